@@ -1,0 +1,248 @@
+"""The model: a byte-level CNN, or any Hugging Face sequence classifier, trained with AdamW.
+
+To make the project yours, replace this file. `train.py` needs a LightningModule named `Model` with the arguments it is
+given there, a `net` to compile, and `save`; `predict.py` needs `load`. `tests/test_train.py` says whether the seam held.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torchmetrics
+from torch import nn
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
+
+import data
+import dist
+from report import UserError, replacing
+
+
+class ByteCNN(nn.Module):
+    """Kim, *Convolutional Neural Networks for Sentence Classification* (2014), over UTF-8 bytes.
+
+    Embed, convolve with several widths, keep each filter's largest answer, drop out, classify.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        embedding: int = 64,
+        filters: int = 128,
+        widths: Sequence[int] = (2, 3, 4, 5),
+        dropout: float = 0.3,
+    ) -> None:
+        super().__init__()
+        self.config = dict(classes=classes, embedding=embedding, filters=filters, widths=[*widths], dropout=dropout)
+        self.embed = nn.Embedding(257, embedding, padding_idx=0)
+        self.convolutions = nn.ModuleList(nn.Conv1d(embedding, filters, width) for width in widths)
+        self.dropout = nn.Dropout(dropout)
+        self.classify = nn.Linear(filters * len(widths), classes)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """(B, L) ids and mask → (B, classes) logits, the same however far the batch is padded."""
+        x = self.embed(input_ids).transpose(1, 2)
+        padding = (attention_mask == 0)[:, None]
+        pooled = []
+        for convolution in self.convolutions:
+            # A window may reach past the end of a text into zeros, never start there.
+            y = convolution(F.pad(x, (0, convolution.kernel_size[0] - 1)))
+            pooled.append(y.masked_fill(padding, -math.inf).amax(2))
+        return self.classify(self.dropout(F.relu(torch.cat(pooled, 1))))
+
+
+class Model(pl.LightningModule):
+    """Cross-entropy, AdamW, warm-up and cosine decay; accuracy and macro-F1 over every sample exactly once.
+
+    Args:
+        warmup: share of all steps in which the learning rate rises from 0; then it falls to 0 along a half cosine.
+        lr_scaling: ``linear`` multiplies ``lr`` by the world size (Goyal et al. 2017, a heuristic): DDP averages
+            gradients, so what grows with every rank is the global batch.
+    """
+
+    def __init__(
+        self,
+        model_name: str = "bytecnn",
+        lr: float = 2e-3,
+        weight_decay: float = 0.01,
+        warmup: float = 0.06,
+        lr_scaling: str = "none",
+        compile: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model_name, self.lr, self.weight_decay = model_name, lr, weight_decay
+        self.warmup, self.lr_scaling, self.compile_net = warmup, lr_scaling, compile
+        self.labels: list[str] = []
+
+    def prepare_data(self) -> None:
+        """Fetch a checkpoint from the hub once per node, before every rank loads it."""
+        if self.model_name != "bytecnn" and not Path(self.model_name).exists():
+            from huggingface_hub import snapshot_download
+
+            with data.checkpoint_errors(self.model_name):
+                snapshot_download(self.model_name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"])
+
+    def configure_model(self) -> None:
+        """Build the network: only now, with the data open, are the labels known."""
+        if self.labels:
+            return
+        self.labels = self.trainer.datamodule.labels  # type: ignore[attr-defined]
+        self.net = build(self.model_name, self.labels)
+        if self.compile_net:  # the network, not this module: self.log breaks under torch.compile (Lightning#21836)
+            self.net.compile(dynamic=True)
+        self.mean_loss = torchmetrics.MeanMetric(dist_sync_fn=_sum_over_ranks).set_dtype(torch.float64)
+        options: Any = dict(num_classes=len(self.labels), ignore_index=-100, dist_sync_fn=_sum_over_ranks)
+        self.scores = torchmetrics.MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(average="micro", **options),
+                "macro_f1": MulticlassF1Score(average="macro", **options),
+            }
+        )
+        self.confusion = MulticlassConfusionMatrix(**options)
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        """A batch as `Data` makes them → (B, classes) logits."""
+        return logits(self.net, batch)
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        losses = F.cross_entropy(self(batch).float(), batch["label"], reduction="none")
+        return (losses * batch["weight"]).sum() * batch["scale"]
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self._evaluate(batch)
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        predicted, target = self._evaluate(batch)
+        self.confusion.update(predicted, target)
+
+    def _evaluate(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        answers = self(batch).float()
+        target = batch["label"].masked_fill(batch["weight"] == 0, -100)
+        self.mean_loss.update(F.cross_entropy(answers, batch["label"], reduction="none"), batch["weight"])
+        self.scores.update(answers, target)
+        return answers, target
+
+    def on_validation_epoch_end(self) -> None:
+        self._log("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log("test")
+        self.test_confusion = self.confusion.compute().tolist()  # a collective: every rank takes part
+
+    def _log(self, split: str) -> None:
+        values = {"loss": self.mean_loss.compute().float(), **self.scores.compute()}  # the same on every rank
+        self.log_dict({f"{split}/{name}": value for name, value in values.items()})
+        self.mean_loss.reset()
+        self.scores.reset()
+
+    def configure_optimizers(self) -> Any:
+        # The fused kernels unscale gradients by themselves, too late for clipping under a gradient scaler.
+        fused = "16-mixed" != self.trainer.precision
+        decay = [p for p in self.net.parameters() if p.ndim > 1]
+        rest = [p for p in self.net.parameters() if p.ndim <= 1]  # biases and norms: decay only harms them
+        lr = self.lr * (self.trainer.world_size if self.lr_scaling == "linear" else 1)
+        groups = [{"params": decay, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=lr, fused=fused)
+        total = max(int(self.trainer.estimated_stepping_batches), 1)
+        rising = max(round(total * self.warmup), 1)
+
+        def share(step: int) -> float:
+            if step < rising:
+                return (step + 1) / rising
+            return 0.5 * (1 + math.cos(math.pi * min((step - rising) / max(total - rising, 1), 1.0)))
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip by global norm. Lightning's own refuses fused AdamW under bf16, where nothing is scaled (#21435)."""
+        if gradient_clip_val:
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
+
+    def save(self, directory: Path, max_length: int) -> None:
+        """Write what :func:`load` reads: weights as safetensors and a config.json; nothing in it is code."""
+        directory.mkdir(parents=True, exist_ok=True)
+        if isinstance(self.net, ByteCNN):
+            from safetensors.torch import save_file
+
+            config = {"model_type": "bytecnn", "labels": self.labels, "max_length": max_length, "net": self.net.config}
+            with replacing(directory / "model.safetensors") as path:
+                save_file(self.net.state_dict(), path)
+            with replacing(directory / "config.json") as path:
+                path.write_text(json.dumps(config, ensure_ascii=False, indent=1), encoding="utf-8")
+        else:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(self.model_name, model_max_length=max_length)
+            tokenizer.save_pretrained(directory)
+            self.net.save_pretrained(directory)  # type: ignore[operator]
+
+
+def build(model_name: str, labels: list[str]) -> nn.Module:
+    """A network that tells ``labels`` apart: a fresh byte CNN, or a Hugging Face checkpoint with a head for them."""
+    if model_name == "bytecnn":
+        return ByteCNN(len(labels))
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    with data.checkpoint_errors(model_name):
+        net = transformers.AutoModelForSequenceClassification.from_pretrained(
+            model_name,
+            num_labels=len(labels),
+            id2label=dict(enumerate(labels)),
+            label2id={label: i for i, label in enumerate(labels)},
+            ignore_mismatched_sizes=True,  # a head trained for other labels is replaced
+            dtype=torch.float32,
+        )
+    if net.config.pad_token_id is None:  # decoders look for the last token that is not padding
+        net.config.pad_token_id = data.tokenizer(model_name).pad_id
+    return net
+
+
+def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, torch.Tensor]], list[str]]:
+    """A saved model: its network in evaluation mode, what makes a batch of texts for it, and its labels.
+
+    Raises:
+        UserError: no model is there, or it is not one that :meth:`Model.save` wrote.
+    """
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        if config["model_type"] == "bytecnn":
+            from safetensors.torch import load_file
+
+            net: nn.Module = ByteCNN(**config["net"])
+            net.load_state_dict(load_file(directory / "model.safetensors"))
+            labels, most = config["labels"], config["max_length"]
+            tokenize = data.tokenizer("bytecnn")
+        else:
+            from transformers import AutoConfig, AutoTokenizer
+
+            id2label = AutoConfig.from_pretrained(directory).id2label
+            labels = [id2label[i] for i in range(len(id2label))]
+            net = build(str(directory), labels)
+            most = AutoTokenizer.from_pretrained(directory).model_max_length
+            tokenize = data.tokenizer(str(directory))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise UserError(
+            f"{directory} holds no trained model that can be read ({type(error).__name__}: {str(error)[:120]}); "
+            "expected config.json and model.safetensors as training writes them: train first, or name the folder."
+        ) from error
+    return net.eval(), lambda texts: data.pad(tokenize.encode(texts, most), tokenize.pad_id), labels
+
+
+def logits(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """(B, L) ids and mask → (B, classes)."""
+    out = net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    return out if isinstance(out, torch.Tensor) else out.logits
+
+
+def _sum_over_ranks(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    """How torchmetrics gathers a summed state here: one all-reduce, the one collective that SMDDP surely has."""
+    return [dist.all_sum(state)]

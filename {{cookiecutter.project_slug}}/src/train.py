@@ -1,0 +1,214 @@
+"""Train a text classifier; the same command on a laptop, under torchrun and on a SageMaker cluster.
+
+One process:         python src/train.py --epochs 6
+One host, 2 ranks:   torchrun --nproc_per_node 2 src/train.py --batch_size 32
+Two hosts, 2 ranks:  torchrun --nnodes 2 --node_rank {0,1} --nproc_per_node 2 --master_addr HOST0 src/train.py
+SageMaker:           python -m launch submit        (job.toml says what; `python -m rehearsal` plays it here first)
+"""
+
+import difflib
+import inspect
+import os
+import re
+import sys
+import time
+import warnings
+from argparse import ArgumentError, RawDescriptionHelpFormatter
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
+
+from report import UserError, print_table, write_confusion
+
+Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)], docstring="a number from 0 to below 1")
+OrMinusOne = restricted_number_type("OrMinusOne", int, (">=", -1), docstring="a whole number, or -1")
+
+
+def train(
+    *,
+    dataset: str = "cldr",
+    model_name: str = "bytecnn",
+    epochs: PositiveInt = 6,
+    batch_size: PositiveInt = 64,
+    lr: PositiveFloat = 2e-3,
+    output_dir: str = "outputs",
+    resume: str = "auto",
+    text_column: str = "",
+    label_column: str = "",
+    max_length: PositiveInt = 256,
+    seed: NonNegativeInt = 0,
+    max_steps: OrMinusOne = -1,  # type: ignore[valid-type]
+    accumulate: PositiveInt = 1,
+    clip: NonNegativeFloat = 1.0,
+    weight_decay: NonNegativeFloat = 0.01,
+    warmup: Share = 0.06,  # type: ignore[valid-type]
+    lr_scaling: Literal["none", "linear"] = "none",
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto",
+    compile: bool = False,
+    num_workers: OrMinusOne = -1,  # type: ignore[valid-type]
+    log_every: PositiveInt = 50,
+    data_dir: str = "data",
+) -> None:
+    """Train, test the best weights, save what `predict.py` loads.
+
+    Args:
+        dataset: cldr (the example), training (the job's channel), a path (csv, tsv, jsonl, parquet, arrow), or a hub name
+        model_name: bytecnn, or a Hugging Face sequence-classification checkpoint by hub name or path
+        epochs: passes over the training data
+        batch_size: samples per rank and step; the global batch is this times world size times accumulate
+        lr: highest learning rate, reached after warm-up
+        output_dir: where everything goes, unless SageMaker says where (SM_MODEL_DIR, SM_OUTPUT_DATA_DIR)
+        resume: auto (go on where an unfinished run of these options stopped), never, or a checkpoint's path
+        text_column: name of the text column, if it cannot be told
+        label_column: name of the label column, if it cannot be told
+        max_length: longest text, in tokens; the rest is cut off
+        seed: decides splits, order, initial weights and dropout
+        max_steps: stop after so many optimizer steps; -1: as epochs say
+        accumulate: batches per optimizer step
+        clip: largest norm of the gradient; 0: do not clip
+        weight_decay: of AdamW, on matrices only
+        warmup: share of all steps in which the learning rate rises
+        lr_scaling: linear multiplies lr by the world size (a heuristic; raise warmup with it)
+        precision: auto is bf16-mixed on GPUs that have it, else 32-true
+        compile: torch.compile the network
+        num_workers: loader processes per rank; -1: 2 beside a GPU, none on a CPU
+        log_every: optimizer steps between two lines of the log
+        data_dir: where prepared data is kept, per node
+    """
+    options = dict(locals())
+    started = time.perf_counter()
+    import dist
+
+    with dist.session() as cluster:
+        import pytorch_lightning as pl
+        import torch
+
+        import callbacks
+        from data import Data
+        from model import Model
+
+        quiet()
+        pl.seed_everything(seed, verbose=False)
+        outputs = Path(os.environ.get("SM_OUTPUT_DATA_DIR") or output_dir)
+        model_dir = Path(os.environ.get("SM_MODEL_DIR") or Path(output_dir) / "model")
+        checkpoints = callbacks.Checkpoints(model_dir.parent / "checkpoints", options)
+        if precision == "auto":
+            bf16 = cluster.accelerator == "gpu" and torch.cuda.is_bf16_supported()
+            precision = "bf16-mixed" if bf16 else "32-true"
+
+        data = Data(dataset, model_name, batch_size, max_length, text_column, label_column, data_dir, num_workers, seed)
+        model = Model(model_name, lr, weight_decay, warmup, lr_scaling, compile)
+        strategy, devices, num_nodes = dist.get_initialization_info()
+        trainer = pl.Trainer(
+            accelerator=cluster.accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=precision,  # type: ignore[arg-type]
+            max_epochs=epochs,
+            max_steps=max_steps,
+            accumulate_grad_batches=accumulate,
+            gradient_clip_val=clip,
+            callbacks=[callbacks.Randomness(seed), callbacks.Reporter(log_every, outputs), checkpoints],
+            logger=pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version=""),
+            use_distributed_sampler=False,  # data.py divides each global batch among the ranks itself
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+        )
+        trainer.fit(model, datamodule=data, ckpt_path=checkpoints.resume(resume), weights_only=True)
+        trainer.test(model, datamodule=data, verbose=False)  # the best weights: callbacks.Checkpoints
+
+        if trainer.is_global_zero:
+            model.save(model_dir, max_length)
+            write_confusion(model.test_confusion, model.labels, outputs)
+            scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("test/")}
+            rows = {name: f"{value:.4f}" for name, value in scores.items()}
+            rows |= {"time": f"{time.perf_counter() - started:.0f} s", "model": f"{model_dir}", "curves": f"{outputs}"}
+            print_table("Result", rows)
+            print(f"test/accuracy {scores['test/accuracy']:.4f}", flush=True)
+
+
+def quiet() -> None:
+    """Silence what Lightning says on every run and nobody can act on."""
+    import logging
+
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",  # tiny texts: workers would only cost memory
+        ".*isinstance.treespec, LeafSpec.*",  # torch 2.13 about Lightning 2.6.6
+        ".*sync_dist=True.*",  # model.py logs what is summed over ranks already
+        ".*Checkpoint directory.*exists and is not empty.*",
+        ".*number of training batches.*smaller than the logging interval.*",
+    ):
+        warnings.filterwarnings("ignore", message)
+
+
+EXPECTED = {
+    PositiveInt: "a whole number above 0",
+    NonNegativeInt: "a whole number, 0 or more",
+    PositiveFloat: "a number above 0",
+    NonNegativeFloat: "a number, 0 or more",
+    bool: "true or false",
+    Share: "a number from 0 to below 1",
+    OrMinusOne: "a whole number, or -1",
+}
+
+
+def parser() -> ArgumentParser:
+    """The command line, made from :func:`train`'s signature and docstring."""
+    made = ArgumentParser(
+        prog="python src/train.py", usage="%(prog)s [--option value ...]", description=__doc__, exit_on_error=False, allow_abbrev=False,
+        formatter_class=RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    made.add_function_arguments(train, fail_untyped=True)
+    return made
+
+
+def parse(argv: list[str]) -> dict[str, Any]:
+    """Options from a command line.
+
+    Raises:
+        UserError: an option is unknown (the nearest name is given) or its value is not of its type.
+    """
+    schema = inspect.signature(train).parameters
+    for argument in argv:
+        name = argument.removeprefix("--").split("=")[0]
+        if argument.startswith("--") and name not in (*schema, "help"):
+            near = difflib.get_close_matches(name, schema, 1)
+            raise UserError(f"Unknown option --{name}; " + (f"did you mean --{near[0]}?" if near else "see --help."))
+    try:
+        return parser().parse_args(argv).as_dict()
+    except ArgumentError as error:
+        message = " ".join(str(error).split())
+        key = re.match(r'Parser key "(\w+)"|argument --(\w+)', message)
+        if not key:
+            raise UserError(f"{message[:1].upper()}{message[1:]}; see --help.") from None
+        name = key[1] or key[2]
+        kind = schema[name].annotation
+        choices = " or ".join(getattr(kind, "__args__", ()))
+        given = next((b for a, b in zip(argv, argv[1:] + [""], strict=True) if a == f"--{name}"), "")
+        given = given or next((a.split("=", 1)[1] for a in argv if a.startswith(f"--{name}=")), "")
+        raise UserError(f"--{name}: found {given!r}, expected {choices or EXPECTED.get(kind, 'a value')}.") from None
+
+
+def main() -> int:
+    """0 when the model is trained; 2 for a mistake on the command line; 1 for one found later."""
+    try:
+        options = parse(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        train(**options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
