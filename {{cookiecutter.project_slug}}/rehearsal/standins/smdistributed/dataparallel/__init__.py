@@ -1,0 +1,1 @@
+"""Stand-in for SMDDP: the documented contract over gloo, to prove wiring. It says nothing about SMDDP itself."""

@@ -1,0 +1,79 @@
+"""Registers the backend "smddp": gloo that refuses whatever SMDDP's documentation does not allow in a DDP job.
+
+Refused: reductions other than SUM, a second process group or backend, `barrier(device_ids=…)`, `device_id`,
+`_allgather_base`, and every collective but all_reduce, broadcast, all_gather and barrier.
+"""
+
+import functools
+from typing import Any
+
+import torch.distributed as dist
+
+
+class StandIn(dist.ProcessGroup):
+    """A process group that hands the allowed collectives to gloo."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: Any) -> None:
+        super().__init__(rank, size)
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def getBackendName(self) -> str:
+        return "smddp"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        if op != dist.ReduceOp.SUM:
+            raise RuntimeError(f"SMDDP does not support: ReduceOp ({op}; stand-in)")
+        return self._gloo.allreduce(tensors, opts or dist.AllreduceOptions())
+
+    def broadcast(self, tensors: Any, opts: Any) -> Any:
+        return self._gloo.broadcast(tensors, opts)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self._gloo.allgather(outputs, inputs, opts or dist.AllgatherOptions())
+
+    def barrier(self, opts: Any = None) -> Any:
+        if getattr(opts, "device_ids", None):
+            raise RuntimeError(f"SMDDP does not support: barrier(device_ids={opts.device_ids}) (stand-in)")
+        return self._gloo.barrier(dist.BarrierOptions())
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in REFUSED:
+            raise RuntimeError(f"SMDDP does not support: {name} (stand-in)")
+        return super().__getattribute__(name)
+
+
+REFUSED = frozenset(
+    "_allgather_base _reduce_scatter_base all_gather_single allgather_coalesced allgather_into_tensor_coalesced "
+    "allreduce_coalesced alltoall alltoall_base gather monitored_barrier recv recv_anysource reduce reduce_scatter "
+    "reduce_scatter_single reduce_scatter_tensor_coalesced scatter send split_group".split()
+)
+
+
+def _refuse(function: Any, allowed: Any) -> Any:
+    """`function`, which raises when `allowed(backend asked for, keyword arguments)` gives a reason."""
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        reason = allowed(args, kwargs)
+        if reason:
+            raise RuntimeError(f"SMDDP does not support: {reason} (stand-in)")
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _second_group(args: Any, kwargs: Any) -> str | None:
+    running = dist.is_initialized() and dist.get_backend() == "smddp"
+    return "a second process group, new_group()" if running else None
+
+
+def _device_id(args: Any, kwargs: Any) -> str | None:
+    backend = args[0] if args else kwargs.get("backend")
+    return "device_id" if backend == "smddp" and kwargs.get("device_id") is not None else None
+
+
+dist.Backend.register_backend("smddp", StandIn, devices=["cpu", "cuda"])
+for module in (dist, dist.distributed_c10d):
+    for name, reason in (("new_group", _second_group), ("init_process_group", _device_id)):
+        setattr(module, name, _refuse(getattr(module, name), reason))
