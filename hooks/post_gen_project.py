@@ -1,8 +1,15 @@
-"""Says what to do next."""
+"""Drops what development left in the template, and says what to do next."""
 
 import json
+import shutil
+from pathlib import Path
 
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
+
+# A template that is worked on holds caches, and cookiecutter copies whatever it finds.
+for name in ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", "outputs", "data"):
+    for path in Path().rglob(name):
+        shutil.rmtree(path, ignore_errors=True)
 
 print(
     f"""

@@ -11,9 +11,10 @@ import torch
 import dist
 import report
 
-
 # Options that may differ between a run and its continuation.
-FREE_OPTIONS = frozenset("resume output_dir data_dir num_workers log_every compile batch_size accumulate".split())
+FREE_OPTIONS = frozenset(
+    {"resume", "output_dir", "data_dir", "num_workers", "log_every", "compile", "batch_size", "accumulate"}
+)
 
 
 class Reporter(pl.Callback):
@@ -30,6 +31,7 @@ class Reporter(pl.Callback):
     def __init__(self, every: int, directory: Path) -> None:
         self.every, self.directory = every, directory
         self.rows: list[dict[str, float]] = []
+        self.bar: Any = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.live = trainer.is_global_zero and sys.stdout.isatty() and sys.stderr.isatty()
@@ -51,7 +53,14 @@ class Reporter(pl.Callback):
         self._restart_interval(trainer)
 
     def _start_bar(self) -> Any:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         columns = (
             TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "left",
@@ -120,7 +129,7 @@ class Reporter(pl.Callback):
         self._stop_bar()
 
     def _stop_bar(self) -> None:
-        if getattr(self, "bar", None):
+        if self.bar:
             self.bar.stop()
             self.bar = None
 
@@ -148,7 +157,7 @@ class Randomness(pl.Callback):
 
 
 class Checkpoints(pl.Callback):
-    """Keeps what a run needs to go on (``last.ckpt``) and its best weights (``best.pt``), written by rank 0, atomically.
+    """Keeps what a run needs to go on (``last.ckpt``) and its best weights (``best.pt``); rank 0 writes, atomically.
 
     Args:
         directory: on SageMaker the folder it syncs with S3 and restores on every host.
@@ -203,7 +212,7 @@ class Checkpoints(pl.Callback):
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Test the best weights, not the last: rank 0 reads them, and a sum with the others' zeros hands them on."""
-        if trainer.is_global_zero and self.best.is_file():
+        if trainer.is_global_zero and self.best_score >= 0:  # -1: training ended before the first validation
             pl_module.load_state_dict(torch.load(self.best, weights_only=True, map_location=pl_module.device))
         with torch.no_grad():
             for tensor in pl_module.state_dict().values():

@@ -8,11 +8,15 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 import pytorch_lightning as pl
@@ -21,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from report import UserError
 
-LANGUAGES = "ar bg cs da de el en es fa fi fr he hi hu id it ja ko lt nl pl pt ro ru sv th tr uk vi zh".split()
+LANGUAGES = "ar bg cs da de el en es fa fi fr he hi hu id it ja ko lt nl pl pt ro ru sv th tr uk vi zh".split()  # noqa: SIM905
 TEXT_COLUMNS = ("text", "sentence", "content", "phrase", "review", "document", "input")
 LABEL_COLUMNS = ("label", "labels", "language", "category", "class", "target", "intent")
 READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".arrow": "arrow"}
@@ -86,7 +90,7 @@ class Data(pl.LightningDataModule):
             try:
                 rows = self._build(building)
                 shutil.rmtree(self.path, ignore_errors=True)  # a copy that failed its check
-                os.replace(building, self.path)
+                building.replace(self.path)
             except OSError as error:
                 if error.errno in (28, 122):  # ENOSPC, EDQUOT
                     raise UserError(f"No space left while writing {self.path}; free some or set --data_dir.") from None
@@ -108,7 +112,9 @@ class Data(pl.LightningDataModule):
             raise UserError(f"{self.dataset!r} has a single class, {labels[0]!r}; two or more are needed to classify.")
         for split in ("val", "test"):
             for unseen in set(splits.get(split, ((), ()))[1]) - set(labels):
-                raise UserError(f"Label {unseen!r} of the {split} split does not occur in training; add it or remove it.")
+                raise UserError(
+                    f"Label {unseen!r} of the {split} split does not occur in training; add it or remove it."
+                )
         splits = _complete(splits, self.seed)
 
         tokenize = tokenizer(self.model_name)
@@ -252,11 +258,14 @@ def tokenizer(model_name: str) -> Tokenizer:
         return Tokenizer(lambda texts, most: [[b + 1 for b in (t.encode() or b" ")[:most]] for t in texts], 0)
     from transformers import AutoTokenizer
 
+    if not Path(model_name).exists():
+        offline_if_unreachable()
     with checkpoint_errors(model_name):
         own = AutoTokenizer.from_pretrained(model_name)
     pad_id = next((i for i in (own.pad_token_id, own.eos_token_id) if i is not None), 0)  # decoders often have no pad
     return Tokenizer(
-        lambda texts, most: [ids or [pad_id] for ids in own(texts, truncation=True, max_length=most)["input_ids"]], pad_id
+        lambda texts, most: [ids or [pad_id] for ids in own(texts, truncation=True, max_length=most)["input_ids"]],
+        pad_id,
     )
 
 
@@ -267,8 +276,8 @@ def checkpoint_errors(model_name: str) -> Iterator[None]:
         yield
     except Exception as error:  # the hub, the network and each kind of model have exceptions of their own
         raise UserError(
-            f"--model_name {model_name!r} could not be loaded: it is not bytecnn, nor a folder that holds a Hugging Face "
-            f"checkpoint with its tokenizer, nor a hub name that can be reached from here ({_first_line(error)})."
+            f"--model_name {model_name!r} could not be loaded: it is not bytecnn, nor a folder that holds a Hugging "
+            f"Face checkpoint with its tokenizer, nor a hub name that can be reached from here ({_reason(error)})."
         ) from error
 
 
@@ -305,20 +314,24 @@ def _complete(splits: dict[str, Rows], seed: int) -> dict[str, Rows]:
 
 
 def _source(dataset: str) -> Any:
-    """What is read, as JSON: the files with size and time of change, or a name. Raises UserError where there is none."""
+    """What is read, as JSON: files with size and time of change, or a name. Raises UserError where there is none."""
     if dataset == "cldr":
         import babel
 
         return ["cldr", babel.__version__]
-    path = Path(dataset)
+    path = Path(dataset).expanduser()
     if dataset == "training":
         channel = os.environ.get("SM_CHANNEL_TRAINING", "")
         if not channel:
-            raise UserError("--dataset training reads the job's channel, but SM_CHANNEL_TRAINING is not set; give a path.")
+            raise UserError(
+                "--dataset training reads the job's channel, but SM_CHANNEL_TRAINING is not set; give a path."
+            )
         path = Path(channel)
-    elif not path.exists():
-        if path.suffix in READERS or dataset.startswith((".", "/", "~")) or dataset.count("/") > 1 or not dataset:
-            raise UserError(f"--dataset {dataset!r}: no such file or folder; give a path, a hub name, training or cldr.")
+    elif not dataset.strip() or not path.exists():
+        if path.suffix in READERS or not re.match(r"[\w-]", dataset) or dataset.count("/") > 1:
+            raise UserError(
+                f"--dataset {dataset!r}: no such file or folder; give a path, a hub name, training or cldr."
+            )
         return ["hub", dataset]
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in READERS)
     files = [f for f in files if not f.name.startswith(".") and f.name not in ("state.json", "dataset_info.json")]
@@ -334,12 +347,13 @@ def _load(dataset: str, source: Any, columns: tuple[str, str], scratch: Path) ->
     if dataset == "cldr":
         return {"train": cldr()}
     if source[0] == "hub":
+        offline_if_unreachable()
         try:
             loaded = datasets.load_dataset(dataset)
         except Exception as error:  # the hub, the network and the builder each have exceptions of their own
             raise UserError(
                 f"--dataset {dataset!r} is neither cldr, nor training, nor a path, and could not be loaded from the "
-                f"Hugging Face hub: {_first_line(error)}; check the name and the network."
+                f"Hugging Face hub ({_reason(error)}); check the name and the network."
             ) from error
         parts = {SPLITS[name]: rows for name, rows in loaded.items() if name in SPLITS}
         if "train" not in parts:
@@ -363,7 +377,7 @@ def _load(dataset: str, source: Any, columns: tuple[str, str], scratch: Path) ->
                     reader, data_files=str(path), split="train", cache_dir=str(scratch / "cache"), **options
                 )
             except Exception as error:  # each reader has exceptions of its own, wrapped by datasets
-                raise UserError(f"{path} could not be read as {reader}: {_first_line(error)}; check the file.") from error
+                raise UserError(f"{path} could not be read as {reader}: {_reason(error)}; check the file.") from error
             more = _columns(rows, columns, str(path))
             texts += more[0]
             labels += more[1]
@@ -441,8 +455,24 @@ def _verified(path: Path) -> bool:
         return False
 
 
-def _first_line(error: BaseException) -> str:
+def offline_if_unreachable() -> None:
+    """Let the hub's client look in its cache at once where there is no network; by itself it retries for half a minute."""
+    import huggingface_hub
+
+    huggingface_hub.logging.set_verbosity_error()
+    try:
+        if not getproxies():
+            socket.getaddrinfo(urlsplit(huggingface_hub.constants.ENDPOINT).hostname, 443)
+    except OSError:
+        import datasets
+
+        huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+
+
+def _reason(error: BaseException) -> str:
     """The innermost cause, in one line: libraries wrap it in layers that say less."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:300]
+    if "HF_HUB_OFFLINE" in str(error) or "offline" in str(error).lower():
+        return "no network, and no copy in the cache"
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -1,7 +1,8 @@
 """The model: a byte-level CNN, or any Hugging Face sequence classifier, trained with AdamW.
 
 To make the project yours, replace this file. `train.py` needs a LightningModule named `Model` with the arguments it is
-given there, a `net` to compile, and `save`; `predict.py` needs `load`. `tests/test_train.py` says whether the seam held.
+given there, `save` and `test_confusion`; `predict.py` needs `load` and `logits`. `tests/test_train.py` says whether
+the seam held.
 """
 
 import json
@@ -37,7 +38,9 @@ class ByteCNN(nn.Module):
         dropout: float = 0.3,
     ) -> None:
         super().__init__()
-        self.config = dict(classes=classes, embedding=embedding, filters=filters, widths=[*widths], dropout=dropout)
+        self.config: dict[str, Any] = dict(
+            classes=classes, embedding=embedding, filters=filters, widths=[*widths], dropout=dropout
+        )
         self.embed = nn.Embedding(257, embedding, padding_idx=0)
         self.convolutions = nn.ModuleList(nn.Conv1d(embedding, filters, width) for width in widths)
         self.dropout = nn.Dropout(dropout)
@@ -48,9 +51,9 @@ class ByteCNN(nn.Module):
         x = self.embed(input_ids).transpose(1, 2)
         padding = (attention_mask == 0)[:, None]
         pooled = []
-        for convolution in self.convolutions:
+        for convolution, width in zip(self.convolutions, self.config["widths"], strict=True):
             # A window may reach past the end of a text into zeros, never start there.
-            y = convolution(F.pad(x, (0, convolution.kernel_size[0] - 1)))
+            y = convolution(F.pad(x, (0, width - 1)))
             pooled.append(y.masked_fill(padding, -math.inf).amax(2))
         return self.classify(self.dropout(F.relu(torch.cat(pooled, 1))))
 
@@ -141,7 +144,7 @@ class Model(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         # The fused kernels unscale gradients by themselves, too late for clipping under a gradient scaler.
-        fused = "16-mixed" != self.trainer.precision
+        fused = self.trainer.precision != "16-mixed"
         decay = [p for p in self.net.parameters() if p.ndim > 1]
         rest = [p for p in self.net.parameters() if p.ndim <= 1]  # biases and norms: decay only harms them
         lr = self.lr * (self.trainer.world_size if self.lr_scaling == "linear" else 1)
@@ -234,7 +237,8 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, to
             f"{directory} holds no trained model that can be read ({type(error).__name__}: {str(error)[:120]}); "
             "expected config.json and model.safetensors as training writes them: train first, or name the folder."
         ) from error
-    return net.eval(), lambda texts: data.pad(tokenize.encode(texts, most), tokenize.pad_id), labels
+    encode, pad_id = tokenize
+    return net.eval(), lambda texts: data.pad(encode(texts, most), pad_id), labels
 
 
 def logits(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

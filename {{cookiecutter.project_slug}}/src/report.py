@@ -100,6 +100,22 @@ def print_table(title: str, rows: Mapping[str, str]) -> None:
     Console(width=None if os.isatty(1) else 100).print(table)
 
 
+def quiet() -> None:
+    """Silence what Lightning says on every run and nobody can act on."""
+    import logging
+    import warnings
+
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",  # tiny texts: workers would only cost memory
+        ".*isinstance.treespec, LeafSpec.*",  # torch 2.13 about Lightning 2.6.6
+        ".*sync_dist=True.*",  # model.py logs what is summed over ranks already
+        ".*Checkpoint directory.*exists and is not empty.*",
+        ".*number of training batches.*smaller than the logging interval.*",
+    ):
+        warnings.filterwarnings("ignore", message)
+
+
 class replacing:
     """``with replacing(path) as temporary``: write the temporary file; it takes ``path``'s place if all went well.
 
@@ -116,7 +132,7 @@ class replacing:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            os.replace(self.temporary, self.path)
+            self.temporary.replace(self.path)
         else:
             self.temporary.unlink(missing_ok=True)
 

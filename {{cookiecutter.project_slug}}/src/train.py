@@ -6,24 +6,15 @@ Two hosts, 2 ranks:  torchrun --nnodes 2 --node_rank {0,1} --nproc_per_node 2 --
 SageMaker:           python -m launch submit        (job.toml says what; `python -m rehearsal` plays it here first)
 """
 
-import difflib
-import inspect
 import os
-import re
 import sys
 import time
-import warnings
-from argparse import ArgumentError, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any, Literal
 
-from jsonargparse import ArgumentParser
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
-
-from report import UserError, print_table, write_confusion
-
-Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)], docstring="a number from 0 to below 1")
-OrMinusOne = restricted_number_type("OrMinusOne", int, (">=", -1), docstring="a whole number, or -1")
+import cli
+from cli import NonNegativeFloat, NonNegativeInt, OrMinusOne, PositiveFloat, PositiveInt, Share
+from report import UserError, print_table, quiet, write_confusion
 
 
 def train(
@@ -39,22 +30,22 @@ def train(
     label_column: str = "",
     max_length: PositiveInt = 256,
     seed: NonNegativeInt = 0,
-    max_steps: OrMinusOne = -1,  # type: ignore[valid-type]
+    max_steps: OrMinusOne = -1,
     accumulate: PositiveInt = 1,
     clip: NonNegativeFloat = 1.0,
     weight_decay: NonNegativeFloat = 0.01,
-    warmup: Share = 0.06,  # type: ignore[valid-type]
+    warmup: Share = 0.06,
     lr_scaling: Literal["none", "linear"] = "none",
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto",
     compile: bool = False,
-    num_workers: OrMinusOne = -1,  # type: ignore[valid-type]
+    num_workers: OrMinusOne = -1,
     log_every: PositiveInt = 50,
     data_dir: str = "data",
 ) -> None:
     """Train, test the best weights, save what `predict.py` loads.
 
     Args:
-        dataset: cldr (the example), training (the job's channel), a path (csv, tsv, jsonl, parquet, arrow), or a hub name
+        dataset: cldr (the example), training (the job's channel), a hub name, or a path (csv, jsonl, parquet, arrow)
         model_name: bytecnn, or a Hugging Face sequence-classification checkpoint by hub name or path
         epochs: passes over the training data
         batch_size: samples per rank and step; the global batch is this times world size times accumulate
@@ -132,67 +123,9 @@ def train(
             print(f"test/accuracy {scores['test/accuracy']:.4f}", flush=True)
 
 
-def quiet() -> None:
-    """Silence what Lightning says on every run and nobody can act on."""
-    import logging
-
-    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
-    for message in (
-        ".*does not have many workers.*",  # tiny texts: workers would only cost memory
-        ".*isinstance.treespec, LeafSpec.*",  # torch 2.13 about Lightning 2.6.6
-        ".*sync_dist=True.*",  # model.py logs what is summed over ranks already
-        ".*Checkpoint directory.*exists and is not empty.*",
-        ".*number of training batches.*smaller than the logging interval.*",
-    ):
-        warnings.filterwarnings("ignore", message)
-
-
-EXPECTED = {
-    PositiveInt: "a whole number above 0",
-    NonNegativeInt: "a whole number, 0 or more",
-    PositiveFloat: "a number above 0",
-    NonNegativeFloat: "a number, 0 or more",
-    bool: "true or false",
-    Share: "a number from 0 to below 1",
-    OrMinusOne: "a whole number, or -1",
-}
-
-
-def parser() -> ArgumentParser:
-    """The command line, made from :func:`train`'s signature and docstring."""
-    made = ArgumentParser(
-        prog="python src/train.py", usage="%(prog)s [--option value ...]", description=__doc__, exit_on_error=False, allow_abbrev=False,
-        formatter_class=RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    made.add_function_arguments(train, fail_untyped=True)
-    return made
-
-
 def parse(argv: list[str]) -> dict[str, Any]:
-    """Options from a command line.
-
-    Raises:
-        UserError: an option is unknown (the nearest name is given) or its value is not of its type.
-    """
-    schema = inspect.signature(train).parameters
-    for argument in argv:
-        name = argument.removeprefix("--").split("=")[0]
-        if argument.startswith("--") and name not in (*schema, "help"):
-            near = difflib.get_close_matches(name, schema, 1)
-            raise UserError(f"Unknown option --{name}; " + (f"did you mean --{near[0]}?" if near else "see --help."))
-    try:
-        return parser().parse_args(argv).as_dict()
-    except ArgumentError as error:
-        message = " ".join(str(error).split())
-        key = re.match(r'Parser key "(\w+)"|argument --(\w+)', message)
-        if not key:
-            raise UserError(f"{message[:1].upper()}{message[1:]}; see --help.") from None
-        name = key[1] or key[2]
-        kind = schema[name].annotation
-        choices = " or ".join(getattr(kind, "__args__", ()))
-        given = next((b for a, b in zip(argv, argv[1:] + [""], strict=True) if a == f"--{name}"), "")
-        given = given or next((a.split("=", 1)[1] for a in argv if a.startswith(f"--{name}=")), "")
-        raise UserError(f"--{name}: found {given!r}, expected {choices or EXPECTED.get(kind, 'a value')}.") from None
+    """The options of a command line, checked; raises UserError. The launcher checks a job's hyperparameters so."""
+    return cli.parse(train, argv, __doc__)
 
 
 def main() -> int:
