@@ -1,0 +1,243 @@
+"""Play the cluster on this machine before paying for it.
+
+SageMaker's own training toolkit starts src/train.py on several hosts, which are loopback addresses of this machine,
+over gloo on the CPU; then everything that has to hold across ranks is checked. Nothing is sent anywhere.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rehearsal.checks import Check
+    from rehearsal.hosts import Host, Plan
+
+ROOT = Path(__file__).resolve().parent.parent
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
+DISTRIBUTIONS = ("torch_distributed", "smddp", "pytorchddp", "none")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line; what follows `--` are hyperparameters."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rehearsal",
+        usage="%(prog)s [--hosts 2] [--processes 2] [--distribution …] [options] [-- --epochs 1 --lr 1e-3 …]",
+        description=__doc__,
+        epilog="What is not given comes from job.toml. Exit status: 0 if every host succeeded and every check held, "
+        "1 if not, 2 for a mistake on this command line, 130 after Ctrl-C.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--hosts", type=_count, help="hosts (instance_count)")
+    parser.add_argument("--processes", type=_count, help="processes per host, as many as it has GPUs (default 2)")
+    parser.add_argument("--distribution", choices=(*DISTRIBUTIONS, "auto"), help="how SageMaker starts the script")
+    parser.add_argument("--source-dir", type=Path, default=ROOT / "src", help="folder with train.py (default src)")
+    parser.add_argument("--job", type=Path, default=ROOT / "job.toml", help="the job (default job.toml)")
+    parser.add_argument("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data")
+    parser.add_argument("--fail-rank", type=int, metavar="R", help="rank R raises in the middle of training")
+    parser.add_argument("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
+    parser.add_argument("--timeout", type=float, default=1800, metavar="S", help="end after S seconds (default 1800)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what each rank saw and every verdict")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the hosts' folders there")
+    parser.add_argument("hyperparameters", nargs="*", metavar="-- --name value", help="hyperparameters of train.py")
+    return parser.parse_args(argv)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 < value <= 64:
+        raise argparse.ArgumentTypeError(f"{value} is not between 1 and 64")
+    return value
+
+
+def plan(args: argparse.Namespace) -> "Plan":
+    """What to rehearse, from the command line and job.toml.
+
+    Raises:
+        UserError: they contradict each other or this machine.
+    """
+    from launch import job, profiles  # also puts src/ on the path
+    from rehearsal.hosts import MPI, Plan
+    from report import UserError
+
+    own = args.source_dir.resolve() == ROOT / "src"
+    answers = job.load(args.job) if own or args.job.exists() else None
+    distribution = args.distribution or "auto"
+    if distribution == "auto":
+        distribution = profiles.launcher(answers) if answers else "torch_distributed"
+    hosts = args.hosts or (answers.instance_count if answers else 2)
+    processes = args.processes or (1 if distribution == "none" else 2)
+    problem = ""
+    if not (args.source_dir / "train.py").is_file():
+        problem = f"--source-dir {args.source_dir} has no train.py; name the folder that holds your entry point"
+    elif distribution == "none" and processes > 1:
+        problem = f"--processes {processes}: without a launcher SageMaker starts one process per host; use --processes 1"
+    elif sys.platform == "win32":
+        problem = "SageMaker's toolkit does not run on Windows; use WSL"
+    elif sys.platform != "linux" and (hosts > 1 or distribution in MPI):
+        problem = "this system has one loopback address; rehearse --hosts 1 with torch_distributed, or use Linux"
+    for name, rank in (("--fail-rank", args.fail_rank), ("--kill-rank", args.kill_rank)):
+        if rank is not None and not 0 <= rank < hosts * processes:
+            problem = f"{name} {rank} is none of the ranks 0 to {hosts * processes - 1}"
+    channels = dict(channel.partition("=")[::2] for channel in args.channel)
+    for name, folder in channels.items():
+        if not Path(folder).is_dir():
+            problem = f"--channel {name}={folder}: no such folder; write NAME=DIR"
+    if problem:
+        raise UserError(problem)
+    return Plan(
+        hosts=hosts,
+        processes=processes,
+        distribution=distribution,
+        source=args.source_dir,
+        hyperparameters={**(answers.hyperparameters if own and answers else {}), **pairs(args.hyperparameters)},
+        channels={name: Path(folder) for name, folder in channels.items()},
+        environment=answers.environment if answers else {},
+        instance_type=answers.instance_type if answers else "ml.p4d.24xlarge",
+        region=answers.region if answers else "us-east-1",
+        fail_rank=args.fail_rank,
+        kill_rank=args.kill_rank,
+        timeout=args.timeout,
+    )
+
+
+def pairs(words: list[str]) -> dict[str, Any]:
+    """`--epochs 1 --lr=1e-3` as hyperparameters; a value is a number or a boolean if it reads like one.
+
+    Raises:
+        UserError: a word is no option, or an option has no value.
+    """
+    from report import UserError
+
+    found: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if not name.startswith("--") or not (equals or rest):
+            raise UserError(f"{name!r} after -- is no hyperparameter; write them as --name value")
+        text = value if equals else rest.pop(0)
+        try:
+            found[name[2:]] = json.loads(text)
+        except ValueError:
+            found[name[2:]] = text
+    return found
+
+
+def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
+    """Play and judge; prints what hosts say while they run, and the table at the end."""
+    import importlib.util
+
+    from rich.console import Console
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
+
+    from launch import profiles
+    from rehearsal import checks, hosts, requirements
+    from report import UserError
+
+    for module in ("sagemaker_training", "sagemaker_pytorch_container", "psutil"):
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"{module} is not installed, and a rehearsal runs SageMaker's own toolkit; run make setup")
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+    why = hosts.without_mpirun(plan) if plan.distribution in hosts.MPI else ""
+    mpirun = plan.distribution in hosts.MPI and not why
+    launcher = {"torch_distributed": "torchrun", "none": "no launcher"}.get(plan.distribution, "mpirun")
+    if why:
+        launcher = f"mpirun's environment without mpirun ({why})"
+    standins = {"smddp": ["SMDDP", "smddprun"]}.get(plan.distribution, []) + ["nvidia-smi"]
+    port = hosts.free_port()
+    title = f"{plan.hosts} hosts × {plan.processes} processes, {plan.distribution}, started by {launcher}"
+    console.print(f"[bold]{title}[/bold]; stand-ins: {', '.join(standins)}" + ("" if port == 7777 else f"; port {port}"))
+    cast = hosts.lay_out(plan, run)
+    started = time.time()
+    spinner = Spinner("dots")
+    with Live(spinner, console=console, refresh_per_second=4, transient=True) as live:
+        for host, line in hosts.play(plan, run, cast, port, mpirun):
+            ended = sum(other.exit_code is not None for other in cast)
+            spinner.update(text=f"{time.time() - started:.0f} s, {ended} of {plan.hosts} hosts ended")
+            if line:
+                text = Text.assemble((f"host {host.index + 1} ", COLOURS[host.index % len(COLOURS)]), Text.from_ansi(line))
+                live.console.print(text)
+    seconds = time.time() - started
+    ranks = checks.evidence(run)
+    verdicts = checks.judge(plan, run, cast, ranks)
+    family = {"smddp": "smddp", "pytorchddp": "mpirun"}.get(plan.distribution, "current")
+    packages, verdict = requirements.check(plan.source / "requirements.txt", profiles.PROFILES[family].torch)
+    verdicts.append(verdict)
+    _table(console, f"{title}, {seconds:.0f} s", verdicts)
+    if packages:
+        console.print(f"the container would install {', '.join(packages)}", style="dim")
+    if "SMDDP" in standins:
+        console.print("SMDDP was a stand-in over gloo: this proves the wiring, not SMDDP itself.", style="dim")
+    ok = all(host.exit_code == 0 for host in cast) and not any(check.verdict == "failed" for check in verdicts)
+    return {
+        "ok": ok,
+        "hosts": plan.hosts,
+        "processes": plan.processes,
+        "distribution": plan.distribution,
+        "launcher": launcher,
+        "mpirun": mpirun,
+        "standins": standins,
+        "port": port,
+        "seconds": round(seconds, 1),
+        "exit_codes": [host.exit_code for host in cast],
+        "failures": [host.file("failure") for host in cast],
+        "checks": [check.as_dict() for check in verdicts],
+        "ranks": ranks,
+        "requirements": packages,
+    }
+
+
+def _table(console: Any, title: str, verdicts: "list[Check]") -> None:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("check", no_wrap=True)
+    table.add_column("verdict")
+    table.add_column("detail", overflow="fold")
+    for check in verdicts:
+        colour = {"held": "green", "failed": "red", "skipped": "yellow"}[check.verdict]
+        table.add_row(check.name, f"[{colour}]{check.verdict}[/]", check.detail)
+    console.print(table)
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
+    sys.path.insert(0, str(ROOT / "src"))
+    from report import UserError
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP"):
+        signal.signal(getattr(signal, name), interrupted)
+    run: Path | None = None
+    try:
+        made = plan(args)
+        run = Path(tempfile.mkdtemp(prefix="rehearsal-"))
+        report = rehearse(made, run)
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1))
+        return 0 if report["ok"] else 1
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; every process of the rehearsal was ended", file=sys.stderr)
+        return 130
+    finally:
+        if run and args.keep:
+            shutil.move(run, args.keep)
+        elif run:
+            shutil.rmtree(run, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

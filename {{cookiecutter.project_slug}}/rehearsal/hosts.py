@@ -1,0 +1,291 @@
+"""Hosts on loopback addresses: SageMaker's folders and files for each, its real `train` entry, and a clean end."""
+
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+STANDINS = Path(__file__).parent / "standins"
+MPI = ("smddp", "pytorchddp")  # launched by mpirun
+FLAGS = {  # the hyperparameters by which the toolkit knows its launcher, as the SDK and launch/ write them
+    "none": {},
+    "torch_distributed": {"sagemaker_torch_distributed_enabled": True},
+    "pytorchddp": {"sagemaker_pytorch_ddp_enabled": True},
+    "smddp": {
+        "sagemaker_distributed_dataparallel_enabled": True,
+        "sagemaker_distributed_dataparallel_custom_mpi_options": "",
+    },
+}
+RANK_VARIABLES = ("SM_", "OMPI_", "PMIX_", "TORCHELASTIC_", "PET_", "SAGEMAKER_", "REHEARSAL_", "PYTHONPATH")
+RANK_VARIABLES += ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "NODE_RANK", "SLURM_")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is rehearsed."""
+
+    hosts: int
+    processes: int
+    distribution: str
+    source: Path
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    channels: Mapping[str, Path] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    instance_type: str = "ml.p4d.24xlarge"
+    region: str = "us-east-1"
+    fail_rank: int | None = None
+    kill_rank: int | None = None
+    timeout: float = 1800.0
+    grace: float = 60.0  # once one host has failed, the others have so long to end
+
+    @property
+    def world_size(self) -> int:
+        return self.hosts * self.processes
+
+    @property
+    def fault(self) -> int | None:
+        return self.fail_rank if self.kill_rank is None else self.kill_rank
+
+
+@dataclass
+class Host:
+    """One host of a rehearsal and how it ended."""
+
+    index: int
+    address: str
+    base: Path  # stands for /opt/ml
+    process: "subprocess.Popen[str] | None" = None
+    exit_code: int | None = None
+    ended_at: float = 0.0
+    overdue: bool = False  # had to be ended by force
+
+    def file(self, name: str) -> str | None:
+        """Text of `output/success` or `output/failure`; None where there is none."""
+        path = self.base / "output" / name
+        return path.read_text(errors="replace") if path.is_file() else None
+
+
+def without_mpirun(plan: Plan) -> str:
+    """Why this plan cannot be started by a real mpirun here; empty if it can."""
+    if plan.hosts > 1:
+        return "several hosts would need an sshd on each"
+    for tool in ("mpirun", "unshare", "/usr/sbin/sshd"):
+        if not shutil.which(tool):
+            return f"{tool} is not installed"
+    try:
+        import mpi4py  # noqa: F401
+    except ImportError:
+        return "mpi4py is not installed"
+    probe = subprocess.run(_unshare("mount --bind /tmp /opt"), capture_output=True, timeout=30)
+    return "" if probe.returncode == 0 else "this user may not mount"
+
+
+def _unshare(script: str, *arguments: str) -> list[str]:
+    """A command that runs a shell script where mounts and processes are private and end with it."""
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    options = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+    return ["unshare", *user, *options, "sh", "-ec", script, "sh", *arguments]
+
+
+# The library that the toolkit preloads reads /opt/ml whatever SAGEMAKER_BASE_DIR says. A tmpfs with all of /opt bound
+# into it makes room for it without touching the disk; the sshd that one host does not need stays shut.
+MOUNT = """
+mkdir "$1/opt"; mount --rbind /opt "$1/opt"; mount -t tmpfs none /opt; mkdir /opt/ml
+for old in "$1"/opt/*; do
+  new="/opt/${old##*/}"
+  if [ -d "$old" ] && [ "$new" != /opt/ml ]; then mkdir "$new"; mount --rbind "$old" "$new"; fi
+done
+mount --bind "$2" /opt/ml; mount --bind /bin/true /usr/sbin/sshd
+shift 2; exec "$@"
+"""
+
+
+def lay_out(plan: Plan, run: Path) -> list[Host]:
+    """Write each host's folders, code, hyperparameters and resource configuration as SageMaker would."""
+    hosts = [Host(i, f"127.0.0.{i + 1}", run / f"host-{i + 1}") for i in range(plan.hosts)]
+    group = {"instance_group_name": "homogeneousCluster", "instance_type": plan.instance_type}
+    names = [host.address for host in hosts]
+    for host in hosts:
+        for folder in ("input/config", "input/data", "model", "output/data", "checkpoints"):
+            (host.base / folder).mkdir(parents=True)
+        # Without requirements.txt: the toolkit would install it here.
+        ignored = shutil.ignore_patterns("__pycache__", "requirements.txt", "outputs", "data", ".*")
+        shutil.copytree(plan.source, host.base / "code", ignore=ignored)
+        for name, path in plan.channels.items():
+            (host.base / "input/data" / name).symlink_to(path.resolve(), target_is_directory=True)
+        hyperparameters = {
+            **plan.hyperparameters,
+            **FLAGS[plan.distribution],
+            **({"sagemaker_instance_type": plan.instance_type} if FLAGS[plan.distribution] else {}),
+            "sagemaker_submit_directory": str(host.base / "code"),
+            "sagemaker_program": "train.py",
+            "sagemaker_container_log_level": 20,
+            "sagemaker_job_name": "rehearsal",
+            "sagemaker_region": plan.region,
+        }
+        config = {
+            "hyperparameters": {name: json.dumps(value) for name, value in hyperparameters.items()},
+            "resourceconfig": {
+                "current_host": host.address,
+                "hosts": names,
+                "network_interface_name": "lo" if sys.platform == "linux" else "lo0",
+                "current_instance_type": plan.instance_type,
+                "current_group_name": "homogeneousCluster",
+                "instance_groups": [{**group, "hosts": names}],
+            },
+            "inputdataconfig": {
+                name: {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+                for name in plan.channels
+            },
+        }
+        for name, content in config.items():
+            (host.base / "input/config" / f"{name}.json").write_text(json.dumps(content))
+    for folder in ("evidence", "tmp", "cache"):
+        (run / folder).mkdir()
+    return hosts
+
+
+def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> dict[str, str]:
+    """The container's variables: yours without ranks and SageMaker's, with the stand-ins first on both paths."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
+    tools = run / "bin"  # nvidia-smi always, smddprun only where the image would have SMDDP
+    if not tools.exists():
+        tools.mkdir()
+        for tool in ("nvidia-smi", *(["smddprun"] if plan.distribution == "smddp" else [])):
+            shutil.copy(STANDINS / "bin" / tool, tools)
+    modules = run / "modules"
+    if not modules.exists():
+        hidden = [] if plan.distribution == "smddp" else ["smdistributed"]
+        shutil.copytree(STANDINS, modules, ignore=shutil.ignore_patterns("__pycache__", "bin", *hidden))
+    threads = max(1, (os.cpu_count() or 1) // plan.world_size)
+    own_module = mpirun or port != 7777 or plan.distribution in MPI
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        **kept,
+        **plan.environment,
+        "PATH": os.pathsep.join((str(tools), str(Path(sys.executable).parent), kept.get("PATH", os.defpath))),
+        "PYTHONPATH": str(modules),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(run / "tmp"),
+        "MPLCONFIGDIR": str(run / "cache"),
+        "HF_DATASETS_CACHE": str(run / "cache"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "AWS_REGION": plan.region,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "SAGEMAKER_BASE_DIR": str(host.base),
+        "SAGEMAKER_TRAINING_MODULE": f"{'rehearsal_container' if own_module else 'sagemaker_pytorch_container.training'}:main",
+        "PET_MASTER_PORT": str(port),  # one host: the toolkit names no port to torchrun
+        "REHEARSAL_PROCESSES": str(plan.processes if plan.distribution != "none" else 0),
+        "REHEARSAL_PORT": str(port),
+        "REHEARSAL_HOST": str(host.index),
+        "REHEARSAL_BASE": str(host.base),
+        "REHEARSAL_EVIDENCE": str(run / "evidence"),
+        "REHEARSAL_WITHOUT_MPIRUN": "" if mpirun else "1",
+        "REHEARSAL_FAIL_RANK": "" if plan.fail_rank is None else str(plan.fail_rank),
+        "REHEARSAL_KILL_RANK": "" if plan.kill_rank is None else str(plan.kill_rank),
+    }
+
+
+def free_port() -> int:
+    """7777, SageMaker's own, or another one if something listens there."""
+    for wanted in (7777, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", wanted))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise OSError("no free port")
+
+
+def play(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> Iterator[tuple[Host, str]]:
+    """Start every host and yield its lines as they come, and ("", each 0.2 s); ends when all hosts have ended.
+
+    Whatever happens, no process of the rehearsal is left when the iterator is closed.
+    """
+    lines: queue.Queue[tuple[Host, str]] = queue.Queue()
+    started = time.time()
+    try:
+        for host in hosts:
+            command = [sys.executable, "-m", "sagemaker_training.cli.train"]
+            if mpirun:
+                command = _unshare(MOUNT, str(run), str(host.base), *command)
+            host.process = subprocess.Popen(
+                command,
+                cwd=host.base,
+                env=environment(plan, run, host, port, mpirun),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C reaches the rehearsal, which then ends them in order
+            )
+            threading.Thread(target=_read, args=(host, lines), daemon=True).start()
+        while True:
+            try:
+                yield lines.get(timeout=0.2)
+                continue
+            except queue.Empty:
+                yield hosts[0], ""
+            for host in hosts:
+                assert host.process
+                if host.exit_code is None and host.process.poll() is not None:
+                    host.exit_code, host.ended_at = host.process.returncode, time.time()
+            if all(host.exit_code is not None for host in hosts):
+                return
+            failed = [host.ended_at for host in hosts if host.exit_code]
+            late = time.time() > min([started + plan.timeout, *(at + plan.grace for at in failed)])
+            if late:
+                for host in hosts:
+                    host.overdue = host.exit_code is None
+                sweep(run)
+    finally:
+        sweep(run)
+
+
+def _read(host: Host, lines: "queue.Queue[tuple[Host, str]]") -> None:
+    assert host.process and host.process.stdout
+    for line in host.process.stdout:
+        lines.put((host, line.rstrip()))
+
+
+def sweep(run: Path) -> None:
+    """End every process of this rehearsal, known by the folder in its environment; torchrun's are in sessions of
+    their own, and a killed parent's children belong to nobody."""
+    import psutil
+
+    marker = str(run / "evidence")
+
+    def ours() -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and process.environ().get("REHEARSAL_EVIDENCE") == marker:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    for send, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
+        processes = ours()
+        for process in processes:
+            try:
+                process.send_signal(send)
+            except psutil.Error:
+                continue
+        deadline = time.monotonic() + seconds
+        while ours() and time.monotonic() < deadline:
+            time.sleep(0.05)

@@ -1,0 +1,133 @@
+"""What each rank saw, written down from outside: a Lightning callback that every Trainer of a rehearsal gets.
+
+Lightning finds it by its entry point (`pytorch_lightning.callbacks_factory`) on the rehearsal's PYTHONPATH, so the
+rehearsed code neither knows nor needs to know. `--fail-rank` and `--kill-rank` are carried out here too.
+"""
+
+import atexit
+import functools
+import hashlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+
+FAULT_STEP = 2  # late enough that every rank is in the middle of training
+
+
+class Witness(Callback):
+    """Notes ranks, metrics, final weights, calls of `prepare_data`, files written and memory."""
+
+    def __init__(self) -> None:
+        self.path = Path(os.environ["REHEARSAL_EVIDENCE"]) / f"rank-{os.environ['REHEARSAL_HOST']}-{os.getpid()}.json"
+        host = int(os.environ["REHEARSAL_HOST"])
+        self.seen: dict[str, Any] = {"host": host, "prepare_data": [], "metrics": {}, "files": []}
+        self._watch_files()
+        for base in (LightningDataModule, LightningModule):
+            for kind in _subclasses(base):
+                if "prepare_data" in vars(kind):
+                    self._watch_prepare_data(kind)
+        atexit.register(self.save)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.seen |= {
+            "rank": trainer.global_rank,
+            "local_rank": trainer.local_rank,
+            "node_rank": trainer.node_rank,
+            "world_size": trainer.world_size,
+            "num_nodes": trainer.num_nodes,
+            "strategy": type(trainer.strategy).__name__,
+            "backend": torch.distributed.get_backend() if torch.distributed.is_initialized() else "none",
+        }
+        self.save()
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step != FAULT_STEP:
+            return
+        me = str(trainer.global_rank)
+        if me in (os.environ.get("REHEARSAL_FAIL_RANK"), os.environ.get("REHEARSAL_KILL_RANK")):
+            self.seen["fault_at"] = time.time()
+            self.save()
+            if me == os.environ.get("REHEARSAL_KILL_RANK"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError(f"rank {me} fails because the rehearsal was told so")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._metrics(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._weights(trainer, pl_module)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._metrics(trainer)
+        self._weights(trainer, pl_module)
+
+    def _metrics(self, trainer: Trainer) -> None:
+        """Validation's and test's; a training metric may be a rank's own."""
+        values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self.seen["metrics"] |= {name: value for name, value in values.items() if not name.startswith("train")}
+
+    def _weights(self, trainer: Trainer, module: LightningModule) -> None:
+        digest = hashlib.sha256()
+        for name, tensor in sorted(module.state_dict().items()):
+            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        self.seen |= {"weights": digest.hexdigest()[:16], "steps": trainer.global_step}
+        self.save()
+
+    def _watch_prepare_data(self, kind: type) -> None:
+        original = vars(kind)["prepare_data"]
+
+        @functools.wraps(original)
+        def prepare_data(module: Any, *args: Any, **kwargs: Any) -> Any:
+            trainer = getattr(module, "trainer", None)
+            self.seen["prepare_data"].append(str(trainer.state.fn.value) if trainer and trainer.state.fn else "outside")
+            return original(module, *args, **kwargs)
+
+        kind.prepare_data = prepare_data  # type: ignore[attr-defined]
+
+    def _watch_files(self) -> None:
+        """Note every file opened for writing, or renamed, where SageMaker keeps what a job leaves behind."""
+        base = os.environ["REHEARSAL_BASE"]
+        kept = tuple(os.path.join(base, name) + os.sep for name in ("model", "checkpoints", "output"))
+
+        def note(path: Any) -> None:
+            if isinstance(path, str | bytes | os.PathLike):
+                name = os.path.abspath(os.fsdecode(path))
+                if name.startswith(kept) and name not in self.seen["files"]:
+                    self.seen["files"].append(os.path.relpath(name, base))
+
+        def audit(event: str, args: tuple[Any, ...]) -> None:
+            if event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR):
+                note(args[0])
+            elif event == "os.rename":
+                note(args[1])
+
+        sys.addaudithook(audit)
+        save = torch.save  # writes from C++, which raises no audit event
+
+        @functools.wraps(save)
+        def noted(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            note(f)
+            return save(obj, f, *args, **kwargs)
+
+        torch.save = noted  # type: ignore[assignment]
+
+    def save(self) -> None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self.seen["memory_mb"] = round(peak / (2**20 if sys.platform == "darwin" else 2**10))
+        self.path.write_text(json.dumps(self.seen))
+
+
+def _subclasses(kind: type) -> set[type]:
+    return {kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))} - {
+        LightningDataModule,
+        LightningModule,
+    }
