@@ -71,17 +71,14 @@ def load(path: str | Path = ROOT / "job.toml") -> Job:
     Raises:
         JobError: with every problem of the file at once, each naming key, value and expectation.
     """
-    path = Path(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise JobError([f"{path} does not exist; run this in the project's folder, or name the file with --job"])
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise JobError([f"{path} cannot be read ({error.strerror}); name a readable file with --job"])
-    except UnicodeDecodeError:
-        raise JobError([f"{path} is not UTF-8 text, as TOML has to be; save it as UTF-8"])
+        raise JobError([f"{path} cannot be read ({error.strerror}); name the file with --job"]) from error
+    except UnicodeDecodeError as error:
+        raise JobError([f"{path} is not UTF-8 text, as TOML has to be; save it as UTF-8"]) from error
     except tomllib.TOMLDecodeError as error:
-        raise JobError([f"{path} is not TOML: {error}"])
+        raise JobError([f"{path} is not TOML: {error}"]) from error
     problems: list[str] = []
     job = _build(Job, table, "", problems)
     if problems:
