@@ -120,7 +120,9 @@ class Data(pl.LightningDataModule):
         tokenize = tokenizer(self.model_name)
         for split, (texts, names) in splits.items():
             if not texts:
-                raise UserError(f"The {split} split of {self.dataset!r} is empty; give more rows, or a file for it.")
+                raise UserError(
+                    f"The {split} split of {self.dataset!r} is empty: too few rows; add some, or a file for it."
+                )
             index = {name: i for i, name in enumerate(labels)}
             columns = {"text": texts, "label": [index[name] for name in names]}
             encoded = datasets.Dataset.from_dict(columns).map(
@@ -377,7 +379,7 @@ def _load(dataset: str, source: Any, columns: tuple[str, str], scratch: Path) ->
                     reader, data_files=str(path), split="train", cache_dir=str(scratch / "cache"), **options
                 )
             except Exception as error:  # each reader has exceptions of its own, wrapped by datasets
-                raise UserError(f"{path} could not be read as {reader}: {_reason(error)}; check the file.") from error
+                raise UserError(f"{path} could not be read as {reader}: {_cause(error)}; check the file.") from error
             more = _columns(rows, columns, str(path))
             texts += more[0]
             labels += more[1]
@@ -456,7 +458,7 @@ def _verified(path: Path) -> bool:
 
 
 def offline_if_unreachable() -> None:
-    """Let the hub's client look in its cache at once where there is no network; by itself it retries for half a minute."""
+    """Where there is no network, let the hub's client look in its cache at once: it would retry for half a minute."""
     import huggingface_hub
 
     huggingface_hub.logging.set_verbosity_error()
@@ -470,9 +472,14 @@ def offline_if_unreachable() -> None:
 
 
 def _reason(error: BaseException) -> str:
+    """Why the hub gave nothing, in one line."""
+    import huggingface_hub
+
+    return "no network, no copy in the cache" if huggingface_hub.constants.HF_HUB_OFFLINE else _cause(error)
+
+
+def _cause(error: BaseException) -> str:
     """The innermost cause, in one line: libraries wrap it in layers that say less."""
     while error.__cause__ or error.__context__:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
-    if "HF_HUB_OFFLINE" in str(error) or "offline" in str(error).lower():
-        return "no network, and no copy in the cache"
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

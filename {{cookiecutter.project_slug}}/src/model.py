@@ -206,7 +206,7 @@ def build(model_name: str, labels: list[str]) -> nn.Module:
         )
     if net.config.pad_token_id is None:  # decoders look for the last token that is not padding
         net.config.pad_token_id = data.tokenizer(model_name).pad_id
-    return net
+    return net.train()  # from_pretrained gives it without dropout, and Lightning leaves that as it is
 
 
 def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, torch.Tensor]], list[str]]:

@@ -1,0 +1,223 @@
+"""The data is real, prepared once, verified, split and ordered by numbers alone; bad data is refused in a sentence."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import data
+from report import UserError
+
+
+def prepared(dataset: str, **options: object) -> data.Data:
+    made = data.Data(dataset, data_dir="prepared", **options)  # type: ignore[arg-type]
+    made.prepare_data()
+    made.setup()
+    return made
+
+
+def test_the_example_is_real() -> None:
+    texts, labels = data.cldr()
+    assert len(texts) > 25_000
+    assert len(set(texts)) == len(texts)
+    assert sorted(set(labels)) == sorted(data.LANGUAGES)
+    assert len(data.LANGUAGES) == 30
+    assert ("Île de la Réunion" in texts) == (dict(zip(texts, labels, strict=True)).get("Île de la Réunion") == "fr")
+    assert dict(zip(texts, labels, strict=True))["Mittwoch"] == "de"
+
+
+@given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=300), st.integers(0, 5))
+def test_splits_are_stratified_and_repeatable(labels: list[str], seed: int) -> None:
+    parts = data.split_rows(labels, seed)
+    assert (parts == data.split_rows(labels, seed)).all()
+    for label, count in Counter(labels).items():
+        mine = Counter(parts[np.asarray(labels) == label].tolist())
+        assert mine[0] >= 1
+        for part in (1, 2):
+            assert abs(mine[part] - (count - 1) / data.HOLD_OUT) < 1
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=200),
+    per_rank=st.integers(1, 9),
+    world_size=st.integers(1, 4),
+    seed=st.one_of(st.none(), st.integers(0, 3)),
+    epoch=st.integers(0, 3),
+)
+def test_every_sample_once_whatever_the_world_size(
+    lengths: list[int], per_rank: int, world_size: int, seed: int | None, epoch: int
+) -> None:
+    global_batch = per_rank * world_size
+    ranks = [data.GlobalBatches(lengths, global_batch, rank, world_size, seed) for rank in range(world_size)]
+    alone = data.GlobalBatches(lengths, global_batch, seed=seed)
+    for order in (*ranks, alone):
+        order.set_epoch(epoch)
+    assert {len(order) for order in ranks} == {len(alone)}
+    seen: list[int] = []
+    for whole, *parts in zip(alone, *ranks, strict=True):
+        assert len({len(rows) for rows, _, _ in parts}) == 1, "ranks would wait for each other"
+        together = [row for rows, real, _ in parts for row in rows[:real]]
+        assert sorted(together) == sorted(whole[0])
+        # The factor: DDP's mean over ranks of (sum of losses × scale) is the mean over the global batch.
+        assert {round(scale * len(together) / world_size, 9) for _, _, scale in parts} == {1.0}
+        seen += together
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    def order(seed: int, epoch: int) -> list[list[int]]:
+        batches = data.GlobalBatches(range(1, 101), 8, seed=seed)
+        batches.set_epoch(epoch)
+        return [rows for rows, _, _ in batches]
+
+    assert order(0, 1) == order(0, 1)
+    assert order(0, 1) != order(0, 2)
+    assert order(0, 1) != order(1, 1)
+
+
+def test_batches_are_grouped_by_length() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 4096)
+    padded = sum(len(rows) * lengths[rows].max() for rows, _, _ in data.GlobalBatches(lengths, 32, seed=0))
+    assert padded < 1.1 * lengths.sum()  # in random order it is about 1.9
+
+
+def test_a_batch(words: str) -> None:
+    made = prepared(words, batch_size=50)
+    batches = list(made.test_dataloader())
+    assert sum(int(batch["weight"].sum()) for batch in batches) == len(made.splits["test"])
+    batch = batches[0]
+    assert batch["input_ids"].shape == batch["attention_mask"].shape
+    lengths = batch["attention_mask"].sum(1)
+    assert batch["input_ids"].shape[1] == lengths.max()
+    assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
+    text = made.splits["test"]["text"]
+    first = next(iter(data.GlobalBatches(made.splits["test"]["length"], 50)))[0][0]
+    assert batch["input_ids"][0][: lengths[0]].tolist() == [b + 1 for b in text[first].encode()]
+
+
+def test_prepared_once_and_verified(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    made = prepared(words)
+    assert "prepare_data: 240 texts" in capsys.readouterr().out
+    labels, train = made.labels, made.splits["train"]
+    made.setup()
+    assert made.splits["train"] is train and made.labels == labels == ["cyrillic", "greek", "latin"]
+    prepared(words)
+    assert capsys.readouterr().out == "", "a verified copy was there"
+
+    file = next((made.path / "train").glob("*.arrow"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    prepared(words)
+    assert "prepare_data" in capsys.readouterr().out, "one flipped bit went unnoticed"
+
+    (made.path / "meta.json").unlink()  # what a copy that was not finished lacks
+    prepared(words)
+    assert "prepare_data" in capsys.readouterr().out
+    assert prepared(words, seed=1).path != made.path
+    names = {path.name for path in Path("prepared").iterdir()}
+    assert not [name for name in names if name.startswith(".")], "something half-built was left"
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "arrow"])
+def test_formats(kind: str, rows: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    table = datasets.Dataset.from_dict(
+        {"id": [*range(240)], "phrase": [t for t, _ in rows], "class": [c for _, c in rows]}
+    )
+    channel = Path("channel")
+    channel.mkdir()
+    match kind:
+        case "csv":
+            table.to_csv(channel / "rows.csv")
+        case "tsv":
+            table.to_csv(channel / "rows.tsv", sep="\t")
+        case "jsonl":
+            table.to_json(channel / "rows.jsonl")
+        case "parquet":
+            table.to_parquet(channel / "rows.parquet")
+        case "arrow":
+            table.save_to_disk(str(channel))
+    monkeypatch.setenv("SM_CHANNEL_TRAINING", str(channel.absolute()))
+    made = prepared("training")
+    texts = [text for split in made.splits.values() for text in split["text"]]
+    assert sorted(texts) == sorted(text for text, _ in rows)
+
+
+def test_splits_that_are_given_are_kept(rows: list[tuple[str, str]]) -> None:
+    folder = Path("own")
+    folder.mkdir()
+    for name, part in (("train", rows[0::2]), ("validation", rows[1::4]), ("test-1", rows[3::4])):
+        lines = [json.dumps({"text": text, "label": label}) for text, label in part]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    made = prepared("own")
+    assert {name: len(split) for name, split in made.splits.items()} == {"train": 120, "val": 60, "test": 60}
+
+
+def jsonl(name: str, *rows: object) -> str:
+    Path(name).write_text("\n".join(json.dumps(row) for row in rows))
+    return name
+
+
+GOOD = [{"text": f"word {i}", "label": "ab"[i % 2]} for i in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "expected"),
+    [
+        (lambda: "./nowhere.csv", {}, "no such file or folder"),
+        (lambda: "", {}, "no such file or folder"),
+        (lambda: "training", {}, "SM_CHANNEL_TRAINING is not set"),
+        (lambda: (Path("empty").mkdir(), "empty")[1], {}, "no data file"),
+        (lambda: jsonl("notes.txt", 1), {}, "no data file"),
+        (lambda: jsonl("a.jsonl", {"a": "x", "b": "y"}), {}, "none is the text; name it with --text_column"),
+        (lambda: jsonl("a.jsonl", {"text": "x", "review": "y", "label": 1}), {}, "several could be the text"),
+        (lambda: jsonl("a.jsonl", *GOOD), {"label_column": "nope"}, "none is the label"),
+        (lambda: jsonl("a.jsonl", *GOOD[:3]), {}, "split of 'a.jsonl' is empty"),
+        (lambda: jsonl("a.jsonl", *GOOD[::2]), {}, "a single class, 'a'"),
+        (
+            lambda: jsonl("a.jsonl", *GOOD, {"text": None, "label": "a"}),
+            {},
+            "Row 31 of the train split: the text is null",
+        ),
+        (lambda: jsonl("a.jsonl", *({"text": i, "label": "a"} for i in range(9))), {}, "the text is 0, a int"),
+        (lambda: jsonl("a.jsonl", *GOOD, {"text": "x", "label": None}), {}, "has no label"),
+        (lambda: jsonl("a.parquet", *GOOD), {}, "could not be read as parquet"),
+        (lambda: (Path("a.csv").write_bytes(bytes(range(256))), "a.csv")[1], {}, "could not be read as csv"),
+        (lambda: (Path("a.jsonl").write_text(""), "a.jsonl")[1], {}, "a.jsonl"),
+    ],
+)
+def test_bad_data_is_refused_in_a_sentence(make, options: dict[str, str], expected: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError) as refusal:
+        prepared(make(), **options)
+    assert expected in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    left = {path.suffix for path in Path("prepared").glob("*")} if Path("prepared").exists() else set()
+    assert left <= {".lock"}
+
+
+def test_an_unseen_label_is_refused() -> None:
+    Path("own").mkdir()
+    jsonl("own/train.jsonl", *GOOD)
+    jsonl("own/test.jsonl", *GOOD, {"text": "x", "label": "c"})
+    with pytest.raises(UserError, match="'c' of the test split does not occur in training"):
+        prepared("own")
+
+
+def test_a_name_that_no_hub_gives() -> None:
+    """Where there is a network the hub says no; where there is none, its cache does; either way, one sentence."""
+    with pytest.raises(UserError, match=r"neither cldr, nor training, nor a path.*check the name and the network"):
+        prepared("no-such-owner/no-such-data-set")
+
+
+def test_the_checkpoints_own_tokenizer(words: str, tiny_bert: str) -> None:
+    made = prepared(words, model_name=tiny_bert, max_length=6)
+    batch = next(iter(made.train_dataloader()))
+    assert batch["input_ids"].shape[1] == 6
+    assert (batch["input_ids"][:, 0] == 2).all(), "[CLS] first"
+    assert isinstance(batch["weight"], torch.Tensor)

@@ -1,0 +1,130 @@
+"""The network, the loss and the metrics are what they claim, however samples are padded and divided among ranks."""
+
+import itertools
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import data
+import model
+from report import UserError
+
+
+def batches(texts: list[str], labels: list[int], world_size: int) -> list[dict]:
+    """What each rank gets of one global batch."""
+    rows = [
+        {"input_ids": ids, "label": y}
+        for ids, y in zip(data.tokenizer("bytecnn").encode(texts, 99), labels, strict=True)
+    ]
+    import datasets
+
+    padded = data.Padded(datasets.Dataset.from_list(rows), 0)
+    lengths = [len(row["input_ids"]) for row in rows]
+    orders = [data.GlobalBatches(lengths, len(texts), rank, world_size) for rank in range(world_size)]
+    return [padded[next(iter(order))] for order in orders]
+
+
+def fresh(classes: int = 3) -> model.Model:
+    torch.manual_seed(0)
+    made = model.Model()
+    made.trainer = SimpleNamespace(datamodule=SimpleNamespace(labels=[str(i) for i in range(classes)]))  # type: ignore[assignment]
+    made.configure_model()
+    return made
+
+
+def test_answers_do_not_depend_on_padding() -> None:
+    net = model.ByteCNN(5).eval()
+    encode = data.tokenizer("bytecnn").encode
+    for text in ("a", "ab", "Île", "a longer text"):
+        alone = net(**data.pad(encode([text], 99), 0))
+        together = net(**data.pad(encode([text, "a far longer text than that one was"], 99), 0))
+        torch.testing.assert_close(alone[0], together[0])
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8])
+@pytest.mark.parametrize("size", [1, 5, 7])
+def test_gradients_of_many_ranks_are_those_of_one(world_size: int, size: int) -> None:
+    """DDP averages gradients over ranks; with the batch's weights and scale that is the gradient of the mean."""
+    texts, labels = [f"{'xyz'[i % 3]} {i}" * (i + 1) for i in range(size)], [i % 3 for i in range(size)]
+    module = fresh().eval()  # no dropout: its draws are another rank's
+
+    def gradient(parts: list[dict]) -> torch.Tensor:
+        module.zero_grad()
+        (sum(module.training_step(part, 0) for part in parts) / len(parts)).backward()
+        return torch.cat([p.grad.flatten() for p in module.parameters()])
+
+    one = gradient(batches(texts, labels, 1))
+    torch.testing.assert_close(gradient(batches(texts, labels, world_size)), one, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        module.training_step(batches(texts, labels, 1)[0], 0),
+        torch.nn.functional.cross_entropy(
+            module(batches(texts, labels, 1)[0]), batches(texts, labels, 1)[0]["label"]
+        ),
+    )  # fmt: skip
+
+
+def test_fillers_are_counted_by_no_metric() -> None:
+    texts, labels = ["x", "yy", "zzz"], [0, 1, 2]
+    values = []
+    for world_size in (1, 4):  # 4 ranks, 3 samples: one rank has nothing but a filler
+        module = fresh().eval()
+        for part in batches(texts, labels, world_size):
+            module.validation_step(part, 0)
+        values.append([float(v) for v in (module.mean_loss.compute(), *module.scores.compute().values())])
+    assert values[0] == pytest.approx(values[1], abs=1e-6)
+
+
+def test_learning_rate() -> None:
+    made = fresh()
+    made.lr, made.warmup, made.lr_scaling = 0.1, 0.1, "linear"
+    made.trainer = SimpleNamespace(precision="32-true", world_size=4, estimated_stepping_batches=100)  # type: ignore[assignment]
+    configured = made.configure_optimizers()
+    optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
+    rates = []
+    for _ in range(100):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert max(rates) == pytest.approx(0.4)
+    assert rates[:10] == pytest.approx([0.04 * i for i in range(1, 11)])
+    assert all(a > b for a, b in itertools.pairwise(rates[11:]))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-9)
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.01}
+
+
+@pytest.mark.parametrize("kind", ["bytecnn", "tiny_bert"])
+def test_what_is_saved_is_what_is_loaded(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    made = fresh()
+    made.model_name = "bytecnn" if kind == "bytecnn" else request.getfixturevalue(kind)
+    made.labels = ["ελληνικά", "b", "c"]
+    made.net = model.build(made.model_name, made.labels).eval()
+    made.save(tmp_path / "saved", max_length=20)
+    net, batch, labels = model.load(tmp_path / "saved")
+    assert labels == made.labels
+    texts = ["αβγ", "a" * 50]
+    assert batch(texts)["input_ids"].shape[1] == 20
+    torch.testing.assert_close(model.logits(net, batch(texts)), model.logits(made.net, batch(texts)))
+    assert {path.suffix for path in (tmp_path / "saved").iterdir()} <= {".json", ".safetensors"}, "nothing is code"
+
+
+@pytest.mark.parametrize("config", ["", "{}", '{"model_type": "bytecnn"}', '{"model_type": "nosuch"}'])
+def test_what_is_no_model_is_refused_in_a_sentence(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UserError, match="holds no trained model"):
+        model.load(tmp_path)
+
+
+def test_an_unknown_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="could not be loaded"):
+        model.build(str(tmp_path), ["a", "b"])
+
+
+def test_the_schedule_is_finite_for_one_step() -> None:
+    made = fresh()
+    made.trainer = SimpleNamespace(precision="32-true", world_size=1, estimated_stepping_batches=1)  # type: ignore[assignment]
+    schedule = made.configure_optimizers()["lr_scheduler"]["scheduler"]
+    assert all(math.isfinite(rate) and rate > 0 for rate in schedule.get_last_lr())

@@ -1,0 +1,149 @@
+"""The seam: `train.py` trains whatever `data.py` and `model.py` hold, and leaves what it promises.
+
+Replace those two and these tests still have to pass: give your data and model where the options are named.
+"""
+
+import csv
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import cli
+import predict
+import report
+import train
+from report import UserError
+
+SRC = Path(train.__file__).parent
+
+
+def run(words: str, **options: object) -> None:
+    train.train(**{"dataset": words, "epochs": 2, "batch_size": 16, "lr": 0.01, "log_every": 5, **options})  # type: ignore[arg-type]
+
+
+def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(words)
+    out = capsys.readouterr().out
+    assert "global_batch=16 (16 per rank x world_size=1 x accumulate=1) lr=0.01 steps=24" in out
+    last = out.splitlines()[-1]
+    assert re.fullmatch(r"test/accuracy [01]\.\d{4}", last)
+    assert float(last.split()[1]) > 0.9
+
+    for metric in ("train/loss", "val/loss", "val/accuracy", "val/macro_f1", "lr", "samples_per_second"):
+        values = re.findall(report.metric_regex(metric), out, re.M)
+        assert values and all(float(value) >= 0 for value in values), metric
+    assert re.findall(report.metric_regex("test/accuracy"), out, re.M)[-1] == last.split()[1]
+
+    with open("outputs/curves.csv", newline="") as file:  # noqa: PTH123
+        curves = list(csv.DictReader(file))
+    steps = [int(row["step"]) for row in curves]
+    assert steps == sorted(steps) and steps[-1] == 24
+    assert [row["val/accuracy"] for row in curves if row["val/accuracy"]].__len__() == 2
+    for picture in ("curves.png", "confusion.png"):
+        assert Path("outputs", picture).read_bytes().startswith(b"\x89PNG")
+    assert list(Path("outputs/tensorboard").glob("events*"))
+
+    answers = dict(predict.predict(["αβγδ", "abcd", "абвг"], Path("outputs/model"), top=2))
+    assert [answers[text][0][0] for text in answers] == ["greek", "latin", "cyrillic"]
+    assert all(1 >= pairs[0][1] >= pairs[1][1] >= 0 for pairs in answers.values())
+
+
+def test_the_same_seed_gives_the_same_weights(words: str) -> None:
+    from safetensors.torch import load_file
+
+    weights = []
+    for seed, output in ((0, "a"), (0, "b"), (1, "c")):
+        run(words, seed=seed, output_dir=output, epochs=1)
+        weights.append(load_file(f"{output}/model/model.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+
+
+def test_a_hugging_face_checkpoint_is_fine_tuned(words: str, tiny_bert: str, recwarn: pytest.WarningsRecorder) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    run(words, model_name=tiny_bert, max_steps=3)
+    made = AutoModelForSequenceClassification.from_pretrained("outputs/model")
+    assert made.config.id2label == {0: "cyrillic", 1: "greek", 2: "latin"}
+    assert AutoTokenizer.from_pretrained("outputs/model")("αβ")["input_ids"][0] == 2
+    assert not [w for w in recwarn if "eval mode" in str(w.message)], "from_pretrained gave a network without dropout"
+    ((_, answers),) = predict.predict(["αβ"], Path("outputs/model"))
+    assert sum(p for _, p in answers) == pytest.approx(1, abs=1e-5)
+
+
+def test_sagemaker_says_where_things_go(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SM_MODEL_DIR", "ml/model")
+    monkeypatch.setenv("SM_OUTPUT_DATA_DIR", "ml/output/data")
+    run(words, max_steps=3)
+    assert Path("ml/model/config.json").is_file()
+    assert Path("ml/output/data/curves.csv").is_file()
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--epoch", "3"], "Unknown option --epoch; did you mean --epochs?"),
+        (["--zzzzzz=3"], "Unknown option --zzzzzz; see --help."),
+        (["--lr", "abc"], "--lr: found 'abc', expected a number above 0."),
+        (["--lr"], "--lr: found '', expected a number above 0."),
+        (["--epochs=0"], "--epochs: found '0', expected a whole number above 0."),
+        (["--epochs", "2.5"], "--epochs: found '2.5', expected a whole number above 0."),
+        (["--warmup", "1"], "--warmup: found '1', expected a number from 0 to below 1."),
+        (["--compile", "maybe"], "--compile: found 'maybe', expected true or false."),
+        (["--lr_scaling", "square"], "--lr_scaling: found 'square', expected none or linear."),
+        (["words"], "Unrecognized arguments: words; see --help."),
+    ],
+)
+def test_a_mistake_is_answered_in_a_sentence(argv: list[str], expected: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        train.parse(argv)
+    assert str(refusal.value) == expected
+
+
+@pytest.mark.parametrize("text", ["True", "true", "False", "false"])
+def test_booleans_as_sagemaker_writes_them(text: str) -> None:
+    assert train.parse(["--compile", text])["compile"] is (text.lower() == "true")
+
+
+def test_the_signature_is_the_command_line() -> None:
+    schema = inspect.signature(train.train).parameters
+    assert train.parse([]) == {name: parameter.default for name, parameter in schema.items()}
+    help_text = cli.parser(train.train).format_help()
+    assert all(f"--{name}" in help_text for name in schema)
+    explained = inspect.getdoc(train.train) or ""
+    assert all(re.search(rf"^\s+{name}: \w", explained, re.M) for name in schema), "an option without a word of help"
+    json.dumps(train.parse([])), "plain values only: a checkpoint holds them"
+    assert {type(value) for value in train.parse([]).values()} <= {str, int, float, bool}
+
+
+def test_nothing_heavy_is_imported_to_read_the_command_line() -> None:
+    code = "import sys, train, report; print([m for m in ('torch', 'pytorch_lightning', 'numpy') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], cwd=SRC, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_train_py_can_be_read_in_one_sitting() -> None:
+    assert len((SRC / "train.py").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_predict_reads_standard_input(words: str, tmp_path: Path) -> None:
+    run(words, max_steps=12)
+    command = [sys.executable, str(SRC / "predict.py"), "--top", "1"]
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    found = subprocess.run(command, input="αβγδ\nabcd\r\n", capture_output=True, encoding="utf-8", env=environment)
+    assert found.returncode == 0, found.stderr
+    assert [line.split("\t")[0] for line in found.stdout.splitlines()] == ["αβγδ", "abcd"]
+    assert re.fullmatch(r"greek 0\.\d{3}|greek 1\.000", found.stdout.splitlines()[0].split("\t")[1])
+
+
+def test_predict_without_a_model_says_so() -> None:
+    with pytest.raises(UserError, match=r"nowhere holds no trained model.*train first"):
+        list(predict.predict(["x"], Path("nowhere")))
