@@ -1,0 +1,52 @@
+# make demo: a project, trained. make test: everything is proven again. Both start from nothing.
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+PROJECT := build/language-identification
+ARGS ?=
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench stress clean project
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"error: Python {sys.version.split()[0]} found, 3.11 or newer expected: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+
+$(VENV)/.template: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --group template
+	@touch $@
+
+# The generated project's own Makefile does the rest, in the same environment.
+project: $(VENV)/.template
+	@rm -rf $(PROJECT)
+	@$(BIN)/cookiecutter . --no-input --output-dir build
+
+demo: project  ## generate a project with default answers and train it on real data
+	@$(MAKE) --no-print-directory -C $(PROJECT) train VENV=$(VENV) ARGS='$(ARGS)'
+	@echo; echo "Which language is it? (text, then the three likeliest with their probabilities)"
+	@$(MAKE) --no-print-directory -C $(PROJECT) predict VENV=$(VENV) \
+	  ARGS='"Île de la Réunion" Mittwoch "Κεντρική Αφρική" "южноафриканский рэнд" "saint helena-pund" 水曜日'
+	@echo; echo "Curves and confusion matrix: $(PROJECT)/outputs/*.png"
+
+$(VENV)/.tests: $(VENV)/.template
+	@$(MAKE) --no-print-directory project
+	@$(MAKE) --no-print-directory -C $(PROJECT) setup VENV=$(VENV)
+	@touch $@
+
+test: $(VENV)/.tests  ## generate projects, and prove what the README says of them
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.tests  ## style, format and types of the template's own code and the project's
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(VENV)/.tests  ## the generated project against a hand-written loop
+	$(BIN)/python benchmarks/epoch_time.py $(ARGS)
+
+clean:  ## remove generated projects and the environment
+	rm -rf build $(VENV)

@@ -1,0 +1,75 @@
+"""Generated projects to test."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cookiecutter.main import cookiecutter
+
+TEMPLATE = Path(__file__).parent.parent
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@dataclass(frozen=True)
+class Project:
+    """A generated project."""
+
+    path: Path
+
+    def run(self, *command: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the project's folder; `python` is this environment's."""
+        words = [sys.executable if word == "python" else word for word in command]
+        clean = {k: v for k, v in os.environ.items() if not re.match(r"SM_|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$", k)}
+        found = subprocess.run(
+            words, cwd=self.path, env={**clean, "PYTHONUTF8": "1", **environment}, text=True, capture_output=True
+        )
+        if check and found.returncode:
+            raise AssertionError(f"{' '.join(command)} ended with {found.returncode}\n{found.stdout}\n{found.stderr}")
+        return found
+
+    def read(self, name: str) -> str:
+        return (self.path / name).read_text(encoding="utf-8")
+
+
+def bake(directory: Path, **answers: object) -> Project:
+    """Generate a project with these answers and defaults for the rest."""
+    return Project(Path(cookiecutter(str(TEMPLATE), no_input=True, output_dir=str(directory), extra_context=answers)))
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with default answers."""
+    return bake(tmp_path_factory.mktemp("default"))
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A csv file of 300 words in three alphabets: a data set that trains in a second."""
+    import random
+
+    draw = random.Random(0)
+    alphabets = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
+    rows = [f"{''.join(draw.choices(a, k=draw.randint(1, 12)))},{n}" for n, a in alphabets.items() for _ in range(100)]
+    path = tmp_path_factory.mktemp("words") / "words.csv"
+    path.write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    return path
+
+
+def weights(path: Path) -> dict[str, bytes]:
+    """A saved byte CNN's weights, as bytes."""
+    from safetensors.numpy import load_file
+
+    return {name: value.tobytes() for name, value in load_file(path / "model" / "model.safetensors").items()}
+
+
+@pytest.fixture
+def require_root() -> None:
+    """Skip where mounting is not allowed; in CI (REQUIRE_TOOLS) that is a failure."""
+    if os.name != "posix" or os.geteuid() != 0:
+        if os.environ.get("REQUIRE_TOOLS"):
+            pytest.fail("this test mounts a file system: it needs root")
+        pytest.skip("this test mounts a file system: it needs root")
