@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -422,6 +422,9 @@ class SmddpStrategy(ClusterStrategy):
         return result
 
 
+_stores: list[torch.distributed.TCPStore] = []  # where the ranks of this session met; empty with one process
+
+
 @contextmanager
 def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
     """Everything between the first rank variable and the end of the process group.
@@ -440,13 +443,14 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
     try:
         if here.world_size > 1:
             limit = os.environ.get("DIST_MEET_SECONDS", "180") if meet_seconds is None else meet_seconds
-            store = _meet(here, _seconds(limit))  # noqa: F841  keeps rank 0 listening until the end
+            _stores.append(_meet(here, _seconds(limit)))  # kept: rank 0 listens until the end
         else:
             _print_table([_card(here)])
         yield here
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+        _stores.clear()
 
 
 def _seconds(text: str | float) -> float:
@@ -585,6 +589,20 @@ def all_sum(tensor: Tensor) -> Tensor:
     total = tensor.detach().clone().to(cluster().device)
     torch.distributed.all_reduce(total)
     return total.to(tensor.device)
+
+
+def from_rank_0(key: str, make: Callable[[], str]) -> str:
+    """What `make` returns on rank 0, on every rank; waits for rank 0, and needs no process group.
+
+    Args:
+        key: a name for it, used once in a session.
+    """
+    if not _stores:
+        return make()
+    key = f"{key}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if get_global_rank() == 0:
+        _stores[0].set(key, make())
+    return _stores[0].get(key).decode()
 
 
 def agree(flag: bool) -> bool:
