@@ -1,6 +1,7 @@
 """What is wrong with a job before it is paid for: everything that can be known without asking AWS."""
 
 import difflib
+import functools
 import inspect
 import json
 import re
@@ -75,12 +76,8 @@ def refused(findings: Iterable[Finding]) -> bool:
 
 def cluster(job: Job, *, today: date | None = None) -> Iterator[Finding]:
     """Region, instance, launcher and image, each against the others."""
-    import boto3
-
-    partitions = ("aws", "aws-cn", "aws-us-gov")
-    regions = [name for p in partitions for name in boto3.Session().get_available_regions("sagemaker", p)]
-    if job.region not in regions:
-        yield error("region", f'"{job.region}" is no region of SageMaker', near(job.region, regions))
+    if job.region not in regions():
+        yield error("region", f'"{job.region}" is no region of SageMaker', near(job.region, regions()))
     instance, launcher, kind = job.instance_type, profiles.launcher(job), profiles.family(job.instance_type)
     gpus, types = profiles.gpus(instance), shape("TrainingInstanceType").enum
     if instance not in types:
@@ -366,9 +363,22 @@ def rehearsal(job: Job) -> list[str]:
 
 def shape(name: str) -> Any:
     """A shape of botocore's model of SageMaker, with its limits."""
+    return service_model().shape_for(name)
+
+
+@functools.cache
+def service_model() -> Any:
     import botocore.session
 
-    return botocore.session.get_session().get_service_model("sagemaker").shape_for(name)
+    return botocore.session.get_session().get_service_model("sagemaker")
+
+
+@functools.cache
+def regions() -> list[str]:
+    import botocore.session
+
+    session, partitions = botocore.session.get_session(), ("aws", "aws-cn", "aws-us-gov")
+    return [name for partition in partitions for name in session.get_available_regions("sagemaker", partition)]
 
 
 def s3_uri(text: str) -> bool:
