@@ -67,7 +67,7 @@ class Reporter(pl.Callback):
             TimeRemainingColumn(), TextColumn("{task.fields[metrics]}"),
         )  # fmt: skip
         bar = Progress(*columns, refresh_per_second=4)
-        self.task = bar.add_task("train", total=self.total, epoch=0, metrics="")
+        self.task = bar.add_task("train", total=self.total, epoch=1, metrics="")
         bar.start()
         return bar
 
