@@ -42,7 +42,10 @@ class Data(pl.LightningDataModule):
     Batches are dictionaries of tensors, B samples padded to the longest of them, L tokens:
     ``input_ids`` (B, L) int64; ``attention_mask`` (B, L) int64; ``label`` (B,) int64; ``weight`` (B,) float32, 1 for
     a sample and 0 for a filler that only evens out the ranks; ``scale``, a float: the weighted sum of the samples'
-    losses times ``scale``, averaged over ranks as DDP does, is the mean over the global batch.
+    losses times ``scale``, averaged over ranks as DDP does and over accumulated batches as Lightning does, is the mean
+    over the global batch.
+
+    ``start``, (epoch, global batches), is where training goes on: `checkpoints.py` sets it before the loader is made.
 
     Raises:
         UserError: from ``prepare_data``, where the data cannot be had or is not what was promised.
@@ -67,6 +70,7 @@ class Data(pl.LightningDataModule):
         self.num_workers, self.seed = num_workers, seed
         self.labels: list[str] = []
         self.splits: dict[str, Any] = {}
+        self.start = (0, 0)
         self._source = _source(dataset)
         facts = [2, self._source, model_name, max_length, self.columns, seed]
         name = "".join(c if c.isalnum() else "-" for c in Path(dataset).name)[:40]
@@ -154,11 +158,17 @@ class Data(pl.LightningDataModule):
 
     def _loader(self, split: str, seed: int | None) -> DataLoader:
         rows = self.splits[split]
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank, world_size, accumulate = 0, 1, 1
+        if self.trainer:
+            rank, world_size = self.trainer.global_rank, self.trainer.world_size
+            accumulate = self.trainer.accumulate_grad_batches if split == "train" else 1
         cuda = torch.cuda.is_available()
         workers = self.num_workers if self.num_workers >= 0 else (2 if cuda else 0)
         lengths = rows.with_format("numpy")["length"][:]
-        order = GlobalBatches(lengths, self.batch_size * world_size, rank, world_size, seed)
+        start = self.start if split == "train" else (0, 0)
+        order = GlobalBatches(
+            lengths, self.batch_size * world_size * accumulate, rank, world_size, seed, accumulate, start
+        )
         return DataLoader(
             Padded(rows, self.pad_id), sampler=order, batch_size=None, num_workers=workers, pin_memory=cuda,
             persistent_workers=workers > 0,
@@ -173,26 +183,37 @@ class GlobalBatches(torch.utils.data.Sampler):
 
     Args:
         lengths: tokens of each sample, (N,).
-        global_batch: samples per step over all ranks.
+        global_batch: samples per optimizer step, over all ranks and all batches that are accumulated.
         seed: None keeps batches in order of length, for evaluation.
+        accumulate: batches that each rank makes of its part of a global batch.
+        start: (epoch, global batches): of this epoch, the first so many are left out, for they are done.
 
     Yields:
         ``(rows, real, scale)``: row numbers, of which the first ``real`` count, and the factor `Data` describes.
     """
 
     def __init__(
-        self, lengths: Sequence[int], global_batch: int, rank: int = 0, world_size: int = 1, seed: int | None = None
+        self,
+        lengths: Sequence[int],
+        global_batch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int | None = None,
+        accumulate: int = 1,
+        start: tuple[int, int] = (0, 0),
     ) -> None:
         self.lengths = np.asarray(lengths)
         self.global_batch, self.rank, self.world_size = global_batch, rank, world_size
-        self.seed, self.epoch = seed, 0
+        self.seed, self.accumulate, self.start = seed, accumulate, start
+        self.epoch = start[0]  # loader workers fetch before Lightning says which epoch it is
 
     def set_epoch(self, epoch: int) -> None:
         """Called by Lightning before each epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-len(self.lengths) // self.global_batch)
+        """Batches per rank of a whole epoch, also of one that is gone on with: Lightning counts from its beginning."""
+        return -(-len(self.lengths) // self.global_batch) * self.accumulate
 
     def batches(self) -> list[np.ndarray]:
         """Row numbers of each global batch of this epoch, in order."""
@@ -208,10 +229,13 @@ class GlobalBatches(torch.utils.data.Sampler):
         return [batches[i] for i in random.permutation(len(batches))]
 
     def __iter__(self) -> Iterator[tuple[list[int], int, float]]:
-        for batch in self.batches():
-            mine = batch[self.rank :: self.world_size]
-            fillers = -(-len(batch) // self.world_size) - len(mine)
-            yield [*mine.tolist(), *batch[:fillers].tolist()], len(mine), self.world_size / len(batch)
+        parts = self.world_size * self.accumulate
+        done = self.start[1] if self.epoch == self.start[0] else 0
+        for batch in self.batches()[done:]:
+            each = -(-len(batch) // parts)
+            for part in range(self.rank, parts, self.world_size):
+                mine = batch[part::parts].tolist()
+                yield [*mine, *batch[: each - len(mine)].tolist()], len(mine), parts / len(batch)
 
 
 class Padded(torch.utils.data.Dataset):
