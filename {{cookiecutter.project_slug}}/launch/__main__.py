@@ -14,7 +14,6 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from launch import ROOT
 from launch import job as jobs
@@ -90,7 +89,8 @@ def submit(options: argparse.Namespace) -> int:
     job = jobs.load(options.job)
     findings = checks.quick(job)
     if not options.dry_run and not checks.refused(findings):
-        session = boto_session(job)
+        with request.aws_errors():
+            account.connect(job)("sts").get_caller_identity()  # without credentials there is no use in going on
         findings += account.check(job)
     for finding in findings:
         print(finding, file=sys.stderr)
@@ -102,45 +102,33 @@ def submit(options: argparse.Namespace) -> int:
     print(checks.summary(job))
     print(account.ceiling(job))
     name = request.submit(job)
-    print(f"sent    {name}")
-    return 0 if options.no_follow else follow(name, session)
+    print(f"sent    {name}", flush=True)
+    return 0 if options.no_follow else follow(name, job)
 
 
-def follow(name: str, session: Any) -> int:
-    from launch import follow as following
+def follow(name: str, job: jobs.Job) -> int:
+    from launch import follow as jobs_log
 
-    return int(following.follow(name, session).status != "Completed")
+    return int(jobs_log.follow(name, job.region).status != "Completed")
 
 
 def attach(options: argparse.Namespace) -> int:
-    return follow(options.name, boto_session(jobs.load(options.job)))
+    return follow(options.name, jobs.load(options.job))
 
 
 def stop(options: argparse.Namespace) -> int:
-    from launch import follow as following
+    from launch.follow import stop
 
-    print(following.stop(options.name, boto_session(jobs.load(options.job))))
+    print(stop(options.name, jobs.load(options.job).region))
     return 0
 
 
 def fetch(options: argparse.Namespace) -> int:
-    from launch import follow as following
+    from launch.follow import fetch
 
-    folder = following.fetch(options.name, boto_session(jobs.load(options.job)), options.to)
-    print(f"the model is in {folder}; ask it: python src/predict.py --model_dir {folder} …")
+    folder = fetch(options.name, jobs.load(options.job).region, options.to)
+    print(f'the model is in {folder}; ask it: python src/predict.py --model_dir {folder} "a text"')
     return 0
-
-
-def boto_session(job: jobs.Job) -> Any:
-    """A boto3 session in the job's region, with credentials that AWS takes; else one sentence on why not."""
-    from launch import account, request
-
-    with request.aws_errors():
-        import boto3
-
-        session = boto3.Session(region_name=job.region)
-        account.clients(session)("sts").get_caller_identity()
-        return session
 
 
 COMMANDS = {"preflight": preflight, "submit": submit, "attach": attach, "stop": stop, "fetch": fetch}

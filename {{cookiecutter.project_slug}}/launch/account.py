@@ -11,26 +11,26 @@ from launch.preflight import Finding, error, s3_uri, skipped
 Client = Callable[..., Any]  # service name → boto3 client
 
 
-def clients(session: Any) -> Client:
-    """Clients of a boto3 session that give up in seconds, not minutes."""
+def connect(job: Job) -> Client:
+    """boto3 clients in the job's region that give up in seconds, not minutes."""
+    import boto3
     from botocore.config import Config
 
-    return partial(session.client, config=Config(connect_timeout=5, read_timeout=20, retries={"max_attempts": 2}))
+    patience = Config(connect_timeout=5, read_timeout=20, retries={"max_attempts": 2})
+    return partial(boto3.Session(region_name=job.region).client, config=patience)
 
 
 def check(job: Job) -> list[Finding]:
     """Findings of every question; what could not be asked is said to be skipped."""
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     findings: list[Finding] = []
     try:
-        session = boto3.Session(region_name=job.region)
-        if session.get_credentials() is None:
-            unasked = "no credentials here, so role, network, buckets, data and quota were not checked"
-            return [skipped("AWS", unasked, "run aws configure or aws sso login")]
-        client = clients(session)
+        client = connect(job)
         identity = client("sts").get_caller_identity()
+    except NoCredentialsError:
+        unasked = "no credentials here, so role, network, buckets, data and quota were not checked"
+        return [skipped("AWS", unasked, "run aws configure or aws sso login")]
     except (BotoCoreError, ClientError) as problem:
         return [error("AWS", request.explain(problem), "or run preflight with --offline")]
     for question in (role, vpc, buckets, quota):
@@ -187,13 +187,12 @@ def price(job: Job, client: Client) -> float | None:
 
 def ceiling(job: Job, *, offline: bool = False) -> str:
     """The most the job can cost, in words; in money at the user's price, else at AWS's, else not."""
-    import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
     hourly = job.price_per_hour or None
     if hourly is None and not offline:
         try:
-            hourly = price(job, clients(boto3.Session(region_name=job.region)))
+            hourly = price(job, connect(job))
         except (BotoCoreError, ClientError):
             hourly = None  # no credentials, or no permission to ask
     hours = job.max_run_s / 3600

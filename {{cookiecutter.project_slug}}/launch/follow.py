@@ -63,24 +63,36 @@ class Outcome:
         """The metrics that the log holds, as `report.write_curves` takes them."""
         return [row for line in self.lines if (row := line.metrics)]
 
+    def curves(self) -> str:
+        """Path of a picture of loss, accuracy and learning rate, as far as the log tells them.
 
-def follow(name: str, session: Any, *, poll_s: float = 5.0, console: Any = None) -> Outcome:
+        Raises:
+            UserError: it tells none yet.
+        """
+        if not self.rows:
+            raise UserError(f"{self.name} has logged no metrics that could be drawn; follow it first")
+        folder = ROOT / "outputs" / self.name
+        report.write_curves(self.rows, folder)
+        return str(folder / "curves.png")
+
+
+def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) -> Outcome:
     """Print status changes, log lines and progress until the job has ended, and say how it did.
 
     Ctrl-C ends the following, not the job.
 
     Args:
         name: of the training job.
-        session: a boto3 session in the job's region.
+        region: where it runs.
         poll_s: seconds between two looks; AWS throttles more.
     """
     from rich.console import Console
 
-    console = console or Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    client, logs = session.client("sagemaker"), session.client("logs")
-    outcome, shown, tokens = Outcome(name), 0, dict[str, str]()
+    console = console or Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
+    outcome, shown, tokens, told = Outcome(name), 0, dict[str, str](), time.monotonic()
     try:
         with aws_errors(), console.status(name) as status:
+            client, logs = connect("sagemaker", region), connect("logs", region)
             while outcome.status not in ENDED:
                 if outcome.job:
                     time.sleep(poll_s)
@@ -95,13 +107,23 @@ def follow(name: str, session: Any, *, poll_s: float = 5.0, console: Any = None)
                         f"{line.host} {line.text}" if job["ResourceConfig"]["InstanceCount"] > 1 else line.text
                     )
                 status.update(progress(outcome))
+                if not console.is_terminal and time.monotonic() - told > 60:  # no live line in notebooks and files
+                    console.print(progress(outcome))
+                    told = time.monotonic()
     except KeyboardInterrupt:
         console.print(f"\nThe job goes on, and is billed. Watch it again: python -m launch attach {name}")
-        console.print(f"Stop it: python -m launch stop {name}\nIn the console: {url(session.region_name)}/{name}")
+        console.print(f"Stop it: python -m launch stop {name}\nIn the console: {url(region)}/{name}")
         raise
     for style, text in ending(outcome):
         console.print(text, style=style)
     return outcome
+
+
+def connect(service: str, region: str) -> Any:
+    """A boto3 client."""
+    import boto3
+
+    return boto3.Session(region_name=region).client(service)
 
 
 def describe(name: str, client: Any) -> dict[str, Any]:
@@ -195,10 +217,10 @@ def last_words(lines: list[Line], count: int = 20) -> tuple[str, list[str]]:
     return first.host if first.rank is None else f"rank {first.rank} on {first.host}", own[-count:]
 
 
-def stop(name: str, session: Any) -> str:
+def stop(name: str, region: str) -> str:
     """Ask SageMaker to stop the job; what will happen, in words."""
-    client = session.client("sagemaker")
     with aws_errors():
+        client = connect("sagemaker", region)
         status = describe(name, client)["TrainingJobStatus"]
         if status in ENDED:
             return f"{name} has ended already: {status}"
@@ -206,7 +228,7 @@ def stop(name: str, session: Any) -> str:
     return f"{name} is stopping; SageMaker gives it 120 s, and keeps its model and checkpoints"
 
 
-def fetch(name: str, session: Any, target: Path | None = None) -> Path:
+def fetch(name: str, region: str, target: Path | None = None) -> Path:
     """Bring the job's model to `models/<job>`, with its curves in `output/` where there are any; the folder.
 
     Raises:
@@ -217,9 +239,8 @@ def fetch(name: str, session: Any, target: Path | None = None) -> Path:
     target = target or ROOT / "models" / name
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} is there already; remove it, or name another folder with --to")
-    s3 = session.client("s3")
     with aws_errors():
-        job = describe(name, session.client("sagemaker"))
+        s3, job = connect("s3", region), describe(name, connect("sagemaker", region))
         if job["TrainingJobStatus"] not in ENDED:
             raise UserError(
                 f"{name} has no model yet, it is {job['TrainingJobStatus']}; python -m launch attach {name}"

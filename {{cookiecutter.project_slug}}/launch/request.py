@@ -18,6 +18,7 @@ DRY_ACCOUNT = "000000000000"
 DRY_ROLE = "placeholder-for-dry-run"
 
 os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # v2 is chosen knowingly: v3 has no estimator, no SMDDP
+logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output, already when imported
 
 
 def job_name(job: Job) -> str:
@@ -96,7 +97,6 @@ def estimator(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:
 
 def sdk() -> Any:
     """The SDK, imported only when needed (about 2 s), and without its remarks."""
-    logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output, already when imported
     import sagemaker
     import sagemaker.config
     import sagemaker.pytorch
@@ -198,6 +198,18 @@ def aws_errors() -> Iterator[None]:
         raise UserError(explain(error)) from error
 
 
+@contextmanager
+def kindly() -> Iterator[None]:
+    """For a notebook's cell: a mistake's sentence in place of its stack trace, and the notebook goes on."""
+    try:
+        with aws_errors():
+            yield
+    except UserError as error:
+        print(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted")
+
+
 def explain(error: Exception) -> str:
     """What an AWS error means and what to do about it, in one sentence."""
     from botocore import exceptions as e
@@ -221,7 +233,7 @@ def explain(error: Exception) -> str:
         return "there are no AWS credentials here; run aws configure or aws sso login (submit --dry-run needs none)"
     if isinstance(error, e.ProfileNotFound | e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
         return f"the AWS profile cannot be used ({error}); check AWS_PROFILE, or run aws sso login"
-    if isinstance(error, e.HTTPClientError):
+    if isinstance(error, e.HTTPClientError | e.ConnectionError):
         return (
             f"AWS cannot be reached ({type(error).__name__}); check the network, the proxy, and the region in job.toml"
         )

@@ -1,5 +1,6 @@
 """job.toml, what fits what, the request that would be sent, and the mistakes that preflight has to find."""
 
+import functools
 import json
 import re
 import subprocess
@@ -9,6 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 
 import report
@@ -39,6 +41,9 @@ LAUNCHERS: dict[str, tuple[str, dict[str, str]]] = {
     "none": ("pytorch:2.13-cu133-amzn2023-sagemaker", {}),
 }
 NETWORK = Network(["subnet-0123456789abcdef0"], ["sg-0123456789abcdef0"], encrypt=True)
+
+
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # AWS's models are parsed once
 
 
 @pytest.fixture
@@ -77,7 +82,8 @@ def test_the_projects_own_job_stands(tmp_path):
 def test_job_toml_names_every_mistake_at_once(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(
-        'nmae = "x"\nregion = 7\ninstance_type = "ml.g5.xlarge"\ninstance_count = true\nmax_run_s = 0\nvolume_gb = 1.5\n'
+        'nmae = "x"\nregion = 7\ninstance_type = "ml.g5.xlarge"\ninstance_count = true\nmax_run_s = 0\n'
+        "volume_gb = 1.5\n"
         'distribution = "mpi"\nspot = 3\n[network]\nsubnets = "subnet-1"\n[hyperparameters]\nlr = [1]\n[tags]\na = 1\n'
     )
     with pytest.raises(job.JobError) as raised:

@@ -1,0 +1,481 @@
+"""The real SDK and boto3 against moto, in process: preflight's questions, sending, following, stopping, fetching."""
+
+import datetime
+import functools
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import boto3
+import botocore.client
+import botocore.session
+import pytest
+from botocore.exceptions import ClientError, ConnectTimeoutError, NoCredentialsError, ProfileNotFound
+from moto import mock_aws
+from moto.sagemaker.models import sagemaker_backends
+from moto.servicequotas.models import ServiceQuotasBackend
+from moto.servicequotas.responses import ServiceQuotasResponse
+
+from launch import SRC, account, follow, request
+from launch.__main__ import main
+from launch.job import Job, Network, Spot
+from report import UserError
+
+ACCOUNT, REGION = "123456789012", "us-east-1"
+TRUST = {"Effect": "Allow", "Principal": {"Service": ["sagemaker.amazonaws.com"]}, "Action": "sts:AssumeRole"}
+
+
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # AWS's models are parsed once
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[boto3.Session]:
+    """An empty account with one role that SageMaker may take on, and a quota of four p4d."""
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
+        monkeypatch.setenv(f"AWS_{name}", "testing")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    quotas = [{"QuotaName": f"ml.p4d.24xlarge for {kind}training job usage", "Value": 4.0} for kind in ("", "spot ")]
+    # moto knows quotas of VPC only, and not the call for those that were granted
+    monkeypatch.setattr(ServiceQuotasBackend, "list_aws_default_service_quotas", lambda *_, **__: quotas)
+    listing = ServiceQuotasResponse.list_aws_default_service_quotas
+    monkeypatch.setattr(ServiceQuotasResponse, "list_service_quotas", listing, raising=False)
+    with mock_aws():
+        session = boto3.Session(region_name=REGION)
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [TRUST]})
+        session.client("iam").create_role(RoleName="training", AssumeRolePolicyDocument=policy)
+        session.client("s3").create_bucket(Bucket="language-id")
+        yield session
+
+
+@pytest.fixture
+def good() -> Job:
+    return Job(
+        name="language-id",
+        region=REGION,
+        instance_type="ml.p4d.24xlarge",
+        instance_count=2,
+        role=f"arn:aws:iam::{ACCOUNT}:role/training",
+        bucket="language-id",
+        hyperparameters={"epochs": 6, "lr": 2e-3},
+    )
+
+
+def findings(job: Job) -> list[str]:
+    return [str(finding) for finding in account.check(job)]
+
+
+def test_nothing_stands_against_a_good_job(aws, good):
+    assert findings(good) == []
+    assert findings(replace(good, role="training")) == []
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("", "role: empty, and these credentials are a user's"),
+        ("nobody", "role: nobody does not exist in account 123456789012"),
+        ("arn:aws:iam::999999999999:role/training", "role: it is in account 999999999999"),
+        ("lambda", "role: lambda does not trust SageMaker"),
+    ],
+)
+def test_role(aws, good, role, said, monkeypatch):
+    policy = {"Version": "2012-10-17", "Statement": TRUST | {"Principal": {"Service": "lambda.amazonaws.com"}}}
+    aws.client("iam").create_role(RoleName="lambda", AssumeRolePolicyDocument=json.dumps(policy))
+    if not role:
+        monkeypatch.setattr("moto.sts.responses.TokenResponse.get_caller_identity", user_identity, raising=False)
+    found = findings(replace(good, role=role))
+    assert len(found) == 1 and said in found[0], found
+
+
+def user_identity(_: Any) -> Any:
+    from moto.core.responses import ActionResult
+
+    return ActionResult({"UserId": "x", "Account": ACCOUNT, "Arn": f"arn:aws:iam::{ACCOUNT}:user/me"})
+
+
+def network(aws: boto3.Session, *, cidr: str = "10.0.0.0/16", zone: str = "us-east-1a") -> tuple[str, str]:
+    """A new VPC with one subnet and one security group without inbound rules: their IDs."""
+    ec2 = aws.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock=cidr)["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock=cidr.replace("/16", "/24"), AvailabilityZone=zone)["Subnet"]
+    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)
+    return subnet["SubnetId"], group["GroupId"]
+
+
+def open_to_itself(aws: boto3.Session, group: str) -> None:
+    rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+    aws.client("ec2").authorize_security_group_ingress(GroupId=group, IpPermissions=rule)
+    aws.client("ec2").authorize_security_group_egress(GroupId=group, IpPermissions=rule)
+
+
+def test_security_groups_let_their_members_reach_each_other_both_ways(aws, good):
+    subnet, group = network(aws)
+    job = replace(good, network=Network([subnet], [group]))
+    found = findings(job)
+    assert [bool(re.search("has no inbound rule", found[0])), bool(re.search("has no outbound rule", found[1]))] == [
+        True
+    ] * 2
+    assert all(group in line and line.startswith("error   network.security_groups") for line in found)
+    assert findings(replace(job, instance_count=1)) == []  # nobody to reach
+    assert len(findings(replace(job, instance_type="ml.g5.xlarge"))) == 2  # no EFA: the open outbound rule will do
+    open_to_itself(aws, group)
+    assert findings(job) == []
+
+
+def test_subnets_in_one_vpc_and_for_efa_in_one_zone(aws, good):
+    (first, group), (other, _) = network(aws), network(aws, cidr="10.1.0.0/16")
+    open_to_itself(aws, group)
+    assert "2 VPCs" in findings(replace(good, network=Network([first, other], [group])))[0]
+    vpc = aws.client("ec2").describe_subnets(SubnetIds=[first])["Subnets"][0]["VpcId"]
+    more = {"VpcId": vpc, "CidrBlock": "10.0.9.0/24", "AvailabilityZone": "us-east-1b"}
+    second = aws.client("ec2").create_subnet(**more)["Subnet"]["SubnetId"]
+    job = replace(good, network=Network([first, second], [group]))
+    assert ["2 zones (us-east-1a, us-east-1b)" in line for line in findings(job)] == [True]
+    assert not any("zones" in line for line in findings(replace(job, instance_type="ml.g5.xlarge")))
+    absent = findings(replace(good, network=Network(["subnet-00000000"], [group])))
+    assert len(absent) == 1 and "network.subnets" in absent[0] and "mend the ID" in absent[0]
+
+
+def test_buckets_and_channels(aws, good):
+    s3 = aws.client("s3")
+    far = {"LocationConstraint": "eu-west-1"}
+    boto3.client("s3", "eu-west-1").create_bucket(Bucket="far-away", CreateBucketConfiguration=far)
+    s3.put_object(Bucket="language-id", Key="data/train.csv", Body=b"x")
+    s3.put_object(Bucket="language-id", Key="marker/", Body=b"")
+    channels = {
+        "training": "s3://language-id/data/",
+        "empty": "s3://language-id/marker/",
+        "none": "s3://absent-bucket/x",
+    }
+    found = findings(replace(good, channels=channels, checkpoint_s3="s3://far-away/x"))
+    assert len(found) == 3, found
+    assert "channels.empty: there is no data at s3://language-id/marker/" in found[0]
+    assert "channels.none: bucket absent-bucket does not exist" in found[1]
+    assert "checkpoint_s3: bucket far-away is in eu-west-1, the job in us-east-1" in found[2]
+
+
+def test_quota(aws, good):
+    assert "instance_count: 5 is above the quota" in findings(replace(good, instance_count=5))[0]
+    assert "for spot training job usage" in findings(replace(good, instance_count=5, spot=Spot(True)))[0]
+    assert findings(replace(good, instance_type="ml.p5.48xlarge"))[0].startswith("skipped quota: AWS lists no")
+
+
+def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
+    def product(kind: str, dollars: str) -> str:
+        terms = {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": dollars}}}}}}
+        return json.dumps({"product": {"attributes": {"platoinstancetype": kind}}, "terms": terms})
+
+    asked = record(monkeypatch, GetProducts={"PriceList": [product("Hosting", "9"), product("Training", "2.5")]})
+    assert "at most 120.00: 2 instances × 24 h (max_run_s) × 2.5 an hour" in account.ceiling(good)
+    wanted = {"productFamily": "ML Instance", "regionCode": REGION, "instanceName": "ml.p4d.24xlarge"}
+    assert {f["Field"]: f["Value"] for f in asked["GetProducts"]["Filters"]} == wanted
+
+
+def record(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> dict[str, Any]:
+    """What is asked of AWS, by operation; the given operations are answered with these instead of moto's answers."""
+    asked: dict[str, Any] = {}
+    call = botocore.client.BaseClient._make_api_call
+
+    def recording(client: Any, operation: str, arguments: dict[str, Any]) -> Any:
+        asked[operation] = arguments
+        if operation not in answers:
+            return call(client, operation, arguments)
+        answer = answers[operation]
+        answer = answer.pop(0) if isinstance(answer, list) else answer
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", recording)
+    return asked
+
+
+def refusal(code: str, operation: str = "GetCallerIdentity") -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": "no"}}, operation)
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (refusal("ExpiredToken"), "credentials have expired"),
+        (refusal("InvalidClientTokenId"), "does not know these credentials"),
+        (NoCredentialsError(), "there are no AWS credentials here"),
+        (ConnectTimeoutError(endpoint_url="x"), "cannot be reached"),
+        (ProfileNotFound(profile="x"), "the AWS profile cannot be used"),
+    ],
+)
+def test_every_command_says_in_a_sentence_why_aws_does_not_answer(aws, good, monkeypatch, capsys, failure, said):
+    record(monkeypatch, GetCallerIdentity=failure, DescribeTrainingJob=failure)
+    monkeypatch.setattr("launch.job.load", lambda _: good)
+    for command in (["submit"], ["attach", "x"], ["stop", "x"], ["fetch", "x"]):
+        assert main(command) == 1
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("error: ") and said in error
+
+
+def test_what_may_not_be_asked_is_skipped_and_says_what_is_missing(aws, good, monkeypatch):
+    record(monkeypatch, GetRole=refusal("AccessDenied", "GetRole"))
+    assert [line.split(";")[0] for line in findings(good)] == ["skipped role: these credentials may not call GetRole"]
+
+
+def test_without_credentials_preflight_says_what_it_did_not_check(good, monkeypatch, tmp_path):
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    assert [line[:30] for line in findings(good)] == ["skipped AWS: no credentials he"]
+
+
+def test_the_notebook_writes_out_the_same_estimator():
+    """Its arguments, by name, are those that `request.estimator` passes."""
+    notebook = json.loads((SRC.parent / "launch" / "launch.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"]]
+    written = next(cell for cell in cells if "PyTorch(" in cell)
+    own = (SRC.parent / "launch" / "request.py").read_text(encoding="utf-8")
+    names = re.findall(r"^        (\w+)=", own.split("pytorch.PyTorch(")[1].split("\n    )")[0], re.M)
+    assert re.findall(r"^        (\w+)=", written.split("PyTorch(")[1], re.M) == names
+
+
+# ---- after a job was sent
+
+
+@pytest.fixture
+def sent(aws: boto3.Session, good: Job) -> Any:
+    """A job in moto, which calls it completed at once, and its log group."""
+    made, name = aws.client("sagemaker"), "language-id-20260101-000000"
+    made.create_training_job(
+        TrainingJobName=name,
+        RoleArn=good.role,
+        AlgorithmSpecification={"TrainingImage": "x", "TrainingInputMode": "File"},
+        HyperParameters={"epochs": "6"},
+        OutputDataConfig={"S3OutputPath": "s3://language-id/"},
+        CheckpointConfig={"S3Uri": "s3://language-id/checkpoints"},
+        ResourceConfig={"InstanceType": "ml.p4d.24xlarge", "InstanceCount": 2, "VolumeSizeInGB": 100},
+        StoppingCondition={"MaxRuntimeInSeconds": 3600},
+    )
+    aws.client("logs").create_log_group(logGroupName=follow.LOG_GROUP)
+    return sagemaker_backends[ACCOUNT][REGION].training_jobs[name]
+
+
+def log(aws: boto3.Session, name: str, host: str, *lines: str, at: int = 0) -> None:
+    logs, stream = aws.client("logs"), f"{name}/{host}-1700000000"
+    known = logs.describe_log_streams(logGroupName=follow.LOG_GROUP, logStreamNamePrefix=stream)["logStreams"]
+    if not known:
+        logs.create_log_stream(logGroupName=follow.LOG_GROUP, logStreamName=stream)
+    now = int(datetime.datetime.now().timestamp() * 1000) + at
+    events = [{"timestamp": now + i, "message": line} for i, line in enumerate(lines)]
+    logs.put_log_events(logGroupName=follow.LOG_GROUP, logStreamName=stream, logEvents=events)
+
+
+def console() -> Any:
+    from rich.console import Console
+
+    return Console(file=io.StringIO(), highlight=False, markup=False, emoji=False, soft_wrap=True, width=200)
+
+
+def test_following_a_job_to_its_end(aws, sent, monkeypatch):
+    sent.training_job_status = sent.secondary_status = "InProgress"
+    name, screen = sent.training_job_name, console()
+    log(aws, name, "algo-1", "Invoking TorchDistributed...")
+
+    def later(seconds: float) -> None:
+        log(aws, name, "algo-1", "step=1 epoch=1 train/loss=1.5", "test/accuracy 0.8123", at=1000)
+        log(aws, name, "algo-2", "[1,mpirank:8,algo-2]<stdout>:step=2 epoch=1 val/loss=0.5 [/red]", at=2000)
+        sent.training_job_status = sent.secondary_status = "Completed"
+        sent.training_time_in_seconds, sent.billable_time_in_seconds = 3661, 1220
+        sent.enable_managed_spot_training = True
+
+    monkeypatch.setattr("time.sleep", later)
+    outcome = follow.follow(name, REGION, console=screen)
+    text = screen.file.getvalue()
+    assert outcome.status == "Completed"
+    assert outcome.rows == [
+        {"step": 1, "epoch": 1, "train/loss": 1.5},
+        {"test/accuracy": 0.8123},
+        {"step": 2, "epoch": 1, "val/loss": 0.5},
+    ]
+    assert "0:00:00 Starting Preparing the instances for training" in text
+    assert (
+        text.count("algo-1 step=1 epoch=1 train/loss=1.5") == 1 and "algo-2 [1,mpirank:8" in text and "[/red]" in text
+    )
+    assert f"{name} completed. Bring its model home: python -m launch fetch {name}" in text
+    assert "trained 1:01:01 and is billed 0:20:20 on 2 instances; spot saved 67%" in text
+    assert "epoch 1 of 6 · step 2 · train/loss 1.5" in follow.progress(outcome)
+
+
+def test_a_failed_job_shows_why_and_the_rank_that_failed_first(aws, sent, capsys):
+    sent.training_job_status = sent.secondary_status = "Failed"
+    sent.failure_reason = "AlgorithmError: ExecuteUserScriptError: ExitCode 1"
+    name = sent.training_job_name
+    log(
+        aws, name, "algo-1", "[rank0]: Traceback (most recent call last):", "[rank0]: connection closed by peer", at=500
+    )
+    log(aws, name, "algo-2", "fine", "[rank9]: Traceback (most recent call last):", "[rank9]: ValueError: nan", at=400)
+    log(aws, name, "algo-2", "Root Cause (first observed failure):", "[0]:", "  rank      : 9 (local_rank: 1)", at=900)
+    screen = console()
+    assert follow.follow(name, REGION, console=screen).status == "Failed"
+    text = screen.file.getvalue()
+    assert f"{name} failed: AlgorithmError: ExecuteUserScriptError: ExitCode 1" in text
+    assert text.rstrip().endswith(
+        "The last lines of rank 9 on algo-2, which failed first:\n"
+        "  [rank9]: Traceback (most recent call last):\n  [rank9]: ValueError: nan"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "who", "last"),
+    [
+        ([], "", []),
+        ([("algo-1", "killed")], "algo-1", ["killed"]),
+        (
+            [("algo-2", "error: no data"), ("algo-1", "Traceback (most recent call last):")],
+            "algo-2",
+            ["error: no data"],
+        ),
+        (
+            [
+                ("algo-1", "[1,mpirank:3,algo-1]<stderr>:RuntimeError: boom"),
+                ("algo-1", "[1,mpirank:0,algo-1]<stderr>:RuntimeError: peer"),
+            ],
+            "rank 3 on algo-1",
+            ["[1,mpirank:3,algo-1]<stderr>:RuntimeError: boom"],
+        ),
+    ],
+)
+def test_last_words(lines, who, last):
+    assert follow.last_words([follow.Line(i, host, text) for i, (host, text) in enumerate(lines)]) == (who, last)
+
+
+def test_a_stopped_job_says_by_whom_and_how_to_go_on(aws, sent):
+    sent.training_job_status = "Stopped"
+    for secondary, told in {
+        "Stopped": "someone asked for it",
+        "MaxRuntimeExceeded": "max_run_s was over",
+        "MaxWaitTimeExceeded": "no spot capacity came in max_wait_s",
+    }.items():
+        sent.secondary_status, screen = secondary, console()
+        assert follow.follow(sent.training_job_name, REGION, console=screen).status == "Stopped"
+        assert f"was stopped: {told}. To go on from its checkpoints: checkpoint_s3 = " in screen.file.getvalue()
+
+
+def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(aws, sent, monkeypatch):
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    sent.training_job_status = sent.secondary_status = "InProgress"
+    monkeypatch.setattr("time.sleep", interrupt)
+    screen, name = console(), sent.training_job_name
+    with pytest.raises(KeyboardInterrupt):
+        follow.follow(name, REGION, console=screen)
+    assert sent.training_job_status == "InProgress"
+    for way in (
+        f"launch attach {name}",
+        f"launch stop {name}",
+        f"us-east-1.console.aws.amazon.com/sagemaker/home?region=us-east-1#/jobs/{name}",
+    ):
+        assert way in screen.file.getvalue()
+
+
+def test_stop(aws, sent, monkeypatch):
+    assert "has ended already: Completed" in follow.stop(sent.training_job_name, REGION)
+    sent.training_job_status = "InProgress"
+    asked = record(monkeypatch, StopTrainingJob={})  # which moto does not know
+    assert "is stopping" in follow.stop(sent.training_job_name, REGION)
+    assert asked["StopTrainingJob"] == {"TrainingJobName": sent.training_job_name}
+
+
+def test_a_job_that_is_not_there(aws):
+    for command in (follow.stop, follow.fetch, follow.follow):
+        with pytest.raises(UserError, match='no training job "nope" in us-east-1'):
+            command("nope", REGION)
+
+
+def archive(*members: tuple[str, bytes, bytes]) -> bytes:
+    """A tar.gz of (name, type, content or link target)."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for name, kind, content in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.size = kind, len(content) if kind == tarfile.REGTYPE else 0
+            member.linkname = "" if kind == tarfile.REGTYPE else content.decode()
+            tar.addfile(member, io.BytesIO(content))
+    return out.getvalue()
+
+
+def put(aws: boto3.Session, sent: Any, body: bytes, name: str = "model.tar.gz") -> None:
+    aws.client("s3").put_object(Bucket="language-id", Key=f"{sent.training_job_name}/output/{name}", Body=body)
+
+
+def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
+    put(aws, sent, archive(("./", tarfile.DIRTYPE, b""), ("./config.json", tarfile.REGTYPE, b"{}")))
+    put(aws, sent, archive(("curves.csv", tarfile.REGTYPE, b"step\n")), "output.tar.gz")
+    folder = follow.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
+    assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*")) == [
+        "config.json",
+        "output",
+        "output/curves.csv",
+    ]
+    assert [p.name for p in (tmp_path / "models").iterdir()] == ["x"]
+    with pytest.raises(UserError, match="is there already"):
+        follow.fetch(sent.training_job_name, REGION, folder)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        archive(("../evil", tarfile.REGTYPE, b"x")),
+        archive(("a/../../evil", tarfile.REGTYPE, b"x")),
+        archive(("/tmp/evil", tarfile.REGTYPE, b"x")),  # noqa: S108
+        archive(("link", tarfile.SYMTYPE, b"/etc"), ("link/evil", tarfile.REGTYPE, b"x")),
+        archive(("link", tarfile.LNKTYPE, b"../../evil")),
+        archive(("dev", tarfile.CHRTYPE, b"")),
+        archive(("fifo", tarfile.FIFOTYPE, b"")),
+        archive(("config.json", tarfile.REGTYPE, b"x" * 10_000))[:60],
+        b"no archive",
+        b"",
+    ],
+    ids=["parent", "inner parent", "absolute", "link", "hard link", "device", "fifo", "cut off", "text", "empty"],
+)
+def test_fetch_refuses_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
+    put(aws, sent, body)
+    with pytest.raises(UserError, match="archive"):
+        follow.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
+    assert not list((tmp_path / "models").iterdir()) and not list(tmp_path.glob("evil"))
+
+
+def test_fetch_without_a_model(aws, sent, tmp_path):
+    with pytest.raises(UserError, match="left no model at s3://language-id/"):
+        follow.fetch(sent.training_job_name, REGION, tmp_path / "x")
+    sent.training_job_status = "InProgress"
+    with pytest.raises(UserError, match="no model yet, it is InProgress"):
+        follow.fetch(sent.training_job_name, REGION, tmp_path / "x")
+
+
+def test_the_command_from_submit_to_fetch(aws, good, tmp_path, monkeypatch, capsys):
+    """It sends exactly what the dry run shows, and `src/` as it is."""
+    asked = record(monkeypatch)
+    monkeypatch.setattr("sagemaker.telemetry.telemetry_logging._send_telemetry_request", lambda *_: pytest.fail("sent"))
+    monkeypatch.setattr(request, "job_name", lambda job: f"{job.name}-20260101-000000")
+    monkeypatch.setattr("launch.job.load", lambda _: good)
+    assert main(["submit"]) == 0
+    said, name = capsys.readouterr().out, "language-id-20260101-000000"
+    assert asked["CreateTrainingJob"] == request.dry_run(good)
+    assert "job     2 × ml.p4d.24xlarge, smddp, torch 2.5.1 on Python 3.11" in said
+    assert f"sent    {name}\n" in said and f"{name} completed" in said
+
+    s3 = aws.client("s3")
+    body = s3.get_object(Bucket="language-id", Key=f"{name}/source/sourcedir.tar.gz")["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(body)) as tar:
+        files = [member for member in tar if member.isfile() and "__pycache__" not in member.name]
+        contents = {member.name: tar.extractfile(member).read() for member in files}  # type: ignore[union-attr]
+    assert contents == {path.name: path.read_bytes() for path in SRC.glob("*") if path.is_file()}
+
+    model = archive(("weights", tarfile.REGTYPE, b"w"))
+    s3.put_object(Bucket="language-id", Key=f"{name}/output/model.tar.gz", Body=model)
+    assert main(["fetch", name, "--to", str(tmp_path / "m")]) == 0
+    assert (tmp_path / "m" / "weights").read_bytes() == b"w"
