@@ -5,18 +5,20 @@ over gloo on the CPU; then everything that has to hold across ranks is checked. 
 """
 
 import argparse
+import dataclasses
 import json
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rehearsal.checks import Check
-    from rehearsal.hosts import Host, Plan
+    from rehearsal.hosts import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
@@ -77,7 +79,9 @@ def plan(args: argparse.Namespace) -> "Plan":
     if not (args.source_dir / "train.py").is_file():
         problem = f"--source-dir {args.source_dir} has no train.py; name the folder that holds your entry point"
     elif distribution == "none" and processes > 1:
-        problem = f"--processes {processes}: without a launcher SageMaker starts one process per host; use --processes 1"
+        problem = (
+            f"--processes {processes}: without a launcher SageMaker starts one process per host; use --processes 1"
+        )
     elif sys.platform == "win32":
         problem = "SageMaker's toolkit does not run on Windows; use WSL"
     elif sys.platform != "linux" and (hosts > 1 or distribution in MPI):
@@ -85,6 +89,7 @@ def plan(args: argparse.Namespace) -> "Plan":
     for name, rank in (("--fail-rank", args.fail_rank), ("--kill-rank", args.kill_rank)):
         if rank is not None and not 0 <= rank < hosts * processes:
             problem = f"{name} {rank} is none of the ranks 0 to {hosts * processes - 1}"
+    image = profiles.profile(dataclasses.replace(answers, distribution=distribution)) if answers else None
     channels = dict(channel.partition("=")[::2] for channel in args.channel)
     for name, folder in channels.items():
         if not Path(folder).is_dir():
@@ -101,6 +106,7 @@ def plan(args: argparse.Namespace) -> "Plan":
         environment=answers.environment if answers else {},
         instance_type=answers.instance_type if answers else "ml.p4d.24xlarge",
         region=answers.region if answers else "us-east-1",
+        image_torch=image.torch if image else version("torch"),
         fail_rank=args.fail_rank,
         kill_rank=args.kill_rank,
         timeout=args.timeout,
@@ -138,7 +144,6 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
     from rich.spinner import Spinner
     from rich.text import Text
 
-    from launch import profiles
     from rehearsal import checks, hosts, requirements
     from report import UserError
 
@@ -151,25 +156,23 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
     launcher = {"torch_distributed": "torchrun", "none": "no launcher"}.get(plan.distribution, "mpirun")
     if why:
         launcher = f"mpirun's environment without mpirun ({why})"
-    standins = {"smddp": ["SMDDP", "smddprun"]}.get(plan.distribution, []) + ["nvidia-smi"]
-    port = hosts.free_port()
+    standins = ["SMDDP", "smddprun", "nvidia-smi"] if plan.distribution == "smddp" else ["nvidia-smi"]
     title = f"{plan.hosts} hosts × {plan.processes} processes, {plan.distribution}, started by {launcher}"
-    console.print(f"[bold]{title}[/bold]; stand-ins: {', '.join(standins)}" + ("" if port == 7777 else f"; port {port}"))
     cast = hosts.lay_out(plan, run)
     started = time.time()
     spinner = Spinner("dots")
-    with Live(spinner, console=console, refresh_per_second=4, transient=True) as live:
+    with hosts.port() as port, Live(spinner, console=console, refresh_per_second=4, transient=True) as live:
+        live.console.print(f"{title}; stand-ins: {', '.join(standins)}; port {port}", style="bold")
         for host, line in hosts.play(plan, run, cast, port, mpirun):
             ended = sum(other.exit_code is not None for other in cast)
             spinner.update(text=f"{time.time() - started:.0f} s, {ended} of {plan.hosts} hosts ended")
             if line:
-                text = Text.assemble((f"host {host.index + 1} ", COLOURS[host.index % len(COLOURS)]), Text.from_ansi(line))
-                live.console.print(text)
+                text = Text(f"host {host.index + 1} ", COLOURS[host.index % len(COLOURS)])
+                live.console.print(text.append_text(Text.from_ansi(line)))
     seconds = time.time() - started
     ranks = checks.evidence(run)
     verdicts = checks.judge(plan, run, cast, ranks)
-    family = {"smddp": "smddp", "pytorchddp": "mpirun"}.get(plan.distribution, "current")
-    packages, verdict = requirements.check(plan.source / "requirements.txt", profiles.PROFILES[family].torch)
+    packages, verdict = requirements.check(plan.source / "requirements.txt", plan.image_torch)
     verdicts.append(verdict)
     _table(console, f"{title}, {seconds:.0f} s", verdicts)
     if packages:
@@ -197,6 +200,7 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
 
 def _table(console: Any, title: str, verdicts: "list[Check]") -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("check", no_wrap=True)
@@ -204,7 +208,7 @@ def _table(console: Any, title: str, verdicts: "list[Check]") -> None:
     table.add_column("detail", overflow="fold")
     for check in verdicts:
         colour = {"held": "green", "failed": "red", "skipped": "yellow"}[check.verdict]
-        table.add_row(check.name, f"[{colour}]{check.verdict}[/]", check.detail)
+        table.add_row(check.name, Text(check.verdict, colour), Text(check.detail))
     console.print(table)
 
 

@@ -47,7 +47,9 @@ def judge(plan: Plan, run: Path, hosts: list[Host], ranks: list[Rank]) -> list[C
     checks += [_same("metrics-identical", ranks, "metrics"), _one_writer(hosts, ranks)]
     if plan.distribution == "smddp":
         refused = refusals(run)
-        checks.append(_check("smddp-contract", not refused, "; ".join(refused) or "nothing that SMDDP refuses was asked"))
+        checks.append(
+            _check("smddp-contract", not refused, "; ".join(refused) or "nothing that SMDDP refuses was asked")
+        )
     return [*checks, _predicts(plan, run, hosts), _memory(plan, ranks)]
 
 
@@ -98,7 +100,11 @@ def _ranks(plan: Plan, ranks: list[Rank]) -> Check:
 
 def _node_ranks(plan: Plan, ranks: list[Rank]) -> Check:
     """Node and local rank follow from the host that the process ran on, and count its processes once each."""
-    wrong = [f"rank {r['rank']} on host {r['host'] + 1} says node rank {r['node_rank']}" for r in ranks if r["node_rank"] != r["host"]]
+    wrong = [
+        f"rank {r['rank']} on host {r['host'] + 1} says node rank {r['node_rank']}"
+        for r in ranks
+        if r["node_rank"] != r["host"]
+    ]
     for host in range(plan.hosts):
         local = sorted(r["local_rank"] for r in ranks if r["host"] == host)
         if local != list(range(plan.processes)):
@@ -116,18 +122,20 @@ def _prepare_data(plan: Plan, ranks: list[Rank]) -> Check:
     if not any(rank["prepare_data"] for rank in ranks):
         return Check("prepare-data-once-per-node", "skipped", "no prepare_data was called")
     wrong = [
-        f"rank {r['rank']} (local rank {r['local_rank']}) called it in {' and '.join(r['prepare_data'])}"
+        f"rank {r['rank']} (local rank {r['local_rank']}) called {' and '.join(r['prepare_data'])}"
         for r in ranks
         if r["local_rank"] != 0 and r["prepare_data"]
     ]
     leaders = [r for r in ranks if r["local_rank"] == 0]
     for leader in leaders:
-        calls = Counter(leader["prepare_data"])
-        wrong += [f"rank {leader['rank']} called it {n} times in {run}" for run, n in calls.items() if n > 1]
+        calls: Counter[str] = Counter(leader["prepare_data"])
+        wrong += [f"rank {leader['rank']} called {what} {n} times" for what, n in calls.items() if n > 1]
     per_node = [leader["prepare_data"] for leader in leaders]
-    if any(calls != per_node[0] for calls in per_node) and any(per_node[1:]):  # only node 0: prepare_data_per_node=False
+    if any(calls != per_node[0] for calls in per_node) and any(
+        per_node[1:]
+    ):  # only node 0: prepare_data_per_node=False
         wrong.append(f"calls differ between nodes: {per_node}")
-    return _check("prepare-data-once-per-node", not wrong, "; ".join(wrong) or f"in {' and '.join(per_node[0])}")
+    return _check("prepare-data-once-per-node", not wrong, "; ".join(wrong) or ", ".join(per_node[0]))
 
 
 def _same(name: str, ranks: list[Rank], key: str) -> Check:
@@ -166,14 +174,22 @@ def _predicts(plan: Plan, run: Path, hosts: list[Host]) -> Check:
     if not (plan.source / "predict.py").is_file():
         return Check("model-predicts", "skipped", "no predict.py in the source folder")
     code = hosts[0].base / "code"
-    command = [sys.executable, str(code / "predict.py"), "--model_dir", str(hosts[0].base / "model"), "Île de la Réunion"]
+    command = [
+        sys.executable,
+        str(code / "predict.py"),
+        "--model_dir",
+        str(hosts[0].base / "model"),
+        "Île de la Réunion",
+    ]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": ""}
     try:
         done = subprocess.run(command, cwd=run, env=environment, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
         return _check("model-predicts", False, "predict.py did not answer in 120 s")
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    return _check("model-predicts", done.returncode == 0 and bool(lines), " ".join(lines[-1].split()) if lines else "no answer")
+    return _check(
+        "model-predicts", done.returncode == 0 and bool(lines), " ".join(lines[-1].split()) if lines else "no answer"
+    )
 
 
 def _memory(plan: Plan, ranks: list[Rank]) -> Check:
@@ -195,6 +211,8 @@ def _ends(plan: Plan, hosts: list[Host], ranks: list[Rank]) -> Check:
 def _cause(plan: Plan, hosts: list[Host]) -> Check:
     """Of output/failure SageMaker shows the first 1024 characters, as FailureReason."""
     named: Callable[[str], bool] = lambda text: bool(re.search(rf"\brank\s*:?\s*{plan.fault}\b", text))  # noqa: E731
-    silent = [host.index + 1 for host in hosts if not named((host.file("failure") or "")[:1024])]
-    said = f"hosts {silent} do not name rank {plan.fault}" if silent else _sentence(hosts[0].file("failure"))
+    # A host whose only rank was killed has nobody left to say so.
+    telling = [host for host in hosts if plan.processes > 1 or plan.kill_rank != host.index] or hosts
+    silent = [host.index + 1 for host in telling if not named((host.file("failure") or "")[:1024])]
+    said = f"hosts {silent} do not name rank {plan.fault}" if silent else _sentence(telling[0].file("failure"))
     return _check("failure-names-cause", not silent, said)

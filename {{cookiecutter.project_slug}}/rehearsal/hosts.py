@@ -11,13 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 STANDINS = Path(__file__).parent / "standins"
 MPI = ("smddp", "pytorchddp")  # launched by mpirun
-FLAGS = {  # the hyperparameters by which the toolkit knows its launcher, as the SDK and launch/ write them
+FLAGS: dict[
+    str, dict[str, Any]
+] = {  # the hyperparameters by which the toolkit knows its launcher, as the SDK and launch/ write them
     "none": {},
     "torch_distributed": {"sagemaker_torch_distributed_enabled": True},
     "pytorchddp": {"sagemaker_pytorch_ddp_enabled": True},
@@ -26,8 +29,10 @@ FLAGS = {  # the hyperparameters by which the toolkit knows its launcher, as the
         "sagemaker_distributed_dataparallel_custom_mpi_options": "",
     },
 }
-RANK_VARIABLES = ("SM_", "OMPI_", "PMIX_", "TORCHELASTIC_", "PET_", "SAGEMAKER_", "REHEARSAL_", "PYTHONPATH")
-RANK_VARIABLES += ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "NODE_RANK", "SLURM_")
+RANK_VARIABLES = (  # beginnings of names; a container has none of yours
+    *("SM_", "SAGEMAKER_", "REHEARSAL_", "OMPI_", "PMIX_", "PET_", "TORCHELASTIC_", "SLURM_", "PYTHONPATH"),
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "NODE_RANK"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     instance_type: str = "ml.p4d.24xlarge"
     region: str = "us-east-1"
+    image_torch: str = ""
     fail_rank: int | None = None
     kill_rank: int | None = None
     timeout: float = 1800.0
@@ -144,7 +150,11 @@ def lay_out(plan: Plan, run: Path) -> list[Host]:
                 "instance_groups": [{**group, "hosts": names}],
             },
             "inputdataconfig": {
-                name: {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+                name: {
+                    "TrainingInputMode": "File",
+                    "S3DistributionType": "FullyReplicated",
+                    "RecordWrapperType": "None",
+                }
                 for name in plan.channels
             },
         }
@@ -185,7 +195,9 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
         "AWS_REGION": plan.region,
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_BASE_DIR": str(host.base),
-        "SAGEMAKER_TRAINING_MODULE": f"{'rehearsal_container' if own_module else 'sagemaker_pytorch_container.training'}:main",
+        "SAGEMAKER_TRAINING_MODULE": "rehearsal_container:main"
+        if own_module
+        else "sagemaker_pytorch_container.training:main",
         "PET_MASTER_PORT": str(port),  # one host: the toolkit names no port to torchrun
         "REHEARSAL_PROCESSES": str(plan.processes if plan.distribution != "none" else 0),
         "REHEARSAL_PORT": str(port),
@@ -198,16 +210,20 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
     }
 
 
-def free_port() -> int:
-    """7777, SageMaker's own, or another one if something listens there."""
-    for wanted in (7777, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", wanted))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise OSError("no free port")
+@contextmanager
+def port() -> Iterator[int]:
+    """7777, SageMaker's own, or another one if something listens there or another rehearsal is about to."""
+    with socket.socket(socket.AF_UNIX) as claim, socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            if sys.platform == "linux":
+                claim.bind("\0rehearsal-7777")  # a name without a file
+            probe.bind(("", 7777))
+        except OSError:
+            probe.bind(("", 0))
+        number = int(probe.getsockname()[1])
+        probe.close()
+        yield number
 
 
 def play(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> Iterator[tuple[Host, str]]:

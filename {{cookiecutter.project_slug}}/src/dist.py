@@ -1,24 +1,26 @@
-"""Where am I in the cluster? The only reader of rank variables, and what Lightning has to know about them.
+"""What Lightning has to know about the cluster, and what the ranks say to each other.
 
-    with dist.session() as cluster:  # the ranks meet, rank 0 prints who came
+    with dist.session() as cluster:  # the ranks meet; rank 0 prints who came
         strategy, devices, num_nodes = dist.get_initialization_info()
         trainer = Trainer(strategy=strategy, devices=devices, num_nodes=num_nodes, accelerator=cluster.accelerator)
 
-Four ways to start a process are known: none, torchrun, mpirun, and smddprun under mpirun (AWS's SMDDP).
-:func:`locate` turns their variables into a :class:`Cluster` or refuses them; nothing is detected by Lightning.
+The only reader of rank variables, through :func:`cluster.locate`; Lightning is told everything and detects nothing.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
+import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -32,250 +34,21 @@ from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from report import UserError
-
-SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
-SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
-
-
-class ClusterError(UserError):
-    """The environment contradicts itself or asks for what is not there."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What this host can do, as far as the choice of backend and device needs it."""
-
-    gpus: int = 0
-    has_nccl: bool = False
-    has_smddp: bool = False
-    torch_version: str = torch.__version__
-
-    @classmethod
-    def here(cls) -> "Machine":
-        has_smddp = bool(importlib.util.find_spec("smdistributed")) and bool(
-            importlib.util.find_spec("smdistributed.dataparallel")
-        )
-        return cls(torch.cuda.device_count(), torch.distributed.is_nccl_available(), has_smddp)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """This process's place in the job. Ranks count from 0; rank = node_rank × local_world_size + local_rank."""
-
-    hosts: tuple[str, ...]
-    node_rank: int
-    rank: int
-    local_rank: int
-    local_world_size: int  # processes on each host
-    world_size: int  # processes in all
-    launcher: str  # none, torchrun, mpirun, smddprun
-    backend: str  # none, gloo, nccl, smddp
-    device: str  # cpu, cuda:<local rank>
-    main_address: str  # where rank 0 listens while the ranks meet
-    main_port: int
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.hosts)
-
-    @property
-    def accelerator(self) -> str:
-        return "cpu" if self.device == "cpu" else "gpu"
-
-    def host_of(self, rank: int) -> str:
-        return self.hosts[rank // self.local_world_size]
-
-
-def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
-    """The cluster that the environment variables describe; a pure function.
-
-    Variables: sagemaker-training's ``SM_*`` (https://github.com/aws/sagemaker-training-toolkit), torchrun's
-    (https://docs.pytorch.org/docs/stable/elastic/run.html) and Open MPI's ``OMPI_COMM_WORLD_*``.
-
-    Raises:
-        ClusterError: one sentence that names variable, value and cure.
-    """
-    image_torch = env.get("SM_DLC_TORCH_VERSION", machine.torch_version)
-    if not _same_version(image_torch, machine.torch_version):
-        raise ClusterError(
-            f"SM_DLC_TORCH_VERSION={image_torch} is the image's torch, but {machine.torch_version} was imported; "
-            "something in requirements.txt replaced it: pin that package to a version that accepts the image's torch."
-        )
-    hosts = _hosts(env)
-    if any(name.startswith("OMPI_COMM_WORLD_") for name in env) and "TORCHELASTIC_RUN_ID" not in env:
-        launcher, prefix = "mpirun", "OMPI_COMM_WORLD_"
-        names = {"rank": "RANK", "world": "SIZE", "local": "LOCAL_RANK", "local_world": "LOCAL_SIZE"}
-    elif any(name in env for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID")):
-        launcher, prefix = "torchrun", ""
-        names = {
-            "rank": "RANK",
-            "world": "WORLD_SIZE",
-            "local": "LOCAL_RANK",
-            "local_world": "LOCAL_WORLD_SIZE",
-        }
-    else:
-        return _alone(env, hosts, machine)
-    names = {key: prefix + name for key, name in names.items()}
-    local_world = _integer(env, names["local_world"], 1)
-    world = _integer(env, names["world"], 1)
-    rank = _integer(env, names["rank"], 0, world)
-    local_rank = _integer(env, names["local"], 0, local_world)
-    num_nodes = len(hosts) or max(1, world // local_world)
-    if world != num_nodes * local_world:
-        raise ClusterError(
-            f"{names['world']}={world} is not hosts × processes per host = {num_nodes} × {local_world} "
-            f"(SM_HOSTS={env.get('SM_HOSTS', 'unset')}, {names['local_world']}={local_world}); "
-            "start the same number of processes on every host."
-        )
-    # Under mpirun SM_CURRENT_HOST and GROUP_RANK can be the leader's on every rank: the ranks alone tell the node.
-    node_rank = rank // local_world
-    told: dict[str, tuple[object, object]] = {names["local"]: (local_rank, rank % local_world)}
-    if launcher == "torchrun" and "GROUP_RANK" in env:
-        told["GROUP_RANK"] = (_integer(env, "GROUP_RANK", 0, num_nodes), node_rank)
-    if launcher == "torchrun" and hosts and "SM_CURRENT_HOST" in env:
-        told["SM_CURRENT_HOST"] = (env["SM_CURRENT_HOST"], hosts[node_rank])
-    if launcher == "mpirun" and "RANK" in env:
-        told["RANK"] = (_integer(env, "RANK", 0, world), rank)
-    for name, (found, expected) in told.items():
-        if found != expected:
-            raise ClusterError(
-                f"{name}={found} contradicts {names['rank']}={rank} with {local_world} processes per host, "
-                f"by which it is {expected}; number the ranks host by host, in the order of SM_HOSTS."
-            )
-    if num_nodes > 1 and not hosts and "MASTER_ADDR" not in env:
-        raise ClusterError(
-            f"{names['world']}={world} spans {num_nodes} hosts, but MASTER_ADDR is unset; set it to the host of rank 0."
-        )
-    smddp = launcher == "mpirun" and _asked_for_smddp(env)
-    if smddp:
-        _check_smddp(env, machine)
-        launcher = "smddprun"
-    device = _device(machine, local_rank, local_world, names["local_world"])
-    native = "nccl" if device != "cpu" and machine.has_nccl else "gloo"
-    return Cluster(
-        hosts=hosts or (("localhost",) if num_nodes == 1 else tuple(f"node-{i}" for i in range(num_nodes))),
-        node_rank=node_rank,
-        rank=rank,
-        local_rank=local_rank,
-        local_world_size=local_world,
-        world_size=world,
-        launcher=launcher,
-        backend="none" if world == 1 else "smddp" if smddp else native,
-        device=device,
-        main_address=env.get("MASTER_ADDR") or (hosts[0] if hosts else "127.0.0.1"),
-        main_port=_integer(env, "MASTER_PORT", 1, 65536, default="7777"),
-    )
-
-
-def _alone(env: Mapping[str, str], hosts: tuple[str, ...], machine: Machine) -> Cluster:
-    """One process without a launcher. On several hosts each would believe it is rank 0 and train by itself."""
-    if len(hosts) > 1:
-        raise ClusterError(
-            f"SM_HOSTS={env['SM_HOSTS']} names {len(hosts)} hosts, but no launcher set RANK; "
-            'set distribution to "torch_distributed", "smddp" or "pytorchddp", or instance_count to 1.'
-        )
-    device = _device(machine, 0, 1, "")
-    return Cluster(hosts or ("localhost",), 0, 0, 0, 1, 1, "none", "none", device, "127.0.0.1", 7777)
-
-
-def _hosts(env: Mapping[str, str]) -> tuple[str, ...]:
-    """SM_HOSTS, a JSON list; empty outside SageMaker."""
-    text = env.get("SM_HOSTS")
-    if text is None:
-        return ()
-    try:
-        hosts = json.loads(text)
-    except ValueError:
-        hosts = None
-    if not (isinstance(hosts, list) and hosts and all(isinstance(host, str) and host for host in hosts)):
-        raise ClusterError(
-            f'SM_HOSTS={text} is not a JSON list of names such as ["algo-1", "algo-2"]; unset or mend it.'
-        )
-    if len(set(hosts)) != len(hosts):
-        raise ClusterError(f"SM_HOSTS={text} names a host twice; name each host once.")
-    current = env.get("SM_CURRENT_HOST", hosts[0])
-    if current not in hosts:
-        raise ClusterError(f"SM_CURRENT_HOST={current} is not in SM_HOSTS={text}; set it to one of them.")
-    return tuple(hosts)
-
-
-def _integer(
-    env: Mapping[str, str], name: str, low: int, high: int | None = None, default: str | None = None
-) -> int:
-    """Variable `name`, low ≤ value < high."""
-    text = env.get(name, default)
-    if text is None:
-        present = [
-            f"{key}={env[key]}"
-            for key in sorted(env)
-            if key.endswith(("RANK", "WORLD_SIZE", "COMM_WORLD_SIZE"))
-        ]
-        raise ClusterError(
-            f"{name} is unset although {', '.join(present) or 'TORCHELASTIC_RUN_ID'} is set; "
-            "start with torchrun or mpirun, which set all of them, or unset the rest to run one process."
-        )
-    try:
-        value = int(text)
-    except ValueError:
-        raise ClusterError(f"{name}={text} is not a whole number; let torchrun or mpirun set it.") from None
-    if value < low or (high is not None and value >= high):
-        wanted = f"at least {low}" if high is None else f"between {low} and {high - 1}"
-        raise ClusterError(
-            f"{name}={value} is out of range, expected {wanted}; let torchrun or mpirun set it."
-        )
-    return value
-
-
-def _same_version(one: str, other: str) -> bool:
-    """2.5.1 and 2.5.1+cu124 are the same; 2.5.1+cu124 and 2.5.1+cpu are not."""
-    (one, _, local), (other, _, other_local) = one.partition("+"), other.partition("+")
-    return one == other and (not local or not other_local or local == other_local)
-
-
-def _asked_for_smddp(env: Mapping[str, str]) -> bool:
-    try:
-        params = json.loads(env.get("SM_FRAMEWORK_PARAMS", "{}"))
-    except ValueError:
-        params = None
-    if not isinstance(params, dict):
-        raise ClusterError(
-            f"SM_FRAMEWORK_PARAMS={env['SM_FRAMEWORK_PARAMS']} is not a JSON object; unset or mend it."
-        )
-    native = params.get("sagemaker_pytorch_ddp_enabled", False)  # the toolkit looks at this one first
-    return bool(params.get("sagemaker_distributed_dataparallel_enabled", False)) and not native
-
-
-def _check_smddp(env: Mapping[str, str], machine: Machine) -> None:
-    instance = env.get("SM_CURRENT_INSTANCE_TYPE", "unset")
-    other = 'or set distribution to "torch_distributed"'
-    if instance not in SMDDP_INSTANCES:
-        raise ClusterError(
-            f"SM_CURRENT_INSTANCE_TYPE={instance} cannot run SMDDP, which distribution asked for; "
-            f"take one of {', '.join(SMDDP_INSTANCES)}, {other}."
-        )
-    if not machine.has_smddp:
-        raise ClusterError(
-            f"SM_FRAMEWORK_PARAMS={env['SM_FRAMEWORK_PARAMS']} asks for SMDDP, but this image has no "
-            f"smdistributed.dataparallel; take the image {SMDDP_IMAGE}, {other}."
-        )
-
-
-def _device(machine: Machine, local_rank: int, local_world_size: int, name: str) -> str:
-    if machine.gpus == 0:
-        return "cpu"
-    if machine.gpus < local_world_size:
-        raise ClusterError(
-            f"{name}={local_world_size} but {machine.gpus} GPUs are visible; start one process per GPU, "
-            "or set CUDA_VISIBLE_DEVICES to nothing to run on the CPU."
-        )
-    return f"cuda:{local_rank}"
+from cluster import Cluster, ClusterError, Machine, locate
+from report import UserError, write_failure
 
 
 @cache
 def cluster() -> Cluster:
     """This process's cluster, read once: Lightning's own environments delete rank variables at teardown."""
-    return locate(os.environ, Machine.here())
+    has_smddp = importlib.util.find_spec("smdistributed") and importlib.util.find_spec("smdistributed.dataparallel")
+    machine = Machine(
+        gpus=torch.cuda.device_count(),
+        has_nccl=torch.distributed.is_nccl_available(),
+        has_smddp=bool(has_smddp),
+        torch_version=torch.__version__,
+    )
+    return locate(os.environ, machine)
 
 
 def get_global_rank() -> int:
@@ -291,17 +64,15 @@ def get_local_rank() -> int:
 def get_initialization_info() -> tuple[Strategy, int, int]:
     """``(strategy, devices, num_nodes)`` for ``Trainer``; ``devices`` counts one host's."""
     here = cluster()
-    if here.world_size == 1:
-        return OneProcess(here), 1, 1
-    kind = SmddpStrategy if here.backend == "smddp" else ClusterStrategy
+    kind = OneProcess if here.world_size == 1 else SmddpStrategy if here.backend == "smddp" else ClusterStrategy
     return kind(here), here.local_world_size, here.num_nodes
 
 
 class LauncherEnvironment(ClusterEnvironment):
-    """The cluster as Lightning asks for it: true node rank, nothing read late, nothing lost at teardown.
+    """The cluster in Lightning's terms: the true node rank, nothing read late, nothing lost at teardown.
 
-    Under mpirun Lightning would choose its MPIEnvironment and freeze (Lightning#20049); AWS's LightningEnvironment
-    snippet says node rank 0 on every node and forgets the world size after ``fit``.
+    Under mpirun Lightning would take its MPIEnvironment and freeze (Lightning#20049); the LightningEnvironment of AWS's
+    snippet has node rank 0 on every node and forgets the world size after ``fit``.
     """
 
     creates_processes_externally = True
@@ -334,11 +105,11 @@ class LauncherEnvironment(ClusterEnvironment):
         return self._cluster.node_rank
 
     def set_world_size(self, size: int) -> None:
-        """Lightning computes it again, from Trainer's arguments: they have to agree with the launcher."""
+        """Lightning multiplies Trainer's arguments: they have to agree with the launcher."""
         if size != self._cluster.world_size:
             raise ClusterError(
-                f"Trainer's devices × num_nodes = {size}, but the launcher started {self._cluster.world_size} processes; "
-                "pass on both numbers of get_initialization_info()."
+                f"Trainer(devices, num_nodes) makes {size} processes, but {self._cluster.world_size} were started; "
+                "pass on what get_initialization_info() returns."
             )
 
     def set_global_rank(self, rank: int) -> None:
@@ -346,7 +117,7 @@ class LauncherEnvironment(ClusterEnvironment):
 
 
 class OneProcess(SingleDeviceStrategy):
-    """One device. It names its cluster environment only to keep Lightning from looking for one."""
+    """One device. It names a cluster environment only to keep Lightning from looking for one."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(device=cluster.device)
@@ -357,26 +128,25 @@ class ClusterStrategy(DDPStrategy):
     """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._proven = False
         super().__init__(
             cluster_environment=LauncherEnvironment(cluster),
             process_group_backend=cluster.backend,
-            gradient_as_bucket_view=True,  # gradients live in the buckets: one copy and its memory less
+            gradient_as_bucket_view=True,  # gradients live in the buckets: one copy of them less
         )
+        self._verified = False
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        if not self._proven:
-            prove_all_reduce(self._cluster)
-            self._proven = True
+        if not self._verified:
+            verify_all_reduce(self.global_rank, self.world_size, self.root_device)
+            self._verified = True
 
 
 class SmddpStrategy(ClusterStrategy):
     """DistributedDataParallel over AWS's SMDDP, kept to what its documentation allows in a DDP job.
 
-    No other group or backend beside it, only SUM, no device_ids in barriers. Lightning 2.6.6 breaks each of these:
-    a gloo group around ``prepare_data``, AVG in ``self.log(sync_dist=True)`` (Lightning#20409), ``device_id``.
+    That is: no other group or backend beside it, SUM only, no device_ids in barriers. Lightning 2.6.6 breaks it with a
+    gloo group around ``prepare_data``, AVG in ``self.log(sync_dist=True)`` (Lightning#20409), and ``device_id``.
     """
 
     def setup_environment(self) -> None:
@@ -386,20 +156,18 @@ class SmddpStrategy(ClusterStrategy):
 
             if self.root_device.type == "cuda":
                 torch.cuda.set_device(self.root_device)
-            os.environ |= {
-                "MASTER_ADDR": self._cluster.main_address,
-                "MASTER_PORT": str(self._cluster.main_port),
-            }
+            where: Any = self.cluster_environment
+            os.environ |= {"MASTER_ADDR": where.main_address, "MASTER_PORT": str(where.main_port)}
             torch.distributed.init_process_group(
                 "smddp", rank=self.global_rank, world_size=self.world_size, timeout=self._timeout
             )
         super().setup_environment()  # finds the group and leaves it as it is
 
     def _prepare_data(self) -> None:
-        """Prepare data here, before Lightning's data connector would, and leave it nothing to do.
+        """Prepare data here, just before Lightning's data connector would, and leave it nothing to do.
 
-        The connector opens a gloo group whenever a group exists and ``prepare_data`` is overridden. Before the first
-        run the other ranks wait in the rendezvous; in a later one (``test`` after ``fit``) the same data is ready.
+        The connector opens a gloo group when there is a group already and ``prepare_data`` is overridden. Before the
+        first run the other ranks wait in the rendezvous; in a later one, ``test`` after ``fit``, the data is ready.
         """
         module = self.lightning_module
         assert module is not None
@@ -410,70 +178,79 @@ class SmddpStrategy(ClusterStrategy):
                 continue
             if self.local_rank == 0 and (owner.prepare_data_per_node or self.node_rank == 0):
                 owner.prepare_data()
-            owner.prepare_data = MethodType(base.prepare_data, owner)  # nothing left to do
+            owner.prepare_data = MethodType(base.prepare_data, owner)
             self.barrier()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Sum, then divide where the mean was asked for."""
         mean = reduce_op in ("mean", "avg", torch.distributed.ReduceOp.AVG)
         result = super().reduce(tensor, group, "sum" if mean else reduce_op)
-        if mean and isinstance(result, Tensor):
-            result.copy_(result / self.world_size)
-        return result
+        return result.copy_(result / self.world_size) if mean and isinstance(result, Tensor) else result
 
 
-_stores: list[torch.distributed.TCPStore] = []  # where the ranks of this session met; empty with one process
+_store: torch.distributed.Store | None = None  # where the ranks of this session met; None with one process
 
 
-@contextmanager
+@contextlib.contextmanager
 def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
-    """Everything between the first rank variable and the end of the process group.
+    """From the first rank variable to the end of the process group.
+
+    An error that ends it is told in one sentence in SageMaker's failure file, on every host and with the rank and host
+    that began it: a rank that only lost another one says so instead of its own stack trace.
 
     Args:
         meet_seconds: how long to wait for every rank; None: the variable DIST_MEET_SECONDS, else 180.
 
     Raises:
-        ClusterError: the environment is refused, or a rank did not come in time; names its rank and host.
+        ClusterError: the environment is refused, or a rank did not come in time or went away.
     """
+    global _store
     cluster.cache_clear()
-    here = cluster()
-    vars(rank_zero_only)["rank"] = (
-        here.rank
-    )  # Lightning guesses it from variables that plain mpirun does not set
+    here = None
     try:
+        here = cluster()
+        rank_zero_only.rank = here.rank  # type: ignore[attr-defined]  # plain mpirun sets nothing Lightning guesses by
         if here.world_size > 1:
-            limit = os.environ.get("DIST_MEET_SECONDS", "180") if meet_seconds is None else meet_seconds
-            _stores.append(_meet(here, _seconds(limit)))  # kept: rank 0 listens until the end
+            _store = _meet(here, _seconds(meet_seconds or os.environ.get("DIST_MEET_SECONDS", "180")))
         else:
-            _print_table([_card(here)])
+            _print_table([_card(here)], here.launcher)
         yield here
+    except Exception as error:
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher that ends the rest of us leaves time to say why
+        traceback.clear_frames(error.__traceback__)  # they hold the group, whose end wakes ranks that wait for this one
+        _end_group()
+        cause = _cause(here, error) if here else str(error)
+        write_failure(cause)
+        if here and _lost_a_rank(error):
+            raise ClusterError(f"{here.name(here.rank)} had to end: {cause}") from None
+        raise
     finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-        _stores.clear()
+        _end_group()
+        _store = None
+
+
+def _end_group() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _seconds(text: str | float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 86400:
-        raise ClusterError(
-            f"DIST_MEET_SECONDS={text} is not a time; set it to a number of seconds such as 180."
-        )
-    return value
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(text)) or not 0 < float(text) <= 86400:
+        raise ClusterError(f"DIST_MEET_SECONDS={text} is no time to wait; set it to seconds such as 180.")
+    return float(text)
 
 
-def _meet(here: Cluster, seconds: float) -> torch.distributed.TCPStore:
-    """Every rank lays its card on rank 0's store and waits for all others'; no process group is needed.
+def _meet(here: Cluster, seconds: float) -> torch.distributed.Store:
+    """Every rank lays its card on a store and waits for all others'; this needs no process group.
 
-    Under torchrun the agent of the first host keeps the store (TORCHELASTIC_USE_AGENT_STORE), else rank 0 does; the
-    process group's own rendezvous then shares it (multi_tenant).
+    Under torchrun the first host's agent keeps the store (TORCHELASTIC_USE_AGENT_STORE), else rank 0 does, and the
+    rendezvous of the process group shares it (multi_tenant).
     """
-    late = f"within {seconds:g} s; see whether its log ends early and whether the security group lets hosts reach each other"
+    late = f"within {seconds:g} s; see its log, and whether the security group lets the hosts reach each other"
     deadline = time.monotonic() + seconds
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address = f"{here.main_address}:{here.main_port}"
     try:
         store = torch.distributed.TCPStore(
             here.main_address,
@@ -484,99 +261,121 @@ def _meet(here: Cluster, seconds: float) -> torch.distributed.TCPStore:
             multi_tenant=True,
         )
     except RuntimeError as error:
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
-            raise ClusterError(
-                f"MASTER_PORT={here.main_port} is in use on {here.main_address}; end that process or choose another port."
-            ) from error
-        raise ClusterError(
-            f"rank 0 on host {here.host_of(0)} did not answer at {here.main_address}:{here.main_port} {late}."
-        ) from error
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    keys = [f"meet/{attempt}/{rank}" for rank in range(here.world_size)]
-    verdict = f"meet/{attempt}/missing"
+        if re.search("EADDRINUSE|already in use", str(error)):
+            raise ClusterError(f"MASTER_PORT={here.main_port} is taken on {address}; end what listens there.") from None
+        raise ClusterError(f"{here.name(0)} did not answer at {address} {late}.") from None
+    prefix = f"meet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    keys = [f"{prefix}/{rank}" for rank in range(here.world_size)]
     try:
         store.set(keys[here.rank], json.dumps(_card(here)))
         while not store.check(keys):
-            if time.monotonic() > deadline and not store.check([verdict]):
-                ranks = [rank for rank, key in enumerate(keys) if not store.check([key])]
-                store.set(verdict, ", ".join(f"rank {rank} on host {here.host_of(rank)}" for rank in ranks))
-            if store.check([verdict]):
-                missing = store.get(verdict).decode()
-                time.sleep(1)  # so that all others read it before rank 0 goes and takes the store along
-                raise ClusterError(f"{missing} did not come {late}.")
+            if time.monotonic() > deadline and not store.check([f"{prefix}/missing"]):
+                missing = [here.name(rank) for rank, key in enumerate(keys) if not store.check([key])]
+                store.set(f"{prefix}/missing", ", ".join(missing))
+            if store.check([f"{prefix}/missing"]):
+                text = store.get(f"{prefix}/missing").decode()
+                time.sleep(1)  # for the others to read it, before rank 0 goes and takes the store along
+                raise ClusterError(f"{text} did not come {late}.")
             time.sleep(0.1)
         cards = [json.loads(store.get(key)) for key in keys]
-    except torch.distributed.DistError as error:
-        raise ClusterError(
-            f"rank 0 on host {here.host_of(0)} left while the ranks met; see the end of its log."
-        ) from error
-    for card in cards:
+    except torch.distributed.DistError:
+        raise ClusterError(f"{here.name(0)} left while the ranks met; see its log.") from None
+    for rank, card in enumerate(cards):
         if card["libraries"] != cards[0]["libraries"]:
             raise ClusterError(
-                f"rank {card['rank']} on {card['host']} has {card['libraries']}, but rank 0 on {cards[0]['host']} has "
-                f"{cards[0]['libraries']}; use the same image and pin the versions in requirements.txt."
+                f"{here.name(rank)} has {card['libraries']}, but rank 0 has {cards[0]['libraries']}; "
+                "use one image, and pin the versions in requirements.txt."
             )
     if here.rank == 0:
-        _print_table(cards)
+        _print_table(cards, here.launcher)
     return store
 
 
 def _card(here: Cluster) -> dict[str, str]:
     """What the table at the start of a job says about this rank."""
-    device = here.device
-    if device != "cpu":
-        device += f" {torch.cuda.get_device_name(device)}"
-    shm = "none"
-    if os.path.isdir("/dev/shm"):  # too small a one kills loader workers with a bus error
-        shm = f"{shutil.disk_usage('/dev/shm').total / 2**30:.1f} GiB"
+    gpu = "" if here.device == "cpu" else f" {torch.cuda.get_device_name(here.device)}"
+    shm = Path("/dev/shm")  # noqa: S108  too little kills loader workers with a bus error (sagemaker-python-sdk#5592)
     return {
         "host": f"{here.hosts[here.node_rank]} ({socket.gethostname()})",
         "node": str(here.node_rank),
         "rank": f"{here.rank}/{here.world_size}",
         "local rank": f"{here.local_rank}/{here.local_world_size}",
-        "device": device,
+        "device": here.device + gpu,
         "backend": here.backend,
-        "/dev/shm": shm,
+        "shared memory": f"{shutil.disk_usage(shm).total / 2**30:.1f} GiB" if shm.is_dir() else "none",
         "libraries": f"torch {torch.__version__}, lightning {pytorch_lightning.__version__}",
     }
 
 
-def _print_table(cards: list[dict[str, str]]) -> None:
+def _print_table(cards: list[dict[str, str]], launcher: str) -> None:
     """A row per rank, columns as wide as their content, the libraries once below."""
     columns = [name for name in cards[0] if name != "libraries"]
     rows = [columns, *([card[name] for name in columns] for card in cards)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    print(f"{cards[0]['libraries']}, started by {cluster().launcher}", flush=True)
+    print(f"launcher: {launcher}; {cards[0]['libraries']}", flush=True)
 
 
-def prove_all_reduce(here: Cluster) -> None:
-    """Sum numbers whose sum is known; rank 0 reports the bandwidth, 2 (n−1)/n × bytes / second (nccl-tests' "busbw").
+def verify_all_reduce(rank: int, world_size: int, device: torch.device) -> None:
+    """Sum numbers whose sum is known; rank 0 prints the bandwidth, 2 (n−1)/n × bytes / second (nccl-tests' busbw).
 
     Raises:
         ClusterError: the sum is wrong on this rank.
     """
-    n = here.world_size
-    buffer = torch.empty(2**20 if here.device == "cpu" else 2**24, device=here.device)  # 4 or 64 MiB
+    buffer = torch.empty(2**20 if device.type == "cpu" else 2**24, device=device)  # 4 or 64 MiB
+    expected = world_size * (world_size + 1) // 2
     seconds = []
     for _ in range(3):
-        buffer.fill_(here.rank + 1)
+        buffer.fill_(rank + 1)
         start = time.perf_counter()
         torch.distributed.all_reduce(buffer)
         low, high = buffer.min().item(), buffer.max().item()  # waits for the device
         seconds.append(time.perf_counter() - start)
-        if low != n * (n + 1) // 2 or high != low:
+        if not low == high == expected:
             raise ClusterError(
-                f"all-reduce over {n} ranks gave {low} to {high} on rank {here.rank}, expected {n * (n + 1) // 2}; "
-                f"{here.backend} does not work between these hosts: try another backend or image."
+                f"all-reduce over {world_size} ranks gave {low:g} to {high:g} on rank {rank}, expected {expected}; "
+                f"{torch.distributed.get_backend()} does not work between these hosts: take another backend or image."
             )
-    if here.rank == 0:
-        rate = 2 * (n - 1) / n * buffer.nbytes / min(seconds) / 1e9
-        print(
-            f"all-reduce over {n} ranks verified, {rate:.2f} GB/s bus bandwidth with {here.backend}",
-            flush=True,
-        )
+    if rank == 0:
+        rate = 2 * (world_size - 1) / world_size * buffer.nbytes / min(seconds) / 1e9
+        backend = torch.distributed.get_backend()
+        print(f"all-reduce over {world_size} ranks verified, {rate:.2f} GB/s bus bandwidth ({backend})", flush=True)
+
+
+def _lost_a_rank(error: BaseException) -> bool:
+    """Whether the error is of a collective whose other side is gone; gloo has no class of its own for that."""
+    text = r"gloo|NCCL|[Cc]onnection (reset|closed|refused)|Broken pipe"
+    return isinstance(error, torch.distributed.DistError) or (
+        isinstance(error, RuntimeError) and bool(re.search(text, str(error)))
+    )
+
+
+def _cause(here: Cluster, error: Exception) -> str:
+    """What ended the job: asked of the other ranks, for at most 5 s."""
+    lines = str(error).strip().splitlines() or [""]
+    own = lines[0] if isinstance(error, UserError) else f"{type(error).__name__}: {lines[0]}"
+    own = f"{here.name(here.rank)} failed: {own}"
+    if _store is None:
+        return str(error) if isinstance(error, UserError) else own
+    lost = _lost_a_rank(error)
+    keys = {rank: f"end/{rank}" for rank in range(here.world_size)}
+    deadline = time.monotonic() + 5
+    try:
+        _store.set(keys[here.rank], "" if lost else own)
+        while True:
+            ends = {rank: _store.get(key).decode() for rank, key in keys.items() if _store.check([key])}
+            causes = [text for text in ends.values() if text]
+            # Rank 0 may keep the store: it stays until all have read.
+            if len(ends) == here.world_size or time.monotonic() > deadline or (causes and here.rank != 0):
+                break
+            time.sleep(0.1)
+    except torch.distributed.DistError:
+        ends, causes = {rank: "" for rank in keys if rank != 0}, []
+    if not lost or causes:
+        return causes[0] if lost else own
+    silent = ", ".join(here.name(rank) for rank in keys if rank not in ends)
+    return f"{silent} ended without a word: killed, perhaps for want of memory; see its log." if silent else own
 
 
 def all_sum(tensor: Tensor) -> Tensor:
@@ -591,20 +390,20 @@ def all_sum(tensor: Tensor) -> Tensor:
     return total.to(tensor.device)
 
 
+def agree(flag: bool) -> bool:
+    """Whether the flag is set on any rank; every rank has to ask, and all get the same answer."""
+    return bool(all_sum(torch.tensor(int(flag))) > 0)
+
+
 def from_rank_0(key: str, make: Callable[[], str]) -> str:
     """What `make` returns on rank 0, on every rank; waits for rank 0, and needs no process group.
 
     Args:
         key: a name for it, used once in a session.
     """
-    if not _stores:
+    if _store is None:
         return make()
     key = f"{key}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if get_global_rank() == 0:
-        _stores[0].set(key, make())
-    return _stores[0].get(key).decode()
-
-
-def agree(flag: bool) -> bool:
-    """Whether the flag is set on any rank; every rank has to ask, and all get the same answer."""
-    return bool(all_sum(torch.tensor(int(flag))) > 0)
+        _store.set(key, make())
+    return _store.get(key).decode()

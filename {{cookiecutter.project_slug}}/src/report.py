@@ -3,6 +3,7 @@
 Nothing heavy is imported at the top: the launcher reads this file to learn which metrics a job prints.
 """
 
+import contextlib
 import csv
 import math
 import os
@@ -12,6 +13,17 @@ from pathlib import Path
 
 class UserError(Exception):
     """Something the person running this can mend; its text says what was found, expected, and what to do."""
+
+
+def write_failure(text: str) -> None:
+    """Leave ``text`` where SageMaker looks for it: the first 1024 characters of output/failure are its FailureReason.
+
+    The first text stays. The toolkit writes one of its own only where there is none, and that holds what it caught of
+    standard error from the first line with the name of a Python exception: often not the cause.
+    """
+    if "SM_OUTPUT_DIR" in os.environ:
+        with contextlib.suppress(OSError), (Path(os.environ["SM_OUTPUT_DIR"]) / "failure").open("x") as file:
+            file.write(text)
 
 
 METRICS = (

@@ -88,7 +88,8 @@ class Witness(Callback):
         @functools.wraps(original)
         def prepare_data(module: Any, *args: Any, **kwargs: Any) -> Any:
             trainer = getattr(module, "trainer", None)
-            self.seen["prepare_data"].append(str(trainer.state.fn.value) if trainer and trainer.state.fn else "outside")
+            run = trainer.state.fn.value if trainer and trainer.state.fn else "no run"
+            self.seen["prepare_data"].append(f"{type(module).__name__}.prepare_data in {run}")
             return original(module, *args, **kwargs)
 
         kind.prepare_data = prepare_data  # type: ignore[attr-defined]
@@ -96,11 +97,11 @@ class Witness(Callback):
     def _watch_files(self) -> None:
         """Note every file opened for writing, or renamed, where SageMaker keeps what a job leaves behind."""
         base = os.environ["REHEARSAL_BASE"]
-        kept = tuple(os.path.join(base, name) + os.sep for name in ("model", "checkpoints", "output"))
+        kept = tuple(f"{base}/{folder}/" for folder in ("model", "checkpoints", "output/data"))
 
         def note(path: Any) -> None:
             if isinstance(path, str | bytes | os.PathLike):
-                name = os.path.abspath(os.fsdecode(path))
+                name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  links stay links
                 if name.startswith(kept) and name not in self.seen["files"]:
                     self.seen["files"].append(os.path.relpath(name, base))
 

@@ -53,10 +53,13 @@ class StandIn(dist.ProcessGroup):
         return super().__getattribute__(name)
 
 
-REFUSED = frozenset(
-    "_allgather_base _reduce_scatter_base all_gather_single allgather_coalesced allgather_into_tensor_coalesced "
-    "allreduce_coalesced alltoall alltoall_base gather monitored_barrier recv recv_anysource reduce reduce_scatter "
-    "reduce_scatter_single reduce_scatter_tensor_coalesced scatter send split_group".split()
+REFUSED = frozenset(  # methods of torch.distributed.ProcessGroup
+    (
+        *("_allgather_base", "_reduce_scatter_base", "all_gather_single", "allgather_coalesced", "allreduce_coalesced"),
+        *("allgather_into_tensor_coalesced", "alltoall", "alltoall_base", "gather", "monitored_barrier", "recv"),
+        *("recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor_coalesced"),
+        *("scatter", "send", "split_group"),
+    )
 )
 
 
