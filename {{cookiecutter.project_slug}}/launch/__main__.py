@@ -45,8 +45,11 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """0: well; 1: a finding, a failed job, or a mistake of the user's; 2: of the command line; 130: Ctrl-C."""
     options = parser().parse_args(argv)
+    from launch.request import aws_errors
+
     try:
-        return COMMANDS[options.command](options)
+        with aws_errors():
+            return COMMANDS[options.command](options)
     except jobs.JobError as error:
         for problem in error.problems:
             print(f"error   {problem}", file=sys.stderr)
@@ -89,8 +92,7 @@ def submit(options: argparse.Namespace) -> int:
     job = jobs.load(options.job)
     findings = checks.quick(job)
     if not options.dry_run and not checks.refused(findings):
-        with request.aws_errors():
-            account.connect(job)("sts").get_caller_identity()  # without credentials there is no use in going on
+        account.connect(job)("sts").get_caller_identity()  # without credentials there is no use in going on
         findings += account.check(job)
     for finding in findings:
         print(finding, file=sys.stderr)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 import tarfile
 import tempfile
 import time
@@ -12,7 +13,6 @@ from typing import Any
 
 import report
 from launch import ROOT
-from launch.request import aws_errors
 from report import UserError
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # its streams: <job>/algo-<n>-<timestamp>, one for each host
@@ -88,10 +88,13 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
     """
     from rich.console import Console
 
-    console = console or Console(highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
+    live = None if sys.stdout is sys.__stdout__ else False  # a notebook's output claims to be a terminal
+    console = console or Console(
+        highlight=False, markup=False, soft_wrap=True, force_terminal=live, force_jupyter=False
+    )
     outcome, shown, tokens, told = Outcome(name), 0, dict[str, str](), time.monotonic()
     try:
-        with aws_errors(), console.status(name) as status:
+        with console.status(name) as status:
             client, logs = connect("sagemaker", region), connect("logs", region)
             while outcome.status not in ENDED:
                 if outcome.job:
@@ -219,12 +222,11 @@ def last_words(lines: list[Line], count: int = 20) -> tuple[str, list[str]]:
 
 def stop(name: str, region: str) -> str:
     """Ask SageMaker to stop the job; what will happen, in words."""
-    with aws_errors():
-        client = connect("sagemaker", region)
-        status = describe(name, client)["TrainingJobStatus"]
-        if status in ENDED:
-            return f"{name} has ended already: {status}"
-        client.stop_training_job(TrainingJobName=name)
+    client = connect("sagemaker", region)
+    status = describe(name, client)["TrainingJobStatus"]
+    if status in ENDED:
+        return f"{name} has ended already: {status}"
+    client.stop_training_job(TrainingJobName=name)
     return f"{name} is stopping; SageMaker gives it 120 s, and keeps its model and checkpoints"
 
 
@@ -239,28 +241,25 @@ def fetch(name: str, region: str, target: Path | None = None) -> Path:
     target = target or ROOT / "models" / name
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} is there already; remove it, or name another folder with --to")
-    with aws_errors():
-        s3, job = connect("s3", region), describe(name, connect("sagemaker", region))
-        if job["TrainingJobStatus"] not in ENDED:
-            raise UserError(
-                f"{name} has no model yet, it is {job['TrainingJobStatus']}; python -m launch attach {name}"
-            )
-        uri = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "s3:///")
-        bucket, _, key = uri.removeprefix("s3://").partition("/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
-            for archive, into in ((key, "model"), (key.replace("model.tar.gz", "output.tar.gz"), "model/output")):
-                try:
-                    s3.download_file(bucket, archive, f"{folder}/archive")
-                    unpack(Path(folder, "archive"), Path(folder, into))
-                except (ClientError, ValueError) as error:
-                    if isinstance(error, ClientError) and error.response["Error"]["Code"] not in ("404", "NoSuchKey"):
-                        raise
-                    if into == "model":
-                        raise UserError(
-                            f"{name} left no model at {uri}; see its log: python -m launch attach {name}"
-                        ) from error
-            Path(folder, "model").replace(target)
+    s3, job = connect("s3", region), describe(name, connect("sagemaker", region))
+    if job["TrainingJobStatus"] not in ENDED:
+        raise UserError(f"{name} has no model yet, it is {job['TrainingJobStatus']}; python -m launch attach {name}")
+    uri = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "s3:///")
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
+        for archive, into in ((key, "model"), (key.replace("model.tar.gz", "output.tar.gz"), "model/output")):
+            try:
+                s3.download_file(bucket, archive, f"{folder}/archive")
+                unpack(Path(folder, "archive"), Path(folder, into))
+            except (ClientError, ValueError) as error:
+                if isinstance(error, ClientError) and error.response["Error"]["Code"] not in ("404", "NoSuchKey"):
+                    raise
+                if into == "model":
+                    raise UserError(
+                        f"{name} left no model at {uri}; see its log: python -m launch attach {name}"
+                    ) from error
+        Path(folder, "model").replace(target)
     return target
 
 

@@ -138,11 +138,9 @@ def execution_role(job: Job, session: Any) -> str:
 
 def submit(job: Job) -> str:
     """Upload `src/`, create the training job, and return its name without waiting for it."""
-    with aws_errors():
-        session = sagemaker_session(job)
-        name = job_name(job)
-        role, bucket = execution_role(job, session), job.bucket or session.default_bucket()
-        estimator(job, session, role, bucket, name).fit(job.channels or None, wait=False, job_name=name)
+    session, name = sagemaker_session(job), job_name(job)
+    role, bucket = execution_role(job, session), job.bucket or session.default_bucket()
+    estimator(job, session, role, bucket, name).fit(job.channels or None, wait=False, job_name=name)
     return name
 
 
@@ -167,12 +165,11 @@ def dry_run(job: Job) -> dict[str, Any]:
     boto_session.events.register("before-send", hold)
     role = job.role if job.role.startswith("arn:") else f"arn:aws:iam::{DRY_ACCOUNT}:role/{job.role or DRY_ROLE}"
     name, bucket = job_name(job), job.bucket or f"sagemaker-{job.region}-{role.split(':')[4]}"
-    with aws_errors():
-        session = sdk().Session(boto_session, default_bucket=bucket)
-        made = estimator(job, session, role, bucket, name)
-        made._prepare_for_training(name)  # these three calls are what fit() does before it sends, without telemetry
-        arguments = sdk().estimator._TrainingJob.get_train_args(made, job.channels or None, None)
-        request: dict[str, Any] = session.get_train_request(**arguments)
+    session = sdk().Session(boto_session, default_bucket=bucket)
+    made = estimator(job, session, role, bucket, name)
+    made._prepare_for_training(name)  # these three calls are what fit() does before it sends, without telemetry
+    arguments = sdk().estimator._TrainingJob.get_train_args(made, job.channels or None, None)
+    request: dict[str, Any] = session.get_train_request(**arguments)
     shape = session.sagemaker_client.meta.service_model.operation_model("CreateTrainingJob").input_shape
     report = ParamValidator().validate(request, shape)
     if report.has_errors():

@@ -1,0 +1,247 @@
+"""Launching from a generated project, whole: the command, the notebook, pip's resolver, and the way back from S3."""
+
+import json
+import os
+import resource
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+from conftest import Project, bake
+
+ONE_GPU = {"instance_type": "ml.g5.xlarge", "instance_count": 1}
+NO_AWS = {
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_ACCESS_KEY_ID": "",
+}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, words: Path) -> Project:
+    """A project whose job trains for seconds, on two hosts of one GPU each."""
+    made = bake(tmp_path_factory.mktemp("small"), instance_type="ml.g5.xlarge")
+    text = made.read("job.toml").replace('dataset = "cldr"', f"dataset = {json.dumps(str(words))}")
+    text = text.replace("epochs = 6", "epochs = 2").replace('bucket = ""', 'bucket = "language-id"')
+    (made.path / "job.toml").write_text(text.replace('role = ""', 'role = "training"'), encoding="utf-8")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("answers", "flag"),
+    [
+        ({"distribution": "smddp"}, "sagemaker_distributed_dataparallel_enabled"),
+        ({"distribution": "torch_distributed", "spot": True}, "sagemaker_torch_distributed_enabled"),
+        ({"distribution": "pytorchddp"}, "sagemaker_pytorch_ddp_enabled"),
+        (ONE_GPU, None),
+    ],
+)
+def test_dry_run(tmp_path: Path, answers: dict[str, Any], flag: str | None) -> None:
+    """A request that botocore's model takes, on standard output alone, in 4 s, without credentials."""
+    import botocore.session
+    from botocore.validate import ParamValidator
+
+    project = bake(tmp_path, **answers)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found = project.run("python", "-m", "launch", "submit", "--dry-run", **NO_AWS)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    request = json.loads(found.stdout)
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    report = ParamValidator().validate(request, model.operation_model("CreateTrainingJob").input_shape)
+    assert not report.has_errors(), report.generate_report()
+    assert [k for k in request["HyperParameters"] if k.endswith("_enabled")] == ([flag] if flag else [])
+    assert request.get("EnableManagedSpotTraining", False) == answers.get("spot", False)
+    # processor time, since other tests may share the machine
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4
+
+
+def test_gpu_counts_agree_with_amazon_ec2(project: Project) -> None:
+    """moto carries EC2's own answer to DescribeInstanceTypes."""
+    from moto import mock_aws
+
+    names = "from launch import preflight, profiles; import json; "
+    names += "print(json.dumps({t: profiles.gpus(t) for t in preflight.shape('TrainingInstanceType').enum}))"
+    counted = json.loads(project.run("python", "-c", names).stdout)
+    with mock_aws():
+        import boto3
+
+        pages = boto3.client("ec2", "us-east-1").get_paginator("describe_instance_types").paginate()
+        known = {
+            f"ml.{t['InstanceType']}": t.get("GpuInfo", {}).get("Gpus", [])
+            for page in pages
+            for t in page["InstanceTypes"]
+        }
+    nvidia = {
+        n: sum(g["Count"] for g in gpus)
+        for n, gpus in known.items()
+        if any(g["Manufacturer"] == "NVIDIA" for g in gpus)
+    }
+    compared = [name for name in counted if name in nvidia and counted[name] is not None]
+    assert len(compared) > 30
+    assert {name: counted[name] for name in compared} == {name: nvidia[name] for name in compared}
+    assert not any(counted[name] for name in counted if not known.get(name, True))
+
+
+RESOLVE = """
+import json, sys
+from launch import preflight, profiles
+installs = preflight.resolve(preflight.SRC / "requirements.txt", profiles.PROFILES[sys.argv[1]])
+print(json.dumps({i["metadata"]["name"].lower(): i["metadata"]["version"] for i in installs}))
+"""
+
+
+@pytest.mark.parametrize("image", ["smddp", "mpirun", "current"])
+def test_requirements_resolve_in_every_image_and_leave_torch_alone(project: Project, image: str) -> None:
+    """pip's own resolver, for the image's Python and Linux, with the image's torch in place."""
+    installs = json.loads(project.run("python", "-c", RESOLVE, image).stdout)
+    assert installs["pytorch-lightning"] == "2.6.6" and installs["transformers"] == "5.17.0"
+    assert not [n for n in installs if n in ("torch", "torchvision", "triton") or n.startswith(("nvidia", "cuda"))]
+
+
+def wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
+    info = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (
+        f"Requires-Dist: {requires}\n" if requires else ""
+    )
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{info}/METADATA", metadata)
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+def test_preflight_finds_the_requirement_behind_which_another_torch_hides(tmp_path: Path) -> None:
+    project = bake(tmp_path / "project")
+    wheel(tmp_path, "torch", "99.0")
+    wheel(tmp_path, "hungry", "1.0", "torch>=99")
+    wheel(tmp_path, "modest", "1.0", "torch>=2")
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    for package, status in (("modest", 0), ("hungry", 1), ("absent", 1)):
+        (project.path / "src" / "requirements.txt").write_text(package + "\n")
+        report = tmp_path / "report.json"
+        command = ("python", "-m", "launch", "preflight", "--offline", "--json", str(report))
+        found = project.run(*command, check=False, **offline)
+        assert found.returncode == status, found.stdout
+        errors = [f for f in json.loads(report.read_text())["findings"] if f["level"] == "error"]
+        assert len(errors) == status
+        if package == "hungry":
+            assert "torch 99.0, as hungry asks, would replace the image's torch 2.5.1" in errors[0]["problem"]
+
+
+def run_notebook(project: Project, before: dict[str, str], **environment: str) -> list[Any]:
+    """Execute launch.ipynb where it lies, top to bottom; `before` puts code in front of the cell that has a text."""
+    notebook = nbformat.read(project.path / "launch" / "launch.ipynb", as_version=4)
+    cells = notebook.cells
+    for text, code in before.items():
+        place = next(i for i, cell in enumerate(cells) if cell.cell_type == "code" and text in cell.source)
+        cells.insert(place, nbformat.v4.new_code_cell(code))
+    folder = {"metadata": {"path": str(project.path / "launch")}}
+    client = nbclient.NotebookClient(notebook, timeout=300, resources=folder, kernel_name="python3")
+    client.km = client.create_kernel_manager()
+    client.km.kernel_spec.argv[0] = sys.executable
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
+    client.execute(env={**clean, **environment})
+    return [cell for cell in cells if cell.cell_type == "code"]
+
+
+def said(cells: list[Any], text: str) -> str:
+    """What the cell with this text printed and showed."""
+    cell = next(cell for cell in cells if text in cell.source)
+    return "".join(out.get("text", "") + str(dict(out.get("data", {}))) for out in cell.outputs)
+
+
+def test_notebook_is_clean(project: Project) -> None:
+    notebook = nbformat.read(project.path / "launch" / "launch.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        assert not cell.get("outputs") and cell.get("execution_count") is None
+        assert len(cell.source.splitlines()) <= 20
+
+
+def test_notebook_without_aws(small: Project) -> None:
+    """It goes as far as somebody without an account can go, and says so in a sentence."""
+    cells = run_notebook(small, {}, **NO_AWS)
+    assert "2 × ml.g5.xlarge, torch_distributed, torch 2.13.0 on Python 3.12; 2 ranks" in said(cells, "load()")
+    assert "skipped AWS: no credentials here" in said(cells, "preflight.run")
+    assert "held" in said(cells, "-m rehearsal")
+    assert "pytorch:2.13-cu133-amzn2023-sagemaker" in said(cells, "request.dry_run")
+    for text in ("PyTorch(", "follow.follow", "follow.fetch"):
+        assert "error: there are no AWS credentials here" in said(cells, text)
+    assert "error: " in said(cells, "outcome.curves()") and "error: " in said(cells, "predict.py")
+    assert "Traceback" not in str([cell.outputs for cell in cells])
+
+
+MOTO = """
+import json, os
+os.environ |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+import boto3
+from moto import mock_aws
+mock_aws().start()
+trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+policy = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
+boto3.client("iam").create_role(RoleName="training", AssumeRolePolicyDocument=policy)
+s3 = boto3.client("s3", "us-east-1")
+s3.create_bucket(Bucket="language-id")
+"""
+LOG = """
+logs, group = boto3.client("logs", "us-east-1"), "/aws/sagemaker/TrainingJobs"
+logs.create_log_group(logGroupName=group)
+logs.create_log_stream(logGroupName=group, logStreamName=f"{name}/algo-1-1")
+lines = ["step=1 epoch=1 train/loss=1.5 lr=0.1", "step=2 epoch=1 train/loss=0.5 lr=0.1", "test/accuracy 0.8123"]
+now = int(__import__("time").time() * 1000)
+events = [{"timestamp": now, "message": line} for line in lines]
+logs.put_log_events(logGroupName=group, logStreamName=f"{name}/algo-1-1", logEvents=events)
+sent = boto3.client("sagemaker", "us-east-1").describe_training_job(TrainingJobName=name)
+"""
+MODEL = "s3.upload_file(os.environ['MODEL'], 'language-id', f'{name}/output/model.tar.gz')"
+
+
+def test_notebook_from_configuration_to_prediction(small: Project, words: Path, tmp_path: Path) -> None:
+    """Whole, against moto in the kernel's process; only the job itself does not run, its model was trained here."""
+    small.run("python", "src/train.py", "--dataset", str(words), "--epochs", "2", "--output_dir", str(tmp_path))
+    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "model", ".")
+    before = {"load()": MOTO, "follow.follow": LOG, "follow.fetch": MODEL}
+    cells = run_notebook(small, before, MODEL=str(tmp_path / "model.tar.gz"), AWS_DEFAULT_REGION="us-east-1")
+    preflight = said(cells, "preflight.run")
+    assert "error" not in preflight and "no credentials" not in preflight
+    assert "completed. Bring its model home" in said(cells, "follow.follow")
+    assert "train/loss=0.5" in said(cells, "follow.follow")
+    assert "image/png" in said(cells, "outcome.curves()")
+    assert "models/" in said(cells, "follow.fetch")
+    assert "Île de la Réunion\tlatin" in said(cells, "predict.py")
+
+
+SEND = (
+    MOTO
+    + """
+from launch import request
+from launch.job import load
+job = load()
+name = request.submit(job)
+s3.download_file("language-id", f"{name}/source/sourcedir.tar.gz", "sent.tar.gz")
+from moto.sagemaker.models import sagemaker_backends
+job = next(iter(sagemaker_backends["123456789012"]["us-east-1"].training_jobs.values()))
+print(json.dumps({key: json.loads(value) for key, value in job.hyper_parameters.items()}))
+"""
+)
+
+
+def test_what_was_sent_comes_back_from_s3_and_trains(small: Project, tmp_path: Path) -> None:
+    sent = json.loads(small.run("python", "-c", SEND).stdout.splitlines()[-1])
+    assert sent["sagemaker_program"] == "train.py" and sent["sagemaker_torch_distributed_enabled"] is True
+    with tarfile.open(small.path / "sent.tar.gz") as tar:
+        tar.extractall(tmp_path / "code", filter="data")
+    options = [
+        word for key, value in sent.items() if not key.startswith("sagemaker_") for word in (f"--{key}", str(value))
+    ]
+    command = ["python", "-m", "rehearsal", "--source-dir", str(tmp_path / "code"), "--hosts", "2", "--processes", "1"]
+    report = tmp_path / "report.json"
+    found = small.run(*command, "--json", str(report), "--distribution", "torch_distributed", "--", *options)
+    assert "test/accuracy" in found.stdout
+    assert report.is_file()
