@@ -45,9 +45,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """0: well; 1: a finding, a failed job, or a mistake of the user's; 2: of the command line; 130: Ctrl-C."""
     options = parser().parse_args(argv)
-    from launch.request import aws_errors
-
     try:
+        from launch.request import aws_errors
+
         with aws_errors():
             return COMMANDS[options.command](options)
     except jobs.JobError as error:
@@ -56,6 +56,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as error:
+        print(f"error: {error.name} is not installed in this Python; run make setup", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -73,7 +76,10 @@ def preflight(options: argparse.Namespace) -> int:
     refused = checks.refused(findings)
     if options.json:
         report = {"ok": not refused, "findings": [asdict(finding) for finding in findings]}
-        options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
+        try:
+            options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
+        except OSError as problem:
+            raise UserError(f"--json {options.json} cannot be written ({problem.strerror})") from problem
     for finding in findings:
         print(finding)
     if job:

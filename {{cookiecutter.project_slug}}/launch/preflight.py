@@ -289,7 +289,7 @@ def requirements(job: Job, path: Path = SRC / "requirements.txt") -> Iterator[Fi
     try:
         installs = [item["metadata"] for item in resolve(path, profile)]
     except Unresolved as reason:
-        if re.search(r"(?i)connection|timed? ?out|name resolution|proxy|no module named pip", str(reason)):
+        if reason.unreachable:
             yield skipped(key, "pip reached no package index", "run preflight again with a network")
         else:
             yield error(key, f"pip finds no set for Python {profile.python}: {reason}", "change the pins")
@@ -309,7 +309,13 @@ def requirements(job: Job, path: Path = SRC / "requirements.txt") -> Iterator[Fi
 
 
 class Unresolved(Exception):
-    """What pip said when it found no solution."""
+    """What pip said when it found no solution, and whether that was for want of a package index."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(
+            " ".join(line.removeprefix("ERROR: ") for line in said.splitlines() if "WARNING" not in line)[-400:]
+        )
+        self.unreachable = bool(re.search(r"(?i)connection (broken|error)|timed out|no module named pip", said))
 
 
 def resolve(path: Path, profile: profiles.Profile) -> list[dict[str, Any]]:
@@ -335,8 +341,7 @@ def resolve(path: Path, profile: profiles.Profile) -> list[dict[str, Any]]:
         command += [f"--platform=manylinux_2_{glibc}_x86_64" for glibc in range(17, 36)]  # 2.35 is Ubuntu 22.04's
         done = subprocess.run([*command, "--retries=1", "--timeout=20"], capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
-            said = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if "WARNING" not in line]
-            raise Unresolved(" ".join(said)[-400:])
+            raise Unresolved(done.stderr)
         installs: list[dict[str, Any]] = json.loads((home / "report.json").read_text())["install"]
         return installs
 
