@@ -1,0 +1,179 @@
+"""The rehearsal's own wires: SageMaker's files as the SDK writes them, and verdicts that can fail."""
+
+import copy
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import ROOT, job, request
+from rehearsal import __main__ as entry
+from rehearsal import checks, hosts, requirements
+from rehearsal.hosts import Host, Plan
+from report import UserError
+
+JOB = job.Job("test", "us-east-1", "ml.p4d.24xlarge", 2, hyperparameters={"epochs": 1, "dataset": "cldr", "lr": 2e-3})
+
+
+@pytest.mark.parametrize("distribution", hosts.FLAGS)
+def test_hyperparameters_are_those_of_the_request(distribution: str, tmp_path: Path) -> None:
+    asked = dataclasses.replace(JOB, distribution=distribution, instance_count=1 if distribution == "none" else 2)
+    wanted = request.dry_run(asked)["HyperParameters"]
+    plan = Plan(asked.instance_count, 1, distribution, ROOT / "src", JOB.hyperparameters)
+    host = hosts.lay_out(plan, tmp_path)[-1]
+    found = json.loads((host.base / "input/config/hyperparameters.json").read_text())
+    own = {"sagemaker_submit_directory", "sagemaker_job_name"}  # here a folder; there a time and an address
+    assert {k: v for k, v in found.items() if k not in own} == {k: v for k, v in wanted.items() if k not in own}
+    assert own <= set(found) & set(wanted)
+
+
+def test_layout_is_sagemakers(tmp_path: Path) -> None:
+    data = tmp_path / "my data"
+    data.mkdir()
+    cast = hosts.lay_out(Plan(3, 2, "smddp", ROOT / "src", channels={"training": data}), tmp_path)
+    resources = [json.loads((host.base / "input/config/resourceconfig.json").read_text()) for host in cast]
+    assert [r["current_host"] for r in resources] == resources[0]["hosts"] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    for host in cast:
+        assert (host.base / "code/train.py").is_file() and not (host.base / "code/requirements.txt").exists()
+        assert (host.base / "input/data/training").resolve() == data.resolve()
+        assert all((host.base / name).is_dir() for name in ("model", "output/data", "checkpoints"))
+
+
+def test_environment_is_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "SM_HOSTS", "PYTHONPATH", "MASTER_PORT"):
+        monkeypatch.setenv(name, "of this shell")
+    plan = Plan(2, 2, "torch_distributed", ROOT / "src")
+    found = hosts.environment(plan, tmp_path, hosts.lay_out(plan, tmp_path)[1], 7777, mpirun=False)
+    assert not {"RANK", "SM_HOSTS", "MASTER_PORT"} & set(found)
+    assert found["PYTHONPATH"] == str(tmp_path / "modules") and found["CUDA_VISIBLE_DEVICES"] == ""
+    assert found["SAGEMAKER_TRAINING_MODULE"] == "sagemaker_pytorch_container.training:main"  # AWS's own
+    assert not (tmp_path / "modules/smdistributed").exists() and not (tmp_path / "bin/smddprun").exists()
+
+
+def test_port_is_never_shared() -> None:
+    with hosts.port() as one, hosts.port() as other:
+        assert one != other
+
+
+def test_help_answers_at_once() -> None:
+    started = time.perf_counter()
+    said = subprocess.run([sys.executable, "-m", "rehearsal", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert said.returncode == 0 and "--kill-rank" in said.stdout and time.perf_counter() - started < 2
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--source-dir", "/nowhere"], ["/nowhere", "no train.py"]),
+        (["--distribution", "none", "--processes", "2"], ["--processes 2", "--processes 1"]),
+        (["--hosts", "2", "--processes", "2", "--kill-rank", "4"], ["--kill-rank 4", "0 to 3"]),
+        (["--channel", "training=/nowhere"], ["training=/nowhere"]),
+        (["--", "epochs", "1"], ["'epochs'", "--name value"]),
+        (["--", "--epochs"], ["'--epochs'"]),
+    ],
+)
+def test_a_mistake_is_one_sentence(argv: list[str], words: list[str], tmp_path: Path) -> None:
+    source = [] if "--source-dir" in argv else ["--source-dir", str(_stranger(tmp_path))]
+    with pytest.raises(UserError) as error:
+        entry.plan(entry.parse([*source, "--job", str(tmp_path / "none.toml"), *argv]))
+    assert all(word in str(error.value) for word in words)
+
+
+def _stranger(folder: Path) -> Path:
+    (folder / "train.py").write_text("")
+    return folder
+
+
+def test_hyperparameters_after_two_dashes() -> None:
+    assert entry.pairs(["--epochs", "1", "--lr=1e-3", "--name", "true", "--text", "a b"]) == {
+        "epochs": 1,
+        "lr": 1e-3,
+        "name": True,
+        "text": "a b",
+    }
+
+
+GOOD: list[dict[str, Any]] = [
+    {
+        **{"host": rank // 2, "rank": rank, "local_rank": rank % 2, "node_rank": rank // 2, "world_size": 4},
+        **{"weights": "abc", "metrics": {"test/accuracy": 0.5}, "memory_mb": 500},
+        "prepare_data": ["Data.prepare_data in fit"] if rank % 2 == 0 else [],
+        "files": ["model/config.json"] if rank == 0 else [],
+    }
+    for rank in range(4)
+]
+WIRES: dict[str, tuple[str, Any]] = {
+    "world-size": ("a rank alone", lambda ranks: ranks[1].update(world_size=1)),
+    "ranks-complete": ("a rank twice", lambda ranks: ranks[1].update(rank=0)),
+    "node-ranks": ("node rank 0 everywhere", lambda ranks: [rank.update(node_rank=0) for rank in ranks]),
+    "prepare-data-once-per-node": ("on every rank", lambda ranks: ranks[3].update(prepare_data=["x in fit"])),
+    "weights-identical": ("another model", lambda ranks: ranks[2].update(weights="abd")),
+    "metrics-identical": ("a rank's own", lambda ranks: ranks[2].update(metrics={"test/accuracy": 0.4})),
+    "one-writer": ("everybody writes", lambda ranks: ranks[2].update(files=["model/config.json"])),
+    "memory-per-rank": ("the others' data", lambda ranks: ranks[0].update(memory_mb=5000)),
+    "hosts-succeeded": ("a failure", lambda ranks: None),
+    "success-or-failure-file": ("a failure", lambda ranks: None),
+}
+
+
+@pytest.mark.parametrize("broken", [None, *WIRES])
+def test_each_check_sees_its_wire(broken: str | None, tmp_path: Path) -> None:
+    (tmp_path / "evidence").mkdir()
+    ranks, cast = copy.deepcopy(GOOD), [Host(i, f"127.0.0.{i + 1}", tmp_path / f"{i}", exit_code=0) for i in range(2)]
+    for host in cast:
+        (host.base / "output").mkdir(parents=True)
+        (host.base / "output/success").touch()
+    if broken:
+        WIRES[broken][1](ranks)
+        if WIRES[broken][0] == "a failure":
+            cast[1].exit_code = 1
+    ranks.sort(key=lambda rank: rank["rank"])
+    verdicts = {c.name: c.verdict for c in checks.judge(Plan(2, 2, "none", tmp_path), tmp_path, cast, ranks)}
+    failed = {name for name, verdict in verdicts.items() if verdict == "failed"}
+    assert (broken in failed) if broken else not failed
+
+
+@pytest.mark.parametrize("kill", [True, False])
+def test_the_cause_has_to_be_in_the_first_1024_characters(kill: bool, tmp_path: Path) -> None:
+    cast = [Host(i, f"127.0.0.{i + 1}", tmp_path / f"{i}", exit_code=1, ended_at=12.0) for i in range(2)]
+    for host, text in zip(cast, ("rank 3 on host b failed", "x" * 1024 + "rank 3"), strict=True):
+        (host.base / "output").mkdir(parents=True)
+        (host.base / "output/failure").write_text(text)
+    plan = Plan(2, 2, "smddp", tmp_path, fail_rank=None if kill else 3, kill_rank=3 if kill else None)
+    found = {c.name: c for c in checks.judge(plan, tmp_path, cast, [{**GOOD[3], "fault_at": 2.0}])}
+    assert found["ends-in-time"].verdict == "held" and "10.0 s" in found["ends-in-time"].detail
+    assert found["failure-names-cause"].verdict == "failed" and "[2]" in found["failure-names-cause"].detail
+
+
+@pytest.mark.parametrize(
+    "text, image, problem",
+    [
+        ("pytorch-lightning  # and why\n", "2.13.0", None),
+        ("torch==2.13.0\n", "2.13.0", "replaces the image's build"),
+        ("nvidia-nccl-cu12\n", "2.13.0", "replaces the image's build"),
+        ("pytorch-lightning\n", "1.9.0", "the image has 1.9.0"),
+        ("pytorch-lightning==0.1\n", "2.13.0", "is what was rehearsed"),
+        ("surely-no-such-package\n", "2.13.0", "not installed here"),
+        ("--extra-index-url x\n", "2.13.0", "cannot be judged"),
+    ],
+)
+def test_requirements(text: str, image: str, problem: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "requirements.txt"
+    path.write_text(text)
+    packages, check = requirements.check(path, image)
+    assert check.verdict == ("failed" if problem else "held") and (problem or "torch") in check.detail
+    assert not any(package.startswith(("torch==", "nvidia")) for package in packages)
+
+
+def test_own_requirements_keep_every_images_torch() -> None:
+    from launch.profiles import PROFILES
+
+    for profile in PROFILES.values():
+        packages, check = requirements.check(ROOT / "src/requirements.txt", profile.torch)
+        assert check.verdict == "held", check.detail
+        assert any(package.startswith("pytorch-lightning==") for package in packages)
