@@ -1,0 +1,40 @@
+"""What a linear model makes of the example's data: character 1- to 3-grams, the project's own split.
+
+.venv/bin/python -m pip install scikit-learn && .venv/bin/python benchmarks/linear_baseline.py
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).parent.parent / "build" / "language-identification"
+sys.path.insert(0, str(PROJECT / "src"))
+
+
+def main() -> None:
+    from data import Data
+    from sklearn.feature_extraction.text import HashingVectorizer
+    from sklearn.linear_model import SGDClassifier
+    from sklearn.metrics import accuracy_score, f1_score
+
+    os.chdir(PROJECT)
+    data = Data()
+    data.prepare_data()
+    data.setup()
+    train, test = data.splits["train"], data.splits["test"]
+    started = time.perf_counter()
+    grams = HashingVectorizer(analyzer="char_wb", ngram_range=(1, 3), lowercase=False, alternate_sign=False)
+    model = SGDClassifier(loss="log_loss", alpha=1e-6, max_iter=50, random_state=0)
+    model.fit(grams.transform(train["text"][:]), train["label"][:])
+    answers = model.predict(grams.transform(test["text"][:]))
+    truth = test["label"][:]
+    print(
+        f"{len(train)} training texts, {len(test)} test texts, {len(data.labels)} languages: "
+        f"accuracy {accuracy_score(truth, answers):.4f}, macro F1 {f1_score(truth, answers, average='macro'):.4f}, "
+        f"{time.perf_counter() - started:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
