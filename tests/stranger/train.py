@@ -5,25 +5,26 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-from pytorch_lightning import Trainer, seed_everything
-from pytorch_lightning.callbacks import ModelCheckpoint
-
 import dist
+import torch
+import wires
 from data import Data
 from model import Model
+from pytorch_lightning import Trainer, seed_everything
+from pytorch_lightning.callbacks import ModelCheckpoint
 from report import UserError
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--fault", default="", help="what to break, see test_wires.py")
+    parser.add_argument("--wire", default="none", help="which one to cut, see wires.py")
     args = parser.parse_args()
     model_dir = Path(os.environ.get("SM_MODEL_DIR", "outputs"))
+    wires.before(args.wire)
     with dist.session() as cluster:
         seed_everything(1)
-        strategy, devices, num_nodes = dist.get_initialization_info()
+        strategy, devices, num_nodes = wires.strategy(args.wire, *dist.get_initialization_info())
         trainer = Trainer(
             strategy=strategy,
             devices=devices,
@@ -33,10 +34,12 @@ def main() -> None:
             max_epochs=args.epochs,
             logger=False,
             enable_progress_bar=False,
+            enable_model_summary=False,
             callbacks=[ModelCheckpoint(model_dir.parent / "checkpoints")],
         )
         model, data = Model(), Data()
         trainer.fit(model, datamodule=data)
+        wires.after(args.wire, model, model_dir)
         trainer.test(model, datamodule=data, verbose=False)
         if dist.get_global_rank() == 0:
             model_dir.mkdir(parents=True, exist_ok=True)

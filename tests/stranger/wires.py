@@ -1,0 +1,74 @@
+"""Wires that a job hangs by, each cut by its name: what test_wires.py expects the rehearsal to see."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import data
+import dist
+import model
+import torch
+from pytorch_lightning import LightningModule
+from pytorch_lightning.plugins.environments import LightningEnvironment
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+
+
+def before(wire: str) -> None:
+    """Cut what has to be cut before the ranks meet."""
+    if wire == "rank-swapped":
+        locate = dist.locate
+
+        def swapped(*args: Any) -> Any:
+            cluster = locate(*args)
+            return dataclasses.replace(cluster, rank=cluster.world_size - 1 - cluster.rank)
+
+        dist.locate = swapped  # type: ignore[assignment]
+    if wire == "collective-averages":
+        all_reduce = torch.distributed.all_reduce
+
+        def average(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            all_reduce(tensor, *args, **kwargs)
+            tensor /= torch.distributed.get_world_size()
+
+        torch.distributed.all_reduce = average
+    if wire == "prepare-data-everywhere":
+        setup = data.Data.setup
+
+        def prepare_too(self: data.Data, stage: str) -> None:
+            self.prepare_data()
+            setup(self, stage)
+
+        data.Data.setup = prepare_too  # type: ignore[method-assign]
+    if wire == "metrics-not-reduced":
+        log = LightningModule.log
+        model.Model.log = lambda self, name, value, **_: log(self, name, value)  # type: ignore[method-assign, assignment]
+
+
+def strategy(wire: str, right: Any, devices: int, num_nodes: int) -> tuple[Any, int, int]:
+    """`right`, or the strategy with its wire cut."""
+    if wire == "lightning-environment":  # AWS's snippet, after what smddprun exports
+        for name in ("RANK", "LOCAL_RANK"):
+            os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name}"]
+        os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
+        env = LightningEnvironment()
+        env.world_size = lambda: int(os.environ["WORLD_SIZE"])  # type: ignore[method-assign]
+        env.global_rank = lambda: int(os.environ["RANK"])  # type: ignore[method-assign]
+        right = DDPStrategy(cluster_environment=env, process_group_backend="gloo")
+    if wire == "average-instead-of-sum":
+        type(right).reduce = DDPStrategy.reduce
+    if wire == "group-around-prepare-data":
+        type(right)._prepare_data = lambda self: None
+    if wire == "every-rank-alone":
+        return SingleDeviceStrategy("cpu"), 1, 1
+    return right, devices, num_nodes
+
+
+def after(wire: str, trained: LightningModule, model_dir: Path) -> None:
+    """Cut what has to be cut between `fit` and `test`."""
+    if wire == "weights-drift" and dist.get_global_rank() == 1:
+        hook = trained.on_test_epoch_end
+        trained.on_test_epoch_end = lambda: (hook(), trained.net.bias.data.add_(1))  # type: ignore[method-assign, operator, return-value, union-attr]
+    if wire == "every-rank-saves":
+        model_dir.mkdir(parents=True, exist_ok=True)
+        torch.save(1, model_dir / f"rank-{dist.get_global_rank()}.pt")

@@ -1,0 +1,202 @@
+"""Rehearsals of the generated project, end to end: every launcher, faults, and nothing left behind."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import psutil
+import pytest
+from conftest import Project
+
+TMP = Path(tempfile.gettempdir())
+
+
+def rehearse(project: Project, folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
+    """The JSON report of `python -m rehearsal`, with its exit status and output."""
+    path = folder / f"report-{time.monotonic_ns()}.json"
+    ended = project.run("python", "-m", "rehearsal", "--json", str(path), *arguments, check=False, **environment)
+    output = ended.stdout[-8000:] + ended.stderr[-4000:]
+    assert path.exists(), output
+    return {**json.loads(path.read_text()), "exit_status": ended.returncode, "output": output}
+
+
+def verdicts(report: dict[str, Any]) -> dict[str, str]:
+    return {check["name"]: check["verdict"] for check in report["checks"]}
+
+
+def tool(*names: str) -> None:
+    """Skip where a tool is missing; with REQUIRE_TOOLS, as in CI, fail."""
+    missing = [name for name in names if not shutil.which(name)]
+    if missing:
+        (pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip)(f"{', '.join(missing)} not installed")
+
+
+def options(words: Path, world_size: int) -> list[str]:
+    """A short run whose global batch is 48, however many ranks share it."""
+    return ["--", "--dataset", str(words), "--epochs", "2", "--batch_size", str(48 // world_size), "--log_every", "5"]
+
+
+@pytest.fixture(scope="module")
+def alone(project: Project, words: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One host, one process, no launcher."""
+    folder = tmp_path_factory.mktemp("alone")
+    return rehearse(project, folder, "--hosts", "1", "--distribution", "none", *options(words, 1))
+
+
+def test_none_on_one_host(alone: dict[str, Any]) -> None:
+    assert alone["exit_status"] == 0 and alone["ok"], alone["output"]
+
+
+@pytest.mark.parametrize(
+    "hosts, processes, distribution",
+    [
+        (2, 2, "torch_distributed"),
+        (2, 2, "smddp"),
+        (2, 2, "pytorchddp"),
+        (1, 1, "torch_distributed"),
+        (3, 1, "torch_distributed"),
+    ],
+)
+def test_launchers(
+    hosts: int, processes: int, distribution: str, project: Project, words: Path, tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    """Every check holds, all ranks end with the same weights, and test as one process with the same global batch."""
+    command = ["--hosts", str(hosts), "--processes", str(processes), "--distribution", distribution]
+    report = rehearse(project, tmp_path, *command, *options(words, hosts * processes))
+    assert report["exit_status"] == 0 and report["ok"], report["output"]
+    assert set(verdicts(report).values()) == {"held"} and report["seconds"] <= 90
+    ranks = report["ranks"]
+    assert [rank["rank"] for rank in ranks] == list(range(hosts * processes))
+    assert len({rank["weights"] for rank in ranks}) == 1
+    for name, value in alone["ranks"][0]["metrics"].items():
+        assert ranks[0]["metrics"][name] == pytest.approx(value, abs=1e-4), name
+    assert ("SMDDP" in report["standins"]) == (distribution == "smddp")
+
+
+def test_real_mpirun_on_one_host(project: Project, words: Path, tmp_path: Path) -> None:
+    tool("mpirun", "unshare", "/usr/sbin/sshd")
+    report = rehearse(project, tmp_path, "--hosts", "1", "--distribution", "smddp", *options(words, 2))
+    if not report["mpirun"] and "may not mount" in report["launcher"]:
+        (pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip)(report["launcher"])
+    assert report["mpirun"] and report["launcher"] == "mpirun", report["launcher"]
+    assert report["exit_status"] == 0 and set(verdicts(report).values()) == {"held"}, report["output"]
+
+
+def test_without_mpirun_the_report_says_so(project: Project, words: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bin"  # a PATH without mpirun
+    bare.mkdir()
+    for name in ("sh", "env", "which", "uname", "lscpu", "gcc"):
+        if found := shutil.which(name):
+            (bare / name).symlink_to(found)
+    command = ["--hosts", "1", "--distribution", "pytorchddp", *options(words, 2)]
+    report = rehearse(project, tmp_path, *command, PATH=str(bare))
+    assert report["ok"] and not report["mpirun"], report["output"]
+    assert "mpirun is not installed" in report["launcher"] and report["launcher"] in report["output"]
+
+
+def test_none_on_two_hosts_is_refused(project: Project, words: Path, tmp_path: Path) -> None:
+    report = rehearse(project, tmp_path, "--hosts", "2", "--distribution", "none", *options(words, 1))
+    assert report["exit_status"] == 1 and verdicts(report)["success-or-failure-file"] == "held"
+    for failure in report["failures"]:
+        assert failure.startswith('SM_HOSTS=["127.0.0.1","127.0.0.2"] names 2 hosts, but no launcher set RANK')
+
+
+@pytest.mark.parametrize(
+    "fault, rank, distribution, words_said",
+    [
+        ("--fail-rank", 1, "torch_distributed", "rank 1 fails because"),
+        ("--kill-rank", 3, "torch_distributed", "without a word"),
+        ("--kill-rank", 0, "pytorchddp", "rank 0 on host 127.0.0.1"),
+    ],
+)
+def test_a_lost_rank_ends_the_job_and_is_named(
+    fault: str, rank: int, distribution: str, words_said: str, project: Project, words: Path, tmp_path: Path
+) -> None:
+    command = ["--hosts", "2", "--processes", "2", "--distribution", distribution, fault, str(rank)]
+    report = rehearse(project, tmp_path, *command, *options(words, 4))
+    found = verdicts(report)
+    assert report["exit_status"] == 1 and 0 not in report["exit_codes"]
+    assert found["ends-in-time"] == found["failure-names-cause"] == found["success-or-failure-file"] == "held", report
+    assert words_said in report["failures"][1][:1024]
+
+
+def state(project: Project) -> dict[str, Any]:
+    """What a rehearsal must leave as it was."""
+    places = (project.path, Path.home(), Path("/opt"), Path("/dev", "shm"), Path("/etc"))
+    names = {"python", "python3", Path(sys.executable).name, "torchrun", "mpirun", "orted", "sshd", "unshare"}
+    return {
+        "files": {str(p): p.stat().st_mtime_ns for place in places for p in _files(place)},
+        "temporary": {p.name for p in TMP.iterdir() if p.name.startswith(("rehearsal", "ompi", "torch", "done"))},
+        "packages": subprocess.run([sys.executable, "-m", "pip", "freeze"], capture_output=True, text=True).stdout,
+        "processes": {p.pid for p in psutil.process_iter() if p.name() in names and _rehearsed(p)},
+    }
+
+
+def _files(place: Path) -> list[Path]:
+    """Files below a folder, two levels deep outside the project."""
+    pattern = "**/*" if place.name.startswith("language") else "*"
+    return [p for p in place.glob(pattern) if p.is_file() and not p.is_symlink() and p.name != ".bash_history"]
+
+
+def _rehearsed(process: psutil.Process) -> bool:
+    try:
+        return "REHEARSAL_EVIDENCE" in process.environ()
+    except psutil.Error:
+        return False
+
+
+def test_nothing_is_left_behind_and_two_can_run_at_once(project: Project, words: Path, tmp_path: Path) -> None:
+    """Two rehearsals side by side, on other ports than 7777, which something else listens to."""
+    before = state(project)
+    commands = []
+    with socket.socket() as busy:
+        busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        busy.bind(("", 7777))
+        busy.listen()
+        for i, (hosts, distribution) in enumerate([("2", "torch_distributed"), ("1", "torch_distributed")]):
+            line = [sys.executable, "-m", "rehearsal", "--hosts", hosts, "--processes", "1"]
+            line += ["--distribution", distribution, "--json", str(tmp_path / f"{i}.json"), *options(words, int(hosts))]
+            commands.append(subprocess.Popen(line, cwd=project.path, stdout=subprocess.DEVNULL))
+        assert [command.wait() for command in commands] == [0, 0]
+    reports = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]
+    assert len({report["port"] for report in reports} | {7777}) == 3
+    after = state(project)
+    for what in before:
+        assert after[what] == before[what], what
+
+
+def test_ctrl_c_ends_everything(project: Project, words: Path) -> None:
+    before = {p.name for p in TMP.glob("rehearsal-*")}
+    command = ["-m", "rehearsal", "--hosts", "2", "--processes", "2", "--distribution", "torch_distributed"]
+    child = pexpect.spawn(
+        sys.executable, [*command, *options(words, 4)], cwd=str(project.path), timeout=90, encoding="utf-8"
+    )
+    child.expect("backend")  # the ranks have met
+    child.sendintr()
+    child.expect("every process of the rehearsal was ended")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+    assert not [p for p in psutil.process_iter() if _rehearsed(p)]
+    assert {p.name for p in TMP.glob("rehearsal-*")} <= before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_everything(number: signal.Signals, project: Project, words: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rehearsal", "--hosts", "2", "--processes", "1", "--distribution", "pytorchddp"]
+    with (tmp_path / "log").open("w") as log:
+        child = subprocess.Popen([*command, *options(words, 2)], cwd=project.path, stdout=log, stderr=log)
+        while "toolkit" not in (tmp_path / "log").read_text():
+            time.sleep(0.1)
+        child.send_signal(number)
+        assert child.wait(timeout=20) == 130
+    assert not [p for p in psutil.process_iter() if _rehearsed(p)]
