@@ -23,6 +23,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
+import stop
 from report import UserError
 
 LANGUAGES = "ar bg cs da de el en es fa fi fr he hi hu id it ja ko lt nl pl pt ro ru sv th tr uk vi zh".split()  # noqa: SIM905
@@ -171,7 +172,7 @@ class Data(pl.LightningDataModule):
         )
         return DataLoader(
             Padded(rows, self.pad_id), sampler=order, batch_size=None, num_workers=workers, pin_memory=cuda,
-            persistent_workers=workers > 0,
+            persistent_workers=workers > 0, worker_init_fn=stop.leave_to_parent,
         )  # fmt: skip
 
 

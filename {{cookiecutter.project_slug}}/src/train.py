@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cli
+import stop
 from cli import NonNegativeFloat, NonNegativeInt, OrMinusOne, PositiveFloat, PositiveInt, Share
-from report import UserError, print_table, quiet, write_confusion
+from report import UserError, print_table, quiet, write_confusion, write_failure
 
 
 def train(
@@ -39,6 +40,8 @@ def train(
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto",
     compile: bool = False,
     num_workers: OrMinusOne = -1,
+    checkpoint_minutes: PositiveFloat = 5.0,
+    checkpoint_steps: NonNegativeInt = 0,
     log_every: PositiveInt = 50,
     data_dir: str = "data",
 ) -> None:
@@ -65,6 +68,8 @@ def train(
         precision: auto is bf16-mixed on GPUs that have it, else 32-true
         compile: torch.compile the network
         num_workers: loader processes per rank; -1: 2 beside a GPU, none on a CPU
+        checkpoint_minutes: between two checkpoints; an epoch's end and a stop signal make one anyway
+        checkpoint_steps: optimizer steps between two checkpoints; 0: by minutes alone
         log_every: optimizer steps between two lines of the log
         data_dir: where prepared data is kept, per node
     """
@@ -77,6 +82,7 @@ def train(
         import torch
 
         import callbacks
+        from checkpoints import Checkpoints
         from data import Data
         from model import Model
 
@@ -84,11 +90,9 @@ def train(
         pl.seed_everything(seed, verbose=False)
         outputs = Path(os.environ.get("SM_OUTPUT_DATA_DIR") or output_dir)
         model_dir = Path(os.environ.get("SM_MODEL_DIR") or Path(output_dir) / "model")
-        checkpoints = callbacks.Checkpoints(model_dir.parent / "checkpoints", options)
+        checkpoints = Checkpoints(model_dir.parent / "checkpoints", options, checkpoint_minutes, checkpoint_steps)
         if precision == "auto":
-            bf16 = cluster.accelerator == "gpu" and torch.cuda.is_bf16_supported()
-            precision = "bf16-mixed" if bf16 else "32-true"
-
+            precision = "bf16-mixed" if cluster.accelerator == "gpu" and torch.cuda.is_bf16_supported() else "32-true"
         data = Data(dataset, model_name, batch_size, max_length, text_column, label_column, data_dir, num_workers, seed)
         model = Model(model_name, lr, weight_decay, warmup, lr_scaling, compile)
         strategy, devices, num_nodes = dist.get_initialization_info()
@@ -105,20 +109,18 @@ def train(
             callbacks=[callbacks.Randomness(seed), callbacks.Reporter(log_every, outputs), checkpoints],
             logger=pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version=""),
             use_distributed_sampler=False,  # data.py divides each global batch among the ranks itself
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
             num_sanity_val_steps=0,
+            **callbacks.INSTEAD,
         )
         trainer.fit(model, datamodule=data, ckpt_path=checkpoints.resume(resume), weights_only=True)
-        trainer.test(model, datamodule=data, verbose=False)  # the best weights: callbacks.Checkpoints
-
+        trainer.test(model, datamodule=data, verbose=False)  # the best weights: checkpoints.py
         if trainer.is_global_zero:
             model.save(model_dir, max_length)
             write_confusion(model.test_confusion, model.labels, outputs)
             scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("test/")}
             rows = {name: f"{value:.4f}" for name, value in scores.items()}
             rows |= {"time": f"{time.perf_counter() - started:.0f} s", "model": f"{model_dir}", "curves": f"{outputs}"}
+            checkpoints.finish()
             print_table("Result", rows)
             print(f"test/accuracy {scores['test/accuracy']:.4f}", flush=True)
 
@@ -129,17 +131,17 @@ def parse(argv: list[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """0 when the model is trained; 2 for a mistake on the command line; 1 for one found later."""
+    """0 when the model is trained; 2 for a mistake on the command line; 1 for one found later; 143 when stopped."""
+    stop.install()
+    status = 2
     try:
         options = parse(sys.argv[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    try:
+        status = 1
         train(**options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        write_failure(str(error))
+        return status
     return 0
 
 

@@ -1,0 +1,142 @@
+"""Stop signals: SIGTERM and SIGINT end a run in order, at any moment. Nothing heavy is imported, so this comes first.
+
+The handler only sets a flag where ranks work together (:func:`defer`): they agree on it between steps, write one
+checkpoint and leave together (`checkpoints.py`). Elsewhere it raises :class:`Stopped` on the spot. A process that does
+not get that far (it waits in native code, say) is ended by a thread; so is one that is told a second time.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+STATUS = 128 + signal.SIGTERM
+GRACE = 5.0  # seconds in which a process has to leave once nothing is left to save
+SAME = 1.0  # seconds in which signals are one: a terminal and torchrun's agent both pass Ctrl-C on
+
+_requested = ""  # name of the signal
+_deferred = False
+_deadline = float("inf")
+_advice = "nothing was trained yet: start the same command again"
+
+
+class Stopped(SystemExit):
+    """Ends the process with status 143, as the shell reports a process that SIGTERM ended."""
+
+    def __init__(self) -> None:
+        global _deadline
+        super().__init__(STATUS)
+        _deadline = time.monotonic() + GRACE
+
+
+def install() -> None:
+    """Take SIGTERM and SIGINT; call it once, in the main thread, before anything slow."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _handle)
+    # Python runs handlers between two instructions of the main thread; this socket is told even while that one waits.
+    ours, told = socket.socketpair()
+    told.setblocking(False)
+    signal.set_wakeup_fd(told.detach(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(ours,), name="stop", daemon=True).start()
+    os.register_at_fork(after_in_child=_forget)
+
+
+def requested() -> bool:
+    """Whether this process was told to stop."""
+    return bool(_requested)
+
+
+def name() -> str:
+    """What told this process or another rank to stop."""
+    return _requested or "a signal to another rank"
+
+
+def defer(advice: str) -> None:
+    """From now on the flag is asked for (:func:`requested`); `advice` says how to go on, once this ends."""
+    global _deferred, _advice
+    _deferred, _advice = True, advice
+
+
+def now() -> None:
+    """From now on a signal ends this process on the spot; one that came before does so here."""
+    global _deferred
+    _deferred = False
+    if _requested:
+        _say()
+        raise Stopped
+
+
+def leave_to_parent(*_: Any) -> None:
+    """For loader workers: a signal to a whole process group is their parent's business, who may still need them."""
+
+    def obey() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=obey, daemon=True).start()
+
+
+def take_over(trainer: Any) -> None:
+    """Replace Lightning's signals: a collective inside the handler, and a broadcast before every step (#21487).
+
+    Raises:
+        RuntimeError: this Lightning keeps them elsewhere; tests/test_stop.py says what to look at.
+    """
+    for owner, method in (
+        (trainer._signal_connector, "register_signal_handlers"),
+        (trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"),
+    ):
+        if not callable(getattr(owner, method, None)):
+            raise RuntimeError(f"Lightning changed: {type(owner).__name__} has no {method}; mend stop.take_over.")
+        setattr(owner, method, lambda: None)
+
+
+def _handle(number: int, _: Any) -> None:
+    global _requested
+    if not _requested:
+        _requested = signal.Signals(number).name
+        if not _deferred:
+            _say()
+            raise Stopped
+
+
+def _say() -> None:
+    sys.stderr.flush()
+    os.write(2, f"stopped by {_requested}; {_advice}\n".encode())
+
+
+def _watch(told: socket.socket) -> None:
+    """End the process where the main thread cannot: the deadline has passed, or a second signal came."""
+    global _deadline
+    first = 0.0
+    told.settimeout(0.2)
+    while True:
+        try:
+            number = told.recv(1)[0]
+        except TimeoutError:
+            number = 0
+        now = time.monotonic()
+        again = number in (signal.SIGTERM, signal.SIGINT) and first and now > first + SAME
+        if number in (signal.SIGTERM, signal.SIGINT) and not first:
+            first = now
+            if not _deferred:
+                _deadline = min(_deadline, now + GRACE)
+        if again or now > _deadline:
+            why = "a second signal" if again else f"{signal.Signals(signal.SIGTERM).name}, too slow to leave in order"
+            os.write(2, f"ended by {why}; {_advice}\n".encode())
+            os._exit(STATUS)
+
+
+def _forget() -> None:
+    """In a forked child: signals are its own again."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is _handle:
+            signal.signal(number, signal.SIG_DFL)

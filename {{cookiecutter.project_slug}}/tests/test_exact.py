@@ -1,0 +1,215 @@
+"""A run that ends anywhere and is gone on with ends as if nothing had happened; what is damaged is found out.
+
+Runs on several ranks, killed and stopped from outside, are tested with the template that made this project.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import checkpoints
+import data
+import train
+from report import UserError
+
+
+class Crash(Exception):
+    """What ends a run here."""
+
+
+def run(words: str, **options: Any) -> None:
+    train.train(**{"dataset": words, "epochs": 3, "batch_size": 16, "checkpoint_steps": 3, "log_every": 5, **options})
+
+
+def outcome(output: str = "outputs") -> dict[str, Any]:
+    path = checkpoints.newest(Path(output) / "checkpoints")
+    assert path
+    return torch.load(path, weights_only=True)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def crash(patch: pytest.MonkeyPatch, hook: str, at: int) -> None:
+    """End the run when it gets to `hook` for the `at`-th time, after what the hook does."""
+    calls = 0
+    original = getattr(checkpoints.Checkpoints, hook)
+
+    def crashing(self: checkpoints.Checkpoints, *args: Any, **more: Any) -> None:
+        nonlocal calls
+        calls += 1
+        original(self, *args, **more)
+        if calls == at:
+            self.disk.finish()
+            raise Crash
+
+    patch.setattr(checkpoints.Checkpoints, hook, crashing)
+
+
+# Of 240 words 192 train, in 12 global batches of 16 an epoch; validation has 2 batches and the test 2.
+MOMENTS = [
+    ("on_train_batch_end", 2),  # before the first checkpoint
+    ("on_train_batch_end", 8),
+    ("on_train_batch_end", 12),  # training of the first epoch is complete, validation is not begun
+    ("on_train_batch_end", 25),
+    ("on_validation_batch_end", 1),
+    ("on_train_epoch_end", 2),
+    ("on_train_end", 1),
+    ("on_test_batch_end", 1),
+    ("finish", 1),
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "batch_size": 8}, {"max_steps": 31}, {"num_workers": 1}])
+def test_going_on_is_as_if_nothing_had_happened(words: str, options: dict[str, Any]) -> None:
+    run(words, output_dir="alone", **options)
+    alone = outcome("alone")
+    moments = MOMENTS if options in ({}, {"max_steps": 31}) else MOMENTS[1:5]
+    for number, (hook, at) in enumerate(moments):
+        output = f"interrupted{number}"
+        with pytest.MonkeyPatch.context() as patch:
+            crash(patch, hook, at * options.get("accumulate", 1) if hook == "on_train_batch_end" else at)
+            with pytest.raises(Crash):
+                run(words, output_dir=output, **options)
+        if hook != "finish":
+            run(words, output_dir=output, **options)
+        for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+            assert same(alone[part], outcome(output)[part]), (part, hook, at)
+        for part in ("best", "best_score", "position"):
+            mine = [state["callbacks"]["Checkpoints"][part] for state in (alone, outcome(output))]
+            assert same(*mine), (part, hook, at)
+        rows = [Path(f, "curves.csv").read_text().splitlines() for f in ("alone", output)]
+        timeless = [[line.rpartition(",")[0] for line in lines] for lines in rows]
+        assert timeless[0] == timeless[1], (hook, at)
+
+
+def test_batches_that_ranks_and_accumulation_divide_anew() -> None:
+    """From 2 ranks to 1 or 4, in the middle of an epoch: the rest of the samples, each once."""
+    lengths = torch.randint(1, 30, (103,), generator=torch.Generator().manual_seed(0)).tolist()
+    whole = data.GlobalBatches(lengths, 16, seed=5)
+    whole.set_epoch(1)
+    expected = [sorted(rows) for rows, _, _ in whole]
+    for world_size, accumulate in ((1, 1), (1, 4), (2, 2), (4, 1), (3, 5)):
+        seen: list[list[int]] = [[] for _ in expected[3:]]
+        for rank in range(world_size):
+            order = data.GlobalBatches(lengths, 16, rank, world_size, 5, accumulate, start=(1, 3))
+            assert len(order) == len(expected) * accumulate
+            for i, (rows, real, scale) in enumerate(order):
+                seen[i // accumulate] += rows[:real]
+                size = len(expected[3 + i // accumulate])
+                assert scale == pytest.approx(world_size * accumulate / size)
+            order.set_epoch(2)
+            assert len(list(order)) == len(order)
+        assert [sorted(rows) for rows in seen] == expected[3:]
+
+
+def spoil(path: Path, how: str) -> None:
+    content = bytearray(path.read_bytes())
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "flipped":
+        content[len(content) * 2 // 3] ^= 4
+        path.write_bytes(content)
+    elif how == "half-renamed":  # the name is there, and the content is that of a write that was cut off
+        path.rename(path.with_name(f".{path.name[:6]}.ckpt"))
+        path.write_bytes(content[:100])
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "half-renamed"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    words: str, how: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        crash(patch, "on_train_batch_end", 9)
+        with pytest.raises(Crash):
+            run(words)
+    (_, newest), (_, before), *_ = checkpoints.numbered(Path("outputs/checkpoints"))
+    spoil(newest, how)
+    capsys.readouterr()
+    run(words)
+    said = capsys.readouterr()
+    assert f"warning: {newest} is damaged" in said.err
+    assert f"resume: from {before}, step 6 of 36" in said.out
+    run(words, output_dir="alone")
+    assert same(outcome()["state_dict"], outcome("alone")["state_dict"])
+
+
+def test_going_back_to_the_start_is_for_a_person_to_say(words: str) -> None:
+    run(words, epochs=1)
+    for _, path in checkpoints.numbered(Path("outputs/checkpoints")):
+        spoil(path, "flipped")
+    with pytest.raises(UserError, match=r"All 3 checkpoints in outputs/checkpoints are damaged; .* --resume never"):
+        run(words, epochs=1)
+    run(words, epochs=1, resume="never")
+
+
+def test_what_is_not_gone_on_with(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        crash(patch, "on_train_batch_end", 4)
+        with pytest.raises(Crash):
+            run(words)
+    path = checkpoints.newest(Path("outputs/checkpoints"))
+    with pytest.raises(UserError, match="no such checkpoint; expected auto, never or a file"):
+        run(words, resume="nowhere.ckpt")
+    with pytest.raises(UserError, match="its global batch differs"):
+        run(words, resume=str(path), batch_size=8)
+    Path("notes.ckpt").write_text("not a checkpoint")
+    with pytest.raises(UserError, match=r"notes\.ckpt is not a checkpoint of this program"):
+        run(words, resume="notes.ckpt")
+    capsys.readouterr()
+    run(words, resume=str(path), lr=1e-3, output_dir="other", max_steps=6)
+    assert f"resume: from {path}, step 3 of 36" in capsys.readouterr().out
+    run(words, lr=1e-3, max_steps=6)
+    assert "its lr differs; training from the start" in capsys.readouterr().out
+    run(words, lr=1e-3, max_steps=6)
+    assert "that run is finished; training from the start" in capsys.readouterr().out
+
+
+def test_loading_executes_nothing(words: str, tmp_path: Path) -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "executed",)
+
+    torch.save({"callbacks": {"Checkpoints": Payload()}}, "payload.ckpt")
+    with pytest.raises(UserError, match="is not a checkpoint of this program"):
+        run(words, resume="payload.ckpt")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_the_newest_few_are_kept(words: str) -> None:
+    run(words, epochs=2)
+    names = [path.name for _, path in checkpoints.numbered(Path("outputs/checkpoints"))]
+    assert len(names) == checkpoints.KEEP and names[0].startswith("000010-step000024-")
+    assert outcome()["callbacks"]["Checkpoints"]["best"] is not None, "the best weights are in each"
+
+
+def test_a_full_disk_ends_the_run_in_a_sentence(words: str) -> None:
+    """The limit of a file's size stands for the disk's end: the same writes fail, and anybody may set it."""
+    resource = pytest.importorskip("resource", reason="POSIX only")
+    run(words, epochs=1, max_steps=3)
+    kept = checkpoints.newest(Path("outputs/checkpoints"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        with pytest.raises(UserError) as refusal:
+            checkpoints.write(Path("outputs/checkpoints"), 7, {"weights": torch.zeros(1_000_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "could not be written to outputs/checkpoints" in str(refusal.value)
+    assert f"the last good one is {kept}; free some space" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert checkpoints.newest(Path("outputs/checkpoints")) == kept
+    assert not list(Path("outputs/checkpoints").glob(".*"))
