@@ -192,7 +192,7 @@ def test_loading_executes_nothing(words: str, tmp_path: Path) -> None:
 def test_the_newest_few_are_kept(words: str) -> None:
     run(words, epochs=2)
     names = [path.name for _, path in checkpoints.numbered(Path("outputs/checkpoints"))]
-    assert len(names) == checkpoints.KEEP and names[0].startswith("000010-step000024-")
+    assert len(names) == checkpoints.KEEP and "-step000024-" in names[0]
     assert outcome()["callbacks"]["Checkpoints"]["best"] is not None, "the best weights are in each"
 
 
