@@ -23,7 +23,7 @@ MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's 
 MAX_SOURCE_MB = 50  # ample for code; every host downloads and unpacks it before training
 
 SECRET = re.compile(r"AKIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|\b(hf_|gh[pousr]_|sk-)[A-Za-z0-9_-]{30,}")
-SECRET_NAME = re.compile(r"secret|token|passw|api_?key|credential", re.I)
+SECRET_NAME = re.compile(r"(^|_)(secret|token|password|passwd|api_?key|access_key|credentials?)(_|$)", re.I)
 SECRET_FILE = re.compile(r"\.env(\..+)?|.*\.(pem|key|p12)|id_(rsa|ed25519|ecdsa)|credentials(\.json)?|\.netrc", re.I)
 DATA_FILE = re.compile(r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt|pth?|safetensors)", re.I)
 NOT_TO_REPLACE = re.compile(r"(torch|torchvision|torchaudio|triton|pytorch-triton|(nvidia|cuda)-.*)$", re.I)
@@ -93,9 +93,7 @@ def cluster(job: Job, *, today: date | None = None) -> Iterator[Finding]:
         return
 
     torchrun = 'set distribution = "torch_distributed"'
-    if launcher == "smddp" and kind == "p3dn":
-        yield warning("distribution", "AWS no longer develops SMDDP for p3dn", torchrun)
-    elif launcher == "smddp" and instance not in profiles.SMDDP_INSTANCES:  # the SDK knows the list and never checks
+    if launcher == "smddp" and instance not in profiles.SMDDP_INSTANCES:  # the SDK knows the list and never checks
         cure = f"{torchrun}, or instance_type to one of {', '.join(profiles.SMDDP_INSTANCES)}"
         yield error("distribution", f"SMDDP does not run on {instance}", cure)
     elif launcher == "pytorchddp" and gpus == 0:
@@ -211,6 +209,13 @@ def consistency(job: Job) -> Iterator[Finding]:
             yield error(f"channels.{name}", f"SM_CHANNEL_{name.upper()} is no variable's name", "use underscores")
     if job.hyperparameters.get("dataset") == "training" and "training" not in job.channels:
         yield error("hyperparameters.dataset", "[channels] has no training", 'add training = "s3://bucket/folder/"')
+    if job.spot.enabled and job.hyperparameters.get("resume") == "never":
+        yield error("hyperparameters.resume", "with spot, each interruption begins at step 0", 'set it to "auto"')
+    for key in ("dataset", "model_name"):
+        place = str(job.hyperparameters.get(key, "training"))
+        if place.startswith("s3://") or (place != "training" and len(place) < 256 and Path(place).exists()):
+            problem = f'"{place}" is nothing that a host in the cloud can open'
+            yield warning(f"hyperparameters.{key}", problem, "put it into S3 and under [channels]")
     if "training" in job.channels and job.hyperparameters.get("dataset") != "training":
         yield warning("channels.training", "hyperparameters.dataset does not read it", 'set dataset = "training"')
     if bool(job.network.subnets) != bool(job.network.security_groups):

@@ -213,6 +213,7 @@ def test_metrics_are_read_from_the_lines_that_training_prints():
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "SMDDP on g5": ({"distribution": "smddp", "instance_type": "ml.g5.12xlarge"}, "SMDDP does not run on ml.g5.12xl"),
+    "SMDDP on p3dn": ({"distribution": "smddp", "instance_type": "ml.p3dn.24xlarge"}, "SMDDP does not run on ml.p3dn"),
     "SMDDP on p5": ({"distribution": "smddp", "instance_type": "ml.p5.48xlarge"}, "SMDDP does not run on ml.p5.48xl"),
     "mistyped hyperparameter": ({"hyperparameters.epoch": 3}, "hyperparameters.epoch: .* did you mean epochs"),
     "lr as text": ({"hyperparameters.lr": "2e-3"}, 'hyperparameters.lr: "2e-3" is text'),
@@ -225,6 +226,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "name with _": ({"name": "a_b"}, "name: "),
     "environment value of 600": ({"environment.BIG": "x" * 600}, "environment.BIG: 600 .* 512"),
     "environment name": ({"environment.1A": "x"}, "environment.1A: "),
+    "spot that never resumes": ({"spot.enabled": True, "hyperparameters.resume": "never"}, "begins at step 0"),
     "rank in the environment": ({"environment.RANK": "0"}, "environment.RANK: the launcher sets it"),
     "secret": ({"environment.HF_TOKEN": "hf_" + "a" * 34}, "HF_TOKEN: looks like a secret"),
     "hyperparameter of 2501": ({"hyperparameters.dataset": "x" * 2500}, "hyperparameters.dataset: 2502 .* 2500"),
@@ -270,6 +272,20 @@ def test_an_image_without_patches_is_said_and_its_alternative(good):
     assert not before
     assert [f.level for f in after] == ["warning"]
     assert "no security patches since 2025-10-29" in str(after[0]) and 'image = "current"' in str(after[0])
+
+
+def test_what_only_this_machine_has_is_warned_of_and_a_tokenizer_is_no_secret(good, tmp_path):
+    (tmp_path / "here.csv").touch()
+    options = {
+        "dataset": str(tmp_path / "here.csv"),
+        "model_name": "s3://bucket/model",
+        "tokenizer_name": "bert-base-cased",
+    }
+    found = list(preflight.consistency(replace(good, hyperparameters=options)))
+    assert [(f.level, f.key) for f in found] == [
+        ("warning", "hyperparameters.dataset"),
+        ("warning", "hyperparameters.model_name"),
+    ]
 
 
 def test_source_folder(tmp_path):
