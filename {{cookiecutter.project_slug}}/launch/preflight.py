@@ -364,9 +364,10 @@ def summary(job: Job) -> str:
 
 
 def rehearsal(job: Job) -> list[str]:
-    """The command that plays the job on this machine, with at most two hosts of two processes."""
+    """The command that plays the job on this machine for some steps, with at most two hosts of two processes."""
     hosts, processes = min(job.instance_count, 2), min(profiles.gpus(job.instance_type) or 1, 2)
-    options = [f"--{key}={value}" for key, value in job.hyperparameters.items()]
+    short = {**job.hyperparameters, "epochs": 1, "max_steps": 50}
+    options = [f"--{key}={value}" for key, value in short.items()]
     command = [sys.executable, "-m", "rehearsal", "--hosts", str(hosts), "--processes", str(processes)]
     return [*command, "--distribution", profiles.launcher(job), "--", *options]
 

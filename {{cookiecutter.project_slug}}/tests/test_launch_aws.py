@@ -8,6 +8,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
+from subprocess import CompletedProcess
 from typing import Any
 
 import boto3
@@ -20,7 +21,7 @@ from moto.sagemaker.models import sagemaker_backends
 from moto.servicequotas.models import ServiceQuotasBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
 
-from launch import SRC, account, follow, request
+from launch import SRC, account, follow, preflight, request
 from launch.__main__ import main
 from launch.job import Job, Network, Spot
 from report import UserError
@@ -162,6 +163,23 @@ def test_quota(aws, good):
     assert "instance_count: 5 is above the quota" in findings(replace(good, instance_count=5))[0]
     assert "for spot training job usage" in findings(replace(good, instance_count=5, spot=Spot(True)))[0]
     assert findings(replace(good, instance_type="ml.p5.48xlarge"))[0].startswith("skipped quota: AWS lists no")
+
+
+def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
+    """Findings on the screen and as JSON, an exit status, and a rehearsal only of what is not refused."""
+    played: list[list[str]] = []
+    monkeypatch.setattr(preflight, "resolve", lambda *_: [])
+    monkeypatch.setattr("subprocess.run", lambda command, **_: played.append(command) or CompletedProcess(command, 7))
+    subnet, group = network(aws)
+    for job, status in ((replace(good, network=Network([subnet], [group])), 1), (good, 7)):
+        monkeypatch.setattr("launch.job.load", lambda _, job=job: job)
+        assert main(["preflight", "--rehearse", "--json", str(tmp_path / "x.json")]) == status
+        written, said = json.loads((tmp_path / "x.json").read_text(encoding="utf-8")), capsys.readouterr().out
+        assert written["ok"] == (status == 7) == bool(played)
+        levels = [finding["level"] for finding in written["findings"]]
+        assert levels == ["error", "error", "warning"][-3 if status == 1 else -1 :]
+        assert (f"error   network.security_groups: {group} has no inbound rule" in said) == (status == 1)
+    assert played[0][1:9] == ["-m", "rehearsal", "--hosts", "2", "--processes", "2", "--distribution", "smddp"]
 
 
 def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
