@@ -92,30 +92,31 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
     console = console or Console(
         highlight=False, markup=False, soft_wrap=True, force_terminal=live, force_jupyter=False
     )
-    outcome, shown, tokens, told = Outcome(name), 0, dict[str, str](), time.monotonic()
+    outcome, shown, tokens, told, ended = Outcome(name), 0, dict[str, str](), time.monotonic(), False
     try:
         with console.status(name) as status:
             client, logs = connect("sagemaker", region), connect("logs", region)
-            while outcome.status not in ENDED:
+            while not ended:
                 if outcome.job:
                     time.sleep(poll_s)
+                ended = outcome.status in ENDED  # and once more, since the log comes later than the status
                 outcome.job = job = describe(name, client)
                 for step in job.get("SecondaryStatusTransitions", [])[shown:]:
                     after = clock((step["StartTime"] - job["CreationTime"]).total_seconds())
                     console.print(f"{after} {step['Status']} {step.get('StatusMessage', '')}", style="bold")
                     shown += 1
+                several = job["ResourceConfig"]["InstanceCount"] > 1
                 for line in new_lines(name, logs, tokens):
                     outcome.lines.append(line)
-                    console.print(
-                        f"{line.host} {line.text}" if job["ResourceConfig"]["InstanceCount"] > 1 else line.text
-                    )
+                    console.print(f"{line.host} {line.text}" if several else line.text)
                 status.update(progress(outcome))
                 if not console.is_terminal and time.monotonic() - told > 60:  # no live line in notebooks and files
                     console.print(progress(outcome))
                     told = time.monotonic()
-    except KeyboardInterrupt:
-        console.print(f"\nThe job goes on, and is billed. Watch it again: python -m launch attach {name}")
-        console.print(f"Stop it: python -m launch stop {name}\nIn the console: {url(region)}/{name}")
+    except BaseException:  # Ctrl-C, credentials that expired meanwhile, no network
+        if outcome.job and outcome.status not in ENDED:
+            console.print(f"\nThe job goes on, and is billed. Watch it again: python -m launch attach {name}")
+            console.print(f"Stop it: python -m launch stop {name}\nIn the console: {url(region)}/{name}")
         raise
     for style, text in ending(outcome):
         console.print(text, style=style)

@@ -31,18 +31,9 @@ def image_uri(job: Job) -> str:
     family = profiles.profile(job)
     if family is None:
         return job.image
-    registry = (
-        sdk()
-        .image_uris.retrieve(  # any version will do: account and domain are the region's
-            "pytorch",
-            job.region,
-            version="2.8.0",
-            py_version="py312",
-            instance_type="ml.g5.xlarge",
-            image_scope="training",
-        )
-        .split("/")[0]
-    )
+    any_will_do = {"version": "2.8.0", "py_version": "py312", "instance_type": "ml.g5.xlarge"}
+    uri = sdk().image_uris.retrieve("pytorch", job.region, image_scope="training", **any_will_do)
+    registry = uri.split("/")[0]  # the same for all images of a region
     return f"{registry}/{family.gpu if profiles.gpus(job.instance_type) != 0 else family.cpu}"
 
 
@@ -171,9 +162,9 @@ def dry_run(job: Job) -> dict[str, Any]:
     arguments = sdk().estimator._TrainingJob.get_train_args(made, job.channels or None, None)
     request: dict[str, Any] = session.get_train_request(**arguments)
     shape = session.sagemaker_client.meta.service_model.operation_model("CreateTrainingJob").input_shape
-    report = ParamValidator().validate(request, shape)
-    if report.has_errors():
-        raise UserError(f"AWS would not take this request: {report.generate_report()}")
+    validation = ParamValidator().validate(request, shape)
+    if validation.has_errors():
+        raise UserError(f"AWS would not take this request: {validation.generate_report()}")
     return request
 
 

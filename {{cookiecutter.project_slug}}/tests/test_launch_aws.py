@@ -290,6 +290,11 @@ def log(aws: boto3.Session, name: str, host: str, *lines: str, at: int = 0) -> N
     logs.put_log_events(logGroupName=follow.LOG_GROUP, logStreamName=stream, logEvents=events)
 
 
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+
 def console() -> Any:
     from rich.console import Console
 
@@ -302,6 +307,7 @@ def test_following_a_job_to_its_end(aws, sent, monkeypatch):
     log(aws, name, "algo-1", "Invoking TorchDistributed...")
 
     def later(seconds: float) -> None:
+        monkeypatch.setattr("time.sleep", lambda _: log(aws, name, "algo-1", "the log's end comes late", at=3000))
         log(aws, name, "algo-1", "step=1 epoch=1 train/loss=1.5", "test/accuracy 0.8123", at=1000)
         log(aws, name, "algo-2", "[1,mpirank:8,algo-2]<stdout>:step=2 epoch=1 val/loss=0.5 [/red]", at=2000)
         sent.training_job_status = sent.secondary_status = "Completed"
@@ -323,6 +329,7 @@ def test_following_a_job_to_its_end(aws, sent, monkeypatch):
     )
     assert f"{name} completed. Bring its model home: python -m launch fetch {name}" in text
     assert "trained 1:01:01 and is billed 0:20:20 on 2 instances; spot saved 67%" in text
+    assert "the log's end comes late" in text
     assert "epoch 1 of 6 · step 2 · train/loss 1.5" in follow.progress(outcome)
 
 
@@ -397,6 +404,18 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(aws, sent, monk
         f"us-east-1.console.aws.amazon.com/sagemaker/home?region=us-east-1#/jobs/{name}",
     ):
         assert way in screen.file.getvalue()
+
+
+def test_credentials_that_expire_meanwhile_do_not_end_the_job(aws, good, sent, monkeypatch, capsys):
+    sent.training_job_status = sent.secondary_status = "InProgress"
+    name = sent.training_job_name
+    first = aws.client("sagemaker").describe_training_job(TrainingJobName=name)
+    record(monkeypatch, DescribeTrainingJob=[first, refusal("ExpiredTokenException", "DescribeTrainingJob")])
+    monkeypatch.setattr("launch.job.load", lambda _: good)
+    assert main(["attach", name]) == 1
+    said = capsys.readouterr()
+    assert f"The job goes on, and is billed. Watch it again: python -m launch attach {name}" in said.out
+    assert said.err.startswith("error: AWS credentials have expired; get new ones")
 
 
 def test_stop(aws, sent, monkeypatch):
