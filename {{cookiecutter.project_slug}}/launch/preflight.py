@@ -150,7 +150,7 @@ def limits(job: Job) -> Iterator[Finding]:
     }
     for key, (name, value) in parts.items():
         for path, problem in violations(value, shape(name)):
-            cure = "mend it"
+            cure = "change it; what is long belongs into a file of src/ or under [channels]"
             if key == "name":
                 cure = f"at most {63 - len(value) + len(job.name)} letters, digits and hyphens: a timestamp is added"
             yield error(f"{key}{path}", problem, cure)
@@ -168,10 +168,10 @@ def violations(value: Any, model: Any, path: str = "") -> Iterator[tuple[str, st
     size, unit = (value, "") if isinstance(value, int) else (len(value), " entries")
     if isinstance(value, str):
         unit = " characters"
-        if pattern and r"\p{" not in pattern and not re.fullmatch(pattern, value):
-            yield path, f'"{value[:80]}" does not match {pattern}'
     if most is not None and size > most:
         yield path, f"{size}{unit}, and AWS takes {most}"
+    elif isinstance(value, str) and pattern and r"\p{" not in pattern and not re.fullmatch(pattern, value):
+        yield path, f'"{value[:80]}" does not match {pattern}'
     if least is not None and size < least:
         yield path, f"{size}{unit}, and AWS wants {least}"
     if model.type_name == "map":
@@ -242,10 +242,9 @@ def hyperparameters(job: Job) -> Iterator[Finding]:
             yield error(name, "train.py has no such option", near(key, list(signature)))
             continue
         default, example = signature[key].default, f"as in {key} = {json.dumps(signature[key].default)}"
-        if isinstance(value, str) and isinstance(default, int | float):
-            yield error(
-                name, f'"{value}" is text, and train.py takes {type(default).__name__}', f"no quotes, {example}"
-            )
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(type(default))
+        if isinstance(value, str) and kind:
+            yield error(name, f'"{value}" is text, and train.py takes {kind}', f"no quotes, {example}")
             continue
         try:
             cli.parse(train.train, [f"--{key}={value}"])
