@@ -181,9 +181,11 @@ def _predicts(plan: Plan, run: Path, hosts: list[Host]) -> Check:
         str(hosts[0].base / "model"),
         "Île de la Réunion",
     ]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    quiet = {"PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(run / "tmp")}
     try:
-        done = subprocess.run(command, cwd=run, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, cwd=run, env={**os.environ, **quiet}, capture_output=True, text=True, timeout=120
+        )
     except subprocess.TimeoutExpired:
         return _check("model-predicts", False, "predict.py did not answer in 120 s")
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()

@@ -250,12 +250,17 @@ def _meet(here: Cluster, seconds: float) -> torch.distributed.Store:
     late = f"within {seconds:g} s; see its log, and whether the security group lets the hosts reach each other"
     deadline = time.monotonic() + seconds
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    keeper = here.rank == 0 and not agent
     address = f"{here.main_address}:{here.main_port}"
+    while not keeper and not _answers(here.main_address, here.main_port):  # TCPStore would wait longer than it is told
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{here.name(0)} did not come and answer at {address} {late}.")
+        time.sleep(0.2)
     try:
         store = torch.distributed.TCPStore(
             here.main_address,
             here.main_port,
-            is_master=here.rank == 0 and not agent,
+            is_master=keeper,
             timeout=timedelta(seconds=seconds),
             wait_for_workers=False,
             multi_tenant=True,
@@ -263,7 +268,7 @@ def _meet(here: Cluster, seconds: float) -> torch.distributed.Store:
     except RuntimeError as error:
         if re.search("EADDRINUSE|already in use", str(error)):
             raise ClusterError(f"MASTER_PORT={here.main_port} is taken on {address}; end what listens there.") from None
-        raise ClusterError(f"{here.name(0)} did not answer at {address} {late}.") from None
+        raise ClusterError(f"{here.name(0)} did not come and answer at {address} {late}.") from None
     prefix = f"meet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     keys = [f"{prefix}/{rank}" for rank in range(here.world_size)]
     try:
@@ -278,6 +283,10 @@ def _meet(here: Cluster, seconds: float) -> torch.distributed.Store:
                 raise ClusterError(f"{text} did not come {late}.")
             time.sleep(0.1)
         cards = [json.loads(store.get(key)) for key in keys]
+        read = store.add(f"{prefix}/read", 1)
+        while keeper and read < here.world_size and time.monotonic() < deadline:  # or it could take the store along
+            time.sleep(0.05)
+            read = store.add(f"{prefix}/read", 0)
     except torch.distributed.DistError:
         raise ClusterError(f"{here.name(0)} left while the ranks met; see its log.") from None
     for rank, card in enumerate(cards):
@@ -289,6 +298,12 @@ def _meet(here: Cluster, seconds: float) -> torch.distributed.Store:
     if here.rank == 0:
         _print_table(cards, here.launcher)
     return store
+
+
+def _answers(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
+        return True
+    return False
 
 
 def _card(here: Cluster) -> dict[str, str]:

@@ -82,6 +82,12 @@ def test_smddp_only_where_it_was_asked_for(params: dict[str, bool], launcher: st
     assert (found.launcher, found.backend, found.node_rank, found.device) == (launcher, backend, 1, "cuda:1")
 
 
+def test_copied_ways_to_count_hosts_are_wrong() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        int(TWO)
+    assert len(TWO) != 2 == locate(torchrun(0, 2, 1, SM_HOSTS=TWO, SM_CURRENT_HOST="algo-1"), CPU).num_nodes
+
+
 REFUSED = {
     "several hosts, no launcher": ({"SM_HOSTS": TWO}, ["SM_HOSTS", TWO, "torch_distributed"]),
     "length of a string": ({"SM_HOSTS": "2"}, ["SM_HOSTS=2", "JSON list"]),

@@ -1,0 +1,88 @@
+"""The start of a job: ranks meet or are missed by name. And the SMDDP stand-in refuses what SMDDP's contract does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Project
+
+SESSION = """
+import sys, time
+import dist, report
+started = time.monotonic()
+try:
+    with dist.session():
+        pass
+except report.UserError as error:
+    sys.exit(f"{error} after {time.monotonic() - started:.0f} s")
+"""
+
+
+def start(project: Project, rank: int, port: int, seconds: int) -> subprocess.Popen[str]:
+    """One of four ranks on two hosts, as Open MPI would start it."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "TORCHELASTIC"))}
+    numbers = {"RANK": rank, "SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_SIZE": 2}
+    env |= {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}
+    env |= {"SM_HOSTS": json.dumps(["algo-1", "algo-2"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env |= {"DIST_MEET_SECONDS": str(seconds), "PYTHONPATH": str(project.path / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen([sys.executable, "-c", SESSION], env=env, text=True, stdout=-1, stderr=subprocess.STDOUT)
+
+
+@pytest.mark.parametrize("absent, host", [(None, ""), (3, "algo-2"), (0, "algo-1")])
+def test_a_rank_that_does_not_come_is_named_in_time(absent: int | None, host: str, project: Project) -> None:
+    ranks = [
+        start(project, rank, 7801 + (absent or 5), 100 if absent is None else 12) for rank in range(4) if rank != absent
+    ]
+    said = [rank.communicate(timeout=200)[0] for rank in ranks]
+    if absent is None:
+        assert [rank.returncode for rank in ranks] == [0, 0, 0, 0], said
+        table = said[0].splitlines()
+        assert table[0].split() == ["host", "node", "rank", "local", "rank", "device", "backend", "shared", "memory"]
+        assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: mpirun" in table[5]
+        return
+    assert [rank.returncode for rank in ranks] == [1, 1, 1]
+    for text in said:
+        assert f"rank {absent} on host {host} did not" in text and "within 12 s" in text, text
+        assert "Traceback" not in text and int(text.split()[-2]) <= 16, text
+
+
+CONTRACT = """
+import sys, torch, torch.distributed as dist
+import smdistributed.dataparallel.torch.torch_smddp
+store = dist.HashStore()
+def refused(call):
+    try:
+        call()
+    except RuntimeError as error:
+        assert "SMDDP does not support" in str(error), error
+    else:
+        sys.exit(f"{call} was let through")
+refused(lambda: dist.init_process_group("smddp", store=store, rank=0, world_size=1, device_id=torch.device("cuda:0")))
+dist.init_process_group("smddp", store=store, rank=0, world_size=1)
+x = torch.ones(2)
+for op in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
+    refused(lambda: dist.all_reduce(x, op=op))
+refused(lambda: dist.new_group())
+refused(lambda: dist.new_group(backend="gloo"))
+refused(lambda: dist.barrier(device_ids=[0]))
+refused(lambda: dist.all_gather_into_tensor(torch.empty(2), x))
+refused(lambda: dist.reduce_scatter_tensor(torch.empty(2), x))
+refused(lambda: dist.reduce(x, 0))
+dist.all_reduce(x); dist.barrier(); dist.broadcast(x, 0); dist.all_gather([torch.empty(2)], x)
+assert x.tolist() == [1, 1] and dist.get_backend() == "smddp"
+dist.broadcast_object_list([None], 0)
+dist.destroy_process_group()
+"""
+
+
+def test_the_stand_in_refuses_what_the_contract_does(project: Project) -> None:
+    path = project.path / "rehearsal" / "standins"
+    project.run("python", "-c", CONTRACT, PYTHONPATH=str(path), PYTHONDONTWRITEBYTECODE="1")
+
+
+def test_the_stand_in_is_not_found_outside_a_rehearsal(project: Project, tmp_path: Path) -> None:
+    found = subprocess.run([sys.executable, "-c", "import smdistributed"], cwd=project.path, capture_output=True)
+    assert found.returncode == 1
