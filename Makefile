@@ -1,13 +1,16 @@
 # make demo: a project, trained. make test: everything is proven again. Both start from nothing.
 PYTHON ?= python3
-VENV := $(CURDIR)/.venv
+VENV := .venv
 BIN := $(VENV)/bin
 PROJECT := build/language-identification
+IN_PROJECT := $(MAKE) --no-print-directory -C $(PROJECT) VENV=../../$(VENV)
+SOURCE := {{cookiecutter.project_slug}}
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench stress clean project
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench clean project
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -28,25 +31,27 @@ project: $(VENV)/.template
 
 # One thread: a second one gains a fifth on a quiet machine, and costs a factor of ten on a busy one.
 demo: project  ## generate a project with default answers and train it on real data
-	@OMP_NUM_THREADS=1 $(MAKE) --no-print-directory -C $(PROJECT) train VENV=$(VENV) ARGS='$(ARGS)'
+	@OMP_NUM_THREADS=1 $(IN_PROJECT) train ARGS='$(ARGS)'
 	@echo; echo "Which language is it? (text, then the three likeliest with their probabilities)"
-	@$(MAKE) --no-print-directory -C $(PROJECT) predict VENV=$(VENV) \
+	@$(IN_PROJECT) predict \
 	  ARGS='"Île de la Réunion" Mittwoch "Κεντρική Αφρική" "южноафриканский рэнд" "saint helena-pund" 水曜日'
 	@echo; echo "Curves and confusion matrix: $(PROJECT)/outputs/*.png"
 
-$(VENV)/.tests: $(VENV)/.template
+$(VENV)/.tests: $(VENV)/.template $(SOURCE)/pyproject.toml $(SOURCE)/src/requirements.txt
 	@$(MAKE) --no-print-directory project
-	@$(MAKE) --no-print-directory -C $(PROJECT) setup VENV=$(VENV)
+	@$(IN_PROJECT) setup
 	@touch $@
 
 test: $(VENV)/.tests  ## generate projects, and prove what the README says of them
 	$(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/.tests  ## style, format and types of the template's own code and the project's
+lint: $(VENV)/.tests  ## style and format of everything, types of the generated project
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory project
+	@$(IN_PROJECT) lint
 
-bench: $(VENV)/.tests  ## the generated project against a hand-written loop
+bench: $(VENV)/.tests project  ## the generated project against a hand-written loop
 	$(BIN)/python benchmarks/epoch_time.py $(ARGS)
 
 clean:  ## remove generated projects and the environment

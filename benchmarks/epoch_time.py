@@ -18,6 +18,7 @@ Validation and the test are left out of the time. Ratios are taken within a roun
 import argparse
 import contextlib
 import io
+import math
 import os
 import platform
 import random
@@ -54,7 +55,14 @@ def hand(options: dict[str, Any]) -> list[float]:
     rest = [p for p in net.parameters() if p.ndim <= 1]
     groups = [{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=2e-3, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / (0.06 * total), 1.0))
+    rising = round(total * 0.06)
+
+    def share(step: int) -> float:
+        if step < rising:
+            return (step + 1) / rising
+        return 0.5 * (1 + math.cos(math.pi * (step - rising) / (total - rising)))
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
     seconds = []
     for epoch in range(EPOCHS):
         loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -82,7 +90,12 @@ def project(variant: str, options: dict[str, Any]) -> list[float]:
 
     class Stopwatch(pl.Callback):
         def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self._close()
             self.started, self.aside = time.perf_counter(), 0.0
+
+        def _close(self) -> None:  # here, and not at the epoch's end: what other callbacks do there counts
+            if hasattr(self, "started"):
+                seconds.append(time.perf_counter() - self.started - self.aside)
 
         def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             self.paused = time.perf_counter()
@@ -90,8 +103,8 @@ def project(variant: str, options: dict[str, Any]) -> list[float]:
         def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
             self.aside += time.perf_counter() - self.paused
 
-        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            seconds.append(time.perf_counter() - self.started - self.aside)
+        def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            self._close()
 
     kept = {
         "trainer": (),

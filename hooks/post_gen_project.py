@@ -7,7 +7,7 @@ from pathlib import Path
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 
 # A template that is worked on holds caches, and cookiecutter copies whatever it finds.
-for name in ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", "outputs", "data"):
+for name in ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", "outputs", "prepared"):
     for path in Path().rglob(name):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -12,11 +12,12 @@ ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 
 # A folder of these names on sys.path, or as the working directory, hides the module that the project imports.
 DEPENDENCIES = {
-    "babel", "boto3", "botocore", "cookiecutter", "data", "datasets", "dist", "dotenv", "filelock", "hydra", "jinja2",
-    "jsonargparse", "launch", "lightning", "matplotlib", "model", "moto", "mpi4py", "numpy", "pandas", "pip", "predict",
-    "pyarrow", "pytest", "pytorch_lightning", "rehearsal", "report", "requests", "rich", "safetensors", "sagemaker",
-    "sagemaker_training", "scipy", "setuptools", "sklearn", "smdistributed", "src", "tensorboard", "test", "tests",
-    "tokenizers", "torch", "torchmetrics", "torchvision", "tqdm", "train", "transformers", "yaml", "callbacks",
+    "babel", "boto3", "botocore", "callbacks", "checkpoints", "cli", "cluster", "cookiecutter", "data", "datasets",
+    "dist", "dotenv", "filelock", "hydra", "jinja2", "jsonargparse", "launch", "lightning", "matplotlib", "model",
+    "moto", "mpi4py", "numpy", "pandas", "pip", "predict", "pyarrow", "pytest", "pytorch_lightning", "rehearsal",
+    "report", "requests", "rich", "safetensors", "sagemaker", "sagemaker_training", "scipy", "setuptools",
+    "sklearn", "smdistributed", "src", "stop", "tensorboard", "test", "tests", "tokenizers", "torch",
+    "torchmetrics", "torchvision", "tqdm", "train", "transformers", "yaml",
 }  # fmt: skip
 WINDOWS = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
 LONGEST_SLUG = 40  # SageMaker takes 63 characters for a job name, and the launcher adds a time
@@ -28,7 +29,8 @@ def problems(answers: dict) -> list[str]:
     for key, value in answers.items():
         if key.startswith("_") or not isinstance(value, str):
             continue
-        if any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in value):
+        # Joiners are part of Persian words and of emoji; other format characters reorder or hide what is read.
+        if any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\u200c\u200d" for c in value):
             found.append(f"{key}: found {value!r}; expected a single line without control characters.")
         elif not value.strip():
             found.append(f"{key}: found nothing; expected an answer.")

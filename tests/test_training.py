@@ -1,9 +1,9 @@
 """Training as a person starts it: real processes, two ranks, races, kills, no network, no space."""
 
+import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -66,15 +66,22 @@ if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
         "python", "src/train.py", "--dataset", str(words), *SMALL, "--batch_size", "32", "--output_dir", "one"
     )
     assert "prepare_data:" not in one.stdout, "the verified copy was not used"
-    accuracy = [float(run.stdout.splitlines()[-1].split()[1]) for run in (one, two)]
-    assert accuracy[0] > 0.9
-    assert abs(accuracy[0] - accuracy[1]) < 0.1  # 30 texts; dropout draws differ by rank
-    assert not [process for process in running(made) if process], "a process was left behind"
+    # Dropout draws differ by rank; samples, losses' scale and steps do not: the curves run together.
+    first, second = ([float(loss) for loss in re.findall(r"train/loss=(\S+)", run.stdout)] for run in (one, two))
+    assert len(first) == len(second) > 2
+    assert all(abs(a - b) < 0.15 for a, b in zip(first, second, strict=True)), (first, second)
+    assert float(one.stdout.splitlines()[-1].split()[1]) > 0.9
+    assert not running(made), "a process was left behind"
 
 
 def running(project: Project) -> list[str]:
-    table = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [line for line in table.splitlines() if str(project.path) in line and "pytest" not in line]
+    """Command lines of the processes whose working directory is the project."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
+            if (process / "cwd").resolve() == project.path:
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
 
 
 def prepare(project: Project, words: Path) -> subprocess.Popen[str]:
@@ -109,25 +116,27 @@ def test_a_killed_process_leaves_a_good_copy_or_none(tmp_path: Path) -> None:
     big = tmp_path / "big.csv"
     big.write_text("text,label\n" + "\n".join(f"some words and number {i},{i % 5}" for i in range(60_000)))
     killed = 0
-    for after in (0.0, 0.3, 0.8):
+    place = made.path / "prepared"
+    for after in (0.0, 0.2, 0.4):
+        shutil.rmtree(place, ignore_errors=True)
         process = prepare(made, big)
-        while process.poll() is None and not list((made.path / "data").glob(".big*")):
+        while process.poll() is None and not list(place.glob(".big*")):
             time.sleep(0.005)
         time.sleep(after)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            killed += 1
+        process.kill()
         process.communicate()
-        assert not verified(made, big) or process.returncode == 0
-        shutil.rmtree(made.path / "data", ignore_errors=True) if process.returncode == 0 else None
-    assert killed >= 1, "none was killed in time: nothing was tested"
-    assert prepare(made, big).wait() == 0
+        killed += process.returncode < 0 and bool(list(place.glob(".big*")))
+        verified(made, big)
+    assert killed >= 1, "none was killed while it built: nothing was tested"
+    process = prepare(made, big)
+    assert process.wait() == 0
     assert verified(made, big)
+    assert not list(place.glob(".*")), "what a killed process left is still there"
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, words: Path, require_root: None) -> None:
     made = bake(tmp_path)
-    disk = made.path / "data"
+    disk = made.path / "prepared"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(disk)], check=True)
     try:

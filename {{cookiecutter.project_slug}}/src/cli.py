@@ -15,8 +15,10 @@ from report import UserError
 if TYPE_CHECKING:
     Share = float
     OrMinusOne = int
+    Seed = int
 else:
     Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
+    Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
     OrMinusOne = restricted_number_type("OrMinusOne", int, (">=", -1))
 
 EXPECTED = {
@@ -26,6 +28,7 @@ EXPECTED = {
     NonNegativeFloat: "a number, 0 or more",
     Share: "a number from 0 to below 1",
     OrMinusOne: "a whole number, or -1",
+    Seed: "a whole number from 0 to 4294967295",
     bool: "true or false",
 }
 

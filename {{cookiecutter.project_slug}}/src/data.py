@@ -5,6 +5,8 @@ after `setup`, whose batches your `model.py` understands; `tests/test_train.py` 
 """
 
 import contextlib
+import csv
+import errno
 import hashlib
 import json
 import os
@@ -24,13 +26,15 @@ import torch
 from torch.utils.data import DataLoader
 
 import stop
-from report import UserError
+from report import UserError, folder
 
 LANGUAGES = "ar bg cs da de el en es fa fi fr he hi hu id it ja ko lt nl pl pt ro ru sv th tr uk vi zh".split()  # noqa: SIM905
 TEXT_COLUMNS = ("text", "sentence", "content", "phrase", "review", "document", "input")
 LABEL_COLUMNS = ("label", "labels", "language", "category", "class", "target", "intent")
 READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".arrow": "arrow"}
-SPLITS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "dev": "val", "test": "test"}
+SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "val")
+NOT_DATA = r"\.|cache-.*\.arrow|(state|dataset_info|dataset_dict)\.json"  # what datasets.save_to_disk adds
 HOLD_OUT = 10  # one text in ten validates, another one in ten tests
 POOL = 32  # global batches that are sorted by length together: enough to save padding, few enough to stay random
 
@@ -60,7 +64,7 @@ class Data(pl.LightningDataModule):
         max_length: int = 256,
         text_column: str = "",
         label_column: str = "",
-        data_dir: str | Path = "data",
+        data_dir: str | Path = "prepared",
         num_workers: int = -1,
         seed: int = 0,
     ) -> None:
@@ -73,45 +77,51 @@ class Data(pl.LightningDataModule):
         self.splits: dict[str, Any] = {}
         self.start = (0, 0)
         self._source = _source(dataset)
-        facts = [2, self._source, model_name, max_length, self.columns, seed]
+        facts = [3, self._source, model_name, _stamps(_tokenizer_files(model_name)), max_length, self.columns, seed]
         name = "".join(c if c.isalnum() else "-" for c in Path(dataset).name)[:40]
-        self.path = Path(data_dir) / f"{name}-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]}"
+        self.path = Path(data_dir) / f"{name}-{_json_digest(facts)[:12]}"
 
     def prepare_data(self) -> None:
         """Build the data set at ``self.path``, unless a verified copy is there. Runs once per node.
 
         It is built beside its place and renamed into it when complete, so a process that is killed leaves nothing
-        that looks finished; the lock spares a second process the same work, and is not needed for safety.
+        that looks finished; a second process waits at the lock, which the system lets go of when its owner ends.
         """
         from filelock import FileLock
 
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        building = folder(self.path.parent) / f".{self.path.name}"
         with FileLock(f"{self.path}.lock"):
             if _verified(self.path):
                 return
             started = time.perf_counter()
-            building = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-            shutil.rmtree(building, ignore_errors=True)
+            shutil.rmtree(building, ignore_errors=True)  # of one that was killed
             try:
-                rows = self._build(building)
+                sizes = self._build(building)
                 shutil.rmtree(self.path, ignore_errors=True)  # a copy that failed its check
                 building.replace(self.path)
-            except OSError as error:
-                if error.errno in (28, 122):  # ENOSPC, EDQUOT
+            except Exception as error:
+                if any(getattr(e, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for e in _chain(error)):
                     raise UserError(f"No space left while writing {self.path}; free some or set --data_dir.") from None
                 raise
             finally:
                 shutil.rmtree(building, ignore_errors=True)
             seconds = time.perf_counter() - started
-            print(f"prepare_data: {rows:,} texts from {self.dataset!r} in {self.path} ({seconds:.1f} s)", flush=True)
+            parts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
+            total = f"{sum(sizes.values()):,}"
+            print(
+                f"prepare_data: {total} texts ({parts}) of {self.dataset!r} in {self.path}, {seconds:.1f} s", flush=True
+            )
 
-    def _build(self, directory: Path) -> int:
+    def _build(self, directory: Path) -> dict[str, int]:
         import datasets
 
         datasets.disable_progress_bars()
         splits = _load(self.dataset, self._source, self.columns, directory)
-        for split, (texts, labels) in splits.items():
-            _check(split, texts, labels)
+        for split, (texts, labels) in list(splits.items()):
+            if split != "train" and texts and all(label is None for label in labels):
+                del splits[split]  # a public test set whose labels are kept secret tests nothing here
+            else:
+                _check(split, texts, labels)
         labels = sorted(set(splits["train"][1]))
         if len(labels) < 2:
             raise UserError(f"{self.dataset!r} has a single class, {labels[0]!r}; two or more are needed to classify.")
@@ -136,8 +146,9 @@ class Data(pl.LightningDataModule):
             encoded.save_to_disk(directory / split)
         shutil.rmtree(directory / "cache", ignore_errors=True)
         files = {str(p.relative_to(directory)): _digest(p) for p in sorted(directory.rglob("*")) if p.is_file()}
-        (directory / "meta.json").write_text(json.dumps({"labels": labels, "pad_id": tokenize.pad_id, "files": files}))
-        return sum(len(texts) for texts, _ in splits.values())
+        meta = {"labels": labels, "pad_id": tokenize.pad_id, "files": files}
+        (directory / "meta.json").write_text(json.dumps({**meta, "digest": _json_digest(meta)}))
+        return {split: len(texts) for split, (texts, _) in splits.items()}
 
     def setup(self, stage: str | None = None) -> None:
         """Open the prepared data, memory-mapped; a second call changes nothing."""
@@ -278,20 +289,26 @@ class Tokenizer(NamedTuple):
 def tokenizer(model_name: str) -> Tokenizer:
     """UTF-8 bytes plus one for the byte CNN, else the checkpoint's own tokenizer.
 
+    A checkpoint's own greatest length holds where ``max_length`` is longer.
+
     Raises:
         UserError: the checkpoint has none, or cannot be reached.
     """
     if model_name == "bytecnn":
-        return Tokenizer(lambda texts, most: [[b + 1 for b in (t.encode() or b" ")[:most]] for t in texts], 0)
-    from transformers import AutoTokenizer
+        return Tokenizer(
+            lambda texts, most: [[b + 1 for b in (t.encode("utf-8", "replace") or b" ")[:most]] for t in texts], 0
+        )
+    from transformers import AutoConfig, AutoTokenizer
 
-    if not Path(model_name).exists():
-        offline_if_unreachable()
     with checkpoint_errors(model_name):
         own = AutoTokenizer.from_pretrained(model_name)
+        positions = getattr(AutoConfig.from_pretrained(model_name), "max_position_embeddings", None)
+    longest = min(own.model_max_length, positions or own.model_max_length)  # past it the network has no positions
     pad_id = next((i for i in (own.pad_token_id, own.eos_token_id) if i is not None), 0)  # decoders often have no pad
     return Tokenizer(
-        lambda texts, most: [ids or [pad_id] for ids in own(texts, truncation=True, max_length=most)["input_ids"]],
+        lambda texts, most: [
+            ids or [pad_id] for ids in own(texts, truncation=True, max_length=min(most, longest))["input_ids"]
+        ],
         pad_id,
     )
 
@@ -299,6 +316,8 @@ def tokenizer(model_name: str) -> Tokenizer:
 @contextlib.contextmanager
 def checkpoint_errors(model_name: str) -> Iterator[None]:
     """Turn what transformers raises for a checkpoint that cannot be had into one sentence."""
+    if not Path(model_name).exists():
+        offline_if_unreachable()
     try:
         yield
     except Exception as error:  # the hub, the network and each kind of model have exceptions of their own
@@ -360,11 +379,21 @@ def _source(dataset: str) -> Any:
                 f"--dataset {dataset!r}: no such file or folder; give a path, a hub name, training or cldr."
             )
         return ["hub", dataset]
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in READERS)
-    files = [f for f in files if not f.name.startswith(".") and f.name not in ("state.json", "dataset_info.json")]
-    if not files or files[0].suffix not in READERS:
+    files = [path] if path.is_file() else sorted(path.rglob("*"))
+    files = [f for f in files if f.suffix in READERS and not re.match(NOT_DATA, f.name)]
+    if not files:
         raise UserError(f"--dataset {dataset!r}: no data file in {path}; expected one of {', '.join(READERS)}.")
+    return [str(path), _stamps(files)]
+
+
+def _stamps(files: Sequence[Path]) -> list[list[Any]]:
+    """What changes when one of the files does."""
     return [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+
+
+def _tokenizer_files(model_name: str) -> list[Path]:
+    found = Path(model_name).glob("*") if Path(model_name).is_dir() else ()
+    return sorted(f for f in found if f.suffix in (".json", ".txt", ".model"))
 
 
 def _load(dataset: str, source: Any, columns: tuple[str, str], scratch: Path) -> dict[str, Rows]:
@@ -387,19 +416,21 @@ def _load(dataset: str, source: Any, columns: tuple[str, str], scratch: Path) ->
             raise UserError(f"--dataset {dataset!r} has splits {', '.join(loaded)}; expected one named train.")
         return {name: _columns(rows, columns, dataset) for name, rows in parts.items()}
 
+    root, stamps = source
     files: dict[str, list[Path]] = {}
-    for path in (Path(f) for f, *_ in source):
-        word = path.stem.replace("-", "_").split("_")[0].lower()
-        files.setdefault(SPLITS.get(word) or SPLITS.get(path.parent.name) or "train", []).append(path)
+    for path in (Path(f) for f, *_ in stamps):
+        below = str(path.relative_to(Path(root).resolve()).parent / path.stem) if Path(root).is_dir() else ""
+        words = [word for word in re.findall("[a-z]+", below.lower()) if word in SPLITS]
+        files.setdefault(SPLITS[words[-1]] if words else "train", []).append(path)
     if "train" not in files:
         raise UserError(f"--dataset {dataset!r} has files for {', '.join(files)} only; expected one for training too.")
     splits: dict[str, Rows] = {}
     for split, paths in files.items():
         texts, labels = [], []
         for path in paths:
-            options: dict[str, Any] = {"sep": "\t"} if path.suffix == ".tsv" else {}
             reader = READERS[path.suffix]
             try:
+                options = _csv_options(path) if reader == "csv" else {}
                 rows = datasets.load_dataset(
                     reader, data_files=str(path), split="train", cache_dir=str(scratch / "cache"), **options
                 )
@@ -410,6 +441,17 @@ def _load(dataset: str, source: Any, columns: tuple[str, str], scratch: Path) ->
             labels += more[1]
         splits[split] = (texts, labels)
     return splits
+
+
+def _csv_options(path: Path) -> dict[str, Any]:
+    """Every column of a csv file is text: pandas would make 7 of 007, and nothing of NA, which is Namibia."""
+    import datasets
+
+    separator = "\t" if path.suffix == ".tsv" else ","
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        names = next(csv.reader(file, delimiter=separator), [])
+    features = datasets.Features({name: datasets.Value("string") for name in names})
+    return {"sep": separator, "keep_default_na": False, "features": features, "encoding": "utf-8-sig"}
 
 
 def _columns(rows: Any, wanted: tuple[str, str], where: str) -> Rows:
@@ -434,8 +476,8 @@ def _columns(rows: Any, wanted: tuple[str, str], where: str) -> Rows:
 
 def _check(split: str, texts: list[Any], labels: list[Any]) -> None:
     for i, (text, label) in enumerate(zip(texts, labels, strict=True)):
-        if not isinstance(text, str):
-            found = "null" if text is None else f"{text!r}, a {type(text).__name__}"
+        if not isinstance(text, str) or not text:
+            found = "null" if text is None else "empty" if text == "" else f"{text!r}, a {type(text).__name__}"
             raise UserError(f"Row {i + 1} of the {split} split: the text is {found}; expected text; mend or remove it.")
         if label is None or label == "":
             raise UserError(f"Row {i + 1} of the {split} split has no label; expected one; mend or remove it.")
@@ -473,11 +515,18 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _json_digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
 def _verified(path: Path) -> bool:
     """Whether a complete copy is at ``path``, to the byte."""
     try:
-        files = json.loads((path / "meta.json").read_text())["files"]
-        return all(_digest(path / name) == digest for name, digest in files.items())
+        meta = json.loads((path / "meta.json").read_text())
+        files = meta["files"]
+        return meta.pop("digest") == _json_digest(meta) and all(
+            _digest(path / name) == digest for name, digest in files.items()
+        )
     except (OSError, ValueError, KeyError):
         return False
 
@@ -503,8 +552,14 @@ def _reason(error: BaseException) -> str:
     return "no network, no copy in the cache" if huggingface_hub.constants.HF_HUB_OFFLINE else _cause(error)
 
 
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it was raised from, the innermost last."""
+    while error:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def _cause(error: BaseException) -> str:
     """The innermost cause, in one line: libraries wrap it in layers that say less."""
-    while error.__cause__ or error.__context__:
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    *_, error = _chain(error)
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -232,7 +232,7 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, to
             net = build(str(directory), labels)
             most = AutoTokenizer.from_pretrained(directory).model_max_length
             tokenize = data.tokenizer(str(directory))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except Exception as error:  # safetensors, transformers and json each have exceptions of their own
         raise UserError(
             f"{directory} holds no trained model that can be read ({type(error).__name__}: {str(error)[:120]}); "
             "expected config.json and model.safetensors as training writes them: train first, or name the folder."

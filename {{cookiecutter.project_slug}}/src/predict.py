@@ -40,6 +40,8 @@ def main() -> int:
     parser.add_argument("--model_dir", type=Path, default=Path("outputs/model"), help="default: %(default)s")
     parser.add_argument("--top", type=int, default=3, help="answers per text, default: %(default)s")
     args = parser.parse_args()
+    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]  # a byte that is no UTF-8 stops no stream
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if args.top < 1:
         parser.error(f"argument --top: found {args.top}, expected 1 or more")
     texts: Iterable[str] = args.text or (line.rstrip("\r\n") for line in sys.stdin)

@@ -101,6 +101,19 @@ def write_confusion(matrix: Sequence[Sequence[float]], labels: Sequence[str], di
     _save(figure, directory / "confusion.png")
 
 
+def folder(path: Path) -> Path:
+    """``path``, made if it is not there.
+
+    Raises:
+        UserError: a file is in its place, or it may not be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"Folder {path} cannot be made ({error.strerror}); name another place.") from None
+    return path
+
+
 def print_table(title: str, rows: Mapping[str, str]) -> None:
     """Print a two-column table, as wide as its content even where the output is not a terminal."""
     from rich.console import Console

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import cli
 import stop
-from cli import NonNegativeFloat, NonNegativeInt, OrMinusOne, PositiveFloat, PositiveInt, Share
-from report import UserError, print_table, quiet, write_confusion, write_failure
+from cli import NonNegativeFloat, NonNegativeInt, OrMinusOne, PositiveFloat, PositiveInt, Seed, Share
+from report import UserError, folder, line, print_table, quiet, write_confusion, write_failure
 
 
 def train(
@@ -30,7 +30,7 @@ def train(
     text_column: str = "",
     label_column: str = "",
     max_length: PositiveInt = 256,
-    seed: NonNegativeInt = 0,
+    seed: Seed = 0,
     max_steps: OrMinusOne = -1,
     accumulate: PositiveInt = 1,
     clip: NonNegativeFloat = 1.0,
@@ -43,7 +43,7 @@ def train(
     checkpoint_minutes: PositiveFloat = 5.0,
     checkpoint_steps: NonNegativeInt = 0,
     log_every: PositiveInt = 50,
-    data_dir: str = "data",
+    data_dir: str = "prepared",
 ) -> None:
     """Train, test the best weights, save what `predict.py` loads.
 
@@ -88,8 +88,8 @@ def train(
 
         quiet()
         pl.seed_everything(seed, verbose=False)
-        outputs = Path(os.environ.get("SM_OUTPUT_DATA_DIR") or output_dir)
-        model_dir = Path(os.environ.get("SM_MODEL_DIR") or Path(output_dir) / "model")
+        outputs = folder(Path(os.environ.get("SM_OUTPUT_DATA_DIR") or output_dir))
+        model_dir = folder(Path(os.environ.get("SM_MODEL_DIR") or Path(output_dir) / "model"))
         checkpoints = Checkpoints(model_dir.parent / "checkpoints", options, checkpoint_minutes, checkpoint_steps)
         if precision == "auto":
             precision = "bf16-mixed" if cluster.accelerator == "gpu" and torch.cuda.is_bf16_supported() else "32-true"
@@ -122,6 +122,7 @@ def train(
             rows |= {"time": f"{time.perf_counter() - started:.0f} s", "model": f"{model_dir}", "curves": f"{outputs}"}
             checkpoints.finish()
             print_table("Result", rows)
+            print(line({"step": trainer.global_step, **scores}))
             print(f"test/accuracy {scores['test/accuracy']:.4f}", flush=True)
 
 
@@ -141,7 +142,7 @@ def main() -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         write_failure(str(error))
-        return status
+        return stop.status(status)
     return 0
 
 

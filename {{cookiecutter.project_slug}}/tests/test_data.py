@@ -28,8 +28,13 @@ def test_the_example_is_real() -> None:
     assert len(set(texts)) == len(texts)
     assert sorted(set(labels)) == sorted(data.LANGUAGES)
     assert len(data.LANGUAGES) == 30
-    assert ("Île de la Réunion" in texts) == (dict(zip(texts, labels, strict=True)).get("Île de la Réunion") == "fr")
-    assert dict(zip(texts, labels, strict=True))["Mittwoch"] == "de"
+    language = dict(zip(texts, labels, strict=True))
+    assert [language[name] for name in ("Mittwoch", "Île Christmas", "Саудовская Аравия", "水曜日")] == [
+        "de",
+        "fr",
+        "ru",
+        "ja",
+    ]
 
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=300), st.integers(0, 5))
@@ -117,7 +122,11 @@ def test_prepared_once_and_verified(words: str, capsys: pytest.CaptureFixture[st
     prepared(words)
     assert "prepare_data" in capsys.readouterr().out, "one flipped bit went unnoticed"
 
-    (made.path / "meta.json").unlink()  # what a copy that was not finished lacks
+    meta = made.path / "meta.json"
+    meta.write_text(meta.read_text().replace("greek", "graek"))
+    prepared(words)
+    assert "prepare_data" in capsys.readouterr().out, "a changed label went unnoticed"
+    meta.unlink()  # what a copy that was not finished lacks
     prepared(words)
     assert "prepare_data" in capsys.readouterr().out
     assert prepared(words, seed=1).path != made.path
@@ -149,14 +158,54 @@ def test_formats(kind: str, rows: list[tuple[str, str]], monkeypatch: pytest.Mon
     assert sorted(texts) == sorted(text for text, _ in rows)
 
 
-def test_splits_that_are_given_are_kept(rows: list[tuple[str, str]]) -> None:
-    folder = Path("own")
-    folder.mkdir()
-    for name, part in (("train", rows[0::2]), ("validation", rows[1::4]), ("test-1", rows[3::4])):
+@pytest.mark.parametrize(
+    "names", [("train", "validation", "test-1"), ("a/training", "a/dev.en", "imdb_test"), ("x", "val/1", "Test2")]
+)
+def test_splits_that_are_given_are_kept(names: tuple[str, str, str], rows: list[tuple[str, str]]) -> None:
+    for name, part in zip(names, (rows[0::2], rows[1::4], rows[3::4]), strict=True):
         lines = [json.dumps({"text": text, "label": label}) for text, label in part]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        path = Path("own", f"{name}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(lines), encoding="utf-8")
     made = prepared("own")
     assert {name: len(split) for name, split in made.splits.items()} == {"train": 120, "val": 60, "test": 60}
+
+
+def test_a_file_that_is_named_is_training_data_wherever_it_lies(words: str) -> None:
+    Path("test").mkdir()
+    lone = Path(words).rename("test/validation.csv")
+    assert len(prepared(str(lone)).splits["train"]) == 192
+
+
+def test_what_csv_holds_is_text() -> None:
+    rows = [f"{text},{label}" for text, label in (("NA", "01"), ("None", "02"), ("12", "NA")) for _ in range(12)]
+    Path("a.csv").write_text("\n".join(["text,label", *rows]))
+    made = prepared("a.csv")
+    assert made.labels == ["01", "02", "NA"]
+    assert {text for split in made.splits.values() for text in split["text"]} == {"NA", "None", "12"}
+
+
+def test_what_datasets_leaves_beside_its_data_is_not_data(rows: list[tuple[str, str]]) -> None:
+    table = datasets.Dataset.from_dict({"text": [t for t, _ in rows], "label": [c for _, c in rows]})
+    datasets.DatasetDict({"train": table}).save_to_disk("saved")
+    datasets.load_from_disk("saved")["train"].map(lambda row: row, load_from_cache_file=False)
+    assert list(Path("saved/train").glob("cache-*.arrow"))
+    assert sum(len(split) for split in prepared("saved").splits.values()) == len(rows)
+
+
+def test_another_tokenizer_at_the_same_path_is_another_data_set(words: str, tiny_bert: str) -> None:
+    import shutil
+
+    shutil.copytree(tiny_bert, "mine")
+    before = data.Data(words, "mine").path
+    Path("mine/tokenizer_config.json").write_text(Path("mine/tokenizer_config.json").read_text() + "\n")
+    assert data.Data(words, "mine").path != before
+
+
+def test_a_place_that_is_a_file_is_one_sentence(words: str) -> None:
+    Path("prepared").write_text("")
+    with pytest.raises(UserError, match="Folder prepared cannot be made"):
+        prepared(words)
 
 
 def jsonl(name: str, *rows: object) -> str:
@@ -186,6 +235,7 @@ GOOD = [{"text": f"word {i}", "label": "ab"[i % 2]} for i in range(30)]
             "Row 31 of the train split: the text is null",
         ),
         (lambda: jsonl("a.jsonl", *({"text": i, "label": "a"} for i in range(9))), {}, "the text is 0, a int"),
+        (lambda: jsonl("a.jsonl", *GOOD, {"text": "", "label": "a"}), {}, "the text is empty"),
         (lambda: jsonl("a.jsonl", *GOOD, {"text": "x", "label": None}), {}, "has no label"),
         (lambda: jsonl("a.parquet", *GOOD), {}, "could not be read as parquet"),
         (lambda: (Path("a.csv").write_bytes(bytes(range(256))), "a.csv")[1], {}, "could not be read as csv"),
@@ -207,6 +257,13 @@ def test_an_unseen_label_is_refused() -> None:
     jsonl("own/test.jsonl", *GOOD, {"text": "x", "label": "c"})
     with pytest.raises(UserError, match="'c' of the test split does not occur in training"):
         prepared("own")
+
+
+def test_a_test_split_without_labels_is_left_out() -> None:
+    Path("own").mkdir()
+    jsonl("own/train.jsonl", *GOOD)
+    jsonl("own/test.jsonl", {"text": "x", "label": None}, {"text": "y", "label": None})
+    assert sum(len(split) for split in prepared("own").splits.values()) == len(GOOD)
 
 
 def test_a_name_that_no_hub_gives() -> None:

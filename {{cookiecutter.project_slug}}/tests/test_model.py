@@ -110,6 +110,19 @@ def test_what_is_saved_is_what_is_loaded(kind: str, request: pytest.FixtureReque
     assert {path.suffix for path in (tmp_path / "saved").iterdir()} <= {".json", ".safetensors"}, "nothing is code"
 
 
+def test_a_model_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    made = fresh()
+    made.save(tmp_path, max_length=20)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(UserError, match="holds no trained model"):
+        model.load(tmp_path)
+
+
+def test_a_checkpoints_own_greatest_length_holds(tiny_bert: str) -> None:
+    assert len(data.tokenizer(tiny_bert).encode(["a" * 9999], 9999)[0]) == 512
+
+
 @pytest.mark.parametrize("config", ["", "{}", '{"model_type": "bytecnn"}', '{"model_type": "nosuch"}'])
 def test_what_is_no_model_is_refused_in_a_sentence(config: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(config)

@@ -39,13 +39,15 @@ def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture
     for metric in ("train/loss", "val/loss", "val/accuracy", "val/macro_f1", "lr", "samples_per_second"):
         values = re.findall(report.metric_regex(metric), out, re.M)
         assert values and all(float(value) >= 0 for value in values), metric
+    for metric in report.METRICS:
+        assert re.search(report.metric_regex(metric), out, re.M), f"{metric} is promised and not printed"
     assert re.findall(report.metric_regex("test/accuracy"), out, re.M)[-1] == last.split()[1]
 
     with open("outputs/curves.csv", newline="") as file:  # noqa: PTH123
         curves = list(csv.DictReader(file))
     steps = [int(row["step"]) for row in curves]
     assert steps == sorted(steps) and steps[-1] == 24
-    assert [row["val/accuracy"] for row in curves if row["val/accuracy"]].__len__() == 2
+    assert sum(bool(row["val/accuracy"]) for row in curves) == 2
     for picture in ("curves.png", "confusion.png"):
         assert Path("outputs", picture).read_bytes().startswith(b"\x89PNG")
     assert list(Path("outputs/tensorboard").glob("events*"))
@@ -96,6 +98,7 @@ def test_sagemaker_says_where_things_go(words: str, monkeypatch: pytest.MonkeyPa
         (["--lr"], "--lr: found '', expected a number above 0."),
         (["--epochs=0"], "--epochs: found '0', expected a whole number above 0."),
         (["--epochs", "2.5"], "--epochs: found '2.5', expected a whole number above 0."),
+        (["--seed", "4294967296"], "--seed: found '4294967296', expected a whole number from 0 to 4294967295."),
         (["--warmup", "1"], "--warmup: found '1', expected a number from 0 to below 1."),
         (["--compile", "maybe"], "--compile: found 'maybe', expected true or false."),
         (["--lr_scaling", "square"], "--lr_scaling: found 'square', expected none or linear."),
@@ -138,10 +141,13 @@ def test_predict_reads_standard_input(words: str, tmp_path: Path) -> None:
     run(words, max_steps=12)
     command = [sys.executable, str(SRC / "predict.py"), "--top", "1"]
     environment = {**os.environ, "PYTHONUTF8": "1"}
-    found = subprocess.run(command, input="αβγδ\nabcd\r\n", capture_output=True, encoding="utf-8", env=environment)
-    assert found.returncode == 0, found.stderr
-    assert [line.split("\t")[0] for line in found.stdout.splitlines()] == ["αβγδ", "abcd"]
-    assert re.fullmatch(r"greek 0\.\d{3}|greek 1\.000", found.stdout.splitlines()[0].split("\t")[1])
+    found = subprocess.run(
+        command, input="αβγδ\nabcd\r\n".encode() + b"caf\xe9\n", capture_output=True, env=environment
+    )
+    assert found.returncode == 0, found.stderr.decode()
+    lines = [line.split("\t") for line in found.stdout.decode().splitlines()]
+    assert [text for text, _ in lines] == ["αβγδ", "abcd", "caf\ufffd"]
+    assert re.fullmatch(r"greek 0\.\d{3}|greek 1\.000", lines[0][1])
 
 
 def test_predict_without_a_model_says_so() -> None:
