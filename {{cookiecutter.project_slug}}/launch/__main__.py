@@ -10,6 +10,7 @@ python -m launch fetch JOB            its model, for src/predict.py
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -60,6 +61,12 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"error: {error.name} is not installed in this Python; run make setup", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
+        return 1
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -76,10 +83,7 @@ def preflight(options: argparse.Namespace) -> int:
     refused = checks.refused(findings)
     if options.json:
         report = {"ok": not refused, "findings": [asdict(finding) for finding in findings]}
-        try:
-            options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
-        except OSError as problem:
-            raise UserError(f"--json {options.json} cannot be written ({problem.strerror})") from problem
+        options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
     for finding in findings:
         print(finding)
     if job:

@@ -1,6 +1,5 @@
 """A job that has been sent: status, log and metrics as they come, how it ended, and its model brought home."""
 
-import json
 import re
 import shutil
 import sys
@@ -105,7 +104,7 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
                     after = clock((step["StartTime"] - job["CreationTime"]).total_seconds())
                     console.print(f"{after} {step['Status']} {step.get('StatusMessage', '')}", style="bold")
                     shown += 1
-                several = job["ResourceConfig"]["InstanceCount"] > 1
+                several = job["ResourceConfig"].get("InstanceCount", 2) > 1
                 for line in new_lines(name, logs, tokens):
                     outcome.lines.append(line)
                     console.print(f"{line.host} {line.text}" if several else line.text)
@@ -177,7 +176,8 @@ def progress(outcome: Outcome) -> str:
         latest |= row
     parts = [job.get("SecondaryStatus", ""), clock(time.time() - job["CreationTime"].timestamp())]
     if "epoch" in latest:
-        parts.append(f"epoch {latest.pop('epoch'):g} of {json.loads(job['HyperParameters'].get('epochs', '0')) or '?'}")
+        epochs = job.get("HyperParameters", {}).get("epochs", "?")
+        parts.append(f"epoch {latest.pop('epoch'):g} of {epochs}")
     return " · ".join([*parts, *(f"{key} {value:.4g}" for key, value in latest.items())])
 
 
@@ -200,7 +200,7 @@ def ending(outcome: Outcome) -> list[tuple[str, str]]:
     trained, billed = job.get("TrainingTimeInSeconds"), job.get("BillableTimeInSeconds")
     if trained and billed is not None:
         saved = f"; spot saved {1 - billed / trained:.0%}" if job.get("EnableManagedSpotTraining") else ""
-        hosts = job["ResourceConfig"]["InstanceCount"]
+        hosts = job["ResourceConfig"].get("InstanceCount", "all its")
         said.append(("", f"It trained {clock(trained)} and is billed {clock(billed)} on {hosts} instances{saved}."))
     return said
 

@@ -214,7 +214,7 @@ def explain(error: Exception) -> str:
             "AuthFailure",
         ):
             return f"AWS does not know these credentials ({code}); check aws sts get-caller-identity and AWS_PROFILE"
-        if "AccessDenied" in code or "Unauthorized" in code:
+        if "AccessDenied" in code or "Unauthorized" in code or code == "403":
             return f"these credentials may not call {error.operation_name}; ask for that permission ({message})"
         return f"AWS refused {error.operation_name}: {message or code}"
     if isinstance(error, e.NoCredentialsError | e.PartialCredentialsError):
@@ -225,4 +225,4 @@ def explain(error: Exception) -> str:
         return (
             f"AWS cannot be reached ({type(error).__name__}); check the network, the proxy, and the region in job.toml"
         )
-    return f"AWS: {error}"
+    return " ".join(f"AWS: {error}".split())
