@@ -145,7 +145,7 @@ def run_notebook(project: Project, before: dict[str, str], **environment: str) -
         place = next(i for i, cell in enumerate(cells) if cell.cell_type == "code" and text in cell.source)
         cells.insert(place, nbformat.v4.new_code_cell(code))
     folder = {"metadata": {"path": str(project.path / "launch")}}
-    client = nbclient.NotebookClient(notebook, timeout=300, resources=folder, kernel_name="python3")
+    client = nbclient.NotebookClient(notebook, timeout=600, resources=folder, kernel_name="python3")
     client.km = client.create_kernel_manager()
     client.km.kernel_spec.argv[0] = sys.executable
     clean = {key: value for key, value in os.environ.items() if not key.startswith("AWS_")}
