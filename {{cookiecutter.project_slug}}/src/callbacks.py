@@ -11,8 +11,9 @@ import torch
 import dist
 import report
 
-# What the Trainer need not do, since this file and checkpoints.py do.
+# What the Trainer need not do, since this file and checkpoints.py do, and data.py divides batches among ranks itself.
 INSTEAD: Any = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+INSTEAD |= {"num_sanity_val_steps": 0, "use_distributed_sampler": False}
 
 
 class Reporter(pl.Callback):

@@ -26,6 +26,7 @@ from lightning_fabric.plugins import CheckpointIO
 
 import dist
 import stop
+import watch
 from report import UserError
 
 NAME = re.compile(r"(\d{6,})-step(\d+)-([0-9a-f]{16})\.ckpt")
@@ -245,7 +246,8 @@ class Checkpoints(pl.Callback):
     def _save(self, trainer: pl.Trainer, wait: bool = False) -> None:
         """Save what stands at ``position``. Collective. With `wait` it is on disk when this returns."""
         self.disk.wait, self.disk.position = wait, dict(self.position)
-        trainer.save_checkpoint(self.directory / "next")  # Disk.save_checkpoint gives the name
+        with watch.rest():
+            trainer.save_checkpoint(self.directory / "next")  # Disk.save_checkpoint gives the name
         self.due, self.saved_at = False, time.monotonic()
         if wait and dist.agree(self.disk.failed()):
             self._fail()

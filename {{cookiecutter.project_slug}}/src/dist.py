@@ -34,6 +34,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+import stop
 from cluster import Cluster, ClusterError, Machine, locate
 from report import UserError, write_failure
 
@@ -188,6 +189,7 @@ class SmddpStrategy(ClusterStrategy):
         return result.copy_(result / self.world_size) if mean and isinstance(result, Tensor) else result
 
 
+TOLD_TO_STOP = "told to stop"
 _store: torch.distributed.Store | None = None  # where the ranks of this session met; None with one process
 
 
@@ -215,12 +217,19 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
         else:
             _print_table([_card(here)], here.launcher)
         yield here
+    except stop.Stopped:
+        if here and _store:
+            with contextlib.suppress(torch.distributed.DistError):
+                _store.set(f"end/{here.rank}", TOLD_TO_STOP)  # so that ranks which lose this one stop as well
+        raise
     except Exception as error:
         with contextlib.suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher that ends the rest of us leaves time to say why
         traceback.clear_frames(error.__traceback__)  # they hold the group, whose end wakes ranks that wait for this one
         _end_group()
         cause = _cause(here, error) if here else str(error)
+        if cause == TOLD_TO_STOP:
+            raise stop.Stopped from None
         write_failure(cause)
         if here and _lost_a_rank(error):
             raise ClusterError(f"{here.name(here.rank)} had to end: {cause}") from None
@@ -408,6 +417,14 @@ def all_sum(tensor: Tensor) -> Tensor:
 def agree(flag: bool) -> bool:
     """Whether the flag is set on any rank; every rank has to ask, and all get the same answer."""
     return bool(all_sum(torch.tensor(int(flag))) > 0)
+
+
+def another_store() -> torch.distributed.Store:
+    """A connection of its own to where the ranks met, for a thread: a call on a connection waits for the one before."""
+    here = cluster()
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = torch.distributed.TCPStore(here.main_address, here.main_port, is_master=False, wait_for_workers=False)
+    return torch.distributed.PrefixStore(f"watch/{attempt}", store)
 
 
 def from_rank_0(key: str, make: Callable[[], str]) -> str:

@@ -5,6 +5,7 @@ checkpoint and leave together (`checkpoints.py`). Elsewhere it raises :class:`St
 not get that far (it waits in native code, say) is ended by a thread; so is one that is told a second time.
 """
 
+import atexit
 import os
 import signal
 import socket
@@ -14,12 +15,12 @@ import time
 from typing import Any
 
 STATUS = 128 + signal.SIGTERM
-GRACE = 5.0  # seconds in which a process has to leave once nothing is left to save
+GRACE = 3.0  # seconds in which a process has to leave once nothing is left to save
 SAME = 1.0  # seconds in which signals are one: a terminal and torchrun's agent both pass Ctrl-C on
 
 _requested = ""  # name of the signal
 _deferred = False
-_deadline = float("inf")
+_deadline = float("inf")  # finite once this process leaves
 _advice = "nothing was trained yet: start the same command again"
 
 
@@ -41,7 +42,14 @@ def install() -> None:
     told.setblocking(False)
     signal.set_wakeup_fd(told.detach(), warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(ours,), name="stop", daemon=True).start()
+    sys.excepthook = _hook
+    atexit.register(_exit)
     os.register_at_fork(after_in_child=_forget)
+
+
+def status(otherwise: int) -> int:
+    """The status of this process: 143 if it was told to stop, whatever else came of that."""
+    return STATUS if _requested else otherwise
 
 
 def requested() -> bool:
@@ -105,6 +113,21 @@ def _handle(number: int, _: Any) -> None:
         if not _deferred:
             _say()
             raise Stopped
+
+
+def _exit() -> None:
+    """Python's own end would give the signals back to the system first, and a second SIGINT then make it status 130."""
+    if _deadline < float("inf"):
+        sys.stdout.flush()
+        os._exit(STATUS)
+
+
+def _hook(*error: Any) -> None:
+    """Where :class:`Stopped` was raised in the middle of an import, something else may arrive here."""
+    if _requested and not _deferred:
+        sys.stdout.flush()
+        os._exit(STATUS)
+    sys.__excepthook__(*error)
 
 
 def _say() -> None:

@@ -42,6 +42,7 @@ def train(
     num_workers: OrMinusOne = -1,
     checkpoint_minutes: PositiveFloat = 5.0,
     checkpoint_steps: NonNegativeInt = 0,
+    hang_seconds: PositiveFloat = 60.0,
     log_every: PositiveInt = 50,
     data_dir: str = "prepared",
 ) -> None:
@@ -70,6 +71,7 @@ def train(
         num_workers: loader processes per rank; -1: 2 beside a GPU, none on a CPU
         checkpoint_minutes: between two checkpoints; an epoch's end and a stop signal make one anyway
         checkpoint_steps: optimizer steps between two checkpoints; 0: by minutes alone
+        hang_seconds: longest wait for a rank in which nothing happens; then it is named, and the job ends
         log_every: optimizer steps between two lines of the log
         data_dir: where prepared data is kept, per node
     """
@@ -81,10 +83,11 @@ def train(
         import pytorch_lightning as pl
         import torch
 
-        import callbacks
+        from callbacks import INSTEAD, Randomness, Reporter
         from checkpoints import Checkpoints
         from data import Data
         from model import Model
+        from watch import Watch
 
         quiet()
         pl.seed_everything(seed, verbose=False)
@@ -106,11 +109,9 @@ def train(
             max_steps=max_steps,
             accumulate_grad_batches=accumulate,
             gradient_clip_val=clip,
-            callbacks=[callbacks.Randomness(seed), callbacks.Reporter(log_every, outputs), checkpoints],
+            callbacks=[Watch(hang_seconds), Randomness(seed), Reporter(log_every, outputs), checkpoints],
             logger=pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version=""),
-            use_distributed_sampler=False,  # data.py divides each global batch among the ranks itself
-            num_sanity_val_steps=0,
-            **callbacks.INSTEAD,
+            **INSTEAD,
         )
         trainer.fit(model, datamodule=data, ckpt_path=checkpoints.resume(resume), weights_only=True)
         trainer.test(model, datamodule=data, verbose=False)  # the best weights: checkpoints.py
@@ -118,10 +119,9 @@ def train(
             model.save(model_dir, max_length)
             write_confusion(model.test_confusion, model.labels, outputs)
             scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("test/")}
-            rows = {name: f"{value:.4f}" for name, value in scores.items()}
-            rows |= {"time": f"{time.perf_counter() - started:.0f} s", "model": f"{model_dir}", "curves": f"{outputs}"}
+            rest = {"time": f"{time.perf_counter() - started:.0f} s", "model": f"{model_dir}", "curves": f"{outputs}"}
             checkpoints.finish()
-            print_table("Result", rows)
+            print_table("Result", {name: f"{value:.4f}" for name, value in scores.items()} | rest)
             print(line({"step": trainer.global_step, **scores}))
             print(f"test/accuracy {scores['test/accuracy']:.4f}", flush=True)
 

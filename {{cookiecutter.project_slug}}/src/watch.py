@@ -1,0 +1,187 @@
+"""Hangs: a rank that stops taking part is named, every rank says what it was doing, and the job ends.
+
+A thread of each rank lays down every few seconds how far its training has come; rank 0's compares. In a hang the ranks
+wait for one another in some collective, and the one that has come least far is the one they wait for. A process that
+is paused or lost lays nothing down. Rank 1 deputises for rank 0, and whoever nobody speaks to any more ends by itself.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+import dist
+from report import write_failure
+
+SHARE = 0.6  # of the time allowed passes before a verdict; the rest is for it to go round, and for the stacks
+BEATS = 30  # in the time allowed
+FIRST = 10  # times as long may pass before the second batch: compilers, caches and workers start
+
+_rests = 0  # greater than 0 while all ranks wait on purpose
+
+
+@contextmanager
+def rest() -> Iterator[None]:
+    """What is done in here may take its time."""
+    global _rests
+    _rests += 1
+    try:
+        yield
+    finally:
+        _rests -= 1
+
+
+class Watch(pl.Callback):
+    """Gives every rank `seconds` from one mark to the next: batches' beginnings and ends, backward passes, steps."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.here = seconds, dist.cluster()
+        self.marks, self.marked, self.what = 0, time.monotonic(), "before training"
+        self.armed = self.warm = False
+        self.heard = time.monotonic()
+        self.started = False
+
+    def _mark(self, what: str) -> None:
+        self.marks += 1
+        self.marked, self.what = time.monotonic(), what
+
+    def _idle(self) -> float:
+        """Seconds since the last mark, as far as they count."""
+        if not self.armed or _rests:
+            return 0.0
+        return (time.monotonic() - self.marked) / (1 if self.warm else FIRST)
+
+    def on_train_start(self, *_: Any) -> None:
+        self._start()
+
+    def on_test_start(self, *_: Any) -> None:
+        self._start()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self._mark(f"step {trainer.global_step}")
+
+    def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._mark(f"backward of step {trainer.global_step}")
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._mark(f"update of step {trainer.global_step}")
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.warm = self.marks > 5
+        self._mark(f"fetching the batch after step {trainer.global_step}")
+
+    def on_validation_start(self, *_: Any) -> None:
+        self._mark("validation")
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        self._mark("validation")
+
+    def on_test_batch_end(self, *_: Any, **__: Any) -> None:
+        self._mark("test")
+
+    def on_train_end(self, *_: Any) -> None:
+        self.armed = False
+
+    def on_test_end(self, *_: Any) -> None:
+        self.armed = False
+
+    def on_exception(self, *_: Any) -> None:
+        self.armed = False
+
+    def _start(self) -> None:
+        self._mark("training begins")
+        self.armed = True
+        if not self.started:
+            self.started, self.heard = True, time.monotonic()
+            threading.Thread(target=self._guard, name="guard", daemon=True).start()
+            if self.here.world_size > 1:
+                threading.Thread(target=self._beat, name="beat", daemon=True).start()
+
+    def _guard(self) -> None:
+        """What needs no other rank: neither this rank nor the store may be silent for long."""
+        me = self.here.name(self.here.rank)
+        while True:
+            # Should native code hold the interpreter's lock, this thread stands too, and C ends the process.
+            faulthandler.dump_traceback_later(self.seconds * FIRST if not self.warm else self.seconds, exit=True)
+            time.sleep(self.seconds / BEATS)
+            unheard = time.monotonic() - self.heard
+            if self.here.world_size > 1 and self.armed and unheard > self.seconds * SHARE:
+                self._end(f"{self.here.name(0)} has not answered for {unheard:.0f} s; {me} was in {self._where()}")
+            elif (idle := self._idle()) > self.seconds * (0.9 if self.here.world_size > 1 else SHARE):
+                self._end(f"{me} stopped {idle:.0f} s ago in {self.what}, {self._where()}")
+
+    def _beat(self) -> None:
+        store = dist.another_store()
+        ranks = range(self.here.world_size)
+        keys = [f"beat/{rank}" for rank in ranks]
+        judge = self.here.rank < 2
+        limit = self.seconds * SHARE + self.here.rank * 2 * self.seconds / BEATS
+        latest: dict[int, tuple[str, float]] = {}
+        beats = 0
+        while True:
+            beats += 1
+            mine = {"beat": beats, "marks": self.marks, "idle": self._idle(), "at": f"{self.what}, {self._where()}"}
+            try:
+                store.set(keys[self.here.rank], json.dumps(mine))
+                if store.check(["hang"]):
+                    self._end(store.get("hang").decode(), first=False)
+                if judge and self.armed and not _rests:
+                    for rank, key in enumerate(keys):
+                        text = store.get(key).decode() if store.check([key]) else ""
+                        if latest.get(rank, ("", 0.0))[0] != text or not text:
+                            latest[rank] = (text, time.monotonic())
+                    if verdict := self._judge(latest, limit):
+                        store.set("hang", verdict)
+                        time.sleep(2 * self.seconds / BEATS)  # the store may be this process: all read first
+                        self._end(verdict)
+                else:
+                    latest.clear()
+                self.heard = time.monotonic()
+            except RuntimeError:  # the store is gone, and with it rank 0: the collectives say so as well
+                return
+            time.sleep(self.seconds / BEATS)
+
+    def _judge(self, latest: dict[int, tuple[str, float]], limit: float) -> str:
+        """The sentence that ends the job, if it has to end."""
+        now = time.monotonic()
+        beats = {rank: json.loads(text) for rank, (text, _) in latest.items() if text}
+        silent = {rank: now - since for rank, (text, since) in latest.items() if text and now - since > limit}
+        if silent:
+            named = [f"{self.here.name(rank)} has not been heard of for {s:.0f} s" for rank, s in silent.items()]
+        elif beats and max(beat["idle"] for beat in beats.values()) > limit:
+            least = min(beat["marks"] for beat in beats.values())
+            late = {rank: beat for rank, beat in beats.items() if beat["marks"] == least}
+            if len(late) == len(latest) > 1:
+                named = ["no rank goes on, and all are in one place: look at the network between the hosts"]
+            else:
+                named = [f"{self.here.name(r)} stopped taking part {b['idle']:.0f} s ago" for r, b in late.items()]
+        else:
+            return ""
+        doing = [f"rank {rank} was in {beat['at']}" for rank, beat in sorted(beats.items())[:8]]
+        return "; ".join([*named, *doing])
+
+    def _where(self) -> str:
+        """Where the main thread is: the innermost line of this project, else of any code."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = traceback.extract_stack(frame) if frame else []
+        here = str(Path(__file__).parent)
+        mine = [f for f in stack if f.filename.startswith(here) and Path(f.filename).name != "train.py"] or stack
+        return f"{Path(mine[-1].filename).name}:{mine[-1].lineno} {mine[-1].name}" if mine else "no code"
+
+    def _end(self, verdict: str, first: bool = True) -> None:
+        """Print the stacks, then the verdict, and end this process, whatever its other threads wait for."""
+        write_failure(verdict)
+        os.write(2, f"stacks of {self.here.name(self.here.rank)}:\n".encode())
+        faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+        if first:
+            os.write(2, f"error: {verdict}\n".encode())
+        os._exit(1)
