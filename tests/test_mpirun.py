@@ -56,4 +56,6 @@ def test_two_hosts_under_real_mpirun(
     assert all(check.verdict == "held" for check in verdicts), f"{verdicts}\n{logs[-6000:]}"
     assert "mpirun --host " in logs and f"{names[0]}:2,{names[1]}:2" in logs
     assert ("smddprun" in logs.split("mpirun --host ", 1)[1].split("\n", 1)[0]) == (distribution == "smddp")
+    # The toolkit writes each host's variables to its /etc/environment, so even here SM_CURRENT_HOST is the host's own.
+    assert [rank["current_host"] for rank in ranks] == [names[0], names[0], names[1], names[1]]
     shutil.rmtree(run)

@@ -26,11 +26,12 @@ WIRES = {  # wire: launcher, the check that has to fail, and a word of its detai
 
 @pytest.fixture(scope="module")
 def stranger(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of somebody else's code, with the two files of ours that it uses; its name has a space."""
+    """A folder of somebody else's code, beside our dist.py; its name has a space."""
     folder = tmp_path_factory.mktemp("strangers") / "other code"
     shutil.copytree(Path(__file__).parent / "stranger", folder)
-    for name in ("dist.py", "cluster.py", "report.py"):
-        shutil.copy(project.path / "src" / name, folder)
+    for path in (project.path / "src").glob("*.py"):  # dist.py and what it imports
+        if not (folder / path.name).exists() and path.name != "predict.py":
+            shutil.copy(path, folder)
     return folder
 
 

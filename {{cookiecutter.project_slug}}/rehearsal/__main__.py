@@ -7,6 +7,7 @@ over gloo on the CPU; then everything that has to hold across ranks is checked. 
 import argparse
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import sys
@@ -89,6 +90,10 @@ def plan(args: argparse.Namespace) -> "Plan":
     for name, rank in (("--fail-rank", args.fail_rank), ("--kill-rank", args.kill_rank)):
         if rank is not None and not 0 <= rank < hosts * processes:
             problem = f"{name} {rank} is none of the ranks 0 to {hosts * processes - 1}"
+    if args.json and not os.access(args.json.parent, os.W_OK):
+        problem = f"--json {args.json} cannot be written; name a file in a folder that is yours"
+    if args.keep and args.keep.exists():
+        problem = f"--keep {args.keep} exists; name a new folder"
     image = profiles.profile(dataclasses.replace(answers, distribution=distribution)) if answers else None
     channels = dict(channel.partition("=")[::2] for channel in args.channel)
     for name, folder in channels.items():
@@ -233,6 +238,9 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"error: {error}; a rehearsal needs a temporary folder that it can write to (TMPDIR)", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted; every process of the rehearsal was ended", file=sys.stderr)
         return 130

@@ -125,7 +125,7 @@ def lay_out(plan: Plan, run: Path) -> list[Host]:
         for folder in ("input/config", "input/data", "model", "output/data", "checkpoints"):
             (host.base / folder).mkdir(parents=True)
         # Without requirements.txt: the toolkit would install it here.
-        ignored = shutil.ignore_patterns("__pycache__", "requirements.txt", "outputs", "data", ".*")
+        ignored = shutil.ignore_patterns("__pycache__", "requirements.txt", "outputs", "prepared", ".*")
         shutil.copytree(plan.source, host.base / "code", ignore=ignored)
         for name, path in plan.channels.items():
             (host.base / "input/data" / name).symlink_to(path.resolve(), target_is_directory=True)

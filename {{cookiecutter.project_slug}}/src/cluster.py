@@ -104,7 +104,7 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
     told: dict[str, tuple[object, object]] = {local_name: (local_rank, rank % local_world)}
     if launcher == "torchrun" and "GROUP_RANK" in env:
         told["GROUP_RANK"] = (_integer(env, "GROUP_RANK", 0, num_nodes), node_rank)
-    if launcher == "torchrun" and hosts:  # mpirun hands on the leader's
+    if launcher == "torchrun" and hosts:  # under mpirun it is what sshd hands on
         told["SM_CURRENT_HOST"] = (env.get("SM_CURRENT_HOST", hosts[node_rank]), hosts[node_rank])
     if launcher == "mpirun" and "RANK" in env:  # smddprun's
         told["RANK"] = (_integer(env, "RANK", 0, world), rank)

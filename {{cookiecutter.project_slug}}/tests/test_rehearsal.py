@@ -73,6 +73,8 @@ def test_help_answers_at_once() -> None:
         (["--distribution", "none", "--processes", "2"], ["--processes 2", "--processes 1"]),
         (["--hosts", "2", "--processes", "2", "--kill-rank", "4"], ["--kill-rank 4", "0 to 3"]),
         (["--channel", "training=/nowhere"], ["training=/nowhere"]),
+        (["--json", "/nowhere/report.json"], ["/nowhere/report.json", "cannot be written"]),
+        (["--keep", "/"], ["--keep /", "exists"]),
         (["--", "epochs", "1"], ["'epochs'", "--name value"]),
         (["--", "--epochs"], ["'--epochs'"]),
     ],

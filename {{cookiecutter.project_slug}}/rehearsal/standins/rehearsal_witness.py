@@ -43,6 +43,7 @@ class Witness(Callback):
             "node_rank": trainer.node_rank,
             "world_size": trainer.world_size,
             "num_nodes": trainer.num_nodes,
+            "current_host": os.environ.get("SM_CURRENT_HOST", ""),
             "strategy": type(trainer.strategy).__name__,
             "backend": torch.distributed.get_backend() if torch.distributed.is_initialized() else "none",
         }
