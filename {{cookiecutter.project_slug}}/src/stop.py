@@ -35,8 +35,6 @@ class Stopped(SystemExit):
 
 def install() -> None:
     """Take SIGTERM and SIGINT; call it once, in the main thread, before anything slow."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _handle)
     # Python runs handlers between two instructions of the main thread; this socket is told even while that one waits.
     ours, told = socket.socketpair()
     told.setblocking(False)
@@ -45,6 +43,8 @@ def install() -> None:
     sys.excepthook = _hook
     atexit.register(_exit)
     os.register_at_fork(after_in_child=_forget)
+    for number in (signal.SIGINT, signal.SIGTERM):  # last: from here one may come
+        signal.signal(number, _handle)
 
 
 def status(otherwise: int) -> int:
