@@ -1,0 +1,510 @@
+"""Stop, kill, damage and hang real runs of the generated project, at random moments, and count what was lost.
+
+    python benchmarks/stress.py kills --count 50     # kill -9, go on, compare the weights bit for bit
+    python benchmarks/stress.py stops --count 200    # SIGTERM or SIGINT to agent, a rank or all: status 143, ≤ 10 s
+    python benchmarks/stress.py damage --count 40    # spoil the newest checkpoint: the one before is taken
+    python benchmarks/stress.py hangs --count 10     # a rank sleeps or is paused: named in time
+
+Each prints a line per trial and a summary; the status is 1 if one trial failed. Recorded in docs/nothing_lost.md.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+
+if sys.argv[1:2] == ["--rank"]:  # what torchrun starts in a trial: passes signals on to the rank, notes its status
+    process = subprocess.Popen([sys.executable, *sys.argv[2:]])
+    for _number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(_number, lambda number, _: process.send_signal(number))
+    with open(f"rank{os.environ['RANK']}.pid", "w") as file:  # noqa: PTH123
+        file.write(str(process.pid))
+    status = process.wait()
+    with open(f"rank{os.environ['RANK']}.status", "w") as file:  # noqa: PTH123
+        file.write(str(status))
+    sys.exit(status if status >= 0 else 128 - status)
+
+import argparse
+import csv
+import random
+import shutil
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+SRC = Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}" / "src"
+ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
+
+
+def write_words(path: Path, each: int = 120) -> None:
+    """Random words in three alphabets; every fourth has a wrong label, so that training never comes to rest."""
+    draw = random.Random(0)
+    rows = [
+        ("".join(draw.choices(letters, k=draw.randint(1, 12))), name if draw.random() < 0.75 else "latin")
+        for name, letters in ALPHABETS.items()
+        for _ in range(each)
+    ]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+
+
+class Agent:
+    """torchrun's process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+
+class Job:
+    """A run of train.py on this machine.
+
+    Args:
+        how: "started" one process by one, by "torchrun", "forked", or "forked by an agent", torchrun's own. A forked
+            rank starts in a tenth of the time, since torch and Lightning are imported already; nothing else differs.
+    """
+
+    def __init__(self, folder: Path, ranks: int, how: str, options: dict[str, object], script: str = "train") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.ranks, self.how = folder, ranks, how
+        arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+        port = free_port()
+        base = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        base |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC)}
+        self.started = time.monotonic()
+        self.log = folder / f"log-{time.time_ns()}.txt"
+        program = [sys.executable, str(SRC / "train.py")]
+        if script != "train":
+            program = [sys.executable, "-c", script]
+        self.pids: list[int] = []  # of the ranks
+        self.statuses: dict[int, int] = {}
+        self.agent: Agent | None = None
+        with self.log.open("w") as log:
+            if how == "torchrun":
+                line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)]
+                line += ["--master_port", str(port), __file__, "--rank", *program[1:], *arguments]
+                process = subprocess.Popen(line, cwd=folder, env=base, stdout=log, stderr=log)
+                process.returncode = 0  # waited for below, by its number
+                self.agent = Agent(process.pid)
+                return
+            if how == "forked by an agent":
+                self.agent = Agent(_fork(folder, base, arguments, log.fileno(), lambda: _elastic(ranks, port)))
+                return
+            for rank in range(ranks):
+                env = dict(base)
+                if ranks > 1:
+                    env |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+                    env |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                if how == "forked":
+                    self.pids.append(_fork(folder, env, arguments, log.fileno(), lambda: _rank(script)))
+                else:
+                    process = subprocess.Popen([*program, *arguments], cwd=folder, env=env, stdout=log, stderr=log)
+                    process.returncode = 0  # waited for below, by its number
+                    self.pids.append(process.pid)
+
+    def find_ranks(self) -> list[int]:
+        """Process numbers of the ranks, as far as they are there."""
+        if self.agent:
+            notes = sorted(self.folder.glob("rank*.pid"))
+            self.pids = [int(text) for note in notes if (text := note.read_text())]
+        return self.pids
+
+    def rank_statuses(self) -> list[int]:
+        """As a shell gives them: 128 + the number of the signal that ended a process."""
+        if self.agent:
+            found = [int(note.read_text() or 0) for note in sorted(self.folder.glob("rank*.status"))]
+        else:
+            found = [self.statuses[pid] for pid in self.pids]
+        return [status if status >= 0 else 128 - status for status in found]
+
+    def wait(self, seconds: float) -> float | None:
+        """Seconds until every process had ended; None if some had not."""
+        start = time.monotonic()
+        while time.monotonic() - start < seconds:
+            if self.agent:
+                self.find_ranks()
+                if self.agent.poll() is not None and not any(_alive(pid) for pid in self.pids):
+                    return time.monotonic() - start
+            else:
+                for pid in self.pids:
+                    if pid not in self.statuses and (ended := os.waitpid(pid, os.WNOHANG))[0]:
+                        self.statuses[pid] = os.waitstatus_to_exitcode(ended[1])
+                if len(self.statuses) == len(self.pids):
+                    return time.monotonic() - start
+            time.sleep(0.02)
+        return None
+
+    def end(self) -> None:
+        """Kill what is left of this job, and nothing else."""
+        for pid in [*self.pids, *([self.agent.pid] if self.agent else [])]:
+            if pid not in self.statuses and _alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        self.wait(10)
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+def _fork(folder: Path, env: dict[str, str], arguments: list[str], log: int, main: Callable[[], int]) -> int:
+    warm_up()
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setpgid(0, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = [str(SRC / "train.py"), *arguments]
+    _leave(main)
+
+
+def _leave(main: Callable[[], int]) -> NoReturn:
+    """Run the rest of a forked process."""
+    status = 1
+    try:
+        status = main()
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _rank(script: str = "train") -> int:
+    import train
+
+    if script != "train":
+        exec(script, {"__name__": "__main__"})  # noqa: S102
+    return train.main()
+
+
+def _elastic(ranks: int, port: int) -> int:
+    """What torchrun does, but its workers are forked."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    address = {"rdzv_backend": "static", "rdzv_endpoint": f"127.0.0.1:{port}", "rdzv_configs": {"rank": 0}}
+    config = LaunchConfig(
+        1, 1, ranks, **address, run_id="none", max_restarts=0, monitor_interval=0.1, start_method="fork"
+    )
+    elastic_launch(config, _watched_rank)()
+    return 0
+
+
+def _watched_rank() -> None:
+    """Fork the rank, pass signals on to it, and note its status."""
+    pid = os.fork()
+    if not pid:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        _leave(_rank)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: _alive(pid) and os.kill(pid, number))
+    rank = os.environ["RANK"]
+    Path(f"rank{rank}.pid").write_text(str(pid))
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    Path(f"rank{rank}.status").write_text(str(status))
+    if status:  # else return, which is what the agent waits for
+        os._exit(status if status > 0 else 128 - status)
+
+
+def warm_up() -> None:
+    """Import once what every forked rank needs."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if str(SRC) not in sys.path:
+        sys.path.insert(0, str(SRC))
+    import datasets  # noqa: F401
+    import matplotlib  # noqa: F401
+    import pytorch_lightning  # noqa: F401
+    import torch
+    import train  # noqa: F401
+    from torch.utils.tensorboard import SummaryWriter  # noqa: F401
+
+    torch.set_num_threads(1)
+    import callbacks  # noqa: F401
+    import checkpoints  # noqa: F401
+    import model  # noqa: F401
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _listens(pid: int, how: str) -> bool:
+    """Whether the rank has a handler for SIGTERM, or is gone."""
+    try:
+        if how == "torchrun" and b"train.py" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1]:
+            return False  # between fork and exec
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    caught = next((line for line in status.splitlines() if line.startswith("SigCgt")), "SigCgt: 0")
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def final_state(folder: Path) -> dict:
+    """Everything of the last checkpoint that training decides: weights, best weights, optimizer, schedule."""
+    import checkpoints
+    import torch
+
+    state = torch.load(checkpoints.newest(folder / "outputs" / "checkpoints"), weights_only=True)
+    mine = state["callbacks"]["Checkpoints"]
+    return {
+        "weights": state["state_dict"],
+        "best": mine["best"],
+        "score": mine["best_score"],
+        "optimizer": state["optimizer_states"],
+        "schedule": state["lr_schedulers"],
+        "position": mine["position"],
+    }
+
+
+def difference(one: object, other: object) -> float:
+    """The largest difference of two states' numbers; 0 only if every bit is the same."""
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        if torch.equal(one, other):
+            return 0.0
+        return max((one.double() - other.double()).abs().max().item(), 1e-300)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), (one.keys(), other.keys())
+        return max((difference(one[key], other[key]) for key in one), default=0.0)
+    if isinstance(one, (list, tuple)):
+        return max((difference(a, b) for a, b in zip(one, other, strict=True)), default=0.0)
+    if isinstance(one, (int, float)):
+        return abs(float(one) - float(other))
+    assert one == other, (one, other)
+    return 0.0
+
+
+OPTIONS = {"dataset": "../words.csv", "data_dir": "../data", "epochs": 4, "batch_size": 4, "log_every": 10}
+
+
+def kills(count: int, seed: int, folder: Path, ranks: tuple[int, ...] = (1, 2, 4), workers: int = 1) -> Iterator[str]:
+    """Kill a rank at any moment, or in the middle of a checkpoint; go on; compare with a run that was left alone."""
+    draw = random.Random(seed)
+    options = {**OPTIONS, "checkpoint_steps": 3, "num_workers": workers}
+    whole, seconds = {}, {}
+    for n in ranks:
+        job = Job(folder / f"whole{n}", n, "forked", {**options, "batch_size": 16 // n})
+        assert job.wait(300) and set(job.statuses.values()) == {0}, job.text
+        seconds[n], whole[n] = time.monotonic() - job.started, final_state(job.folder)
+    for trial in range(count):
+        n, writing = ranks[trial % len(ranks)], draw.random() < 0.4
+        options |= {"batch_size": 16 // n}
+        place = folder / f"kill{trial}"
+        job = Job(place, n, "forked", options)
+        victim = 0 if writing else draw.randrange(n)
+        if writing:
+            wanted = draw.randint(1, 20)  # this many checkpoints are left alone
+            until = time.monotonic() + 60
+            while len(_temporary(place)) == 0 or wanted > 0:
+                if _temporary(place):
+                    wanted -= 1
+                    while _temporary(place) and time.monotonic() < until:
+                        time.sleep(0.0002)
+                    if not wanted:
+                        continue
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.0002)
+        else:
+            time.sleep(draw.uniform(0.2, 0.9 * seconds[n]))
+        os.kill(job.pids[victim], signal.SIGKILL)
+        ended = job.wait(60)
+        left = len(_temporary(place))
+        job.end()
+        again = Job(place, n, "forked", options)
+        finished = again.wait(300) and set(again.statuses.values()) == {0}
+        resumed = next(
+            (line for line in again.text.splitlines() if line.startswith("resume: ")), "resume: from the start"
+        )
+        again.end()
+        gap = difference(whole[n], final_state(place)) if finished else float("nan")
+        good = ended is not None and gap == 0.0
+        yield (
+            f"{'ok' if good else 'FAILED'} ranks={n} killed=rank{victim} {'in a write' if left else 'anywhere'} "
+            f"others_ended={ended and round(ended, 1)}s {_short(resumed)} difference={gap:g}"
+        )
+
+
+def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
+    """Signal the agent, a rank or all of a run of two ranks, from its start to its last line.
+
+    One trial in ten is under torchrun itself and has the imports in it; the others are forked by torchrun's agent.
+    """
+    draw = random.Random(seed)
+    options = {**OPTIONS, "batch_size": 8, "epochs": 12}
+    seconds: dict[str, float] = {}
+    trial = 0
+    while trial < count:
+        how = "torchrun" if trial % 10 == 0 else "forked by an agent"
+        if how not in seconds:
+            job = Job(folder / how.replace(" ", "-"), 2, how, options)
+            assert job.wait(300) is not None and job.agent and job.agent.returncode == 0, job.text
+            seconds[how] = time.monotonic() - job.started
+        place = folder / f"stop{trial}"
+        shutil.rmtree(place, ignore_errors=True)
+        target, number = draw.choice(["agent", "rank0", "rank1", "all"]), draw.choice([signal.SIGTERM, signal.SIGINT])
+        job = Job(place, 2, how, options)
+        assert job.agent
+        while len(job.find_ranks()) < 2 and job.agent.poll() is None:
+            time.sleep(0.01)
+        moment = job.started + draw.uniform(0.0, seconds[how])
+        while time.monotonic() < moment and job.agent.poll() is None:
+            time.sleep(0.005)
+        while job.agent.poll() is None and not all(_listens(pid, how) for pid in job.pids):
+            time.sleep(0.01)  # what comes before its first line is Python's to answer
+        if job.agent.poll() is not None or "test/accuracy" in job.text:
+            seconds[how] = time.monotonic() - job.started
+            job.end()  # it was complete before the signal: not a trial, but a better measure of how long one takes
+            continue
+        trial += 1
+        before = job.text
+        victims = {"agent": [job.agent.pid], "rank0": job.pids[:1], "rank1": job.pids[1:]}.get(target)
+        for pid in victims or [job.agent.pid, *job.pids]:
+            if _alive(pid):
+                os.kill(pid, number)
+        ended = job.wait(40)
+        job.end()
+        statuses, said = job.rank_statuses(), job.text
+        told = [line for line in said.splitlines() if line.startswith(("stopped by", "ended by"))]
+        phase = "training" if "global_batch=" in before else "start"
+        if "epoch=12 val" in before:
+            phase = "test and saving"  # rank 1 may have done its part, with status 0
+        problem = ""
+        if ended is None or ended > 10:
+            problem = "took too long"
+        elif {143} != set(statuses) - ({0} if phase == "test and saving" else set()) or not job.agent.returncode:
+            problem = "a status is not 143"
+        elif not told:
+            problem = "nothing says how to go on"
+        else:
+            problem = _checkpoint_problem(place, told)
+        yield (
+            f"{'FAILED ' + problem if problem else 'ok'} {how}: {number.name} to {target} during {phase}: ended in "
+            f"{ended and round(ended, 1)} s, ranks {statuses}, agent {job.agent.returncode}; {(told or ['-'])[0]}"
+        )
+        if not problem:
+            shutil.rmtree(place)
+
+
+HANG = """
+import os, time, data
+original = data.Padded.__getitem__
+def hang(self, key, calls=[]):
+    calls.append(key)
+    if len(calls) == 40 and os.environ["RANK"] == "%d":
+        time.sleep(1000)
+    return original(self, key)
+data.Padded.__getitem__ = hang
+"""
+
+
+def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> Iterator[str]:
+    """Let a rank sleep in the middle of its data, or pause its process; the others have to name it and end."""
+    draw = random.Random(seed)
+    for trial in range(count):
+        ranks, paused = draw.choice([2, 3]), trial % 2 == 1
+        victim = draw.randrange(ranks)
+        options = {**OPTIONS, "epochs": 400, "batch_size": 4, "hang_seconds": hang_seconds}
+        job = Job(folder / f"hang{trial}", ranks, "forked", options, "train" if paused else HANG % victim)
+        while "epoch=2" not in job.text and _alive(job.pids[0]) and (paused or job.text.count("step=") < 3):
+            time.sleep(0.1)
+        if paused:
+            os.kill(job.pids[victim], signal.SIGSTOP)
+        start, said, named = time.monotonic(), f"rank {victim} on host localhost", None
+        words = ("has not been heard of", "has not answered", "stopped taking part")
+        while time.monotonic() - start < 2 * hang_seconds and not named:
+            lines = [line for line in job.text.splitlines() if said in line and any(word in line for word in words)]
+            named = (time.monotonic() - start, lines[0]) if lines else None
+            time.sleep(0.1)
+        time.sleep(1)
+        if paused:
+            os.kill(job.pids[victim], signal.SIGCONT)
+        ended = job.wait(2 * hang_seconds)
+        job.end()
+        statuses = job.rank_statuses()
+        stacks = job.text.count("stacks of rank")
+        good = named and named[0] <= hang_seconds and ended is not None and all(statuses) and stacks >= ranks - paused
+        yield (
+            f"{'ok' if good else 'FAILED'} rank {victim} of {ranks} {'was paused' if paused else 'slept'}: named after "
+            f"{named and round(named[0], 1)} s, statuses {statuses}, {stacks} stacks; {named and named[1]}"
+        )
+
+
+def _checkpoint_problem(place: Path, told: list[str]) -> str:
+    """A run that was stopped at a step has a valid checkpoint of that step."""
+    import checkpoints
+
+    steps = [int(line.split(" at step ")[1].split()[0]) for line in told if " at step " in line]
+    if not steps or not steps[0]:
+        return ""
+    directory = place / "outputs" / "checkpoints"
+    path = checkpoints.newest(directory)
+    if path is None or path != checkpoints.numbered(directory)[0][1]:
+        return "the newest checkpoint is damaged or missing"
+    return "" if f"-step{steps[0]:06d}-" in path.name else f"stopped at step {steps[0]}, but there is {path.name}"
+
+
+def _temporary(place: Path) -> list[Path]:
+    return [*(place / "outputs" / "checkpoints").glob(".*.ckpt")]
+
+
+def _short(line: str) -> str:
+    return line.replace("resume: ", "").rpartition("/")[2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["kills", "stops", "damage", "hangs"])
+    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hang_seconds", type=float, default=60.0)
+    parser.add_argument("--keep", action="store_true", help="leave the runs' folders")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="stress-"))
+    write_words(folder / "words.csv")
+    warm_up()
+    failed = total = 0
+    more = {"hang_seconds": arguments.hang_seconds} if arguments.what == "hangs" else {}
+    for line in globals()[arguments.what](arguments.count, arguments.seed, folder, **more):
+        total, failed = total + 1, failed + line.startswith("FAILED")
+        print(f"{total:4d} {line}", flush=True)
+    print(f"{arguments.what}: {total - failed} of {total} ok")
+    if failed or arguments.keep:
+        print(f"left in {folder}")
+    else:
+        shutil.rmtree(folder)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
