@@ -1,0 +1,26 @@
+"""An entry for the container that passes SageMaker's stop signal on to the training script; opt in with it.
+
+A stop is SIGTERM to the container's process 1. In AWS's images that is bash, which passes nothing on
+(sagemaker-training-toolkit#125, #173), so the script learns nothing and is killed 120 s later. With
+``PyTorch(..., container_entry_point=entry.FORWARDING)`` process 1 is this: it starts what the image would have started,
+and hands SIGTERM to every process whose command line names train.py: launchers and ranks. They save and leave.
+
+Proven on a replica of the container's process tree (tests/test_entry.py), not on AWS. Without it, checkpoints limit
+what a stop costs: ``checkpoint_minutes``.
+"""
+
+_SCRIPT = """
+start_with_right_hostname.sh train &
+child=$!
+forward() {
+  for directory in /proc/[0-9]*; do
+    process=${directory#/proc/}
+    [ "$process" -gt 1 ] && grep -qa 'train[.]py' "$directory/cmdline" 2>/dev/null && kill -TERM "$process"
+  done
+}
+trap forward TERM
+while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
+exit $status
+"""
+
+FORWARDING = ["bash", "-c", _SCRIPT]
