@@ -3,6 +3,8 @@
     python benchmarks/stress.py kills --count 50     # kill -9, go on, compare the weights bit for bit
     python benchmarks/stress.py stops --count 200    # SIGTERM or SIGINT to agent, a rank or all: status 143, ≤ 10 s
     python benchmarks/stress.py damage --count 40    # spoil the newest checkpoint: the one before is taken
+    python benchmarks/stress.py ranks --count 8      # go on with another number of ranks
+    python benchmarks/stress.py metrics              # 1 to 4 ranks, 1 to 1000 samples, stock Lightning's error beside
     python benchmarks/stress.py hangs --count 10     # a rank sleeps or is paused: named in time
 
 Each prints a line per trial and a summary; the status is 1 if one trial failed. Recorded in docs/nothing_lost.md.
@@ -26,6 +28,8 @@ if sys.argv[1:2] == ["--rank"]:  # what torchrun starts in a trial: passes signa
 
 import argparse
 import csv
+import itertools
+import json
 import random
 import shutil
 import socket
@@ -79,7 +83,7 @@ class Job:
         arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
         port = free_port()
         base = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-        base |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC)}
+        base |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC), "DIST_MEET_SECONDS": "40"}
         self.started = time.monotonic()
         self.log = folder / f"log-{time.time_ns()}.txt"
         program = [sys.executable, str(SRC / "train.py")]
@@ -253,7 +257,8 @@ def _alive(pid: int) -> bool:
 def _listens(pid: int, how: str) -> bool:
     """Whether the rank has a handler for SIGTERM, or is gone."""
     try:
-        if how == "torchrun" and b"train.py" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1]:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if how == "torchrun" and not any(word.endswith(b"/train.py") for word in command[:2]):
             return False  # between fork and exec
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -460,6 +465,201 @@ def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> It
         )
 
 
+NO_DROPOUT = """
+import torch
+torch.nn.Dropout.forward = lambda self, x: x  # its draws are of a rank, and ranks differ here on purpose
+"""
+
+
+def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
+    """Kill a run of 2 ranks, go on with 1 or 4, or accumulating: the same global batches, weights but for rounding."""
+    draw = random.Random(seed)
+    options = {**OPTIONS, "checkpoint_steps": 3}
+    job = Job(folder / "whole2", 2, "forked", {**options, "batch_size": 8}, NO_DROPOUT)
+    assert job.wait(300) and set(job.statuses.values()) == {0}, job.text
+    seconds, whole = time.monotonic() - job.started, final_state(job.folder)
+    for trial in range(count):
+        place = folder / f"ranks{trial}"
+        job = Job(place, 2, "forked", {**options, "batch_size": 8}, NO_DROPOUT)
+        time.sleep(draw.uniform(0.3, 0.8) * seconds)
+        os.kill(job.pids[trial % 2], signal.SIGKILL)
+        job.wait(60)
+        job.end()
+        many, batch, accumulate = ((1, 16, 1), (4, 4, 1), (1, 8, 2), (4, 2, 2))[trial % 4]
+        again = Job(place, many, "forked", {**options, "batch_size": batch, "accumulate": accumulate}, NO_DROPOUT)
+        finished = again.wait(300) and set(again.statuses.values()) == {0}
+        resumed = next((line for line in again.text.splitlines() if line.startswith("resume: ")), "from the start")
+        again.end()
+        if finished:
+            state = final_state(place)
+            gap, best = difference(whole["weights"], state["weights"]), difference(whole["score"], state["score"])
+        good = finished and gap < 1e-4 and state["position"] == whole["position"]
+        yield (
+            f"{'ok' if good else 'FAILED'} 2 ranks, then {many} with accumulate={accumulate}: {_short(resumed)}; "
+            f"largest difference of a weight {gap:.1e}, of the best validation accuracy {best:.1e}"
+        )
+
+
+def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
+    """Two hosts under torchrun, each with a folder of its own: stop or kill one, start both again, compare."""
+    draw = random.Random(seed)
+    options = {**OPTIONS, "batch_size": 8, "checkpoint_steps": 3, "epochs": 12}
+    job = Job(folder / "whole2", 2, "forked", options)
+    assert job.wait(300) and set(job.statuses.values()) == {0}, job.text
+    whole = final_state(job.folder)
+    for trial in range(count):
+        number = (signal.SIGTERM, signal.SIGKILL)[trial % 2]
+        places = [folder / f"hosts{trial}" / f"host{i}" for i in range(2)]
+        agents = _two_hosts(places, options)
+        log, wanted = places[0] / "log.txt", f"step={draw.randint(3, 15) * 10} "
+        while wanted not in log.read_text() and agents[0].poll() is None:
+            time.sleep(0.05)
+        target = trial % 2
+        if number == signal.SIGKILL:
+            os.kill(int((places[target] / f"rank{target}.pid").read_text()), number)
+        else:
+            agents[target].send_signal(number)
+        start = time.monotonic()
+        first = [agent.wait(60) for agent in agents]
+        ended = time.monotonic() - start
+        second = [agent.wait(300) for agent in _two_hosts(places, options)]
+        gap = difference(whole, final_state(places[0]))
+        resumed = next(line for line in log.read_text().splitlines() if line.startswith("resume: "))
+        alone = not (places[1] / "outputs" / "checkpoints").exists()
+        good = all(first) and not any(second) and gap == 0.0 and alone
+        yield (
+            f"{'ok' if good else 'FAILED'} {number.name} to host {target}: both ended in {ended:.1f} s with {first}; "
+            f"{_short(resumed)}; host 1 {'has no checkpoint of its own' if alone else 'has files'}; difference={gap:g}"
+        )
+
+
+def _two_hosts(places: list[Path], options: dict[str, object]) -> list[subprocess.Popen]:
+    arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    words, data = arguments.index("../words.csv"), arguments.index("../data")
+    arguments[words], arguments[data] = str(places[0].parents[1] / "words.csv"), "data"
+    port, agents = str(free_port()), []
+    for i, place in enumerate(places):
+        place.mkdir(parents=True, exist_ok=True)
+        line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", str(i)]
+        line += ["--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", port]
+        line += [__file__, "--rank", str(SRC / "train.py"), *arguments]
+        with (place / "log.txt").open("w") as log:
+            agents.append(subprocess.Popen(line, cwd=place, stdout=log, stderr=log))
+    return agents
+
+
+def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
+    """Spoil the newest checkpoint of a real run in many ways; the one before has to be chosen, and has to load."""
+    import checkpoints
+    import torch
+
+    draw = random.Random(seed)
+    job = Job(folder / "whole", 1, "forked", {**OPTIONS, "checkpoint_steps": 3})
+    assert job.wait(300) is not None, job.text
+    for trial in range(count):
+        place = folder / f"damage{trial}"
+        shutil.copytree(folder / "whole" / "outputs" / "checkpoints", place)
+        (_, path), (_, before), *_ = checkpoints.numbered(place)
+        content = bytearray(path.read_bytes())
+        how = ("truncated", "one bit flipped", "zero length", "half-renamed", "a block of zeros")[trial % 5]
+        at = draw.randrange(len(content))
+        if how in ("truncated", "half-renamed"):
+            content = content[:at]
+        elif how == "one bit flipped":
+            content[at] ^= 1 << draw.randrange(8)
+        elif how == "zero length":
+            content = bytearray()
+        else:
+            content[at : at + 4096] = bytes(len(content[at : at + 4096]))
+        same = bytes(content) == path.read_bytes()
+        path.write_bytes(content)
+        if how == "half-renamed":
+            (place / ".000099.ckpt").write_bytes(content)
+        chosen = checkpoints.newest(place)
+        good = chosen == (path if same else before) and torch.load(chosen, weights_only=True)["callbacks"]
+        yield f"{'ok' if good else 'FAILED'} {how} at byte {at}: {chosen.name if chosen else None}"
+        shutil.rmtree(place)
+
+
+METRICS = """
+import json, os, sys
+import pytorch_lightning as pl, torch
+import dist
+from callbacks import INSTEAD
+from data import Data
+from model import Model
+
+class Stock(pl.LightningModule):  # what most write: the loss of each batch, averaged over batches and ranks
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+    def test_step(self, batch, _):
+        loss = torch.nn.functional.cross_entropy(self.model(batch).float(), batch["label"])
+        self.log("test/loss", loss, sync_dist=True, batch_size=len(batch["label"]))
+
+found = {}
+with dist.session() as cluster:
+    for size in json.loads(os.environ["SIZES"]):
+        for kind in ("ours", "stock"):
+            strategy, devices, num_nodes = dist.get_initialization_info()
+            options = {**INSTEAD, "use_distributed_sampler": kind == "stock"}
+            trainer = pl.Trainer(accelerator=cluster.accelerator, strategy=strategy, devices=devices,
+                                 num_nodes=num_nodes, logger=False, **options)
+            data = Data(f"size{size}", batch_size=4, data_dir="data", num_workers=0)
+            data.prepare_data() if cluster.rank == 0 else None
+            torch.manual_seed(1)
+            model = Model()
+            if kind == "ours":
+                trainer.test(model, datamodule=data, verbose=False)
+            else:
+                data.prepare_data()
+                data.setup()
+                model.trainer = type("T", (), {"datamodule": data})
+                model.configure_model()
+                from data import Padded
+                padded, rows = Padded(data.splits["test"], 0), len(data.splits["test"])
+                make = lambda many: padded[(many, len(many), 1.0)]
+                loader = torch.utils.data.DataLoader(range(rows), batch_size=4, collate_fn=make)
+                trainer.test(Stock(model), loader, verbose=False)
+            found[f"{kind} {size}"] = {k: float(v) for k, v in trainer.callback_metrics.items()}
+    if cluster.rank == 0:
+        json.dump(found, open(f"metrics{cluster.world_size}.json", "w"))
+sys.exit(0)
+"""
+SIZES = [1, 2, 7, 21, 1000]
+
+
+def metrics(count: int, seed: int, folder: Path) -> Iterator[str]:
+    """Test metrics of 1 to 4 ranks over sets of several sizes; the single process's, and stock Lightning's beside."""
+    draw = random.Random(seed)
+    for size in SIZES:
+        place = folder / f"size{size}"
+        place.mkdir()
+        for split, many in (("train", 90), ("validation", size), ("test", size)):
+            names = [(name, letters) for name, letters in ALPHABETS.items()]
+            rows = [
+                ("".join(draw.choices(names[i % 3][1], k=draw.randint(1, 12))), names[i % 3][0]) for i in range(many)
+            ]
+            with (place / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([("text", "label"), *rows])
+    os.environ["SIZES"] = json.dumps(SIZES)
+    found = {}
+    for ranks in range(1, 5):
+        job = Job(folder, ranks, "forked", {}, METRICS)
+        done = job.wait(300)
+        job.end()
+        assert done is not None and (folder / f"metrics{ranks}.json").exists(), job.text[-3000:]
+        found[ranks] = json.loads((folder / f"metrics{ranks}.json").read_text())
+    for ranks, size in itertools.product(range(1, 5), SIZES):
+        alone, mine = found[1][f"ours {size}"], found[ranks][f"ours {size}"]
+        gap = max(abs(alone[name] - mine[name]) for name in alone)
+        stock = abs(found[ranks][f"stock {size}"]["test/loss"] - alone["test/loss"]) / alone["test/loss"]
+        yield (
+            f"{'ok' if gap <= 1e-6 else 'FAILED'} ranks={ranks} samples={size}: largest difference of loss, accuracy, "
+            f"macro-F1 from the single process {gap:.1e}; stock Lightning's loss is off by {stock:.2%}"
+        )
+
+
 def _checkpoint_problem(place: Path, told: list[str]) -> str:
     """A run that was stopped at a step has a valid checkpoint of that step."""
     import checkpoints
@@ -484,7 +684,7 @@ def _short(line: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "stops", "damage", "hangs"])
+    parser.add_argument("what", choices=["kills", "stops", "damage", "hangs", "metrics", "ranks", "hosts"])
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hang_seconds", type=float, default=60.0)

@@ -1,0 +1,31 @@
+"""Stops, kills, damage, hangs and metrics, in small: benchmarks/stress.py runs the same trials in large."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+ROOT = Path(__file__).resolve().parents[1]
+
+# Each in a process of its own: it forks ranks, which a process that has run other tests should not.
+TRIALS = {
+    "kills": ["--count", "3"],  # 1, 2 and 4 ranks
+    "stops": ["--count", "4", "--seed", "5"],
+    "ranks": ["--count", "2"],
+    "damage": ["--count", "20"],
+    "hangs": ["--count", "2", "--hang_seconds", "20"],
+    "metrics": [],
+}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("what", TRIALS)
+def test_nothing_is_lost(what: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "stress.py"), what, *TRIALS[what]]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=390)
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    lines = run.stdout.splitlines()
+    assert [line for line in lines if " ok " in line], "no trial was made"
+    assert not [line for line in lines if "FAILED" in line], run.stdout
