@@ -19,8 +19,8 @@ forward() {
   done
 }
 trap forward TERM
-while kill -0 $child 2>/dev/null; do wait $child; status=$?; done
-exit $status
+while kill -0 $child 2>/dev/null; do wait $child; done
+wait $child
 """
 
 FORWARDING = ["bash", "-c", _SCRIPT]

@@ -14,7 +14,7 @@ import botocore.session
 import pytest
 
 import report
-from launch import ROOT, account, job, preflight, profiles, request
+from launch import ROOT, account, entry, job, preflight, profiles, request
 from launch.__main__ import main
 from launch.job import Job, Network, Spot
 
@@ -328,3 +328,13 @@ def test_help_answers_without_the_sdk():
     code = "import sys, launch.__main__ as m\ntry: m.main(['--help'])\nexcept SystemExit as e: assert not e.code\n"
     heavy = "assert not {'boto3', 'sagemaker', 'torch', 'rich'} & sys.modules.keys()"
     assert "preflight" in subprocess.check_output([sys.executable, "-c", code + heavy], cwd=ROOT, text=True)
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_the_stop_forwarding_entry_ends_with_the_scripts_own_status(tmp_path, monkeypatch, status):
+    start = tmp_path / "start_with_right_hostname.sh"
+    start.write_text(f"#!/bin/sh\nexit {status}\n")
+    start.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for _ in range(3):
+        assert subprocess.run(entry.FORWARDING).returncode == status
