@@ -6,7 +6,10 @@ import sys
 import tarfile
 import tempfile
 import time
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +39,14 @@ class Line:
         found = RANK.match(self.text)
         return int(found[1] or found[2]) if found else None
 
-    @property
+    @cached_property
     def metrics(self) -> dict[str, float]:
         """step, epoch and any of `report.METRICS`; empty if it has none of these."""
-        text = RANK.sub("", self.text)
-        found = {name: re.search(report.metric_regex(name), text) for name in ("step", "epoch", *report.METRICS)}
-        values = {name: float(match[1]) for name, match in found.items() if match}
+        text, values = RANK.sub("", self.text), dict[str, float]()
+        for name in ("step", "epoch", *report.METRICS):
+            if found := re.search(report.metric_regex(name), text):
+                with suppress(ValueError):  # "epoch 3..." is no number
+                    values[name] = float(found[1])
         return values if values.keys() & set(report.METRICS) else {}
 
 
@@ -68,10 +73,11 @@ class Outcome:
         Raises:
             UserError: it tells none yet.
         """
-        if not self.rows:
+        rows = [row for row in self.rows if "step" in row]
+        if not rows:
             raise UserError(f"{self.name} has logged no metrics that could be drawn; follow it first")
         folder = ROOT / "outputs" / self.name
-        report.write_curves(self.rows, folder)
+        report.write_curves(rows, folder)
         return str(folder / "curves.png")
 
 
@@ -163,8 +169,8 @@ def new_lines(name: str, logs: Any, tokens: dict[str, str]) -> list[Line]:
             since = {"nextToken": tokens[stream]} if stream in tokens else {}
             page = logs.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **since)
             found += [Line(event["timestamp"], host, event["message"].rstrip()) for event in page["events"]]
-            if tokens.get(stream) == page["nextForwardToken"] or not page["events"]:
-                break  # at the end, the token that was sent comes back
+            if tokens.get(stream) == page["nextForwardToken"]:
+                break  # the end: the token that was sent comes back; a page may be empty before it
             tokens[stream] = page["nextForwardToken"]
     return sorted(found, key=lambda line: line.at)
 
@@ -245,7 +251,9 @@ def fetch(name: str, region: str, target: Path | None = None) -> Path:
     s3, job = connect("s3", region), describe(name, connect("sagemaker", region))
     if job["TrainingJobStatus"] not in ENDED:
         raise UserError(f"{name} has no model yet, it is {job['TrainingJobStatus']}; python -m launch attach {name}")
-    uri = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "s3:///")
+    uri = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")
+    if not uri:
+        raise UserError(f"{name} left no model; see its log: python -m launch attach {name}")
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
@@ -253,8 +261,8 @@ def fetch(name: str, region: str, target: Path | None = None) -> Path:
             try:
                 s3.download_file(bucket, archive, f"{folder}/archive")
                 unpack(Path(folder, "archive"), Path(folder, into))
-            except (ClientError, ValueError) as error:
-                if isinstance(error, ClientError) and error.response["Error"]["Code"] not in ("404", "NoSuchKey"):
+            except ClientError as error:
+                if error.response["Error"]["Code"] not in ("404", "NoSuchKey"):
                     raise
                 if into == "model":
                     raise UserError(
@@ -286,7 +294,7 @@ def unpack(archive: Path, target: Path) -> None:
                     f"the model is larger than what is free on the disk of {target}; free some, or use --to"
                 )
             tar.extractall(target, members, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise UserError(f"the archive cannot be unpacked ({error}); fetch it again") from error
 
 

@@ -177,12 +177,13 @@ class _Body(io.BytesIO):
 
 @contextmanager
 def aws_errors() -> Iterator[None]:
-    """Turn what botocore raises into one sentence with its cure."""
+    """Turn what boto3 raises into one sentence with its cure."""
+    from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
-    except (BotoCoreError, ClientError) as error:
+    except (Boto3Error, BotoCoreError, ClientError) as error:
         raise UserError(explain(error)) from error
 
 

@@ -308,7 +308,7 @@ def test_following_a_job_to_its_end(aws, sent, monkeypatch):
 
     def later(seconds: float) -> None:
         monkeypatch.setattr("time.sleep", lambda _: log(aws, name, "algo-1", "the log's end comes late", at=3000))
-        log(aws, name, "algo-1", "step=1 epoch=1 train/loss=1.5", "test/accuracy 0.8123", at=1000)
+        log(aws, name, "algo-1", "epoch 3... lr=0.1.", "step=1 epoch=1 train/loss=1.5", "test/accuracy 0.8123", at=1000)
         log(aws, name, "algo-2", "[1,mpirank:8,algo-2]<stdout>:step=2 epoch=1 val/loss=0.5 [/red]", at=2000)
         sent.training_job_status = sent.secondary_status = "Completed"
         sent.training_time_in_seconds, sent.billable_time_in_seconds = 3661, 1220
@@ -331,6 +331,22 @@ def test_following_a_job_to_its_end(aws, sent, monkeypatch):
     assert "trained 1:01:01 and is billed 0:20:20 on 2 instances; spot saved 67%" in text
     assert "the log's end comes late" in text
     assert "epoch 1 of 6 · step 2 · train/loss 1.5" in follow.progress(outcome)
+
+
+def test_an_empty_page_is_not_the_logs_end(aws, sent, monkeypatch):
+    log(aws, sent.training_job_name, "algo-1", "one")
+    event, pages = {"timestamp": 1, "message": "two"}, []
+    for token, events in (("a", []), ("b", [event]), ("b", [])):
+        pages.append({"events": events, "nextForwardToken": token})
+    record(monkeypatch, GetLogEvents=pages)
+    lines = follow.new_lines(sent.training_job_name, aws.client("logs"), {})
+    assert [line.text for line in lines] == ["two"] and not pages
+
+
+def test_curves_need_steps():
+    outcome = follow.Outcome("x", lines=[follow.Line(0, "algo-1", "lr=0.1")])
+    with pytest.raises(UserError, match="no metrics that could be drawn"):
+        outcome.curves()
 
 
 def test_a_failed_job_shows_why_and_the_rank_that_failed_first(aws, sent, capsys):
@@ -485,12 +501,23 @@ def test_fetch_refuses_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
     assert not list((tmp_path / "models").iterdir()) and not list(tmp_path.glob("evil"))
 
 
-def test_fetch_without_a_model(aws, sent, tmp_path):
+def test_fetch_without_a_model(aws, sent, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="left no model at s3://language-id/"):
         follow.fetch(sent.training_job_name, REGION, tmp_path / "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(follow, "describe", lambda *_: {"TrainingJobStatus": "Failed"})
+        with pytest.raises(UserError, match="left no model; see its log"):
+            follow.fetch(sent.training_job_name, REGION, tmp_path / "x")
     sent.training_job_status = "InProgress"
     with pytest.raises(UserError, match="no model yet, it is InProgress"):
         follow.fetch(sent.training_job_name, REGION, tmp_path / "x")
+
+
+def test_an_upload_that_is_denied_is_said_in_a_sentence(aws, good, monkeypatch, capsys):
+    record(monkeypatch, PutObject=refusal("AccessDenied", "PutObject"))
+    monkeypatch.setattr("launch.job.load", lambda _: good)
+    assert main(["submit"]) == 1
+    assert "AccessDenied" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_command_from_submit_to_fetch(aws, good, tmp_path, monkeypatch, capsys):
