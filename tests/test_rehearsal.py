@@ -205,6 +205,8 @@ def test_ctrl_c_ends_everything(project: Project, words: Path) -> None:
     )
     child.expect("backend")  # the ranks have met
     child.sendintr()
+    time.sleep(0.5)
+    child.sendintr()  # as impatient people do, while the first one cleans up
     child.expect("every process of the rehearsal was ended")
     child.expect(pexpect.EOF)
     child.close()
@@ -219,6 +221,7 @@ def test_a_signal_ends_everything(number: signal.Signals, project: Project, word
     with (tmp_path / "log").open("w") as log:
         child = subprocess.Popen([*command, *options(words, 2)], cwd=project.path, stdout=log, stderr=log)
         while "toolkit" not in (tmp_path / "log").read_text():
+            assert child.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.1)
         child.send_signal(number)
         assert child.wait(timeout=20) == 130

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 STANDINS = Path(__file__).parent / "standins"
 MPI = ("smddp", "pytorchddp")  # launched by mpirun
+END = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows: no SIGHUP
 FLAGS: dict[
     str, dict[str, Any]
 ] = {  # the hyperparameters by which the toolkit knows its launcher, as the SDK and launch/ write them
@@ -226,13 +227,14 @@ def port() -> Iterator[int]:
         yield number
 
 
-def play(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> Iterator[tuple[Host, str]]:
+def play(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> Generator[tuple[Host, str], None, None]:
     """Start every host and yield its lines as they come, and ("", each 0.2 s); ends when all hosts have ended.
 
     Whatever happens, no process of the rehearsal is left when the iterator is closed.
     """
     lines: queue.Queue[tuple[Host, str]] = queue.Queue()
-    started = time.time()
+    readers: list[threading.Thread] = []
+    started = looked = time.time()
     try:
         for host in hosts:
             command = [sys.executable, "-m", "sagemaker_training.cli.train"]
@@ -249,25 +251,33 @@ def play(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> I
                 errors="replace",
                 start_new_session=True,  # Ctrl-C reaches the rehearsal, which then ends them in order
             )
-            threading.Thread(target=_read, args=(host, lines), daemon=True).start()
+            readers.append(threading.Thread(target=_read, args=(host, lines), daemon=True))
+            readers[-1].start()
         while True:
             try:
                 yield lines.get(timeout=0.2)
-                continue
             except queue.Empty:
                 yield hosts[0], ""
+            if time.time() < looked + 0.2:  # a host that never falls silent is looked at too
+                continue
+            looked = time.time()
             for host in hosts:
                 assert host.process
                 if host.exit_code is None and host.process.poll() is not None:
                     host.exit_code, host.ended_at = host.process.returncode, time.time()
             if all(host.exit_code is not None for host in hosts):
-                return
+                break
             failed = [host.ended_at for host in hosts if host.exit_code]
             late = time.time() > min([started + plan.timeout, *(at + plan.grace for at in failed)])
             if late:
                 for host in hosts:
-                    host.overdue = host.exit_code is None
+                    host.overdue |= host.exit_code is None
                 sweep(run)
+        sweep(run)  # whoever is left keeps the readers waiting
+        for reader in readers:
+            reader.join(5)
+        while not lines.empty():
+            yield lines.get()
     finally:
         sweep(run)
 
@@ -284,6 +294,7 @@ def sweep(run: Path) -> None:
     import psutil
 
     marker = str(run / "evidence")
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in END}  # or a second Ctrl-C cuts it short
 
     def ours() -> list[psutil.Process]:
         found = []
@@ -305,3 +316,5 @@ def sweep(run: Path) -> None:
         deadline = time.monotonic() + seconds
         while ours() and time.monotonic() < deadline:
             time.sleep(0.05)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
