@@ -5,9 +5,11 @@ over gloo on the CPU; then everything that has to hold across ranks is checked. 
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -45,7 +47,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data")
     parser.add_argument("--fail-rank", type=int, metavar="R", help="rank R raises in the middle of training")
     parser.add_argument("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
-    parser.add_argument("--timeout", type=float, default=1800, metavar="S", help="end after S seconds (default 1800)")
+    parser.add_argument("--timeout", type=_seconds, default=1800, metavar="S", help="end after so long (default 1800)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what each rank saw and every verdict")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the hosts' folders there")
     parser.add_argument("hyperparameters", nargs="*", metavar="-- --name value", help="hyperparameters of train.py")
@@ -56,6 +58,13 @@ def _count(text: str) -> int:
     value = int(text)
     if not 0 < value <= 64:
         raise argparse.ArgumentTypeError(f"{value} is not between 1 and 64")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 86400:
+        raise argparse.ArgumentTypeError(f"{value:g} is not between 0 and 86400")
     return value
 
 
@@ -70,7 +79,7 @@ def plan(args: argparse.Namespace) -> "Plan":
     from report import UserError
 
     own = args.source_dir.resolve() == ROOT / "src"
-    answers = job.load(args.job) if own or args.job.exists() else None
+    answers = job.load(args.job) if own or args.job != ROOT / "job.toml" or args.job.exists() else None
     distribution = args.distribution or "auto"
     if distribution == "auto":
         distribution = profiles.launcher(answers) if answers else "torch_distributed"
@@ -79,6 +88,11 @@ def plan(args: argparse.Namespace) -> "Plan":
     problem = ""
     if not (args.source_dir / "train.py").is_file():
         problem = f"--source-dir {args.source_dir} has no train.py; name the folder that holds your entry point"
+    elif (args.source_dir / "setup.py").exists():
+        problem = (
+            f"--source-dir {args.source_dir} has a setup.py, and SageMaker's toolkit would install it into this "
+            "environment; move it out of the folder, or rehearse a copy without it"
+        )
     elif distribution == "none" and processes > 1:
         problem = (
             f"--processes {processes}: without a launcher SageMaker starts one process per host; use --processes 1"
@@ -90,14 +104,14 @@ def plan(args: argparse.Namespace) -> "Plan":
     for name, rank in (("--fail-rank", args.fail_rank), ("--kill-rank", args.kill_rank)):
         if rank is not None and not 0 <= rank < hosts * processes:
             problem = f"{name} {rank} is none of the ranks 0 to {hosts * processes - 1}"
-    if args.json and not os.access(args.json.parent, os.W_OK):
+    if args.json and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK)):
         problem = f"--json {args.json} cannot be written; name a file in a folder that is yours"
-    if args.keep and args.keep.exists():
-        problem = f"--keep {args.keep} exists; name a new folder"
+    if args.keep and (args.keep.exists() or not os.access(args.keep.parent, os.W_OK)):
+        problem = f"--keep {args.keep} exists or cannot be made; name a new folder in one that is yours"
     image = profiles.profile(dataclasses.replace(answers, distribution=distribution)) if answers else None
     channels = dict(channel.partition("=")[::2] for channel in args.channel)
     for name, folder in channels.items():
-        if not Path(folder).is_dir():
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not folder or not Path(folder).is_dir():
             problem = f"--channel {name}={folder}: no such folder; write NAME=DIR"
     if problem:
         raise UserError(problem)
@@ -166,9 +180,13 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
     cast = hosts.lay_out(plan, run)
     started = time.time()
     spinner = Spinner("dots")
-    with hosts.port() as port, Live(spinner, console=console, refresh_per_second=4, transient=True) as live:
+    with (
+        hosts.port() as port,
+        contextlib.closing(hosts.play(plan, run, cast, port, mpirun)) as play,
+        Live(spinner, console=console, refresh_per_second=4, transient=True) as live,
+    ):
         live.console.print(f"{title}; stand-ins: {', '.join(standins)}; port {port}", style="bold")
-        for host, line in hosts.play(plan, run, cast, port, mpirun):
+        for host, line in play:
             ended = sum(other.exit_code is not None for other in cast)
             spinner.update(text=f"{time.time() - started:.0f} s, {ended} of {plan.hosts} hosts ended")
             if line:
@@ -220,13 +238,16 @@ def _table(console: Any, title: str, verdicts: "list[Check]") -> None:
 def main(argv: list[str]) -> int:
     args = parse(argv)
     sys.path.insert(0, str(ROOT / "src"))
+    from rehearsal.hosts import END
     from report import UserError
 
     def interrupted(*_: object) -> None:
+        for number in END:
+            signal.signal(number, signal.SIG_IGN)  # cleaning up takes seconds; a second Ctrl-C would cut it short
         raise KeyboardInterrupt
 
-    for name in ("SIGTERM", "SIGHUP"):
-        signal.signal(getattr(signal, name), interrupted)
+    for number in END:
+        signal.signal(number, interrupted)
     run: Path | None = None
     try:
         made = plan(args)
@@ -239,7 +260,8 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"error: {error}; a rehearsal needs a temporary folder that it can write to (TMPDIR)", file=sys.stderr)
+        hint = "" if run else "; a rehearsal needs a temporary folder that it can write to (TMPDIR)"
+        print(f"error: {error}{hint}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; every process of the rehearsal was ended", file=sys.stderr)

@@ -60,6 +60,21 @@ def test_port_is_never_shared() -> None:
         assert one != other
 
 
+def test_a_host_that_never_falls_silent_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    plan = Plan(1, 1, "torch_distributed", _stranger(source), timeout=1)
+    run = tmp_path / "run"
+    cast = hosts.lay_out(plan, run)
+    chatter = tmp_path / "chatter"
+    chatter.write_text("#!/bin/sh\nwhile sleep 0.05; do echo said; done\n")
+    chatter.chmod(0o755)
+    monkeypatch.setattr(hosts.sys, "executable", str(chatter))
+    started = time.monotonic()
+    said = [line for _, line in hosts.play(plan, run, cast, 7777, False) if line]
+    assert said[0] == "said" and cast[0].overdue and time.monotonic() - started < 10
+
+
 def test_help_answers_at_once() -> None:
     started = time.perf_counter()
     said = subprocess.run([sys.executable, "-m", "rehearsal", "--help"], cwd=ROOT, capture_output=True, text=True)
@@ -73,7 +88,11 @@ def test_help_answers_at_once() -> None:
         (["--distribution", "none", "--processes", "2"], ["--processes 2", "--processes 1"]),
         (["--hosts", "2", "--processes", "2", "--kill-rank", "4"], ["--kill-rank 4", "0 to 3"]),
         (["--channel", "training=/nowhere"], ["training=/nowhere"]),
+        (["--channel", "training"], ["--channel training=", "NAME=DIR"]),
+        (["--channel", "=/"], ["--channel =/", "NAME=DIR"]),
+        (["--job", "/nowhere.toml"], ["/nowhere.toml cannot be read"]),
         (["--json", "/nowhere/report.json"], ["/nowhere/report.json", "cannot be written"]),
+        (["--json", "/"], ["--json /", "cannot be written"]),
         (["--keep", "/"], ["--keep /", "exists"]),
         (["--", "epochs", "1"], ["'epochs'", "--name value"]),
         (["--", "--epochs"], ["'--epochs'"]),
@@ -82,13 +101,19 @@ def test_help_answers_at_once() -> None:
 def test_a_mistake_is_one_sentence(argv: list[str], words: list[str], tmp_path: Path) -> None:
     source = [] if "--source-dir" in argv else ["--source-dir", str(_stranger(tmp_path))]
     with pytest.raises(UserError) as error:
-        entry.plan(entry.parse([*source, "--job", str(tmp_path / "none.toml"), *argv]))
+        entry.plan(entry.parse([*source, *argv]))
     assert all(word in str(error.value) for word in words)
 
 
 def _stranger(folder: Path) -> Path:
     (folder / "train.py").write_text("")
     return folder
+
+
+def test_what_the_toolkit_would_install_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").touch()
+    with pytest.raises(UserError, match="toolkit would install it"):
+        entry.plan(entry.parse(["--source-dir", str(_stranger(tmp_path))]))
 
 
 def test_hyperparameters_after_two_dashes() -> None:
