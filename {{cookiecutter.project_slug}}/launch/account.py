@@ -1,7 +1,9 @@
 """What is wrong with a job in this AWS account: read-only questions to IAM, EC2, S3, quotas and prices."""
 
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 from functools import partial
+from ipaddress import ip_network
 from typing import Any
 
 from launch import profiles, request
@@ -57,15 +59,18 @@ def role(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Finding
     name = job.role.rpartition("/")[2] or session_role.split("/")[0]
     iam = client("iam")
     try:
-        policy = iam.get_role(RoleName=name)["Role"]["AssumeRolePolicyDocument"]
+        found = iam.get_role(RoleName=name)["Role"]
     except iam.exceptions.NoSuchEntityException:
         yield error("role", f"{name} does not exist in account {account}", "create it, or mend the name")
         return
-    allowed = [s for s in listed(policy["Statement"]) if s["Effect"] == "Allow" and isinstance(s["Principal"], dict)]
+    if job.role.startswith("arn:") and job.role != found["Arn"]:  # a path, such as service-role/, is part of it
+        yield error("role", f"there is no {job.role}", f"{name} is {found['Arn']}")
+        return
     services = [
         service
-        for statement in allowed
-        if "sts:AssumeRole" in listed(statement["Action"])
+        for statement in listed(found["AssumeRolePolicyDocument"]["Statement"])
+        if statement["Effect"] == "Allow" and isinstance(statement.get("Principal"), dict)
+        if any(fnmatch("sts:assumerole", action.lower()) for action in listed(statement.get("Action", [])))
         for service in listed(statement["Principal"].get("Service", []))
     ]
     if "sagemaker.amazonaws.com" not in services:
@@ -73,7 +78,10 @@ def role(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Finding
 
 
 def vpc(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Finding]:
-    """Hosts can reach each other: one VPC, one zone for EFA, and groups that let themselves in and out."""
+    """Hosts can reach each other: one VPC, one zone for EFA, and a group that lets them in and out.
+
+    Every host is in all groups, and what one of these lets through is let through.
+    """
     from botocore.exceptions import ClientError
 
     if not (job.network.subnets and job.network.security_groups):
@@ -98,23 +106,20 @@ def vpc(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Finding]
     if len(zones) > 1 and efa:
         problem = f"{len(zones)} zones ({', '.join(zones)}), and EFA of {job.instance_type} works within one"
         yield error("network.subnets", problem, "keep the subnets of one zone")
-    for group in groups:
-        for way, rules in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
-            if not any(opens(rule, group["GroupId"], efa) for rule in group[rules]):
-                problem = (
-                    f"{group['GroupId']} has no {way} rule that lets its members reach each other: the job would hang"
-                )
-                yield error(
-                    "network.security_groups", problem, f"add one: {way}, all traffic, to and from the group itself"
-                )
+    names, places = [group["GroupId"] for group in groups], [subnet["CidrBlock"] for subnet in subnets]
+    for way, rules in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
+        if not any(opens(rule, names, places, efa) for group in groups for rule in group[rules]):
+            problem = f"{', '.join(names)} has no {way} rule that lets hosts reach each other: the job would hang"
+            yield error("network.security_groups", problem, f"add one: {way}, all traffic, with the group itself")
 
 
-def opens(rule: dict[str, Any], group: str, efa: bool) -> bool:
-    """Whether a rule lets the group's members through. EFA wants the group named; elsewhere 0.0.0.0/0 will do."""
-    named = any(pair.get("GroupId") == group for pair in rule.get("UserIdGroupPairs", []))
-    everyone = any(block["CidrIp"] == "0.0.0.0/0" for block in rule.get("IpRanges", []))
+def opens(rule: dict[str, Any], groups: list[str], places: list[str], efa: bool) -> bool:
+    """Whether a rule lets the hosts through. EFA wants a group named; elsewhere the subnets' addresses will do."""
+    named = any(pair.get("GroupId") in groups for pair in rule.get("UserIdGroupPairs", []))
+    blocks = [ip_network(block["CidrIp"]) for block in rule.get("IpRanges", [])]
+    covered = all(any(ip_network(place).subnet_of(block) for block in blocks) for place in places)  # type: ignore[arg-type]
     ports = rule["IpProtocol"] == "tcp" and (rule["FromPort"], rule["ToPort"]) == (0, 65535)
-    return (named or (everyone and not efa)) and (rule["IpProtocol"] == "-1" or (ports and not efa))
+    return (named or (covered and not efa)) and (rule["IpProtocol"] == "-1" or (ports and not efa))
 
 
 def buckets(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Finding]:
@@ -145,7 +150,7 @@ def buckets(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Find
         if region != job.region:
             yield error(key, f"bucket {name} is in {region}, the job in {job.region}", "take one in the job's region")
         elif key.startswith("channels."):
-            page = s3.list_objects_v2(Bucket=name, Prefix=prefix, MaxKeys=10)
+            page = s3.list_objects_v2(Bucket=name, Prefix=prefix)
             if not any(item["Size"] for item in page.get("Contents", [])):
                 yield error(key, f"there is no data at {uri}", "upload it, or mend the address")
 

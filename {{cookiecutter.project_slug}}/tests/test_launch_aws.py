@@ -80,6 +80,7 @@ def test_nothing_stands_against_a_good_job(aws, good):
         ("", "role: empty, and these credentials are a user's"),
         ("nobody", "role: nobody does not exist in account 123456789012"),
         ("arn:aws:iam::999999999999:role/training", "role: it is in account 999999999999"),
+        (f"arn:aws:iam::{ACCOUNT}:role/service-role/training", f"training is arn:aws:iam::{ACCOUNT}:role/training"),
         ("lambda", "role: lambda does not trust SageMaker"),
     ],
 )
@@ -125,6 +126,27 @@ def test_security_groups_let_their_members_reach_each_other_both_ways(aws, good)
     assert len(findings(replace(job, instance_type="ml.g5.xlarge"))) == 2  # no EFA: the open outbound rule will do
     open_to_itself(aws, group)
     assert findings(job) == []
+
+
+def test_one_of_several_groups_or_without_efa_the_subnets_addresses_will_do(aws, good):
+    subnet, bare = network(aws)
+    ec2 = aws.client("ec2")
+    vpc = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
+    group = ec2.create_security_group(GroupName="h", Description="h", VpcId=vpc)["GroupId"]
+    open_to_itself(aws, group)
+    assert findings(replace(good, network=Network([subnet], [bare, group]))) == []
+    for block, works in (("10.9.0.0/16", False), ("10.0.0.0/8", True)):
+        rule = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": block}]}]
+        ec2.authorize_security_group_ingress(GroupId=bare, IpPermissions=rule)
+        found = findings(replace(good, network=Network([subnet], [bare]), instance_type="ml.g5.xlarge"))
+        assert any("inbound" in line for line in found) != works
+        assert any("inbound" in line for line in findings(replace(good, network=Network([subnet], [bare]))))
+
+
+def test_a_trust_policy_with_a_wildcard_will_do(aws, good):
+    policy = json.dumps({"Version": "2012-10-17", "Statement": TRUST | {"Action": "sts:*"}})
+    aws.client("iam").create_role(RoleName="wild", AssumeRolePolicyDocument=policy)
+    assert findings(replace(good, role="wild")) == []
 
 
 def test_subnets_in_one_vpc_and_for_efa_in_one_zone(aws, good):
