@@ -163,7 +163,8 @@ class Watch(pl.Callback):
             if len(late) == len(latest) > 1:
                 named = ["no rank goes on, and all are in one place: look at the network between the hosts"]
             else:
-                named = [f"{self.here.name(r)} stopped taking part {b['idle']:.0f} s ago" for r, b in late.items()]
+                ago = {rank: beat["idle"] + now - latest[rank][1] for rank, beat in late.items()}
+                named = [f"{self.here.name(rank)} stopped taking part {s:.0f} s ago" for rank, s in ago.items()]
         else:
             return ""
         doing = [f"rank {rank} was in {beat['at']}" for rank, beat in sorted(beats.items())[:8]]
