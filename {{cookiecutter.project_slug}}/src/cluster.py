@@ -114,7 +114,7 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
                 f"{name}={found} contradicts {rank_name}={rank} with {local_world} processes per host, by which it is "
                 f"{expected}; number the ranks host by host, in the order of SM_HOSTS."
             )
-    if num_nodes > 1 and not hosts and "MASTER_ADDR" not in env:
+    if num_nodes > 1 and not hosts and not env.get("MASTER_ADDR"):
         raise ClusterError(
             f"{world_name}={world} spans {num_nodes} hosts, but MASTER_ADDR is unset; set it to rank 0's host."
         )

@@ -266,7 +266,7 @@ def _meet(here: Cluster, seconds: float) -> torch.distributed.Store:
             raise ClusterError(f"{here.name(0)} did not come and answer at {address} {late}.")
         time.sleep(0.2)
     try:
-        store = torch.distributed.TCPStore(
+        server = torch.distributed.TCPStore(
             here.main_address,
             here.main_port,
             is_master=keeper,
@@ -278,24 +278,24 @@ def _meet(here: Cluster, seconds: float) -> torch.distributed.Store:
         if re.search("EADDRINUSE|already in use", str(error)):
             raise ClusterError(f"MASTER_PORT={here.main_port} is taken on {address}; end what listens there.") from None
         raise ClusterError(f"{here.name(0)} did not come and answer at {address} {late}.") from None
-    prefix = f"meet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    keys = [f"{prefix}/{rank}" for rank in range(here.world_size)]
+    store = torch.distributed.PrefixStore(_attempt(), server)
+    keys = [f"meet/{rank}" for rank in range(here.world_size)]
     try:
         store.set(keys[here.rank], json.dumps(_card(here)))
         while not store.check(keys):
-            if time.monotonic() > deadline and not store.check([f"{prefix}/missing"]):
+            if time.monotonic() > deadline and not store.check(["meet/missing"]):
                 missing = [here.name(rank) for rank, key in enumerate(keys) if not store.check([key])]
-                store.set(f"{prefix}/missing", ", ".join(missing))
-            if store.check([f"{prefix}/missing"]):
-                text = store.get(f"{prefix}/missing").decode()
+                store.set("meet/missing", ", ".join(missing))
+            if store.check(["meet/missing"]):
+                text = store.get("meet/missing").decode()
                 time.sleep(1)  # for the others to read it, before rank 0 goes and takes the store along
                 raise ClusterError(f"{text} did not come {late}.")
             time.sleep(0.1)
         cards = [json.loads(store.get(key)) for key in keys]
-        read = store.add(f"{prefix}/read", 1)
+        read = store.add("meet/read", 1)
         while keeper and read < here.world_size and time.monotonic() < deadline:  # or it could take the store along
             time.sleep(0.05)
-            read = store.add(f"{prefix}/read", 0)
+            read = store.add("meet/read", 0)
     except torch.distributed.DistError:
         raise ClusterError(f"{here.name(0)} left while the ranks met; see its log.") from None
     for rank, card in enumerate(cards):
@@ -307,6 +307,11 @@ def _meet(here: Cluster, seconds: float) -> torch.distributed.Store:
     if here.rank == 0:
         _print_table(cards, here.launcher)
     return store
+
+
+def _attempt() -> str:
+    """Goes before every key: torchrun's agent keeps the store, with what was said there, from a restart to the next."""
+    return f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _answers(address: str, port: int) -> bool:
@@ -422,9 +427,8 @@ def agree(flag: bool) -> bool:
 def another_store() -> torch.distributed.Store:
     """A connection of its own to where the ranks met, for a thread: a call on a connection waits for the one before."""
     here = cluster()
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = torch.distributed.TCPStore(here.main_address, here.main_port, is_master=False, wait_for_workers=False)
-    return torch.distributed.PrefixStore(f"watch/{attempt}", store)
+    return torch.distributed.PrefixStore(f"{_attempt()}/watch", store)
 
 
 def from_rank_0(key: str, make: Callable[[], str]) -> str:
@@ -435,7 +439,6 @@ def from_rank_0(key: str, make: Callable[[], str]) -> str:
     """
     if _store is None:
         return make()
-    key = f"{key}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     if get_global_rank() == 0:
         _store.set(key, make())
     return _store.get(key).decode()

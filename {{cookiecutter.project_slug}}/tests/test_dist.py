@@ -110,6 +110,7 @@ REFUSED = {
     "host contradicts": (torchrun(1, 2, 1, SM_HOSTS=TWO, SM_CURRENT_HOST="algo-1"), ["SM_CURRENT_HOST=algo-1"]),
     "smddprun contradicts": (mpirun(1, 2, 2, RANK="0"), ["RANK=0", "OMPI_COMM_WORLD_RANK=1"]),
     "where to meet": (mpirun(0, 2, 1), ["MASTER_ADDR is unset"]),
+    "where to meet, empty": (mpirun(0, 2, 1, MASTER_ADDR=""), ["MASTER_ADDR is unset"]),
     "port": (torchrun(0, 2, 2, MASTER_PORT="99999"), ["MASTER_PORT=99999", "65535"]),
     "params": (mpirun(0, 2, 2, SM_FRAMEWORK_PARAMS="[1]"), ["SM_FRAMEWORK_PARAMS=[1]"]),
     "torch was replaced": ({"SM_DLC_TORCH_VERSION": "2.5.1+cu124"}, ["2.5.1+cu124", "2.13.0+cpu", "requirements.txt"]),
