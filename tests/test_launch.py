@@ -167,12 +167,26 @@ def test_notebook_is_clean(project: Project) -> None:
         assert len(cell.source.splitlines()) <= 20
 
 
+def test_notebook_sends_nothing_that_preflight_refuses(tmp_path: Path) -> None:
+    project = bake(tmp_path, **ONE_GPU)
+    job = project.path / "job.toml"
+    job.write_text(job.read_text(encoding="utf-8").replace("volume_gb = 100", "volume_gb = 0"), encoding="utf-8")
+    with pytest.raises(nbclient.exceptions.CellExecutionError) as raised:
+        run_notebook(project, {}, **NO_AWS)
+    assert "error: volume_gb = 0 is not what it has to be" in str(raised.value) and "File" not in str(raised.value)
+    text = job.read_text(encoding="utf-8").replace("volume_gb = 0", "volume_gb = 100")
+    job.write_text(text.replace("keep_alive_s = 0", "keep_alive_s = 21601"), encoding="utf-8")
+    play_nothing = {"preflight.rehearsal(job)": "preflight.rehearsal = lambda _: ['true']"}
+    cells = run_notebook(project, play_nothing, **NO_AWS, PIP_NO_INDEX="1")
+    assert "error: preflight refuses this job" in said(cells, "PyTorch(")
+
+
 def test_notebook_without_aws(small: Project) -> None:
     """It goes as far as somebody without an account can go, and says so in a sentence."""
     cells = run_notebook(small, {}, **NO_AWS)
     assert "2 × ml.g5.xlarge, torch_distributed, torch 2.13.0 on Python 3.12; 2 ranks" in said(cells, "load()")
     assert "skipped AWS: no credentials here" in said(cells, "preflight.run")
-    assert "held" in said(cells, "-m rehearsal")
+    assert "held" in said(cells, "preflight.rehearsal")
     assert "pytorch:2.13-cu133-amzn2023-sagemaker" in said(cells, "request.dry_run")
     for text in ("PyTorch(", "follow.follow", "follow.fetch"):
         assert "error: there are no AWS credentials here" in said(cells, text)

@@ -91,7 +91,7 @@ def preflight(options: argparse.Namespace) -> int:
         print(account.ceiling(job, offline=options.offline))
     print("refused: mend the errors above" if refused else "nothing stands against it")
     if options.rehearse and job and not refused:
-        return subprocess.run(checks.rehearsal(job), cwd=ROOT).returncode
+        return subprocess.run(checks.rehearsal(job, options.job), cwd=ROOT).returncode
     return int(refused)
 
 

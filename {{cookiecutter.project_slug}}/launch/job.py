@@ -21,6 +21,10 @@ class JobError(UserError):
         super().__init__("\n".join(problems))
         self.problems = problems
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of a stack trace (IPython looks for this name)."""
+        return [f"error: {problem}" for problem in self.problems]
+
 
 @dataclass(frozen=True)
 class Spot:

@@ -20,6 +20,7 @@ from launch.job import Job
 from report import UserError
 
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
+REQUIREMENTS = SRC / "requirements.txt"
 MAX_SOURCE_MB = 50  # ample for code; every host downloads and unpacks it before training
 
 SECRET = re.compile(r"AKIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|\b(hf_|gh[pousr]_|sk-)[A-Za-z0-9_-]{30,}")
@@ -67,11 +68,17 @@ def run(job: Job, *, offline: bool = False) -> list[Finding]:
 
 def quick(job: Job) -> list[Finding]:
     """What takes no network and less than a second; `submit` sends nothing that does not pass it."""
-    return [*cluster(job), *limits(job), *consistency(job), *hyperparameters(job), *source()]
+    return [*cluster(job), *limits(job), *consistency(job), *hyperparameters(job), *source(), *named_torch(job)]
 
 
 def refused(findings: Iterable[Finding]) -> bool:
     return any(finding.level == "error" for finding in findings)
+
+
+def has_to_stand(findings: Iterable[Finding]) -> None:
+    """Raises UserError if there is an error among the findings: what is refused is not sent."""
+    if refused(findings):
+        raise UserError("preflight refuses this job; mend what it calls an error, and begin again from the top")
 
 
 def cluster(job: Job, *, today: date | None = None) -> Iterator[Finding]:
@@ -264,7 +271,8 @@ def source(folder: Path = SRC) -> Iterator[Finding]:
             yield error(name, "is a link, which leads nowhere in the container", "put the file itself there")
         elif path.is_file():
             size += path.stat().st_size
-            text = path.read_text(encoding="utf-8", errors="replace") if path.stat().st_size < 2_000_000 else ""
+            small = path.stat().st_size <= MAX_SOURCE_MB * 2**20  # more is refused below
+            text = path.read_text(encoding="utf-8", errors="replace") if small else ""
             if SECRET_FILE.fullmatch(path.name) or SECRET.search(text):
                 yield error(name, "looks like a secret, and would be uploaded", "move it out of src/")
             elif DATA_FILE.fullmatch(path.name):
@@ -277,16 +285,24 @@ def source(folder: Path = SRC) -> Iterator[Finding]:
         )
 
 
-def requirements(job: Job, path: Path = SRC / "requirements.txt") -> Iterator[Finding]:
+def named_torch(job: Job, path: Path = REQUIREMENTS) -> Iterator[Finding]:
+    """A line of requirements.txt that asks for what the image brings."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        if NOT_TO_REPLACE.match(re.split(r"[^\w-]", line.strip())[0].replace("_", "-")):
+            problem = f'"{line.strip()}" would replace {images_torch(job)}'
+            yield error(f"{path.parent.name}/{path.name}", problem, "remove that line: the image brings it")
+
+
+def images_torch(job: Job) -> str:
+    profile = profiles.profile(job)
+    return f"the image's torch {profile.torch if profile else ''}, and with it CUDA, NCCL, EFA and SMDDP"
+
+
+def requirements(job: Job, path: Path = REQUIREMENTS) -> Iterator[Finding]:
     """Whether `pip install -r requirements.txt` in the image leaves the image's torch alone: pip's resolver says."""
     key, profile = f"{path.parent.name}/{path.name}", profiles.profile(job)
-    if not path.is_file():
+    if not path.is_file() or refused(named_torch(job, path)):
         return
-    lost = f"the image's torch {profile.torch if profile else ''}, and with it CUDA, NCCL, EFA and SMDDP"
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if NOT_TO_REPLACE.match(re.split(r"[^\w-]", line.strip())[0]):
-            yield error(key, f'"{line.strip()}" would replace {lost}', "remove that line: the image brings it")
-            return
     if profile is None:
         yield skipped(key, "not resolved: the image's versions are not known", "see that it does not replace torch")
         return
@@ -306,9 +322,8 @@ def requirements(job: Job, path: Path = SRC / "requirements.txt") -> Iterator[Fi
                 if any(re.match(rf"{item['name']}\b", r) for r in i.get("requires_dist", []))
             ]
             by = f", as {wants[0]} asks," if wants else ""
-            yield error(
-                key, f"{item['name']} {item['version']}{by} would replace {lost}", "pin what takes the image's torch"
-            )
+            problem = f"{item['name']} {item['version']}{by} would replace {images_torch(job)}"
+            yield error(key, problem, "pin what takes the image's torch")
             return
 
 
@@ -362,13 +377,13 @@ def summary(job: Job) -> str:
     return line
 
 
-def rehearsal(job: Job) -> list[str]:
-    """The command that plays the job on this machine for some steps, with at most two hosts of two processes."""
+def rehearsal(job: Job, path: Path = ROOT / "job.toml") -> list[str]:
+    """The command that plays the job of `path` here for some steps, with at most two hosts of two processes."""
     hosts, processes = min(job.instance_count, 2), min(profiles.gpus(job.instance_type) or 1, 2)
     short = {**job.hyperparameters, "epochs": 1, "max_steps": 50}
     options = [f"--{key}={value}" for key, value in short.items()]
     command = [sys.executable, "-m", "rehearsal", "--hosts", str(hosts), "--processes", str(processes)]
-    return [*command, "--distribution", profiles.launcher(job), "--", *options]
+    return [*command, "--distribution", profiles.launcher(job), "--job", str(path.resolve()), "--", *options]
 
 
 def shape(name: str) -> Any:
