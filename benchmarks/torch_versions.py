@@ -44,6 +44,8 @@ def main(wanted: list[str]) -> int:
     sys.path.insert(0, str(project))
     from launch.profiles import PROFILES
 
+    if unknown := set(wanted) - set(PROFILES):
+        sys.exit(f"error: {', '.join(sorted(unknown))} is no image profile; known are {', '.join(PROFILES)}")
     failed = 0
     for profile in (PROFILES[name] for name in wanted or PROFILES):
         python = interpreter(profile.python)
