@@ -19,6 +19,7 @@ WIRES = {  # wire: launcher, the check that has to fail, and a word of its detai
     "collective-averages": ("torch_distributed", "hosts-succeeded", "all-reduce over 2 ranks gave 1.5 to 1.5"),
     "weights-drift": ("torch_distributed", "weights-identical", "on ranks [1]"),
     "metrics-not-reduced": ("pytorchddp", "metrics-identical", "test/loss"),
+    "every-rank-saves-safetensors": ("pytorchddp", "one-writer", "rank 1 wrote"),
     "every-rank-saves": ("pytorchddp", "one-writer", "rank 1 wrote"),
     "every-rank-alone": ("torch_distributed", "world-size", "1 on 2 ranks; expected 2"),
 }

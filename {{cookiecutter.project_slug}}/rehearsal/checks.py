@@ -14,6 +14,7 @@ from typing import Any
 from rehearsal.hosts import Host, Plan
 
 Rank = dict[str, Any]
+FOR_ALL = "for all nodes"  # how the witness marks prepare_data_per_node=False: rank 0 alone calls it
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,16 @@ def _prepare_data(plan: Plan, ranks: list[Rank]) -> Check:
     for leader in leaders:
         calls: Counter[str] = Counter(leader["prepare_data"])
         wrong += [f"rank {leader['rank']} called {what} {n} times" for what, n in calls.items() if n > 1]
-    per_node = [leader["prepare_data"] for leader in leaders]
-    if any(calls != per_node[0] for calls in per_node) and any(
-        per_node[1:]
-    ):  # only node 0: prepare_data_per_node=False
+    per_node = [[what for what in leader["prepare_data"] if not what.endswith(FOR_ALL)] for leader in leaders]
+    if any(calls != per_node[0] for calls in per_node):
         wrong.append(f"calls differ between nodes: {per_node}")
-    return _check("prepare-data-once-per-node", not wrong, "; ".join(wrong) or ", ".join(per_node[0]))
+    wrong += [
+        f"rank {leader['rank']} called {what}"
+        for leader in leaders
+        for what in leader["prepare_data"]
+        if what.endswith(FOR_ALL) and leader["rank"] != 0
+    ]
+    return _check("prepare-data-once-per-node", not wrong, "; ".join(wrong) or ", ".join(leaders[0]["prepare_data"]))
 
 
 def _same(name: str, ranks: list[Rank], key: str) -> Check:
@@ -144,12 +149,15 @@ def _same(name: str, ranks: list[Rank], key: str) -> Check:
         values.setdefault(json.dumps(rank.get(key)), []).append(rank["rank"])
     if not ranks or "null" in values:
         return _check(name, False, f"ranks {values.get('null', 'all')} ended before there were any")
+    if set(values) == {"{}"}:
+        return Check(name, "skipped", "none was logged in validation or test")
     if key == "weights":
         said = "; ".join(f"{value.strip(chr(34))} on ranks {found}" for value, found in values.items())
     elif len(values) == 1:
         said = ", ".join(f"{metric} {value:.4f}" for metric, value in ranks[0][key].items())
     else:
-        differing = [m for m in ranks[0][key] if len({rank[key].get(m) for rank in ranks}) > 1]
+        every = sorted({metric for rank in ranks for metric in rank[key]})
+        differing = [m for m in every if len({str(rank[key].get(m)) for rank in ranks}) > 1]
         said = "; ".join(f"{m}: {[rank[key].get(m) for rank in ranks]}" for m in differing)
     return _check(name, len(values) == 1, said)
 

@@ -5,6 +5,7 @@ rehearsed code neither knows nor needs to know. `--fail-rank` and `--kill-rank` 
 """
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import json
@@ -90,7 +91,8 @@ class Witness(Callback):
         def prepare_data(module: Any, *args: Any, **kwargs: Any) -> Any:
             trainer = getattr(module, "trainer", None)
             run = trainer.state.fn.value if trainer and trainer.state.fn else "no run"
-            self.seen["prepare_data"].append(f"{type(module).__name__}.prepare_data in {run}")
+            nodes = "" if getattr(module, "prepare_data_per_node", True) else " for all nodes"
+            self.seen["prepare_data"].append(f"{type(module).__name__}.prepare_data in {run}{nodes}")
             return original(module, *args, **kwargs)
 
         kind.prepare_data = prepare_data  # type: ignore[attr-defined]
@@ -121,11 +123,27 @@ class Witness(Callback):
             return save(obj, f, *args, **kwargs)
 
         torch.save = noted  # type: ignore[assignment]
+        with contextlib.suppress(ImportError):
+            import safetensors.torch as safetensors  # writes from Rust
+
+            serialize = safetensors.serialize_file
+
+            def noted_too(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+                note(filename)
+                return serialize(tensors, filename, *args, **kwargs)
+
+            safetensors.serialize_file = noted_too
 
     def save(self) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.seen["memory_mb"] = round(peak / (2**20 if sys.platform == "darwin" else 2**10))
         self.path.write_text(json.dumps(self.seen))
+
+
+@functools.cache
+def witness() -> Witness:
+    """One for all Trainers of a process."""
+    return Witness()
 
 
 def _subclasses(kind: type) -> set[type]:
