@@ -49,6 +49,35 @@ def test_a_rank_that_does_not_come_is_named_in_time(absent: int | None, host: st
         assert "Traceback" not in text and int(text.split()[-2]) <= 16, text
 
 
+RESTARTED = """
+import os, time
+import dist
+with dist.session() as cluster:
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if cluster.rank == 1:
+            raise ValueError("the first attempt's")
+        time.sleep(60)  # torchrun ends it
+    elif cluster.rank == 1:
+        time.sleep(8)  # says nothing
+    else:
+        print("cause:", dist._cause(cluster, RuntimeError("gloo: Connection closed by peer")), flush=True)
+"""
+
+
+def test_a_restart_does_not_hear_of_the_attempt_before(project: Project, tmp_path: Path) -> None:
+    """torchrun's agent keeps the store from one attempt to the next."""
+    script = tmp_path / "restarted.py"
+    script.write_text(RESTARTED)
+    options = ["--nproc_per_node", "2", "--max_restarts", "1", "--master_port", "7831"]
+    said = project.run(
+        *("python", "-m", "torch.distributed.run", *options, str(script)),
+        PYTHONPATH=str(project.path / "src"),
+        CUDA_VISIBLE_DEVICES="",
+        DIST_MEET_SECONDS="60",
+    )
+    assert "cause: rank 1 on host localhost ended without a word" in said.stdout, said.stdout
+
+
 CONTRACT = """
 import sys, torch, torch.distributed as dist
 import smdistributed.dataparallel.torch.torch_smddp
@@ -61,6 +90,10 @@ def refused(call):
     else:
         sys.exit(f"{call} was let through")
 refused(lambda: dist.init_process_group("smddp", store=store, rank=0, world_size=1, device_id=torch.device("cuda:0")))
+refused(lambda: dist.init_process_group("cpu:gloo,cuda:smddp", store=store, rank=0, world_size=1))
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+refused(lambda: dist.new_group(backend="smddp"))
+dist.destroy_process_group()
 dist.init_process_group("smddp", store=store, rank=0, world_size=1)
 x = torch.ones(2)
 for op in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):

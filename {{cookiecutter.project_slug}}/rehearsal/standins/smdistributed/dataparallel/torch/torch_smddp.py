@@ -78,15 +78,18 @@ def _guarded(function: Any, objection: Any) -> Any:
 
 def _second_group(args: Any, kwargs: Any) -> str | None:
     running = dist.is_initialized() and dist.get_backend() == "smddp"
-    return "a second process group, new_group()" if running else None
+    asked = str(kwargs.get("backend", args[2] if len(args) > 2 else "")).lower()
+    return "a second process group, new_group()" if running or "smddp" in asked else None
 
 
-def _device_id(args: Any, kwargs: Any) -> str | None:
-    backend = args[0] if args else kwargs.get("backend")
+def _not_alone(args: Any, kwargs: Any) -> str | None:
+    backend = str(args[0] if args else kwargs.get("backend")).lower()
+    if "smddp" in backend and backend != "smddp":
+        return f"another backend beside it, {backend}"
     return "device_id" if backend == "smddp" and kwargs.get("device_id") is not None else None
 
 
 dist.Backend.register_backend("smddp", StandIn, devices=["cpu", "cuda"])
 for module in (dist, dist.distributed_c10d):
-    for name, objection in (("new_group", _second_group), ("init_process_group", _device_id)):
+    for name, objection in (("new_group", _second_group), ("init_process_group", _not_alone)):
         setattr(module, name, _guarded(getattr(module, name), objection))
