@@ -72,8 +72,9 @@ def inside(run: Path) -> int:
             [*UNSHARE[:1], "--uts", *UNSHARE[1:], "sh", "-ec", HOST], env=env, stdout=log, stderr=log
         )
         children.append(child)
-        time.sleep(0.3)  # until its namespace is there
-        pid = Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()[0]
+        born = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        while not (pid := born.read_text().strip()) and child.poll() is None:
+            time.sleep(0.05)  # its child is born in its namespaces
         link = f"ip link add v{i} type veth peer name eth0 netns {pid}; ip link set v{i} master br0 up"
         subprocess.run(["sh", "-ec", link], check=True)
     codes = [child.wait() for child in children]
@@ -85,4 +86,4 @@ if __name__ == "__main__":
     if os.environ.get("TWO_HOSTS_INSIDE"):
         sys.exit(inside(Path(sys.argv[1])))
     command = [*UNSHARE, sys.executable, __file__, sys.argv[1]]
-    sys.exit(subprocess.run(command, env={**os.environ, "TWO_HOSTS_INSIDE": "1"}).returncode)
+    os.execvpe(command[0], command, {**os.environ, "TWO_HOSTS_INSIDE": "1"})  # noqa: S606  killed, it takes all along
