@@ -223,7 +223,8 @@ def _watched_rank() -> None:
     rank = os.environ["RANK"]
     Path(f"rank{rank}.pid").write_text(str(pid))
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
     Path(f"rank{rank}.status").write_text(str(status))
     if status:  # else return, which is what the agent waits for
         os._exit(status if status > 0 else 128 - status)
