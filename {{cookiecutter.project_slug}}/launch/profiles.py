@@ -59,16 +59,8 @@ PROFILES = {
 }
 
 # GPUs per instance, of the sizes and families that SageMaker trains on.
-_G4_TO_G6 = {
-    "xlarge": 1,
-    "2xlarge": 1,
-    "4xlarge": 1,
-    "8xlarge": 1,
-    "16xlarge": 1,
-    "12xlarge": 4,
-    "24xlarge": 4,
-    "48xlarge": 8,
-}
+_ONE = dict.fromkeys(("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge"), 1)
+_G4_TO_G6 = _ONE | {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8}
 _GPUS = {
     "p2": {"xlarge": 1, "8xlarge": 8, "16xlarge": 16},
     "p3": {"2xlarge": 1, "8xlarge": 4, "16xlarge": 8},
