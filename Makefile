@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean project
+.PHONY: help demo test lint bench stress clean project
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ lint: $(VENV)/.tests  ## style and format of everything, types of the generated 
 
 bench: $(VENV)/.tests project  ## the generated project against a hand-written loop
 	$(BIN)/python benchmarks/epoch_time.py $(ARGS)
+
+stress: $(VENV)/.tests project  ## stop, kill, damage and hang real runs: make stress ARGS="stops --count 200"
+	$(BIN)/python benchmarks/stress.py $(ARGS)
 
 clean:  ## remove generated projects and the environment
 	rm -rf build $(VENV)

@@ -192,8 +192,10 @@ def test_nothing_is_left_behind_and_two_can_run_at_once(project: Project, words:
     reports = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]
     assert len({report["port"] for report in reports} | {7777}) == 3
     after = state(project)
-    for what in before:
+    for what in ("files", "packages"):
         assert after[what] == before[what], what
+    for what in ("temporary", "processes"):  # somebody else's may have gone meanwhile
+        assert after[what] <= before[what], what
     assert not list(own.iterdir())
 
 

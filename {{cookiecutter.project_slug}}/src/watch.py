@@ -41,14 +41,18 @@ def rest() -> Iterator[None]:
 
 
 class Watch(pl.Callback):
-    """Gives every rank `seconds` from one mark to the next: batches' beginnings and ends, backward passes, steps."""
+    """Gives every rank `seconds` from one mark to the next: batches' beginnings and ends, backward passes, steps.
+
+    One process alone is not watched: nobody waits for it, and a slow step, or a debugger, is no hang.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.here = seconds, dist.cluster()
         self.marks, self.marked, self.what = 0, time.monotonic(), "before training"
         self.armed = self.warm = False
         self.heard = time.monotonic()
-        self.started = False
+        self.over = threading.Event()
+        self.threads: list[threading.Thread] = []
 
     def _mark(self, what: str) -> None:
         self.marks += 1
@@ -92,32 +96,42 @@ class Watch(pl.Callback):
         self.armed = False
 
     def on_test_end(self, *_: Any) -> None:
-        self.armed = False
+        self._stop()
 
     def on_exception(self, *_: Any) -> None:
-        self.armed = False
+        self._stop()
 
     def _start(self) -> None:
         self._mark("training begins")
-        self.armed = True
-        if not self.started:
-            self.started, self.heard = True, time.monotonic()
-            threading.Thread(target=self._guard, name="guard", daemon=True).start()
-            if self.here.world_size > 1:
-                threading.Thread(target=self._beat, name="beat", daemon=True).start()
+        self.armed = self.here.world_size > 1
+        if self.armed and not self.threads:
+            self.over.clear()
+            self.heard = time.monotonic()
+            self.threads = [threading.Thread(target=part, daemon=True) for part in (self._guard, self._beat)]
+            for thread in self.threads:
+                thread.start()
+
+    def _stop(self) -> None:
+        """Let go of the process: it may live on, as a notebook or a test runner."""
+        self.armed = False
+        self.over.set()
+        self.threads.clear()
 
     def _guard(self) -> None:
         """What needs no other rank: neither this rank nor the store may be silent for long."""
         me = self.here.name(self.here.rank)
-        while True:
+        while not self.over.is_set():
             # Should native code hold the interpreter's lock, this thread stands too, and C ends the process.
-            faulthandler.dump_traceback_later(self.seconds * FIRST if not self.warm else self.seconds, exit=True)
-            time.sleep(self.seconds / BEATS)
+            faulthandler.dump_traceback_later(
+                self.seconds * FIRST if not self.warm else self.seconds, exit=True, file=sys.__stderr__ or 2
+            )
+            self.over.wait(self.seconds / BEATS)
             unheard = time.monotonic() - self.heard
-            if self.here.world_size > 1 and self.armed and unheard > self.seconds * SHARE:
+            if self.armed and unheard > self.seconds * SHARE:
                 self._end(f"{self.here.name(0)} has not answered for {unheard:.0f} s; {me} was in {self._where()}")
-            elif (idle := self._idle()) > self.seconds * (0.9 if self.here.world_size > 1 else SHARE):
+            elif (idle := self._idle()) > self.seconds * 0.9:
                 self._end(f"{me} stopped {idle:.0f} s ago in {self.what}, {self._where()}")
+        faulthandler.cancel_dump_traceback_later()
 
     def _beat(self) -> None:
         store = dist.another_store()
@@ -127,7 +141,7 @@ class Watch(pl.Callback):
         limit = self.seconds * SHARE + self.here.rank * 2 * self.seconds / BEATS
         latest: dict[int, tuple[str, float]] = {}
         beats = 0
-        while True:
+        while not self.over.is_set():
             beats += 1
             mine = {"beat": beats, "marks": self.marks, "idle": self._idle(), "at": f"{self.what}, {self._where()}"}
             try:
@@ -148,7 +162,7 @@ class Watch(pl.Callback):
                 self.heard = time.monotonic()
             except RuntimeError:  # the store is gone, and with it rank 0: the collectives say so as well
                 return
-            time.sleep(self.seconds / BEATS)
+            self.over.wait(self.seconds / BEATS)
 
     def _judge(self, latest: dict[int, tuple[str, float]], limit: float) -> str:
         """The sentence that ends the job, if it has to end."""
