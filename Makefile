@@ -54,7 +54,7 @@ lint: $(VENV)/.tests  ## style and format of everything, types of the generated 
 bench: $(VENV)/.tests project  ## the generated project against a hand-written loop
 	$(BIN)/python benchmarks/epoch_time.py $(ARGS)
 
-stress: $(VENV)/.tests project  ## stop, kill, damage and hang real runs: make stress ARGS="stops --count 200"
+stress: $(VENV)/.tests  ## stop, kill, damage and hang real runs: make stress ARGS="stops --count 200"
 	$(BIN)/python benchmarks/stress.py $(ARGS)
 
 clean:  ## remove generated projects and the environment

@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-SRC = Path(__file__).resolve().parents[1] / "{{cookiecutter.project_slug}}" / "src"
+SRC = next(Path(__file__).resolve().parents[1].glob("{{*}}/src"))  # the template's own
 ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
 
 
