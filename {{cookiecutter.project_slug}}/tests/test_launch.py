@@ -238,7 +238,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "image elsewhere": ({"image": "1.dkr.ecr.eu-west-1.amazonaws.com/x:1"}, "image: it lies in eu-west-1"),
     "image without SMDDP": ({"distribution": "smddp", "image": "current"}, 'image: .* set image = "smddp"'),
     "two hosts, no launcher": ({"distribution": "none"}, "rank 0"),
-    "idle GPUs": ({"distribution": "none", "instance_count": 1}, "7 of 8 paid GPUs would idle"),
+    "idle GPUs": (
+        {"distribution": "none", "instance_type": "ml.p4d.24xlarge", "instance_count": 1},
+        "7 of 8 paid GPUs would idle",
+    ),
     "mpirun without GPUs": ({"distribution": "pytorchddp", "instance_type": "ml.m5.xlarge"}, "needs GPUs"),
     "Trainium": ({"instance_type": "ml.trn1.2xlarge"}, "do not run on ml.trn1"),
     "V100 under CUDA 13": ({"instance_type": "ml.p3.2xlarge", "instance_count": 1}, "does not support the GPUs of p3"),
