@@ -100,7 +100,7 @@ def test_generated_projects_pass_their_own_checks(answers: dict[str, object], te
     made = bake(tmp_path, **answers)
     for tool in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):
         made.run("python", "-m", *tool)
-    made.run("python", "-m", "pytest", "-p", "no:cacheprovider", tests)
+    made.run("python", "-m", "pytest", "-p", "no:cacheprovider", "-m", "slow or not slow", tests)
 
 
 @pytest.mark.parametrize(

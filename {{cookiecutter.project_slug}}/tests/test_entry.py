@@ -22,6 +22,7 @@ def can_unshare() -> bool:
     return bool(shutil.which("unshare")) and subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_unshare(), reason="needs root on Linux, for a PID namespace")
 @pytest.mark.skipif(not (Path(sys.executable).parent / "train").exists(), reason="needs the toolkit: make setup")
 def test_a_stop_reaches_the_ranks(words: str, tmp_path: Path) -> None:

@@ -69,7 +69,13 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate": 2, "batch_size": 8}, {"max_steps": 31}, {"num_workers": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate": 2, "batch_size": 8},
+        *(pytest.param(o, marks=pytest.mark.slow) for o in ({}, {"max_steps": 31}, {"num_workers": 1})),
+    ],
+)
 def test_going_on_is_as_if_nothing_had_happened(words: str, options: dict[str, Any]) -> None:
     run(words, output_dir="alone", **options)
     alone = outcome("alone")
