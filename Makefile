@@ -52,7 +52,7 @@ lint: $(VENV)/.tests  ## style and format of everything, types of the generated 
 	@$(IN_PROJECT) lint
 
 bench: $(VENV)/.tests project  ## the generated project against a hand-written loop
-	$(BIN)/python benchmarks/epoch_time.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/epoch_time.py $(ARGS)
 
 stress: $(VENV)/.tests  ## stop, kill, damage and hang real runs: make stress ARGS="stops --count 200"
 	$(BIN)/python benchmarks/stress.py $(ARGS)

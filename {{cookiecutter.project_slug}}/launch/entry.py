@@ -1,4 +1,4 @@
-"""An entry for the container that passes SageMaker's stop signal on to the training script; opt in with it.
+"""An entry for the container that passes SageMaker's stop signal on to the training script: `forward_stop` in job.toml.
 
 A stop is SIGTERM to the container's process 1. In AWS's images that is bash, which passes nothing on
 (sagemaker-training-toolkit#125, #173), so the script learns nothing and is killed 120 s later. With
@@ -9,18 +9,10 @@ Proven on a replica of the container's process tree (tests/test_entry.py), not o
 what a stop costs: ``checkpoint_minutes``.
 """
 
-_SCRIPT = """
-start_with_right_hostname.sh train &
-child=$!
-forward() {
-  for directory in /proc/[0-9]*; do
-    process=${directory#/proc/}
-    [ "$process" -gt 1 ] && grep -qa 'train[.]py' "$directory/cmdline" 2>/dev/null && kill -TERM "$process"
-  done
-}
-trap forward TERM
-while kill -0 $child 2>/dev/null; do wait $child; done
-wait $child
-"""
+_SCRIPT = (  # one line of at most 256 characters: AWS takes no more (CreateTrainingJob, ContainerEntrypoint)
+    "start_with_right_hostname.sh train & c=$!; "
+    "trap 'for p in /proc/[0-9]*; do grep -qa train[.]py $p/cmdline && kill ${p#/proc/}; done' TERM; "
+    "while kill -0 $c 2>&-; do wait $c; done; wait $c"
+)
 
 FORWARDING = ["bash", "-c", _SCRIPT]

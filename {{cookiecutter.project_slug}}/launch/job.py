@@ -58,6 +58,7 @@ class Job:
     volume_gb: int = field(default=100, metadata={"min": 1})
     max_run_s: int = field(default=86_400, metadata={"min": 1})
     checkpoint_s3: str = "auto"
+    forward_stop: bool = False
     keep_alive_s: int = field(default=0, metadata={"min": 0})
     price_per_hour: float = field(default=0.0, metadata={"min": 0})
     telemetry: bool = False

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import report
-from launch import SRC, profiles
+from launch import SRC, entry, profiles
 from launch.job import Job
 from report import UserError
 
@@ -48,13 +48,14 @@ def metric_definitions() -> list[dict[str, str]]:
 
 
 def options(job: Job, bucket: str, name: str) -> dict[str, Any]:
-    """The estimator's arguments beyond code, image and cluster: disk, time, spot, network, environment."""
+    """The estimator's arguments beyond code, image and cluster: disk, time, stopping, network, environment."""
     where = job.checkpoint_s3
     return {
         "output_path": f"s3://{bucket}/",
         "code_location": f"s3://{bucket}",
         "volume_size": job.volume_gb,
         "max_run": job.max_run_s,
+        "container_entry_point": entry.FORWARDING if job.forward_stop else None,
         "keep_alive_period_in_seconds": job.keep_alive_s or None,
         "use_spot_instances": job.spot.enabled,
         "max_wait": job.spot.max_wait_s if job.spot.enabled else None,

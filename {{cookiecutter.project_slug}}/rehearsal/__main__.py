@@ -47,6 +47,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data")
     parser.add_argument("--fail-rank", type=int, metavar="R", help="rank R raises in the middle of training")
     parser.add_argument("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
+    parser.add_argument(
+        "--stop-host",
+        type=_count,
+        metavar="N",
+        help="host N (1, 2, …) is told to stop in the middle of training; then the job is started again with the "
+        "checkpoints, as after a spot interruption, and has to end as one that is left alone",
+    )
+    parser.add_argument(
+        "--lose-host", type=_count, metavar="N", help="the same, but host N vanishes, once there is a checkpoint"
+    )
     parser.add_argument("--timeout", type=_seconds, default=1800, metavar="S", help="end after so long (default 1800)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what each rank saw and every verdict")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the hosts' folders there")
@@ -104,6 +114,12 @@ def plan(args: argparse.Namespace) -> "Plan":
     for name, rank in (("--fail-rank", args.fail_rank), ("--kill-rank", args.kill_rank)):
         if rank is not None and not 0 <= rank < hosts * processes:
             problem = f"{name} {rank} is none of the ranks 0 to {hosts * processes - 1}"
+    for name, host in (("--stop-host", args.stop_host), ("--lose-host", args.lose_host)):
+        if host is not None and host > hosts:
+            problem = f"{name} {host} is none of the hosts 1 to {hosts}"
+    faults = ("fail_rank", "kill_rank", "stop_host", "lose_host")
+    if len(given := [f"--{fault.replace('_', '-')}" for fault in faults if getattr(args, fault) is not None]) > 1:
+        problem = f"{' and '.join(given)} are too much at once; rehearse one after the other"
     if args.json and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK)):
         problem = f"--json {args.json} cannot be written; name a file in a folder that is yours"
     if args.keep and (args.keep.exists() or not os.access(args.keep.parent, os.W_OK)):
@@ -128,6 +144,8 @@ def plan(args: argparse.Namespace) -> "Plan":
         image_torch=image.torch if image else version("torch"),
         fail_rank=args.fail_rank,
         kill_rank=args.kill_rank,
+        stop_host=args.stop_host and args.stop_host - 1,
+        lose_host=args.lose_host and args.lose_host - 1,
         timeout=args.timeout,
     )
 
@@ -177,24 +195,47 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
         launcher = f"mpirun's environment without mpirun ({why})"
     standins = ["SMDDP", "smddprun", "nvidia-smi"] if plan.distribution == "smddp" else ["nvidia-smi"]
     title = f"{plan.hosts} hosts × {plan.processes} processes, {plan.distribution}, started by {launcher}"
-    cast = hosts.lay_out(plan, run)
     started = time.time()
-    spinner = Spinner("dots")
-    with (
-        hosts.port() as port,
-        contextlib.closing(hosts.play(plan, run, cast, port, mpirun)) as play,
-        Live(spinner, console=console, refresh_per_second=4, transient=True) as live,
-    ):
-        live.console.print(f"{title}; stand-ins: {', '.join(standins)}; port {port}", style="bold")
-        for host, line in play:
-            ended = sum(other.exit_code is not None for other in cast)
-            spinner.update(text=f"{time.time() - started:.0f} s, {ended} of {plan.hosts} hosts ended")
-            if line:
-                text = Text(f"host {host.index + 1} ", COLOURS[host.index % len(COLOURS)])
-                live.console.print(text.append_text(Text.from_ansi(line)))
+
+    def act(plan: "Plan", run: Path, port: int, what: str = "") -> list[hosts.Host]:
+        """One attempt at the job; shows what its hosts say."""
+        cast = hosts.lay_out(plan, run)
+        spinner = Spinner("dots")
+        with (
+            contextlib.closing(hosts.play(plan, run, cast, port, mpirun)) as play,
+            Live(spinner, console=console, refresh_per_second=4, transient=True) as live,
+        ):
+            live.console.print(f"{title}{what}; stand-ins: {', '.join(standins)}; port {port}", style="bold")
+            for host, line in play:
+                ended = sum(other.exit_code is not None for other in cast)
+                spinner.update(text=f"{time.time() - started:.0f} s, {ended} of {plan.hosts} hosts ended")
+                if line:
+                    text = Text(f"host {host.index + 1} ", COLOURS[host.index % len(COLOURS)])
+                    live.console.print(text.append_text(Text.from_ansi(line)))
+        return cast
+
+    halted: dict[str, Any] = {}
+    with hosts.port() as port:
+        if plan.halt is None:
+            cast = act(plan, run, port)
+            ranks = checks.evidence(run)
+            verdicts = checks.judge(plan, run, cast, ranks)
+        else:
+            how = "stopped" if plan.lose_host is None else "lost"
+            first, second, third = run / "halted", run / "restarted", run / "undisturbed"
+            cast = act(plan, first, port, f", host {plan.halt + 1} will be {how}")
+            verdicts = checks.judge(plan, first, cast, [])
+            halted = {"host": plan.halt + 1, "how": how, "exit_codes": [host.exit_code for host in cast]}
+            ranks = []
+            if verdicts[0].verdict == "held":
+                calm = dataclasses.replace(plan, stop_host=None, lose_host=None)
+                act(calm, third, port, ", left alone")
+                calm = dataclasses.replace(calm, restored=hosts.upload(cast, run / "s3"))
+                cast = act(calm, second, port, ", started again")
+                ranks = checks.evidence(second)
+                verdicts += checks.judge(calm, second, cast, ranks)
+                verdicts += checks.judge_restart(ranks, checks.evidence(third))
     seconds = time.time() - started
-    ranks = checks.evidence(run)
-    verdicts = checks.judge(plan, run, cast, ranks)
     packages, verdict = requirements.check(plan.source / "requirements.txt", plan.image_torch)
     verdicts.append(verdict)
     _table(console, f"{title}, {seconds:.0f} s", verdicts)
@@ -213,6 +254,7 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
         "standins": standins,
         "port": port,
         "seconds": round(seconds, 1),
+        "halted": halted,
         "exit_codes": [host.exit_code for host in cast],
         "failures": [host.file("failure") for host in cast],
         "checks": [check.as_dict() for check in verdicts],

@@ -40,18 +40,32 @@ def refusals(run: Path) -> list[str]:
 
 def judge(plan: Plan, run: Path, hosts: list[Host], ranks: list[Rank]) -> list[Check]:
     """Every check, in the order of the report."""
+    if plan.halt is not None:
+        return [_halts(plan, hosts, hosts[plan.halt].halted_at)]
     checks = [_hosts(plan, hosts), _files(hosts)]
     if plan.fault is not None:
-        return [*checks, _ends(plan, hosts, ranks), _cause(plan, hosts)]
+        at = next((rank["fault_at"] for rank in ranks if "fault_at" in rank), None)
+        return [*checks, _ends(hosts, at, f"rank {plan.fault} never got to the step of its fault"), _cause(plan, hosts)]
     checks += [_world_size(plan, ranks), _ranks(plan, ranks), _node_ranks(plan, ranks)]
     checks += [_prepare_data(plan, ranks), _same("weights-identical", ranks, "weights")]
-    checks += [_same("metrics-identical", ranks, "metrics"), _one_writer(hosts, ranks)]
+    checks += [_same("metrics-identical", ranks, "metrics"), _one_writer(plan, hosts, ranks)]
     if plan.distribution == "smddp":
         refused = refusals(run)
         checks.append(
             _check("smddp-contract", not refused, "; ".join(refused) or "nothing that SMDDP refuses was asked")
         )
     return [*checks, _predicts(plan, run, hosts), _memory(plan, ranks)]
+
+
+def judge_restart(ranks: list[Rank], undisturbed: list[Rank]) -> list[Check]:
+    """Whether an attempt went on where the one before was halted, and came to what one does that is left alone."""
+    steps = sorted({rank.get("first_step", 0) for rank in ranks})
+    weights = [{rank.get("weights", "none") for rank in ranks} for ranks in (ranks, undisturbed)]
+    said = " and ".join(f"{', '.join(sorted(found))} {how}" for found, how in zip(weights, ("restarted", "left alone")))
+    return [
+        _check("goes-on", bool(steps) and steps[0] > 0, f"began after step {' or '.join(map(str, steps))}"),
+        _check("weights-as-undisturbed", weights[0] == weights[1] and len(weights[0]) == 1, said),
+    ]
 
 
 def _check(name: str, held: bool, detail: str) -> Check:
@@ -162,15 +176,16 @@ def _same(name: str, ranks: list[Rank], key: str) -> Check:
     return _check(name, len(values) == 1, said)
 
 
-def _one_writer(hosts: list[Host], ranks: list[Rank]) -> Check:
-    """Artifacts and checkpoints come from one rank; other hosts' folders stay empty."""
+def _one_writer(plan: Plan, hosts: list[Host], ranks: list[Rank]) -> Check:
+    """Artifacts and checkpoints come from one rank; other hosts' folders stay empty, but for what was restored."""
     writers = {rank["rank"]: rank["files"] for rank in ranks if rank["files"]}
+    restored = {path.relative_to(plan.restored) for path in plan.restored.rglob("*")} if plan.restored else set()
     filled = [
         str(path.relative_to(host.base.parent))
         for host in hosts[1:]
         for folder in ("model", "checkpoints", "output/data")
         for path in (host.base / folder).rglob("*")
-        if path.is_file()
+        if path.is_file() and path.relative_to(host.base / folder) not in restored
     ]
     said = "; ".join(f"rank {rank} wrote {len(files)} files, {files[0]} first" for rank, files in writers.items())
     if len(hosts) > 1 and filled:
@@ -210,12 +225,20 @@ def _memory(plan: Plan, ranks: list[Rank]) -> Check:
     return _check("memory-per-rank", max(peaks) <= 1.5 * min(peaks) + 256, f"peaks of {min(peaks)} to {max(peaks)} MiB")
 
 
-def _ends(plan: Plan, hosts: list[Host], ranks: list[Rank]) -> Check:
-    at = next((rank["fault_at"] for rank in ranks if "fault_at" in rank), None)
-    if at is None:
-        return _check("ends-in-time", False, f"rank {plan.fault} never got to the step of its fault")
+def _ends(hosts: list[Host], at: float | None, otherwise: str) -> Check:
+    """Every host ended by itself, in the time it had after the fault `at`."""
+    if not at:
+        return _check("ends-in-time", False, otherwise)
     seconds = [f"host {host.index + 1} after {host.ended_at - at:.1f} s" for host in hosts]
     return _check("ends-in-time", not any(host.overdue for host in hosts), ", ".join(seconds))
+
+
+def _halts(plan: Plan, hosts: list[Host], at: float) -> Check:
+    ended = "; ".join(f"host {host.index + 1} ended with {host.exit_code}" for host in hosts)
+    place = "step 2" + " with a checkpoint (-- --checkpoint_steps 1 writes some)" * (plan.lose_host is not None)
+    if at and any(host.exit_code == 0 for host in hosts):
+        return _check("ends-in-time", False, f"not every host took notice: {ended}")
+    return _ends(hosts, at, f"host {(plan.halt or 0) + 1} never got to {place}: {ended}")
 
 
 def _cause(plan: Plan, hosts: list[Host]) -> Check:

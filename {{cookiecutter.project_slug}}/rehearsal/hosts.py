@@ -1,5 +1,6 @@
 """Hosts on loopback addresses: SageMaker's folders and files for each, its real `train` entry, and a clean end."""
 
+import contextlib
 import json
 import os
 import queue
@@ -11,10 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import psutil
 
 STANDINS = Path(__file__).parent / "standins"
 MPI = ("smddp", "pytorchddp")  # launched by mpirun
@@ -52,6 +55,9 @@ class Plan:
     image_torch: str = ""
     fail_rank: int | None = None
     kill_rank: int | None = None
+    stop_host: int | None = None  # index of the host that is told to stop (SIGTERM), or
+    lose_host: int | None = None  # vanishes (SIGKILL), as one that is taken back without launch/entry.py does
+    restored: Path | None = None  # what S3 kept of an earlier attempt's checkpoints
     timeout: float = 1800.0
     grace: float = 60.0  # once one host has failed, the others have so long to end
 
@@ -62,6 +68,10 @@ class Plan:
     @property
     def fault(self) -> int | None:
         return self.fail_rank if self.kill_rank is None else self.kill_rank
+
+    @property
+    def halt(self) -> int | None:
+        return self.stop_host if self.lose_host is None else self.lose_host
 
 
 @dataclass
@@ -75,6 +85,7 @@ class Host:
     exit_code: int | None = None
     ended_at: float = 0.0
     overdue: bool = False  # had to be ended by force
+    halted_at: float = 0.0  # when this host was stopped or lost, as planned
 
     def file(self, name: str) -> str | None:
         """Text of `output/success` or `output/failure`; None where there is none."""
@@ -125,6 +136,8 @@ def lay_out(plan: Plan, run: Path) -> list[Host]:
     for host in hosts:
         for folder in ("input/config", "input/data", "model", "output/data", "checkpoints"):
             (host.base / folder).mkdir(parents=True)
+        if plan.restored:
+            shutil.copytree(plan.restored, host.base / "checkpoints", dirs_exist_ok=True)
         # Without requirements.txt: the toolkit would install it here.
         ignored = shutil.ignore_patterns("__pycache__", "requirements.txt", "outputs", "prepared", ".*")
         shutil.copytree(plan.source, host.base / "code", ignore=ignored)
@@ -211,7 +224,7 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
     }
 
 
-@contextmanager
+@contextlib.contextmanager
 def port() -> Iterator[int]:
     """7777, SageMaker's own, or another one if something listens there or another rehearsal is about to."""
     with socket.socket(socket.AF_UNIX) as claim, socket.socket() as probe:
@@ -267,7 +280,11 @@ def play(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> G
                     host.exit_code, host.ended_at = host.process.returncode, time.time()
             if all(host.exit_code is not None for host in hosts):
                 break
+            if plan.halt is not None and not hosts[plan.halt].halted_at and _under_way(plan, run, hosts):
+                hosts[plan.halt].halted_at = time.time()
+                halt(plan, run)
             failed = [host.ended_at for host in hosts if host.exit_code]
+            failed += [host.halted_at for host in hosts if host.halted_at]
             late = time.time() > min([started + plan.timeout, *(at + plan.grace for at in failed)])
             if late:
                 for host in hosts:
@@ -288,33 +305,60 @@ def _read(host: Host, lines: "queue.Queue[tuple[Host, str]]") -> None:
         lines.put((host, line.rstrip()))
 
 
-def sweep(run: Path) -> None:
-    """End every process of this rehearsal, known by the folder in its environment; torchrun's are in sessions of
-    their own, and a killed parent's children belong to nobody."""
+def _under_way(plan: Plan, run: Path, hosts: list[Host]) -> bool:
+    """Whether the host that is to be halted is in the middle of training, and, to be lost, has something to go on."""
+    written = [path for host in hosts for path in (host.base / "checkpoints").glob("[!.]*")]
+    return (run / "evidence" / f"under-way-{plan.halt}").exists() and (plan.lose_host is None or bool(written))
+
+
+def halt(plan: Plan, run: Path) -> None:
+    """Stop the planned host, as launch/entry.py hands SageMaker's SIGTERM on; or kill all that runs on it."""
+    if plan.lose_host is not None:
+        send(processes(run, plan.halt), signal.SIGKILL)
+    else:
+        send(processes(run, plan.halt, "train.py"), signal.SIGTERM)
+
+
+def upload(hosts: list[Host], into: Path) -> Path:
+    """What S3 keeps of an attempt: every host's checkpoints, in one folder."""
+    into.mkdir()
+    for host in reversed(hosts):  # of two files with one name the first host's stays
+        shutil.copytree(host.base / "checkpoints", into, dirs_exist_ok=True)
+    return into
+
+
+def processes(run: Path, host: int | None = None, word: str = "") -> "list[psutil.Process]":
+    """The rehearsal's processes, or one host's, with `word` in their command lines.
+
+    They are known by their environment: torchrun's are in sessions of their own, a killed parent's belong to nobody.
+    """
     import psutil
 
-    marker = str(run / "evidence")
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in END}  # or a second Ctrl-C cuts it short
-
-    def ours() -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.pid != os.getpid() and process.environ().get("REHEARSAL_EVIDENCE") == marker:
+    wanted = {"REHEARSAL_EVIDENCE": str(run / "evidence")} | ({} if host is None else {"REHEARSAL_HOST": str(host)})
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and wanted.items() <= process.environ().items():
+                if word in " ".join(process.cmdline()):
                     found.append(process)
-            except psutil.Error:
-                continue
-        return found
+    return found
 
-    for send, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
-        processes = ours()
-        for process in processes:
-            try:
-                process.send_signal(send)
-            except psutil.Error:
-                continue
+
+def send(to: "list[psutil.Process]", number: signal.Signals) -> None:
+    import psutil
+
+    for process in to:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            process.send_signal(number)
+
+
+def sweep(run: Path) -> None:
+    """End every process of this rehearsal."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in END}  # or a second Ctrl-C cuts it short
+    for number, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):
+        send(processes(run), number)
         deadline = time.monotonic() + seconds
-        while ours() and time.monotonic() < deadline:
+        while processes(run) and time.monotonic() < deadline:
             time.sleep(0.05)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    for taken, handler in handlers.items():
+        signal.signal(taken, handler)

@@ -217,6 +217,8 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
         else:
             _print_table([_card(here)], here.launcher)
         yield here
+        if _store:
+            _end_together(here)
     except stop.Stopped:
         if here and _store:
             with contextlib.suppress(torch.distributed.DistError):
@@ -370,6 +372,27 @@ def verify_all_reduce(rank: int, world_size: int, device: torch.device) -> None:
         rate = 2 * (world_size - 1) / world_size * buffer.nbytes / min(seconds) / 1e9
         backend = torch.distributed.get_backend()
         print(f"all-reduce over {world_size} ranks verified, {rate:.2f} GB/s bus bandwidth ({backend})", flush=True)
+
+
+def _end_together(here: Cluster) -> None:
+    """Wait for rank 0, which saves when the others are done: until it is, a signal to any rank stops the job.
+
+    Raises:
+        DistError: rank 0 failed, or went away; :func:`_cause` asks why.
+    """
+    assert _store
+    stop.now()
+    if here.rank == 0:
+        _store.set("end/together", "")
+        deadline = time.monotonic() + 5
+        while _store.add("end/read", 0) < here.world_size - 1 and time.monotonic() < deadline:
+            time.sleep(0.02)  # or it could take the store along
+        return
+    while not _store.check(["end/together"]):
+        if _store.check(["end/0"]):
+            raise torch.distributed.DistNetworkError(f"{here.name(0)} did not end well")
+        time.sleep(0.1)
+    _store.add("end/read", 1)
 
 
 def _lost_a_rank(error: BaseException) -> bool:

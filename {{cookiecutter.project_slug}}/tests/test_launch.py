@@ -146,11 +146,14 @@ def test_request(good, launcher, spot, network):
         network=NETWORK if network else Network(),
         channels={"training": "s3://data/x/"} if network else {},
         keep_alive_s=0 if spot else 600,
+        forward_stop=spot,
     )
     made = request.dry_run(wanted)
+    assert not list(preflight.violations(made, preflight.shape("CreateTrainingJobRequest")))
     name = made["TrainingJobName"]
     assert re.fullmatch(r"language-id-\d{8}-\d{6}", name)
-    assert made.pop("AlgorithmSpecification") == {
+    entrypoint = {"ContainerEntrypoint": entry.FORWARDING} if spot else {}
+    assert made.pop("AlgorithmSpecification") == entrypoint | {
         "TrainingImage": f"763104351884.dkr.ecr.us-east-1.amazonaws.com/{image}",
         "TrainingInputMode": "File",
         "MetricDefinitions": [{"Name": m, "Regex": report.metric_regex(m)} for m in report.METRICS],

@@ -50,9 +50,13 @@ class Witness(Callback):
         }
         self.save()
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.seen["first_step"] = trainer.global_step
+
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step != FAULT_STEP:
             return
+        (self.path.parent / f"under-way-{self.seen['host']}").touch()  # hosts.py stops or kills a host after this
         me = str(trainer.global_rank)
         if me in (os.environ.get("REHEARSAL_FAIL_RANK"), os.environ.get("REHEARSAL_KILL_RANK")):
             self.seen["fault_at"] = time.time()
