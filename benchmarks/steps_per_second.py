@@ -2,40 +2,41 @@
 
     python benchmarks/steps_per_second.py --ranks 1 2 --rounds 7
 
-The same model and data, CLDR names in batches of 64; the two take turns in one process (per rank), since a shared
-machine's speed drifts. Stock means Trainer's defaults (bar, summary, ModelCheckpoint, its logger) and `self.log` of
-the loss in each step, as Lightning's own examples have it. Ours writes a checkpoint every 50 steps.
+The same model and data, CLDR names in batches of 64, ten steps at a time in turn (turns.py). Stock means Trainer's
+defaults (bar, summary, ModelCheckpoint, its logger) and `self.log` of the loss in each step, as Lightning's own
+examples have it. Ours writes a checkpoint every 50 steps. Turn by turn the fastest round counts; the spread is that of
+leaving one round out.
 """
 
 import argparse
 import json
-import statistics
+import os
 import sys
 import tempfile
 from pathlib import Path
 
 import stress
+import turns
 
 SCRIPT = """
-import json, os, sys, time, warnings
+import json, os, sys
 import pytorch_lightning as pl, torch
 import dist, report
 from callbacks import INSTEAD, Randomness, Reporter
 from checkpoints import Checkpoints
 from data import Data
 from model import Model
+from turns import Turns
 from watch import Watch
 from pathlib import Path
 
-STEPS, SKIPPED = 220, 20
 report.quiet()
 
-class Clock(pl.Callback):
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == SKIPPED:
-            self.start = time.perf_counter()
-        self.rate = (trainer.global_step - SKIPPED) / (time.perf_counter() - self.start + 1e-9) \\
-            if trainer.global_step > SKIPPED else 0
+class Sitting(pl.Callback):
+    def __init__(self, seat):
+        self.seat = seat
+    def on_train_batch_start(self, *_):
+        self.seat.step()
 
 class Logging(Model):
     def training_step(self, batch, i):
@@ -43,28 +44,31 @@ class Logging(Model):
         self.log("train/loss", loss, prog_bar=True, batch_size=64)
         return loss
 
-rates = {"ours": [], "stock": []}
+def fit(seat, kind, turn):
+    strategy, devices, num_nodes = dist.get_initialization_info()
+    options = dict(accelerator=cluster.accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes,
+                   max_steps=200, gradient_clip_val=1.0)
+    data = Data(batch_size=64 // cluster.world_size, data_dir="data", num_workers=0)
+    outputs = Path(f"{kind}{turn}")
+    if kind == "ours":
+        kept = Checkpoints(outputs / "checkpoints", {"turn": turn}, 5.0, 50)
+        mine = [Sitting(seat), Watch(60.0), Randomness(0), Reporter(50, outputs), kept]
+        logger = pl.loggers.TensorBoardLogger(outputs, name="t", version="")
+        trainer = pl.Trainer(callbacks=mine, logger=logger, **options, **INSTEAD)
+    else:
+        trainer = pl.Trainer(callbacks=[Sitting(seat)], use_distributed_sampler=False, num_sanity_val_steps=0,
+                             default_root_dir=outputs, **options)
+    trainer.fit((Model if kind == "ours" else Logging)(), datamodule=data)
+
+rounds = {"stock": [], "ours": []}
 with dist.session() as cluster:
     for turn in range(int(os.environ["ROUNDS"])):
-        for kind in (("ours", "stock"), ("stock", "ours"))[turn % 2]:
-            strategy, devices, num_nodes = dist.get_initialization_info()
-            where = dict(accelerator=cluster.accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes)
-            clock, data = Clock(), Data(batch_size=64 // cluster.world_size, data_dir="data", num_workers=0)
-            if kind == "ours":
-                outputs = Path(f"ours{turn}")
-                kept = Checkpoints(outputs / "checkpoints", {"turn": turn}, 5.0, 50)
-                mine = [clock, Watch(60.0), Randomness(0), Reporter(50, outputs), kept]
-                trainer = pl.Trainer(max_steps=STEPS, callbacks=mine, gradient_clip_val=1.0, **where, **INSTEAD,
-                                     logger=pl.loggers.TensorBoardLogger(outputs, name="t", version=""))
-                model = Model()
-            else:
-                trainer = pl.Trainer(max_steps=STEPS, callbacks=[clock], gradient_clip_val=1.0, **where,
-                                     use_distributed_sampler=False, num_sanity_val_steps=0, default_root_dir="stock")
-                model = Logging()
-            trainer.fit(model, datamodule=data)
-            rates[kind].append(clock.rate)
+        found = Turns({k: lambda seat, k=k: fit(seat, k, turn) for k in rounds}, turn).run()
+        for kind, seconds in found.items():
+            rounds[kind].append(seconds)
+        print(f"round {turn + 1}", file=sys.stderr, flush=True)
     if cluster.rank == 0:
-        json.dump(rates, open("rates.json", "w"))
+        json.dump(rounds, open("rounds.json", "w"))
 sys.exit(0)
 """
 
@@ -74,22 +78,16 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
-    stress.os.environ["ROUNDS"] = str(arguments.rounds)
+    os.environ["ROUNDS"] = str(arguments.rounds)
     for ranks in arguments.ranks:
         folder = Path(tempfile.mkdtemp(prefix="speed-"))
         job = stress.Job(folder, ranks, "forked", {}, SCRIPT)
-        done = job.wait(600)
+        done = job.wait(1200)
         job.end()
-        if done is None or not (folder / "rates.json").exists():
+        if done is None or not (folder / "rounds.json").exists():
             sys.exit(job.text[-3000:])
-        rates = json.loads((folder / "rates.json").read_text())
-        ratios = [ours / stock for ours, stock in zip(rates["ours"], rates["stock"], strict=True)]
-        middle = {kind: statistics.median(values) for kind, values in rates.items()}
-        print(
-            f"ranks={ranks}: ours {middle['ours']:.1f} steps/s, stock Lightning {middle['stock']:.1f}; ratio of each "
-            f"round's pair: median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}, "
-            f"{len(ratios)} rounds"
-        )
+        print(f"{ranks} ranks, {arguments.rounds} rounds; ", end="")
+        turns.compare(json.loads((folder / "rounds.json").read_text()), "stock")
 
 
 if __name__ == "__main__":

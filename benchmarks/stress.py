@@ -4,6 +4,8 @@
     python benchmarks/stress.py stops --count 200    # SIGTERM or SIGINT to agent, a rank or all: status 143, ≤ 10 s
     python benchmarks/stress.py damage --count 40    # spoil the newest checkpoint: the one before is taken
     python benchmarks/stress.py ranks --count 8      # go on with another number of ranks
+    python benchmarks/stress.py hosts --count 6      # stop or lose one of two hosts, start both again
+    python benchmarks/stress.py full --count 20      # the disk becomes full: one sentence, then go on
     python benchmarks/stress.py metrics              # 1 to 4 ranks, 1 to 1000 samples, stock Lightning's error beside
     python benchmarks/stress.py hangs --count 10     # a rank sleeps or is paused: named in time
 
@@ -40,7 +42,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-SRC = next(Path(__file__).resolve().parents[1].glob("{{*}}/src"))  # the template's own
+ROOT = Path(__file__).resolve().parents[1]
+SRC = next(ROOT.glob("{{*}}/src"))  # the template's own
 ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
 
 
@@ -404,11 +407,14 @@ def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
         told = [line for line in said.splitlines() if line.startswith(("stopped by", "ended by"))]
         phase = "training" if "global_batch=" in before else "start"
         if "epoch=12 val" in before:
-            phase = "test and saving"  # rank 1 may have done its part, with status 0
+            phase = "test and saving"
+        if set(statuses) == {0} and "test/accuracy" in said and ended is not None and ended < 2:
+            trial -= 1  # it was complete before it heard the signal
+            continue
         problem = ""
         if ended is None or ended > 10:
             problem = "took too long"
-        elif {143} != set(statuses) - ({0} if phase == "test and saving" else set()) or not job.agent.returncode:
+        elif set(statuses) != {143} or not job.agent.returncode:
             problem = "a status is not 143"
         elif not told:
             problem = "nothing says how to go on"
@@ -502,51 +508,72 @@ def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
 
 
 def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Two hosts under torchrun, each with a folder of its own: stop or kill one, start both again, compare."""
+    """Two hosts of SageMaker's own toolkit; one is stopped or lost, both start again from what S3 keeps of them."""
+    from cookiecutter.main import cookiecutter
+
     draw = random.Random(seed)
-    options = {**OPTIONS, "batch_size": 8, "checkpoint_steps": 3, "epochs": 12}
-    job = Job(folder / "whole2", 2, "forked", options)
-    assert job.wait(300) and set(job.statuses.values()) == {0}, job.text
-    whole = final_state(job.folder)
+    project = cookiecutter(str(ROOT), no_input=True, output_dir=str(folder))
+    options = ["--dataset", str(folder / "words.csv"), "--epochs", "3", "--batch_size", "4"]
     for trial in range(count):
-        number = (signal.SIGTERM, signal.SIGKILL)[trial % 2]
-        places = [folder / f"hosts{trial}" / f"host{i}" for i in range(2)]
-        agents = _two_hosts(places, options)
-        log, wanted = places[0] / "log.txt", f"step={draw.randint(3, 15) * 10} "
-        while wanted not in log.read_text() and agents[0].poll() is None:
-            time.sleep(0.05)
-        target = trial % 2
-        if number == signal.SIGKILL:
-            os.kill(int((places[target] / f"rank{target}.pid").read_text()), number)
-        else:
-            agents[target].send_signal(number)
-        start = time.monotonic()
-        first = [agent.wait(60) for agent in agents]
-        ended = time.monotonic() - start
-        second = [agent.wait(300) for agent in _two_hosts(places, options)]
-        gap = difference(whole, final_state(places[0]))
-        resumed = next(line for line in log.read_text().splitlines() if line.startswith("resume: "))
-        alone = not (places[1] / "outputs" / "checkpoints").exists()
-        good = all(first) and not any(second) and gap == 0.0 and alone
+        how, host = ("--stop-host", "--lose-host")[trial % 2], draw.choice("12")
+        launcher = ("torch_distributed", "smddp", "pytorchddp")[trial % 3]
+        processes = "1" if trial < 2 else "2"  # those that CI runs are short
+        line = [sys.executable, "-m", "rehearsal", "--hosts", "2", "--processes", processes]
+        line += ["--distribution", launcher]
+        line += [how, host, "--json", str(folder / "report.json"), "--", *options]
+        run = subprocess.run(
+            [*line, "--checkpoint_steps", str(draw.randint(1, 9))], cwd=project, capture_output=True, text=True
+        )
+        report = json.loads((folder / "report.json").read_text()) if run.returncode < 2 else {"checks": []}
+        said = {check["name"]: check["detail"] for check in report["checks"]}
+        failed = [check["name"] for check in report["checks"] if check["verdict"] == "failed"]
         yield (
-            f"{'ok' if good else 'FAILED'} {number.name} to host {target}: both ended in {ended:.1f} s with {first}; "
-            f"{_short(resumed)}; host 1 {'has no checkpoint of its own' if alone else 'has files'}; difference={gap:g}"
+            f"{'FAILED' if run.returncode else 'ok'} 2 hosts x {processes}, {launcher}, {how} {host}: {said.get('ends-in-time', run.stderr)}; "
+            f"{said.get('goes-on')}; weights {said.get('weights-as-undisturbed')} {' '.join(failed)}"
         )
 
 
-def _two_hosts(places: list[Path], options: dict[str, object]) -> list[subprocess.Popen]:
+FULL = """
+mkdir outputs curves; full=$1; mount -t tmpfs -o size="$2" none "$full"; shift 2
+export SM_MODEL_DIR=$PWD/outputs/model SM_OUTPUT_DATA_DIR=$PWD/curves
+"$@" >first.txt 2>&1; echo $? >first.status
+cp -r outputs first
+mount -o remount,size=100m "$full"
+"$@" >second.txt 2>&1; echo $? >second.status
+mkdir kept; cp -r outputs kept; umount "$full"; rm -rf outputs; mv kept/outputs .
+"""
+
+
+def full(count: int, seed: int, folder: Path) -> Iterator[str]:
+    """A disk that becomes full in the middle: one sentence, the last good checkpoint is left, and it goes on there."""
+    import checkpoints
+
+    draw = random.Random(seed)
+    options = {**OPTIONS, "checkpoint_steps": 3}
+    job = Job(folder / "whole", 1, "forked", options)
+    assert job.wait(300) is not None, job.text
+    whole = final_state(job.folder)
+    size = checkpoints.newest(folder / "whole" / "outputs" / "checkpoints").stat().st_size
     arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
-    words, data = arguments.index("../words.csv"), arguments.index("../data")
-    arguments[words], arguments[data] = str(places[0].parents[1] / "words.csv"), "data"
-    port, agents = str(free_port()), []
-    for i, place in enumerate(places):
-        place.mkdir(parents=True, exist_ok=True)
-        line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", str(i)]
-        line += ["--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", port]
-        line += [__file__, "--rank", str(SRC / "train.py"), *arguments]
-        with (place / "log.txt").open("w") as log:
-            agents.append(subprocess.Popen(line, cwd=place, stdout=log, stderr=log))
-    return agents
+    for trial in range(count):
+        place = folder / f"full{trial}"
+        place.mkdir()
+        disk = ("outputs", "curves")[trial % 3 == 2]  # checkpoints and model; log, pictures and TensorBoard
+        space = int(size * draw.uniform(0.0, 3.9)) if disk == "outputs" else draw.randint(1, 60) * 2**10
+        line = ["unshare", "--mount", "--propagation", "private", "sh", "-c", FULL, "sh", disk, str(space)]
+        line += [sys.executable, str(SRC / "train.py"), *arguments]
+        subprocess.run(line, cwd=place, check=True, timeout=600)
+        said = (place / "first.txt").read_text()
+        errors = [line for line in said.splitlines() if line.startswith("error: ")]
+        statuses = [(place / f"{name}.status").read_text().strip() for name in ("first", "second")]
+        left = checkpoints.numbered(place / "first" / "checkpoints")
+        good = statuses == ["1", "0"] and len(errors) == 1 and "Traceback" not in said
+        good = good and all(checkpoints.whole(path) for _, path in left)
+        gap = difference(whole, final_state(place)) if statuses[1] == "0" else float("nan")
+        yield (
+            f"{'ok' if good and gap == 0.0 else 'FAILED'} {disk} on {space / size:.2f} times a checkpoint: statuses "
+            f"{statuses}, {len(left)} whole checkpoints left, then difference={gap:g}; {(errors or ['-'])[0]}"
+        )
 
 
 def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
@@ -685,7 +712,7 @@ def _short(line: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "stops", "damage", "hangs", "metrics", "ranks", "hosts"])
+    parser.add_argument("what", choices=["kills", "stops", "damage", "hangs", "metrics", "ranks", "hosts", "full"])
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hang_seconds", type=float, default=60.0)

@@ -17,6 +17,8 @@ TRIALS = {
     "damage": ["--count", "20"],
     "hangs": ["--count", "2", "--hang_seconds", "20"],
     "metrics": [],
+    "hosts": ["--count", "2"],  # one is stopped, one lost
+    "full": ["--count", "3"],
 }
 
 

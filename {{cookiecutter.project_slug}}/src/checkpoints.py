@@ -339,7 +339,7 @@ def write(directory: Path, step: int, state: dict[str, Any]) -> Path:
         temporary.unlink(missing_ok=True)
         free = shutil.disk_usage(directory).free / 2**20
         last = f"the last good one is {known[0][1]}" if known else "there is none yet"
-        reason = str(error).splitlines()[0][:120]
+        reason = "the disk is full" if free < 1 else str(error).splitlines()[0][:120]
         raise UserError(
             f"A checkpoint could not be written to {directory}, where {free:.1f} MiB are free ({reason}); {last}; "
             "free some space and start the same command again."

@@ -235,6 +235,8 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
         write_failure(cause)
         if here and _lost_a_rank(error):
             raise ClusterError(f"{here.name(here.rank)} had to end: {cause}") from None
+        if re.search("No space left on device|Disk quota exceeded", str(error)):
+            raise UserError(f"{cause}; free some space and start the same command again.") from None
         raise
     finally:
         _end_group()

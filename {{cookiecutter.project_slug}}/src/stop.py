@@ -77,6 +77,13 @@ def now() -> None:
         raise Stopped
 
 
+def complete() -> int:
+    """0, the status of a process that has done its work; from now on no signal changes that."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return 0
+
+
 def leave_to_parent(*_: Any) -> None:
     """For loader workers: a signal to a whole process group is their parent's business, who may still need them."""
 

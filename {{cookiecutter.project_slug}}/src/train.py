@@ -120,10 +120,10 @@ def train(
             write_confusion(model.test_confusion, model.labels, outputs)
             scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("test/")}
             rest = {"time": f"{time.perf_counter() - started:.0f} s", "model": f"{model_dir}", "curves": f"{outputs}"}
-            checkpoints.finish()
             print_table("Result", {name: f"{value:.4f}" for name, value in scores.items()} | rest)
             print(line({"step": trainer.global_step, **scores}))
             print(f"test/accuracy {scores['test/accuracy']:.4f}", flush=True)
+            checkpoints.finish()
 
 
 def parse(argv: list[str]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         write_failure(str(error))
         return stop.status(status)
-    return 0
+    return stop.complete()
 
 
 if __name__ == "__main__":
