@@ -4,7 +4,7 @@
     make bench ARGS="--rounds 9"
 
 Every variant trains the same network on the same batches in the same order with the same optimizer, schedule and
-clipping, ten steps at a time in turn (turns.py). The variants differ in what surrounds a step:
+clipping, a few steps at a time in turn (turns.py). The variants differ in what surrounds a step:
 
     hand         a loop of ten lines
     trainer      Lightning's Trainer, nothing added
@@ -12,8 +12,7 @@ clipping, ten steps at a time in turn (turns.py). The variants differ in what su
     reporter     and the loss summed, a line and TensorBoard per interval
     train.py     all of it, exactly as `make demo` runs it
 
-Validation and the test are left out of the time; what else happens at an epoch's end is in it. Turn by turn the
-fastest round counts (other users of a machine only ever add time); the spread is that of leaving one round out.
+Validation and the test are left out of the time; what else happens at an epoch's end is in it.
 """
 
 import argparse

@@ -2,10 +2,9 @@
 
     python benchmarks/steps_per_second.py --ranks 1 2 --rounds 7
 
-The same model and data, CLDR names in batches of 64, ten steps at a time in turn (turns.py). Stock means Trainer's
+The same model and data, CLDR names in batches of 64, a few steps at a time in turn (turns.py). Stock means Trainer's
 defaults (bar, summary, ModelCheckpoint, its logger) and `self.log` of the loss in each step, as Lightning's own
-examples have it. Ours writes a checkpoint every 50 steps. Turn by turn the fastest round counts; the spread is that of
-leaving one round out.
+examples have it. Ours writes a checkpoint every 50 steps.
 """
 
 import argparse

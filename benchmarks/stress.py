@@ -527,8 +527,9 @@ def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
         report = json.loads((folder / "report.json").read_text()) if run.returncode < 2 else {"checks": []}
         said = {check["name"]: check["detail"] for check in report["checks"]}
         failed = [check["name"] for check in report["checks"] if check["verdict"] == "failed"]
+        ended = said.get("ends-in-time", run.stderr)
         yield (
-            f"{'FAILED' if run.returncode else 'ok'} 2 hosts x {processes}, {launcher}, {how} {host}: {said.get('ends-in-time', run.stderr)}; "
+            f"{'FAILED' if run.returncode else 'ok'} 2 hosts x {processes}, {launcher}, {how} {host}: {ended}; "
             f"{said.get('goes-on')}; weights {said.get('weights-as-undisturbed')} {' '.join(failed)}"
         )
 

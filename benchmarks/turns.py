@@ -1,16 +1,18 @@
 """Several trainings in one process, a few steps at a time in turn: a machine's bad second hits all of them alike.
 
-Whole trainings side by side differ by a third on a shared machine, one after the other too; ten steps of each, in
-another order every time, differ by what they do.
+On a shared machine the same training takes twice as long from one second to the next. Whole trainings, side by side
+or one after the other, then differ by a third; five steps of each, in another order every time, by what they do.
 """
 
+import math
 import random
+import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-STEPS = 10  # in a turn
+STEPS = 5  # in a turn
 
 
 class Turns:
@@ -74,25 +76,27 @@ class Turns:
 def compare(rounds: dict[str, list[list[float]]], base: str) -> None:
     """Print milliseconds per step of each training, and its ratio to one of them.
 
-    Turn by turn the fastest round counts, since other users of a machine only ever add time; the spread of a ratio is
-    what it becomes when one round is left out.
+    A ratio is the mean over all pairs of neighbouring turns, of logarithms, the extreme tenths left out; its interval
+    holds 95 of 100 such means of pairs drawn anew.
 
     Args:
         rounds: by name, for each round the seconds of its turns; equally many in all.
     """
 
-    def total(name: str, without: int | None = None) -> float:
-        kept = [taken for number, taken in enumerate(rounds[name]) if number != without]
-        return sum(min(turn) for turn in zip(*kept, strict=True))
+    def mean(values: list[float]) -> float:
+        cut = len(values) // 10
+        return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
-    turns = len(rounds[base][0])
-    print(f"{turns} turns of {STEPS} steps; {'training':12} {'ms/step':>8} {'ratio':>7} {'lowest':>7} {'highest':>8}")
-    for name in rounds:
-        ratios = [total(name, without) / total(base, without) for without in range(len(rounds[name]))]
-        print(
-            f"{name:>33} {1000 * total(name) / turns / STEPS:8.2f} {total(name) / total(base):7.3f} "
-            f"{min(ratios):7.3f} {max(ratios):8.3f}"
-        )
+    turns = {name: [turn for taken in many for turn in taken] for name, many in rounds.items()}
+    print(f"{len(turns[base])} turns of {STEPS} steps")
+    print(f"{'training':12} {'ms/step':>8} {'ratio':>7}   95 % interval")
+    draw = random.Random(0)
+    for name, taken in turns.items():
+        pairs = [math.log(one / other) for one, other in zip(taken, turns[base], strict=True)]
+        again = sorted(mean(draw.choices(pairs, k=len(pairs))) for _ in range(1000))
+        low, high = math.exp(again[25]), math.exp(again[974])
+        step = 1000 * statistics.median(taken) / STEPS
+        print(f"{name:12} {step:8.2f} {math.exp(mean(pairs)):7.3f}   {low:.3f} to {high:.3f}")
 
 
 class Seat:
@@ -119,7 +123,7 @@ class Seat:
             self.start()
 
     @contextmanager
-    def uncounted(self):  # noqa: ANN201
+    def uncounted(self) -> Iterator[None]:
         """For what is no training."""
         began = time.perf_counter()
         yield

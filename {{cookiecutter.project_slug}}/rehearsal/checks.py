@@ -60,11 +60,11 @@ def judge(plan: Plan, run: Path, hosts: list[Host], ranks: list[Rank]) -> list[C
 def judge_restart(ranks: list[Rank], undisturbed: list[Rank]) -> list[Check]:
     """Whether an attempt went on where the one before was halted, and came to what one does that is left alone."""
     steps = sorted({rank.get("first_step", 0) for rank in ranks})
-    weights = [{rank.get("weights", "none") for rank in ranks} for ranks in (ranks, undisturbed)]
-    said = " and ".join(f"{', '.join(sorted(found))} {how}" for found, how in zip(weights, ("restarted", "left alone")))
+    again, alone = ({rank.get("weights", "none") for rank in attempt} for attempt in (ranks, undisturbed))
+    said = f"{', '.join(sorted(again))} restarted and {', '.join(sorted(alone))} left alone"
     return [
         _check("goes-on", bool(steps) and steps[0] > 0, f"began after step {' or '.join(map(str, steps))}"),
-        _check("weights-as-undisturbed", weights[0] == weights[1] and len(weights[0]) == 1, said),
+        _check("weights-as-undisturbed", again == alone and len(again) == 1, said),
     ]
 
 

@@ -338,9 +338,10 @@ def processes(run: Path, host: int | None = None, word: str = "") -> "list[psuti
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and wanted.items() <= process.environ().items():
-                if word in " ".join(process.cmdline()):
-                    found.append(process)
+            if process.pid == os.getpid() or not wanted.items() <= process.environ().items():
+                continue
+            if word in " ".join(process.cmdline()):
+                found.append(process)
     return found
 
 

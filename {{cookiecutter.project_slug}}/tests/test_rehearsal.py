@@ -88,6 +88,8 @@ def test_help_answers_at_once() -> None:
         (["--source-dir", "/nowhere"], ["/nowhere", "no train.py"]),
         (["--distribution", "none", "--processes", "2"], ["--processes 2", "--processes 1"]),
         (["--hosts", "2", "--processes", "2", "--kill-rank", "4"], ["--kill-rank 4", "0 to 3"]),
+        (["--hosts", "2", "--stop-host", "3"], ["--stop-host 3", "1 to 2"]),
+        (["--stop-host", "1", "--kill-rank", "0"], ["--kill-rank and --stop-host", "one after the other"]),
         (["--channel", "training=/nowhere"], ["training=/nowhere"]),
         (["--channel", "training"], ["--channel training=", "NAME=DIR"]),
         (["--channel", "=/"], ["--channel =/", "NAME=DIR"]),
@@ -168,6 +170,53 @@ def test_each_check_sees_its_wire(broken: str | None, tmp_path: Path) -> None:
     verdicts = {c.name: c.verdict for c in checks.judge(Plan(2, 2, "none", tmp_path), tmp_path, cast, ranks)}
     failed = {name for name, verdict in verdicts.items() if verdict == "failed"}
     assert failed >= {broken.strip()} if broken else not failed
+
+
+def test_what_s3_kept_is_restored_on_every_host_and_is_nobodys_writing(tmp_path: Path) -> None:
+    first = hosts.lay_out(Plan(2, 1, "none", ROOT / "src"), tmp_path / "first")
+    (first[0].base / "checkpoints/of-rank-0").write_text("rank 0")
+    kept = hosts.upload(first, tmp_path / "s3")
+    plan = Plan(2, 1, "none", ROOT / "src", restored=kept)
+    again = hosts.lay_out(plan, tmp_path / "again")
+    assert [(host.base / "checkpoints/of-rank-0").read_text() for host in again] == ["rank 0", "rank 0"]
+    ranks = copy.deepcopy(GOOD)
+    assert checks._one_writer(plan, again, ranks).verdict == "held"
+    (again[1].base / "checkpoints/of-rank-1").touch()
+    assert checks._one_writer(plan, again, ranks).verdict == "failed"
+
+
+@pytest.mark.parametrize(
+    "first_step, weights, failed",
+    [
+        (7, "abc", set()),
+        (0, "abc", {"goes-on"}),
+        (7, "abd", {"weights-as-undisturbed"}),
+        (7, None, {"weights-as-undisturbed"}),
+    ],
+)
+def test_a_restart_goes_on_and_comes_to_the_same(first_step: int, weights: str | None, failed: set[str]) -> None:
+    again = [{**rank, "first_step": first_step, "weights": weights or str(rank["rank"])} for rank in GOOD]
+    assert {check.name for check in checks.judge_restart(again, GOOD) if check.verdict == "failed"} == failed
+    assert checks.judge_restart([], GOOD)[0].verdict == "failed"
+
+
+@pytest.mark.parametrize("kind", ["stop_host", "lose_host"])
+@pytest.mark.parametrize(
+    "at, codes, verdict, words",
+    [
+        (2.0, (1, 143), "held", "host 2 after 10.0 s"),
+        (2.0, (0, 143), "failed", "not every host took notice"),
+        (0.0, (0, 0), "failed", "host 2 never got to step 2"),
+    ],
+)
+def test_a_halted_host_takes_the_others_along(
+    kind: str, at: float, codes: tuple[int, int], verdict: str, words: str, tmp_path: Path
+) -> None:
+    cast = [Host(i, "", tmp_path, exit_code=code, ended_at=12.0) for i, code in enumerate(codes)]
+    cast[1].halted_at = at
+    plan = dataclasses.replace(Plan(2, 2, "none", tmp_path), **{kind: 1})  # type: ignore[arg-type]
+    [check] = checks.judge(plan, tmp_path, cast, [])
+    assert (check.name, check.verdict) == ("ends-in-time", verdict) and words in check.detail
 
 
 def test_rank_0_alone_may_prepare_for_all_nodes() -> None:
