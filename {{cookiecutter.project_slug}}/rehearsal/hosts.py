@@ -104,7 +104,7 @@ def without_mpirun(plan: Plan) -> str:
         import mpi4py  # noqa: F401
     except ImportError:
         return "mpi4py is not installed"
-    probe = subprocess.run(_unshare("mount --bind /tmp /opt"), capture_output=True, timeout=30)
+    probe = subprocess.run(["timeout", "30", *_unshare("mount --bind /tmp /opt")], capture_output=True)
     return "" if probe.returncode == 0 else "this user may not mount"
 
 

@@ -2,21 +2,24 @@
 
 import difflib
 import inspect
+import math
 import re
 from argparse import ArgumentError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, restricted_number_type
+from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
 from report import UserError
 
 if TYPE_CHECKING:
-    Share = float
+    PositiveFloat = NonNegativeFloat = Share = float
     OrMinusOne = int
     Seed = int
 else:
+    PositiveFloat = restricted_number_type("FinitePositiveFloat", float, [(">", 0), ("<", math.inf)])
+    NonNegativeFloat = restricted_number_type("FiniteNonNegativeFloat", float, [(">=", 0), ("<", math.inf)])
     Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
     Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
     OrMinusOne = restricted_number_type("OrMinusOne", int, (">=", -1))
@@ -24,8 +27,8 @@ else:
 EXPECTED = {
     PositiveInt: "a whole number above 0",
     NonNegativeInt: "a whole number, 0 or more",
-    PositiveFloat: "a number above 0",
-    NonNegativeFloat: "a number, 0 or more",
+    PositiveFloat: "a finite number above 0",
+    NonNegativeFloat: "a finite number, 0 or more",
     Share: "a number from 0 to below 1",
     OrMinusOne: "a whole number, or -1",
     Seed: "a whole number from 0 to 4294967295",

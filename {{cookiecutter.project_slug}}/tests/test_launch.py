@@ -221,7 +221,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "mistyped hyperparameter": ({"hyperparameters.epoch": 3}, "hyperparameters.epoch: .* did you mean epochs"),
     "lr as text": ({"hyperparameters.lr": "2e-3"}, 'hyperparameters.lr: "2e-3" is text'),
     "lr as a word": ({"hyperparameters.lr": "fast"}, "hyperparameters.lr: .*text"),
-    "lr below zero": ({"hyperparameters.lr": -1.0}, "hyperparameters.lr: .*expected a number above 0"),
+    "lr below zero": ({"hyperparameters.lr": -1.0}, "hyperparameters.lr: .*expected a finite number above 0"),
     "max_wait below max_run": ({"spot.enabled": True, "spot.max_wait_s": 60}, "spot.max_wait_s: 60 is below"),
     "spot without checkpoints": ({"spot.enabled": True, "checkpoint_s3": ""}, "checkpoint_s3: spot without"),
     "spot kept alive": ({"spot.enabled": True, "keep_alive_s": 60}, "keep_alive_s: spot"),

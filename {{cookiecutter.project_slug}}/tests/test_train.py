@@ -94,8 +94,8 @@ def test_sagemaker_says_where_things_go(words: str, monkeypatch: pytest.MonkeyPa
     [
         (["--epoch", "3"], "Unknown option --epoch; did you mean --epochs?"),
         (["--zzzzzz=3"], "Unknown option --zzzzzz; see --help."),
-        (["--lr", "abc"], "--lr: found 'abc', expected a number above 0."),
-        (["--lr"], "--lr: found '', expected a number above 0."),
+        (["--lr", "abc"], "--lr: found 'abc', expected a finite number above 0."),
+        (["--lr"], "--lr: found '', expected a finite number above 0."),
         (["--epochs=0"], "--epochs: found '0', expected a whole number above 0."),
         (["--epochs", "2.5"], "--epochs: found '2.5', expected a whole number above 0."),
         (["--seed", "4294967296"], "--seed: found '4294967296', expected a whole number from 0 to 4294967295."),
