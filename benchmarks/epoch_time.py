@@ -11,6 +11,8 @@ clipping, a few steps at a time in turn (turns.py). The variants differ in what 
     randomness   and the generators seeded before each step
     reporter     and the loss summed, a line and TensorBoard per interval
     train.py     all of it, exactly as `make demo` runs it
+    2threads     the loop again, with two of OpenMP's threads; not with the others, whose core the second would take:
+                 make bench ARGS="--variants hand 2threads"
 
 Validation and the test are left out of the time; what else happens at an epoch's end is in it.
 """
@@ -33,16 +35,17 @@ from turns import Seat, Turns
 PROJECT = Path(__file__).parent.parent / "build" / "language-identification"
 sys.path.insert(0, str(PROJECT / "src"))
 
-VARIANTS = ("hand", "trainer", "randomness", "reporter", "train.py")
+VARIANTS = ("hand", "trainer", "randomness", "reporter", "train.py", "2threads")
 
 
-def hand(seat: Seat, batch_size: int) -> None:
+def hand(seat: Seat, batch_size: int, threads: int = 1) -> None:
     """The loop one would write."""
     import torch
     from data import Data
     from model import ByteCNN
     from torch.nn import functional as F
 
+    torch.set_num_threads(threads)  # of the thread that calls
     torch.manual_seed(0)
     data = Data(batch_size=batch_size)
     data.prepare_data()
@@ -117,6 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS[:-1])
     args = parser.parse_args()
     if not (PROJECT / "src" / "train.py").is_file():
         sys.exit(f"error: {PROJECT} is not there; make project generates it.")
@@ -129,10 +133,12 @@ def main() -> None:
 
     data = Data(batch_size=args.batch_size)
     data.prepare_data()
-    times: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
+    trainings = {name: lambda seat, name=name: project(name, seat, args.batch_size) for name in args.variants}
+    trainings["hand"] = lambda seat: hand(seat, args.batch_size)
+    if "2threads" in trainings:
+        trainings["2threads"] = lambda seat: hand(seat, args.batch_size, threads=2)
+    times: dict[str, list[list[float]]] = {name: [] for name in trainings}
     for number in range(args.rounds):
-        trainings = {v: lambda seat, v=v: project(v, seat, args.batch_size) for v in VARIANTS[1:]}
-        trainings["hand"] = lambda seat: hand(seat, args.batch_size)
         with contextlib.redirect_stdout(io.StringIO()):
             seconds = Turns(trainings, seed=number).run()
         for variant, taken in seconds.items():

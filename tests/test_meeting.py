@@ -78,6 +78,53 @@ def test_a_restart_does_not_hear_of_the_attempt_before(project: Project, tmp_pat
     assert "cause: rank 1 on host localhost ended without a word" in said.stdout, said.stdout
 
 
+ENDING = """
+import os, signal, sys, time
+import dist, report, stop
+stop.install()
+try:
+    with dist.session() as cluster:
+        if cluster.rank == 0:
+            time.sleep(3)
+            %s
+            print(f"saved at {time.time()}")
+except report.UserError as error:
+    sys.exit(f"error: {error}")
+print(f"ended at {time.time()}")
+sys.exit(stop.complete())
+"""
+
+
+@pytest.mark.parametrize(
+    "what, statuses, words",
+    [
+        ("pass", [0, 0], "ended at"),
+        ("raise ValueError('no room')", [1, 1], "had to end: rank 0 on host localhost failed: ValueError: no room"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", [143, 143], ""),
+        ("os.kill(os.getpid(), signal.SIGKILL)", [-9, 1], "rank 0 on host localhost ended without a word"),
+    ],
+)
+def test_the_others_wait_until_rank_0_is_done(what: str, statuses: list[int], words: str, project: Project) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "TORCHELASTIC"))}
+    env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7841"}
+    env |= {"PYTHONPATH": str(project.path / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", ENDING % what]
+    ranks = [
+        subprocess.Popen(
+            command, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True, stdout=-1, stderr=-2
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == statuses, said
+    assert words in said[1] and "Traceback" not in said[1], said
+    if statuses == [0, 0]:
+        saved, ended = (
+            float(text.split(f"{word} at ")[1].split()[0]) for word, text in zip(("saved", "ended"), said, strict=True)
+        )
+        assert ended > saved
+
+
 CONTRACT = """
 import sys, torch, torch.distributed as dist
 import smdistributed.dataparallel.torch.torch_smddp

@@ -223,6 +223,7 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
         if here and _store:
             with contextlib.suppress(torch.distributed.DistError):
                 _store.set(f"end/{here.rank}", TOLD_TO_STOP)  # so that ranks which lose this one stop as well
+                time.sleep(0.5 * (here.rank == 0))  # which may keep the store, and they look every 0.1 s
         raise
     except Exception as error:
         with contextlib.suppress(ValueError):  # not the main thread

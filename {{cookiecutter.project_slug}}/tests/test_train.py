@@ -95,6 +95,7 @@ def test_sagemaker_says_where_things_go(words: str, monkeypatch: pytest.MonkeyPa
         (["--epoch", "3"], "Unknown option --epoch; did you mean --epochs?"),
         (["--zzzzzz=3"], "Unknown option --zzzzzz; see --help."),
         (["--lr", "abc"], "--lr: found 'abc', expected a finite number above 0."),
+        (["--lr", "inf"], "--lr: found 'inf', expected a finite number above 0."),
         (["--lr"], "--lr: found '', expected a finite number above 0."),
         (["--epochs=0"], "--epochs: found '0', expected a whole number above 0."),
         (["--epochs", "2.5"], "--epochs: found '2.5', expected a whole number above 0."),
