@@ -169,7 +169,11 @@ class Randomness(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         micro_step = trainer.fit_loop.epoch_loop.total_batch_idx  # counts what accumulation does not step for
-        torch.manual_seed((self.seed * 1_000_003 + micro_step) * 65_537 + trainer.global_rank)
+        number = ((self.seed * 1_000_003 + micro_step) * 65_537 + trainer.global_rank) % 2**63
+        if trainer.strategy.root_device.type == "cpu":
+            torch.default_generator.manual_seed(number)
+        else:  # where there is no GPU this formats a stack for its seeding later on: 1 ms a step
+            torch.manual_seed(number)
 
 
 def settle_buckets(ddp: torch.nn.parallel.DistributedDataParallel) -> None:

@@ -72,7 +72,7 @@ MOMENTS = [
 @pytest.mark.parametrize(
     "options",
     [
-        {"accumulate": 2, "batch_size": 8},
+        {"accumulate": 2, "batch_size": 8, "seed": 2**32 - 1},
         *(pytest.param(o, marks=pytest.mark.slow) for o in ({}, {"max_steps": 31}, {"num_workers": 1})),
     ],
 )
