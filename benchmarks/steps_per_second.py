@@ -4,7 +4,8 @@
 
 The same model and data, CLDR names in batches of 64, a few steps at a time in turn (turns.py). Stock means Trainer's
 defaults (bar, summary, ModelCheckpoint, its logger) and `self.log` of the loss in each step, as Lightning's own
-examples have it. Ours writes a checkpoint every 50 steps.
+examples have it. Ours writes a checkpoint every 50 steps, and what its thread has not written when a turn ends is
+waited for in that turn.
 """
 
 import argparse
@@ -25,16 +26,18 @@ from callbacks import INSTEAD, Randomness, Reporter
 from checkpoints import Checkpoints
 from data import Data
 from model import Model
-from turns import Turns
+import turns
 from watch import Watch
 from pathlib import Path
 
 report.quiet()
 
 class Sitting(pl.Callback):
-    def __init__(self, seat):
-        self.seat = seat
+    def __init__(self, seat, disk=None):
+        self.seat, self.disk = seat, disk
     def on_train_batch_start(self, *_):
+        if self.disk and self.seat.steps % turns.STEPS == 0:
+            self.disk.finish()  # what is still being written belongs to this turn, not to the next one's
         self.seat.step()
 
 class Logging(Model):
@@ -51,7 +54,7 @@ def fit(seat, kind, turn):
     outputs = Path(f"{kind}{turn}")
     if kind == "ours":
         kept = Checkpoints(outputs / "checkpoints", {"turn": turn}, 5.0, 50)
-        mine = [Sitting(seat), Watch(60.0), Randomness(0), Reporter(50, outputs), kept]
+        mine = [Sitting(seat, kept.disk), Watch(60.0), Randomness(0), Reporter(50, outputs), kept]
         logger = pl.loggers.TensorBoardLogger(outputs, name="t", version="")
         trainer = pl.Trainer(callbacks=mine, logger=logger, **options, **INSTEAD)
     else:
@@ -62,7 +65,7 @@ def fit(seat, kind, turn):
 rounds = {"stock": [], "ours": []}
 with dist.session() as cluster:
     for turn in range(int(os.environ["ROUNDS"])):
-        found = Turns({k: lambda seat, k=k: fit(seat, k, turn) for k in rounds}, turn).run()
+        found = turns.Turns({k: lambda seat, k=k: fit(seat, k, turn) for k in rounds}, turn).run()
         for kind, seconds in found.items():
             rounds[kind].append(seconds)
         print(f"round {turn + 1}", file=sys.stderr, flush=True)

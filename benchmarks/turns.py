@@ -4,15 +4,14 @@ On a shared machine the same training takes twice as long from one second to the
 or one after the other, then differ by a third; five steps of each, in another order every time, by what they do.
 """
 
-import math
 import random
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 STEPS = 5  # in a turn
+STRETCH = 50
 
 
 class Turns:
@@ -76,27 +75,31 @@ class Turns:
 def compare(rounds: dict[str, list[list[float]]], base: str) -> None:
     """Print milliseconds per step of each training, and its ratio to one of them.
 
-    A ratio is the mean over all pairs of neighbouring turns, of logarithms, the extreme tenths left out; its interval
-    holds 95 of 100 such means of pairs drawn anew.
+    Turns are summed over stretches of STRETCH steps, which hold whatever comes once in so many; a ratio is that of the
+    sums of all, and its interval holds 95 of 100 ratios of stretches drawn anew.
 
     Args:
         rounds: by name, for each round the seconds of its turns; equally many in all.
     """
 
-    def mean(values: list[float]) -> float:
-        cut = len(values) // 10
-        return statistics.fmean(sorted(values)[cut : len(values) - cut])
+    def stretches(name: str) -> list[float]:
+        size = STRETCH // STEPS
+        return [sum(taken[at : at + size]) for taken in rounds[name] for at in range(0, len(taken), size)]
 
-    turns = {name: [turn for taken in many for turn in taken] for name, many in rounds.items()}
-    print(f"{len(turns[base])} turns of {STEPS} steps")
+    sums = {name: stretches(name) for name in rounds}
+    turns = sum(map(len, rounds[base]))
+    print(f"{turns} turns of {STEPS} steps")
     print(f"{'training':12} {'ms/step':>8} {'ratio':>7}   95 % interval")
     draw = random.Random(0)
-    for name, taken in turns.items():
-        pairs = [math.log(one / other) for one, other in zip(taken, turns[base], strict=True)]
-        again = sorted(mean(draw.choices(pairs, k=len(pairs))) for _ in range(1000))
-        low, high = math.exp(again[25]), math.exp(again[974])
-        step = 1000 * statistics.median(taken) / STEPS
-        print(f"{name:12} {step:8.2f} {math.exp(mean(pairs)):7.3f}   {low:.3f} to {high:.3f}")
+    for name, mine in sums.items():
+        pairs = list(zip(mine, sums[base], strict=True))
+
+        def ratio(pairs: list[tuple[float, float]]) -> float:
+            return sum(one for one, _ in pairs) / sum(other for _, other in pairs)
+
+        again = sorted(ratio(draw.choices(pairs, k=len(pairs))) for _ in range(1000))
+        step = 1000 * sum(mine) / turns / STEPS
+        print(f"{name:12} {step:8.2f} {ratio(pairs):7.3f}   {again[25]:.3f} to {again[974]:.3f}")
 
 
 class Seat:

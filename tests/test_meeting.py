@@ -79,14 +79,17 @@ def test_a_restart_does_not_hear_of_the_attempt_before(project: Project, tmp_pat
 
 
 ENDING = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 import dist, report, stop
 stop.install()
+def later(number):
+    threading.Timer(1, os.kill, (os.getpid(), number)).start()
 try:
     with dist.session() as cluster:
+        if cluster.rank == int(sys.argv[1]):
+            %s
         if cluster.rank == 0:
             time.sleep(3)
-            %s
             print(f"saved at {time.time()}")
 except report.UserError as error:
     sys.exit(f"error: {error}")
@@ -96,19 +99,22 @@ sys.exit(stop.complete())
 
 
 @pytest.mark.parametrize(
-    "what, statuses, words",
+    "rank, what, statuses, words",
     [
-        ("pass", [0, 0], "ended at"),
-        ("raise ValueError('no room')", [1, 1], "had to end: rank 0 on host localhost failed: ValueError: no room"),
-        ("os.kill(os.getpid(), signal.SIGTERM)", [143, 143], ""),
-        ("os.kill(os.getpid(), signal.SIGKILL)", [-9, 1], "rank 0 on host localhost ended without a word"),
+        (0, "pass", [0, 0], "ended at"),
+        (0, "raise ValueError('no room')", [1, 1], "had to end: rank 0 on host localhost failed: ValueError: no room"),
+        (0, "later(signal.SIGTERM)", [143, 143], ""),
+        (0, "later(signal.SIGKILL)", [-9, 1], "rank 0 on host localhost ended without a word"),
+        (1, "later(signal.SIGTERM)", [143, 143], ""),  # it waits for rank 0 by then
     ],
 )
-def test_the_others_wait_until_rank_0_is_done(what: str, statuses: list[int], words: str, project: Project) -> None:
+def test_the_others_wait_until_rank_0_is_done(
+    rank: int, what: str, statuses: list[int], words: str, project: Project
+) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "TORCHELASTIC"))}
     env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7841"}
     env |= {"PYTHONPATH": str(project.path / "src"), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", ENDING % what]
+    command = [sys.executable, "-c", ENDING % what, str(rank)]
     ranks = [
         subprocess.Popen(
             command, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True, stdout=-1, stderr=-2

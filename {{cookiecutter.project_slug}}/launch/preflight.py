@@ -216,8 +216,8 @@ def consistency(job: Job) -> Iterator[Finding]:
             yield error(f"channels.{name}", f"SM_CHANNEL_{name.upper()} is no variable's name", "use underscores")
     if job.hyperparameters.get("dataset") == "training" and "training" not in job.channels:
         yield error("hyperparameters.dataset", "[channels] has no training", 'add training = "s3://bucket/folder/"')
-    if job.spot.enabled and job.hyperparameters.get("resume") == "never":
-        yield error("hyperparameters.resume", "with spot, each interruption begins at step 0", 'set it to "auto"')
+    if job.spot.enabled and job.hyperparameters.get("resume", "auto") != "auto":
+        yield error("hyperparameters.resume", "with spot, each restart would begin there again", 'set it to "auto"')
     for key in ("dataset", "model_name"):
         place = str(job.hyperparameters.get(key, "training"))
         if place.startswith("s3://") or (place != "training" and len(place) < 256 and Path(place).exists()):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -316,7 +317,7 @@ def halt(plan: Plan, run: Path) -> None:
     if plan.lose_host is not None:
         send(processes(run, plan.halt), signal.SIGKILL)
     else:
-        send(processes(run, plan.halt, "train.py"), signal.SIGTERM)
+        send(processes(run, plan.halt, r"^(?!.*((mpi|ddp|torch)run|rehearsal_container)).*train\.py"), signal.SIGTERM)
 
 
 def upload(hosts: list[Host], into: Path) -> Path:
@@ -327,8 +328,8 @@ def upload(hosts: list[Host], into: Path) -> Path:
     return into
 
 
-def processes(run: Path, host: int | None = None, word: str = "") -> "list[psutil.Process]":
-    """The rehearsal's processes, or one host's, with `word` in their command lines.
+def processes(run: Path, host: int | None = None, pattern: str = "") -> "list[psutil.Process]":
+    """The rehearsal's processes, or one host's, with `pattern` in their command lines.
 
     They are known by their environment: torchrun's are in sessions of their own, a killed parent's belong to nobody.
     """
@@ -340,7 +341,7 @@ def processes(run: Path, host: int | None = None, word: str = "") -> "list[psuti
         with contextlib.suppress(psutil.Error):
             if process.pid == os.getpid() or not wanted.items() <= process.environ().items():
                 continue
-            if word in " ".join(process.cmdline()):
+            if re.search(pattern, " ".join(process.cmdline())):
                 found.append(process)
     return found
 

@@ -37,6 +37,7 @@ ASK_SECONDS = 0.3  # about how often the ranks agree whether to stop or to save
 # with the world size, the global batch, is the same.
 FREE = {"resume", "output_dir", "data_dir", "num_workers", "log_every", "compile", "batch_size", "accumulate"}
 FREE |= {"checkpoint_minutes", "checkpoint_steps", "hang_seconds"}
+KEPT = {"lr", "weight_decay", "lr_scaling"}  # what the optimizer's state brings back
 PLACE = {"dataset", "model_name", "max_length", "text_column", "label_column", "seed", "global batch"}  # what step 7 is
 
 
@@ -54,8 +55,9 @@ class Checkpoints(pl.Callback):
         self.directory, self.minutes, self.steps = directory, minutes, steps
         self.options = {k: v for k, v in options.items() if k not in FREE}
         self.global_batch = options.get("batch_size", 1) * options.get("accumulate", 1) * dist.cluster().world_size
-        self.again = "start the same command again" + (" with --resume auto" * (options.get("resume") == "never"))
+        self.again = "start the same command again" + (" with --resume auto" * (options.get("resume") != "auto"))
         self.best_score, self.best = -1.0, None
+        self.data = ""
         self.position = {"step": 0, "epoch": 0, "batch": 0, "batches": 0, "total": 0}
         self.saved_at = time.monotonic()
         self.asks: dict[str, dict[str, float]] = {}
@@ -106,11 +108,19 @@ class Checkpoints(pl.Callback):
         if state["global_batch"] != self.global_batch:
             differing.insert(0, "global batch")
         place = "step {step} of {total}".format(**state["position"])
-        if wanted == "auto":
-            if differing or finished(path):
-                why = f"its {differing[0]} differs" if differing else "that run is finished"
-                return {"path": "", "say": f"not from {path}, {why}; training from the start"}
-        elif moved := PLACE.intersection(differing):
+        if wanted == "auto" and finished(path):
+            return {"path": "", "say": f"not from {path}, that run is finished; training from the start"}
+        if wanted == "auto" and differing:
+            raise UserError(
+                f"{self.directory} holds an unfinished run, {place}, whose {differing[0]} differs; to go on with it "
+                "say what it was told, to give it up --resume never, to keep it name another --output_dir."
+            )
+        if kept := KEPT.intersection(differing):
+            raise UserError(
+                f"--resume {wanted!r}: its {min(kept)} differs, and the optimizer keeps the checkpoint's; "
+                "say the same, or train from the start with --resume never."
+            )
+        if moved := PLACE.intersection(differing):
             raise UserError(
                 f"--resume {wanted!r}: its {min(moved)} differs, so its place in the data means nothing here."
             )
@@ -137,10 +147,16 @@ class Checkpoints(pl.Callback):
         elif at["batch"]:
             print("warning: Data has no `start`, so this epoch's first samples are seen again", file=sys.stderr)
         warnings.filterwarnings("ignore", ".*your dataloader is not resumable.*")  # it starts in the right place
+        if checkpoint["callbacks"][self.state_key]["data"] != getattr(trainer.datamodule, "fingerprint", ""):  # type: ignore[attr-defined]
+            raise UserError(
+                "The data has changed since the checkpoint was made, so its place there means nothing; "
+                "bring the old data back, or train from the start with --resume never."
+            )
         set_progress(checkpoint["loops"]["fit_loop"], **at, accumulate=trainer.accumulate_grad_batches)
 
     def state_dict(self) -> dict[str, Any]:
         mine = {"options": self.options, "global_batch": self.global_batch, "position": self.position}
+        mine |= {"data": self.data}
         return {**mine, "best_score": self.best_score, "best": self.best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -159,6 +175,7 @@ class Checkpoints(pl.Callback):
             )
         self.position |= {"batches": batches, "total": int(trainer.estimated_stepping_batches)}
         self.saved_at = time.monotonic()
+        self.data = getattr(trainer.datamodule, "fingerprint", "")  # type: ignore[attr-defined]
         self._ask(trainer, "train")
         if self.stopping:
             self._stop(trainer)
@@ -215,8 +232,8 @@ class Checkpoints(pl.Callback):
         stop.now()  # what follows is rank 0's own
 
     def finish(self) -> None:
-        """The run is complete, artifacts included: the next one starts anew. For rank 0."""
-        if path := newest(self.directory):
+        """The run is complete, artifacts included, on every rank: the next one starts anew."""
+        if dist.get_global_rank() == 0 and (path := newest(self.directory)):
             (self.directory / "finished").write_text(path.name)
 
     def _at(self, trainer: pl.Trainer, batch: int) -> None:
@@ -256,12 +273,13 @@ class Checkpoints(pl.Callback):
         """A checkpoint could not be written: rank 0 says why, and all leave."""
         if dist.get_global_rank() == 0:
             self.disk.finish()
-        raise SystemExit(1)
+        raise torch.distributed.DistNetworkError("rank 0 could not write a checkpoint")  # session() asks it why
 
     def _stop(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:
             place = "step {step} of {total}".format(**self.position)
-            print(f"stopped by {stop.name()} at {place}; {self.again} to go on", file=sys.stderr, flush=True)
+            again = f"{self.again} to go on" if self.position["step"] else "start the same command again"
+            print(f"stopped by {stop.name()} at {place}; {again}", file=sys.stderr, flush=True)
         raise stop.Stopped
 
 

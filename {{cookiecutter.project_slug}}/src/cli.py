@@ -14,7 +14,9 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_t
 from report import UserError
 
 if TYPE_CHECKING:
-    PositiveFloat = NonNegativeFloat = Share = float
+    PositiveFloat = float
+    NonNegativeFloat = float
+    Share = float
     OrMinusOne = int
     Seed = int
 else:

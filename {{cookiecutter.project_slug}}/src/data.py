@@ -74,10 +74,11 @@ class Data(pl.LightningDataModule):
         self.columns = (text_column, label_column)
         self.num_workers, self.seed = num_workers, seed
         self.labels: list[str] = []
+        self.fingerprint = ""  # of texts, labels and their order, after setup
         self.splits: dict[str, Any] = {}
         self.start = (0, 0)
         self._source = _source(dataset)
-        facts = [3, self._source, model_name, _stamps(_tokenizer_files(model_name)), max_length, self.columns, seed]
+        facts = [4, self._source, model_name, _stamps(_tokenizer_files(model_name)), max_length, self.columns, seed]
         name = "".join(c if c.isalnum() else "-" for c in Path(dataset).name)[:40]
         self.path = Path(data_dir) / f"{name}-{_json_digest(facts)[:12]}"
 
@@ -131,6 +132,7 @@ class Data(pl.LightningDataModule):
                     f"Label {unseen!r} of the {split} split does not occur in training; add it or remove it."
                 )
         splits = _complete(splits, self.seed)
+        content = hashlib.sha256(json.dumps(labels).encode())
 
         tokenize = tokenizer(self.model_name)
         for split, (texts, names) in splits.items():
@@ -138,6 +140,8 @@ class Data(pl.LightningDataModule):
                 raise UserError(
                     f"The {split} split of {self.dataset!r} is empty: too few rows; add some, or a file for it."
                 )
+            for pair in zip(texts, names, strict=True):
+                content.update(json.dumps(pair).encode())
             index = {name: i for i, name in enumerate(labels)}
             columns = {"text": texts, "label": [index[name] for name in names]}
             encoded = datasets.Dataset.from_dict(columns).map(
@@ -146,7 +150,7 @@ class Data(pl.LightningDataModule):
             encoded.save_to_disk(directory / split)
         shutil.rmtree(directory / "cache", ignore_errors=True)
         files = {str(p.relative_to(directory)): _digest(p) for p in sorted(directory.rglob("*")) if p.is_file()}
-        meta = {"labels": labels, "pad_id": tokenize.pad_id, "files": files}
+        meta = {"labels": labels, "pad_id": tokenize.pad_id, "content": content.hexdigest(), "files": files}
         (directory / "meta.json").write_text(json.dumps({**meta, "digest": _json_digest(meta)}))
         return {split: len(texts) for split, (texts, _) in splits.items()}
 
@@ -156,7 +160,7 @@ class Data(pl.LightningDataModule):
             import datasets
 
             meta = json.loads((self.path / "meta.json").read_text())
-            self.labels, self.pad_id = meta["labels"], meta["pad_id"]
+            self.labels, self.pad_id, self.fingerprint = meta["labels"], meta["pad_id"], meta["content"]
             self.splits = {s: datasets.load_from_disk(str(self.path / s)) for s in ("train", "val", "test")}
 
     def train_dataloader(self) -> DataLoader:

@@ -378,23 +378,29 @@ def verify_all_reduce(rank: int, world_size: int, device: torch.device) -> None:
 
 
 def _end_together(here: Cluster) -> None:
-    """Wait for rank 0, which saves when the others are done: until it is, a signal to any rank stops the job.
+    """Wait for rank 0, which saves when the others are done, and then for all: a signal to any rank stops the whole
+    job, until every rank has heard that it is complete; from there on none does.
 
     Raises:
-        DistError: rank 0 failed, or went away; :func:`_cause` asks why.
+        DistError: another rank failed, was told to stop or went away; :func:`_cause` asks why.
     """
     assert _store
     stop.now()
+    others = [f"end/{rank}" for rank in range(1, here.world_size)]
     if here.rank == 0:
         _store.set("end/together", "")
-        deadline = time.monotonic() + 5
-        while _store.add("end/read", 0) < here.world_size - 1 and time.monotonic() < deadline:
-            time.sleep(0.02)  # or it could take the store along
+        deadline = time.monotonic() + 60
+        while _store.add("end/read", 0) < len(others):
+            if any(_store.check([key]) for key in others) or time.monotonic() > deadline:
+                raise torch.distributed.DistNetworkError("a rank did not end well")
+            time.sleep(0.02)
+        stop.complete()
         return
     while not _store.check(["end/together"]):
         if _store.check(["end/0"]):
             raise torch.distributed.DistNetworkError(f"{here.name(0)} did not end well")
         time.sleep(0.1)
+    stop.complete()
     _store.add("end/read", 1)
 
 

@@ -80,7 +80,8 @@ def now() -> None:
 def complete() -> int:
     """0, the status of a process that has done its work; from now on no signal changes that."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+        if signal.getsignal(number) is _handle:
+            signal.signal(number, signal.SIG_IGN)
     return 0
 
 

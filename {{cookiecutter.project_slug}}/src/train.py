@@ -71,7 +71,7 @@ def train(
         num_workers: loader processes per rank; -1: 2 beside a GPU, none on a CPU
         checkpoint_minutes: between two checkpoints; an epoch's end and a stop signal make one anyway
         checkpoint_steps: optimizer steps between two checkpoints; 0: by minutes alone
-        hang_seconds: longest wait for a rank in which nothing happens; then it is named, and the job ends
+        hang_seconds: longest wait for a rank in which nothing happens; at 0.6 of it it is named, and the job ends
         log_every: optimizer steps between two lines of the log
         data_dir: where prepared data is kept, per node
     """
@@ -123,7 +123,7 @@ def train(
             print_table("Result", {name: f"{value:.4f}" for name, value in scores.items()} | rest)
             print(line({"step": trainer.global_step, **scores}))
             print(f"test/accuracy {scores['test/accuracy']:.4f}", flush=True)
-            checkpoints.finish()
+    checkpoints.finish()
 
 
 def parse(argv: list[str]) -> dict[str, Any]:

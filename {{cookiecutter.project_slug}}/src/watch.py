@@ -24,7 +24,7 @@ from report import write_failure
 
 SHARE = 0.6  # of the time allowed passes before a verdict; the rest is for it to go round, and for the stacks
 BEATS = 30  # in the time allowed
-FIRST = 10  # times as long may pass before the second batch: compilers, caches and workers start
+FIRST = 10  # times as long may the first batches of a phase take: compilers, caches and workers start
 
 _rests = 0  # greater than 0 while all ranks wait on purpose
 
@@ -50,6 +50,7 @@ class Watch(pl.Callback):
         self.seconds, self.here = seconds, dist.cluster()
         self.marks, self.marked, self.what = 0, time.monotonic(), "before training"
         self.armed = self.warm = False
+        self.warmed: set[str] = set()  # phases whose first batches are over
         self.heard = time.monotonic()
         self.over = threading.Event()
         self.threads: list[threading.Thread] = []
@@ -68,6 +69,7 @@ class Watch(pl.Callback):
         self._start()
 
     def on_test_start(self, *_: Any) -> None:
+        self._warm_up("test", False)
         self._start()
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -80,16 +82,22 @@ class Watch(pl.Callback):
         self._mark(f"update of step {trainer.global_step}")
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.warm = self.marks > 5
+        self._warm_up("train", self.marks > 5)
         self._mark(f"fetching the batch after step {trainer.global_step}")
 
     def on_validation_start(self, *_: Any) -> None:
+        self._warm_up("validation", False)
         self._mark("validation")
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        self._warm_up("validation", True)
         self._mark("validation")
 
+    def on_validation_end(self, *_: Any) -> None:
+        self._warm_up("train", False)
+
     def on_test_batch_end(self, *_: Any, **__: Any) -> None:
+        self._warm_up("test", True)
         self._mark("test")
 
     def on_train_end(self, *_: Any) -> None:
@@ -100,6 +108,12 @@ class Watch(pl.Callback):
 
     def on_exception(self, *_: Any) -> None:
         self._stop()
+
+    def _warm_up(self, phase: str, over: bool) -> None:
+        """The first batches of a phase may take FIRST times as long."""
+        if over:
+            self.warmed.add(phase)
+        self.warm = phase in self.warmed
 
     def _start(self) -> None:
         self._mark("training begins")
@@ -148,7 +162,7 @@ class Watch(pl.Callback):
                 store.set(keys[self.here.rank], json.dumps(mine))
                 if store.check(["hang"]):
                     self._end(store.get("hang").decode(), first=False)
-                if judge and self.armed and not _rests:
+                if judge and self.armed:
                     for rank, key in enumerate(keys):
                         text = store.get(key).decode() if store.check([key]) else ""
                         if latest.get(rank, ("", 0.0))[0] != text or not text:

@@ -176,12 +176,36 @@ def test_what_is_not_gone_on_with(
     with pytest.raises(UserError, match=r"notes\.ckpt is not a checkpoint of this program"):
         run(words, resume="notes.ckpt")
     capsys.readouterr()
-    run(words, resume=str(path), lr=1e-3, output_dir="other", max_steps=6)
+    with pytest.raises(UserError, match="its lr differs, and the optimizer keeps the checkpoint's"):
+        run(words, resume=str(path), lr=1e-3)
+    run(words, resume=str(path), clip=2.0, output_dir="other", max_steps=6)
     assert f"resume: from {path}, step 3 of 36" in capsys.readouterr().out
-    run(words, lr=1e-3, max_steps=6)
-    assert "its lr differs; training from the start" in capsys.readouterr().out
+    with pytest.raises(UserError, match="holds an unfinished run, step 3 of 36, whose lr differs"):
+        run(words, lr=1e-3)
+    changed = Path("changed.csv")
+    changed.write_bytes(Path(words).read_bytes())
+    with pytest.raises(UserError, match="its dataset differs"):
+        run(str(changed), resume=str(path))
+    run(words, resume="never", lr=1e-3, max_steps=6)
+    capsys.readouterr()
     run(words, lr=1e-3, max_steps=6)
     assert "that run is finished; training from the start" in capsys.readouterr().out
+
+
+def test_data_that_changed_is_not_gone_on_with(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Path(words).read_text(encoding="utf-8").splitlines(keepends=True)
+    mine = Path("mine.csv")
+    mine.write_text("".join(rows), encoding="utf-8")
+    with monkeypatch.context() as patch:
+        crash(patch, "on_train_batch_end", 4)
+        with pytest.raises(Crash):
+            run(str(mine))
+    text, _, label = rows[-1].rpartition(",")
+    mine.write_text("".join([*rows[:-1], f"{text}x,{label}"]), encoding="utf-8")  # as many rows, and one is another
+    with pytest.raises(UserError, match="data has changed since the checkpoint"):
+        run(str(mine))
+    mine.write_text("".join(rows), encoding="utf-8")  # a new file of the same content is the same data
+    run(str(mine))
 
 
 def test_loading_executes_nothing(words: str, tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "name with _": ({"name": "a_b"}, "name: "),
     "environment value of 600": ({"environment.BIG": "x" * 600}, "environment.BIG: 600 .* 512"),
     "environment name": ({"environment.1A": "x"}, "environment.1A: "),
-    "spot that never resumes": ({"spot.enabled": True, "hyperparameters.resume": "never"}, "begins at step 0"),
+    "spot that never resumes": ({"spot.enabled": True, "hyperparameters.resume": "never"}, "would begin there again"),
     "rank in the environment": ({"environment.RANK": "0"}, "environment.RANK: the launcher sets it"),
     "secret": ({"environment.HF_TOKEN": "hf_" + "a" * 34}, "HF_TOKEN: looks like a secret"),
     "hyperparameter of 2501": ({"hyperparameters.dataset": "x" * 2500}, "hyperparameters.dataset: 2502 .* 2500"),
