@@ -14,7 +14,7 @@ clipping, a few steps at a time in turn (turns.py). The variants differ in what 
     2threads     the loop again, with two of OpenMP's threads; not with the others, whose core the second would take:
                  make bench ARGS="--variants hand 2threads"
 
-Validation and the test are left out of the time; what else happens at an epoch's end is in it.
+What comes after the last step is left out of the time: validation, the test, pictures.
 """
 
 import argparse

@@ -32,7 +32,7 @@ class Turns:
         self.trainings = trainings
 
     def run(self) -> dict[str, list[float]]:
-        """Seconds of every turn of each training; the first, which sets up, is left out."""
+        """Seconds of every turn of each training, but for the first and the last: setting up, and what ends a run."""
         threads = [threading.Thread(target=self._train, args=(name,)) for name in self.trainings]
         for thread in threads:
             thread.start()
@@ -40,7 +40,7 @@ class Turns:
             thread.join()
         if self.errors:
             raise self.errors[0]
-        return {name: seat.seconds[1:] for name, seat in self.seats.items()}
+        return {name: seat.seconds[1:-1] for name, seat in self.seats.items()}
 
     def _train(self, name: str) -> None:
         self.wait(name)

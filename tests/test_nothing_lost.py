@@ -23,13 +23,13 @@ TRIALS = {
 }
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 @pytest.mark.parametrize("what", TRIALS)
 def test_nothing_is_lost(what: str) -> None:
     if what == "full" and os.geteuid() != 0:  # it mounts a small disk
         (pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip)("needs root")
     command = [sys.executable, str(ROOT / "benchmarks" / "stress.py"), what, *TRIALS[what]]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=390)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=790)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     lines = run.stdout.splitlines()
     assert [line for line in lines if " ok " in line], "no trial was made"
