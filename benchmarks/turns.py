@@ -4,7 +4,9 @@ On a shared machine the same training takes twice as long from one second to the
 or one after the other, then differ by a third; five steps of each, in another order every time, by what they do.
 """
 
+import itertools
 import random
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -76,7 +78,8 @@ def compare(rounds: dict[str, list[list[float]]], base: str) -> None:
     """Print milliseconds per step of each training, and its ratio to one of them.
 
     Turns are summed over stretches of STRETCH steps, which hold whatever comes once in so many; a ratio is that of the
-    sums of all, and its interval holds 95 of 100 ratios of stretches drawn anew.
+    sums of all, and its interval holds 95 of 100 ratios of stretches drawn anew. What a step costs that has nothing
+    else to do is told best by the median of neighbouring turns' ratios, which a machine's bad second does not move.
 
     Args:
         rounds: by name, for each round the seconds of its turns; equally many in all.
@@ -89,7 +92,7 @@ def compare(rounds: dict[str, list[list[float]]], base: str) -> None:
     sums = {name: stretches(name) for name in rounds}
     turns = sum(map(len, rounds[base]))
     print(f"{turns} turns of {STEPS} steps")
-    print(f"{'training':12} {'ms/step':>8} {'ratio':>7}   95 % interval")
+    print(f"{'training':12} {'ms/step':>8} {'ratio':>7}   95 % interval   {'median':>7}   95 % interval")
     draw = random.Random(0)
     for name, mine in sums.items():
         pairs = list(zip(mine, sums[base], strict=True))
@@ -99,7 +102,13 @@ def compare(rounds: dict[str, list[list[float]]], base: str) -> None:
 
         again = sorted(ratio(draw.choices(pairs, k=len(pairs))) for _ in range(1000))
         step = 1000 * sum(mine) / turns / STEPS
-        print(f"{name:12} {step:8.2f} {ratio(pairs):7.3f}   {again[25]:.3f} to {again[974]:.3f}")
+        both = zip(itertools.chain(*rounds[name]), itertools.chain(*rounds[base]), strict=True)
+        single = [one / other for one, other in both]
+        medians = sorted(statistics.median(draw.choices(single, k=len(single))) for _ in range(1000))
+        print(
+            f"{name:12} {step:8.2f} {ratio(pairs):7.3f}   {again[25]:.3f} to {again[974]:.3f}  "
+            f"{statistics.median(single):7.3f}   {medians[25]:.3f} to {medians[974]:.3f}"
+        )
 
 
 class Seat:
