@@ -29,7 +29,7 @@ project: $(VENV)/.template
 	@rm -rf $(PROJECT)
 	@$(BIN)/cookiecutter . --no-input --output-dir build
 
-# One thread: a second one gains a fifth on a quiet machine, and costs a factor of ten on a busy one.
+# One thread: a second one saves a quarter on a quiet machine, and costs a factor of ten on a busy one.
 demo: project  ## generate a project with default answers and train it on real data
 	@OMP_NUM_THREADS=1 $(IN_PROJECT) train ARGS='$(ARGS)'
 	@echo; echo "Which language is it? (text, then the three likeliest with their probabilities)"

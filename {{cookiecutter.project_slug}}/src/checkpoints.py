@@ -233,6 +233,7 @@ class Checkpoints(pl.Callback):
 
     def finish(self) -> None:
         """The run is complete, artifacts included, on every rank: the next one starts anew."""
+        stop.complete()  # or a run that says it was stopped could be marked here
         if dist.get_global_rank() == 0 and (path := newest(self.directory)):
             (self.directory / "finished").write_text(path.name)
 
