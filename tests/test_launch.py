@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import sys
 import tarfile
 import zipfile
@@ -43,20 +42,12 @@ def small(tmp_path_factory: pytest.TempPathFactory, words: Path) -> Project:
     ],
 )
 def test_dry_run(tmp_path: Path, answers: dict[str, Any], flag: str | None) -> None:
-    """A request that botocore's model takes, on standard output alone, in 4 s, without credentials."""
+    """A request that botocore's model takes, on standard output alone, without credentials."""
     import botocore.session
     from botocore.validate import ParamValidator
 
     project = bake(tmp_path, **answers)
-    times = []
-    for _ in range(3):  # processor time, and the best of three, since other tests may share the machine
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found = project.run("python", "-m", "launch", "submit", "--dry-run", **NO_AWS)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        if times[-1] < 4:
-            break
-    assert min(times) < 4
+    found = project.run("python", "-m", "launch", "submit", "--dry-run", **NO_AWS)
     request = json.loads(found.stdout)
     model = botocore.session.get_session().get_service_model("sagemaker")
     report = ParamValidator().validate(request, model.operation_model("CreateTrainingJob").input_shape)

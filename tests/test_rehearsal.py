@@ -92,7 +92,7 @@ def test_launchers(
     command = ["--hosts", str(hosts), "--processes", str(processes), "--distribution", distribution]
     report = rehearse(project, tmp_path, *exact, *command, *options(words, hosts * processes))
     assert report["exit_status"] == 0 and report["ok"], report["output"]
-    assert set(verdicts(report).values()) == {"held"} and report["seconds"] <= 90
+    assert set(verdicts(report).values()) == {"held"}
     ranks = report["ranks"]
     assert [rank["rank"] for rank in ranks] == list(range(hosts * processes))
     assert len({rank["weights"] for rank in ranks}) == 1

