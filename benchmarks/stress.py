@@ -515,6 +515,16 @@ def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
         )
 
 
+HOSTS = (  # launcher, hosts, processes on each; on one host mpirun is a real one
+    ("torch_distributed", 2, 1, "--stop-host"),
+    ("smddp", 1, 2, "--stop-host"),
+    ("torch_distributed", 2, 2, "--lose-host"),
+    ("pytorchddp", 2, 2, "--stop-host"),
+    ("smddp", 2, 2, "--lose-host"),
+    ("pytorchddp", 1, 2, "--lose-host"),
+)
+
+
 def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
     """Two hosts of SageMaker's own toolkit; one is stopped or lost, both start again from what S3 keeps of them."""
     from cookiecutter.main import cookiecutter
@@ -523,11 +533,9 @@ def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
     project = cookiecutter(str(ROOT), no_input=True, output_dir=str(folder))
     options = ["--dataset", str(folder / "words.csv"), "--epochs", "3", "--batch_size", "4"]
     for trial in range(count):
-        how, count = ("--lose-host", "--stop-host")[trial % 2], (2, 1, 2, 2)[trial % 4]  # mpirun is real on one
-        host = str(draw.randint(1, count))
-        launcher = ("torch_distributed", "smddp", "pytorchddp")[trial % 3]
-        processes = "1" if trial == 0 else "2"
-        line = [sys.executable, "-m", "rehearsal", "--hosts", str(count), "--processes", processes]
+        launcher, number, processes, how = HOSTS[trial % len(HOSTS)]
+        host = str(draw.randint(1, number))
+        line = [sys.executable, "-m", "rehearsal", "--hosts", str(number), "--processes", str(processes)]
         line += ["--distribution", launcher, how, host, "--json", str(folder / "report.json"), "--", *options]
         if how == "--lose-host":
             line += ["--checkpoint_steps", str(draw.randint(1, 9))]
@@ -541,7 +549,7 @@ def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
                 failed.append("it did not go on where it stopped")
         good = run.returncode == 0 and not failed
         yield (
-            f"{'ok' if good else 'FAILED'} {count} hosts x {processes}, {launcher}, {how} {host}: "
+            f"{'ok' if good else 'FAILED'} {number} hosts x {processes}, {launcher}, {how} {host}: "
             f"{said.get('ends-in-time', run.stderr)}; {said.get('goes-on')}; weights "
             f"{said.get('weights-as-undisturbed')} {' '.join(failed)}"
         )
