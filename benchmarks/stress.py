@@ -544,7 +544,7 @@ def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
         said = {check["name"]: check["detail"] for check in report["checks"]}
         failed = [check["name"] for check in report["checks"] if check["verdict"] == "failed"]
         if how == "--stop-host":
-            told = re.search(r"stopped by \S+ at step (\d+)", run.stdout)
+            told = re.search(r"stopped by .*? at step (\d+)", run.stdout)
             if not told or said.get("goes-on") != f"began after step {told[1]}":
                 failed.append("it did not go on where it stopped")
         good = run.returncode == 0 and not failed
