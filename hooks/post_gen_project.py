@@ -6,8 +6,9 @@ from pathlib import Path
 
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 
-# A template that is worked on holds caches, and cookiecutter copies whatever it finds.
-for name in ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", "outputs", "prepared"):
+# A template that is worked on holds caches, and cookiecutter copies whatever it finds. Caches only: where a project is
+# generated over an older one, everything else is its owner's.
+for name in ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"):
     for path in Path().rglob(name):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -15,9 +15,9 @@ DEPENDENCIES = {
     "babel", "boto3", "botocore", "callbacks", "checkpoints", "cli", "cluster", "cookiecutter", "data", "datasets",
     "dist", "dotenv", "filelock", "hydra", "jinja2", "jsonargparse", "launch", "lightning", "matplotlib", "model",
     "moto", "mpi4py", "numpy", "pandas", "pip", "predict", "pyarrow", "pytest", "pytorch_lightning", "rehearsal",
-    "report", "requests", "rich", "safetensors", "sagemaker", "sagemaker_training", "scipy", "setuptools",
+    "psutil", "report", "requests", "rich", "safetensors", "sagemaker", "sagemaker_training", "scipy", "setuptools",
     "sklearn", "smdistributed", "src", "stop", "tensorboard", "test", "tests", "tokenizers", "torch",
-    "torchmetrics", "torchvision", "tqdm", "train", "transformers", "yaml",
+    "torchmetrics", "torchvision", "tqdm", "train", "transformers", "watch", "yaml",
 }  # fmt: skip
 WINDOWS = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
 LONGEST_SLUG = 40  # SageMaker takes 63 characters for a job name, and the launcher adds a time
@@ -57,7 +57,7 @@ def problems(answers: dict) -> list[str]:
 
     if not re.fullmatch(r"[^\s@\"\\<>,;]+@[^\s@\"\\<>,;]+\.[^\s@\"\\<>,;]+", answers["author_email"]):
         found.append(f"author_email: found {answers['author_email']!r}; expected an address such as you@example.com.")
-    if not re.fullmatch(r"[a-z]{2}(?:-[a-z]+)+-[0-9]", answers["aws_region"]):
+    if not re.fullmatch(r"[a-z]{2,4}(?:-[a-z]+)+-[0-9]", answers["aws_region"]):
         found.append(f"aws_region: found {answers['aws_region']!r}; expected a region such as us-east-1.")
     if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", answers["instance_type"]):
         found.append(f"instance_type: found {answers['instance_type']!r}; expected a type such as ml.p4d.24xlarge.")

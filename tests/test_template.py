@@ -13,6 +13,7 @@ import pexpect
 import pytest
 from conftest import TEMPLATE, Project, bake
 from cookiecutter.exceptions import FailedHookException
+from cookiecutter.main import cookiecutter
 
 QUESTIONS = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
 ODD = {
@@ -157,6 +158,26 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="already exists"):
         bake(tmp_path)
     assert made.read("mine") == "kept"
+
+
+def test_generating_again_takes_nothing_away(tmp_path: Path) -> None:
+    made = bake(tmp_path)
+    for name in ("outputs/model/weights", "prepared/x", "mine/outputs/x"):
+        (made.path / name).parent.mkdir(parents=True)
+        (made.path / name).write_text("kept")
+    cookiecutter(str(TEMPLATE), no_input=True, output_dir=str(tmp_path), overwrite_if_exists=True)
+    for name in ("outputs/model/weights", "prepared/x", "mine/outputs/x"):
+        assert made.read(name) == "kept"
+
+
+def test_a_name_without_letters_still_has_a_folder(tmp_path: Path) -> None:
+    assert bake(tmp_path, project_name="😀").path.name == "my-project"
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in TEMPLATE.glob("{{*}}/src/*.py")} | {"psutil"}))
+def test_what_the_project_imports_is_no_name_for_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FailedHookException):
+        bake(tmp_path, project_slug=name)
 
 
 def test_every_question_is_asked_in_words(tmp_path: Path) -> None:

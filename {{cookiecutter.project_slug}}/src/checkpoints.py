@@ -22,15 +22,17 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from filelock import FileLock, Timeout
 from lightning_fabric.plugins import CheckpointIO
 
 import dist
 import stop
 import watch
-from report import UserError
+from report import UserError, folder, replacing
 
 NAME = re.compile(r"(\d{6,})-step(\d+)-([0-9a-f]{16})\.ckpt")
 KEEP = 3  # S3's copy follows additions and deletions in any order: the newest few must be there
+LOCK_SECONDS = 15  # loader workers of a process that was killed live on for 5 s, and keep its lock
 ASK_SECONDS = 0.3  # about how often the ranks agree whether to stop or to save
 
 # Options that may differ between a run and its continuation; batch_size and accumulate as long as their product
@@ -70,11 +72,13 @@ class Checkpoints(pl.Callback):
         """The checkpoint to go on from: ``auto``, ``never`` or a path. Rank 0's disk decides for all.
 
         Raises:
-            UserError: the path holds no checkpoint that this run can go on from; or there are checkpoints, all damaged.
+            UserError: the path holds no checkpoint that this run can go on from; or there are checkpoints, all damaged;
+                or another run is writing to the folder.
         """
 
         def decide() -> str:
             try:
+                self._lock()
                 return json.dumps(self._decide(wanted))
             except UserError as error:
                 return json.dumps({"error": str(error)})
@@ -88,6 +92,22 @@ class Checkpoints(pl.Callback):
             return None
         self.disk.digest = decision["digest"]
         return Path(decision["path"])
+
+    def _lock(self) -> None:
+        """Keep the folder for this process as long as it lives: two runs would remove each other's checkpoints."""
+        self.lock = FileLock(folder(self.directory).absolute() / ".lock", is_singleton=True)
+        try:
+            self.lock.acquire(timeout=LOCK_SECONDS)
+        except Timeout:
+            raise UserError(
+                f"Another run is writing to {self.directory}; wait for its end, or name another --output_dir."
+            ) from None
+        except NotImplementedError:  # a network's file system without locks
+            pass
+        except OSError as error:
+            raise UserError(
+                f"Nothing can be written to {self.directory} ({error.strerror}); name another --output_dir."
+            ) from None
 
     def _decide(self, wanted: str) -> dict[str, str]:
         nothing = {"path": "", "say": ""}
@@ -124,7 +144,13 @@ class Checkpoints(pl.Callback):
             raise UserError(
                 f"--resume {wanted!r}: its {min(moved)} differs, so its place in the data means nothing here."
             )
-        return {"path": str(path), "say": f"from {path}, {place}", "digest": digest(path)}
+        if path.parent.resolve() != self.directory.resolve() and (own := newest(self.directory)) and not finished(own):
+            raise UserError(
+                f"--resume {wanted!r}: {self.directory} holds an unfinished run of its own, which this one would "
+                "replace; name another --output_dir, or go on with that one: --resume auto."
+            )
+        known = NAME.fullmatch(path.name)
+        return {"path": str(path), "say": f"from {path}, {place}", "digest": known[3] if known else digest(path)}
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
@@ -235,7 +261,15 @@ class Checkpoints(pl.Callback):
         """The run is complete, artifacts included, on every rank: the next one starts anew."""
         stop.complete()  # or a run that says it was stopped could be marked here
         if dist.get_global_rank() == 0 and (path := newest(self.directory)):
-            (self.directory / "finished").write_text(path.name)
+            try:
+                with replacing(self.directory / "finished") as mark:
+                    mark.write_text(path.name)
+            except OSError as error:
+                raise UserError(
+                    f"The model is saved, but not that the run is finished, in {self.directory} ({error.strerror}); "
+                    "free some space, or the same command goes on with this run."
+                ) from None
+            self.lock.release()
 
     def _at(self, trainer: pl.Trainer, batch: int) -> None:
         self.position |= {"step": trainer.global_step, "epoch": trainer.current_epoch, "batch": batch}
@@ -324,7 +358,7 @@ class Disk(CheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Called on every rank; loading executes nothing."""
         path = Path(path)
-        here = dist.get_global_rank() == 0 or (path.is_file() and digest(path) == self.digest)
+        here = dist.get_global_rank() == 0 or (path.is_file() and digest(path).startswith(self.digest))
         if not dist.agree(not here):
             return torch.load(path, map_location="cpu", weights_only=True)
         content = [path.read_bytes() if dist.get_global_rank() == 0 else None]

@@ -304,9 +304,10 @@ def tokenizer(model_name: str) -> Tokenizer:
         )
     from transformers import AutoConfig, AutoTokenizer
 
-    with checkpoint_errors(model_name):
-        own = AutoTokenizer.from_pretrained(model_name)
-        positions = getattr(AutoConfig.from_pretrained(model_name), "max_position_embeddings", None)
+    with checkpoint_errors(model_name):  # without False transformers asks standard input whether to run its code
+        own = AutoTokenizer.from_pretrained(model_name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
+    positions = getattr(config, "max_position_embeddings", None)
     longest = min(own.model_max_length, positions or own.model_max_length)  # past it the network has no positions
     pad_id = next((i for i in (own.pad_token_id, own.eos_token_id) if i is not None), 0)  # decoders often have no pad
     return Tokenizer(
@@ -383,8 +384,10 @@ def _source(dataset: str) -> Any:
                 f"--dataset {dataset!r}: no such file or folder; give a path, a hub name, training or cldr."
             )
         return ["hub", dataset]
+    path = path.absolute()  # not resolved: a link's own name tells what its target holds
     files = [path] if path.is_file() else sorted(path.rglob("*"))
-    files = [f for f in files if f.suffix in READERS and not re.match(NOT_DATA, f.name)]
+    files = [f for f in files if f.suffix in READERS and f.is_file() and not re.match(NOT_DATA, f.name)]
+    files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
     if not files:
         raise UserError(f"--dataset {dataset!r}: no data file in {path}; expected one of {', '.join(READERS)}.")
     return [str(path), _stamps(files)]
@@ -392,7 +395,7 @@ def _source(dataset: str) -> Any:
 
 def _stamps(files: Sequence[Path]) -> list[list[Any]]:
     """What changes when one of the files does."""
-    return [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+    return [[str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
 
 
 def _tokenizer_files(model_name: str) -> list[Path]:
@@ -423,7 +426,7 @@ def _load(dataset: str, source: Any, columns: tuple[str, str], scratch: Path) ->
     root, stamps = source
     files: dict[str, list[Path]] = {}
     for path in (Path(f) for f, *_ in stamps):
-        below = str(path.relative_to(Path(root).resolve()).parent / path.stem) if Path(root).is_dir() else ""
+        below = str(path.relative_to(root).with_suffix("")) if path != Path(root) else ""
         words = [word for word in re.findall("[a-z]+", below.lower()) if word in SPLITS]
         files.setdefault(SPLITS[words[-1]] if words else "train", []).append(path)
     if "train" not in files:

@@ -473,4 +473,8 @@ def from_rank_0(key: str, make: Callable[[], str]) -> str:
         return make()
     if get_global_rank() == 0:
         _store.set(key, make())
+    while not _store.check([key]):  # `get` would wait as long as for the ranks to meet, and no longer
+        if _store.check(["end/0"]):
+            raise torch.distributed.DistNetworkError("rank 0 did not get that far")
+        time.sleep(0.02)
     return _store.get(key).decode()

@@ -203,6 +203,7 @@ def build(model_name: str, labels: list[str]) -> nn.Module:
             label2id={label: i for i, label in enumerate(labels)},
             ignore_mismatched_sizes=True,  # a head trained for other labels is replaced
             dtype=torch.float32,
+            trust_remote_code=False,  # else standard input is asked whether to run the checkpoint's own code
         )
     if net.config.pad_token_id is None:  # decoders look for the last token that is not padding
         net.config.pad_token_id = data.tokenizer(model_name).pad_id
@@ -227,14 +228,15 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, to
         else:
             from transformers import AutoConfig, AutoTokenizer
 
-            id2label = AutoConfig.from_pretrained(directory).id2label
+            id2label = AutoConfig.from_pretrained(directory, trust_remote_code=False).id2label
             labels = [id2label[i] for i in range(len(id2label))]
             net = build(str(directory), labels)
-            most = AutoTokenizer.from_pretrained(directory).model_max_length
+            most = AutoTokenizer.from_pretrained(directory, trust_remote_code=False).model_max_length
             tokenize = data.tokenizer(str(directory))
     except Exception as error:  # safetensors, transformers and json each have exceptions of their own
+        reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
         raise UserError(
-            f"{directory} holds no trained model that can be read ({type(error).__name__}: {str(error)[:120]}); "
+            f"{directory} holds no trained model that can be read ({type(error).__name__}: {reason}); "
             "expected config.json and model.safetensors as training writes them: train first, or name the folder."
         ) from error
     encode, pad_id = tokenize

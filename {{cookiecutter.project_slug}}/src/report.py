@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 class UserError(Exception):
@@ -95,8 +96,9 @@ def write_confusion(matrix: Sequence[Sequence[float]], labels: Sequence[str], di
     image = axis.imshow(shares, norm=PowerNorm(0.5, 0, 1), cmap="Blues")  # the root makes small shares visible
     axis.set(xlabel="predicted", ylabel="true", title="test set, share of each true class")
     if len(labels) <= 60:
-        axis.set_xticks(range(len(labels)), labels, rotation=90, fontsize=8)
-        axis.set_yticks(range(len(labels)), labels, fontsize=8)
+        style: dict[str, Any] = {"fontsize": 8, "parse_math": False}  # a label may hold dollar signs
+        axis.set_xticks(range(len(labels)), labels, rotation=90, **style)
+        axis.set_yticks(range(len(labels)), labels, **style)
     figure.colorbar(image, shrink=0.8)
     _save(figure, directory / "confusion.png")
 
@@ -118,10 +120,11 @@ def print_table(title: str, rows: Mapping[str, str]) -> None:
     """Print a two-column table, as wide as its content even where the output is not a terminal."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("", "", title=title, title_justify="left", show_header=False)
     for row in rows.items():
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # a plain string is markup: a path's [brackets] would be lost
     Console(width=None if os.isatty(1) else 100).print(table)
 
 

@@ -42,7 +42,8 @@ def install() -> None:
     threading.Thread(target=_watch, args=(ours,), name="stop", daemon=True).start()
     sys.excepthook = _hook
     atexit.register(_exit)
-    os.register_at_fork(after_in_child=_forget)
+    if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+        os.register_at_fork(after_in_child=_forget)
     for number in (signal.SIGINT, signal.SIGTERM):  # last: from here one may come
         signal.signal(number, _handle)
 

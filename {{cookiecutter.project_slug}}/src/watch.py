@@ -27,16 +27,18 @@ BEATS = 30  # in the time allowed
 FIRST = 10  # times as long may the first batches of a phase take: compilers, caches and workers start
 
 _rests = 0  # greater than 0 while all ranks wait on purpose
+_rested = 0.0  # when they last did
 
 
 @contextmanager
 def rest() -> Iterator[None]:
     """What is done in here may take its time."""
-    global _rests
+    global _rests, _rested
     _rests += 1
     try:
         yield
     finally:
+        _rested = time.monotonic()  # first: a thread may look in between
         _rests -= 1
 
 
@@ -63,7 +65,7 @@ class Watch(pl.Callback):
         """Seconds since the last mark, as far as they count."""
         if not self.armed or _rests:
             return 0.0
-        return (time.monotonic() - self.marked) / (1 if self.warm else FIRST)
+        return (time.monotonic() - max(self.marked, _rested)) / (1 if self.warm else FIRST)
 
     def on_train_start(self, *_: Any) -> None:
         self._start()

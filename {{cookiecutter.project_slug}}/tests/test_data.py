@@ -171,6 +171,18 @@ def test_splits_that_are_given_are_kept(names: tuple[str, str, str], rows: list[
     assert {name: len(split) for name, split in made.splits.items()} == {"train": 120, "val": 60, "test": 60}
 
 
+def test_links_folders_and_copies_that_editors_keep(rows: list[tuple[str, str]]) -> None:
+    """Names are the links' own, as the hub's cache and DVC lay files out; folders and hidden files are not data."""
+    lines = ["text,label", *(f"{text},{label}" for text, label in rows)]
+    for name in ("store/0123abcd", "own/.ipynb_checkpoints/test-checkpoint.csv"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("\n".join(lines), encoding="utf-8")
+    Path("own/train.csv").symlink_to(Path("store/0123abcd").absolute())
+    Path("own/test.csv").mkdir()
+    for name in ("own", "own/train.csv"):
+        assert sum(len(split) for split in prepared(name).splits.values()) == len(rows)
+
+
 def test_a_file_that_is_named_is_training_data_wherever_it_lies(words: str) -> None:
     Path("test").mkdir()
     lone = Path(words).rename("test/validation.csv")

@@ -3,6 +3,9 @@
 Runs on several ranks, killed and stopped from outside, are tested with the template that made this project.
 """
 
+import errno
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import torch
 import checkpoints
 import data
 import train
+import watch
 from report import UserError
 
 
@@ -76,7 +80,9 @@ MOMENTS = [
         *(pytest.param(o, marks=pytest.mark.slow) for o in ({}, {"max_steps": 31}, {"num_workers": 1})),
     ],
 )
-def test_going_on_is_as_if_nothing_had_happened(words: str, options: dict[str, Any]) -> None:
+def test_going_on_is_as_if_nothing_had_happened(
+    words: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     run(words, output_dir="alone", **options)
     alone = outcome("alone")
     moments = MOMENTS if options in ({}, {"max_steps": 31}) else MOMENTS[1:5]
@@ -87,7 +93,11 @@ def test_going_on_is_as_if_nothing_had_happened(words: str, options: dict[str, A
             with pytest.raises(Crash):
                 run(words, output_dir=output, **options)
         if hook != "finish":
+            expected = checkpoints.newest(Path(output, "checkpoints"))
+            capsys.readouterr()
             run(words, output_dir=output, **options)
+            said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("resume: ")]
+            assert len(said) == bool(expected) and all(f"from {expected}, " in line for line in said), (hook, at)
         for part in ("state_dict", "optimizer_states", "lr_schedulers"):
             assert same(alone[part], outcome(output)[part]), (part, hook, at)
         for part in ("best", "best_score", "position"):
@@ -178,6 +188,13 @@ def test_what_is_not_gone_on_with(
     capsys.readouterr()
     with pytest.raises(UserError, match="its lr differs, and the optimizer keeps the checkpoint's"):
         run(words, resume=str(path), lr=1e-3)
+    with monkeypatch.context() as patch:
+        crash(patch, "on_train_batch_end", 4)
+        with pytest.raises(Crash):
+            run(words, output_dir="unfinished")
+    with pytest.raises(UserError, match="unfinished/checkpoints holds an unfinished run of its own"):
+        run(words, resume=str(path), output_dir="unfinished")
+    capsys.readouterr()
     run(words, resume=str(path), clip=2.0, output_dir="other", max_steps=6)
     assert f"resume: from {path}, step 3 of 36" in capsys.readouterr().out
     with pytest.raises(UserError, match="holds an unfinished run, step 3 of 36, whose lr differs"):
@@ -242,4 +259,39 @@ def test_a_full_disk_ends_the_run_in_a_sentence(words: str) -> None:
     assert f"the last good one is {kept}; free some space" in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert checkpoints.newest(Path("outputs/checkpoints")) == kept
-    assert not list(Path("outputs/checkpoints").glob(".*"))
+    assert not list(Path("outputs/checkpoints").glob(".*.ckpt"))
+
+
+def test_a_full_disk_at_the_very_end_is_a_sentence(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "replacing", full)
+    with pytest.raises(UserError, match="model is saved, but not that the run is finished, in outputs/checkpoints"):
+        run(words, epochs=1, max_steps=3)
+
+
+def test_time_at_rest_does_not_count_as_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    mine = watch.Watch(60)
+    mine.armed = mine.warm = True
+    now = 110.0
+    with watch.rest():
+        now = 190.0
+        assert mine._idle() == 0
+    now = 195.0
+    assert mine._idle() == 5
+
+
+def test_two_runs_do_not_write_to_one_folder(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "LOCK_SECONDS", 0.1)
+    Path("outputs/checkpoints").mkdir(parents=True)
+    hold = "import filelock; x = filelock.FileLock('outputs/checkpoints/.lock'); x.acquire(); print('held', flush=True)"
+    command = [sys.executable, "-c", f"{hold}; input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout and other.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match="Another run is writing to outputs/checkpoints; wait for its end, or name"):
+            run(words)
+        other.kill()
+    run(words, epochs=1, max_steps=3)

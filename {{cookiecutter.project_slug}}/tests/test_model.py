@@ -1,7 +1,10 @@
 """The network, the loss and the metrics are what they claim, however samples are padded and divided among ranks."""
 
 import itertools
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,6 +131,19 @@ def test_what_is_no_model_is_refused_in_a_sentence(config: str, tmp_path: Path) 
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(UserError, match="holds no trained model"):
         model.load(tmp_path)
+
+
+def test_a_checkpoints_own_code_is_never_run(tmp_path: Path) -> None:
+    """transformers asks standard input whether it may, and there the texts to classify come from."""
+    own = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine", "AutoTokenizer": ["mine.Mine", None]}}
+    (tmp_path / "config.json").write_text(json.dumps(own))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Mine: pass\n")
+    for command in (["predict.py", "--model_dir"], ["train.py", "--resume", "never", "--model_name"]):
+        line = [sys.executable, str(Path(model.__file__).parent / command[0]), *command[1:], str(tmp_path)]
+        found = subprocess.run(line, input="yes\nyes\nyes\n", capture_output=True, text=True, cwd=tmp_path)
+        assert found.returncode == 1 and "error: " in found.stderr and "Traceback" not in found.stderr, found.stderr
+        assert "contains custom code" in found.stderr and not (tmp_path / "executed").exists()
 
 
 def test_an_unknown_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:

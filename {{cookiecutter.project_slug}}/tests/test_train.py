@@ -31,7 +31,7 @@ def run(words: str, **options: object) -> None:
 def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(words)
     out = capsys.readouterr().out
-    assert "global_batch=16 (16 per rank x world_size=1 x accumulate=1) lr=0.01 steps=24" in out
+    assert "global_batch=16 (16 per rank x world_size=1 x accumulate=1) max_lr=0.01 steps=24" in out
     last = out.splitlines()[-1]
     assert re.fullmatch(r"test/accuracy [01]\.\d{4}", last)
     assert float(last.split()[1]) > 0.9
@@ -48,6 +48,8 @@ def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture
     steps = [int(row["step"]) for row in curves]
     assert steps == sorted(steps) and steps[-1] == 24
     assert sum(bool(row["val/accuracy"]) for row in curves) == 2
+    rates = re.findall(report.metric_regex("lr"), out, re.M)
+    assert [float(rate) for rate in rates] == pytest.approx([float(row["lr"]) for row in curves if row["lr"]], rel=1e-5)
     for picture in ("curves.png", "confusion.png"):
         assert Path("outputs", picture).read_bytes().startswith(b"\x89PNG")
     assert list(Path("outputs/tensorboard").glob("events*"))
@@ -55,6 +57,13 @@ def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture
     answers = dict(predict.predict(["αβγδ", "abcd", "абвг"], Path("outputs/model"), top=2))
     assert [answers[text][0][0] for text in answers] == ["greek", "latin", "cyrillic"]
     assert all(1 >= pairs[0][1] >= pairs[1][1] >= 0 for pairs in answers.values())
+
+
+def test_labels_and_paths_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report.write_confusion([[1, 0], [0, 1]], ["$10_$20", "$5^$"], tmp_path)
+    assert (tmp_path / "confusion.png").is_file()
+    report.print_table("Result", {"model": "runs/[lr=2e-3]/[/x]/model"})
+    assert "runs/[lr=2e-3]/[/x]/model" in capsys.readouterr().out
 
 
 def test_the_same_seed_gives_the_same_weights(words: str) -> None:
