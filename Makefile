@@ -7,6 +7,7 @@ IN_PROJECT := $(MAKE) --no-print-directory -C $(PROJECT) VENV=../../$(VENV)
 SOURCE := {{cookiecutter.project_slug}}
 ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

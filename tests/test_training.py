@@ -85,7 +85,12 @@ def running(project: Project) -> list[str]:
 
 
 def prepare(project: Project, words: Path) -> subprocess.Popen[str]:
-    code = f"import sys; sys.path.insert(0, 'src'); import data; data.Data({str(words)!r}).prepare_data()"
+    code = (
+        "import sys; sys.path.insert(0, 'src'); import data\n"
+        f"made = data.Data({str(words)!r})\n"
+        "assert not made.path.exists() or data._verified(made.path), 'half a copy'\n"
+        "made.prepare_data()"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=project.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -111,25 +116,30 @@ def test_processes_that_race_build_one_copy(tmp_path: Path, words: Path) -> None
 
 
 def test_a_killed_process_leaves_a_good_copy_or_none(tmp_path: Path) -> None:
-    """Killed at a moment of the building itself: as soon as the folder it builds in is there, and later."""
+    """Killed at a moment of the building itself: as soon as the folder it builds in is there, and later.
+
+    Each process first asserts that what the one before it left is good or not there.
+    """
     made = bake(tmp_path)
     big = tmp_path / "big.csv"
     big.write_text("text,label\n" + "\n".join(f"some words and number {i},{i % 5}" for i in range(60_000)))
     killed = 0
     place = made.path / "prepared"
     for after in (0.0, 0.2, 0.4):
-        shutil.rmtree(place, ignore_errors=True)
+        for left in place.glob(".big*"):
+            shutil.rmtree(left)
         process = prepare(made, big)
         while process.poll() is None and not list(place.glob(".big*")):
             time.sleep(0.005)
         time.sleep(after)
         process.kill()
-        process.communicate()
+        _, error = process.communicate()
+        assert process.returncode <= 0, error
         killed += process.returncode < 0 and bool(list(place.glob(".big*")))
-        verified(made, big)
     assert killed >= 1, "none was killed while it built: nothing was tested"
     process = prepare(made, big)
-    assert process.wait() == 0
+    _, error = process.communicate()
+    assert process.returncode == 0, error
     assert verified(made, big)
     assert not list(place.glob(".*")), "what a killed process left is still there"
 
@@ -185,7 +195,10 @@ def test_a_terminal_gets_a_live_bar_and_a_log_does_not(tmp_path: Path, words: Pa
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 0
-    plain = made.run("python", *command).stdout
+    shutil.rmtree(made.path / "prepared")
+    found = made.run("python", *command)
+    assert not found.stderr, "a warning that nobody can act on"
+    plain = found.stdout
     assert "\x1b" not in plain and "\r" not in plain
     assert re.search(r"^step=5 epoch=1 train/loss=[0-9.]+ lr=[0-9.e-]+ samples_per_second=[0-9.]+$", plain, re.M)
 

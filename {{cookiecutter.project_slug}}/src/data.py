@@ -134,7 +134,7 @@ class Data(pl.LightningDataModule):
         splits = _complete(splits, self.seed)
         content = hashlib.sha256(json.dumps(labels).encode())
 
-        tokenize = tokenizer(self.model_name)
+        tokenize, most = tokenizer(self.model_name), self.max_length  # `map` takes a digest of them, and self has none
         for split, (texts, names) in splits.items():
             if not texts:
                 raise UserError(
@@ -145,7 +145,7 @@ class Data(pl.LightningDataModule):
             index = {name: i for i, name in enumerate(labels)}
             columns = {"text": texts, "label": [index[name] for name in names]}
             encoded = datasets.Dataset.from_dict(columns).map(
-                lambda batch: _encode(tokenize.encode, batch["text"], self.max_length), batched=True, batch_size=10_000
+                lambda batch: _encode(tokenize.encode, batch["text"], most), batched=True, batch_size=10_000
             )
             encoded.save_to_disk(directory / split)
         shutil.rmtree(directory / "cache", ignore_errors=True)
@@ -321,14 +321,16 @@ def tokenizer(model_name: str) -> Tokenizer:
 @contextlib.contextmanager
 def checkpoint_errors(model_name: str) -> Iterator[None]:
     """Turn what transformers raises for a checkpoint that cannot be had into one sentence."""
-    if not Path(model_name).exists():
+    here = Path(model_name).exists()
+    if not here:
         offline_if_unreachable()
     try:
         yield
     except Exception as error:  # the hub, the network and each kind of model have exceptions of their own
+        reason = _cause(error) if here else _reason(error)
         raise UserError(
             f"--model_name {model_name!r} could not be loaded: it is not bytecnn, nor a folder that holds a Hugging "
-            f"Face checkpoint with its tokenizer, nor a hub name that can be reached from here ({_reason(error)})."
+            f"Face checkpoint with its tokenizer, nor a hub name that can be reached from here ({reason})."
         ) from error
 
 
