@@ -150,6 +150,10 @@ def said(cells: list[Any], text: str) -> str:
     return "".join(out.get("text", "") + str(dict(out.get("data", {}))) for out in cell.outputs)
 
 
+# A rehearsal takes half a minute: one notebook of these tests plays it, whole.
+PLAY_NOTHING = {"preflight.rehearsal(job)": "preflight.rehearsal = lambda _: ['true']"}
+
+
 def test_notebook_is_clean(project: Project) -> None:
     notebook = nbformat.read(project.path / "launch" / "launch.ipynb", as_version=4)
     nbformat.validate(notebook)
@@ -167,17 +171,15 @@ def test_notebook_sends_nothing_that_preflight_refuses(tmp_path: Path) -> None:
     assert "error: volume_gb = 0 is not what it has to be" in str(raised.value) and "File" not in str(raised.value)
     text = job.read_text(encoding="utf-8").replace("volume_gb = 0", "volume_gb = 100")
     job.write_text(text.replace("keep_alive_s = 0", "keep_alive_s = 21601"), encoding="utf-8")
-    play_nothing = {"preflight.rehearsal(job)": "preflight.rehearsal = lambda _: ['true']"}
-    cells = run_notebook(project, play_nothing, **NO_AWS, PIP_NO_INDEX="1")
+    cells = run_notebook(project, PLAY_NOTHING, **NO_AWS, PIP_NO_INDEX="1")
     assert "error: preflight refuses this job" in said(cells, "PyTorch(")
 
 
 def test_notebook_without_aws(small: Project) -> None:
     """It goes as far as somebody without an account can go, and says so in a sentence."""
-    cells = run_notebook(small, {}, **NO_AWS)
+    cells = run_notebook(small, PLAY_NOTHING, **NO_AWS)
     assert "2 × ml.g5.xlarge, torch_distributed, torch 2.13.0 on Python 3.12; 2 ranks" in said(cells, "load()")
     assert "skipped AWS: no credentials here" in said(cells, "preflight.run")
-    assert "held" in said(cells, "preflight.rehearsal")
     assert "pytorch:2.13-cu133-amzn2023-sagemaker" in said(cells, "request.dry_run")
     for text in ("PyTorch(", "follow.follow", "follow.fetch"):
         assert "error: there are no AWS credentials here" in said(cells, text)
@@ -219,6 +221,7 @@ def test_notebook_from_configuration_to_prediction(small: Project, words: Path, 
     cells = run_notebook(small, before, MODEL=str(tmp_path / "model.tar.gz"), AWS_DEFAULT_REGION="us-east-1")
     preflight = said(cells, "preflight.run")
     assert "error" not in preflight and "no credentials" not in preflight
+    assert "held" in said(cells, "preflight.rehearsal")
     assert "completed. Bring its model home" in said(cells, "follow.follow")
     assert "train/loss=0.5" in said(cells, "follow.follow")
     assert "image/png" in said(cells, "outcome.curves()")
