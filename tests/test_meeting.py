@@ -106,24 +106,27 @@ sys.exit(stop.complete())
         (0, "later(signal.SIGTERM)", [143, 143], ""),
         (0, "later(signal.SIGKILL)", [-9, 1], "rank 0 on host localhost ended without a word"),
         (1, "later(signal.SIGTERM)", [143, 143], ""),  # it waits for rank 0 by then
+        (1, "later(signal.SIGKILL)", [1, -9, 0], "had to end: rank 1 on host localhost ended without a word"),
     ],
 )
 def test_the_others_wait_until_rank_0_is_done(
     rank: int, what: str, statuses: list[int], words: str, project: Project
 ) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "TORCHELASTIC"))}
-    env |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7841"}
+    size = str(len(statuses))
+    env |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7841"}
     env |= {"PYTHONPATH": str(project.path / "src"), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-c", ENDING % what, str(rank)]
     ranks = [
         subprocess.Popen(
             command, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True, stdout=-1, stderr=-2
         )
-        for rank in range(2)
+        for rank in range(len(statuses))
     ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == statuses, said
-    assert words in said[1] and "Traceback" not in said[1], said
+    said = [process.communicate(timeout=120)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == statuses, said
+    other = said[1 if rank == 0 else 0]
+    assert words in other and "Traceback" not in other, said
     if statuses == [0, 0]:
         saved, ended = (
             float(text.split(f"{word} at ")[1].split()[0]) for word, text in zip(("saved", "ended"), said, strict=True)
