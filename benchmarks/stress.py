@@ -38,7 +38,6 @@ import shutil
 import socket
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -193,7 +192,7 @@ def _leave(main: Callable[[], int]) -> NoReturn:
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # as at the end of a process of its own
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

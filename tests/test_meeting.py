@@ -84,6 +84,13 @@ import dist, report, stop
 stop.install()
 def later(number):
     threading.Timer(1, os.kill, (os.getpid(), number)).start()
+def hide():  # as fsspec's isdir does
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    except:
+        pass
+    raise FileNotFoundError("not what ended it")
 try:
     with dist.session() as cluster:
         if cluster.rank == int(sys.argv[1]):
@@ -106,6 +113,8 @@ sys.exit(stop.complete())
         (0, "later(signal.SIGTERM)", [143, 143], ""),
         (0, "later(signal.SIGKILL)", [-9, 1], "rank 0 on host localhost ended without a word"),
         (1, "later(signal.SIGTERM)", [143, 143], ""),  # it waits for rank 0 by then
+        (0, "hide()", [143, 143], ""),
+        (1, "hide()", [143, 143], ""),
         (1, "later(signal.SIGKILL)", [1, -9, 0], "had to end: rank 1 on host localhost ended without a word"),
     ],
 )
@@ -127,6 +136,7 @@ def test_the_others_wait_until_rank_0_is_done(
     assert [process.returncode for process in ranks] == statuses, said
     other = said[1 if rank == 0 else 0]
     assert words in other and "Traceback" not in other, said
+    assert statuses != [143, 143] or "Error" not in said[0] + said[1], said
     if statuses == [0, 0]:
         saved, ended = (
             float(text.split(f"{word} at ")[1].split()[0]) for word, text in zip(("saved", "ended"), said, strict=True)

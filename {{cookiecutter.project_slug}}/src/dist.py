@@ -220,12 +220,12 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
         if _store:
             _end_together(here)
     except stop.Stopped:
-        if here and _store:
-            with contextlib.suppress(torch.distributed.DistError):
-                _store.set(f"end/{here.rank}", TOLD_TO_STOP)  # so that ranks which lose this one stop as well
-                time.sleep(0.5 * (here.rank == 0))  # which may keep the store, and they look every 0.1 s
+        _tell_of_stop(here)
         raise
     except Exception as error:
+        if stop.leaving():
+            _tell_of_stop(here)
+            raise stop.Stopped from None
         with contextlib.suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher that ends the rest of us leaves time to say why
         traceback.clear_frames(error.__traceback__)  # they hold the group, whose end wakes ranks that wait for this one
@@ -242,6 +242,14 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
     finally:
         _end_group()
         _store = None
+
+
+def _tell_of_stop(here: Cluster | None) -> None:
+    """So that ranks which lose this one stop as well."""
+    if here and _store:
+        with contextlib.suppress(torch.distributed.DistError):
+            _store.set(f"end/{here.rank}", TOLD_TO_STOP)
+            time.sleep(0.5 * (here.rank == 0))  # which may keep the store, and they look every 0.1 s
 
 
 def _end_group() -> None:

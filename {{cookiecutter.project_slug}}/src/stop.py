@@ -63,6 +63,11 @@ def name() -> str:
     return _requested or "a signal to another rank"
 
 
+def leaving() -> bool:
+    """Whether this process was told to stop and has begun to; a bare ``except:``, as fsspec has, may have hidden it."""
+    return _deadline < float("inf")
+
+
 def defer(advice: str) -> None:
     """From now on the flag is asked for (:func:`requested`); `advice` says how to go on, once this ends."""
     global _deferred, _advice
@@ -126,7 +131,7 @@ def _handle(number: int, _: Any) -> None:
 
 def _exit() -> None:
     """Python's own end would give the signals back to the system first, and a second SIGINT then make it status 130."""
-    if _deadline < float("inf"):
+    if leaving():
         sys.stdout.flush()
         os._exit(STATUS)
 
