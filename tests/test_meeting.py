@@ -84,7 +84,7 @@ import dist, report, stop
 stop.install()
 def later(number):
     threading.Timer(1, os.kill, (os.getpid(), number)).start()
-def hide():  # as fsspec's isdir does
+def hide():  # as fsspec's exists does
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1)

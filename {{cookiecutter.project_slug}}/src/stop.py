@@ -64,7 +64,7 @@ def name() -> str:
 
 
 def leaving() -> bool:
-    """Whether this process was told to stop and has begun to; a bare ``except:``, as fsspec has, may have hidden it."""
+    """Whether this process was told to stop and has begun to; a bare ``except:`` (fsspec's exists) may hide it."""
     return _deadline < float("inf")
 
 
