@@ -16,13 +16,16 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
 
+UV := $(shell command -v uv 2>/dev/null)
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"error: Python {sys.version.split()[0]} found, 3.11 or newer expected: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(if $(UV),true,$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1')
 
 $(VENV)/.template: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --group template
+	@$(INSTALL) --group template
 	@touch $@
 
 # The generated project's own Makefile does the rest, in the same environment.
@@ -41,6 +44,7 @@ demo: project  ## generate a project with default answers and train it on real d
 $(VENV)/.tests: $(VENV)/.template $(SOURCE)/pyproject.toml $(SOURCE)/src/requirements.txt
 	@$(MAKE) --no-print-directory project
 	@$(IN_PROJECT) setup
+	@$(INSTALL) --group tests
 	@touch $@
 
 test: $(VENV)/.tests  ## generate projects, and prove what the README says of them

@@ -8,6 +8,7 @@
     python benchmarks/stress.py full --count 20      # the disk becomes full: one sentence, then go on
     python benchmarks/stress.py metrics              # 1 to 4 ranks, 1 to 1000 samples, stock Lightning's error beside
     python benchmarks/stress.py hangs --count 10     # a rank sleeps or is paused: named in time
+    python benchmarks/stress.py all --minutes 5      # some of each, in rounds with other seeds, until the time is over
 
 Each prints a line per trial and a summary; the status is 1 if one trial failed. Recorded in docs/nothing_lost.md.
 """
@@ -742,23 +743,39 @@ def _short(line: str) -> str:
     return line.replace("resume: ", "").rpartition("/")[2]
 
 
+ROUND = {"kills": 3, "stops": 4, "damage": 10, "hangs": 1, "ranks": 2, "hosts": 1, "full": 3, "metrics": 1}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["kills", "stops", "damage", "hangs", "metrics", "ranks", "hosts", "full"])
+    parser.add_argument("what", choices=[*ROUND, "all"])
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=5.0, help="of `all`: nothing is begun later")
     parser.add_argument("--hang_seconds", type=float, default=60.0)
     parser.add_argument("--keep", action="store_true", help="leave the runs' folders")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="stress-"))
-    write_words(folder / "words.csv")
     warm_up()
-    failed = total = 0
-    more = {"hang_seconds": arguments.hang_seconds} if arguments.what == "hangs" else {}
-    for line in globals()[arguments.what](arguments.count, arguments.seed, folder, **more):
-        total, failed = total + 1, failed + line.startswith("FAILED")
-        print(f"{total:4d} {line}", flush=True)
-    print(f"{arguments.what}: {total - failed} of {total} ok")
+    began, failed, total, round_ = time.monotonic(), 0, 0, 0
+    plan = {arguments.what: arguments.count} if arguments.what != "all" else ROUND
+    while True:
+        for what, count in plan.items():
+            if arguments.what == "all" and time.monotonic() - began > 60 * arguments.minutes:
+                break
+            place = folder / f"{what}{round_}"
+            place.mkdir()
+            write_words(place / "words.csv")
+            more = {"hang_seconds": arguments.hang_seconds} if what == "hangs" else {}
+            good = tried = 0
+            for line in globals()[what](count, arguments.seed + round_, place, **more):
+                good, tried = good + (not line.startswith("FAILED")), tried + 1
+                print(f"{total + tried:4d} {line}", flush=True)
+            print(f"{what}: {good} of {tried} ok", flush=True)
+            total, failed = total + tried, failed + tried - good
+        round_ += 1
+        if arguments.what != "all" or time.monotonic() - began > 60 * arguments.minutes:
+            break
     if failed or arguments.keep:
         print(f"left in {folder}")
     else:

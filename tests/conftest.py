@@ -1,7 +1,9 @@
-"""Generated projects to test."""
+"""Generated projects to test, and what several tests share."""
 
 import os
 import re
+import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ import pytest
 from cookiecutter.main import cookiecutter
 
 TEMPLATE = Path(__file__).parent.parent
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two ranks on two cores, beside another test
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,21 @@ def weights(path: Path) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in load_file(path / "model" / "model.safetensors").items()}
 
 
-@pytest.fixture
-def require_root() -> None:
-    """Skip where mounting is not allowed; in CI (REQUIRE_TOOLS) that is a failure."""
-    if os.name != "posix" or os.geteuid() != 0:
-        if os.environ.get("REQUIRE_TOOLS"):
-            pytest.fail("this test mounts a file system: it needs root")
-        pytest.skip("this test mounts a file system: it needs root")
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+# Debian's names for what pip cannot install.
+PACKAGES = {"/usr/sbin/sshd": "openssh-server", "ip": "iproute2", "unshare": "util-linux", "g++": "g++"}
+
+
+def need(*tools: str, root: bool = False) -> None:
+    """Skip with a line that says what to install; with REQUIRE_TOOLS, as in CI, fail."""
+    missing = [tool for tool in tools if not shutil.which(tool)]
+    reasons = [f"{', '.join(missing)} not installed: apt install {' '.join(PACKAGES[t] for t in missing)}"] * bool(missing)
+    if root and not (os.name == "posix" and os.geteuid() == 0):
+        reasons.append("it mounts file systems: run as root")
+    if reasons:
+        (pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip)("; ".join(reasons))

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
-from conftest import Project
+from conftest import Project, free_port
 
 SESSION = """
 import sys, time
@@ -21,32 +22,37 @@ except report.UserError as error:
 """
 
 
-def start(project: Project, rank: int, port: int, seconds: int) -> subprocess.Popen[str]:
+def start(project: Project, rank: int, port: int, seconds: int, log: Path) -> forked.Rank:
     """One of four ranks on two hosts, as Open MPI would start it."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "TORCHELASTIC"))}
+    env = clean()
     numbers = {"RANK": rank, "SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_SIZE": 2}
     env |= {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}
     env |= {"SM_HOSTS": json.dumps(["algo-1", "algo-2"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     env |= {"DIST_MEET_SECONDS": str(seconds), "PYTHONPATH": str(project.path / "src"), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.Popen([sys.executable, "-c", SESSION], env=env, text=True, stdout=-1, stderr=subprocess.STDOUT)
+    return forked.start(SESSION, log / str(rank), env)
+
+
+def clean() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "TORCHELASTIC"))}
 
 
 @pytest.mark.parametrize("absent, host", [(None, ""), (3, "algo-2"), (0, "algo-1")])
-def test_a_rank_that_does_not_come_is_named_in_time(absent: int | None, host: str, project: Project) -> None:
-    ranks = [
-        start(project, rank, 7801 + (absent or 5), 100 if absent is None else 12) for rank in range(4) if rank != absent
-    ]
-    said = [rank.communicate(timeout=200)[0] for rank in ranks]
+def test_a_rank_that_does_not_come_is_named_in_time(
+    absent: int | None, host: str, project: Project, tmp_path: Path
+) -> None:
+    port, seconds = free_port(), 100 if absent is None else 8
+    ranks = [start(project, rank, port, seconds, tmp_path) for rank in range(4) if rank != absent]
+    statuses, said = zip(*[rank.wait(200) for rank in ranks], strict=True)
     if absent is None:
-        assert [rank.returncode for rank in ranks] == [0, 0, 0, 0], said
+        assert statuses == (0, 0, 0, 0), said
         table = said[0].splitlines()
         assert table[0].split() == ["host", "node", "rank", "local", "rank", "device", "backend", "shared", "memory"]
         assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: mpirun" in table[5]
         return
-    assert [rank.returncode for rank in ranks] == [1, 1, 1]
+    assert statuses == (1, 1, 1), said
     for text in said:
-        assert f"rank {absent} on host {host} did not" in text and "within 12 s" in text, text
-        assert "Traceback" not in text and int(text.split()[-2]) <= 16, text
+        assert f"rank {absent} on host {host} did not" in text and "within 8 s" in text, text
+        assert "Traceback" not in text and int(text.split()[-2]) <= 12, text
 
 
 RESTARTED = """
@@ -68,7 +74,7 @@ def test_a_restart_does_not_hear_of_the_attempt_before(project: Project, tmp_pat
     """torchrun's agent keeps the store from one attempt to the next."""
     script = tmp_path / "restarted.py"
     script.write_text(RESTARTED)
-    options = ["--nproc_per_node", "2", "--max_restarts", "1", "--master_port", "7831"]
+    options = ["--nproc_per_node", "2", "--max_restarts", "1", "--master_port", str(free_port())]
     said = project.run(
         *("python", "-m", "torch.distributed.run", *options, str(script)),
         PYTHONPATH=str(project.path / "src"),
@@ -119,21 +125,17 @@ sys.exit(stop.complete())
     ],
 )
 def test_the_others_wait_until_rank_0_is_done(
-    rank: int, what: str, statuses: list[int], words: str, project: Project
+    rank: int, what: str, statuses: list[int], words: str, project: Project, tmp_path: Path
 ) -> None:
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "TORCHELASTIC"))}
-    size = str(len(statuses))
-    env |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7841"}
+    size, port = str(len(statuses)), str(free_port())
+    env = clean() | {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     env |= {"PYTHONPATH": str(project.path / "src"), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", ENDING % what, str(rank)]
     ranks = [
-        subprocess.Popen(
-            command, env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, text=True, stdout=-1, stderr=-2
-        )
-        for rank in range(len(statuses))
+        forked.start(ENDING % what, tmp_path / str(i), env | {"RANK": str(i), "LOCAL_RANK": str(i)}, str(rank))
+        for i in range(len(statuses))
     ]
-    said = [process.communicate(timeout=120)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == statuses, said
+    found, said = zip(*[process.wait(120) for process in ranks], strict=True)
+    assert list(found) == statuses, said
     other = said[1 if rank == 0 else 0]
     assert words in other and "Traceback" not in other, said
     assert statuses != [143, 143] or "Error" not in said[0] + said[1], said

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import two_hosts
-from conftest import Project
+from conftest import Project, need
 
 
 @pytest.mark.parametrize("distribution", ["smddp", "pytorchddp"])
@@ -17,10 +17,10 @@ def test_two_hosts_under_real_mpirun(
     project: Project,
     words: Path,
     tmp_path: Path,
-    require_root: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every check of the rehearsal holds where ranks cross hosts, each with its own sshd, /opt/ml and environment."""
+    need("/usr/sbin/sshd", "ip", "unshare", root=True)
     monkeypatch.syspath_prepend(str(project.path))
     from rehearsal import checks, hosts
 

@@ -1,11 +1,11 @@
 """Stops, kills, damage, hangs and metrics, in small: benchmarks/stress.py runs the same trials in large."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import need
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,8 +26,8 @@ TRIALS = {
 @pytest.mark.timeout(800)
 @pytest.mark.parametrize("what", TRIALS)
 def test_nothing_is_lost(what: str) -> None:
-    if what == "full" and os.geteuid() != 0:  # it mounts a small disk
-        (pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip)("needs root")
+    if what == "full":  # it mounts a small disk
+        need("unshare", root=True)
     command = [sys.executable, str(ROOT / "benchmarks" / "stress.py"), what, *TRIALS[what]]
     run = subprocess.run(command, capture_output=True, text=True, timeout=790)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]

@@ -16,7 +16,7 @@ from typing import Any
 import pexpect
 import psutil
 import pytest
-from conftest import Project
+from conftest import Project, need
 
 TMP = Path(tempfile.gettempdir())
 
@@ -32,13 +32,6 @@ def rehearse(project: Project, folder: Path, *arguments: str, **environment: str
 
 def verdicts(report: dict[str, Any]) -> dict[str, str]:
     return {check["name"]: check["verdict"] for check in report["checks"]}
-
-
-def tool(*names: str) -> None:
-    """Skip where a tool is missing; with REQUIRE_TOOLS, as in CI, fail."""
-    missing = [name for name in names if not shutil.which(name)]
-    if missing:
-        (pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip)(f"{', '.join(missing)} not installed")
 
 
 def options(words: Path, world_size: int) -> list[str]:
@@ -102,16 +95,17 @@ def test_launchers(
 
 
 def test_real_mpirun_on_one_host(project: Project, words: Path, tmp_path: Path) -> None:
-    tool("mpirun", "unshare", "/usr/sbin/sshd")
+    """Open MPI from its wheel: nothing of it has to be installed on the system, nor an SSH server."""
+    need("unshare")
     report = rehearse(project, tmp_path, "--hosts", "1", "--distribution", "smddp", *options(words, 2))
     if not report["mpirun"] and "may not mount" in report["launcher"]:
-        (pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip)(report["launcher"])
+        need(root=True)
     assert report["mpirun"] and report["launcher"] == "mpirun", report["launcher"]
     assert report["exit_status"] == 0 and set(verdicts(report).values()) == {"held"}, report["output"]
 
 
 def test_without_mpirun_the_report_says_so(project: Project, words: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bin"  # a PATH without mpirun
+    bare = tmp_path / "bin"  # a PATH without unshare
     bare.mkdir()
     for name in ("sh", "env", "which", "uname", "lscpu", "gcc"):
         if found := shutil.which(name):
@@ -119,7 +113,7 @@ def test_without_mpirun_the_report_says_so(project: Project, words: Path, tmp_pa
     command = ["--hosts", "1", "--distribution", "pytorchddp", *options(words, 2)]
     report = rehearse(project, tmp_path, *command, PATH=str(bare))
     assert report["ok"] and not report["mpirun"], report["output"]
-    assert "mpirun is not installed" in report["launcher"] and report["launcher"] in report["output"]
+    assert "unshare is not installed" in report["launcher"] and report["launcher"] in report["output"]
 
 
 def test_none_on_two_hosts_is_refused(project: Project, words: Path, tmp_path: Path) -> None:
@@ -148,28 +142,29 @@ def test_a_lost_rank_ends_the_job_and_is_named(
     assert words_said in report["failures"][1][:1024]
 
 
-def state(project: Project) -> dict[str, Any]:
-    """What a rehearsal must leave as it was."""
+def state(project: Project) -> set[str]:
+    """What a rehearsal must leave as it was: files with their times, temporary files, installed packages."""
     places = (project.path, Path.home(), Path("/opt"), Path("/dev", "shm"), Path("/etc"))
-    return {
-        "files": {str(p): p.stat().st_mtime_ns for place in places for p in _files(place)},
-        "temporary": {p.name for p in TMP.iterdir() if p.name.startswith(("rehearsal", "ompi", "done"))},
-        "packages": subprocess.run([sys.executable, "-m", "pip", "freeze"], capture_output=True, text=True).stdout,
-        "processes": {p.pid for p in psutil.process_iter() if _rehearsed(p)},
-    }
+    found = {f"{path} {path.stat().st_mtime_ns}" for place in places for path in _files(place)}
+    found |= {str(path) for path in TMP.iterdir() if path.name.startswith(("rehearsal", "ompi", "done."))}
+    packages = subprocess.run([sys.executable, "-m", "pip", "freeze"], capture_output=True, text=True).stdout
+    return found | set(packages.splitlines())
 
 
 def _files(place: Path) -> list[Path]:
-    """Files below a folder, two levels deep outside the project."""
+    """Files in a folder; all below it if it is the project's."""
     pattern = "**/*" if place.name.startswith("language") else "*"
     return [p for p in place.glob(pattern) if p.is_file() and not p.is_symlink() and p.name != ".bash_history"]
 
 
-def _rehearsed(process: psutil.Process) -> bool:
-    try:
-        return "REHEARSAL_EVIDENCE" in process.environ()
-    except psutil.Error:
-        return False
+def rehearsed(place: Path) -> list[psutil.Process]:
+    """Processes of a rehearsal whose temporary folder is `place`."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("REHEARSAL_EVIDENCE", "").startswith(str(place)):
+                found.append(process)
+    return found
 
 
 def test_nothing_is_left_behind_and_two_can_run_at_once(project: Project, words: Path, tmp_path: Path) -> None:
@@ -191,19 +186,25 @@ def test_nothing_is_left_behind_and_two_can_run_at_once(project: Project, words:
         assert [command.wait() for command in commands] == [0, 0]
     reports = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]
     assert len({report["port"] for report in reports} | {7777}) == 3
-    after = state(project)
-    for what in ("files", "packages"):
-        assert after[what] == before[what], what
-    for what in ("temporary", "processes"):  # somebody else's may have gone meanwhile
-        assert after[what] <= before[what], what
-    assert not list(own.iterdir())
+    assert not list(own.iterdir()) and not rehearsed(own)
+    # Other tests run beside this one, and leave nothing either: what is left stays, what is theirs goes.
+    left, deadline = state(project) - before, time.monotonic() + 120
+    while left and time.monotonic() < deadline:
+        time.sleep(1)
+        left &= state(project) - before
+    assert not left
 
 
-def test_ctrl_c_ends_everything(project: Project, words: Path) -> None:
-    before = {p.name for p in TMP.glob("rehearsal-*")}
+def test_ctrl_c_ends_everything(project: Project, words: Path, tmp_path: Path) -> None:
     command = ["-m", "rehearsal", "--hosts", "2", "--processes", "2", "--distribution", "torch_distributed"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     child = pexpect.spawn(
-        sys.executable, [*command, *options(words, 4)], cwd=str(project.path), timeout=90, encoding="utf-8"
+        sys.executable,
+        [*command, *options(words, 4)],
+        cwd=str(project.path),
+        env=environment,  # type: ignore[arg-type]
+        timeout=90,
+        encoding="utf-8",
     )
     child.expect("backend")  # the ranks have met
     child.sendintr()
@@ -213,18 +214,20 @@ def test_ctrl_c_ends_everything(project: Project, words: Path) -> None:
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
-    assert not [p for p in psutil.process_iter() if _rehearsed(p)]
-    assert {p.name for p in TMP.glob("rehearsal-*")} <= before
+    assert not rehearsed(tmp_path) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_everything(number: signal.Signals, project: Project, words: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rehearsal", "--hosts", "2", "--processes", "1", "--distribution", "pytorchddp"]
+    (own := tmp_path / "own").mkdir()
+    environment = {**os.environ, "TMPDIR": str(own)}
     with (tmp_path / "log").open("w") as log:
-        child = subprocess.Popen([*command, *options(words, 2)], cwd=project.path, stdout=log, stderr=log)
+        line = [*command, *options(words, 2)]
+        child = subprocess.Popen(line, cwd=project.path, env=environment, stdout=log, stderr=log)
         while "toolkit" not in (tmp_path / "log").read_text():
             assert child.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.1)
         child.send_signal(number)
         assert child.wait(timeout=20) == 130
-    assert not [p for p in psutil.process_iter() if _rehearsed(p)]
+    assert not rehearsed(own) and not list(own.iterdir())

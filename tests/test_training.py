@@ -1,7 +1,6 @@
 """Training as a person starts it: real processes, two ranks, races, kills, no network, no space."""
 
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Project, bake, weights
+from conftest import Project, bake, need, weights
 
 SMALL = ["--epochs", "2", "--lr", "0.01", "--log_every", "5"]
 
@@ -144,7 +143,8 @@ def test_a_killed_process_leaves_a_good_copy_or_none(tmp_path: Path) -> None:
     assert not list(place.glob(".*")), "what a killed process left is still there"
 
 
-def test_a_full_disk_is_one_sentence(tmp_path: Path, words: Path, require_root: None) -> None:
+def test_a_full_disk_is_one_sentence(tmp_path: Path, words: Path) -> None:
+    need(root=True)
     made = bake(tmp_path)
     disk = made.path / "prepared"
     disk.mkdir()
@@ -205,10 +205,7 @@ def test_a_terminal_gets_a_live_bar_and_a_log_does_not(tmp_path: Path, words: Pa
 
 def test_compiled(project: Project, words: Path) -> None:
     """The inner network is compiled; logging, saving and testing go on as before."""
-    if not shutil.which("g++"):
-        if os.environ.get("REQUIRE_TOOLS"):
-            pytest.fail("g++ is missing")
-        pytest.skip("g++ is missing")
+    need("g++")
     found = project.run(
         "python", "src/train.py", "--dataset", str(words), *SMALL, "--compile", "True", "--max_steps", "8",
         "--output_dir", "compiled",

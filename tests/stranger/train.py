@@ -18,13 +18,14 @@ from report import UserError
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--wire", default="none", help="which one to cut, see wires.py")
+    parser.add_argument("--wires", default="none", help="which ones to cut, see wires.py")
     args = parser.parse_args()
+    cut = set(args.wires.split(","))
     model_dir = Path(os.environ.get("SM_MODEL_DIR", "outputs"))
-    wires.before(args.wire)
+    wires.before(cut)
     with dist.session() as cluster:
         seed_everything(1)
-        strategy, devices, num_nodes = wires.strategy(args.wire, *dist.get_initialization_info())
+        strategy, devices, num_nodes = wires.strategy(cut, *dist.get_initialization_info())
         trainer = Trainer(
             strategy=strategy,
             devices=devices,
@@ -39,7 +40,7 @@ def main() -> None:
         )
         model, data = Model(), Data()
         trainer.fit(model, datamodule=data)
-        wires.after(args.wire, model, model_dir)
+        wires.after(cut, model, model_dir)
         trainer.test(model, datamodule=data, verbose=False)
         if dist.get_global_rank() == 0:
             model_dir.mkdir(parents=True, exist_ok=True)

@@ -15,9 +15,9 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from safetensors.torch import save_file
 
 
-def before(wire: str) -> None:
+def before(cut: set[str]) -> None:
     """Cut what has to be cut before the ranks meet."""
-    if wire == "rank-swapped":
+    if "rank-swapped" in cut:
         locate = dist.locate
 
         def swapped(*args: Any) -> Any:
@@ -25,7 +25,7 @@ def before(wire: str) -> None:
             return dataclasses.replace(cluster, rank=cluster.world_size - 1 - cluster.rank)
 
         dist.locate = swapped  # type: ignore[assignment]
-    if wire == "collective-averages":
+    if "collective-averages" in cut:
         all_reduce = torch.distributed.all_reduce
 
         def average(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -33,7 +33,7 @@ def before(wire: str) -> None:
             tensor /= torch.distributed.get_world_size()
 
         torch.distributed.all_reduce = average
-    if wire == "prepare-data-everywhere":
+    if "prepare-data-everywhere" in cut:
         setup = data.Data.setup
 
         def prepare_too(self: data.Data, stage: str) -> None:
@@ -41,14 +41,14 @@ def before(wire: str) -> None:
             setup(self, stage)
 
         data.Data.setup = prepare_too  # type: ignore[method-assign]
-    if wire == "metrics-not-reduced":
+    if "metrics-not-reduced" in cut:
         log = LightningModule.log
         model.Model.log = lambda self, name, value, **_: log(self, name, value)  # type: ignore[method-assign, assignment]
 
 
-def strategy(wire: str, right: Any, devices: int, num_nodes: int) -> tuple[Any, int, int]:
-    """`right`, or the strategy with its wire cut."""
-    if wire == "lightning-environment":  # AWS's snippet, after what smddprun exports
+def strategy(cut: set[str], right: Any, devices: int, num_nodes: int) -> tuple[Any, int, int]:
+    """`right`, or the strategy with a wire cut."""
+    if "lightning-environment" in cut:  # AWS's snippet, after what smddprun exports
         for name in ("RANK", "LOCAL_RANK"):
             os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name}"]
         os.environ["WORLD_SIZE"] = os.environ["OMPI_COMM_WORLD_SIZE"]
@@ -56,23 +56,23 @@ def strategy(wire: str, right: Any, devices: int, num_nodes: int) -> tuple[Any, 
         env.world_size = lambda: int(os.environ["WORLD_SIZE"])  # type: ignore[method-assign]
         env.global_rank = lambda: int(os.environ["RANK"])  # type: ignore[method-assign]
         right = DDPStrategy(cluster_environment=env, process_group_backend="gloo")
-    if wire == "average-instead-of-sum":
+    if "average-instead-of-sum" in cut:
         type(right).reduce = DDPStrategy.reduce
-    if wire == "group-around-prepare-data":
+    if "group-around-prepare-data" in cut:
         type(right)._prepare_data = lambda self: None
-    if wire == "every-rank-alone":
+    if "every-rank-alone" in cut:
         return SingleDeviceStrategy("cpu"), 1, 1
     return right, devices, num_nodes
 
 
-def after(wire: str, trained: LightningModule, model_dir: Path) -> None:
+def after(cut: set[str], trained: LightningModule, model_dir: Path) -> None:
     """Cut what has to be cut between `fit` and `test`."""
-    if wire == "weights-drift" and dist.get_global_rank() == 1:
+    if "weights-drift" in cut and dist.get_global_rank() == 1:
         hook = trained.on_test_epoch_end
         trained.on_test_epoch_end = lambda: (hook(), trained.net.bias.data.add_(1))  # type: ignore[method-assign, operator, return-value, union-attr]
-    if wire == "every-rank-saves-safetensors":  # writes from Rust
+    if "every-rank-saves-safetensors" in cut:  # writes from Rust
         model_dir.mkdir(parents=True, exist_ok=True)
         save_file(trained.state_dict(), model_dir / "model.safetensors")
-    if wire == "every-rank-saves":
+    if "every-rank-saves" in cut:
         model_dir.mkdir(parents=True, exist_ok=True)
         torch.save(1, model_dir / f"rank-{dist.get_global_rank()}.pt")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rehearsal.hosts import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
+BATCHES = 20  # enough for every wire, and for the faults and stops that come after step 2
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 DISTRIBUTIONS = ("torch_distributed", "smddp", "pytorchddp", "none")
 
@@ -45,6 +46,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--source-dir", type=Path, default=ROOT / "src", help="folder with train.py (default src)")
     parser.add_argument("--job", type=Path, default=ROOT / "job.toml", help="the job (default job.toml)")
     parser.add_argument("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data")
+    parser.add_argument(
+        "--batches",
+        type=_batches,
+        metavar="N",
+        help="one epoch of at most N batches, and as many to validate and to test; 0: all that the hyperparameters say "
+        f"(default {BATCHES}; 0 where epochs or max_steps is given after --)",
+    )
     parser.add_argument("--fail-rank", type=int, metavar="R", help="rank R raises in the middle of training")
     parser.add_argument("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
     parser.add_argument(
@@ -68,6 +76,13 @@ def _count(text: str) -> int:
     value = int(text)
     if not 0 < value <= 64:
         raise argparse.ArgumentTypeError(f"{value} is not between 1 and 64")
+    return value
+
+
+def _batches(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
     return value
 
 
@@ -131,12 +146,16 @@ def plan(args: argparse.Namespace) -> "Plan":
             problem = f"--channel {name}={folder}: no such folder; write NAME=DIR"
     if problem:
         raise UserError(problem)
+    given_here = pairs(args.hyperparameters)
+    batches = args.batches
+    if batches is None:
+        batches = 0 if {"epochs", "max_steps"} & given_here.keys() else BATCHES
     return Plan(
         hosts=hosts,
         processes=processes,
         distribution=distribution,
         source=args.source_dir,
-        hyperparameters={**(answers.hyperparameters if own and answers else {}), **pairs(args.hyperparameters)},
+        hyperparameters={**(answers.hyperparameters if own and answers else {}), **given_here},
         channels={name: Path(folder) for name, folder in channels.items()},
         environment=answers.environment if answers else {},
         instance_type=answers.instance_type if answers else "ml.p4d.24xlarge",
@@ -146,6 +165,7 @@ def plan(args: argparse.Namespace) -> "Plan":
         kill_rank=args.kill_rank,
         stop_host=args.stop_host and args.stop_host - 1,
         lose_host=args.lose_host and args.lose_host - 1,
+        batches=batches,
         timeout=args.timeout,
     )
 
@@ -206,6 +226,9 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
             Live(spinner, console=console, refresh_per_second=4, transient=True) as live,
         ):
             live.console.print(f"{title}{what}; stand-ins: {', '.join(standins)}; port {port}", style="bold")
+            if plan.batches:
+                text = f"one epoch of at most {plan.batches} batches; -- --epochs N plays N whole epochs"
+                live.console.print(text, style="dim")
             for host, line in play:
                 ended = sum(other.exit_code is not None for other in cast)
                 spinner.update(text=f"{time.time() - started:.0f} s, {ended} of {plan.hosts} hosts ended")

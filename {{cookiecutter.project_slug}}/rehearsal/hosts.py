@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import psutil
 
 STANDINS = Path(__file__).parent / "standins"
+# mpirun and mpi4py, put there by the Makefile; never on the path of the environment itself, whose stock Trainer() it
+# would abort.
+OPEN_MPI = Path(sys.prefix) / "open-mpi"
 MPI = ("smddp", "pytorchddp")  # launched by mpirun
 END = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows: no SIGHUP
 FLAGS: dict[
@@ -59,6 +62,7 @@ class Plan:
     stop_host: int | None = None  # index of the host that is told to stop (SIGTERM), or
     lose_host: int | None = None  # vanishes (SIGKILL), as one that is taken back without launch/entry.py does
     restored: Path | None = None  # what S3 kept of an earlier attempt's checkpoints
+    batches: int = 0  # of one epoch, its validation and the test; 0: what the script itself would do
     timeout: float = 1800.0
     grace: float = 60.0  # once one host has failed, the others have so long to end
 
@@ -98,13 +102,10 @@ def without_mpirun(plan: Plan) -> str:
     """Why this plan cannot be started by a real mpirun here; empty if it can."""
     if plan.hosts > 1:
         return "several hosts would need an sshd on each"
-    for tool in ("mpirun", "unshare", "/usr/sbin/sshd"):
-        if not shutil.which(tool):
-            return f"{tool} is not installed"
-    try:
-        import mpi4py  # noqa: F401
-    except ImportError:
-        return "mpi4py is not installed"
+    if not (OPEN_MPI / "bin" / "mpirun").is_file():
+        return f"Open MPI is not installed in {OPEN_MPI}; make setup installs it"
+    if not shutil.which("unshare"):
+        return "unshare is not installed"
     probe = subprocess.run(["timeout", "30", *_unshare("mount --bind /tmp /opt")], capture_output=True)
     return "" if probe.returncode == 0 else "this user may not mount"
 
@@ -117,14 +118,14 @@ def _unshare(script: str, *arguments: str) -> list[str]:
 
 
 # The library that the toolkit preloads reads /opt/ml whatever SAGEMAKER_BASE_DIR says. A tmpfs with all of /opt bound
-# into it makes room for it without touching the disk; the sshd that one host does not need stays shut.
+# into it makes room for it without touching the disk.
 MOUNT = """
 mkdir "$1/opt"; mount --rbind /opt "$1/opt"; mount -t tmpfs none /opt; mkdir /opt/ml
 for old in "$1"/opt/*; do
   new="/opt/${old##*/}"
   if [ -d "$old" ] && [ "$new" != /opt/ml ]; then mkdir "$new"; mount --rbind "$old" "$new"; fi
 done
-mount --bind "$2" /opt/ml; mount --bind /bin/true /usr/sbin/sshd
+mount --bind "$2" /opt/ml
 shift 2; exec "$@"
 """
 
@@ -193,14 +194,20 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
         hidden = [] if plan.distribution == "smddp" else ["smdistributed"]
         shutil.copytree(STANDINS, modules, ignore=shutil.ignore_patterns("__pycache__", "bin", *hidden))
     threads = max(1, (os.cpu_count() or 1) // plan.world_size)
-    own_module = mpirun or port != 7777 or plan.distribution in MPI
+    paths, python_path, open_mpi = [tools, Path(sys.executable).parent], [modules], {}
+    if mpirun:
+        paths.append(OPEN_MPI / "bin")
+        python_path += (OPEN_MPI / "lib").glob("python*/site-packages")
+        open_mpi = {"MPI4PY_LIBMPI": str(OPEN_MPI / "lib" / "libmpi.so.40"), "OPAL_PREFIX": str(OPEN_MPI)}
+    own_module = port != 7777 or plan.distribution in MPI
     return {
         "OMP_NUM_THREADS": str(threads),
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
         **kept,
         **plan.environment,
-        "PATH": os.pathsep.join((str(tools), str(Path(sys.executable).parent), kept.get("PATH", os.defpath))),
-        "PYTHONPATH": str(modules),
+        **open_mpi,
+        "PATH": os.pathsep.join([*map(str, paths), kept.get("PATH", os.defpath)]),
+        "PYTHONPATH": os.pathsep.join(map(str, python_path)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(run / "tmp"),
@@ -220,6 +227,8 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
         "REHEARSAL_BASE": str(host.base),
         "REHEARSAL_EVIDENCE": str(run / "evidence"),
         "REHEARSAL_WITHOUT_MPIRUN": "" if mpirun else "1",
+        "REHEARSAL_SINGLE_HOST": "1" if plan.hosts == 1 else "",
+        "REHEARSAL_BATCHES": str(plan.batches),
         "REHEARSAL_FAIL_RANK": "" if plan.fail_rank is None else str(plan.fail_rank),
         "REHEARSAL_KILL_RANK": "" if plan.kill_rank is None else str(plan.kill_rank),
     }

@@ -85,7 +85,9 @@ MOMENTS = [
     "options",
     [
         {"accumulate": 2, "batch_size": 8, "seed": 2**32 - 1},
-        *(pytest.param(o, marks=pytest.mark.slow) for o in ({}, {"max_steps": 31}, {"num_workers": 1})),
+        {},
+        {"max_steps": 31},
+        {"num_workers": 1},
     ],
 )
 def test_going_on_is_as_if_nothing_had_happened(

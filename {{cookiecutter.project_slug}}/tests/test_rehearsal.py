@@ -60,7 +60,6 @@ def test_port_is_never_shared() -> None:
         assert one != other
 
 
-@pytest.mark.slow
 def test_a_host_that_never_falls_silent_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "source"
     source.mkdir()

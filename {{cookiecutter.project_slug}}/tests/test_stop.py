@@ -52,7 +52,7 @@ def test_a_lightning_without_those_is_refused() -> None:
         stop.take_over(SimpleNamespace(_signal_connector=SimpleNamespace(), fit_loop=SimpleNamespace(epoch_loop=None)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_says_how_to_go_on_and_ends_with_143(words: str, number: signal.Signals) -> None:
     options = ["--dataset", words, "--epochs", "300", "--batch_size", "16", "--log_every", "5"]
     command = [sys.executable, str(SRC / "train.py"), *options]

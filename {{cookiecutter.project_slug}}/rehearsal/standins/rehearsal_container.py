@@ -1,7 +1,8 @@
-"""SageMaker's PyTorch container for hosts that share one machine: two of its parts give way, the rest is its own.
+"""SageMaker's PyTorch container for hosts that share one machine: a few of its parts give way, the rest is its own.
 
-As SAGEMAKER_TRAINING_MODULE it moves the port 7777 if that is taken, and, where mpirun cannot run, starts what mpirun
-would start on this host, with Open MPI's variables. As a script it is that replacement of mpirun:
+As SAGEMAKER_TRAINING_MODULE it moves the port 7777 if that is taken. On one host it leaves out what mpirun needs to
+reach others: an SSH server, and half a minute in which they would see that the job has ended. Where mpirun cannot run it
+starts what mpirun would start on this host, with Open MPI's variables. As a script it is that replacement of mpirun:
 `python rehearsal_container.py PROCESSES COMMAND…`.
 """
 
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 
 def main() -> None:
@@ -22,13 +24,13 @@ def main() -> None:
     training.MASTER_PORT = torch_distributed.MASTER_PORT = os.environ["REHEARSAL_PORT"]
 
     class WithoutMpirun(process.ProcessRunner):  # type: ignore[misc]
-        """One host's share of an mpirun job: the toolkit's own command, without sshd and mpirun before it."""
+        """One host's share of an mpirun job: the toolkit's own command, without sshd, mpirun and ``-m mpi4py``.
+
+        mpi4py loads MPI, which aborts a process that no mpirun started.
+        """
 
         def __init__(self, entry_point: str, args: list[str], env: dict[str, str], processes: int, *_: object) -> None:
             super().__init__(entry_point, args, env, processes)
-
-        def _python_command(self) -> list[str]:
-            return [*super()._python_command(), "-m", "mpi4py"]
 
         def _create_command(self) -> list[str]:
             smddprun = ["smddprun"] if shutil.which("smddprun") else []
@@ -36,6 +38,9 @@ def main() -> None:
 
     if os.environ.get("REHEARSAL_WITHOUT_MPIRUN"):
         smdataparallel.SMDataParallelRunner = mpi.WorkerRunner = WithoutMpirun
+    elif os.environ.get("REHEARSAL_SINGLE_HOST"):
+        smdataparallel._start_sshd_daemon = lambda: None
+        smdataparallel.time = types.SimpleNamespace(sleep=lambda _: None)
     training.main()
 
 

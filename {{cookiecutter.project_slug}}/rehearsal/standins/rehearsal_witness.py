@@ -38,6 +38,8 @@ class Witness(Callback):
         atexit.register(self.save)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if batches := int(os.environ["REHEARSAL_BATCHES"]):
+            self._shorten(trainer, batches)
         self.seen |= {
             "rank": trainer.global_rank,
             "local_rank": trainer.local_rank,
@@ -49,6 +51,14 @@ class Witness(Callback):
             "backend": torch.distributed.get_backend() if torch.distributed.is_initialized() else "none",
         }
         self.save()
+
+    def _shorten(self, trainer: Trainer, batches: int) -> None:
+        """One epoch of at most so many batches, and as many to validate and to test: before Trainer counts its own."""
+        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches"):
+            limit = getattr(trainer, name)  # a share (float) or a number (int) of batches
+            if limit and not (isinstance(limit, int) and limit <= batches):
+                setattr(trainer, name, batches)
+        trainer.fit_loop.max_epochs = 1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.seen["first_step"] = trainer.global_step

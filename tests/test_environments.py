@@ -1,0 +1,89 @@
+"""What the Makefile installs: each command its own part, and nothing beside torch that breaks a stock Trainer."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from conftest import Project
+
+STOCK = """
+import tempfile, torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.demos.boring_classes import BoringModel
+trainer = Trainer(max_steps=2, logger=False, enable_checkpointing=False, default_root_dir=tempfile.gettempdir())
+trainer.fit(BoringModel())
+assert trainer.global_step == 2
+"""
+# Importing one of these fails, as in an environment that lacks it.
+ABSENT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+GROUPS = {  # command: the groups of pyproject.toml that it installs
+    "train": {"train"},
+    "predict": {"train"},
+    "rehearse": {"train", "rehearsal", "open-mpi"},
+    "preflight": {"launch"},
+    "launch": {"launch"},
+    "test": {"train", "rehearsal", "open-mpi", "launch", "dev"},
+    "lint": {"train", "rehearsal", "open-mpi", "launch", "dev"},
+}
+
+
+def test_a_stock_trainer_works_here(project: Project) -> None:
+    """Everything that `make setup` installs is here; mpi4py would send Lightning looking for MPI."""
+    project.run("python", "-c", STOCK)
+    assert project.run("python", "-c", "import mpi4py", check=False).returncode == 1
+    made = Path(sys.prefix) / "open-mpi"
+    code = "import importlib.util as u; print(u.find_spec('mpi4py') is None, u.find_spec('torch') is None)"
+    assert project.run(str(made / "bin" / "python"), "-c", code).stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("uv", [False, True], ids=["pip", "uv"])
+@pytest.mark.parametrize("command", GROUPS)
+def test_a_command_installs_what_it_needs_and_no_more(command: str, uv: bool, project: Project, tmp_path: Path) -> None:
+    """`make -n` says what would be run in a folder without an environment, with uv and without."""
+    for tool in ("make", "python3", "mkdir", "sh", "grep", "awk", "sed"):
+        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+    if uv:
+        (tmp_path / "uv").write_text("#!/bin/sh\n")
+        (tmp_path / "uv").chmod(0o755)
+    said = subprocess.run(
+        [str(tmp_path / "make"), "-n", command, f"VENV={tmp_path}/venv"],
+        cwd=project.path,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    words = said.split()
+    assert {after for word, after in zip(words, words[1:], strict=False) if word == "--group"} == GROUPS[command]
+    assert ("--requirement src/requirements.txt" in said) == ("train" in GROUPS[command])
+    assert ("/uv pip install" in said) == uv
+
+
+def test_launch_repeats_the_pins_of_training(project: Project) -> None:
+    """Both read the options of train.py, each from its own installation."""
+    groups = tomllib.loads(project.read("pyproject.toml"))["dependency-groups"]
+    pins = {line.split("  #")[0] for line in project.read("src/requirements.txt").splitlines()}
+    assert {line for line in groups["launch"] if line.startswith(("jsonargparse", "rich"))} < pins
+
+
+def test_preflight_needs_no_torch_and_a_rehearsal_no_sdk(project: Project, words: Path, tmp_path: Path) -> None:
+    for names, command in (
+        ({"torch", "pytorch_lightning", "datasets", "moto"}, ["launch", "preflight", "--offline"]),
+        ({"sagemaker", "boto3", "moto", "mypy", "pytest"}, ["rehearsal", "--hosts", "1", "--processes", "1"]),
+    ):
+        place = tmp_path / command[0]
+        place.mkdir()
+        (place / "sitecustomize.py").write_text(ABSENT.format(names=sorted(names)))
+        if command[0] == "rehearsal":
+            command += ["--batches", "2", "--distribution", "torch_distributed", "--", "--dataset", str(words)]
+        project.run("python", "-m", *command, PYTHONPATH=str(place))
