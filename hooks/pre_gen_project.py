@@ -13,10 +13,10 @@ ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 # A folder of these names on sys.path, or as the working directory, hides the module that the project imports.
 DEPENDENCIES = {
     "babel", "boto3", "botocore", "callbacks", "checkpoints", "cli", "cluster", "cookiecutter", "data", "datasets",
-    "dist", "dotenv", "filelock", "hydra", "jinja2", "jsonargparse", "launch", "lightning", "matplotlib", "model",
-    "moto", "mpi4py", "numpy", "pandas", "pip", "predict", "pyarrow", "pytest", "pytorch_lightning", "rehearsal",
-    "psutil", "report", "requests", "rich", "safetensors", "sagemaker", "sagemaker_training", "scipy", "setuptools",
-    "sklearn", "smdistributed", "src", "stop", "tensorboard", "test", "tests", "tokenizers", "torch",
+    "dist", "dotenv", "filelock", "hydra", "imports", "jinja2", "jsonargparse", "launch", "lightning", "matplotlib",
+    "model", "moto", "mpi4py", "numpy", "pandas", "pip", "predict", "pyarrow", "pytest", "pytorch_lightning",
+    "rehearsal", "psutil", "report", "requests", "rich", "safetensors", "sagemaker", "sagemaker_training", "scipy",
+    "setuptools", "sklearn", "smdistributed", "src", "stop", "tensorboard", "test", "tests", "tokenizers", "torch",
     "torchmetrics", "torchvision", "tqdm", "train", "transformers", "watch", "yaml",
 }  # fmt: skip
 WINDOWS = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}

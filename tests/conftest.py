@@ -81,8 +81,26 @@ PACKAGES = {"/usr/sbin/sshd": "openssh-server", "ip": "iproute2", "unshare": "ut
 def need(*tools: str, root: bool = False) -> None:
     """Skip with a line that says what to install; with REQUIRE_TOOLS, as in CI, fail."""
     missing = [tool for tool in tools if not shutil.which(tool)]
-    reasons = [f"{', '.join(missing)} not installed: apt install {' '.join(PACKAGES[t] for t in missing)}"] * bool(missing)
+    reasons = []
+    if missing:
+        reasons.append(f"{', '.join(missing)} not installed: apt install {' '.join(PACKAGES[t] for t in missing)}")
     if root and not (os.name == "posix" and os.geteuid() == 0):
         reasons.append("it mounts file systems: run as root")
     if reasons:
         (pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip)("; ".join(reasons))
+
+
+ABSENT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def hide(folder: Path, *names: str) -> dict[str, str]:
+    """Variables of an environment that lacks these packages: importing one fails in a process that has them."""
+    (folder / "sitecustomize.py").write_text(ABSENT.format(names=names))
+    return {"PYTHONPATH": str(folder)}

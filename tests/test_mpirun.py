@@ -11,9 +11,10 @@ import two_hosts
 from conftest import Project, need
 
 
-@pytest.mark.parametrize("distribution", ["smddp", "pytorchddp"])
+@pytest.mark.parametrize(("distribution", "processes"), [("smddp", 2), ("pytorchddp", 1)])
 def test_two_hosts_under_real_mpirun(
     distribution: str,
+    processes: int,
     project: Project,
     words: Path,
     tmp_path: Path,
@@ -28,7 +29,7 @@ def test_two_hosts_under_real_mpirun(
     run.mkdir()
     run.chmod(0o755)
     options = {"epochs": 1, "dataset": str(words), "log_every": 10}
-    plan = hosts.Plan(2, 2, distribution, project.path / "src", options, timeout=300)
+    plan = hosts.Plan(2, processes, distribution, project.path / "src", options, timeout=300)
     cast = hosts.lay_out(plan, run)
     started = []
     names = [f"algo-{i + 1}-{run.stat().st_ino}" for i in range(2)]
@@ -54,8 +55,8 @@ def test_two_hosts_under_real_mpirun(
     ranks = checks.evidence(run)
     verdicts = checks.judge(plan, run, cast, ranks)
     assert all(check.verdict == "held" for check in verdicts), f"{verdicts}\n{logs[-6000:]}"
-    assert "mpirun --host " in logs and f"{names[0]}:2,{names[1]}:2" in logs
+    assert "mpirun --host " in logs and f"{names[0]}:{processes},{names[1]}:{processes}" in logs
     assert ("smddprun" in logs.split("mpirun --host ", 1)[1].split("\n", 1)[0]) == (distribution == "smddp")
     # The toolkit writes each host's variables to its /etc/environment, so even here SM_CURRENT_HOST is the host's own.
-    assert [rank["current_host"] for rank in ranks] == [names[0], names[0], names[1], names[1]]
+    assert [rank["current_host"] for rank in ranks] == [name for name in names for _ in range(processes)]
     shutil.rmtree(run)

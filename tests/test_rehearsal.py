@@ -124,18 +124,25 @@ def test_none_on_two_hosts_is_refused(project: Project, words: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "fault, rank, distribution, words_said",
+    "fault, rank, processes, distribution, words_said",
     [
-        ("--fail-rank", 1, "torch_distributed", "rank 1 fails because"),
-        ("--kill-rank", 3, "torch_distributed", "without a word"),
-        ("--kill-rank", 0, "pytorchddp", "rank 0 on host 127.0.0.1"),
+        ("--fail-rank", 1, 1, "torch_distributed", "rank 1 fails because"),
+        ("--kill-rank", 3, 2, "torch_distributed", "without a word"),
+        ("--kill-rank", 0, 2, "pytorchddp", "rank 0 on host 127.0.0.1"),
     ],
 )
 def test_a_lost_rank_ends_the_job_and_is_named(
-    fault: str, rank: int, distribution: str, words_said: str, project: Project, words: Path, tmp_path: Path
+    fault: str,
+    rank: int,
+    processes: int,
+    distribution: str,
+    words_said: str,
+    project: Project,
+    words: Path,
+    tmp_path: Path,
 ) -> None:
-    command = ["--hosts", "2", "--processes", "2", "--distribution", distribution, fault, str(rank)]
-    report = rehearse(project, tmp_path, *command, *options(words, 4))
+    command = ["--hosts", "2", "--processes", str(processes), "--distribution", distribution, fault, str(rank)]
+    report = rehearse(project, tmp_path, *command, *options(words, 2 * processes))
     found = verdicts(report)
     assert report["exit_status"] == 1 and 0 not in report["exit_codes"]
     assert found["ends-in-time"] == found["failure-names-cause"] == found["success-or-failure-file"] == "held", report
@@ -175,12 +182,15 @@ def test_nothing_is_left_behind_and_two_can_run_at_once(project: Project, words:
     commands = []
     with socket.socket() as busy:
         busy.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with contextlib.suppress(OSError):  # somebody else's: as good
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as claim:  # or it is somebody else's: as good
+            claim.bind(
+                "\0rehearsal-7777"
+            )  # a rehearsal that has found the port free, and is about to use it, holds this
             busy.bind(("", 7777))
             busy.listen()
-        for i, (hosts, distribution) in enumerate([("2", "torch_distributed"), ("1", "torch_distributed")]):
-            line = [sys.executable, "-m", "rehearsal", "--hosts", hosts, "--processes", "1"]
-            line += ["--distribution", distribution, "--json", str(tmp_path / f"{i}.json"), *options(words, int(hosts))]
+        for i in range(2):
+            line = [sys.executable, "-m", "rehearsal", "--hosts", "1", "--processes", "1"]
+            line += ["--distribution", "torch_distributed", "--json", str(tmp_path / f"{i}.json"), *options(words, 1)]
             env = {**os.environ, "TMPDIR": str(own)}
             commands.append(subprocess.Popen(line, cwd=project.path, env=env, stdout=subprocess.DEVNULL))
         assert [command.wait() for command in commands] == [0, 0]
@@ -196,11 +206,11 @@ def test_nothing_is_left_behind_and_two_can_run_at_once(project: Project, words:
 
 
 def test_ctrl_c_ends_everything(project: Project, words: Path, tmp_path: Path) -> None:
-    command = ["-m", "rehearsal", "--hosts", "2", "--processes", "2", "--distribution", "torch_distributed"]
+    command = ["-m", "rehearsal", "--hosts", "2", "--processes", "1", "--distribution", "torch_distributed"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     child = pexpect.spawn(
         sys.executable,
-        [*command, *options(words, 4)],
+        [*command, *options(words, 2)],
         cwd=str(project.path),
         env=environment,  # type: ignore[arg-type]
         timeout=90,

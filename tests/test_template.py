@@ -99,7 +99,7 @@ def test_licenses(license: str, tmp_path: Path) -> None:
 def test_generated_projects_pass_their_own_checks(answers: dict[str, object], tests: str, tmp_path: Path) -> None:
     """What runs is the same bytes whatever the answers, so only the tests that read job.toml run for odd ones too."""
     made = bake(tmp_path, **answers)
-    for tool in (["ruff", "check", "."], ["ruff", "format", "--check", "."], *([] if answers else [["mypy"]])):
+    for tool in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):  # and mypy: make lint
         made.run("python", "-m", *tool)
     made.run("python", "-m", "pytest", "-p", "no:cacheprovider", tests)
 

@@ -1,6 +1,7 @@
 """Training as a person starts it: real processes, two ranks, races, kills, no network, no space."""
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from conftest import Project, bake, need, weights
 
@@ -83,16 +85,20 @@ def running(project: Project) -> list[str]:
     return found
 
 
-def prepare(project: Project, words: Path) -> subprocess.Popen[str]:
-    code = (
-        "import sys; sys.path.insert(0, 'src'); import data\n"
-        f"made = data.Data({str(words)!r})\n"
-        "assert not made.path.exists() or data._verified(made.path), 'half a copy'\n"
-        "made.prepare_data()"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", code], cwd=project.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+PREPARE = """
+import data
+made = data.Data({path!r})
+assert not made.path.exists() or data._verified(made.path), 'half a copy'
+print('begins', flush=True)
+made.prepare_data()
+"""
+
+
+def prepare(project: Project, words: Path, log: Path) -> forked.Rank:
+    """A process that prepares data, in the project's folder."""
+    environment = {**os.environ, "PYTHONPATH": str(project.path / "src")}
+    code = f"import os; os.chdir({str(project.path)!r})\n" + PREPARE.format(path=str(words))
+    return forked.start(code, log, environment)
 
 
 def verified(project: Project, words: Path) -> bool:
@@ -107,10 +113,10 @@ def verified(project: Project, words: Path) -> bool:
 
 def test_processes_that_race_build_one_copy(tmp_path: Path, words: Path) -> None:
     made = bake(tmp_path)
-    racing = [prepare(made, words) for _ in range(3)]
-    out = [process.communicate(timeout=120) for process in racing]
-    assert [process.returncode for process in racing] == [0, 0, 0], out
-    assert sum("prepare_data:" in stdout for stdout, _ in out) == 1
+    racing = [prepare(made, words, tmp_path / f"log{i}") for i in range(3)]
+    statuses, out = zip(*[process.wait(120) for process in racing], strict=True)
+    assert statuses == (0, 0, 0), out
+    assert sum("prepare_data:" in stdout for stdout in out) == 1
     assert verified(made, words)
 
 
@@ -127,18 +133,17 @@ def test_a_killed_process_leaves_a_good_copy_or_none(tmp_path: Path) -> None:
     for after in (0.0, 0.2, 0.4):
         for left in place.glob(".big*"):
             shutil.rmtree(left)
-        process = prepare(made, big)
-        while process.poll() is None and not list(place.glob(".big*")):
+        process = prepare(made, big, tmp_path / f"log{after}")
+        while process.process.is_alive() and not list(place.glob(".big*")):
             time.sleep(0.005)
         time.sleep(after)
-        process.kill()
-        _, error = process.communicate()
-        assert process.returncode <= 0, error
-        killed += process.returncode < 0 and bool(list(place.glob(".big*")))
+        process.process.kill()
+        status, said = process.wait(60)
+        assert status <= 0, said
+        killed += status < 0 and bool(list(place.glob(".big*")))
     assert killed >= 1, "none was killed while it built: nothing was tested"
-    process = prepare(made, big)
-    _, error = process.communicate()
-    assert process.returncode == 0, error
+    status, said = prepare(made, big, tmp_path / "log").wait(120)
+    assert status == 0, said
     assert verified(made, big)
     assert not list(place.glob(".*")), "what a killed process left is still there"
 
@@ -208,7 +213,7 @@ def test_compiled(project: Project, words: Path) -> None:
     need("g++")
     found = project.run(
         "python", "src/train.py", "--dataset", str(words), *SMALL, "--compile", "True", "--max_steps", "8",
-        "--output_dir", "compiled",
+        "--output_dir", "compiled", TORCHINDUCTOR_COMPILE_THREADS="1",
     )  # fmt: skip
     assert re.fullmatch(r"test/accuracy [01]\.\d{4}", found.stdout.splitlines()[-1])
     assert weights(project.path / "compiled")

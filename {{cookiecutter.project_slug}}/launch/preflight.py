@@ -378,12 +378,10 @@ def summary(job: Job) -> str:
 
 
 def rehearsal(job: Job, path: Path = ROOT / "job.toml") -> list[str]:
-    """The command that plays the job of `path` here for some steps, with at most two hosts of two processes."""
+    """The command that simulates the job of `path` here for some batches, with at most two hosts of two processes."""
     hosts, processes = min(job.instance_count, 2), min(profiles.gpus(job.instance_type) or 1, 2)
-    short = {**job.hyperparameters, "epochs": 1, "max_steps": 50}
-    options = [f"--{key}={value}" for key, value in short.items()]
     command = [sys.executable, "-m", "rehearsal", "--hosts", str(hosts), "--processes", str(processes)]
-    return [*command, "--distribution", profiles.launcher(job), "--job", str(path.resolve()), "--", *options]
+    return [*command, "--distribution", profiles.launcher(job), "--job", str(path.resolve())]
 
 
 def shape(name: str) -> Any:

@@ -196,6 +196,8 @@ def _one_writer(plan: Plan, hosts: list[Host], ranks: list[Rank]) -> Check:
 def _predicts(plan: Plan, run: Path, hosts: list[Host]) -> Check:
     if not (plan.source / "predict.py").is_file():
         return Check("model-predicts", "skipped", "no predict.py in the source folder")
+    if any(host.exit_code for host in hosts):
+        return Check("model-predicts", "skipped", "the job did not end well")
     code = hosts[0].base / "code"
     command = [
         sys.executable,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+import imports
 from report import UserError
 
 
@@ -20,6 +21,7 @@ def predict(
     Raises:
         UserError: no trained model is in ``directory``.
     """
+    imports.lightning()
     import torch
 
     import model

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cli
+import imports
 import stop
 from cli import NonNegativeFloat, NonNegativeInt, OrMinusOne, PositiveFloat, PositiveInt, Seed, Share
 from report import UserError, folder, line, print_table, quiet, write_confusion, write_failure
@@ -77,6 +78,7 @@ def train(
     """
     options = dict(locals())
     started = time.perf_counter()
+    imports.lightning()
     import dist
 
     with dist.session() as cluster:

