@@ -752,34 +752,35 @@ ROUND = {"kills": 3, "stops": 4, "damage": 10, "hangs": 1, "ranks": 2, "hosts": 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=[*ROUND, "all"])
-    parser.add_argument("--count", type=int, default=10)
+    parser.add_argument("what", nargs="+", metavar="WHAT", help=f"{', '.join(ROUND)}, or kills:3 for three; or all")
+    parser.add_argument("--count", type=int, default=10, help="trials of each WHAT without a number of its own")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=5.0, help="of `all`: nothing is begun later")
     parser.add_argument("--hang_seconds", type=float, default=60.0)
     parser.add_argument("--keep", action="store_true", help="leave the runs' folders")
     arguments = parser.parse_args()
+    everything = arguments.what == ["all"]
+    plan = [word.partition(":")[::2] for word in arguments.what] if not everything else [*ROUND.items()]
+    if unknown := [what for what, _ in plan if what not in ROUND]:
+        parser.error(f"unknown: {', '.join(unknown)}; expected {', '.join(ROUND)} or all")
     folder = Path(tempfile.mkdtemp(prefix="stress-"))
     warm_up()
     began, failed, total, round_ = time.monotonic(), 0, 0, 0
-    plan = {arguments.what: arguments.count} if arguments.what != "all" else ROUND
-    while True:
-        for what, count in plan.items():
-            if arguments.what == "all" and time.monotonic() - began > 60 * arguments.minutes:
+    while not round_ or (everything and time.monotonic() - began < 60 * arguments.minutes):
+        for what, count in plan:
+            if everything and time.monotonic() - began > 60 * arguments.minutes:
                 break
             place = folder / f"{what}{round_}"
             place.mkdir()
             write_words(place / "words.csv")
             more = {"hang_seconds": arguments.hang_seconds} if what == "hangs" else {}
             good = tried = 0
-            for line in globals()[what](count, arguments.seed + round_, place, **more):
+            for line in globals()[what](int(count or arguments.count), arguments.seed + round_, place, **more):
                 good, tried = good + (not line.startswith("FAILED")), tried + 1
                 print(f"{total + tried:4d} {line}", flush=True)
             print(f"{what}: {good} of {tried} ok", flush=True)
             total, failed = total + tried, failed + tried - good
         round_ += 1
-        if arguments.what != "all" or time.monotonic() - began > 60 * arguments.minutes:
-            break
     if failed or arguments.keep:
         print(f"left in {folder}")
     else:

@@ -67,8 +67,7 @@ def test_none_on_one_host(alone: dict[str, Any]) -> None:
         (2, 2, "torch_distributed"),
         (2, 2, "smddp"),
         (2, 2, "pytorchddp"),
-        (1, 1, "torch_distributed"),
-        (3, 1, "torch_distributed"),
+        (3, 1, "torch_distributed"),  # and 1 × 1: test_environments.py
     ],
 )
 def test_launchers(
@@ -92,6 +91,10 @@ def test_launchers(
     for name, value in alone["ranks"][0]["metrics"].items():
         assert ranks[0]["metrics"][name] == pytest.approx(value, abs=1e-4), name
     assert ("SMDDP" in report["standins"]) == (distribution == "smddp")
+    assert not report["mpirun"] and report["launcher"] in report["output"]
+    assert ("without mpirun (several hosts would need an sshd on each)" in report["launcher"]) == (
+        "ddp" in distribution
+    )
 
 
 def test_real_mpirun_on_one_host(project: Project, words: Path, tmp_path: Path) -> None:
@@ -102,18 +105,6 @@ def test_real_mpirun_on_one_host(project: Project, words: Path, tmp_path: Path) 
         need(root=True)
     assert report["mpirun"] and report["launcher"] == "mpirun", report["launcher"]
     assert report["exit_status"] == 0 and set(verdicts(report).values()) == {"held"}, report["output"]
-
-
-def test_without_mpirun_the_report_says_so(project: Project, words: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bin"  # a PATH without unshare
-    bare.mkdir()
-    for name in ("sh", "env", "which", "uname", "lscpu", "gcc"):
-        if found := shutil.which(name):
-            (bare / name).symlink_to(found)
-    command = ["--hosts", "1", "--distribution", "pytorchddp", *options(words, 2)]
-    report = rehearse(project, tmp_path, *command, PATH=str(bare))
-    assert report["ok"] and not report["mpirun"], report["output"]
-    assert "unshare is not installed" in report["launcher"] and report["launcher"] in report["output"]
 
 
 def test_none_on_two_hosts_is_refused(project: Project, words: Path, tmp_path: Path) -> None:

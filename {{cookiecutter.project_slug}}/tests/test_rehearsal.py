@@ -55,6 +55,15 @@ def test_environment_is_the_containers(tmp_path: Path, monkeypatch: pytest.Monke
     assert not (tmp_path / "modules/smdistributed").exists() and not (tmp_path / "bin/smddprun").exists()
 
 
+def test_what_mpirun_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(1, 2, "smddp", ROOT / "src")
+    assert "several hosts" in hosts.without_mpirun(dataclasses.replace(plan, hosts=2))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert hosts.without_mpirun(plan) == "unshare is not installed"
+    monkeypatch.setattr(hosts, "OPEN_MPI", tmp_path)
+    assert hosts.without_mpirun(plan) == f"Open MPI is not installed in {tmp_path}; make setup installs it"
+
+
 def test_port_is_never_shared() -> None:
     with hosts.port() as one, hosts.port() as other:
         assert one != other
