@@ -22,7 +22,7 @@ INSTALL = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(BIN
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"error: Python {sys.version.split()[0]} found, 3.11 or newer expected: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	@$(if $(UV),true,$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1')
+	@$(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install --quiet) 'pip>=25.1'
 
 $(VENV)/.template: pyproject.toml | $(BIN)/python
 	@$(INSTALL) --group template
