@@ -24,7 +24,7 @@ from moto.servicequotas.responses import ServiceQuotasResponse
 from launch import SRC, account, follow, preflight, request
 from launch.__main__ import main
 from launch.job import Job, Network, Spot
-from report import UserError
+from runtime.report import UserError
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 TRUST = {"Effect": "Allow", "Principal": {"Service": ["sagemaker.amazonaws.com"]}, "Action": "sts:AssumeRole"}
