@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+import model
 import train
-from runtime import batches, checkpoint_files, checkpoints, report, watchdog
+from runtime import batches, checkpoint_files, checkpoints, ranks, report, watchdog
 from runtime.report import UserError
 
 
@@ -290,6 +291,15 @@ def test_time_at_rest_does_not_count_as_a_hang(monkeypatch: pytest.MonkeyPatch) 
         assert mine._idle() == 0
     now = 195.0
     assert mine._idle() == 5
+
+
+def test_a_hang_is_placed_in_the_owners_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the machinery that it called: what a person changed says more."""
+    seen: list[str] = []
+    monkeypatch.setattr(ranks, "all_sum", lambda tensor: seen.append(watchdog.HangWatchdog(60)._where()) or tensor)
+    assert ranks.any_rank(True)
+    model._sum_over_ranks(torch.ones(1))
+    assert [place.split(":")[0] for place in seen] == ["watchdog.py", "model.py"]
 
 
 def test_two_runs_do_not_write_to_one_folder(words: str, monkeypatch: pytest.MonkeyPatch) -> None:

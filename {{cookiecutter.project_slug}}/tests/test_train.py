@@ -60,6 +60,25 @@ def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture
     assert all(1 >= pairs[0][1] >= pairs[1][1] >= 0 for pairs in answers.values())
 
 
+def test_another_metric_may_say_which_weights_are_best(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train, "MONITOR", "val/loss")
+    monkeypatch.setattr(train, "MODE", "min")
+    run(words)
+    out = capsys.readouterr().out
+    kept = torch.load(next(Path("outputs/checkpoints").glob("*-step000024-*.ckpt")), weights_only=True)
+    losses = [float(loss) for loss in re.findall(report.metric_regex("val/loss"), out, re.M)]
+    assert kept["callbacks"]["Checkpoints"]["best_score"] == pytest.approx(min(losses), rel=1e-5)
+    assert re.fullmatch(r"test/loss \d\.\d{4}", out.splitlines()[-1])
+
+
+def test_a_monitored_metric_that_is_not_logged_is_a_sentence(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "MONITOR", "val/bleu")
+    with pytest.raises(UserError, match="max val/bleu, but validation logged val/accuracy, val/loss, val/macro_f1"):
+        run(words, epochs=1)
+
+
 def test_labels_and_paths_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model.write_confusion([[1, 0], [0, 1]], ["$10_$20", "$5^$"], tmp_path)
     assert (tmp_path / "confusion.png").is_file()
