@@ -38,9 +38,9 @@ def get_local_rank() -> int:
 
 def get_initialization_info() -> tuple[Strategy, int, int]:
     """``(strategy, devices, num_nodes)`` for ``Trainer``; ``devices`` counts one host's."""
-    here = cluster()
-    kind = OneProcess if here.world_size == 1 else SmddpStrategy if here.backend == "smddp" else ClusterStrategy
-    return kind(here), here.local_world_size, here.num_nodes
+    this = cluster()
+    kind = OneProcess if this.world_size == 1 else SmddpStrategy if this.backend == "smddp" else ClusterStrategy
+    return kind(this), this.local_world_size, this.num_nodes
 
 
 class LauncherEnvironment(ClusterEnvironment):
