@@ -175,7 +175,7 @@ def test_a_name_without_letters_still_has_a_folder(tmp_path: Path) -> None:
     assert bake(tmp_path, project_name="😀").path.name == "my-project"
 
 
-@pytest.mark.parametrize("name", sorted({path.stem for path in TEMPLATE.glob("{{*}}/src/*.py")} | {"psutil"}))
+@pytest.mark.parametrize("name", sorted({p.stem for p in TEMPLATE.glob("{{*}}/src/*.py")} | {"psutil", "runtime"}))
 def test_what_the_project_imports_is_no_name_for_it(name: str, tmp_path: Path) -> None:
     with pytest.raises(FailedHookException):
         bake(tmp_path, project_slug=name)
