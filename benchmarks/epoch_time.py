@@ -80,9 +80,10 @@ def hand(seat: Seat, batch_size: int, threads: int = 1) -> None:
 
 def project(variant: str, seat: Seat, batch_size: int) -> None:
     """`train.py`, with some of its callbacks left out."""
-    import callbacks
     import pytorch_lightning as pl
     import train
+    from runtime.progress import Reporter
+    from runtime.seeds import StepSeed
 
     class Sitting(pl.Callback):
         def on_train_batch_start(self, *_: Any) -> None:
@@ -97,8 +98,8 @@ def project(variant: str, seat: Seat, batch_size: int) -> None:
 
     kept = {
         "trainer": (),
-        "randomness": (callbacks.Randomness,),
-        "reporter": (callbacks.Randomness, callbacks.Reporter),
+        "randomness": (StepSeed,),
+        "reporter": (StepSeed, Reporter),
     }.get(variant)
     constructor = pl.Trainer
 

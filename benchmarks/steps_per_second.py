@@ -21,13 +21,15 @@ import turns
 SCRIPT = """
 import json, os, sys
 import pytorch_lightning as pl, torch
-import dist, report
-from callbacks import INSTEAD, Randomness, Reporter
-from checkpoints import Checkpoints
+import dist
+from runtime import report
+from runtime.progress import DISABLED_FEATURES, Reporter
+from runtime.seeds import StepSeed
+from runtime.checkpoints import Checkpoints
 from data import Data
 from model import Model
 import turns
-from watch import Watch
+from runtime.watchdog import HangWatchdog
 from pathlib import Path
 
 report.quiet()
@@ -53,10 +55,10 @@ def fit(seat, kind, turn):
     data = Data(batch_size=64 // cluster.world_size, data_dir="data", num_workers=0)
     outputs = Path(f"{kind}{turn}")
     if kind == "ours":
-        kept = Checkpoints(outputs / "checkpoints", {"turn": turn}, 5.0, 50)
-        mine = [Sitting(seat, kept.disk), Watch(60.0), Randomness(0), Reporter(50, outputs), kept]
+        kept = Checkpoints(outputs / "checkpoints", {"turn": turn}, 5.0, 50, monitor="val/accuracy")
+        mine = [Sitting(seat, kept.disk), HangWatchdog(60.0), StepSeed(0), Reporter(50, outputs), kept]
         logger = pl.loggers.TensorBoardLogger(outputs, name="t", version="")
-        trainer = pl.Trainer(callbacks=mine, logger=logger, **options, **INSTEAD)
+        trainer = pl.Trainer(callbacks=mine, logger=logger, **options, **DISABLED_FEATURES)
     else:
         trainer = pl.Trainer(callbacks=[Sitting(seat)], use_distributed_sampler=False, num_sanity_val_steps=0,
                              default_root_dir=outputs, **options)

@@ -244,7 +244,7 @@ def warm_up() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if str(SRC) not in sys.path:
         sys.path.insert(0, str(SRC))
-    import imports
+    from runtime import imports
 
     imports.lightning()
     import datasets  # noqa: F401
@@ -254,9 +254,8 @@ def warm_up() -> None:
     from torch.utils.tensorboard import SummaryWriter  # noqa: F401
 
     torch.set_num_threads(1)
-    import callbacks  # noqa: F401
-    import checkpoints  # noqa: F401
     import model  # noqa: F401
+    from runtime import checkpoints, progress, seeds  # noqa: F401
 
 
 def _alive(pid: int) -> bool:
@@ -287,10 +286,10 @@ def free_port() -> int:
 
 def final_state(folder: Path) -> dict:
     """Everything of the last checkpoint that training decides: weights, best weights, optimizer, schedule."""
-    import checkpoints
     import torch
+    from runtime import checkpoint_files
 
-    state = torch.load(checkpoints.newest(folder / "outputs" / "checkpoints"), weights_only=True)
+    state = torch.load(checkpoint_files.newest(folder / "outputs" / "checkpoints"), weights_only=True)
     mine = state["callbacks"]["Checkpoints"]
     return {
         "weights": state["state_dict"],
@@ -323,9 +322,9 @@ def difference(one: object, other: object) -> float:
 
 def _to_go_on_from(place: Path) -> str:
     """What the next run's `resume:` line has to hold: the name of the newest whole checkpoint; "" if there is none."""
-    import checkpoints
+    from runtime import checkpoint_files
 
-    path = checkpoints.newest(place / "outputs" / "checkpoints")
+    path = checkpoint_files.newest(place / "outputs" / "checkpoints")
     return path.name if path else ""
 
 
@@ -451,13 +450,13 @@ def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
 
 HANG = """
 import os, time, data
-original = data.Padded.__getitem__
+original = data.BatchDataset.__getitem__
 def hang(self, key, calls=[]):
     calls.append(key)
     if len(calls) == 40 and os.environ["RANK"] == "%d":
         time.sleep(1000)
     return original(self, key)
-data.Padded.__getitem__ = hang
+data.BatchDataset.__getitem__ = hang
 """
 
 
@@ -583,14 +582,14 @@ mkdir kept; cp -r outputs kept; umount "$full"; rm -rf outputs; mv kept/outputs 
 
 def full(count: int, seed: int, folder: Path) -> Iterator[str]:
     """A disk that becomes full in the middle: one sentence, the last good checkpoint is left, and it goes on there."""
-    import checkpoints
+    from runtime import checkpoint_files
 
     draw = random.Random(seed)
     options = {**OPTIONS, "checkpoint_steps": 3}
     job = Job(folder / "whole", 1, "forked", options)
     assert job.wait(300) is not None, job.text
     whole = final_state(job.folder)
-    size = checkpoints.newest(folder / "whole" / "outputs" / "checkpoints").stat().st_size
+    size = checkpoint_files.newest(folder / "whole" / "outputs" / "checkpoints").stat().st_size
     arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
     for trial in range(count):
         place = folder / f"full{trial}"
@@ -603,9 +602,9 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
         said = (place / "first.txt").read_text()
         errors = [line for line in said.splitlines() if line.startswith("error: ")]
         statuses = [(place / f"{name}.status").read_text().strip() for name in ("first", "second")]
-        left = checkpoints.numbered(place / "first" / "checkpoints")
+        left = checkpoint_files.numbered(place / "first" / "checkpoints")
         good = statuses == ["1", "0"] and len(errors) == 1 and "Traceback" not in said
-        good = good and all(checkpoints.whole(path) for _, path in left)
+        good = good and all(checkpoint_files.whole(path) for _, path in left)
         gap = difference(whole, final_state(place)) if statuses[1] == "0" else float("nan")
         yield (
             f"{'ok' if good and gap == 0.0 else 'FAILED'} {disk} on {space / size:.2f} times a checkpoint: statuses "
@@ -615,8 +614,8 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
 
 def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
     """Spoil the newest checkpoint of a real run in many ways; the one before has to be chosen, and has to load."""
-    import checkpoints
     import torch
+    from runtime import checkpoint_files
 
     draw = random.Random(seed)
     job = Job(folder / "whole", 1, "forked", {**OPTIONS, "checkpoint_steps": 3})
@@ -624,7 +623,7 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
     for trial in range(count):
         place = folder / f"damage{trial}"
         shutil.copytree(folder / "whole" / "outputs" / "checkpoints", place)
-        (_, path), (_, before), *_ = checkpoints.numbered(place)
+        (_, path), (_, before), *_ = checkpoint_files.numbered(place)
         content = bytearray(path.read_bytes())
         how = ("truncated", "one bit flipped", "zero length", "half-renamed", "a block of zeros")[trial % 5]
         at = draw.randrange(len(content))
@@ -640,7 +639,7 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
         path.write_bytes(content)
         if how == "half-renamed":
             (place / ".000099.ckpt").write_bytes(content)
-        chosen = checkpoints.newest(place)
+        chosen = checkpoint_files.newest(place)
         good = chosen == (path if same else before) and torch.load(chosen, weights_only=True)["callbacks"]
         yield f"{'ok' if good else 'FAILED'} {how} at byte {at}: {chosen.name if chosen else None}"
         shutil.rmtree(place)
@@ -650,7 +649,7 @@ METRICS = """
 import json, os, sys
 import pytorch_lightning as pl, torch
 import dist
-from callbacks import INSTEAD
+from runtime.progress import DISABLED_FEATURES
 from data import Data
 from model import Model
 
@@ -667,7 +666,7 @@ with dist.session() as cluster:
     for size in json.loads(os.environ["SIZES"]):
         for kind in ("ours", "stock"):
             strategy, devices, num_nodes = dist.get_initialization_info()
-            options = {**INSTEAD, "use_distributed_sampler": kind == "stock"}
+            options = {**DISABLED_FEATURES, "use_distributed_sampler": kind == "stock"}
             trainer = pl.Trainer(accelerator=cluster.accelerator, strategy=strategy, devices=devices,
                                  num_nodes=num_nodes, logger=False, **options)
             data = Data(f"size{size}", batch_size=4, data_dir="data", num_workers=0)
@@ -681,8 +680,8 @@ with dist.session() as cluster:
                 data.setup()
                 model.trainer = type("T", (), {"datamodule": data})
                 model.configure_model()
-                from data import Padded
-                padded, rows = Padded(data.splits["test"], 0), len(data.splits["test"])
+                from data import BatchDataset
+                padded, rows = BatchDataset(data.splits["test"], 0), len(data.splits["test"])
                 make = lambda many: padded[(many, len(many), 1.0)]
                 loader = torch.utils.data.DataLoader(range(rows), batch_size=4, collate_fn=make)
                 trainer.test(Stock(model), loader, verbose=False)
@@ -727,14 +726,14 @@ def metrics(count: int, seed: int, folder: Path) -> Iterator[str]:
 
 def _checkpoint_problem(place: Path, told: list[str]) -> str:
     """A run that was stopped at a step has a valid checkpoint of that step."""
-    import checkpoints
+    from runtime import checkpoint_files
 
     steps = [int(line.split(" at step ")[1].split()[0]) for line in told if " at step " in line]
     if not steps or not steps[0]:
         return ""
     directory = place / "outputs" / "checkpoints"
-    path = checkpoints.newest(directory)
-    if path is None or path != checkpoints.numbered(directory)[0][1]:
+    path = checkpoint_files.newest(directory)
+    if path is None or path != checkpoint_files.numbered(directory)[0][1]:
         return "the newest checkpoint is damaged or missing"
     return "" if f"-step{steps[0]:06d}-" in path.name else f"stopped at step {steps[0]}, but there is {path.name}"
 

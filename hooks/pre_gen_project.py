@@ -12,12 +12,12 @@ ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 
 # A folder of these names on sys.path, or as the working directory, hides the module that the project imports.
 DEPENDENCIES = {
-    "babel", "boto3", "botocore", "callbacks", "checkpoints", "cli", "cluster", "cookiecutter", "data", "datasets",
-    "dist", "dotenv", "filelock", "hydra", "imports", "jinja2", "jsonargparse", "launch", "lightning", "matplotlib",
-    "model", "moto", "mpi4py", "numpy", "pandas", "pip", "predict", "pyarrow", "pytest", "pytorch_lightning",
-    "rehearsal", "psutil", "report", "requests", "rich", "safetensors", "sagemaker", "sagemaker_training", "scipy",
-    "setuptools", "sklearn", "smdistributed", "src", "stop", "tensorboard", "test", "tests", "tokenizers", "torch",
-    "torchmetrics", "torchvision", "tqdm", "train", "transformers", "watch", "yaml",
+    "babel", "boto3", "botocore", "cookiecutter", "data", "datasets", "dist", "dotenv", "filelock", "hydra", "jinja2",
+    "jsonargparse", "launch", "lightning", "matplotlib", "model", "moto", "mpi4py", "numpy", "options", "pandas", "pip",
+    "predict", "psutil", "pyarrow", "pytest", "pytorch_lightning", "rehearsal", "requests", "rich", "runtime",
+    "safetensors", "sagemaker", "sagemaker_training", "scipy", "setuptools", "sklearn", "smdistributed", "src",
+    "tensorboard", "test", "tests", "tokenizers", "torch", "torchmetrics", "torchvision", "tqdm", "train",
+    "transformers", "yaml",
 }  # fmt: skip
 WINDOWS = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
 LONGEST_SLUG = 40  # SageMaker takes 63 characters for a job name, and the launcher adds a time

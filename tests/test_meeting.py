@@ -12,7 +12,8 @@ from conftest import Project, free_port
 
 SESSION = """
 import sys, time
-import dist, report
+import dist
+from runtime import report
 started = time.monotonic()
 try:
     with dist.session():
@@ -58,6 +59,7 @@ def test_a_rank_that_does_not_come_is_named_in_time(
 RESTARTED = """
 import os, time
 import dist
+from runtime import ranks
 with dist.session() as cluster:
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if cluster.rank == 1:
@@ -66,7 +68,7 @@ with dist.session() as cluster:
     elif cluster.rank == 1:
         time.sleep(8)  # says nothing
     else:
-        print("cause:", dist._cause(cluster, RuntimeError("gloo: Connection closed by peer")), flush=True)
+        print("cause:", ranks._cause(cluster, RuntimeError("gloo: Connection closed by peer")), flush=True)
 """
 
 
@@ -86,8 +88,9 @@ def test_a_restart_does_not_hear_of_the_attempt_before(project: Project, tmp_pat
 
 ENDING = """
 import os, signal, sys, threading, time
-import dist, report, stop
-stop.install()
+import dist
+from runtime import report, signals
+signals.install()
 def later(number):
     threading.Timer(1, os.kill, (os.getpid(), number)).start()
 def hide():  # as fsspec's exists does
@@ -107,7 +110,7 @@ try:
 except report.UserError as error:
     sys.exit(f"error: {error}")
 print(f"ended at {time.time()}")
-sys.exit(stop.complete())
+sys.exit(signals.complete())
 """
 
 

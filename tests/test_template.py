@@ -48,7 +48,7 @@ def test_default_answers(project: Project) -> None:
         "job.toml",
     ):
         assert made[name]
-    for name in ("train", "dist", "data", "model", "callbacks", "predict"):
+    for name in ("train", "options", "data", "model", "predict", "dist", "runtime/ranks", "runtime/checkpoints"):
         assert made[f"src/{name}.py"]
     left = [name for name in made if "cookiecutter" in made[name].decode("utf-8", "replace") and name != "README.md"]
     left = [name for name in left if not name.startswith("tests/")]
@@ -61,8 +61,9 @@ def test_what_runs_is_the_same_bytes_whatever_the_answers(project: Project, tmp_
     differing = {name for name in one if one[name] != other[name]}
     assert differing <= {"README.md", "pyproject.toml", "LICENSE", "job.toml"}
     source = {
-        str(p.relative_to(p.parents[1])): p.read_bytes()
-        for p in (TEMPLATE / "{{cookiecutter.project_slug}}/src").glob("*.*")
+        p.relative_to(TEMPLATE / "{{cookiecutter.project_slug}}").as_posix(): p.read_bytes()
+        for p in (TEMPLATE / "{{cookiecutter.project_slug}}/src").rglob("*.*")
+        if p.is_file() and "__pycache__" not in p.parts
     }
     assert source == {name: content for name, content in one.items() if name.startswith("src/")}
 
@@ -174,7 +175,7 @@ def test_a_name_without_letters_still_has_a_folder(tmp_path: Path) -> None:
     assert bake(tmp_path, project_name="😀").path.name == "my-project"
 
 
-@pytest.mark.parametrize("name", sorted({path.stem for path in TEMPLATE.glob("{{*}}/src/*.py")} | {"psutil"}))
+@pytest.mark.parametrize("name", sorted({p.stem for p in TEMPLATE.glob("{{*}}/src/*.py")} | {"psutil", "runtime"}))
 def test_what_the_project_imports_is_no_name_for_it(name: str, tmp_path: Path) -> None:
     with pytest.raises(FailedHookException):
         bake(tmp_path, project_slug=name)

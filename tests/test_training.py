@@ -87,8 +87,9 @@ def running(project: Project) -> list[str]:
 
 PREPARE = """
 import data
+from runtime import prepared
 made = data.Data({path!r})
-assert not made.path.exists() or data._verified(made.path), 'half a copy'
+assert not made.path.exists() or prepared.verified(made.path), 'half a copy'
 print('begins', flush=True)
 made.prepare_data()
 """
@@ -104,9 +105,9 @@ def prepare(project: Project, words: Path, log: Path) -> forked.Rank:
 def verified(project: Project, words: Path) -> bool:
     """Whether a copy is there and good to the byte; none is fine, a bad one is not."""
     code = (
-        "import sys; sys.path.insert(0, 'src'); import data\n"
+        "import sys; sys.path.insert(0, 'src'); import data; from runtime import prepared\n"
         f"made = data.Data({str(words)!r}); there = made.path.exists()\n"
-        "assert not there or data._verified(made.path), 'half a copy'; print(there)"
+        "assert not there or prepared.verified(made.path), 'half a copy'; print(there)"
     )
     return project.run("python", "-c", code).stdout.strip() == "True"
 

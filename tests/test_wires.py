@@ -39,9 +39,8 @@ def stranger(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A folder of somebody else's code, beside our dist.py; its name has a space."""
     folder = tmp_path_factory.mktemp("strangers") / "other code"
     shutil.copytree(Path(__file__).parent / "stranger", folder)
-    for path in (project.path / "src").glob("*.py"):  # dist.py and what it imports
-        if not (folder / path.name).exists() and path.name != "predict.py":
-            shutil.copy(path, folder)
+    shutil.copy(project.path / "src" / "dist.py", folder)
+    shutil.copytree(project.path / "src" / "runtime", folder / "runtime")  # what dist.py imports
     return folder
 
 

@@ -12,7 +12,7 @@ from data import Data
 from model import Model
 from pytorch_lightning import Trainer, seed_everything
 from pytorch_lightning.callbacks import ModelCheckpoint
-from report import UserError
+from runtime.report import UserError
 
 
 def main() -> None:

@@ -12,19 +12,20 @@ import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from runtime import ranks
 from safetensors.torch import save_file
 
 
 def before(cut: set[str]) -> None:
     """Cut what has to be cut before the ranks meet."""
     if "rank-swapped" in cut:
-        locate = dist.locate
+        locate = ranks.locate
 
         def swapped(*args: Any) -> Any:
             cluster = locate(*args)
             return dataclasses.replace(cluster, rank=cluster.world_size - 1 - cluster.rank)
 
-        dist.locate = swapped  # type: ignore[assignment]
+        ranks.locate = swapped  # type: ignore[assignment]
     if "collective-averages" in cut:
         all_reduce = torch.distributed.all_reduce
 

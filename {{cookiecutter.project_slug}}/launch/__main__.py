@@ -18,7 +18,7 @@ from pathlib import Path
 
 from launch import ROOT
 from launch import job as jobs
-from report import UserError
+from runtime.report import UserError
 
 
 def parser() -> argparse.ArgumentParser:

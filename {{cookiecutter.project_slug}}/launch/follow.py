@@ -13,9 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import report
 from launch import ROOT
-from report import UserError
+from options import METRICS
+from runtime import report
+from runtime.report import UserError
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # its streams: <job>/algo-<n>-<timestamp>, one for each host
 ENDED = ("Completed", "Failed", "Stopped")
@@ -41,13 +42,13 @@ class Line:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """step, epoch and any of `report.METRICS`; empty if it has none of these."""
+        """step, epoch and any of `options.METRICS`; empty if it has none of these."""
         text, values = RANK.sub("", self.text), dict[str, float]()
-        for name in ("step", "epoch", *report.METRICS):
+        for name in ("step", "epoch", *METRICS):
             if found := re.search(report.metric_regex(name), text):
                 with suppress(ValueError):  # "epoch 3..." is no number
                     values[name] = float(found[1])
-        return values if values.keys() & set(report.METRICS) else {}
+        return values if values.keys() & set(METRICS) else {}
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Outcome:
         return [row for line in self.lines if (row := line.metrics)]
 
     def curves(self) -> str:
-        """Path of a picture of loss, accuracy and learning rate, as far as the log tells them.
+        """Path of a picture of the metrics over the steps, as far as the log tells them.
 
         Raises:
             UserError: it tells none yet.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from launch import ROOT
-from report import UserError
+from runtime.report import UserError
 
 Value = str | int | float | bool
 

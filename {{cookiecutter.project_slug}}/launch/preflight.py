@@ -17,7 +17,7 @@ from typing import Any
 
 from launch import ROOT, SRC, profiles, request
 from launch.job import Job
-from report import UserError
+from runtime.report import UserError
 
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
 REQUIREMENTS = SRC / "requirements.txt"
@@ -153,7 +153,7 @@ def limits(job: Job) -> Iterator[Finding]:
         "checkpoint_s3": ("S3Uri", where),
         "network.subnets": ("Subnets", job.network.subnets or ["x"]),
         "network.security_groups": ("VpcSecurityGroupIds", job.network.security_groups or ["x"]),
-        "src/report.py METRICS": ("MetricDefinitionList", request.metric_definitions()),
+        "src/options.py METRICS": ("MetricDefinitionList", request.metric_definitions()),
     }
     for key, (name, value) in parts.items():
         for path, problem in violations(value, shape(name)):
@@ -239,8 +239,8 @@ def consistency(job: Job) -> Iterator[Finding]:
 
 def hyperparameters(job: Job) -> Iterator[Finding]:
     """Each hyperparameter, as the container would pass it, against the signature of `train.py`."""
-    import cli
     import train
+    from runtime import command_line
 
     signature = inspect.signature(train.train).parameters
     for key, value in job.hyperparameters.items():
@@ -254,7 +254,7 @@ def hyperparameters(job: Job) -> Iterator[Finding]:
             yield error(name, f'"{value}" is text, and train.py takes {kind}', f"no quotes, {example}")
             continue
         try:
-            cli.parse(train.train, [f"--{key}={value}"])
+            command_line.parse(train.train, [f"--{key}={value}"])
         except UserError as problem:
             yield error(name, str(problem).removeprefix(f"--{key}: ").rstrip("."), example)
 

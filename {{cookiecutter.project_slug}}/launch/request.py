@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import report
 from launch import SRC, entry, profiles
 from launch.job import Job
-from report import UserError
+from options import METRICS
+from runtime import report
+from runtime.report import UserError
 
 # In a dry run these stand for what only an account knows.
 DRY_ACCOUNT = "000000000000"
@@ -43,8 +44,8 @@ def hyperparameters(job: Job) -> dict[str, Any]:
 
 
 def metric_definitions() -> list[dict[str, str]]:
-    """CloudWatch metrics, read from the lines that `src/report.py` formats: one place, so they cannot drift."""
-    return [{"Name": name, "Regex": report.metric_regex(name)} for name in report.METRICS]
+    """CloudWatch metrics, read from the lines that `runtime/report.py` formats: one place, so they cannot drift."""
+    return [{"Name": name, "Regex": report.metric_regex(name)} for name in METRICS]
 
 
 def options(job: Job, bucket: str, name: str) -> dict[str, Any]:

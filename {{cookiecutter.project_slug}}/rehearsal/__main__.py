@@ -101,7 +101,7 @@ def plan(args: argparse.Namespace) -> "Plan":
     """
     from launch import job, profiles  # also puts src/ on the path
     from rehearsal.hosts import MPI, Plan
-    from report import UserError
+    from runtime.report import UserError
 
     own = args.source_dir.resolve() == ROOT / "src"
     answers = job.load(args.job) if own or args.job != ROOT / "job.toml" or args.job.exists() else None
@@ -176,7 +176,7 @@ def pairs(words: list[str]) -> dict[str, Any]:
     Raises:
         UserError: a word is no option, or an option has no value.
     """
-    from report import UserError
+    from runtime.report import UserError
 
     found: dict[str, Any] = {}
     rest = list(words)
@@ -202,7 +202,7 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
     from rich.text import Text
 
     from rehearsal import checks, hosts, requirements
-    from report import UserError
+    from runtime.report import UserError
 
     for module in ("sagemaker_training", "sagemaker_pytorch_container", "psutil"):
         if importlib.util.find_spec(module) is None:
@@ -304,7 +304,7 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     sys.path.insert(0, str(ROOT / "src"))
     from rehearsal.hosts import END
-    from report import UserError
+    from runtime.report import UserError
 
     def interrupted(*_: object) -> None:
         for number in END:

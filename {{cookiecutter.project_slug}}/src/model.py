@@ -1,7 +1,7 @@
 """The model: a byte-level CNN, or any Hugging Face sequence classifier, trained with AdamW.
 
 To make the project yours, replace this file. `train.py` needs a LightningModule named `Model` with the arguments it is
-given there, `save` and `test_confusion`; `predict.py` needs `load` and `logits`. `tests/test_train.py` says whether
+given there, `save` and `draw`; `predict.py` needs `load` and `logits`. `tests/test_train.py` says whether
 the seam held.
 """
 
@@ -19,14 +19,14 @@ from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
 import data
-import dist
-from report import UserError, replacing
+from runtime import ranks, report
+from runtime.report import UserError, atomic_write
 
 
 class ByteCNN(nn.Module):
     """Kim, *Convolutional Neural Networks for Sentence Classification* (2014), over UTF-8 bytes.
 
-    Embed, convolve with several widths, keep each filter's largest answer, drop out, classify.
+    Embed, convolve with several kernel sizes, keep each filter's largest answer, drop out, classify.
     """
 
     def __init__(
@@ -34,26 +34,26 @@ class ByteCNN(nn.Module):
         classes: int,
         embedding: int = 64,
         filters: int = 128,
-        widths: Sequence[int] = (2, 3, 4, 5),
+        kernel_sizes: Sequence[int] = (2, 3, 4, 5),
         dropout: float = 0.3,
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = dict(
-            classes=classes, embedding=embedding, filters=filters, widths=[*widths], dropout=dropout
+            classes=classes, embedding=embedding, filters=filters, kernel_sizes=[*kernel_sizes], dropout=dropout
         )
         self.embed = nn.Embedding(257, embedding, padding_idx=0)
-        self.convolutions = nn.ModuleList(nn.Conv1d(embedding, filters, width) for width in widths)
+        self.convolutions = nn.ModuleList(nn.Conv1d(embedding, filters, size) for size in kernel_sizes)
         self.dropout = nn.Dropout(dropout)
-        self.classify = nn.Linear(filters * len(widths), classes)
+        self.classify = nn.Linear(filters * len(kernel_sizes), classes)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """(B, L) ids and mask → (B, classes) logits, the same however far the batch is padded."""
         x = self.embed(input_ids).transpose(1, 2)
         padding = (attention_mask == 0)[:, None]
         pooled = []
-        for convolution, width in zip(self.convolutions, self.config["widths"], strict=True):
+        for convolution, size in zip(self.convolutions, self.config["kernel_sizes"], strict=True):
             # A window may reach past the end of a text into zeros, never start there.
-            y = convolution(F.pad(x, (0, width - 1)))
+            y = convolution(F.pad(x, (0, size - 1)))
             pooled.append(y.masked_fill(padding, -math.inf).amax(2))
         return self.classify(self.dropout(F.relu(torch.cat(pooled, 1))))
 
@@ -153,12 +153,12 @@ class Model(pl.LightningModule):
         total = max(int(self.trainer.estimated_stepping_batches), 1)
         rising = max(round(total * self.warmup), 1)
 
-        def share(step: int) -> float:
+        def lr_lambda(step: int) -> float:
             if step < rising:
                 return (step + 1) / rising
             return 0.5 * (1 + math.cos(math.pi * min((step - rising) / max(total - rising, 1), 1.0)))
 
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def configure_gradient_clipping(
@@ -175,9 +175,9 @@ class Model(pl.LightningModule):
             from safetensors.torch import save_file
 
             config = {"model_type": "bytecnn", "labels": self.labels, "max_length": max_length, "net": self.net.config}
-            with replacing(directory / "model.safetensors") as path:
+            with atomic_write(directory / "model.safetensors") as path:
                 save_file(self.net.state_dict(), path)
-            with replacing(directory / "config.json") as path:
+            with atomic_write(directory / "config.json") as path:
                 path.write_text(json.dumps(config, ensure_ascii=False, indent=1), encoding="utf-8")
         else:
             from transformers import AutoTokenizer
@@ -185,6 +185,10 @@ class Model(pl.LightningModule):
             tokenizer = AutoTokenizer.from_pretrained(self.model_name, model_max_length=max_length)
             tokenizer.save_pretrained(directory)
             self.net.save_pretrained(directory)  # type: ignore[operator]
+
+    def draw(self, directory: Path) -> None:
+        """Draw what the test showed."""
+        write_confusion(self.test_confusion, self.labels, directory)
 
 
 def build(model_name: str, labels: list[str]) -> nn.Module:
@@ -223,7 +227,7 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, to
 
             net: nn.Module = ByteCNN(**config["net"])
             net.load_state_dict(load_file(directory / "model.safetensors"))
-            labels, most = config["labels"], config["max_length"]
+            labels, max_length = config["labels"], config["max_length"]
             tokenize = data.tokenizer("bytecnn")
         else:
             from transformers import AutoConfig, AutoTokenizer
@@ -231,7 +235,7 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, to
             id2label = AutoConfig.from_pretrained(directory, trust_remote_code=False).id2label
             labels = [id2label[i] for i in range(len(id2label))]
             net = build(str(directory), labels)
-            most = AutoTokenizer.from_pretrained(directory, trust_remote_code=False).model_max_length
+            max_length = AutoTokenizer.from_pretrained(directory, trust_remote_code=False).model_max_length
             tokenize = data.tokenizer(str(directory))
     except Exception as error:  # safetensors, transformers and json each have exceptions of their own
         reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
@@ -240,7 +244,28 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, to
             "expected config.json and model.safetensors as training writes them: train first, or name the folder."
         ) from error
     encode, pad_id = tokenize
-    return net.eval(), lambda texts: data.pad(encode(texts, most), pad_id), labels
+    return net.eval(), lambda texts: data.pad(encode(texts, max_length), pad_id), labels
+
+
+def write_confusion(matrix: Sequence[Sequence[float]], labels: Sequence[str], directory: Path) -> None:
+    """Write ``confusion.png``: each true class's row as shares of that class, so that rare classes are seen.
+
+    Args:
+        matrix: shape (classes, classes), counts; rows are true classes, columns predicted ones.
+    """
+    from matplotlib.colors import PowerNorm
+
+    shares = [[cell / max(sum(row), 1) for cell in row] for row in matrix]
+    size = min(4 + 0.2 * len(labels), 24)
+    figure, axis = report.pyplot().subplots(figsize=(size + 1, size), layout="constrained")
+    image = axis.imshow(shares, norm=PowerNorm(0.5, 0, 1), cmap="Blues")  # the root makes small shares visible
+    axis.set(xlabel="predicted", ylabel="true", title="test set, share of each true class")
+    if len(labels) <= 60:
+        style: dict[str, Any] = {"fontsize": 8, "parse_math": False}  # a label may hold dollar signs
+        axis.set_xticks(range(len(labels)), labels, rotation=90, **style)
+        axis.set_yticks(range(len(labels)), labels, **style)
+    figure.colorbar(image, shrink=0.8)
+    report.save_figure(figure, directory / "confusion.png")
 
 
 def logits(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -251,4 +276,4 @@ def logits(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def _sum_over_ranks(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
     """How torchmetrics gathers a summed state here: one all-reduce, the one collective that SMDDP surely has."""
-    return [dist.all_sum(state)]
+    return [ranks.all_sum(state)]

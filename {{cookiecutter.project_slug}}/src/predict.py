@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-import imports
-from report import UserError
+from runtime import imports
+from runtime.report import UserError
 
 
 def predict(

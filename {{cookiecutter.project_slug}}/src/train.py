@@ -6,17 +6,17 @@ Two hosts, 2 ranks:  torchrun --nnodes 2 --node_rank {0,1} --nproc_per_node 2 --
 SageMaker:           python -m launch submit        (job.toml says what; `python -m rehearsal` plays it here first)
 """
 
+import inspect
 import os
 import sys
 import time
 from pathlib import Path
 from typing import Any, Literal
 
-import cli
-import imports
-import stop
-from cli import NonNegativeFloat, NonNegativeInt, OrMinusOne, PositiveFloat, PositiveInt, Seed, Share
-from report import UserError, folder, line, print_table, quiet, write_confusion, write_failure
+from options import MODE, MONITOR
+from runtime import command_line, imports, signals
+from runtime.command_line import NonNegativeFloat, NonNegativeInt, OrMinusOne, PositiveFloat, PositiveInt, Ratio, Seed
+from runtime.report import UserError, ensure_dir, format_metrics, print_table, quiet, write_failure
 
 
 def train(
@@ -36,7 +36,7 @@ def train(
     accumulate: PositiveInt = 1,
     clip: NonNegativeFloat = 1.0,
     weight_decay: NonNegativeFloat = 0.01,
-    warmup: Share = 0.06,
+    warmup: Ratio = 0.06,
     lr_scaling: Literal["none", "linear"] = "none",
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto",
     compile: bool = False,
@@ -85,17 +85,21 @@ def train(
         import pytorch_lightning as pl
         import torch
 
-        from callbacks import INSTEAD, Randomness, Reporter
-        from checkpoints import Checkpoints
         from data import Data
         from model import Model
-        from watch import Watch
+        from runtime.checkpoints import Checkpoints
+        from runtime.progress import DISABLED_FEATURES, Reporter
+        from runtime.seeds import StepSeed
+        from runtime.watchdog import HangWatchdog
 
         quiet()
         pl.seed_everything(seed, verbose=False)
-        outputs = folder(Path(os.environ.get("SM_OUTPUT_DATA_DIR") or output_dir))
-        model_dir = folder(Path(os.environ.get("SM_MODEL_DIR") or Path(output_dir) / "model"))
-        checkpoints = Checkpoints(model_dir.parent / "checkpoints", options, checkpoint_minutes, checkpoint_steps)
+        outputs = ensure_dir(Path(os.environ.get("SM_OUTPUT_DATA_DIR") or output_dir))
+        model_dir = ensure_dir(Path(os.environ.get("SM_MODEL_DIR") or Path(output_dir) / "model"))
+        checkpoints = Checkpoints(
+            model_dir.parent / "checkpoints", options, checkpoint_minutes, checkpoint_steps,
+            monitor=MONITOR, mode=MODE, data_options=inspect.signature(Data).parameters,
+        )  # fmt: skip
         if precision == "auto":
             precision = "bf16-mixed" if cluster.accelerator == "gpu" and torch.cuda.is_bf16_supported() else "32-true"
         data = Data(dataset, model_name, batch_size, max_length, text_column, label_column, data_dir, num_workers, seed)
@@ -111,31 +115,32 @@ def train(
             max_steps=max_steps,
             accumulate_grad_batches=accumulate,
             gradient_clip_val=clip,
-            callbacks=[Watch(hang_seconds), Randomness(seed), Reporter(log_every, outputs), checkpoints],
+            callbacks=[HangWatchdog(hang_seconds), StepSeed(seed), Reporter(log_every, outputs, MONITOR), checkpoints],
             logger=pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version=""),
-            **INSTEAD,
+            **DISABLED_FEATURES,
         )
         trainer.fit(model, datamodule=data, ckpt_path=checkpoints.resume(resume), weights_only=True)
         trainer.test(model, datamodule=data, verbose=False)  # the best weights: checkpoints.py
         if trainer.is_global_zero:
             model.save(model_dir, max_length)
-            write_confusion(model.test_confusion, model.labels, outputs)
+            model.draw(outputs)
             scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("test/")}
             rest = {"time": f"{time.perf_counter() - started:.0f} s", "model": f"{model_dir}", "curves": f"{outputs}"}
             print_table("Result", {name: f"{value:.4f}" for name, value in scores.items()} | rest)
-            print(line({"step": trainer.global_step, **scores}))
-            print(f"test/accuracy {scores['test/accuracy']:.4f}", flush=True)
+            print(format_metrics({"step": trainer.global_step, **scores}))
+            monitored = MONITOR.replace("val/", "test/")
+            print(f"{monitored} {scores[monitored]:.4f}", flush=True)
     checkpoints.finish()
 
 
 def parse(argv: list[str]) -> dict[str, Any]:
     """The options of a command line, checked; raises UserError. The launcher checks a job's hyperparameters so."""
-    return cli.parse(train, argv, __doc__)
+    return command_line.parse(train, argv, __doc__)
 
 
 def main() -> int:
     """0 when the model is trained; 2 for a mistake on the command line; 1 for one found later; 143 when stopped."""
-    stop.install()
+    signals.install()
     status = 2
     try:
         options = parse(sys.argv[1:])
@@ -144,8 +149,8 @@ def main() -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         write_failure(str(error))
-        return stop.status(status)
-    return stop.complete()
+        return signals.status(status)
+    return signals.complete()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import imports
+from runtime import imports
 
 imports.lightning()
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import data
-from report import UserError
+from runtime import readers
+from runtime.batches import GlobalBatches
+from runtime.report import UserError
 
 
 def prepared(dataset: str, **options: object) -> data.Data:
@@ -39,13 +41,13 @@ def test_the_example_is_real() -> None:
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=300), st.integers(0, 5))
 def test_splits_are_stratified_and_repeatable(labels: list[str], seed: int) -> None:
-    parts = data.split_rows(labels, seed)
-    assert (parts == data.split_rows(labels, seed)).all()
+    parts = readers.split_rows(labels, seed)
+    assert (parts == readers.split_rows(labels, seed)).all()
     for label, count in Counter(labels).items():
         mine = Counter(parts[np.asarray(labels) == label].tolist())
         assert mine[0] >= 1
         for part in (1, 2):
-            assert abs(mine[part] - (count - 1) / data.HOLD_OUT) < 1
+            assert abs(mine[part] - (count - 1) / readers.HOLD_OUT) < 1
 
 
 @given(
@@ -59,8 +61,8 @@ def test_every_sample_once_whatever_the_world_size(
     lengths: list[int], per_rank: int, world_size: int, seed: int | None, epoch: int
 ) -> None:
     global_batch = per_rank * world_size
-    ranks = [data.GlobalBatches(lengths, global_batch, rank, world_size, seed) for rank in range(world_size)]
-    alone = data.GlobalBatches(lengths, global_batch, seed=seed)
+    ranks = [GlobalBatches(lengths, global_batch, rank, world_size, seed) for rank in range(world_size)]
+    alone = GlobalBatches(lengths, global_batch, seed=seed)
     for order in (*ranks, alone):
         order.set_epoch(epoch)
     assert {len(order) for order in ranks} == {len(alone)}
@@ -77,7 +79,7 @@ def test_every_sample_once_whatever_the_world_size(
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[list[int]]:
-        batches = data.GlobalBatches(range(1, 101), 8, seed=seed)
+        batches = GlobalBatches(range(1, 101), 8, seed=seed)
         batches.set_epoch(epoch)
         return [rows for rows, _, _ in batches]
 
@@ -88,7 +90,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
 
 def test_batches_are_grouped_by_length() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 4096)
-    padded = sum(len(rows) * lengths[rows].max() for rows, _, _ in data.GlobalBatches(lengths, 32, seed=0))
+    padded = sum(len(rows) * lengths[rows].max() for rows, _, _ in GlobalBatches(lengths, 32, seed=0))
     assert padded < 1.1 * lengths.sum()  # in random order it is about 1.9
 
 
@@ -102,7 +104,7 @@ def test_a_batch(words: str) -> None:
     assert batch["input_ids"].shape[1] == lengths.max()
     assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
     text = made.splits["test"]["text"]
-    first = next(iter(data.GlobalBatches(made.splits["test"]["length"], 50)))[0][0]
+    first = next(iter(GlobalBatches(made.splits["test"]["length"], 50)))[0][0]
     assert batch["input_ids"][0][: lengths[0]].tolist() == [b + 1 for b in text[first].encode()]
 
 

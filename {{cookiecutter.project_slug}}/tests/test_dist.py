@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import cluster
 import dist
-from cluster import ClusterError, Machine, locate
 from launch import profiles
-from report import UserError
+from runtime import cluster, ranks
+from runtime.cluster import ClusterError, Machine, locate
+from runtime.report import UserError
 
 CPU = Machine(torch_version="2.13.0+cpu")
 GPUS = Machine(gpus=8, has_nccl=True, has_smddp=True, torch_version="2.5.1+cu124")
@@ -192,9 +192,9 @@ def test_strategy_knows_the_node_and_survives_teardown(rank_3_of_4: None, monkey
 
 def test_one_process_needs_no_group() -> None:
     tensor = torch.tensor([1.5])
-    assert dist.all_sum(tensor) is tensor
-    assert dist.agree(True) and not dist.agree(False)
-    assert dist.from_rank_0("key", lambda: "said") == "said"
+    assert ranks.all_sum(tensor) is tensor
+    assert ranks.any_rank(True) and not ranks.any_rank(False)
+    assert ranks.from_rank_0("key", lambda: "said") == "said"
 
 
 @pytest.mark.parametrize(

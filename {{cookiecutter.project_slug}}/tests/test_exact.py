@@ -13,18 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-import checkpoints
-import data
-import report
+import model
 import train
-import watch
-from report import UserError
+from runtime import batches, checkpoint_files, checkpoints, ranks, report, watchdog
+from runtime.report import UserError
 
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take most of a short run's time, and tests/test_train.py looks at them."""
-    monkeypatch.setattr(report, "_save", lambda figure, path: report._pyplot().close(figure))
+    monkeypatch.setattr(report, "save_figure", lambda figure, path: report.pyplot().close(figure))
 
 
 class Crash(Exception):
@@ -36,7 +34,7 @@ def run(words: str, **options: Any) -> None:
 
 
 def outcome(output: str = "outputs") -> dict[str, Any]:
-    path = checkpoints.newest(Path(output) / "checkpoints")
+    path = checkpoint_files.newest(Path(output) / "checkpoints")
     assert path
     return torch.load(path, weights_only=True)
 
@@ -103,7 +101,7 @@ def test_going_on_is_as_if_nothing_had_happened(
             with pytest.raises(Crash):
                 run(words, output_dir=output, **options)
         if hook != "finish":
-            expected = checkpoints.newest(Path(output, "checkpoints"))
+            expected = checkpoint_files.newest(Path(output, "checkpoints"))
             capsys.readouterr()
             run(words, output_dir=output, **options)
             said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("resume: ")]
@@ -121,13 +119,13 @@ def test_going_on_is_as_if_nothing_had_happened(
 def test_batches_that_ranks_and_accumulation_divide_anew() -> None:
     """From 2 ranks to 1 or 4, in the middle of an epoch: the rest of the samples, each once."""
     lengths = torch.randint(1, 30, (103,), generator=torch.Generator().manual_seed(0)).tolist()
-    whole = data.GlobalBatches(lengths, 16, seed=5)
+    whole = batches.GlobalBatches(lengths, 16, seed=5)
     whole.set_epoch(1)
     expected = [sorted(rows) for rows, _, _ in whole]
     for world_size, accumulate in ((1, 1), (1, 4), (2, 2), (4, 1), (3, 5)):
         seen: list[list[int]] = [[] for _ in expected[3:]]
         for rank in range(world_size):
-            order = data.GlobalBatches(lengths, 16, rank, world_size, 5, accumulate, start=(1, 3))
+            order = batches.GlobalBatches(lengths, 16, rank, world_size, 5, accumulate, start=(1, 3))
             assert len(order) == len(expected) * accumulate
             for i, (rows, real, scale) in enumerate(order):
                 seen[i // accumulate] += rows[:real]
@@ -162,7 +160,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
             run(words, epochs=1)
     for how in ("truncated", "empty", "flipped", "half-renamed"):
         shutil.copytree("outputs", how)
-        (_, newest), (_, before), *_ = checkpoints.numbered(Path(how, "checkpoints"))
+        (_, newest), (_, before), *_ = checkpoint_files.numbered(Path(how, "checkpoints"))
         spoil(newest, how)
         capsys.readouterr()
         run(words, epochs=1, output_dir=how)
@@ -174,7 +172,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
 
 def test_going_back_to_the_start_is_for_a_person_to_say(words: str) -> None:
     run(words, epochs=1)
-    for _, path in checkpoints.numbered(Path("outputs/checkpoints")):
+    for _, path in checkpoint_files.numbered(Path("outputs/checkpoints")):
         spoil(path, "flipped")
     with pytest.raises(UserError, match=r"All 3 checkpoints in outputs/checkpoints are damaged; .* --resume never"):
         run(words, epochs=1)
@@ -188,7 +186,7 @@ def test_what_is_not_gone_on_with(
         crash(patch, "on_train_batch_end", 4)
         with pytest.raises(Crash):
             run(words)
-    path = checkpoints.newest(Path("outputs/checkpoints"))
+    path = checkpoint_files.newest(Path("outputs/checkpoints"))
     with pytest.raises(UserError, match="no such checkpoint; expected auto, never or a file"):
         run(words, resume="nowhere.ckpt")
     with pytest.raises(UserError, match="its global batch differs"):
@@ -249,8 +247,8 @@ def test_loading_executes_nothing(words: str, tmp_path: Path) -> None:
 
 def test_the_newest_few_are_kept(words: str) -> None:
     run(words, epochs=2)
-    names = [path.name for _, path in checkpoints.numbered(Path("outputs/checkpoints"))]
-    assert len(names) == checkpoints.KEEP and "-step000024-" in names[0]
+    names = [path.name for _, path in checkpoint_files.numbered(Path("outputs/checkpoints"))]
+    assert len(names) == checkpoint_files.KEEP and "-step000024-" in names[0]
     assert outcome()["callbacks"]["Checkpoints"]["best"] is not None, "the best weights are in each"
 
 
@@ -258,18 +256,18 @@ def test_a_full_disk_ends_the_run_in_a_sentence(words: str) -> None:
     """The limit of a file's size stands for the disk's end: the same writes fail, and anybody may set it."""
     resource = pytest.importorskip("resource", reason="POSIX only")
     run(words, epochs=1, max_steps=3)
-    kept = checkpoints.newest(Path("outputs/checkpoints"))
+    kept = checkpoint_files.newest(Path("outputs/checkpoints"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
         with pytest.raises(UserError) as refusal:
-            checkpoints.write(Path("outputs/checkpoints"), 7, {"weights": torch.zeros(1_000_000)})
+            checkpoint_files.write(Path("outputs/checkpoints"), 7, {"weights": torch.zeros(1_000_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "could not be written to outputs/checkpoints" in str(refusal.value)
     assert f"the last good one is {kept}; free some space" in str(refusal.value)
     assert "\n" not in str(refusal.value)
-    assert checkpoints.newest(Path("outputs/checkpoints")) == kept
+    assert checkpoint_files.newest(Path("outputs/checkpoints")) == kept
     assert not list(Path("outputs/checkpoints").glob(".*.ckpt"))
 
 
@@ -277,22 +275,31 @@ def test_a_full_disk_at_the_very_end_is_a_sentence(words: str, monkeypatch: pyte
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "replacing", full)
+    monkeypatch.setattr(checkpoints, "atomic_write", full)
     with pytest.raises(UserError, match="model is saved, but not that the run is finished, in outputs/checkpoints"):
         run(words, epochs=1, max_steps=3)
 
 
 def test_time_at_rest_does_not_count_as_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
-    mine = watch.Watch(60)
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now)
+    mine = watchdog.HangWatchdog(60)
     mine.armed = mine.warm = True
     now = 110.0
-    with watch.rest():
+    with watchdog.pause_watchdog():
         now = 190.0
         assert mine._idle() == 0
     now = 195.0
     assert mine._idle() == 5
+
+
+def test_a_hang_is_placed_in_the_owners_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in the machinery that it called: what a person changed says more."""
+    seen: list[str] = []
+    monkeypatch.setattr(ranks, "all_sum", lambda tensor: seen.append(watchdog.HangWatchdog(60)._where()) or tensor)
+    assert ranks.any_rank(True)
+    model._sum_over_ranks(torch.ones(1))
+    assert [place.split(":")[0] for place in seen] == ["watchdog.py", "model.py"]
 
 
 def test_two_runs_do_not_write_to_one_folder(words: str, monkeypatch: pytest.MonkeyPatch) -> None:

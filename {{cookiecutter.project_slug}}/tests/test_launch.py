@@ -13,10 +13,11 @@ from typing import Any
 import botocore.session
 import pytest
 
-import report
 from launch import ROOT, account, entry, job, preflight, profiles, request
 from launch.__main__ import main
 from launch.job import Job, Network, Spot
+from options import METRICS
+from runtime import report
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 BUCKET = "sagemaker-us-east-1-123456789012"
@@ -156,7 +157,7 @@ def test_request(good, launcher, spot, network):
     assert made.pop("AlgorithmSpecification") == entrypoint | {
         "TrainingImage": f"763104351884.dkr.ecr.us-east-1.amazonaws.com/{image}",
         "TrainingInputMode": "File",
-        "MetricDefinitions": [{"Name": m, "Regex": report.metric_regex(m)} for m in report.METRICS],
+        "MetricDefinitions": [{"Name": m, "Regex": report.metric_regex(m)} for m in METRICS],
     }
     assert made.pop("HyperParameters") == flags | {
         "epochs": "6",
@@ -208,7 +209,7 @@ def test_a_dry_run_needs_no_credentials_and_prints_json_only(tmp_path, capsys, m
 
 def test_metrics_are_read_from_the_lines_that_training_prints():
     values = {"step": 7, "epoch": 1, "train/loss": 1.5, "val/accuracy": 2e-05, "lr": 0.002, "samples_per_second": 1e6}
-    printed = report.line(values)
+    printed = report.format_metrics(values)
     for definition in request.metric_definitions():
         found = re.search(definition["Regex"], printed)
         assert (float(found[1]) if found else None) == values.get(definition["Name"])

@@ -24,7 +24,7 @@ from moto.servicequotas.responses import ServiceQuotasResponse
 from launch import SRC, account, follow, preflight, request
 from launch.__main__ import main
 from launch.job import Job, Network, Spot
-from report import UserError
+from runtime.report import UserError
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 TRUST = {"Effect": "Allow", "Principal": {"Service": ["sagemaker.amazonaws.com"]}, "Action": "sts:AssumeRole"}
@@ -559,7 +559,8 @@ def test_the_command_from_submit_to_fetch(aws, good, tmp_path, monkeypatch, caps
     with tarfile.open(fileobj=io.BytesIO(body)) as tar:
         files = [member for member in tar if member.isfile() and "__pycache__" not in member.name]
         contents = {member.name: tar.extractfile(member).read() for member in files}  # type: ignore[union-attr]
-    assert contents == {path.name: path.read_bytes() for path in SRC.glob("*") if path.is_file()}
+    source = [path for path in SRC.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert contents == {path.relative_to(SRC).as_posix(): path.read_bytes() for path in source}
 
     model = archive(("weights", tarfile.REGTYPE, b"w"))
     s3.put_object(Bucket="language-id", Key=f"{name}/output/model.tar.gz", Body=model)

@@ -12,7 +12,8 @@ import torch
 
 import data
 import model
-from report import UserError
+from runtime.batches import GlobalBatches
+from runtime.report import UserError
 
 
 def batches(texts: list[str], labels: list[int], world_size: int) -> list[dict]:
@@ -23,9 +24,9 @@ def batches(texts: list[str], labels: list[int], world_size: int) -> list[dict]:
     ]
     import datasets
 
-    padded = data.Padded(datasets.Dataset.from_list(rows), 0)
+    padded = data.BatchDataset(datasets.Dataset.from_list(rows), 0)
     lengths = [len(row["input_ids"]) for row in rows]
-    orders = [data.GlobalBatches(lengths, len(texts), rank, world_size) for rank in range(world_size)]
+    orders = [GlobalBatches(lengths, len(texts), rank, world_size) for rank in range(world_size)]
     return [padded[next(iter(order))] for order in orders]
 
 

@@ -15,7 +15,7 @@ from launch import ROOT, job, request
 from rehearsal import __main__ as entry
 from rehearsal import checks, hosts, requirements
 from rehearsal.hosts import Host, Plan
-from report import UserError
+from runtime.report import UserError
 
 JOB = job.Job("test", "us-east-1", "ml.p4d.24xlarge", 2, hyperparameters={"epochs": 1, "dataset": "cldr", "lr": 2e-3})
 

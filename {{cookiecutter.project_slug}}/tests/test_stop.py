@@ -15,16 +15,15 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.trainer.connectors import signal_connector
 
-import checkpoints
-import stop
 import train
+from runtime import checkpoint_files, signals
 
 SRC = Path(train.__file__).parent
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 
 
 def test_what_is_replaced_is_where_it_was() -> None:
-    """If this fails, Lightning changed: read its signal connector and training loop again, and mend stop.take_over."""
+    """If this fails, Lightning changed: read it again, and mend signals.replace_lightning_signal_handlers."""
     advance = inspect.getsource(_TrainingEpochLoop.advance)
     assert advance.count("self._broadcast_sigterm_tensor()") == 1
     collectives = set(re.findall(r"torch\.distributed\.(\w+)", advance)) - {"is_available", "is_initialized"}
@@ -40,7 +39,7 @@ def test_what_is_replaced_is_where_it_was() -> None:
 def test_taking_over_leaves_no_handler_and_no_broadcast() -> None:
     trainer = Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    stop.take_over(trainer)
+    signals.replace_lightning_signal_handlers(trainer)
     trainer._signal_connector.register_signal_handlers()
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor()
     trainer._signal_connector.teardown()
@@ -49,7 +48,9 @@ def test_taking_over_leaves_no_handler_and_no_broadcast() -> None:
 
 def test_a_lightning_without_those_is_refused() -> None:
     with pytest.raises(RuntimeError, match="Lightning changed: SimpleNamespace has no register_signal_handlers"):
-        stop.take_over(SimpleNamespace(_signal_connector=SimpleNamespace(), fit_loop=SimpleNamespace(epoch_loop=None)))
+        signals.replace_lightning_signal_handlers(
+            SimpleNamespace(_signal_connector=SimpleNamespace(), fit_loop=SimpleNamespace(epoch_loop=None))
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -67,7 +68,7 @@ def test_a_signal_saves_says_how_to_go_on_and_ends_with_143(words: str, number: 
     last = Path("log").read_text().splitlines()[-1]
     said = re.fullmatch(rf"stopped by {number.name} at step (\d+) of 3600; start the same command again to go on", last)
     assert said, last
-    path = checkpoints.newest(Path("outputs/checkpoints"))
+    path = checkpoint_files.newest(Path("outputs/checkpoints"))
     assert path and f"-step{int(said[1]):06d}-" in path.name
 
 
@@ -80,12 +81,15 @@ def python(code: str) -> subprocess.Popen:
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    busy = "import stop, time; stop.install(); stop.defer('go on'); print('ready', flush=True); time.sleep(60)"
+    busy = (
+        "from runtime import signals; import time; signals.install(); signals.defer('go on'); "
+        "print('ready', flush=True); time.sleep(60)"
+    )
     run = python(busy)
     run.send_signal(signal.SIGINT)
     time.sleep(0.1)
     run.send_signal(signal.SIGINT)  # the same one: a terminal and torchrun's agent both pass Ctrl-C on
-    time.sleep(stop.SAME + 0.2)
+    time.sleep(signals.SAME + 0.2)
     assert run.poll() is None
     run.send_signal(signal.SIGTERM)
     assert run.wait(2) == 143
@@ -95,11 +99,11 @@ def test_a_second_signal_ends_at_once() -> None:
 def test_native_code_that_does_not_return_is_ended() -> None:
     """The handler of Python never runs here: the main thread waits in C, as in the ranks' meeting."""
     code = (
-        "import stop, threading, ctypes; stop.install(); print('ready', flush=True); "
+        "from runtime import signals; import threading, ctypes; signals.install(); print('ready', flush=True); "
         "ctypes.CDLL(None).pause(); ctypes.CDLL(None).sleep(60)"
     )
     run = python(code)
     time.sleep(0.2)
     run.send_signal(signal.SIGTERM)
-    assert run.wait(stop.GRACE + 3) == 143
+    assert run.wait(signals.GRACE + 3) == 143
     assert "nothing was trained yet: start the same command again" in run.communicate()[1]

