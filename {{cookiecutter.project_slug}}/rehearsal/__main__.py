@@ -227,8 +227,8 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
         ):
             live.console.print(f"{title}{what}; stand-ins: {', '.join(standins)}; port {port}", style="bold")
             if plan.batches:
-                text = f"one epoch of at most {plan.batches} batches; -- --epochs N plays N whole epochs"
-                live.console.print(text, style="dim")
+                short = f"one epoch of at most {plan.batches} batches; -- --epochs N plays N whole epochs"
+                live.console.print(short, style="dim")
             for host, line in play:
                 ended = sum(other.exit_code is not None for other in cast)
                 spinner.update(text=f"{time.time() - started:.0f} s, {ended} of {plan.hosts} hosts ended")

@@ -129,7 +129,10 @@ def train(
             print_table("Result", {name: f"{value:.4f}" for name, value in scores.items()} | rest)
             print(format_metrics({"step": trainer.global_step, **scores}))
             monitored = MONITOR.replace("val/", "test/")
-            print(f"{monitored} {scores[monitored]:.4f}", flush=True)
+            if monitored in scores:
+                print(f"{monitored} {scores[monitored]:.4f}", flush=True)
+            else:
+                print(f"warning: test_step logs no {monitored}, as MONITOR in options.py asks", file=sys.stderr)
     checkpoints.finish()
 
 

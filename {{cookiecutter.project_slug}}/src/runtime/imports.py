@@ -22,7 +22,7 @@ def lightning() -> None:
         return not str(self.requirement).startswith(("transformers", "scipy")) and available(self)
 
     RequirementCache.__bool__ = seems_available  # type: ignore[method-assign]
-    sys.modules |= dict.fromkeys(hidden)  # None: import raises ModuleNotFoundError
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: import raises ModuleNotFoundError
     try:
         import pytorch_lightning  # noqa: F401
     finally:
