@@ -11,12 +11,13 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 .PHONY: help demo test lint bench stress clean project
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-UV := $(shell command -v uv 2>/dev/null)
+UV := $(if $(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,$(shell uv pip install --help 2>/dev/null | grep -q -e --group && command -v uv))
 INSTALL = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
 
 $(BIN)/python:
@@ -32,6 +33,8 @@ $(VENV)/.template: pyproject.toml | $(BIN)/python
 project: $(VENV)/.template
 	@rm -rf $(PROJECT)
 	@$(BIN)/cookiecutter . --no-input --output-dir build
+	@touch -r $(SOURCE)/pyproject.toml $(PROJECT)/pyproject.toml  # or a new copy would be installed again
+	@touch -r $(SOURCE)/src/requirements.txt $(PROJECT)/src/requirements.txt
 
 # One thread: a second one saves a quarter on a quiet machine, and costs a factor of ten on a busy one.
 demo: project  ## generate a project with default answers and train it on real data
@@ -41,7 +44,7 @@ demo: project  ## generate a project with default answers and train it on real d
 	  ARGS='"Île de la Réunion" Mittwoch "Κεντρική Αφρική" "южноафриканский рэнд" "saint helena-pund" 水曜日'
 	@echo; echo "Curves and confusion matrix: $(PROJECT)/outputs/*.png"
 
-$(VENV)/.tests: $(VENV)/.template $(SOURCE)/pyproject.toml $(SOURCE)/src/requirements.txt
+$(VENV)/.tests: $(VENV)/.template $(SOURCE)/Makefile $(SOURCE)/pyproject.toml $(SOURCE)/src/requirements.txt
 	@$(MAKE) --no-print-directory project
 	@$(IN_PROJECT) setup
 	@$(INSTALL) --group tests

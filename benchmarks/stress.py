@@ -341,7 +341,7 @@ def kills(count: int, seed: int, folder: Path, ranks: tuple[int, ...] = (1, 2, 4
         assert job.wait(300) and set(job.statuses.values()) == {0}, job.text
         seconds[n], whole[n] = time.monotonic() - job.started, final_state(job.folder)
     for trial in range(count):
-        n, writing = ranks[trial % len(ranks)], draw.random() < 0.4
+        n, writing = ranks[(trial + seed) % len(ranks)], draw.random() < 0.4
         options |= {"batch_size": 16 // n}
         place = folder / f"kill{trial}"
         job = Job(place, n, "forked", options)
@@ -464,7 +464,7 @@ def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> It
     """Let a rank sleep in the middle of its data, or pause its process; the others have to name it and end."""
     draw = random.Random(seed)
     for trial in range(count):
-        ranks, paused = draw.choice([2, 3]), trial % 2 == 1
+        ranks, paused = draw.choice([2, 3]), (trial + seed) % 2 == 1
         victim = draw.randrange(ranks)
         options = {**OPTIONS, "epochs": 400, "batch_size": 4, "hang_seconds": hang_seconds}
         job = Job(folder / f"hang{trial}", ranks, "forked", options, "train" if paused else HANG % victim)
@@ -513,7 +513,7 @@ def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
         job.wait(60)
         job.end()
         expected = _to_go_on_from(place)
-        many, batch, accumulate = ((1, 16, 1), (4, 4, 1), (1, 8, 2), (4, 2, 2))[trial % 4]
+        many, batch, accumulate = ((1, 16, 1), (4, 4, 1), (1, 8, 2), (4, 2, 2))[(trial + seed) % 4]
         again = Job(place, many, "forked", {**options, "batch_size": batch, "accumulate": accumulate}, NO_DROPOUT)
         finished = again.wait(300) and set(again.statuses.values()) == {0}
         resumed = next((line for line in again.text.splitlines() if line.startswith("resume: ")), "from the start")
@@ -547,7 +547,7 @@ def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
     project = cookiecutter(str(ROOT), no_input=True, output_dir=str(folder))
     options = ["--dataset", str(folder / "words.csv"), "--epochs", "3", "--batch_size", "4"]
     for trial in range(count):
-        launcher, number, processes, how = HOSTS[trial % len(HOSTS)]
+        launcher, number, processes, how = HOSTS[(trial + seed) % len(HOSTS)]
         host = str(draw.randint(1, number))
         line = [sys.executable, "-m", "rehearsal", "--hosts", str(number), "--processes", str(processes)]
         line += ["--distribution", launcher, how, host, "--json", str(folder / "report.json"), "--", *options]
@@ -594,7 +594,7 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
     for trial in range(count):
         place = folder / f"full{trial}"
         place.mkdir()
-        disk = ("outputs", "curves")[trial % 2]  # checkpoints and model; log, pictures and TensorBoard
+        disk = ("outputs", "curves")[(trial + seed) % 2]  # checkpoints and model; log, pictures and TensorBoard
         space = int(size * draw.uniform(0.0, 3.9)) if disk == "outputs" else draw.randint(1, 60) * 2**10
         line = ["unshare", "--mount", "--propagation", "private", "sh", "-c", FULL, "sh", disk, str(space)]
         line += [sys.executable, str(SRC / "train.py"), *arguments]
@@ -760,8 +760,9 @@ def main() -> int:
     arguments = parser.parse_args()
     everything = arguments.what == ["all"]
     plan = [word.partition(":")[::2] for word in arguments.what] if not everything else [*ROUND.items()]
-    if unknown := [what for what, _ in plan if what not in ROUND]:
-        parser.error(f"unknown: {', '.join(unknown)}; expected {', '.join(ROUND)} or all")
+    for what, count in plan:
+        if what not in ROUND or not re.fullmatch("([1-9][0-9]*)?", str(count)):
+            parser.error(f"{what}:{count}: expected one of {', '.join(ROUND)}, or kills:3 for three; or all alone")
     folder = Path(tempfile.mkdtemp(prefix="stress-"))
     warm_up()
     began, failed, total, round_ = time.monotonic(), 0, 0, 0

@@ -42,10 +42,10 @@ def test_a_stock_trainer_works_here(project: Project) -> None:
 @pytest.mark.parametrize("command", GROUPS)
 def test_a_command_installs_what_it_needs_and_no_more(command: str, uv: bool, project: Project, tmp_path: Path) -> None:
     """`make -n` says what would be run in a folder without an environment, with uv and without."""
-    for tool in ("make", "python3", "mkdir", "sh", "grep", "awk", "sed"):
+    for tool in ("make", "python3", "mkdir", "sh", "grep", "awk", "sed", "uname"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
     if uv:
-        (tmp_path / "uv").write_text("#!/bin/sh\n")
+        (tmp_path / "uv").write_text("#!/bin/sh\necho --group\n")
         (tmp_path / "uv").chmod(0o755)
     said = subprocess.run(
         [str(tmp_path / "make"), "-n", command, f"VENV={tmp_path}/venv"],
@@ -65,7 +65,7 @@ def test_launch_repeats_the_pins_of_training(project: Project) -> None:
     """Both read the options of train.py, each from its own installation."""
     groups = tomllib.loads(project.read("pyproject.toml"))["dependency-groups"]
     pins = {line.split("  #")[0] for line in project.read("src/requirements.txt").splitlines()}
-    assert {line for line in groups["launch"] if line.startswith(("jsonargparse", "rich"))} < pins
+    assert {line for line in groups["launch"] if line.startswith(("jsonargparse", "rich", "matplotlib"))} < pins
 
 
 def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:
     project.run("python", "-m", "launch", "preflight", "--offline", **hidden)
 
 
-def test_a_rehearsal_needs_no_sdk(project: Project, words: Path, tmp_path: Path) -> None:
+def test_the_command_that_rehearses_needs_no_sdk(project: Project, words: Path, tmp_path: Path) -> None:
     hidden = hide(tmp_path, "sagemaker", "boto3", "moto", "mypy", "pytest", "ipykernel")
     command = ["--hosts", "1", "--processes", "1", "--distribution", "torch_distributed", "--batches", "2"]
     said = project.run("python", "-m", "rehearsal", *command, "--", "--dataset", str(words), **hidden).stdout

@@ -177,7 +177,7 @@ def test_notebook_sends_nothing_that_preflight_refuses(tmp_path: Path) -> None:
 
 def test_notebook_without_aws(small: Project) -> None:
     """It goes as far as somebody without an account can go, and says so in a sentence."""
-    cells = run_notebook(small, PLAY_NOTHING, **NO_AWS, PIP_NO_INDEX="1")
+    cells = run_notebook(small, PLAY_NOTHING, **NO_AWS)
     assert "2 × ml.g5.xlarge, torch_distributed, torch 2.13.0 on Python 3.12; 2 ranks" in said(cells, "load()")
     assert "skipped AWS: no credentials here" in said(cells, "preflight.run")
     assert "pytorch:2.13-cu133-amzn2023-sagemaker" in said(cells, "request.dry_run")

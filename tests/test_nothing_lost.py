@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TRIALS = [
     ["kills:3", "ranks:2", "damage:20", "metrics"],  # kills with 1, 2 and 4 ranks
     ["stops:3", "hangs:2"],
-    ["hosts:1"],
+    ["hosts:1"],  # with this seed one that is lost, under a real mpirun; CI's `make stress` stops one
     ["full:2"],  # checkpoints' disk and pictures'
 ]
 
@@ -24,7 +24,7 @@ TRIALS = [
 def test_nothing_is_lost(trials: list[str]) -> None:
     if "full:2" in trials:  # it mounts a small disk
         need("unshare", root=True)
-    command = [sys.executable, str(ROOT / "benchmarks" / "stress.py"), *trials, "--seed", "5", "--hang_seconds", "20"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "stress.py"), *trials, "--seed", "5", "--hang_seconds", "30"]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=790)
     said = run.stdout
     assert run.returncode == 0, said[-6000:]

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rehearsal.hosts import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
-BATCHES = 20  # enough for every wire, and for the faults and stops that come after step 2
+BATCHES = 20  # enough for every wire, and for the faults, which come in step 2
+HALT_BATCHES = 200  # seconds of training: a stop that is asked for after step 2 has to come before the end
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 DISTRIBUTIONS = ("torch_distributed", "smddp", "pytorchddp", "none")
 
@@ -51,7 +52,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         type=_batches,
         metavar="N",
         help="one epoch of at most N batches, and as many to validate and to test; 0: all that the hyperparameters say "
-        f"(default {BATCHES}; 0 where epochs or max_steps is given after --)",
+        f"(default {BATCHES}; {HALT_BATCHES} where a host is stopped or lost; 0 where epochs or max_steps is given after --)",
     )
     parser.add_argument("--fail-rank", type=int, metavar="R", help="rank R raises in the middle of training")
     parser.add_argument("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
@@ -149,7 +150,10 @@ def plan(args: argparse.Namespace) -> "Plan":
     given_here = pairs(args.hyperparameters)
     batches = args.batches
     if batches is None:
-        batches = 0 if {"epochs", "max_steps"} & given_here.keys() else BATCHES
+        batches = HALT_BATCHES if args.stop_host or args.lose_host else BATCHES
+        batches = 0 if {"epochs", "max_steps"} & given_here.keys() else batches
+    if args.lose_host and own:
+        given_here = {"checkpoint_steps": 5, **given_here}  # what is lost before a checkpoint begins from nothing
     return Plan(
         hosts=hosts,
         processes=processes,
@@ -206,7 +210,9 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
 
     for module in ("sagemaker_training", "sagemaker_pytorch_container", "psutil"):
         if importlib.util.find_spec(module) is None:
-            raise UserError(f"{module} is not installed, and a rehearsal runs SageMaker's own toolkit; run make setup")
+            raise UserError(
+                f"{module} is not installed, and a rehearsal runs SageMaker's own toolkit; run make rehearse"
+            )
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     why = hosts.without_mpirun(plan) if plan.distribution in hosts.MPI else ""
     mpirun = plan.distribution in hosts.MPI and not why

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import psutil
 
 STANDINS = Path(__file__).parent / "standins"
-# mpirun and mpi4py, put there by the Makefile; never on the path of the environment itself, whose stock Trainer() it
-# would abort.
+# mpirun and mpi4py, put there by the Makefile: beside torch they would abort a stock Trainer() that no mpirun started.
 OPEN_MPI = Path(sys.prefix) / "open-mpi"
 MPI = ("smddp", "pytorchddp")  # launched by mpirun
 END = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows: no SIGHUP
@@ -103,7 +102,9 @@ def without_mpirun(plan: Plan) -> str:
     if plan.hosts > 1:
         return "several hosts would need an sshd on each"
     if not (OPEN_MPI / "bin" / "mpirun").is_file():
-        return f"Open MPI is not installed in {OPEN_MPI}; make setup installs it"
+        return (
+            f"Open MPI is not installed in {OPEN_MPI}; make rehearse installs it where there is a wheel for this system"
+        )
     if not shutil.which("unshare"):
         return "unshare is not installed"
     probe = subprocess.run(["timeout", "30", *_unshare("mount --bind /tmp /opt")], capture_output=True)

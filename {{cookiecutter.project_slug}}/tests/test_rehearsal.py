@@ -61,7 +61,10 @@ def test_what_mpirun_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", str(tmp_path))
     assert hosts.without_mpirun(plan) == "unshare is not installed"
     monkeypatch.setattr(hosts, "OPEN_MPI", tmp_path)
-    assert hosts.without_mpirun(plan) == f"Open MPI is not installed in {tmp_path}; make setup installs it"
+    assert (
+        hosts.without_mpirun(plan)
+        == f"Open MPI is not installed in {tmp_path}; make rehearse installs it where there is a wheel for this system"
+    )
 
 
 def test_port_is_never_shared() -> None:

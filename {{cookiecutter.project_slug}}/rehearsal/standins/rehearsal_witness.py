@@ -53,11 +53,15 @@ class Witness(Callback):
         self.save()
 
     def _shorten(self, trainer: Trainer, batches: int) -> None:
-        """One epoch of at most so many batches, and as many to validate and to test: before Trainer counts its own."""
-        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches"):
-            limit = getattr(trainer, name)  # a share (float) or a number (int) of batches
-            if limit and not (isinstance(limit, int) and limit <= batches):
-                setattr(trainer, name, batches)
+        """One epoch of at most so many optimizer steps, and as many batches to validate and to test.
+
+        Called before Trainer counts its own. A share of the data (a float below 1) stays what it is.
+        """
+        steps = batches * trainer.accumulate_grad_batches
+        for name, most in (("train", steps), ("val", batches), ("test", batches)):
+            limit = getattr(trainer, f"limit_{name}_batches")
+            if limit > most if isinstance(limit, int) else limit == 1.0:
+                setattr(trainer, f"limit_{name}_batches", most)
         trainer.fit_loop.max_epochs = 1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -25,8 +25,7 @@ def prepare(path: Path, build: Callable[[Path], dict[str, Any]]) -> float | None
     looks finished; a second process waits at the lock, which the system lets go of when its owner ends.
 
     Args:
-        build: writes files below the folder that it is given, which it has to make, and returns facts for :func:`read`,
-            plain JSON.
+        build: writes files into the folder that it is given, and returns facts for :func:`read`, plain JSON.
 
     Raises:
         UserError: the disk is full, or no folder can be made there; and whatever ``build`` raises.
@@ -40,6 +39,7 @@ def prepare(path: Path, build: Callable[[Path], dict[str, Any]]) -> float | None
         started = time.perf_counter()
         shutil.rmtree(building, ignore_errors=True)  # of one that was killed
         try:
+            building.mkdir()
             facts = build(building)
             files = {str(p.relative_to(building)): digest(p) for p in sorted(building.rglob("*")) if p.is_file()}
             meta = {**facts, "files": files}

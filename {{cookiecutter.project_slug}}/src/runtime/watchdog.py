@@ -22,9 +22,7 @@ import pytorch_lightning as pl
 from runtime import ranks
 from runtime.report import write_failure
 
-VERDICT_FRACTION = (
-    0.6  # of the time allowed passes before a verdict; the rest is for it to go round, and for the stacks
-)
+VERDICT_FRACTION = 0.6  # of the time allowed passes before a verdict; the rest is for the ranks to read it, and stacks
 BEATS = 30  # in the time allowed
 FIRST = 10  # times as long may the first batches of a phase take: compilers, caches and workers start
 
