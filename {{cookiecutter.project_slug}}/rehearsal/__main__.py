@@ -52,7 +52,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         type=_batches,
         metavar="N",
         help="one epoch of at most N batches, and as many to validate and to test; 0: all that the hyperparameters say "
-        f"(default {BATCHES}; {HALT_BATCHES} where a host is stopped or lost; 0 where epochs or max_steps is given after --)",
+        f"(default {BATCHES}; {HALT_BATCHES} to stop or lose a host; 0 where epochs or max_steps is given after --)",
     )
     parser.add_argument("--fail-rank", type=int, metavar="R", help="rank R raises in the middle of training")
     parser.add_argument("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
