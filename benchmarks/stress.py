@@ -514,7 +514,9 @@ def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
         job.end()
         expected = _to_go_on_from(place)
         many, batch, accumulate = ((1, 16, 1), (4, 4, 1), (1, 8, 2), (4, 2, 2))[(trial + seed) % 4]
-        again = Job(place, many, "forked", {**options, "batch_size": batch, "accumulate": accumulate}, NO_DROPOUT)
+        again = Job(
+            place, many, "forked", {**options, "batch_size": batch, "accumulate_grad_batches": accumulate}, NO_DROPOUT
+        )
         finished = again.wait(300) and set(again.statuses.values()) == {0}
         resumed = next((line for line in again.text.splitlines() if line.startswith("resume: ")), "from the start")
         again.end()
@@ -524,7 +526,7 @@ def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
             gap, best = difference(whole["weights"], state["weights"]), difference(whole["score"], state["score"])
         good = finished and gap < 1e-4 and state["position"] == whole["position"] and expected in resumed
         yield (
-            f"{'ok' if good else 'FAILED'} 2 ranks, then {many} with accumulate={accumulate}: {_short(resumed)}; "
+            f"{'ok' if good else 'FAILED'} 2 ranks, then {many} accumulating {accumulate}: {_short(resumed)}; "
             f"largest difference of a weight {gap:.1e}, of the best validation accuracy {best:.1e}"
         )
 

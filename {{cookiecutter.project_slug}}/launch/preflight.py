@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import inspect
 import json
 import re
 import subprocess
@@ -238,23 +237,25 @@ def consistency(job: Job) -> Iterator[Finding]:
 
 
 def hyperparameters(job: Job) -> Iterator[Finding]:
-    """Each hyperparameter, as the container would pass it, against the signature of `train.py`."""
-    import train
+    """Each hyperparameter, as the container would pass it, against what `src/options.py` declares."""
+    from options import OPTIONS
     from runtime import command_line
 
-    signature = inspect.signature(train.train).parameters
+    declared = command_line.declared(OPTIONS)
     for key, value in job.hyperparameters.items():
         name = f"hyperparameters.{key}"
-        if key not in signature:
-            yield error(name, "train.py has no such option", near(key, list(signature)))
+        if key not in declared:
+            yield error(name, "train.py has no such option", near(key, list(declared)))
             continue
-        default, example = signature[key].default, f"as in {key} = {json.dumps(signature[key].default)}"
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(type(default))
+        example = f"as in {key} = {json.dumps(declared[key].default)}"
+        kinds = {bool: "true or false", int: "a whole number", float: "a number"}  # bool first: it is an int, too
+        own = declared[key].type
+        kind = next((words for base, words in kinds.items() if isinstance(own, type) and issubclass(own, base)), None)
         if isinstance(value, str) and kind:
             yield error(name, f'"{value}" is text, and train.py takes {kind}', f"no quotes, {example}")
             continue
         try:
-            command_line.parse(train.train, [f"--{key}={value}"])
+            command_line.parse(OPTIONS, [f"--{key}={value}"])
         except UserError as problem:
             yield error(name, str(problem).removeprefix(f"--{key}: ").rstrip("."), example)
 

@@ -1,7 +1,8 @@
-"""The data: prepared once per node, memory-mapped by every rank, in an order that numbers alone decide.
+"""The data: prepared once per node, memory-mapped by every rank, in an order determined by seed and epoch.
 
-To make the project yours, replace this file. `train.py` needs a LightningDataModule named `Data` with `labels`
-after `setup`, whose batches your `model.py` understands; `tests/test_train.py` says whether the seam held.
+To make the project yours, replace this file. `train.py` needs a LightningDataModule named `Data` that takes the options
+of `options.DataOptions` and has `labels` after `setup`, whose batches your `model.py` understands;
+`tests/test_train.py` says whether the seam held.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
+from options import DataOptions
 from runtime import batches, prepared, readers
 from runtime.report import UserError, root_cause
 
@@ -29,7 +31,7 @@ Rows = tuple[list[str], list[str]]  # texts, labels
 
 
 class Data(pl.LightningDataModule):
-    """Texts and their labels.
+    """Texts and their labels. Options are the fields of `options.DataOptions`, read as ``self.options.name``.
 
     Batches are dictionaries of tensors, B samples padded to the longest of them, L tokens:
     ``input_ids`` (B, L) int64; ``attention_mask`` (B, L) int64; ``label`` (B,) int64; ``weight`` (B,) float32, 1 for
@@ -43,23 +45,11 @@ class Data(pl.LightningDataModule):
         UserError: from ``prepare_data``, where the data cannot be had or is not what was promised.
     """
 
-    def __init__(
-        self,
-        dataset: str = "cldr",
-        model_name: str = "bytecnn",
-        batch_size: int = 64,
-        max_length: int = 256,
-        text_column: str = "",
-        label_column: str = "",
-        data_dir: str | Path = "prepared",
-        num_workers: int = -1,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
         super().__init__()
         self.prepare_data_per_node = True  # every node has a disk of its own
-        self.dataset, self.model_name, self.batch_size, self.max_length = dataset, model_name, batch_size, max_length
-        self.columns = (text_column, label_column)
-        self.num_workers, self.seed = num_workers, seed
+        self.options = DataOptions(dataset, **options)
+        self.batch_size = self.options.batch_size  # for the log: runtime/progress.py
         self.labels: list[str] = []
         self.fingerprint = ""  # of texts, labels and their order, after setup
         self.splits: dict[str, Any] = {}
@@ -70,10 +60,12 @@ class Data(pl.LightningDataModule):
             self._source: list[Any] = [BUILTIN, babel.__version__]
         else:
             self._source = readers.find_source(dataset, [BUILTIN])
-        tokenizer_files = readers.stamps(_tokenizer_files(model_name))
-        facts = [4, self._source, model_name, tokenizer_files, max_length, self.columns, seed]
+        chosen = self.options
+        tokenizer_files = readers.stamps(_tokenizer_files(chosen.model_name))
+        columns = (chosen.text_column, chosen.label_column)
+        facts = [4, self._source, chosen.model_name, tokenizer_files, chosen.max_length, columns, chosen.seed]
         name = "".join(c if c.isalnum() else "-" for c in Path(dataset).name)[:40]
-        self.path = Path(data_dir) / f"{name}-{prepared.json_digest(facts)[:12]}"
+        self.path = Path(chosen.data_dir) / f"{name}-{prepared.json_digest(facts)[:12]}"
 
     def prepare_data(self) -> None:
         """Build the data set at ``self.path``, unless a verified copy is there. Runs once per node."""
@@ -81,31 +73,34 @@ class Data(pl.LightningDataModule):
         if seconds is not None:
             sizes = prepared.read(self.path)["sizes"]
             parts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
-            what = f"{sum(sizes.values()):,} texts ({parts}) of {self.dataset!r}"
+            what = f"{sum(sizes.values()):,} texts ({parts}) of {self.options.dataset!r}"
             print(f"prepare_data: {what} in {self.path}, {seconds:.1f} s", flush=True)
 
     def _build(self, directory: Path) -> dict[str, Any]:
         import datasets
 
         datasets.disable_progress_bars()
+        chosen = self.options
         splits = self._read(directory / "cache")
         labels = sorted(set(splits["train"][1]))
         if len(labels) < 2:
-            raise UserError(f"{self.dataset!r} has a single class, {labels[0]!r}; two or more are needed to classify.")
+            raise UserError(
+                f"{chosen.dataset!r} has a single class, {labels[0]!r}; two or more are needed to classify."
+            )
         for split in ("val", "test"):
             for unseen in set(splits.get(split, ((), ()))[1]) - set(labels):
                 raise UserError(
                     f"Label {unseen!r} of the {split} split does not occur in training; add it or remove it."
                 )
-        splits = readers.complete_splits(splits, stratify_by=1, seed=self.seed)
+        splits = readers.complete_splits(splits, stratify_by=1, seed=chosen.seed)
         content = hashlib.sha256(json.dumps(labels).encode())
 
         # `map` takes a digest of what its function refers to, and self has none
-        tokenize, max_length = tokenizer(self.model_name), self.max_length
+        tokenize, max_length = tokenizer(chosen.model_name), chosen.max_length
         for split, (texts, names) in splits.items():
             if not texts:
                 raise UserError(
-                    f"The {split} split of {self.dataset!r} is empty: too few rows; add some, or a file for it."
+                    f"The {split} split of {chosen.dataset!r} is empty: too few rows; add some, or a file for it."
                 )
             for pair in zip(texts, names, strict=True):
                 content.update(json.dumps(pair).encode())
@@ -121,14 +116,15 @@ class Data(pl.LightningDataModule):
 
     def _read(self, scratch: Path) -> dict[str, readers.Table]:
         """Texts and labels of each split, checked."""
-        if self.dataset == BUILTIN:
+        chosen = self.options
+        if chosen.dataset == BUILTIN:
             splits: dict[str, readers.Table] = {"train": [*cldr()]}
         else:
             columns = [
-                readers.Column("text", self.columns[0], TEXT_COLUMNS),
-                readers.Column("label", self.columns[1], LABEL_COLUMNS),
+                readers.Column("text", chosen.text_column, TEXT_COLUMNS),
+                readers.Column("label", chosen.label_column, LABEL_COLUMNS),
             ]
-            splits = readers.read(self.dataset, self._source, columns, scratch, [BUILTIN])
+            splits = readers.read(chosen.dataset, self._source, columns, scratch, [BUILTIN])
         for split, (texts, labels) in list(splits.items()):
             if split != "train" and texts and all(label is None for label in labels):
                 del splits[split]  # a public test set whose labels are kept secret tests nothing here
@@ -146,7 +142,7 @@ class Data(pl.LightningDataModule):
             self.splits = {s: datasets.load_from_disk(str(self.path / s)) for s in ("train", "val", "test")}
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader("train", self.seed)
+        return self._loader("train", self.options.seed)
 
     def val_dataloader(self) -> DataLoader:
         return self._loader("val", None)
@@ -159,7 +155,8 @@ class Data(pl.LightningDataModule):
         lengths = rows.with_format("numpy")["length"][:]
         start = self.start if split == "train" else (0, 0)
         dataset = BatchDataset(rows, self.pad_id)
-        return batches.loader(dataset, lengths, self.batch_size, self.trainer, seed, start, self.num_workers)
+        chosen = self.options
+        return batches.loader(dataset, lengths, chosen.batch_size, self.trainer, seed, start, chosen.num_workers)
 
 
 class BatchDataset(torch.utils.data.Dataset):

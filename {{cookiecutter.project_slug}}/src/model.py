@@ -1,8 +1,8 @@
 """The model: a byte-level CNN, or any Hugging Face sequence classifier, trained with AdamW.
 
-To make the project yours, replace this file. `train.py` needs a LightningModule named `Model` with the arguments it is
-given there, `save` and `draw`; `predict.py` needs `load` and `logits`. `tests/test_train.py` says whether
-the seam held.
+To make the project yours, replace this file. `train.py` needs a LightningModule named `Model` that takes the options
+of `options.ModelOptions` and has `save` and `draw`; `predict.py` needs `load` and `logits`. `tests/test_train.py` says
+whether the seam held.
 """
 
 import json
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassF1Score
 
 import data
+from options import ModelOptions
 from runtime import ranks, report
 from runtime.report import UserError, atomic_write
 
@@ -61,41 +62,33 @@ class ByteCNN(nn.Module):
 class Model(pl.LightningModule):
     """Cross-entropy, AdamW, warm-up and cosine decay; accuracy and macro-F1 over every sample exactly once.
 
-    Args:
-        warmup: share of all steps in which the learning rate rises from 0; then it falls to 0 along a half cosine.
-        lr_scaling: ``linear`` multiplies ``lr`` by the world size (Goyal et al. 2017, a heuristic): DDP averages
-            gradients, so what grows with every rank is the global batch.
+    Options are the fields of `options.ModelOptions`, read as ``self.options.name``. The learning rate rises from 0 in
+    ``warmup_ratio`` of all steps, then falls to 0 along a half cosine. ``lr_scaling="linear"`` multiplies it by the
+    world size (Goyal et al. 2017, a heuristic): DDP averages gradients, so what grows with every rank is the global
+    batch.
     """
 
-    def __init__(
-        self,
-        model_name: str = "bytecnn",
-        lr: float = 2e-3,
-        weight_decay: float = 0.01,
-        warmup: float = 0.06,
-        lr_scaling: str = "none",
-        compile: bool = False,
-    ) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.model_name, self.lr, self.weight_decay = model_name, lr, weight_decay
-        self.warmup, self.lr_scaling, self.compile_net = warmup, lr_scaling, compile
+        self.options = ModelOptions(**options)
         self.labels: list[str] = []
 
     def prepare_data(self) -> None:
         """Fetch a checkpoint from the hub once per node, before every rank loads it."""
-        if self.model_name != "bytecnn" and not Path(self.model_name).exists():
+        name = self.options.model_name
+        if name != "bytecnn" and not Path(name).exists():
             from huggingface_hub import snapshot_download
 
-            with data.checkpoint_errors(self.model_name):
-                snapshot_download(self.model_name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"])
+            with data.checkpoint_errors(name):
+                snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"])
 
     def configure_model(self) -> None:
         """Build the network: only now, with the data open, are the labels known."""
         if self.labels:
             return
         self.labels = self.trainer.datamodule.labels  # type: ignore[attr-defined]
-        self.net = build(self.model_name, self.labels)
-        if self.compile_net:  # the network, not this module: self.log breaks under torch.compile (Lightning#21836)
+        self.net = build(self.options.model_name, self.labels)
+        if self.options.compile:  # the network, not this module: self.log breaks under torch.compile (Lightning#21836)
             self.net.compile(dynamic=True)
         self.mean_loss = torchmetrics.MeanMetric(dist_sync_fn=_sum_over_ranks).set_dtype(torch.float64)
         options: Any = dict(num_classes=len(self.labels), ignore_index=-100, dist_sync_fn=_sum_over_ranks)
@@ -147,11 +140,11 @@ class Model(pl.LightningModule):
         fused = self.trainer.precision != "16-mixed"
         decay = [p for p in self.net.parameters() if p.ndim > 1]
         rest = [p for p in self.net.parameters() if p.ndim <= 1]  # biases and norms: decay only harms them
-        lr = self.lr * (self.trainer.world_size if self.lr_scaling == "linear" else 1)
-        groups = [{"params": decay, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        lr = self.options.lr * (self.trainer.world_size if self.options.lr_scaling == "linear" else 1)
+        groups = [{"params": decay, "weight_decay": self.options.weight_decay}, {"params": rest, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=lr, fused=fused)
         total = max(int(self.trainer.estimated_stepping_batches), 1)
-        rising = max(round(total * self.warmup), 1)
+        rising = max(round(total * self.options.warmup_ratio), 1)
 
         def lr_lambda(step: int) -> float:
             if step < rising:
@@ -168,9 +161,10 @@ class Model(pl.LightningModule):
         if gradient_clip_val:
             torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
 
-    def save(self, directory: Path, max_length: int) -> None:
+    def save(self, directory: Path) -> None:
         """Write what :func:`load` reads: weights as safetensors and a config.json; nothing in it is code."""
         directory.mkdir(parents=True, exist_ok=True)
+        max_length = self.options.max_length
         if isinstance(self.net, ByteCNN):
             from safetensors.torch import save_file
 
@@ -182,7 +176,7 @@ class Model(pl.LightningModule):
         else:
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(self.model_name, model_max_length=max_length)
+            tokenizer = AutoTokenizer.from_pretrained(self.options.model_name, model_max_length=max_length)
             tokenizer.save_pretrained(directory)
             self.net.save_pretrained(directory)  # type: ignore[operator]
 

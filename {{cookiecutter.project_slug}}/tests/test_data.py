@@ -211,9 +211,9 @@ def test_another_tokenizer_at_the_same_path_is_another_data_set(words: str, tiny
     import shutil
 
     shutil.copytree(tiny_bert, "mine")
-    before = data.Data(words, "mine").path
+    before = data.Data(words, model_name="mine").path
     Path("mine/tokenizer_config.json").write_text(Path("mine/tokenizer_config.json").read_text() + "\n")
-    assert data.Data(words, "mine").path != before
+    assert data.Data(words, model_name="mine").path != before
 
 
 def test_a_place_that_is_a_file_is_one_sentence(words: str) -> None:

@@ -82,7 +82,7 @@ MOMENTS = [
 @pytest.mark.parametrize(
     "options",
     [
-        {"accumulate": 2, "batch_size": 8, "seed": 2**32 - 1},
+        {"accumulate_grad_batches": 2, "batch_size": 8, "seed": 2**32 - 1},
         {},
         {"max_steps": 31},
         {"num_workers": 1},
@@ -97,7 +97,7 @@ def test_going_on_is_as_if_nothing_had_happened(
     for number, (hook, at) in enumerate(moments):
         output = f"interrupted{number}"
         with pytest.MonkeyPatch.context() as patch:
-            crash(patch, hook, at * options.get("accumulate", 1) if hook == "on_train_batch_end" else at)
+            crash(patch, hook, at * options.get("accumulate_grad_batches", 1) if hook == "on_train_batch_end" else at)
             with pytest.raises(Crash):
                 run(words, output_dir=output, **options)
         if hook != "finish":
@@ -204,7 +204,7 @@ def test_what_is_not_gone_on_with(
     with pytest.raises(UserError, match="unfinished/checkpoints holds an unfinished run of its own"):
         run(words, resume=str(path), output_dir="unfinished")
     capsys.readouterr()
-    run(words, resume=str(path), clip=2.0, output_dir="other", max_steps=6)
+    run(words, resume=str(path), gradient_clip_val=2.0, output_dir="other", max_steps=6)
     assert f"resume: from {path}, step 3 of 36" in capsys.readouterr().out
     with pytest.raises(UserError, match="holds an unfinished run, step 3 of 36, whose lr differs"):
         run(words, lr=1e-3)
@@ -216,6 +216,29 @@ def test_what_is_not_gone_on_with(
     capsys.readouterr()
     run(words, lr=1e-3, max_steps=6)
     assert "that run is finished; training from the start" in capsys.readouterr().out
+
+
+def test_options_that_came_or_went_since_a_checkpoint(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the checkpoint lacks was at its default; one that no longer exists is ignored."""
+    with monkeypatch.context() as patch:
+        crash(patch, "on_train_batch_end", 4)
+        with pytest.raises(Crash):
+            run(words)
+    state = outcome()
+    stored = state["callbacks"]["Checkpoints"]["options"]
+    assert stored.pop("gradient_clip_val") == 1.0
+    assert stored.pop("seed") == 0
+    stored["gone"] = 7
+    path = checkpoint_files.write(Path("outputs/checkpoints"), 3, state)
+    with pytest.raises(UserError, match="holds an unfinished run, step 3 of 36, whose gradient_clip_val differs"):
+        run(words, gradient_clip_val=0.1)
+    with pytest.raises(UserError, match="its seed differs, so its place in the data means nothing here"):
+        run(words, resume=str(path), seed=1)
+    capsys.readouterr()
+    run(words, num_workers=0, log_every=7)
+    assert f"resume: from {path}, step 3 of 36" in capsys.readouterr().out
 
 
 def test_data_that_changed_is_not_gone_on_with(words: str, monkeypatch: pytest.MonkeyPatch) -> None:

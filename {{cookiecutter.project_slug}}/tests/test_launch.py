@@ -1,5 +1,6 @@
 """job.toml, what fits what, the request that would be sent, and the mistakes that preflight has to find."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -16,8 +17,9 @@ import pytest
 from launch import ROOT, account, entry, job, preflight, profiles, request
 from launch.__main__ import main
 from launch.job import Job, Network, Spot
-from options import METRICS
+from options import METRICS, OPTIONS
 from runtime import report
+from runtime.command_line import Ratio, option
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 BUCKET = "sagemaker-us-east-1-123456789012"
@@ -271,6 +273,17 @@ def test_preflight_refuses(tmp_path, capsys, mistake):
     assert not said.out
     assert any(re.search(line, error) for error in errors), said.err
     assert all(re.match(r"error   [\w./\[\], -]+: .+; .+", error) for error in errors), errors
+
+
+def test_a_new_option_is_known_at_once(good, monkeypatch):
+    new = dataclasses.make_dataclass("New", [("smoothing", Ratio, option(0.0, "label smoothing"))], frozen=True)
+    monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
+    told = {0.1: None, 1.0: "expected a number from 0 to below 1", "0.1": '"0.1" is text, and train.py takes a number'}
+    for value, problem in told.items():
+        found = list(preflight.hyperparameters(replace(good, hyperparameters={"smoothing": value})))
+        assert problem in str(found[0]) if problem else not found
+    (unknown,) = preflight.hyperparameters(replace(good, hyperparameters={"smothing": 0.1}))
+    assert str(unknown).endswith("did you mean smoothing?")
 
 
 def test_an_image_without_patches_is_said_and_its_alternative(good):

@@ -4,6 +4,10 @@ import io
 import itertools
 import json
 import math
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,9 +34,9 @@ def batches(texts: list[str], labels: list[int], world_size: int) -> list[dict]:
     return [padded[next(iter(order))] for order in orders]
 
 
-def fresh(classes: int = 3) -> model.Model:
+def fresh(classes: int = 3, **options: object) -> model.Model:
     torch.manual_seed(0)
-    made = model.Model()
+    made = model.Model(**options)
     made.trainer = SimpleNamespace(datamodule=SimpleNamespace(labels=[str(i) for i in range(classes)]))  # type: ignore[assignment]
     made.configure_model()
     return made
@@ -81,8 +85,7 @@ def test_fillers_are_counted_by_no_metric() -> None:
 
 
 def test_learning_rate() -> None:
-    made = fresh()
-    made.lr, made.warmup, made.lr_scaling = 0.1, 0.1, "linear"
+    made = fresh(lr=0.1, warmup_ratio=0.1, lr_scaling="linear")
     made.trainer = SimpleNamespace(precision="32-true", world_size=4, estimated_stepping_batches=100)  # type: ignore[assignment]
     configured = made.configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -100,11 +103,10 @@ def test_learning_rate() -> None:
 
 @pytest.mark.parametrize("kind", ["bytecnn", "tiny_bert"])
 def test_what_is_saved_is_what_is_loaded(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    made = fresh()
-    made.model_name = "bytecnn" if kind == "bytecnn" else request.getfixturevalue(kind)
+    made = fresh(model_name="bytecnn" if kind == "bytecnn" else request.getfixturevalue(kind), max_length=20)
     made.labels = ["ελληνικά", "b", "c"]
-    made.net = model.build(made.model_name, made.labels).eval()
-    made.save(tmp_path / "saved", max_length=20)
+    made.net = model.build(made.options.model_name, made.labels).eval()
+    made.save(tmp_path / "saved")
     net, batch, labels = model.load(tmp_path / "saved")
     assert labels == made.labels
     texts = ["αβγ", "a" * 50]
@@ -115,7 +117,7 @@ def test_what_is_saved_is_what_is_loaded(kind: str, request: pytest.FixtureReque
 
 def test_a_model_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
     made = fresh()
-    made.save(tmp_path, max_length=20)
+    made.save(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(UserError, match="holds no trained model"):
@@ -156,6 +158,35 @@ def test_an_unknown_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match="could not be loaded"):
         model.build(str(tmp_path), ["a", "b"])
+
+
+def test_an_option_is_one_line_and_its_use(words: str, tmp_path: Path) -> None:
+    """It reaches the command line and the loss, and stops no older run from resuming."""
+    src = tmp_path / "src"
+    shutil.copytree(Path(model.__file__).parent, src, ignore=shutil.ignore_patterns("__pycache__"))
+    options = ["--dataset", words, "--batch_size", "16", "--log_every", "1"]
+    steps = "import sys, train; train.train(**train.parse(sys.argv[1:]))"
+    stop = f"from runtime.checkpoints import Checkpoints as C; C.on_train_end = lambda *_: sys.exit(1); {steps}"
+
+    def python(code: str, *arguments: str) -> str:
+        command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(src)!r}); {code}", *options, *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+
+    python(stop, "--checkpoint_steps", "1", "--max_steps", "3")
+    for file, place, added in (
+        ("options.py", "    lr: PositiveFloat", '    smoothing: Ratio = option(0.0, "label smoothing")\n'),
+        ("model.py", 'reduction="none")\n        return (losses', "label_smoothing=self.options.smoothing, "),
+    ):
+        text = (src / file).read_text(encoding="utf-8")
+        assert text.count(place) == 1
+        (src / file).write_text(text.replace(place, added + place), encoding="utf-8")
+    resumed = python(steps, "--max_steps", "3")
+    assert "resume: from" in resumed and "test/accuracy" in resumed
+    losses = [
+        re.findall(r"train/loss=(\S+)", python(steps, "--max_steps=2", f"--output_dir={value}", f"--smoothing={value}"))
+        for value in ("0.0", "0.5")
+    ]
+    assert len(losses[0]) == len(losses[1]) == 2 and losses[0] != losses[1]
 
 
 def test_the_schedule_is_finite_for_one_step() -> None:

@@ -9,7 +9,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from runtime import ranks, signals, watchdog
 from runtime.checkpoint_files import NAME, AsyncCheckpointIO, finished, newest, snapshot, whole
+from runtime.command_line import Option
 from runtime.loop_state import set_progress
 from runtime.prepared import digest
 from runtime.report import UserError, atomic_write, ensure_dir
@@ -26,25 +27,20 @@ from runtime.report import UserError, atomic_write, ensure_dir
 LOCK_SECONDS = 15  # loader workers of a process that was killed live on for 5 s, and keep its lock
 ASK_SECONDS = 0.3  # about how often the ranks agree whether to stop or to save
 
-# Options that may differ between a run and its continuation; batch_size and accumulate as long as their product
-# with the world size, the global batch, is the same.
-MAY_CHANGE = {"resume", "output_dir", "data_dir", "num_workers", "log_every", "compile", "batch_size", "accumulate"}
-MAY_CHANGE |= {"checkpoint_minutes", "checkpoint_steps", "hang_seconds"}
-OPTIMIZER_OPTIONS = {"lr", "weight_decay", "lr_scaling"}  # what the optimizer's state brings back
-
 
 class Checkpoints(pl.Callback):
     """Saves, resumes and stops; all ranks call it at the same batches, rank 0 writes. Give it to Trainer last.
 
     Args:
         directory: on SageMaker the folder it syncs with S3 and restores on every host; rank 0's is enough.
-        options: of this run, plain values; a checkpoint of other options is not gone on with.
+        options: of this run, plain values; a checkpoint of other options is not gone on with. Their product of
+            ``batch_size``, ``accumulate_grad_batches`` and the world size has to stay the same.
         minutes: between two checkpoints; each epoch's end has one anyway.
         steps: optimizer steps between two checkpoints; 0: by minutes alone.
         monitor: the validation metric whose best value marks the best weights.
         mode: of that metric, whether ``max`` or ``min`` is best.
-        data_options: names of the options that determine which samples a step sees; those of :data:`MAY_CHANGE` and
-            the optimizer's are left out.
+        declared: the options by their names: which may differ between a run and its continuation, and the defaults
+            that a checkpoint made before an option was added counts as having.
     """
 
     def __init__(
@@ -56,13 +52,14 @@ class Checkpoints(pl.Callback):
         *,
         monitor: str,
         mode: Literal["max", "min"] = "max",
-        data_options: Iterable[str] = (),
+        declared: Mapping[str, Option] | None = None,
     ) -> None:
         self.directory, self.minutes, self.steps = directory, minutes, steps
         self.monitor, self.mode, self.sign = monitor, mode, {"max": 1, "min": -1}[mode]
-        self.data_options = {"global batch", *data_options} - MAY_CHANGE - OPTIMIZER_OPTIONS
-        self.options = {k: v for k, v in options.items() if k not in MAY_CHANGE}
-        self.global_batch = options.get("batch_size", 1) * options.get("accumulate", 1) * ranks.cluster().world_size
+        self.declared = declared or {}
+        self.options = {k: v for k, v in options.items() if k not in self._declared_as("free")}
+        per_rank = options.get("batch_size", 1) * options.get("accumulate_grad_batches", 1)
+        self.global_batch = per_rank * ranks.cluster().world_size
         self.again = "start the same command again" + (" with --resume auto" * (options.get("resume") != "auto"))
         self.best_score, self.best = -self.sign * math.inf, None
         self.data = ""
@@ -130,7 +127,9 @@ class Checkpoints(pl.Callback):
             if not whole(path):
                 raise UserError(f"--resume {wanted!r}: the file is damaged; name another one, or say auto.")
         state = self._read(path)
-        differing = [k for k, v in self.options.items() if state["options"].get(k) != v]
+        defaults = {name: option.default for name, option in self.declared.items()}
+        stored = defaults | state["options"]  # an option that was added since is at its default there
+        differing = [k for k, v in self.options.items() if stored.get(k) != v]
         if state["global_batch"] != self.global_batch:
             differing.insert(0, "global batch")
         place = "step {step} of {total}".format(**state["position"])
@@ -141,12 +140,12 @@ class Checkpoints(pl.Callback):
                 f"{self.directory} holds an unfinished run, {place}, whose {differing[0]} differs; to go on with it "
                 "say what it was told, to give it up --resume never, to keep it name another --output_dir."
             )
-        if kept := OPTIMIZER_OPTIONS.intersection(differing):
+        if kept := self._declared_as("optimizer").intersection(differing):
             raise UserError(
                 f"--resume {wanted!r}: its {min(kept)} differs, and the optimizer keeps the checkpoint's; "
                 "say the same, or train from the start with --resume never."
             )
-        if moved := self.data_options.intersection(differing):
+        if moved := {"global batch", *self._declared_as("data")}.intersection(differing):
             raise UserError(
                 f"--resume {wanted!r}: its {min(moved)} differs, so its place in the data means nothing here."
             )
@@ -157,6 +156,9 @@ class Checkpoints(pl.Callback):
             )
         known = NAME.fullmatch(path.name)
         return {"path": str(path), "say": f"from {path}, {place}", "digest": known[3] if known else digest(path)}
+
+    def _declared_as(self, resume: str) -> set[str]:
+        return {name for name, option in self.declared.items() if option.resume == resume}
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:

@@ -1,12 +1,19 @@
-"""A command line made from a typed function, by jsonargparse; a mistake is answered in one sentence."""
+"""Options declared once, as fields of dataclasses, and the flat command line that jsonargparse makes of them.
+
+    @dataclass(frozen=True)
+    class ModelOptions:
+        dropout: Ratio = option(0.3, "share of activations that training sets to zero")
+
+Nothing heavy is imported: the launcher checks a job's hyperparameters with this file too.
+"""
 
 import difflib
-import inspect
 import math
 import re
 from argparse import ArgumentError, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
@@ -35,11 +42,91 @@ EXPECTED = {
     OrMinusOne: "a whole number, or -1",
     Seed: "a whole number from 0 to 4294967295",
     bool: "true or false",
+    int: "a whole number",
+    float: "a number",
 }
 
+Resume = Literal["free", "optimizer", "data", "path"]
+Classes = Sequence[type]
 
-def parser(function: Callable, description: str | None = None) -> ArgumentParser:
-    """Options named, typed and defaulted as ``function``'s parameters, explained as in its docstring."""
+
+@dataclass(frozen=True)
+class Option:
+    """What a field declares; ``group`` is the name of its class."""
+
+    type: Any
+    default: Any
+    help: str
+    resume: Resume
+    group: str
+
+
+def option(default: Any, help: str, *, resume: Resume | None = None) -> Any:
+    """A field of a class of options.
+
+    Args:
+        default: plain: text, a number, or true or false.
+        help: what `--help` says of it.
+        resume: whether a run may resume with another value. ``free``: yes. ``path``: with ``--resume PATH`` alone.
+            ``optimizer``: no, the optimizer's state brings the old one back. ``data``: no, it decides which samples a
+            step sees. None: as the class says in ``RESUME``, else ``path``.
+    """
+    return field(default=default, metadata={"help": help, "resume": resume})
+
+
+def shared(default: Any) -> Any:
+    """A field whose option another class declares: ``seed: Seed = shared(DataOptions.seed)``. Both get its value."""
+    return field(default=default, metadata={"shared": True})
+
+
+def declared(classes: Classes) -> dict[str, Option]:
+    """Every option of ``classes`` by its name.
+
+    Raises:
+        UserError: a name is declared twice, or without an explanation or a default.
+    """
+    found: dict[str, Option] = {}
+    for cls in classes:
+        types = get_type_hints(cls)
+        for each in fields(cls):
+            name, metadata = each.name, each.metadata
+            if "shared" in metadata:
+                continue
+            if "help" not in metadata or each.default is MISSING:
+                raise UserError(
+                    f"{cls.__name__}.{name} has no default with an explanation; declare it as "
+                    f'{name}: {getattr(types[name], "__name__", types[name])} = option(default, "what it does").'
+                )
+            if name in found:
+                raise UserError(
+                    f"Option {name} is declared twice, in {found[name].group} and in {cls.__name__}; "
+                    "rename one of them, or make one shared()."
+                )
+            resume = metadata["resume"] or getattr(cls, "RESUME", "path")
+            found[name] = Option(types[name], each.default, metadata["help"], resume, cls.__name__)
+    for cls in classes:
+        for each in fields(cls):
+            if each.name not in found:
+                raise UserError(f"{cls.__name__}.{each.name} is shared, but no other class declares it as an option().")
+    return found
+
+
+def complete(classes: Classes, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option with the value that is given, or else its default; raises TypeError for an unknown name."""
+    known = declared(classes)
+    for name in given:
+        if name not in known:
+            raise TypeError(f"unknown option {name!r}")
+    return {name: given.get(name, each.default) for name, each in known.items()}
+
+
+def select(cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``options`` that ``cls`` has, shared ones too: its keyword arguments."""
+    return {each.name: options[each.name] for each in fields(cls)}
+
+
+def parser(classes: Classes, description: str | None = None) -> ArgumentParser:
+    """A flat command line, grouped by class in ``--help``."""
     made = ArgumentParser(
         prog="python src/train.py",
         usage="%(prog)s [--option value ...]",
@@ -48,37 +135,46 @@ def parser(function: Callable, description: str | None = None) -> ArgumentParser
         exit_on_error=False,
         allow_abbrev=False,  # an abbreviation would change its meaning with the next option
     )
-    made.add_function_arguments(function, fail_untyped=True)
+    groups = {cls.__name__: made.add_argument_group(cls.__name__) for cls in classes}
+    for name, each in declared(classes).items():
+        default = "" if each.default == "" else f" (default: {each.default})"
+        explained = f"{each.help}{default}".replace("%", "%%")  # argparse formats it
+        groups[each.group].add_argument(f"--{name}", type=each.type, default=each.default, help=explained)
     return made
 
 
-def parse(function: Callable, argv: Sequence[str], description: str | None = None) -> dict[str, Any]:
-    """The keyword arguments for ``function`` that a command line gives. Options are ``--name value``.
+def parse(classes: Classes, argv: Sequence[str], description: str | None = None) -> dict[str, Any]:
+    """Every option as a command line gives it, or its default. Options are ``--name value``.
 
     Raises:
         UserError: an option is unknown (the nearest name is given), or its value is not of its type.
     """
-    schema = inspect.signature(function).parameters
+    known = declared(classes)
     given: dict[str, str] = {}
     for i, argument in enumerate(argv):
         if argument.startswith("--"):
             name, _, value = argument.removeprefix("--").partition("=")
-            if name not in schema and name != "help":
-                near = difflib.get_close_matches(name, schema, 1)
+            if name not in known and name != "help":
+                near = difflib.get_close_matches(name, known, 1)
                 raise UserError(
                     f"Unknown option --{name}; " + (f"did you mean --{near[0]}?" if near else "see --help.")
                 )
             given[name] = value or " ".join(argv[i + 1 : i + 2])
     try:
-        options = parser(function, description).parse_args([*argv]).as_dict()
+        options = parser(classes, description).parse_args([*argv]).as_dict()
     except ArgumentError as error:
         message = " ".join(str(error).split())
         named = re.match(r'Parser key "(\w+)"|argument --(\w+)', message)
         if not named:
             raise UserError(f"{message[:1].upper()}{message[1:]}; see --help.") from None
         name = named[1] or named[2]
-        kind = schema[name].annotation
-        expected = " or ".join(getattr(kind, "__args__", ())) or EXPECTED.get(kind, "a value")
+        kind = known[name].type
+        choices = " or ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
+        expected = choices or EXPECTED.get(kind, "a value")
         raise UserError(f"--{name}: found {given.get(name, '')!r}, expected {expected}.") from None
-    # Restricted numbers are of classes of their own, which a checkpoint that may hold plain data only would refuse.
-    return {k: type(schema[k].default)(v) for k, v in options.items()}
+    return {name: _plain(options[name]) for name in known}
+
+
+def _plain(value: Any) -> Any:
+    """Restricted numbers are of classes of their own, which a checkpoint that may hold plain data only would refuse."""
+    return next((kind(value) for kind in (bool, int, float, str) if isinstance(value, kind)), value)

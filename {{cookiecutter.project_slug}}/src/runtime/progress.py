@@ -47,8 +47,8 @@ class Reporter(pl.Callback):
             size = sum(p.numel() for p in pl_module.parameters())
             print(
                 f"global_batch={self.global_batch} ({self.rank_batch} per rank x world_size={trainer.world_size} x "
-                f"accumulate={trainer.accumulate_grad_batches}) max_lr={lr:g} steps={self.total} parameters={size} "
-                f"precision={trainer.precision}",
+                f"accumulate_grad_batches={trainer.accumulate_grad_batches}) max_lr={lr:g} steps={self.total} "
+                f"parameters={size} precision={trainer.precision}",
                 flush=True,
             )
         self.bar = self._start_bar() if self.live else None

@@ -7,6 +7,7 @@ import contextlib
 import csv
 import math
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,25 @@ def ensure_dir(path: Path) -> Path:
     except OSError as error:
         raise UserError(f"Folder {path} cannot be made ({error.strerror}); name another place.") from None
     return path
+
+
+def output_dirs(output_dir: str) -> tuple[Path, Path]:
+    """Folders of curves and of the model, made: SageMaker's (SM_OUTPUT_DATA_DIR, SM_MODEL_DIR), else `output_dir`'s."""
+    outputs = os.environ.get("SM_OUTPUT_DATA_DIR") or output_dir
+    model_dir = os.environ.get("SM_MODEL_DIR") or Path(output_dir) / "model"
+    return ensure_dir(Path(outputs)), ensure_dir(Path(model_dir))
+
+
+def print_result(metrics: Mapping[str, Any], step: int, monitor: str, more: Mapping[str, str]) -> None:
+    """Print the test's metrics: a table with `more` below, a log line, and last the monitored one alone."""
+    scores = {name: float(value) for name, value in metrics.items() if name.startswith("test/")}
+    print_table("Result", {name: f"{value:.4f}" for name, value in scores.items()} | {**more})
+    print(format_metrics({"step": step, **scores}))
+    monitored = monitor.replace("val/", "test/")
+    if monitored in scores:
+        print(f"{monitored} {scores[monitored]:.4f}", flush=True)
+    else:
+        print(f"warning: test_step logs no {monitored}, as MONITOR in options.py asks", file=sys.stderr)
 
 
 def print_table(title: str, rows: Mapping[str, str]) -> None:
