@@ -668,9 +668,8 @@ with dist.session() as cluster:
     for size in json.loads(os.environ["SIZES"]):
         for kind in ("ours", "stock"):
             strategy, devices, num_nodes = dist.get_initialization_info()
-            options = {**DISABLED_FEATURES, "use_distributed_sampler": kind == "stock"}
             trainer = pl.Trainer(accelerator=cluster.accelerator, strategy=strategy, devices=devices,
-                                 num_nodes=num_nodes, logger=False, **options)
+                                 num_nodes=num_nodes, logger=False, **DISABLED_FEATURES)
             data = Data(f"size{size}", batch_size=4, data_dir="data", num_workers=0)
             data.prepare_data() if cluster.rank == 0 else None
             torch.manual_seed(1)

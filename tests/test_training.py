@@ -16,9 +16,11 @@ from conftest import Project, bake, need, weights
 SMALL = ["--epochs", "2", "--lr", "0.01", "--log_every", "5"]
 
 
-def torchrun(project: Project, ranks: int, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    project: Project, ranks: int, *options: str, check: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
     launcher = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return project.run(*launcher, "src/train.py", *options, **environment)
+    return project.run(*launcher, "src/train.py", *options, check=check, **environment)
 
 
 def test_two_ranks_train_what_one_trains(tmp_path: Path, words: Path) -> None:
@@ -73,6 +75,59 @@ if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
     assert all(abs(a - b) < 0.15 for a, b in zip(first, second, strict=True)), (first, second)
     assert float(one.stdout.splitlines()[-1].split()[1]) > 0.9
     assert not running(made), "a process was left behind"
+
+
+ORDINARY = """
+
+import os
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def train_dataloader(self):
+    rows, dataset = range(len(self.splits["train"])), BatchDataset(self.splits["train"], self.pad_id)
+
+    def collate(chosen):
+        with open(f"seen/{self.trainer.current_epoch}-{self.trainer.global_rank}", "a") as file:
+            file.write("".join(f"{row} " for row in chosen))
+        return dataset[chosen, len(chosen), 1 / len(chosen)]
+
+    if "STREAM" in os.environ:
+        return DataLoader(Stream(rows), self.batch_size, collate_fn=collate)
+    return DataLoader(rows, self.batch_size, shuffle=True, collate_fn=collate)
+
+
+Data.train_dataloader = train_dataloader
+"""
+
+
+def test_an_ordinary_loader_is_divided_and_one_that_repeats_is_refused(tmp_path: Path, words: Path) -> None:
+    """Loaders that know nothing of ranks: Lightning can give one of a list a sampler, and one of a stream none."""
+    made = bake(tmp_path)
+    with (made.path / "src" / "data.py").open("a", encoding="utf-8") as file:
+        file.write(ORDINARY)
+    (made.path / "seen").mkdir()
+    command = ["--dataset", str(words), "--epochs", "2", "--batch_size", "16", "--log_every", "1"]
+    torchrun(made, 2, *command, "--output_dir", "divided")
+    epochs = [[made.read(f"seen/{epoch}-{rank}").split() for rank in range(2)] for epoch in range(2)]
+    for first, second in epochs:
+        assert len(first) == len(second) > 100
+        assert sorted(map(int, first + second)) == list(range(2 * len(first))), "each sample once"
+    assert epochs[0] != epochs[1]
+
+    found = torchrun(made, 2, *command, "--output_dir", "repeated", check=False, STREAM="1")
+    assert found.returncode == 1
+    assert re.search(r"^error: Ranks 0, 1 of 2 were given the same batches, .* DataLoader, .*\.$", found.stderr, re.M)
+    assert "step=1 " in found.stdout and "step=2 " not in found.stdout, "before the second step"
 
 
 def running(project: Project) -> list[str]:

@@ -9,7 +9,10 @@ from test_rehearsal import rehearse
 
 RUNS = {  # the wires that are cut in one run: the launcher, and the checks that have to fail with a word of each detail
     "none": ("smddp", {}),
-    "rank-swapped": ("pytorchddp", {"node-ranks": "rank 1 is on host 1"}),
+    "rank-swapped,data-not-divided": (
+        "pytorchddp",
+        {"node-ranks": "rank 1 is on host 1", "data-divided": "ranks 0 and 1 both saw 16 of 16 batches"},
+    ),
     "lightning-environment,every-rank-saves-safetensors": (  # AWS's snippet, both of its faults
         "pytorchddp",
         {

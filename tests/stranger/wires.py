@@ -42,6 +42,8 @@ def before(cut: set[str]) -> None:
             setup(self, stage)
 
         data.Data.setup = prepare_too  # type: ignore[method-assign]
+    if "data-not-divided" in cut:
+        data.DistributedSampler = lambda points, *_, **__: torch.utils.data.SequentialSampler(points)  # type: ignore[assignment, misc]
     if "metrics-not-reduced" in cut:
         log = LightningModule.log
         model.Model.log = lambda self, name, value, **_: log(self, name, value)  # type: ignore[method-assign, assignment]

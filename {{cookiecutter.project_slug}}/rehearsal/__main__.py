@@ -287,7 +287,7 @@ def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
         "exit_codes": [host.exit_code for host in cast],
         "failures": [host.file("failure") for host in cast],
         "checks": [check.as_dict() for check in verdicts],
-        "ranks": ranks,
+        "ranks": [{key: value for key, value in rank.items() if key not in checks.LONG} for rank in ranks],
         "requirements": packages,
     }
 

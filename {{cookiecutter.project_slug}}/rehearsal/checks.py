@@ -1,5 +1,6 @@
 """What has to hold after a rehearsal: each check has a stable name, a verdict and one line of detail."""
 
+import itertools
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from typing import Any
 from rehearsal.hosts import Host, Plan
 
 Rank = dict[str, Any]
+RECURRING = 0.1  # of what a rank sees in an epoch may be there twice, else what ranks have in common proves nothing
+LONG = ("batches", "samples")  # digests of what a rank was given: thousands, for `data-divided` alone
 FOR_ALL = "for all nodes"  # how the witness marks prepare_data_per_node=False: rank 0 alone calls it
 
 
@@ -47,7 +50,7 @@ def judge(plan: Plan, run: Path, hosts: list[Host], ranks: list[Rank]) -> list[C
         at = next((rank["fault_at"] for rank in ranks if "fault_at" in rank), None)
         return [*checks, _ends(hosts, at, f"rank {plan.fault} never got to the step of its fault"), _cause(plan, hosts)]
     checks += [_world_size(plan, ranks), _ranks(plan, ranks), _node_ranks(plan, ranks)]
-    checks += [_prepare_data(plan, ranks), _same("weights-identical", ranks, "weights")]
+    checks += [_prepare_data(plan, ranks), _data_divided(plan, ranks), _same("weights-identical", ranks, "weights")]
     checks += [_same("metrics-identical", ranks, "metrics"), _one_writer(plan, hosts, ranks)]
     if plan.distribution == "smddp":
         refused = refusals(run)
@@ -155,6 +158,37 @@ def _prepare_data(plan: Plan, ranks: list[Rank]) -> Check:
         if what.endswith(FOR_ALL) and leader["rank"] != 0
     ]
     return _check("prepare-data-once-per-node", not wrong, "; ".join(wrong) or ", ".join(leaders[0]["prepare_data"]))
+
+
+def _data_divided(plan: Plan, ranks: list[Rank]) -> Check:
+    """No two ranks saw the same batch, nor the same samples: more than half of the smaller one's, in the first epoch.
+
+    A batch of one sample counts as that sample, since samplers repeat up to world size - 1 of them to make ranks even.
+    """
+    name = "data-divided"
+    if plan.world_size == 1:
+        return Check(name, "skipped", "one rank has all of the data")
+    batches = [[digest for digest, size in rank.get("batches", []) if size != 1] for rank in ranks]
+    samples = [rank.get("samples", []) for rank in ranks]
+    said, judged = [], False
+    for one, other in itertools.combinations(range(len(ranks)), 2):
+        who = f"ranks {ranks[one]['rank']} and {ranks[other]['rank']}"
+        for kind, seen, allowed in (("batches", batches, 0.0), ("samples", samples, 0.5)):
+            few, many = sorted((seen[one], seen[other]), key=len)
+            if not few or any(len(set(part)) < (1 - RECURRING) * len(part) for part in (few, many)):
+                continue
+            judged = True
+            common = len(set(few) & set(many))
+            if common > allowed * len(few) and (kind == "batches" or common >= plan.world_size):
+                said.append(f"{who} both saw {common} of {len(few)} {kind}")
+                break
+    if not judged:
+        none = not any(rank.get("batches") for rank in ranks)
+        return Check(name, "skipped", "no batch was seen" if none else "the same batches recur on a rank by themselves")
+    kind, seen = ("samples", samples) if any(samples) else ("batches", batches)
+    times = Counter(digest for part in seen for digest in set(part))
+    total = f"{sum(n > 1 for n in times.values())} of {len(times)} {kind} on more than one rank"
+    return _check(name, not said, "; ".join([total, *said[:3]]))
 
 
 def _same(name: str, ranks: list[Rank], key: str) -> Check:

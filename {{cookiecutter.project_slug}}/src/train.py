@@ -32,6 +32,7 @@ def train(**options: Any) -> None:
         from data import Data
         from model import Model
         from runtime.checkpoints import Checkpoints
+        from runtime.divided import DataDividedCheck
         from runtime.progress import DISABLED_FEATURES, Reporter
         from runtime.seeds import StepSeed
         from runtime.watchdog import HangWatchdog
@@ -61,6 +62,7 @@ def train(**options: Any) -> None:
             gradient_clip_val=training.gradient_clip_val,
             callbacks=[
                 HangWatchdog(training.hang_seconds),
+                DataDividedCheck(),
                 StepSeed(training.seed),
                 Reporter(training.log_every, outputs, MONITOR),
                 checkpoints,

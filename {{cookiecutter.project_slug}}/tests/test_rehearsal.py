@@ -2,14 +2,18 @@
 
 import copy
 import dataclasses
+import importlib.util
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DistributedSampler
 
 from launch import ROOT, job, request
 from rehearsal import __main__ as entry
@@ -145,6 +149,8 @@ GOOD: list[dict[str, Any]] = [
         **{"weights": "abc", "metrics": {"test/accuracy": 0.5}, "memory_mb": 500},
         "prepare_data": ["Data.prepare_data in fit"] if rank % 2 == 0 else [],
         "files": ["model/config.json"] if rank == 0 else [],
+        "batches": [[f"batch {rank} {i}", 8] for i in range(4)],
+        "samples": [f"sample {rank} {i}" for i in range(32)],
     }
     for rank in range(4)
 ]
@@ -156,6 +162,8 @@ WIRES: dict[str, tuple[str, Any]] = {
     "prepare-data-once-per-node": ("on every rank", lambda ranks: ranks[3].update(prepare_data=["x in fit"])),
     "prepare-data-once-per-node ": ("not on node 1", lambda ranks: ranks[2].update(prepare_data=[])),
     "prepare-data-once-per-node  ": ("for all nodes on node 1", lambda ranks: ranks[2].update(prepare_data=ALL)),
+    "data-divided": ("a batch twice", lambda ranks: ranks[2]["batches"].append(ranks[1]["batches"][3])),
+    "data-divided ": ("samples twice", lambda ranks: ranks[3].update(samples=ranks[0]["samples"][::-1])),
     "weights-identical": ("another model", lambda ranks: ranks[2].update(weights="abd")),
     "metrics-identical": ("a rank's own", lambda ranks: ranks[2].update(metrics={"test/accuracy": 0.4})),
     "metrics-identical ": ("one more", lambda ranks: ranks[2]["metrics"].update(more=1.0)),
@@ -239,6 +247,70 @@ def test_rank_0_alone_may_prepare_for_all_nodes() -> None:
 def test_metrics_that_nobody_logged_are_not_identical() -> None:
     ranks = [{**rank, "metrics": {}} for rank in copy.deepcopy(GOOD)]
     assert checks._same("metrics-identical", ranks, "metrics").verdict == "skipped"
+
+
+def evidence(*batches: list[list[str]], told: bool = True) -> list[dict[str, Any]]:
+    """What the witness notes of ranks that see these batches, whose samples it can tell apart or not."""
+    return [
+        {
+            "rank": rank,
+            "batches": [["+".join(batch), len(batch) * told] for batch in mine],
+            "samples": [sample for batch in mine for sample in batch if told],
+        }
+        for rank, mine in enumerate(batches)
+    ]
+
+
+def sampled(world_size: int, samples: int, batch: int) -> list[dict[str, Any]]:
+    """What ranks see through the sampler that Lightning gives an ordinary DataLoader, which repeats some to be even."""
+    orders = [[*DistributedSampler(range(samples), world_size, rank)] for rank in range(world_size)]  # type: ignore[arg-type]
+    return evidence(*[[[*map(str, o[i : i + batch])] for i in range(0, len(o), batch)] for o in orders])
+
+
+ABCD, EFGH = [["a", "b"], ["c", "d"]], [["e", "f"], ["g", "h"]]
+
+
+@pytest.mark.parametrize(
+    "ranks, verdict, detail",
+    [
+        (evidence(ABCD, EFGH), "held", "0 of 8 samples on more than one rank"),
+        (evidence(ABCD, EFGH, told=False), "held", "0 of 4 batches on more than one rank"),
+        (evidence(ABCD, ABCD), "failed", "4 of 4 samples on more than one rank; ranks 0 and 1 both saw 2 of 2 batches"),
+        (evidence(ABCD, EFGH, ABCD[1:], told=False), "failed", "ranks 0 and 2 both saw 1 of 1 batches"),
+        (evidence(ABCD, [["d", "b"], ["a", "c"]]), "failed", "ranks 0 and 1 both saw 4 of 4 samples"),
+        (evidence(ABCD, [["d", "b"], ["g", "h"]]), "held", "2 of 6 samples on more than one rank"),
+        (evidence([["a", "a"]] * 4, [["a", "a"]] * 4), "skipped", "recur"),
+        (evidence([], []), "skipped", "no batch was seen"),
+        (GOOD[:1], "skipped", "one rank"),
+        *((sampled(*sizes), "held", "on more") for sizes in ((2, 65, 1), (2, 65, 16), (4, 66, 8), (8, 3, 4))),
+    ],
+)  # fmt: skip
+def test_data_is_divided(ranks: list[dict[str, Any]], verdict: str, detail: str) -> None:
+    found = checks._data_divided(Plan(1, len(ranks), "none", Path()), ranks)
+    assert found.verdict == verdict and detail in found.detail
+
+
+def test_the_witness_tells_samples_apart_where_it_can() -> None:
+    """A tensor of other length than the batch is no column of it; a batch of strings has a digest, and no samples."""
+    spec = importlib.util.spec_from_file_location("witness", hosts.STANDINS / "rehearsal_witness.py")
+    assert spec and spec.loader
+    witness = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(witness)
+
+    def note(*batches: Any, epoch: int = 0) -> tuple[list[Any], list[str]]:
+        recorder = SimpleNamespace(seen={"batches": [], "samples": []}, first_epoch=0)
+        for batch in batches:
+            witness.Witness.on_train_batch_start(recorder, SimpleNamespace(current_epoch=epoch), None, batch, 0)
+        return recorder.seen["batches"], recorder.seen["samples"]
+
+    x, y = torch.arange(6.0).reshape(3, 2), torch.tensor([1, 0, 1])
+    batches, samples = note({"x": x, "y": (y, [torch.zeros(1)])}, {"x": x.flip(0), "y": (y, [torch.zeros(1)])})
+    assert [size for _, size in batches] == [3, 3] and batches[0] != batches[1]
+    assert len(samples) == 6 and set(samples[:3]) == set(samples[3:]), "the same samples in another batch"
+    assert note({"x": x, "scale": 0.5})[0] == note({"x": x.clone(), "scale": 0.5})[0] != note({"x": x, "scale": 1.0})[0]
+    batches, samples = note(["one", "other"], ["one", "another"], [torch.eye(2).to_sparse()])
+    assert len({digest for digest, _ in batches}) == 3 and [size for _, size in batches] == [0, 0, 0] and not samples
+    assert note(x, epoch=1) == ([], [])
 
 
 @pytest.mark.parametrize("kill", [True, False])

@@ -14,6 +14,8 @@ import resource
 import signal
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,12 @@ import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 FAULT_STEP = 2  # late enough that every rank is in the middle of training
+BATCHES = 500  # of the first epoch are noted: who shares data does so from the beginning
+SAMPLES = 20_000  # likewise
 
 
 class Witness(Callback):
-    """Notes ranks, metrics, final weights, calls of `prepare_data`, files written and memory."""
+    """Notes ranks, batches, metrics, final weights, calls of `prepare_data`, files written and memory."""
 
     def __init__(self) -> None:
         self.path = Path(os.environ["REHEARSAL_EVIDENCE"]) / f"rank-{os.environ['REHEARSAL_HOST']}-{os.getpid()}.json"
@@ -66,6 +70,21 @@ class Witness(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.seen["first_step"] = trainer.global_step
+        self.first_epoch = -1 if "batches" in self.seen else trainer.current_epoch  # of the first fit alone
+        self.seen.setdefault("batches", [])
+        self.seen.setdefault("samples", [])
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Note a digest of the batch with its number of samples, 0 where that cannot be told, and of each sample."""
+        if trainer.current_epoch != self.first_epoch or len(self.seen["batches"]) == BATCHES:
+            return
+        tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor)]
+        sizes = Counter(len(tensor) for tensor in tensors if tensor.dim())
+        ((size, _),) = sizes.most_common(1) or [(0, 0)]
+        columns = [tensor for tensor in tensors if tensor.dim() and len(tensor) == size]
+        self.seen["batches"].append([digest(leaves(batch)), size])
+        if len(self.seen["samples"]) + size <= SAMPLES:
+            self.seen["samples"] += [digest(column[i] for column in columns) for i in range(size)]
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step != FAULT_STEP:
@@ -162,6 +181,30 @@ class Witness(Callback):
 def witness() -> Witness:
     """One for all Trainers of a process."""
     return Witness()
+
+
+def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
+    """Tensors, numbers and strings of a batch, up to ten levels deep; a sparse or nested tensor as it is printed."""
+    if isinstance(item, torch.Tensor):
+        tensor = item.detach().cpu()
+        yield tensor if tensor.layout == torch.strided and not tensor.is_nested else repr(tensor)
+    elif isinstance(item, str | bytes | int | float):
+        yield item
+    elif depth < 10:
+        parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
+        for part in parts.values() if isinstance(parts, Mapping) else parts:
+            yield from leaves(part, depth + 1)
+
+
+def digest(parts: Iterable[Any]) -> str:
+    content = hashlib.blake2b(digest_size=6)
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            content.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            content.update(part.contiguous().reshape(-1).view(torch.uint8).numpy())
+        else:
+            content.update(repr(part).encode())
+    return content.hexdigest()
 
 
 def _subclasses(kind: type) -> set[type]:

@@ -12,11 +12,14 @@ from runtime import signals
 POOL = 32  # global batches that are sorted by length together: enough to save padding, few enough to stay random
 
 
-class GlobalBatches(torch.utils.data.Sampler):
+class GlobalBatches(torch.utils.data.DistributedSampler[tuple[list[int], int, float]]):
     """The global batches of an epoch, this rank's part of each: a function of (seed, epoch), whatever the world size.
 
     Samples of similar length are batched together. Every rank gets equally many rows of each batch; where a batch
     does not divide, fillers of weight 0 complete it, so that no sample is counted twice or left out.
+
+    It is a DistributedSampler by class, since Lightning gives any other sampler's loader one of its own
+    (data_connector.py, ``_requires_distributed_sampler``), and calls ``set_epoch`` before each epoch.
 
     Args:
         lengths: tokens of each sample, (N,).
@@ -41,13 +44,9 @@ class GlobalBatches(torch.utils.data.Sampler):
         start: tuple[int, int] = (0, 0),
     ) -> None:
         self.lengths = np.asarray(lengths)
-        self.global_batch, self.rank, self.world_size = global_batch, rank, world_size
-        self.seed, self.accumulate, self.start = seed, accumulate, start
+        super().__init__(self.lengths, world_size, rank, shuffle=seed is not None, seed=seed or 0)  # type: ignore[arg-type]
+        self.global_batch, self.accumulate, self.start = global_batch, accumulate, start
         self.epoch = start[0]  # loader workers fetch before Lightning says which epoch it is
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning before each epoch."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         """Batches per rank of a whole epoch, also of one that is gone on with: Lightning counts from its beginning."""
@@ -56,7 +55,7 @@ class GlobalBatches(torch.utils.data.Sampler):
     def batches(self) -> list[np.ndarray]:
         """Row numbers of each global batch of this epoch, in order."""
         size = self.global_batch
-        if self.seed is None:
+        if not self.shuffle:
             order = np.argsort(self.lengths, kind="stable")
             return [order[i : i + size] for i in range(0, len(order), size)]
         random = np.random.default_rng([self.seed, self.epoch])
@@ -67,11 +66,11 @@ class GlobalBatches(torch.utils.data.Sampler):
         return [batches[i] for i in random.permutation(len(batches))]
 
     def __iter__(self) -> Iterator[tuple[list[int], int, float]]:
-        parts = self.world_size * self.accumulate
+        parts = self.num_replicas * self.accumulate
         done = self.start[1] if self.epoch == self.start[0] else 0
         for batch in self.batches()[done:]:
             each = -(-len(batch) // parts)
-            for part in range(self.rank, parts, self.world_size):
+            for part in range(self.rank, parts, self.num_replicas):
                 mine = batch[part::parts].tolist()
                 yield [*mine, *batch[: each - len(mine)].tolist()], len(mine), parts / len(batch)
 

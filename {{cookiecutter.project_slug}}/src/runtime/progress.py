@@ -10,9 +10,10 @@ import torch
 
 from runtime import ranks, report
 
-# Trainer features that this file, checkpoints.py and batches.py replace; the last divides batches among ranks itself.
+# Trainer features that this file and checkpoints.py replace. Its sampler is not among them: it divides the batches of
+# an ordinary DataLoader among the ranks, and leaves alone what batches.py makes.
 DISABLED_FEATURES: Any = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-DISABLED_FEATURES |= {"num_sanity_val_steps": 0, "use_distributed_sampler": False}
+DISABLED_FEATURES |= {"num_sanity_val_steps": 0}
 
 
 class Reporter(pl.Callback):

@@ -1,0 +1,68 @@
+"""Whether the ranks train on different data: a loader that hands two ranks the same batches is refused by name."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from runtime import ranks
+from runtime.report import UserError
+
+
+class DataDividedCheck(pl.Callback):
+    """Compares the ranks' first two batches of a fit, before the second is trained on; then it rests. Collective.
+
+    Not refused is what proves nothing: two batches of a rank that are equal themselves, for then the data is uniform,
+    and an epoch of one batch, where data may be so little that a sampler has to give a sample to two ranks.
+    """
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.seen: list[list[int]] = []  # for each batch, the ranks' digests
+        self.done = trainer.world_size == 1
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if self.done:
+            return
+        slots = torch.zeros(trainer.world_size + 1, dtype=torch.int64)  # a sum is all that SMDDP has (ranks.all_sum)
+        slots[trainer.global_rank], slots[-1] = digest(batch), trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        *digests, ended = ranks.all_sum(slots).tolist()
+        self.seen.append(digests)
+        self.done = len(self.seen) == 2 or ended > 0  # a rank whose epoch has ended would not come to the second sum
+        if len(self.seen) == 2 and (same := repeating(*self.seen)):
+            named = ", ".join(map(str, same[:8])) + f" and {len(same) - 8} more" * (len(same) > 8)
+            raise UserError(
+                f"Ranks {named} of {trainer.world_size} were given the same batches, two in a row, and would train on "
+                "the same data; let train_dataloader return an ordinary DataLoader, which Lightning divides among the "
+                "ranks, or give its loader a DistributedSampler or runtime.batches.GlobalBatches."
+            )
+
+
+def repeating(first: list[int], second: list[int]) -> list[int]:
+    """The largest set of ranks with the same first and the same second batch; of each batch the digests, by rank."""
+    pairs = list(zip(first, second, strict=True))
+    ((most, times),) = Counter(pair for pair in pairs if pair[0] != pair[1]).most_common(1) or [(None, 0)]
+    return [rank for rank, pair in enumerate(pairs) if pair == most and times > 1]
+
+
+def digest(batch: Any) -> int:
+    """48 bits of the hash of what a batch holds: tensors, numbers and strings, up to ten levels deep."""
+    content = hashlib.blake2b(digest_size=6)
+
+    def add(item: Any, depth: int) -> None:
+        if isinstance(item, torch.Tensor):
+            tensor = item.detach().cpu()
+            plain = tensor.layout == torch.strided and not tensor.is_nested
+            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode() if plain else repr(tensor).encode())
+            content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy() if plain else b"")
+        elif isinstance(item, str | bytes | int | float):
+            content.update(repr(item).encode())
+        elif depth < 10:
+            parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
+            for part in parts.values() if isinstance(parts, Mapping) else parts:
+                add(part, depth + 1)
+
+    add(batch, 0)
+    return int.from_bytes(content.digest(), "big")

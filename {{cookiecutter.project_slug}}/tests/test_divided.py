@@ -1,0 +1,110 @@
+"""Every rank trains on its own part: Lightning divides what does not divide itself, and what repeats is refused."""
+
+from collections import UserDict
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.trainer.connectors.data_connector import _DataConnector
+from pytorch_lightning.trainer.states import RunningStage
+from torch.utils.data import DataLoader, DistributedSampler
+
+from runtime import batches, divided, ranks
+from runtime.report import UserError
+
+
+@dataclass
+class Batch:
+    x: Any
+    name: str = ""
+
+
+def test_lightning_leaves_the_projects_own_loaders_alone_and_divides_others() -> None:
+    two = SimpleNamespace(global_rank=1, world_size=2, accumulate_grad_batches=1)
+    connector = _DataConnector(
+        SimpleNamespace(  # type: ignore[arg-type]
+            _accelerator_connector=SimpleNamespace(use_distributed_sampler=True, is_distributed=True),
+            distributed_sampler_kwargs={"num_replicas": 2, "rank": 1},
+            overfit_batches=0,
+            state=SimpleNamespace(fn="fit"),
+        )
+    )
+    lengths = range(1, 41)
+    for seed, stage in ((3, RunningStage.TRAINING), (None, RunningStage.VALIDATING), (None, RunningStage.TESTING)):
+        own = batches.loader(lengths, lengths, 4, two, seed)  # type: ignore[arg-type]
+        assert connector._prepare_dataloader(own, shuffle=seed is not None, mode=stage) is own
+    ordinary = DataLoader(lengths, 4, shuffle=True)  # type: ignore[arg-type]
+    made: Any = connector._prepare_dataloader(ordinary, shuffle=True, mode=RunningStage.TRAINING)
+    assert isinstance(made.sampler, DistributedSampler) and len(made.sampler) == 20
+
+
+def see(monkeypatch: pytest.MonkeyPatch, *loaders: list[Any]) -> int:
+    """Hand each rank its batches, as rank 0 of them lives it; how often the ranks had to wait for each other."""
+    sums, at = 0, 0
+    progress = SimpleNamespace(is_last_batch=False)
+    trainer: Any = SimpleNamespace(
+        world_size=len(loaders),
+        global_rank=0,
+        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
+    )
+
+    def all_sum(slots: torch.Tensor) -> torch.Tensor:
+        nonlocal sums
+        sums += 1
+        for rank, mine in list(enumerate(loaders))[1:]:
+            slots[rank] += divided.digest(mine[at])
+            slots[-1] += len(mine) == at + 1
+        return slots
+
+    monkeypatch.setattr(ranks, "all_sum", all_sum)
+    check = divided.DataDividedCheck()
+    check.on_train_start(trainer, None)  # type: ignore[arg-type]
+    for at, batch in enumerate(loaders[0]):
+        progress.is_last_batch = at + 1 == len(loaders[0])
+        check.on_train_batch_start(trainer, None, batch, at)
+    return sums
+
+
+A, B, C, D, E, F = ({"x": torch.tensor([[i, 1.0]])} for i in range(6))
+
+
+@pytest.mark.parametrize(
+    "loaders, sums",
+    [
+        ([[A, B, C], [D, E, F]], 2),
+        ([[A, B, C], [A, E, F]], 2),  # one alone may be chance
+        ([[A, A, A], [A, A, A]], 2),  # the data is uniform
+        ([[A], [A]], 1),  # a sampler repeats the only sample that there is
+        ([[A, B, C], [A]], 1),  # rank 1 would not come again
+        ([[A, B, C]], 0),
+    ],
+)
+def test_what_is_divided_or_proves_nothing_is_not_refused(
+    loaders: list[list[Any]], sums: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert see(monkeypatch, *loaders) == sums, "after the first batches no rank waits for another"
+
+
+def test_ranks_with_the_same_batches_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"^Ranks 0, 2 of 3 were given the same batches, .*GlobalBatches\.$") as refusal:
+        see(monkeypatch, [A, B, C], [D, E, F], [A, B, F])
+    assert "ordinary DataLoader" in str(refusal.value) and "\n" not in str(refusal.value)
+    with pytest.raises(UserError, match=r"^Ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12 were given the same batches"):
+        see(monkeypatch, *[[A, B]] * 12)
+
+
+def test_a_digest_is_of_all_that_a_batch_holds() -> None:
+    x = torch.arange(6, dtype=torch.float32)
+    different = [
+        x, x + 1, x.double(), x.reshape(2, 3), x.bfloat16(), x > 2, x[:0], [x, x], {"x": x, "y": 1}, (x, "text"),
+        Batch(x, "name"), Batch([x]), UserDict(x=(x, True)), [["one", "other"]], torch.eye(3).to_sparse(), None,
+    ]  # fmt: skip
+    found = [divided.digest(batch) for batch in different]
+    assert len(set(found)) == len(found) and all(0 <= number < 2**48 for number in found)
+    assert divided.digest(Batch([x], "name")) == divided.digest(Batch((x.clone(),), "name"))
+    assert divided.digest(x.reshape(2, 3).T) == divided.digest(x.reshape(2, 3).T.contiguous())
+    itself: dict[str, Any] = {"x": x}
+    itself["itself"] = itself
+    divided.digest(itself)
