@@ -43,7 +43,7 @@ class DataDividedCheck(pl.Callback):
 def repeating(first: list[int], second: list[int]) -> list[int]:
     """The largest set of ranks with the same first and the same second batch; of each batch the digests, by rank."""
     pairs = list(zip(first, second, strict=True))
-    ((most, times),) = Counter(pair for pair in pairs if pair[0] != pair[1]).most_common(1) or [(None, 0)]
+    ((most, times),) = Counter(pair for pair in pairs if pair[0] != pair[1]).most_common(1) or [((0, 0), 0)]
     return [rank for rank, pair in enumerate(pairs) if pair == most and times > 1]
 
 
@@ -56,7 +56,7 @@ def digest(batch: Any) -> int:
             tensor = item.detach().cpu()
             plain = tensor.layout == torch.strided and not tensor.is_nested
             content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode() if plain else repr(tensor).encode())
-            content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy() if plain else b"")
+            content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if plain else b"")
         elif isinstance(item, str | bytes | int | float):
             content.update(repr(item).encode())
         elif depth < 10:
