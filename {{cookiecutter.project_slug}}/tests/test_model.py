@@ -172,7 +172,7 @@ def test_an_option_is_one_line_and_its_use(words: str, tmp_path: Path) -> None:
         command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(src)!r}); {code}", *options, *arguments]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
 
-    python(stop, "--checkpoint_steps", "1", "--max_steps", "3")
+    before = python(stop, "--checkpoint_steps", "1", "--max_steps", "3")
     for file, place, added in (
         ("options.py", "    lr: PositiveFloat", '    smoothing: Ratio = option(0.0, "label smoothing")\n'),
         ("model.py", 'reduction="none")\n        return (losses', "label_smoothing=self.options.smoothing, "),
@@ -182,11 +182,9 @@ def test_an_option_is_one_line_and_its_use(words: str, tmp_path: Path) -> None:
         (src / file).write_text(text.replace(place, added + place), encoding="utf-8")
     resumed = python(steps, "--max_steps", "3")
     assert "resume: from" in resumed and "test/accuracy" in resumed
-    losses = [
-        re.findall(r"train/loss=(\S+)", python(steps, "--max_steps=2", f"--output_dir={value}", f"--smoothing={value}"))
-        for value in ("0.0", "0.5")
-    ]
-    assert len(losses[0]) == len(losses[1]) == 2 and losses[0] != losses[1]
+    other = python(steps, "--max_steps", "3", "--output_dir", "other", "--smoothing", "0.5")
+    losses = [re.findall(r"train/loss=(\S+)", said) for said in (before, other)]
+    assert len(losses[0]) == len(losses[1]) == 3 and losses[0] != losses[1]
 
 
 def test_the_schedule_is_finite_for_one_step() -> None:
