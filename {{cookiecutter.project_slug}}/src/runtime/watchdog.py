@@ -170,7 +170,7 @@ class HangWatchdog(pl.Callback):
                             latest[rank] = (text, time.monotonic())
                     if verdict := self._judge(latest, limit):
                         store.set("hang", verdict)
-                        time.sleep(2 * self.seconds / BEATS)  # the store may be this process: all read first
+                        time.sleep(4 * self.seconds / BEATS)  # the store may be this process: all read first
                         self._end(verdict)
                 else:
                     latest.clear()
