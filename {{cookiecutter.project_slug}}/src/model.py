@@ -1,8 +1,6 @@
 """The model: a byte-level CNN, or any Hugging Face sequence classifier, trained with AdamW.
 
-To make the project yours, replace this file. `train.py` needs a LightningModule named `Model` that takes the options
-of `options.ModelOptions` and has `save` and `draw`; `predict.py` needs `load` and `logits`. `tests/test_train.py` says
-whether the seam held.
+To train something else, replace this file: README.md, "Your own task", says what train.py relies on.
 """
 
 import json
@@ -88,17 +86,21 @@ class Model(pl.LightningModule):
             return
         self.labels = self.trainer.datamodule.labels  # type: ignore[attr-defined]
         self.net = build(self.options.model_name, self.labels)
+        if self.options.gradient_checkpointing:
+            if not hasattr(self.net, "gradient_checkpointing_enable"):
+                raise UserError("--gradient_checkpointing is for Hugging Face models; bytecnn has none.")
+            self.net.gradient_checkpointing_enable()
         if self.options.compile:  # the network, not this module: self.log breaks under torch.compile (Lightning#21836)
             self.net.compile(dynamic=True)
-        self.mean_loss = torchmetrics.MeanMetric(dist_sync_fn=_sum_over_ranks).set_dtype(torch.float64)
-        options: Any = dict(num_classes=len(self.labels), ignore_index=-100, dist_sync_fn=_sum_over_ranks)
+        self.mean_loss = torchmetrics.MeanMetric(dist_sync_fn=ranks.sum_over_ranks).set_dtype(torch.float64)
+        options: Any = dict(num_classes=len(self.labels), ignore_index=-100, dist_sync_fn=ranks.sum_over_ranks)
         self.scores = torchmetrics.MetricCollection(
             {
                 "accuracy": MulticlassAccuracy(average="micro", **options),
                 "macro_f1": MulticlassF1Score(average="macro", **options),
             }
         )
-        self.confusion = MulticlassConfusionMatrix(**options)
+        self.confusion = MulticlassConfusionMatrix(normalize="true", **options)
 
     def forward(self, batch: dict[str, Any]) -> torch.Tensor:
         """A batch as `Data` makes them → (B, classes) logits."""
@@ -127,7 +129,7 @@ class Model(pl.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         self._log("test")
-        self.test_confusion = self.confusion.compute().tolist()  # a collective: every rank takes part
+        self.test_confusion = self.confusion.compute()  # a collective: every rank takes part
 
     def _log(self, split: str) -> None:
         values = {"loss": self.mean_loss.compute().float(), **self.scores.compute()}  # the same on every rank
@@ -181,8 +183,16 @@ class Model(pl.LightningModule):
             self.net.save_pretrained(directory)  # type: ignore[operator]
 
     def draw(self, directory: Path) -> None:
-        """Draw what the test showed."""
-        write_confusion(self.test_confusion, self.labels, directory)
+        """Write ``confusion.png``: each true class's row as shares of that class, so that rare classes are seen."""
+        from matplotlib.colors import PowerNorm
+
+        figure, axis = self.confusion.plot(self.test_confusion.cpu(), add_text=False, labels=self.labels, cmap="Blues")
+        axis.images[0].set_norm(PowerNorm(0.5, 0, 1))  # the root makes small shares visible
+        side = min(4 + 0.2 * len(self.labels), 24)
+        figure.set(size_inches=(side, side), layout_engine="constrained")
+        for name in (*axis.get_xticklabels(), *axis.get_yticklabels()):
+            name.set(fontsize=8, parse_math=False)  # a label may hold dollar signs
+        report.save_figure(figure, directory / "confusion.png")
 
 
 def build(model_name: str, labels: list[str]) -> nn.Module:
@@ -241,33 +251,7 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, to
     return net.eval(), lambda texts: data.pad(encode(texts, max_length), pad_id), labels
 
 
-def write_confusion(matrix: Sequence[Sequence[float]], labels: Sequence[str], directory: Path) -> None:
-    """Write ``confusion.png``: each true class's row as shares of that class, so that rare classes are seen.
-
-    Args:
-        matrix: shape (classes, classes), counts; rows are true classes, columns predicted ones.
-    """
-    from matplotlib.colors import PowerNorm
-
-    shares = [[cell / max(sum(row), 1) for cell in row] for row in matrix]
-    size = min(4 + 0.2 * len(labels), 24)
-    figure, axis = report.pyplot().subplots(figsize=(size + 1, size), layout="constrained")
-    image = axis.imshow(shares, norm=PowerNorm(0.5, 0, 1), cmap="Blues")  # the root makes small shares visible
-    axis.set(xlabel="predicted", ylabel="true", title="test set, share of each true class")
-    if len(labels) <= 60:
-        style: dict[str, Any] = {"fontsize": 8, "parse_math": False}  # a label may hold dollar signs
-        axis.set_xticks(range(len(labels)), labels, rotation=90, **style)
-        axis.set_yticks(range(len(labels)), labels, **style)
-    figure.colorbar(image, shrink=0.8)
-    report.save_figure(figure, directory / "confusion.png")
-
-
 def logits(net: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """(B, L) ids and mask → (B, classes)."""
     out = net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
     return out if isinstance(out, torch.Tensor) else out.logits
-
-
-def _sum_over_ranks(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-    """How torchmetrics gathers a summed state here: one all-reduce, the one collective that SMDDP surely has."""
-    return [ranks.all_sum(state)]

@@ -34,6 +34,9 @@ class ModelOptions:
         "none", "linear multiplies lr by the world size (a heuristic; raise warmup_ratio with it)", resume="optimizer"
     )
     compile: bool = option(False, "torch.compile the network", resume="free")
+    gradient_checkpointing: bool = option(
+        False, "recompute activations in the backward pass: less memory, more time", resume="free"
+    )
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,6 @@ MONITOR = "val/accuracy"
 
 MODE: Literal["max", "min"] = "max"
 """Whether the highest or the lowest value of MONITOR is best."""
+
+SAMPLE = "Île de la Réunion"
+"""What `predict.py --sample` asks the model; the rehearsal does so with a model that it has trained."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from options import SAMPLE
 from runtime import imports
 from runtime.report import UserError
 
@@ -40,12 +41,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python src/predict.py", description=__doc__)
     parser.add_argument("text", nargs="*", help="texts to classify; none: one a line from standard input")
     parser.add_argument("--model_dir", type=Path, default=Path("outputs/model"), help="default: %(default)s")
+    parser.add_argument("--sample", action="store_true", help=f"the project's sample text: {SAMPLE}")
     parser.add_argument("--top", type=int, default=3, help="answers per text, default: %(default)s")
     args = parser.parse_args()
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]  # a byte that is no UTF-8 stops no stream
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if args.top < 1:
         parser.error(f"argument --top: found {args.top}, expected 1 or more")
+    args.text += [SAMPLE] * args.sample
     texts: Iterable[str] = args.text or (line.rstrip("\r\n") for line in sys.stdin)
     by_hand = not args.text and sys.stdin.isatty()
     if by_hand:

@@ -321,7 +321,7 @@ def test_a_hang_is_placed_in_the_owners_code(monkeypatch: pytest.MonkeyPatch) ->
     seen: list[str] = []
     monkeypatch.setattr(ranks, "all_sum", lambda tensor: seen.append(watchdog.HangWatchdog(60)._where()) or tensor)
     assert ranks.any_rank(True)
-    model._sum_over_ranks(torch.ones(1))
+    model.ranks.sum_over_ranks(torch.ones(1))
     assert [place.split(":")[0] for place in seen] == ["watchdog.py", "model.py"]
 
 

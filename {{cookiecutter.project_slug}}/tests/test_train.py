@@ -81,7 +81,10 @@ def test_a_monitored_metric_that_is_not_logged_is_a_sentence(words: str, monkeyp
 
 
 def test_labels_and_paths_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model.write_confusion([[1, 0], [0, 1]], ["$10_$20", "$5^$"], tmp_path)
+    made = model.Model()
+    made.labels, made.test_confusion = ["$10_$20", "$5^$"], torch.eye(2)
+    made.confusion = model.MulticlassConfusionMatrix(2)
+    made.draw(tmp_path)
     assert (tmp_path / "confusion.png").is_file()
     report.print_table("Result", {"model": "runs/[lr=2e-3]/[/x]/model"})
     assert "runs/[lr=2e-3]/[/x]/model" in capsys.readouterr().out

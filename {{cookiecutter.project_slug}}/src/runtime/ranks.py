@@ -322,3 +322,8 @@ def from_rank_0(key: str, make: Callable[[], str]) -> str:
             raise torch.distributed.DistNetworkError("rank 0 did not get that far")
         time.sleep(0.02)
     return _store.get(key).decode()
+
+
+def sum_over_ranks(state: Tensor, group: object = None) -> list[Tensor]:
+    """``dist_sync_fn`` for a torchmetrics metric whose states are sums: one all-reduce, which SMDDP has as well."""
+    return [all_sum(state)]

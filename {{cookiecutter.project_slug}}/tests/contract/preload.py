@@ -1,0 +1,9 @@
+"""What each rank imports: a server process does so once, and ranks are forked from it (`runs.py`)."""
+
+from runtime import imports
+
+imports.lightning()
+
+import data  # noqa: E402, F401
+import model  # noqa: E402, F401
+import train  # noqa: E402, F401

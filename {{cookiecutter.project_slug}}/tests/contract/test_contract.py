@@ -1,0 +1,158 @@
+"""What train.py, launch/ and rehearsal/ rely on, tried on whatever data.py and model.py hold.
+
+tests/small.py says which run is tried: rewrite it with your data.py and model.py, and leave this folder as it is.
+"""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+import torch
+
+import data
+import model
+import small
+from contract import runs
+from options import METRICS, MODE, MONITOR, OPTIONS, DataOptions, ModelOptions
+from runtime import command_line
+from runtime.report import metric_regex
+
+PROJECT = Path(data.__file__).parent.parent
+DECLARED = command_line.declared(OPTIONS)
+OWN = sorted({each.name for cls in (DataOptions, ModelOptions) for each in fields(cls)} - small.ELSEWHERE.keys())
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the small run's data lies."""
+    return tmp_path_factory.mktemp("small")
+
+
+@pytest.fixture(scope="session")
+def options(place: Path) -> dict[str, Any]:
+    return small.options(place)
+
+
+@pytest.fixture(scope="session")
+def alone(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The small run, uninterrupted, on one rank: its folder, and what it recorded."""
+    folder = tmp_path_factory.mktemp("alone")
+    (record,) = runs.train(folder, options)
+    return folder, record
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_sample_reaches_one_rank(options: dict[str, Any], world_size: int, tmp_path: Path) -> None:
+    """The ranks' batches together are those of one rank; a filler may even out the last."""
+    one = runs.loaders(tmp_path / "one", options, 1)
+    many = runs.loaders(tmp_path / "many", options, world_size)
+    for split in ("train", "val"):
+        assert one[split], f"the {split} loader gave no tensor with samples along its first dimension"
+        missing, given = one[split] - many[split], many[split].total()
+        assert missing.total() < world_size, f"{missing.total()} samples of {split} reach no rank of {world_size}"
+        assert given < one[split].total() + world_size, (
+            f"{one[split].total()} samples of {split}, and {world_size} ranks together were given {given}"
+        )
+
+
+def test_the_ranks_agree(options: dict[str, Any], tmp_path: Path) -> None:
+    """Two ranks see different batches, end with the same weights, and report the same metrics."""
+    first, second = runs.train(tmp_path, options, world_size=2)
+    assert not set(first["batches"]) & set(second["batches"])
+    assert first["last"] == second["last"] and first["best"] == second["best"]
+    assert first["validated"] == second["validated"] and first["metrics"] == second["metrics"], (
+        "log metrics that are summed over the ranks: torchmetrics with ranks.sum_over_ranks, or sync_dist=True"
+    )
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(
+    options: dict[str, Any], alone: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Killed in the middle of the second epoch; at its beginning where the loader cannot start in the middle."""
+    batches = len(alone[1]["batches"])
+    assert len(alone[1]["validated"]) >= 2 and batches >= 6, "small.py: two epochs with three batches or more, please"
+    per_epoch = batches // len(alone[1]["validated"])
+    exact = hasattr(data.Data(**command_line.select(DataOptions, command_line.complete(OPTIONS, options))), "start")
+    killed_at = per_epoch + (2 if exact else 1)
+    often = {"checkpoint_steps": 1} if exact else {}
+    runs.train(tmp_path, {**options, **often}, kill_at=killed_at)
+    (resumed,) = runs.train(tmp_path, {**options, **often})
+    assert "resume: from" in resumed["log"]
+    assert len(resumed["batches"]) < batches, "it began anew"
+    assert resumed["batches"] == alone[1]["batches"][-len(resumed["batches"]) :], "other batches, or another order"
+    for what in ("last", "best", "metrics"):
+        assert resumed[what] == alone[1][what], f"{what} differ"
+
+
+def test_the_metrics_that_options_py_names_are_there(alone: tuple[Path, dict[str, Any]]) -> None:
+    _, record = alone
+    assert MODE in ("max", "min")
+    assert all(MONITOR in validated for validated in record["validated"]), f"validation logs no {MONITOR}"
+    values = [validated[MONITOR] for validated in record["validated"]]
+    assert all(map(math.isfinite, values)), f"{MONITOR} is {values}"
+    for metric in METRICS:
+        assert re.search(metric_regex(metric), record["log"], re.M), f"{metric} is declared and never printed"
+    monitored = MONITOR.replace("val/", "test/")
+    assert re.fullmatch(rf"{monitored} -?\d+\.\d{{4}}", record["log"].splitlines()[-1]), record["log"][-2000:]
+
+
+def test_the_best_weights_are_tested_and_saved(alone: tuple[Path, dict[str, Any]]) -> None:
+    """`model.load` gives the network, first if it gives more, with the weights that were tested."""
+    folder, record = alone
+    loaded = model.load(folder / "outputs" / "model")
+    network = loaded if isinstance(loaded, torch.nn.Module) else loaded[0]
+    assert not network.training, "load() gives a network in evaluation mode"
+    mine = runs.digests(network.state_dict())
+    assert mine
+    for name, digest in mine.items():
+        trained = [d for key, d in record["best"].items() if key == name or key.endswith(f".{name}")]
+        assert digest in trained, f"{name} is not what was trained"
+
+
+def test_a_trained_model_answers(alone: tuple[Path, dict[str, Any]]) -> None:
+    """The rehearsal asks for the same, with the project's own sample."""
+    command = [sys.executable, str(PROJECT / "src" / "predict.py"), "--sample", "--model_dir", "outputs/model"]
+    answers = [subprocess.run(command, cwd=alone[0], capture_output=True, text=True, check=True).stdout for _ in "12"]
+    assert answers[0].strip() and answers[0] == answers[1]
+
+
+def another(name: str, place: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """The option with a value that is neither its default nor the small run's."""
+    value, kind = options.get(name, DECLARED[name].default), DECLARED[name].type
+    if isinstance(value, bool):
+        return {name: not value}
+    if get_origin(kind) and get_args(kind):
+        return {name: next(choice for choice in get_args(kind) if choice != value)}
+    if isinstance(value, int):
+        return {name: max(value // 2, 1) if value > 1 else value + 1}
+    if isinstance(value, float):
+        return {name: value / 2 or 0.5}
+    return small.changed(name, place)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_option_changes_something(
+    name: str, options: dict[str, Any], place: Path, alone: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Batches, losses, metrics, weights or files; an option that changes none of them reaches nothing."""
+    (changed,) = runs.train(tmp_path, {**options, **another(name, place, options)})
+    same = [what for what in alone[1] if what != "log" and changed[what] == alone[1][what]]
+    assert len(same) < len(alone[1]) - 1, f"--{name} changes nothing; use it, or remove it"
+
+
+def test_the_rehearsal_passes(options: dict[str, Any], tmp_path: Path) -> None:
+    hosts = "2" if sys.platform == "linux" else "1"
+    pairs = [word for name, value in options.items() if name != "epochs" for word in (f"--{name}", str(value))]
+    command = [sys.executable, "-m", "rehearsal", "--hosts", hosts, "--processes", "1" if hosts == "2" else "2"]
+    command += ["--distribution", "torch_distributed", "--batches", "4", "--json", str(tmp_path / "report.json")]
+    found = subprocess.run([*command, "--", *pairs], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    verdicts = {check["name"]: check["verdict"] for check in report["checks"]}
+    assert verdicts["data-divided"] not in ("failed", "skipped")

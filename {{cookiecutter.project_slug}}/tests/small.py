@@ -1,0 +1,39 @@
+"""A run of seconds, on which tests/contract/ tries your data.py and model.py: rewrite it when you replace those."""
+
+import csv
+import random
+from pathlib import Path
+from typing import Any
+
+ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
+
+
+def options(folder: Path) -> dict[str, Any]:
+    """Write some data into ``folder``; the options of a run on it: two epochs, each of six batches or more."""
+    draw = random.Random(0)
+    path = folder / "words.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "label", "other_text", "other_label"])
+        for name, alphabet in ALPHABETS.items():
+            for _ in range(45):
+                one, other = ("".join(draw.choices(alphabet, k=draw.randint(1, 12))) for _ in range(2))
+                rows.writerow([one, name, other, len(other) % 2])
+    return {"dataset": str(path), "epochs": 2, "batch_size": 12, "lr": 0.01, "log_every": 2}
+
+
+def changed(name: str, folder: Path) -> dict[str, Any]:
+    """Another value of an option that is text, for which the contract cannot think of one itself."""
+    if name == "dataset":
+        copy = folder / "other.csv"
+        copy.write_text((folder / "words.csv").read_text(encoding="utf-8").replace("a", "h"), encoding="utf-8")
+        return {name: str(copy)}
+    return {name: {"text_column": "other_text", "label_column": "other_label", "data_dir": "elsewhere"}[name]}
+
+
+ELSEWHERE = {
+    "model_name": "tests/example/test_train.py fine-tunes a Hugging Face checkpoint",
+    "lr_scaling": "acts on several ranks: tests/example/test_model.py",
+    "compile": "changes how fast the same numbers are computed",
+}
+"""Options that the contract leaves to other tests, or that cannot change what a run of one rank gives; and why."""
