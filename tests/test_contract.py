@@ -13,7 +13,7 @@ MUTANTS = {
     "a_resumed_run_ends": ("data.py", "start = self.start if split", "start = (0, 0) if split"),
     "the_metrics_that_options": ("options.py", '    "lr",\n', '    "lr",\n    "perplexity",\n'),
     "the_best_weights_are_tested_and_saved": ("model.py", "            net.load_state_dict(", "            str("),
-    "a_trained_model_answers": ("predict.py", "values, indices = prob", "probabilities.uniform_()\n        values, indices = prob"),
+    "a_trained_model_answers": ("predict.py", "softmax(1)", "softmax(1).uniform_()"),
     "every_option_changes_something": ("model.py", "self.options.weight_decay", "0.01"),
     "the_rehearsal_passes": ("data.py", "self.prepare_data_per_node = True", "self.prepare_data_per_node = False"),
 }  # fmt: skip

@@ -101,7 +101,15 @@ def _train(write: Callable[[dict], Any], options: dict[str, Any], kill_at: int) 
         path.touch()
 
     report.save_figure = unseen
-    seen: dict[str, Any] = {"batches": [], "losses": [], "lr": [], "best": {}, "metrics": {}, "validated": []}
+    seen: dict[str, Any] = {
+        "batches": [],
+        "losses": [],
+        "lr": [],
+        "best": {},
+        "metrics": {},
+        "validated": [],
+        "weights": [],
+    }
 
     class Recorder(pl.Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -116,6 +124,7 @@ def _train(write: Callable[[dict], Any], options: dict[str, Any], kill_at: int) 
         def on_validation_end(self, trainer: Any, module: Any) -> None:
             if not trainer.sanity_checking:
                 seen["validated"].append({name: float(value) for name, value in trainer.callback_metrics.items()})
+                seen["weights"].append(digests(module.state_dict()))
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             seen["last"] = digests(module.state_dict())
