@@ -26,7 +26,7 @@ def changed(name: str, folder: Path) -> dict[str, Any]:
     """Another value of an option that is text, for which the contract cannot think of one itself."""
     if name == "dataset":
         copy = folder / "other.csv"
-        copy.write_text((folder / "words.csv").read_text(encoding="utf-8").replace("a", "h"), encoding="utf-8")
+        copy.write_text((folder / "words.csv").read_text(encoding="utf-8").replace("α", "β"), encoding="utf-8")
         return {name: str(copy)}
     return {name: {"text_column": "other_text", "label_column": "other_label", "data_dir": "elsewhere"}[name]}
 

@@ -123,7 +123,7 @@ def _train(write: Callable[[dict], Any], options: dict[str, Any], kill_at: int) 
 
         def on_validation_end(self, trainer: Any, module: Any) -> None:
             if not trainer.sanity_checking:
-                seen["validated"].append({name: float(value) for name, value in trainer.callback_metrics.items()})
+                seen["validated"].append({name: float(x) for name, x in trainer.callback_metrics.items()})
                 seen["weights"].append(digests(module.state_dict()))
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
