@@ -32,6 +32,7 @@ def changed(name: str, folder: Path) -> dict[str, Any]:
 
 
 ELSEWHERE = {
+    "gradient_checkpointing": "of a Hugging Face checkpoint: tests/example/test_train.py",
     "model_name": "tests/example/test_train.py fine-tunes a Hugging Face checkpoint",
     "lr_scaling": "acts on several ranks: tests/example/test_model.py",
     "compile": "changes how fast the same numbers are computed",

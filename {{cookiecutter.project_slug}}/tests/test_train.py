@@ -104,13 +104,18 @@ def test_the_same_seed_gives_the_same_weights(words: str) -> None:
 def test_a_hugging_face_checkpoint_is_fine_tuned(words: str, tiny_bert: str, recwarn: pytest.WarningsRecorder) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    run(words, model_name=tiny_bert, max_steps=3)
+    run(words, model_name=tiny_bert, max_steps=3, gradient_checkpointing=True)
     made = AutoModelForSequenceClassification.from_pretrained("outputs/model")
     assert made.config.id2label == {0: "cyrillic", 1: "greek", 2: "latin"}
     assert AutoTokenizer.from_pretrained("outputs/model")("αβ")["input_ids"][0] == 2
     assert not [w for w in recwarn if "eval mode" in str(w.message)], "from_pretrained gave a network without dropout"
     ((_, answers),) = predict.predict(["αβ"], Path("outputs/model"))
     assert sum(p for _, p in answers) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_byte_cnn_has_no_gradient_checkpointing(words: str) -> None:
+    with pytest.raises(UserError, match="--gradient_checkpointing is for Hugging Face models"):
+        run(words, gradient_checkpointing=True)
 
 
 def test_sagemaker_says_where_things_go(words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def another(name: str, place: Path, options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(value, int):
         return {name: max(value // 2, 1) if value > 1 else value + 1}
     if isinstance(value, float):
-        return {name: value / 2 or 0.5}
+        return {name: min(8 * value, 0.9) if 0 < value < 1 else value / 2 or 0.5}
     return small.changed(name, place)
 
 
