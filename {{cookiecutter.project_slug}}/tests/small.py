@@ -23,12 +23,16 @@ def options(folder: Path) -> dict[str, Any]:
 
 
 def changed(name: str, folder: Path) -> dict[str, Any]:
-    """Another value of an option that is text, for which the contract cannot think of one itself."""
+    """Another value of an option, where the contract cannot choose one: of every text, and where half of it is the same.
+
+    Nothing: the contract takes the other boolean, another choice, a larger or smaller number.
+    """
     if name == "dataset":
         copy = folder / "other.csv"
         copy.write_text((folder / "words.csv").read_text(encoding="utf-8").replace("α", "β"), encoding="utf-8")
         return {name: str(copy)}
-    return {name: {"text_column": "other_text", "label_column": "other_label", "data_dir": "elsewhere"}[name]}
+    values = {"text_column": "other_text", "label_column": "other_label", "data_dir": "elsewhere", "num_workers": 1}
+    return {name: values[name]} if name in values else {}
 
 
 ELSEWHERE = {
