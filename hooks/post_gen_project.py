@@ -24,20 +24,20 @@ def git(*arguments: str) -> str:
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
-# `make update` needs to know which commit of which repository this is; `cruft create` writes the same file itself.
-# cookiecutter names the template as it was typed: relative to where it was called, of which PWD is left.
-template = Path(os.environ.get("PWD", "."), ANSWERS["_repo_dir"])
-commit = git("-C", str(template), "rev-parse", "HEAD")
-if commit and git("-C", str(template), "ls-files", "cookiecutter.json"):
-    local = Path(os.environ.get("PWD", "."), ANSWERS["_template"]).exists()
+# `make update` asks cruft, which wants to know the template's repository and commit; where cruft itself generates it
+# says so on its own. cookiecutter names a folder as it was typed: relative to where it was called, of which PWD is left.
+called_from = os.environ.get("PWD", ".")
+template = Path(called_from, ANSWERS.get("_repo_dir", "nowhere"))
+if git("-C", str(template), "ls-files", "cookiecutter.json"):
+    local = Path(called_from, ANSWERS["_template"]).exists()
     url = str(template.resolve()) if local else git("-C", str(template), "remote", "get-url", "origin")
-    answers = {key: value for key, value in ANSWERS.items() if not key.startswith("_")} | {"_template": url}
+    answers = {key: value for key, value in ANSWERS.items() if not key.startswith("_")}
     link = {
         "template": url,
-        "commit": commit,
+        "commit": git("-C", str(template), "rev-parse", "HEAD"),
         "checkout": None,
         "directory": None,
-        "context": {"cookiecutter": answers},
+        "context": {"cookiecutter": {**answers, "_template": url}},
     }
     Path(".cruft.json").write_text(json.dumps(link, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 

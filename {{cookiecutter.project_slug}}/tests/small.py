@@ -23,7 +23,7 @@ def options(folder: Path) -> dict[str, Any]:
 
 
 def changed(name: str, folder: Path) -> dict[str, Any]:
-    """Another value of an option, where the contract cannot choose one: of every text, and where half of it is the same.
+    """Another value of an option, where the contract cannot choose one: of every text, and of some numbers.
 
     Nothing: the contract takes the other boolean, another choice, a larger or smaller number.
     """
