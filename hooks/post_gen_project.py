@@ -24,8 +24,8 @@ def git(*arguments: str) -> str:
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
-# `make update` asks cruft, which wants to know the template's repository and commit; where cruft itself generates it
-# says so on its own. cookiecutter names a folder as it was typed: relative to where it was called, of which PWD is left.
+# `make update` asks cruft, which wants to know the repository and commit of the template; cruft, where it generates,
+# notes both itself. cookiecutter names a folder as it was typed: relative to where it was called, of which PWD is left.
 called_from = os.environ.get("PWD", ".")
 template = Path(called_from, ANSWERS.get("_repo_dir", "nowhere"))
 if git("-C", str(template), "ls-files", "cookiecutter.json"):

@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -51,7 +52,7 @@ def test_default_answers(project: Project) -> None:
     for name in ("train", "options", "data", "model", "predict", "dist", "runtime/ranks", "runtime/checkpoints"):
         assert made[f"src/{name}.py"]
     left = [name for name in made if "cookiecutter" in made[name].decode("utf-8", "replace") and name != "README.md"]
-    left = [name for name in left if not name.startswith("tests/")]
+    left = [name for name in left if not name.startswith("tests/") and name != ".cruft.json"]
     assert not left, f"template syntax or the template's name in {left}"
 
 
@@ -59,13 +60,50 @@ def test_what_runs_is_the_same_bytes_whatever_the_answers(tmp_path: Path) -> Non
     one, other = files(bake(tmp_path / "default")), files(bake(tmp_path / "odd", **ODD))
     assert one.keys() == other.keys()
     differing = {name for name in one if one[name] != other[name]}
-    assert differing <= {"README.md", "pyproject.toml", "LICENSE", "job.toml"}
+    assert differing <= {"README.md", "pyproject.toml", "LICENSE", "job.toml", ".cruft.json"}
     source = {
         p.relative_to(TEMPLATE / "{{cookiecutter.project_slug}}").as_posix(): p.read_bytes()
         for p in (TEMPLATE / "{{cookiecutter.project_slug}}/src").rglob("*.*")
         if p.is_file() and "__pycache__" not in p.parts
     }
     assert source == {name: content for name, content in one.items() if name.startswith("src/")}
+
+
+def test_an_update_renews_the_machinery_and_leaves_the_owners_files(tmp_path: Path) -> None:
+    """`make update`, after the template and the owner have both changed the same files."""
+
+    def git(folder: Path, *words: str) -> None:
+        name = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.com"]
+        subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
+
+    template = tmp_path / "template"
+    shutil.copytree(
+        TEMPLATE, template, ignore=shutil.ignore_patterns(".git", ".venv", "build", "*cache*", ".hypothesis")
+    )
+    git(template, "init")
+    git(template, "add", "-A")
+    git(template, "commit", "-m", "first")
+    made = Project(Path(cookiecutter(str(template), no_input=True, output_dir=str(tmp_path))))
+    git(made.path, "init")
+    git(made.path, "add", "-A")
+    git(made.path, "commit", "-m", "first")
+    source = template / "{{cookiecutter.project_slug}}"
+    for name in ("src/runtime/seeds.py", "src/model.py", "tests/contract/runs.py", "Makefile"):
+        with (source / name).open("a", encoding="utf-8") as file:
+            file.write("# newer\n")
+    git(template, "commit", "-am", "second")
+    with (made.path / "src/model.py").open("a", encoding="utf-8") as file:
+        file.write("# mine\n")
+
+    environment = Path(sys.executable).parent.parent
+    update = ["make", "update", f"VENV={environment}", "-o", f"{environment}/.update"]
+    assert "commit everything first" in made.run(*update, check=False).stderr
+    git(made.path, "commit", "-am", "mine")
+    said = made.run(*update).stdout
+    assert "yours: src/train.py" in said.replace("\n", " ")
+    for name in ("src/runtime/seeds.py", "tests/contract/runs.py", "Makefile"):
+        assert made.read(name).endswith("# newer\n"), name
+    assert made.read("src/model.py").endswith("# mine\n") and "# newer" not in made.read("src/model.py")
 
 
 def test_answers_land_where_they_belong_and_are_not_executed(tmp_path: Path) -> None:
