@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,16 @@ def test_a_mutant_is_found(contract: Project, name: str, tmp_path: Path) -> None
     )
     failed = [line for line in found.stdout.splitlines() if line.startswith("FAILED")]
     assert failed and all(name in line for line in failed), found.stdout + found.stderr
+
+
+def test_a_project_without_a_cluster(contract: Project, tmp_path: Path) -> None:
+    """What docs/recipes.md says to delete for one GPU: the rest is trained, tested and typed without it."""
+    made = Project(shutil.copytree(contract.path, tmp_path / "small"))
+    (command,) = [line for line in made.read("docs/recipes.md").splitlines() if line.strip().startswith("rm -r ")]
+    made.run(*command.split())
+    collected = made.run("python", "-m", "pytest", "-n", "0", "--collect-only", "-q").stdout
+    assert "tests/contract/test_contract.py" in collected and "error" not in collected.lower()
+    made.run("python", "-m", "pytest", "-n", "0", "tests/contract", "-k", "metrics or best or rehearsal")
+    environment = Path(sys.executable).parent.parent
+    steps = made.run("make", "-n", "test", "lint", f"VENV={environment}", "-W", "pyproject.toml").stdout
+    assert "--group rehearsal" not in steps and "--group launch" not in steps and "mypy src\n" in steps
