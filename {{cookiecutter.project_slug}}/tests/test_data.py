@@ -24,6 +24,15 @@ def prepared(dataset: str, **options: object) -> data.Data:
     return made
 
 
+def texts_of(made: data.Data) -> list[str]:
+    """The texts that the prepared bytes spell, of all splits."""
+    found = []
+    for rows in made.splits.values():
+        ids, starts, lengths = (rows.arrays[name] for name in ("ids", "starts", "lengths"))
+        found += [bytes(ids[starts[i] : starts[i] + lengths[i]] - 1).decode() for i in rows.index]
+    return found
+
+
 def test_the_example_is_real() -> None:
     texts, labels = data.cldr()
     assert len(texts) > 25_000
@@ -41,13 +50,35 @@ def test_the_example_is_real() -> None:
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=300), st.integers(0, 5))
 def test_splits_are_stratified_and_repeatable(labels: list[str], seed: int) -> None:
-    parts = readers.split_rows(labels, seed)
-    assert (parts == readers.split_rows(labels, seed)).all()
+    codes = np.unique(labels, return_inverse=True)[1]
+    parts = split(codes, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "CHUNK", 7)
+        assert {name: rows.tolist() for name, rows in split(codes, seed).items()} == {
+            name: rows.tolist() for name, rows in parts.items()
+        }
+    assert sorted(np.concatenate([*parts.values()])) == [*range(len(labels))]
     for label, count in Counter(labels).items():
-        mine = Counter(parts[np.asarray(labels) == label].tolist())
-        assert mine[0] >= 1
-        for part in (1, 2):
+        mine = {name: sum(labels[i] == label for i in rows) for name, rows in parts.items()}
+        assert mine["train"] >= 1
+        for part in ("val", "test"):
             assert abs(mine[part] - (count - 1) / readers.HOLD_OUT) < 1
+
+
+def split(codes: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+    pieces = [*readers.split_rows(codes, ["train", "val", "test"], seed)]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in ("train", "val", "test")}
+
+
+def test_splits_of_large_data_have_a_greatest_size_and_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "LARGEST", 100)
+    codes = np.arange(10_000) % 3
+    one, other = split(codes, 0), split(codes, 1)
+    assert len(one["val"]) == len(one["test"]) == 100
+    assert np.bincount(codes[one["val"]]).tolist() == [34, 33, 33]
+    assert len({*one["val"]} & {*other["val"]}) < 20, "another seed draws other rows"
+    assert len({*(one["val"] // 3 % 100)}) > 50, "not one row in so many"
+    assert {*readers.split_rows(codes, ["test"], 0).__next__()} == {"test"}
 
 
 @given(
@@ -70,7 +101,8 @@ def test_every_sample_once_whatever_the_world_size(
     for whole, *parts in zip(alone, *ranks, strict=True):
         assert len({len(rows) for rows, _, _ in parts}) == 1, "ranks would wait for each other"
         together = [row for rows, real, _ in parts for row in rows[:real]]
-        assert sorted(together) == sorted(whole[0])
+        assert sorted(together) == sorted(whole[0][: whole[1]])
+        assert len(parts[0][0]) >= min(2, per_rank), "a rank with a single row"
         # The factor: DDP's mean over ranks of (sum of losses × scale) is the mean over the global batch.
         assert {round(scale * len(together) / world_size, 9) for _, _, scale in parts} == {1.0}
         seen += together
@@ -81,7 +113,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[list[int]]:
         batches = GlobalBatches(range(1, 101), 8, seed=seed)
         batches.set_epoch(epoch)
-        return [rows for rows, _, _ in batches]
+        return [rows.tolist() for rows, _, _ in batches]
 
     assert order(0, 1) == order(0, 1)
     assert order(0, 1) != order(0, 2)
@@ -94,7 +126,7 @@ def test_batches_are_grouped_by_length() -> None:
     assert padded < 1.1 * lengths.sum()  # in random order it is about 1.9
 
 
-def test_a_batch(words: str) -> None:
+def test_a_batch(words: str, rows: list[tuple[str, str]]) -> None:
     made = prepared(words, batch_size=50)
     batches = list(made.test_dataloader())
     assert sum(int(batch["weight"].sum()) for batch in batches) == len(made.splits["test"])
@@ -103,9 +135,13 @@ def test_a_batch(words: str) -> None:
     lengths = batch["attention_mask"].sum(1)
     assert batch["input_ids"].shape[1] == lengths.max()
     assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
-    text = made.splits["test"]["text"]
-    first = next(iter(GlobalBatches(made.splits["test"]["length"], 50)))[0][0]
-    assert batch["input_ids"][0][: lengths[0]].tolist() == [b + 1 for b in text[first].encode()]
+    assert (lengths.diff() <= 0).all(), "the longest first"
+    seen = [
+        (row[: sum(mask)] - 1).numpy()
+        for b in batches
+        for row, mask in zip(b["input_ids"], b["attention_mask"], strict=True)
+    ]
+    assert {bytes(row.astype(np.uint8)).decode() for row in seen} <= {text for text, _ in rows}
 
 
 def test_prepared_once_and_verified(words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +153,7 @@ def test_prepared_once_and_verified(words: str, capsys: pytest.CaptureFixture[st
     prepared(words)
     assert capsys.readouterr().out == "", "a verified copy was there"
 
-    file = next((made.path / "train").glob("*.arrow"))
+    file = next((made.path / "train").glob("ids.*"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -156,8 +192,7 @@ def test_formats(kind: str, rows: list[tuple[str, str]], monkeypatch: pytest.Mon
             table.save_to_disk(str(channel))
     monkeypatch.setenv("SM_CHANNEL_TRAINING", str(channel.absolute()))
     made = prepared("training")
-    texts = [text for split in made.splits.values() for text in split["text"]]
-    assert sorted(texts) == sorted(text for text, _ in rows)
+    assert sorted(texts_of(made)) == sorted(text for text, _ in rows)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +231,7 @@ def test_what_csv_holds_is_text() -> None:
     Path("a.csv").write_text("\n".join(["text,label", *rows]))
     made = prepared("a.csv")
     assert made.labels == ["01", "02", "NA"]
-    assert {text for split in made.splits.values() for text in split["text"]} == {"NA", "None", "12"}
+    assert {*texts_of(made)} == {"NA", "None", "12"}
 
 
 def test_what_datasets_leaves_beside_its_data_is_not_data(rows: list[tuple[str, str]]) -> None:
