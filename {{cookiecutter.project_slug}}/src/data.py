@@ -6,6 +6,7 @@ of `options.DataOptions` and has `labels` after `setup`, whose batches your `mod
 """
 
 import contextlib
+import functools
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
@@ -27,7 +28,6 @@ LANGUAGES = "ar bg cs da de el en es fa fi fr he hi hu id it ja ko lt nl pl pt r
 TEXT_COLUMNS = ("text", "sentence", "content", "phrase", "review", "document", "input")
 LABEL_COLUMNS = ("label", "labels", "language", "category", "class", "target", "intent")
 BUILTIN = "cldr"
-SPLITS = ("train", "val", "test")
 
 
 class Data(pl.LightningDataModule):
@@ -77,80 +77,27 @@ class Data(pl.LightningDataModule):
             print(f"prepare_data: {what} in {self.path}, {seconds:.1f} s", flush=True)
 
     def _build(self, directory: Path) -> dict[str, Any]:
-        """Write tokens and labels of each split that the source has, then which rows make up each of the three."""
-        chosen, classes = self.options, readers.Classes()
-        tokenize = tokenizer(chosen.model_name)
-        for split, pieces in self._read(directory / "cache").items():
-            known = len(classes.numbers)
-            prepared.write(directory / split, self._encode(split, pieces, tokenize, classes))
-            self._check(directory / split, known, [*classes.numbers])
-        shutil.rmtree(directory / "cache", ignore_errors=True)
-        labels = sorted(classes.numbers)
-        number = np.array([labels.index(name) for name in classes.numbers], np.min_scalar_type(len(labels) - 1))
-        sizes = dict.fromkeys(SPLITS, 0)
-        given = [split for split in SPLITS if (directory / split).exists()]
-        for split in given:
-            codes = prepared.arrays(directory / split)["code"]
-            starts = range(0, len(codes), prepared.CHUNK)
-            prepared.write(directory / split, ({"label": number[codes[at : at + prepared.CHUNK]]} for at in starts))
-            (directory / split / f"code.{codes.dtype}").unlink()
-            splits = [split, *(name for name in SPLITS if split == "train" and name not in given)]
-            index = readers.split_rows(codes, splits, chosen.seed)
-            kind = np.min_scalar_type(len(codes))
-            sizes |= prepared.write(
-                directory / "rows", ({name: rows.astype(kind) for name, rows in piece.items()} for piece in index)
-            )
-        for split, size in sizes.items():
-            if not size:
-                raise UserError(
-                    f"The {split} split of {chosen.dataset!r} is empty: too few rows; add some, or a file for it."
-                )
-        return {"labels": labels, "pad_id": tokenize.pad_id, "sizes": sizes}
-
-    def _read(self, scratch: Path) -> dict[str, readers.Pieces]:
         chosen = self.options
-        if chosen.dataset == BUILTIN:
-            return {"train": iter([[pa.array(column) for column in cldr()]])}
+        tokenize = tokenizer(chosen.model_name)
         columns = [
             readers.Column("text", chosen.text_column, TEXT_COLUMNS),
             readers.Column("label", chosen.label_column, LABEL_COLUMNS),
         ]
-        return readers.read(chosen.dataset, self._source, columns, scratch, [BUILTIN])
-
-    def _encode(
-        self, split: str, pieces: readers.Pieces, tokenize: "Tokenizer", classes: readers.Classes
-    ) -> Iterator[dict[str, np.ndarray]]:
-        rows = tokens = 0
-        for texts, labels in pieces:
-            ids, lengths = tokenize.encode(readers.strings(texts, "text", split, rows), self.options.max_length)
-            starts = tokens + np.cumsum(lengths, dtype=np.int64) - lengths
-            lengths = lengths.astype(np.min_scalar_type(self.options.max_length))
-            yield {"ids": ids, "starts": starts, "lengths": lengths, "code": classes.encode(labels)}
-            rows, tokens = rows + len(lengths), tokens + len(ids)
-
-    def _check(self, folder: Path, known: int, names: list[str]) -> None:
-        """Refuse or remove a split whose labels are not all there; ``names``, from ``known`` on, are its own."""
-        split, codes = folder.name, prepared.arrays(folder).get("code")
-        if codes is None:
-            raise UserError(f"The {split} split is empty; give at least one row.")
-        if split != "train" and codes.max() < 0:
-            shutil.rmtree(folder)  # a public test set whose labels are kept secret tests nothing here
-        elif codes.min() < 0:
-            row = codes.argmin() + 1
-            raise UserError(f"Row {row} of the {split} split has no label; expected one; correct or remove it.")
-        elif split == "train" and len(names) < 2:
-            raise UserError(f"{self.options.dataset!r} has a single class, {names[0]!r}; two or more are needed.")
-        elif split != "train" and len(names) > known:
-            raise UserError(
-                f"Label {names[known]!r} of the {split} split does not occur in training; add it or remove it."
-            )
+        if chosen.dataset == BUILTIN:
+            splits: dict[str, readers.Pieces] = {"train": iter([[pa.array(column) for column in cldr()]])}
+        else:
+            splits = readers.read(chosen.dataset, self._source, columns, directory / "cache", [BUILTIN])
+        encode = functools.partial(tokenize.encode, max_length=chosen.max_length)
+        labels, sizes = prepared.write_classified(directory, splits, encode, chosen.seed, ("text", "label"))
+        shutil.rmtree(directory / "cache", ignore_errors=True)
+        return {"labels": labels, "pad_id": tokenize.pad_id, "sizes": sizes}
 
     def setup(self, stage: str | None = None) -> None:
         """Open the prepared data, memory-mapped; a second call changes nothing."""
         if not self.splits:
             facts = prepared.read(self.path)
             self.labels, self.pad_id, self.fingerprint = facts["labels"], facts["pad_id"], facts["digest"]
-            self.splits = {split: prepared.Rows(self.path, split) for split in SPLITS}
+            self.splits = {split: prepared.Rows(self.path, split) for split in facts["sizes"]}
 
     def train_dataloader(self) -> DataLoader:
         return self._loader("train", self.options.seed)
@@ -185,26 +132,21 @@ class BatchDataset(torch.utils.data.Dataset):
         return {
             "input_ids": input_ids,
             "attention_mask": mask,
-            "label": torch.from_numpy(arrays["label"][at].astype(np.int64)),
+            "label": torch.from_numpy(arrays["classes"][at].astype(np.int64)),
             "weight": torch.from_numpy((np.arange(len(at)) < real).astype(np.float32)),
             "scale": scale,
         }
 
 
 class Tokenizer(NamedTuple):
-    """``encode(texts, max_length)``: the token ids of all texts, in a row, and how many each has, one at least.
-
-    ``pad_id`` fills up a batch.
-    """
+    """``encode(texts, max_length)``: token ids of all texts, one after the other, and each one's length, at least 1."""
 
     encode: Callable[[pa.Array | list[str], int], tuple[np.ndarray, np.ndarray]]
-    pad_id: int
+    pad_id: int  # fills up a batch
 
 
 def tokenizer(model_name: str) -> Tokenizer:
-    """UTF-8 bytes plus one for the byte CNN, else the checkpoint's own tokenizer.
-
-    A checkpoint's own greatest length holds where ``max_length`` is longer.
+    """UTF-8 bytes plus one for the byte CNN, else the checkpoint's own tokenizer, cut at the checkpoint's own length.
 
     Raises:
         UserError: the checkpoint has none, or cannot be reached.
@@ -222,8 +164,7 @@ def tokenizer(model_name: str) -> Tokenizer:
 
     def encode(texts: pa.Array | list[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
         given = texts if isinstance(texts, list) else texts.to_pylist()
-        # Tokenizers of the usual kind divide the texts among all cores.
-        rows = own(given, truncation=True, max_length=min(max_length, longest))["input_ids"]
+        rows = own(given, truncation=True, max_length=min(max_length, longest))["input_ids"]  # on all cores
         rows = [ids or [pad_id] for ids in rows]
         ids = np.fromiter(itertools.chain.from_iterable(rows), np.min_scalar_type(len(own)))
         return ids, np.array([len(row) for row in rows])
@@ -235,17 +176,17 @@ def _encode_bytes(texts: pa.Array | list[str], max_length: int) -> tuple[np.ndar
     if isinstance(texts, list):
         texts = pa.array([text.encode("utf-8", "replace") or b" " for text in texts])
     cut = pc.binary_slice(texts.cast(pa.binary()), 0, max_length)
-    offsets, content = (np.frombuffer(cut.buffers()[i], kind) for i, kind in ((1, np.int32), (2, np.uint8)))
-    offsets = offsets[cut.offset : cut.offset + len(cut) + 1]
-    return content[offsets[0] : offsets[-1]] + np.uint8(1), np.diff(offsets)  # UTF-8 has no byte above 244
+    _, ends, content = cut.buffers()
+    offsets = np.frombuffer(ends, np.int32)[cut.offset : cut.offset + len(cut) + 1]
+    ids = np.frombuffer(content, np.uint8)[offsets[0] : offsets[-1]] + np.uint8(1)  # UTF-8 has no byte above 244
+    return ids, np.diff(offsets)
 
 
 def pad(sequences: tuple[np.ndarray, np.ndarray], pad_id: int) -> dict[str, torch.Tensor]:
     """What ``Tokenizer.encode`` gives for B texts → ``input_ids`` and ``attention_mask``, both (B, longest)."""
     ids, lengths = sequences
-    return dict(
-        zip(("input_ids", "attention_mask"), batches.pad(ids, lengths.cumsum() - lengths, lengths, pad_id), strict=True)
-    )
+    input_ids, mask = batches.pad(ids, lengths.cumsum() - lengths, lengths, pad_id)
+    return {"input_ids": input_ids, "attention_mask": mask}
 
 
 @contextlib.contextmanager

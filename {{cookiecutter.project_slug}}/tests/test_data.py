@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import data
-from runtime import readers
+from runtime import prepared as prepared_files
 from runtime.batches import GlobalBatches
 from runtime.report import UserError
 
@@ -53,7 +53,7 @@ def test_splits_are_stratified_and_repeatable(labels: list[str], seed: int) -> N
     codes = np.unique(labels, return_inverse=True)[1]
     parts = split(codes, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "CHUNK", 7)
+        patch.setattr(prepared_files, "CHUNK", 7)
         assert {name: rows.tolist() for name, rows in split(codes, seed).items()} == {
             name: rows.tolist() for name, rows in parts.items()
         }
@@ -62,23 +62,23 @@ def test_splits_are_stratified_and_repeatable(labels: list[str], seed: int) -> N
         mine = {name: sum(labels[i] == label for i in rows) for name, rows in parts.items()}
         assert mine["train"] >= 1
         for part in ("val", "test"):
-            assert abs(mine[part] - (count - 1) / readers.HOLD_OUT) < 1
+            assert abs(mine[part] - (count - 1) / prepared_files.HOLD_OUT) < 1
 
 
 def split(codes: np.ndarray, seed: int) -> dict[str, np.ndarray]:
-    pieces = [*readers.split_rows(codes, ["train", "val", "test"], seed)]
+    pieces = [*prepared_files.split_rows(codes, ["train", "val", "test"], seed)]
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in ("train", "val", "test")}
 
 
 def test_splits_of_large_data_have_a_greatest_size_and_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "LARGEST", 100)
+    monkeypatch.setattr(prepared_files, "LARGEST", 100)
     codes = np.arange(10_000) % 3
     one, other = split(codes, 0), split(codes, 1)
     assert len(one["val"]) == len(one["test"]) == 100
     assert np.bincount(codes[one["val"]]).tolist() == [34, 33, 33]
     assert len({*one["val"]} & {*other["val"]}) < 20, "another seed draws other rows"
     assert len({*(one["val"] // 3 % 100)}) > 50, "not one row in so many"
-    assert {*readers.split_rows(codes, ["test"], 0).__next__()} == {"test"}
+    assert {*prepared_files.split_rows(codes, ["test"], 0).__next__()} == {"test"}
 
 
 @given(
@@ -276,7 +276,7 @@ GOOD = [{"text": f"word {i}", "label": "ab"[i % 2]} for i in range(30)]
         (lambda: jsonl("a.jsonl", {"a": "x", "b": "y"}), {}, "none is the text; name it with --text_column"),
         (lambda: jsonl("a.jsonl", {"text": "x", "review": "y", "label": 1}), {}, "several could be the text"),
         (lambda: jsonl("a.jsonl", *GOOD), {"label_column": "nope"}, "none is the label"),
-        (lambda: jsonl("a.jsonl", *GOOD[:3]), {}, "split of 'a.jsonl' is empty"),
+        (lambda: jsonl("a.jsonl", *GOOD[:3]), {}, "split is empty: too few rows"),
         (lambda: jsonl("a.jsonl", *GOOD[::2]), {}, "a single class, 'a'"),
         (
             lambda: jsonl("a.jsonl", *GOOD, {"text": None, "label": "a"}),

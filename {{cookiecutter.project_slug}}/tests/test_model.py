@@ -26,7 +26,7 @@ def batches(texts: list[str], labels: list[int], world_size: int) -> list[dict]:
     """What each rank gets of one global batch."""
     ids, lengths = data.tokenizer("bytecnn").encode(texts, 99)
     starts = lengths.cumsum() - lengths
-    prepared.write(Path("train"), [{"ids": ids, "starts": starts, "lengths": lengths, "label": np.array(labels)}])
+    prepared.write(Path("train"), [{"ids": ids, "starts": starts, "lengths": lengths, "classes": np.array(labels)}])
     prepared.write(Path("rows"), [{"train": np.arange(len(texts))}])
     padded = data.BatchDataset(prepared.Rows(Path(), "train"), 0)
     orders = [GlobalBatches(lengths, len(texts), rank, world_size) for rank in range(world_size)]

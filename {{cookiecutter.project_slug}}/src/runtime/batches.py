@@ -60,7 +60,7 @@ class GlobalBatches(torch.utils.data.DistributedSampler[tuple[np.ndarray, int, f
         if not self.shuffle:
             return np.argsort(self.lengths, kind="stable")[::-1], numbers
         random = np.random.default_rng([self.seed, self.epoch])
-        order = np.arange(rows, dtype=np.min_scalar_type(rows))  # int64 would take 0.8 GB of 100 million rows
+        order = np.arange(rows, dtype=np.min_scalar_type(rows))  # as int64, 100 million rows would take 0.8 GB
         random.shuffle(order)
         for at in range(0, rows, size * POOL):
             pool = order[at : at + size * POOL]
@@ -68,14 +68,12 @@ class GlobalBatches(torch.utils.data.DistributedSampler[tuple[np.ndarray, int, f
         return order, random.permutation(numbers)
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, int, float]]:
-        parts = self.num_replicas * self.accumulate
+        parts, size = self.num_replicas * self.accumulate, self.global_batch
         done = self.start[1] if self.epoch == self.start[0] else 0
-        size = self.global_batch
-        least = min(2, -(-size // parts))
         order, numbers = self.order()
         for number in numbers[done:]:
             batch = order[number * size : (number + 1) * size]
-            each = max(-(-len(batch) // parts), least)
+            each = max(-(-len(batch) // parts), min(2, -(-size // parts)))
             for part in range(self.rank, parts, self.num_replicas):
                 mine = batch[part::parts]
                 fillers = np.resize(batch, each - len(mine))
@@ -83,26 +81,17 @@ class GlobalBatches(torch.utils.data.DistributedSampler[tuple[np.ndarray, int, f
 
 
 def pad(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, fill: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences that lie one after the other in an array → rows padded on the right, and which elements are theirs.
+    """B sequences of integers out of an array → (B, longest) int64, padded on the right with ``fill``, and its mask.
 
     Args:
-        flat: all elements, integers.
-        starts: (B,) where each sequence begins.
-        lengths: (B,) elements of each.
-
-    Returns:
-        (B, longest) int64 elements, ``fill`` past a sequence's end; (B, longest) int64, 1 up to there and 0 past it.
+        starts: (B,) where each sequence begins in ``flat``.
+        lengths: (B,) how long each is.
     """
     column = np.arange(lengths.max())
     mask = column < lengths[:, None]
     values = flat.take(starts[:, None] + column, mode="clip")  # past a sequence's end, whatever lies there
     padded = np.where(mask, values.astype(np.int64), fill)
     return torch.from_numpy(padded), torch.from_numpy(mask.astype(np.int64))
-
-
-def unchanged(batch: Any) -> Any:
-    """Collates nothing: the data set makes whole batches."""
-    return batch
 
 
 def loader(
@@ -133,7 +122,6 @@ def loader(
         dataset,
         sampler=GlobalBatches(lengths, global_batch, rank, world_size, seed, accumulate, start),
         batch_size=None,
-        collate_fn=unchanged,
         num_workers=workers,
         pin_memory=cuda,
         persistent_workers=workers > 0,

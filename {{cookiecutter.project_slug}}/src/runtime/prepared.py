@@ -12,17 +12,21 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
+import pyarrow as pa
 
+from runtime import readers
 from runtime.report import UserError, ensure_dir, error_chain
 
 META = "meta.json"
-STAMP = "verified.json"  # sizes and times of the files when they were last hashed
-CHUNK = 1 << 20  # elements that are read at a time
+STAMP = "verified.json"  # sizes and times of the files when they were hashed
+CHUNK = 1 << 18  # elements of an array that are worked on at a time
+HOLD_OUT = 10  # one row in ten validates, another one in ten tests,
+LARGEST = 50_000  # but at most so many rows each: more would tell little more, and every epoch waits for them
 
 
 def prepare(path: Path, build: Callable[[Path], dict[str, Any]]) -> float | None:
@@ -68,25 +72,15 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def verified(path: Path) -> bool:
-    """Whether a complete copy is at ``path``, to the byte; files that nobody touched since then are not read."""
+    """Whether a complete copy is at ``path`` that nobody touched since it was written; no file's content is read."""
     try:
-        stamps = _stamps(path)
-        with contextlib.suppress(OSError, ValueError):
-            if json.loads((path / STAMP).read_text()) == stamps:
-                return True
-        meta = read(path)
-        files = meta["files"]
-        whole = meta.pop("digest") == json_digest(meta) and all(digest(path / f) == files[f] for f in files)
-    except (OSError, ValueError, KeyError):
+        return json.loads((path / STAMP).read_text()) == _stamps(path)
+    except (OSError, ValueError):
         return False
-    if whole:
-        with contextlib.suppress(OSError):
-            (path / STAMP).write_text(json.dumps(stamps))
-    return whole
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:
-    """Size and times of change of each file; a change of its content sets the second time whatever a person sets."""
+    """Size and times of change of each file; whoever changes its content cannot set the second time back."""
     files = {str(p.relative_to(folder)): p.stat() for p in sorted(folder.rglob("*")) if p.is_file()}
     return {name: [s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in files.items() if name != STAMP}
 
@@ -122,17 +116,22 @@ def write(folder: Path, pieces: Iterable[Mapping[str, np.ndarray]]) -> dict[str,
     return sizes
 
 
-def arrays(folder: Path) -> dict[str, np.ndarray]:
+def arrays(folder: Path, mode: Literal["r", "r+"] = "r") -> dict[str, np.ndarray]:
     """What :func:`write` wrote into ``folder``, by name, memory-mapped: all ranks of a node share one copy."""
-    return {f.stem: np.memmap(f, f.suffix[1:], "r").view(np.ndarray) for f in folder.iterdir() if f.stat().st_size}
+    return {f.stem: np.memmap(f, f.suffix[1:], mode).view(np.ndarray) for f in folder.iterdir() if f.stat().st_size}
+
+
+def chunks(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Parts of ``values``, so that what is made of them needs little memory."""
+    return (values[at : at + CHUNK] for at in range(0, len(values), CHUNK))
 
 
 class Rows:
-    """The rows of a split, memory-mapped. Their arrays lie in a folder of the split's name, or among ``train``'s.
+    """The rows of a split, memory-mapped.
 
     Attributes:
-        arrays: by name.
-        index: (N,) which rows of the arrays are the split's; the array of the split's name in the folder ``rows``.
+        arrays: by name, of the folder called as the split, or of ``train`` where there is none.
+        index: (N,) which rows of these arrays are the split's: the array called as the split in the folder ``rows``.
     """
 
     def __init__(self, path: Path, split: str) -> None:
@@ -148,7 +147,114 @@ class Rows:
 
     def column(self, name: str) -> np.ndarray:
         """(N,) one array's values for the split's rows, in memory."""
-        values = np.empty(len(self), self.arrays[name].dtype)
-        for at in range(0, len(self), CHUNK):  # numpy makes an index of eight bytes a row
-            values[at : at + CHUNK] = self.arrays[name][self.index[at : at + CHUNK]]
-        return values
+        return np.concatenate([self.arrays[name][rows] for rows in chunks(self.index)])
+
+
+def write_classified(
+    directory: Path,
+    splits: Mapping[str, readers.Pieces],
+    encode: Callable[[pa.Array], tuple[np.ndarray, np.ndarray]],
+    seed: int,
+    names: tuple[str, str],
+) -> tuple[list[str], dict[str, int]]:
+    """Write strings, encoded, and their classes for :class:`Rows`; returns the classes' names and the splits' sizes.
+
+    Arrays: ``ids``, all strings' one after the other; ``starts`` and ``lengths`` of each; ``classes``, numbers from 0,
+    in order of name. What is missing of ``val`` and ``test`` is held out of ``train``.
+
+    Args:
+        splits: of `readers.read`: strings, then their classes.
+        encode: strings → the ids of all, one after the other, and how many each has.
+        names: of the two columns, for errors.
+
+    Raises:
+        UserError: a value is missing, a class does not occur in training, or a split is empty.
+    """
+    codes: dict[str, int] = {}  # in order of first appearance
+    for split, parts in splits.items():
+        known = len(codes)
+        write(directory / split, _encode(split, parts, encode, codes, names[0]))
+        _check_classes(directory / split, [*codes], known, names[1])
+    classes = sorted(codes)
+    number = {name: i for i, name in enumerate(classes)}
+    final = np.array([number[name] for name in codes], np.int32)
+    sizes = dict.fromkeys(("train", "val", "test"), 0)
+    given = [split for split in sizes if (directory / split).exists()]
+    for split in given:
+        written = arrays(directory / split, "r+")["classes"]
+        for piece in chunks(written):
+            piece[:] = final[piece]
+        missing = [name for name in sizes if split == "train" and name not in given]
+        sizes |= write(directory / "rows", split_rows(written, [split, *missing], seed))
+    for split in (split for split, size in sizes.items() if not size):
+        raise UserError(f"The {split} split is empty: too few rows; add some, or a file for it.")
+    return classes, sizes
+
+
+def _encode(
+    split: str, parts: readers.Pieces, encode: Callable, codes: dict[str, int], name: str
+) -> Iterator[dict[str, np.ndarray]]:
+    rows = elements = 0
+    for strings, classes in parts:
+        ids, lengths = encode(readers.check_strings(strings, name, split, rows))
+        starts = elements + np.cumsum(lengths, dtype=np.int64) - lengths
+        yield {"ids": ids, "starts": starts, "lengths": lengths.astype(np.uint32), "classes": _codes(classes, codes)}
+        rows, elements = rows + len(lengths), elements + len(ids)
+
+
+def _codes(values: pa.Array, codes: dict[str, int]) -> np.ndarray:
+    """Each value's code, (N,) int32, which new values are given; -1 where it is null or empty."""
+    if pa.types.is_nested(values.type):
+        raise UserError(f"A class is {values[0].as_py()!r}, a {values.type}; expected text or a number.")
+    coded = values.dictionary_encode()
+    found = [-1 if v in (None, "") else codes.setdefault(str(v), len(codes)) for v in coded.dictionary.to_pylist()]
+    return np.array([*found, -1], np.int32)[coded.indices.fill_null(len(found)).to_numpy()]
+
+
+def _check_classes(folder: Path, names: list[str], known: int, column: str) -> None:
+    """Refuse or remove a split where classes are missing; ``names`` from ``known`` on were not seen before it."""
+    split, written = folder.name, arrays(folder).get("classes")
+    if written is None:
+        raise UserError(f"The {split} split is empty; give at least one row.")
+    if split != "train" and written.max() < 0:
+        shutil.rmtree(folder)  # a public test set whose classes are kept secret tests nothing here
+    elif written.min() < 0:
+        row = written.argmin() + 1
+        raise UserError(f"Row {row} of the {split} split has no {column}; expected one; correct or remove it.")
+    elif split == "train" and len(names) < 2:
+        raise UserError(f"The data has a single class, {names[0]!r}; two or more are needed.")
+    elif split != "train" and (new := names[known:]):
+        raise UserError(f"The {column} {new[0]!r} of the {split} split does not occur in training; add or remove it.")
+
+
+def split_rows(codes: np.ndarray, splits: Sequence[str], seed: int) -> Iterator[dict[str, np.ndarray]]:
+    """Row numbers of each of ``splits``, in parts: those held out for ``val`` and ``test``; all others for the first.
+
+    Of each class one row in HOLD_OUT is held out for each, or fewer, so that they are at most LARGEST: a function of
+    ``seed`` and ``codes``, (N,) classes from 0. A class's first row is not, so that training knows all classes.
+    (`datasets` refuses to stratify where a class occurs once, and real data has those.)
+    """
+    counts = np.zeros(int(codes.max()) + 1, np.int64)
+    for piece in chunks(codes):
+        counts += np.bincount(piece, minlength=len(counts))
+    # Think of the rows in order of class, without each class's first. Of every `step` of them, the first is for `val`
+    # and the second for `test`. Within a class, `step` rows at a time are rotated by a random number.
+    rest = counts - (counts > 0)
+    begin = np.cumsum(rest) - rest
+    step = max(HOLD_OUT, -(-int(rest.sum()) // LARGEST))
+    random = np.random.default_rng(seed).integers(1 << 30, size=1 << 16)
+    seen, at = np.zeros_like(counts), 0
+    for piece in map(np.int64, chunks(codes)):
+        many = np.bincount(piece, minlength=len(counts))
+        before = np.empty_like(piece)  # how many rows of its class come before a row
+        before[np.argsort(piece, kind="stable")] = np.arange(len(piece)) - np.repeat(np.cumsum(many) - many, many)
+        before += seen[piece]
+        block, place = np.divmod(before - 1, step)
+        size = np.clip(rest[piece] - block * step, 1, step)
+        place = (place + random[(piece * 40_503 + block) % len(random)]) % size
+        place = np.where(before > 0, (begin[piece] + block * step + place) % step, -1)
+        held = {name: place == i for i, name in enumerate(("val", "test")) if name in splits[1:]}
+        held[splits[0]] = ~sum(held.values(), np.zeros(len(piece), bool))
+        numbers = np.arange(at, at + len(piece), dtype=np.min_scalar_type(len(codes)))
+        yield {name: numbers[mine] for name, mine in held.items()}
+        seen, at = seen + many, at + len(piece)

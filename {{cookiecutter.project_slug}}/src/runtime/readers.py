@@ -1,12 +1,6 @@
 """From what ``--dataset`` names to rows, in pieces: hub name, path or the job's channel; csv, jsonl, parquet or arrow.
 
-    source = find_source("rows.csv")                       # at once: what would be read, as plain data
-    for split, pieces in read(dataset, source, columns, scratch).items():
-        for texts, classes in pieces:                      # pyarrow arrays, one per column
-            ...
-    for rows in split_rows(codes, ["train", "val"], seed)  # which rows make the splits that the source lacks
-
-Memory does not grow with the data. Which columns a table has to hold is the caller's to say (:class:`Column`). Every
+Memory does not grow with the data. Which columns there have to be is the caller's to say (:class:`Column`). Every
 error is one sentence.
 """
 
@@ -20,7 +14,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -31,14 +24,8 @@ READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".pa
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "val")
 NOT_DATA = r"\.|cache-.*\.arrow|(state|dataset_info|dataset_dict)\.json"  # what datasets.save_to_disk adds
-HOLD_OUT = 10  # one row in ten validates, another one in ten tests,
-LARGEST = (
-    50_000  # but no more rows than this each: they put accuracy within half a percent, and each epoch waits for them
-)
 ROWS = 8192  # of a piece
-BLOCK = 4 << 20  # bytes that are parsed at a time; a longer row is refused
-CHUNK = 1 << 18  # rows that are split at a time
-
+BLOCK = 4 << 20  # bytes of csv that are parsed at a time; a longer row is refused
 
 Pieces = Iterator[list[pa.Array]]  # an array per column, all of one length, at most ROWS
 
@@ -202,7 +189,7 @@ def find_columns(names: Sequence[str], columns: Sequence[Column], where: str) ->
     return found
 
 
-def strings(values: pa.Array, name: str, split: str, done: int) -> pa.Array:
+def check_strings(values: pa.Array, name: str, split: str, done: int) -> pa.Array:
     """``values`` as strings, each of which is there and not empty; ``done`` rows of the split came before.
 
     Raises:
@@ -219,61 +206,6 @@ def strings(values: pa.Array, name: str, split: str, done: int) -> pa.Array:
             f"Row {done + wrong + 1} of the {split} split: the {name} is {found}; expected text; correct or remove it."
         )
     return values.cast(pa.string())
-
-
-class Classes:
-    """Numbers for the different values of a column, in order of first appearance; 1 and "1" are one value."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def encode(self, values: pa.Array) -> np.ndarray:
-        """The number of each value, (N,) int32; -1 where it is null or empty."""
-        if pa.types.is_nested(values.type):
-            raise UserError(f"A class is a {values.type}, such as {values[0].as_py()!r}; expected text or a number.")
-        coded = values.dictionary_encode()
-        numbers = [
-            -1 if value in (None, "") else self.numbers.setdefault(str(value), len(self.numbers))
-            for value in coded.dictionary.to_pylist()
-        ]
-        return np.array([*numbers, -1], np.int32)[coded.indices.fill_null(len(numbers)).to_numpy()]
-
-
-def split_rows(codes: np.ndarray, splits: Sequence[str], seed: int) -> Iterator[dict[str, np.ndarray]]:
-    """Which rows make up each of ``splits``: those held out for ``val`` and ``test``, and all others for the first.
-
-    One row in HOLD_OUT of each class is held out for each, or fewer, so that they are at most LARGEST: a function of
-    ``codes`` and ``seed``. The first row of each class is not, so that none is unseen in training. (`datasets` refuses
-    to stratify where a class occurs once, and real data has those.)
-
-    Args:
-        codes: (N,) number of each row's class, from 0.
-
-    Yields:
-        By split, ascending row numbers; of CHUNK rows at a time, so that memory does not grow with the data.
-    """
-    pieces = [codes[at : at + CHUNK] for at in range(0, len(codes), CHUNK)]
-    counts = sum(np.bincount(piece, minlength=int(codes.max()) + 1) for piece in pieces)
-    # Think of the rows in order of class, without each class's first. Of every `step` of them there, one goes to each
-    # split. Which row of a class that is, is drawn: a class's rows are shifted by a random number, `step` at a time.
-    rest = np.maximum(counts - 1, 0)
-    begin = np.cumsum(rest) - rest
-    step = max(HOLD_OUT, -(-int(rest.sum()) // LARGEST))
-    random = np.random.default_rng(seed).integers(1 << 30, size=1 << 16)
-    seen = np.zeros_like(rest)
-    for number, piece in enumerate(pieces):
-        many = np.bincount(piece, minlength=len(rest))
-        before = np.empty(len(piece), np.int64)  # rows of the same class above this one
-        before[np.argsort(piece, kind="stable")] = np.arange(len(piece)) - np.repeat(np.cumsum(many) - many, many)
-        before += seen[piece]
-        seen += many
-        block, place = np.divmod(before - 1, step)
-        size = np.clip(rest[piece] - block * step, 1, step)
-        place = (place + random[(piece * 40_503 + block) % len(random)]) % size
-        place = np.where(before > 0, (begin[piece] + block * step + place) % step, -1)
-        held = {name: place == at for at, name in enumerate(("val", "test")) if name in splits[1:]}
-        held[splits[0]] = ~sum(held.values(), np.zeros(len(piece), bool))
-        yield {name: number * CHUNK + np.flatnonzero(mine) for name, mine in held.items()}
 
 
 def offline_if_unreachable() -> None:
