@@ -71,7 +71,7 @@ def preparation(rows: int, rounds: int, sources: dict[str, Path]) -> None:
             for name, src in sources.items():
                 place = f"{folder}/{name}{number}"
                 command = [sys.executable, "-c", PREPARE, str(src), str(path), place]
-                said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
                 found[name].append(json.loads(said.splitlines()[-1]))
                 subprocess.run(["rm", "-r", place], check=True)
         print(f"\n{rows:,} rows of {WORDS} words, {path.stat().st_size / 1e6:.0f} MB of csv; {rounds} rounds, in turn")

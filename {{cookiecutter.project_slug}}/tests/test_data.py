@@ -1,6 +1,9 @@
 """The data is real, prepared once, verified, split and ordered by numbers alone; bad data is refused in a sentence."""
 
+import csv
 import json
+import pickle
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -136,6 +139,10 @@ def test_a_batch(words: str, rows: list[tuple[str, str]]) -> None:
     assert batch["input_ids"].shape[1] == lengths.max()
     assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
     assert (lengths.diff() <= 0).all(), "the longest first"
+    dataset = made.test_dataloader().dataset
+    again = pickle.loads(pickle.dumps(dataset))  # noqa: S301  as a loader worker that is spawned gets it
+    assert len(pickle.dumps(dataset)) < 1000, "the files are mapped anew, not copied"
+    assert all(torch.equal(again[[3, 1], 2, 1.0][k], dataset[[3, 1], 2, 1.0][k]) for k in ("input_ids", "label"))
     seen = [
         (row[: sum(mask)] - 1).numpy()
         for b in batches
@@ -150,7 +157,9 @@ def test_prepared_once_and_verified(words: str, capsys: pytest.CaptureFixture[st
     labels, train = made.labels, made.splits["train"]
     made.setup()
     assert made.splits["train"] is train and made.labels == labels == ["cyrillic", "greek", "latin"]
-    prepared(words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared_files, "digest", None)  # nothing is hashed again
+        prepared(words)
     assert capsys.readouterr().out == "", "a verified copy was there"
 
     file = next((made.path / "train").glob("ids.*"))
@@ -232,6 +241,68 @@ def test_what_csv_holds_is_text() -> None:
     made = prepared("a.csv")
     assert made.labels == ["01", "02", "NA"]
     assert {*texts_of(made)} == {"NA", "None", "12"}
+
+
+def test_csv_as_spreadsheets_write_it() -> None:
+    """A mark at the beginning, lines that end as on Windows, quoted commas, quotes and ends of lines."""
+    texts = ["one, two", 'say "three"', "four\nfive", " six ", "\u00cele"]
+    with Path("a.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([("id", "text", "label"), *((i, text, i % 2) for i in range(9) for text in texts)])
+    made = prepared("a.csv")
+    assert sorted(texts_of(made)) == sorted(texts * 9)
+    assert made.labels == ["0", "1"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_numbers_that_stand_for_classes_become_their_names(kind: str) -> None:
+    features = datasets.Features(
+        {"text": datasets.Value("large_string"), "label": datasets.ClassLabel(names=["b", "a"])}
+    )
+    rows = {"text": [f"word {i}" for i in range(40)], "label": [i % 2 for i in range(40)]}
+    Path("own").mkdir()
+    for name, labels in (("train", rows["label"]), ("test", [-1] * 40)):  # -1: kept secret
+        table = datasets.Dataset.from_dict({**rows, "label": labels}, features=features)
+        table.to_parquet(f"own/{name}.parquet") if kind == "parquet" else table.save_to_disk(f"own/{name}")
+    made = prepared("own")
+    assert made.labels == ["a", "b"]
+    split = made.splits["train"]
+    for text, label in zip(texts_of(made), split.arrays["classes"][split.index], strict=False):
+        assert int(text.split()[1]) % 2 == 1 - label
+    assert sum(len(rows) for rows in made.splits.values()) == 40
+
+
+def test_values_of_other_types_are_classes_or_refused() -> None:
+    table = {"text": ["x", "y"] * 20, "label": [1.5, True] * 20}
+    Path("a.json").write_text(json.dumps([{"text": t, "label": str(y)} for t, y in zip(*table.values(), strict=True)]))
+    assert prepared("a.json").labels == ["1.5", "True"]
+    datasets.Dataset.from_dict({"text": ["x", "y"], "label": [[1], [2]]}).to_parquet("b.parquet")
+    with pytest.raises(UserError, match=r"A class is \[1\], a list<.*expected text or a number"):
+        prepared("b.parquet")
+
+
+def test_memory_does_not_grow_with_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared_files, "CHUNK", 4096)
+    monkeypatch.setattr(prepared_files, "LARGEST", 100)
+    peaks = []
+    for rows in (40_000, 320_000):
+        Path("a.csv").write_text("text,label\n" + "".join(f"some words and number {i},{i % 3}\n" for i in range(rows)))
+        made = data.Data("a.csv", data_dir="prepared")
+        tracemalloc.start()
+        made.prepare_data()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.15 * peaks[0] < 20e6
+
+
+def test_an_order_takes_few_bytes_a_row() -> None:
+    lengths = np.random.default_rng(0).integers(1, 500, 1_000_000).astype(np.uint32)
+    batches = GlobalBatches(lengths, 64, seed=0)
+    tracemalloc.start()
+    order, _ = batches.order()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(np.unique(order)) == len(lengths)
+    assert peak < 5e6, "with the lengths, 9 bytes a row"
 
 
 def test_what_datasets_leaves_beside_its_data_is_not_data(rows: list[tuple[str, str]]) -> None:

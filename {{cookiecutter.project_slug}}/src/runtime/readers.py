@@ -195,9 +195,9 @@ def check_strings(values: pa.Array, name: str, split: str, done: int) -> pa.Arra
     Raises:
         UserError: naming the first row where that is not so.
     """
-    kind = values.type
-    wrong = 0
+    kind, wrong = values.type, 0
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        values = values.cast(pa.string())
         wrong = pc.index(pc.fill_null(pc.binary_length(values), 0), 0).as_py()
     if wrong >= 0:
         value = values[wrong].as_py()
@@ -205,7 +205,7 @@ def check_strings(values: pa.Array, name: str, split: str, done: int) -> pa.Arra
         raise UserError(
             f"Row {done + wrong + 1} of the {split} split: the {name} is {found}; expected text; correct or remove it."
         )
-    return values.cast(pa.string())
+    return values
 
 
 def offline_if_unreachable() -> None:
