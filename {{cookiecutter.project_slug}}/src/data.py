@@ -6,7 +6,6 @@ of `options.DataOptions` and has `labels` after `setup`, whose batches your `mod
 """
 
 import contextlib
-import functools
 import itertools
 import shutil
 from collections.abc import Callable, Iterator
@@ -87,8 +86,9 @@ class Data(pl.LightningDataModule):
             splits: dict[str, readers.Pieces] = {"train": iter([[pa.array(column) for column in cldr()]])}
         else:
             splits = readers.read(chosen.dataset, self._source, columns, directory / "cache", [BUILTIN])
-        encode = functools.partial(tokenize.encode, max_length=chosen.max_length)
-        labels, sizes = prepared.write_classified(directory, splits, encode, chosen.seed, ("text", "label"))
+        labels, sizes = prepared.write_classified(
+            directory, splits, lambda texts: tokenize.encode(texts, chosen.max_length), chosen.seed, ("text", "label")
+        )
         shutil.rmtree(directory / "cache", ignore_errors=True)
         return {"labels": labels, "pad_id": tokenize.pad_id, "sizes": sizes}
 

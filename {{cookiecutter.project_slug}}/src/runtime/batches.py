@@ -36,7 +36,7 @@ class GlobalBatches(torch.utils.data.DistributedSampler[tuple[np.ndarray, int, f
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | np.ndarray,
         global_batch: int,
         rank: int = 0,
         world_size: int = 1,
@@ -76,8 +76,9 @@ class GlobalBatches(torch.utils.data.DistributedSampler[tuple[np.ndarray, int, f
             each = max(-(-len(batch) // parts), min(2, -(-size // parts)))
             for part in range(self.rank, parts, self.num_replicas):
                 mine = batch[part::parts]
-                fillers = np.resize(batch, each - len(mine))
-                yield np.concatenate([mine, fillers]), len(mine), parts / len(batch)
+                whole = len(mine) == each
+                rows = mine if whole else np.concatenate([mine, np.resize(batch, each - len(mine))])
+                yield rows, len(mine), parts / len(batch)
 
 
 def pad(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, fill: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,7 +97,7 @@ def pad(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, fill: int) ->
 
 def loader(
     dataset: torch.utils.data.Dataset,
-    lengths: Sequence[int],
+    lengths: Sequence[int] | np.ndarray,
     batch_size: int,
     trainer: Any = None,
     seed: int | None = None,

@@ -52,7 +52,11 @@ def prepare(path: Path, build: Callable[[Path], dict[str, Any]]) -> float | None
         try:
             building.mkdir()
             facts = build(building)
-            meta = {**facts, "files": {name: digest(building / name, sync=True) for name in _stamps(building)}}
+            files = sorted(_stamps(building))
+            for name in files:
+                with (building / name).open("r+b") as file:
+                    os.fsync(file.fileno())  # or, after a power failure, a file might be empty and its stamp right
+            meta = {**facts, "files": {name: digest(building / name) for name in files}}
             (building / META).write_text(json.dumps({**meta, "digest": json_digest(meta)}))
             (building / STAMP).write_text(json.dumps(_stamps(building)))
             shutil.rmtree(path, ignore_errors=True)  # a copy that failed its check
@@ -85,11 +89,9 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
     return {name: [s.st_size, s.st_mtime_ns, s.st_ctime_ns] for name, s in files.items() if name != STAMP}
 
 
-def digest(path: Path, sync: bool = False) -> str:
-    """SHA-256 of a file, in hexadecimal digits; with ``sync``, of what is surely on the disk."""
-    with path.open("r+b" if sync else "rb") as file:
-        if sync:
-            os.fsync(file.fileno())
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -159,13 +161,12 @@ def write_classified(
 ) -> tuple[list[str], dict[str, int]]:
     """Write strings, encoded, and their classes for :class:`Rows`; returns the classes' names and the splits' sizes.
 
-    Arrays: ``ids``, all strings' one after the other; ``starts`` and ``lengths`` of each; ``classes``, numbers from 0,
-    in order of name. What is missing of ``val`` and ``test`` is held out of ``train``.
+    Arrays: ``ids`` of all strings in a row; ``starts`` and ``lengths`` of each; ``classes``, numbers from 0 in order of
+    name. What is missing of ``val`` and ``test`` is held out of ``train``.
 
     Args:
-        splits: of `readers.read`: strings, then their classes.
-        encode: strings → the ids of all, one after the other, and how many each has.
-        names: of the two columns, for errors.
+        splits: of `readers.read`, strings and their classes, called ``names`` in errors.
+        encode: strings → the ids of all in a row, and how many each has.
 
     Raises:
         UserError: a value is missing, a class does not occur in training, or a split is empty.
@@ -244,15 +245,15 @@ def split_rows(codes: np.ndarray, splits: Sequence[str], seed: int) -> Iterator[
     step = max(HOLD_OUT, -(-int(rest.sum()) // LARGEST))
     random = np.random.default_rng(seed).integers(1 << 30, size=1 << 16)
     seen, at = np.zeros_like(counts), 0
-    for piece in map(np.int64, chunks(codes)):
+    for piece in (part.astype(np.int64) for part in chunks(codes)):
         many = np.bincount(piece, minlength=len(counts))
         before = np.empty_like(piece)  # how many rows of its class come before a row
         before[np.argsort(piece, kind="stable")] = np.arange(len(piece)) - np.repeat(np.cumsum(many) - many, many)
         before += seen[piece]
-        block, place = np.divmod(before - 1, step)
+        block = (before - 1) // step
         size = np.clip(rest[piece] - block * step, 1, step)
-        place = (place + random[(piece * 40_503 + block) % len(random)]) % size
-        place = np.where(before > 0, (begin[piece] + block * step + place) % step, -1)
+        shifted = (before - 1 - block * step + random[(piece * 40_503 + block) % len(random)]) % size
+        place = np.where(before > 0, (begin[piece] + block * step + shifted) % step, -1)
         held = {name: place == i for i, name in enumerate(("val", "test")) if name in splits[1:]}
         held[splits[0]] = ~sum(held.values(), np.zeros(len(piece), bool))
         numbers = np.arange(at, at + len(piece), dtype=np.min_scalar_type(len(codes)))
