@@ -14,6 +14,7 @@ sys.path.insert(0, str(PROJECT / "src"))
 
 def main() -> None:
     from data import Data
+    from runtime.prepared import Rows
     from sklearn.feature_extraction.text import HashingVectorizer
     from sklearn.linear_model import SGDClassifier
     from sklearn.metrics import accuracy_score, f1_score
@@ -23,12 +24,17 @@ def main() -> None:
     data.prepare_data()
     data.setup()
     train, test = data.splits["train"], data.splits["test"]
+
+    def texts(rows: Rows) -> list[str]:
+        spans = zip(rows.column("starts").tolist(), rows.column("lengths").tolist(), strict=True)
+        return [bytes(rows.arrays["ids"][at : at + length] - 1).decode("utf-8", "ignore") for at, length in spans]
+
     started = time.perf_counter()
     grams = HashingVectorizer(analyzer="char_wb", ngram_range=(1, 3), lowercase=False, alternate_sign=False)
     model = SGDClassifier(loss="log_loss", alpha=1e-6, max_iter=50, random_state=0)
-    model.fit(grams.transform(train["text"][:]), train["label"][:])
-    answers = model.predict(grams.transform(test["text"][:]))
-    truth = test["label"][:]
+    model.fit(grams.transform(texts(train)), train.column("classes"))
+    answers = model.predict(grams.transform(texts(test)))
+    truth = test.column("classes")
     print(
         f"{len(train)} training texts, {len(test)} test texts, {len(data.labels)} languages: "
         f"accuracy {accuracy_score(truth, answers):.4f}, macro F1 {f1_score(truth, answers, average='macro'):.4f}, "

@@ -182,7 +182,7 @@ def test_a_killed_process_leaves_a_good_copy_or_none(tmp_path: Path) -> None:
     """
     made = bake(tmp_path)
     big = tmp_path / "big.csv"
-    big.write_text("text,label\n" + "\n".join(f"some words and number {i},{i % 5}" for i in range(60_000)))
+    big.write_text("text,label\n" + "\n".join(f"some words and number {i},{i % 5}" for i in range(600_000)))
     killed = 0
     place = made.path / "prepared"
     for after in (0.0, 0.2, 0.4):
@@ -208,7 +208,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, words: Path) -> None:
     made = bake(tmp_path)
     disk = made.path / "prepared"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(disk)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)], check=True)
     try:
         found = made.run("python", "src/train.py", "--dataset", str(words), check=False)
     finally:

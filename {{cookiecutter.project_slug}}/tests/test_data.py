@@ -1,6 +1,9 @@
 """The data is real, prepared once, verified, split and ordered by numbers alone; bad data is refused in a sentence."""
 
+import csv
 import json
+import pickle
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import data
-from runtime import readers
+from runtime import prepared as prepared_files
 from runtime.batches import GlobalBatches
 from runtime.report import UserError
 
@@ -22,6 +25,15 @@ def prepared(dataset: str, **options: object) -> data.Data:
     made.prepare_data()
     made.setup()
     return made
+
+
+def texts_of(made: data.Data) -> list[str]:
+    """The texts that the prepared bytes spell, of all splits."""
+    found = []
+    for rows in made.splits.values():
+        ids, starts, lengths = (rows.arrays[name] for name in ("ids", "starts", "lengths"))
+        found += [bytes(ids[starts[i] : starts[i] + lengths[i]] - 1).decode() for i in rows.index]
+    return found
 
 
 def test_the_example_is_real() -> None:
@@ -41,13 +53,35 @@ def test_the_example_is_real() -> None:
 
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=300), st.integers(0, 5))
 def test_splits_are_stratified_and_repeatable(labels: list[str], seed: int) -> None:
-    parts = readers.split_rows(labels, seed)
-    assert (parts == readers.split_rows(labels, seed)).all()
+    codes = np.unique(labels, return_inverse=True)[1]
+    parts = split(codes, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared_files, "CHUNK", 7)
+        assert {name: rows.tolist() for name, rows in split(codes, seed).items()} == {
+            name: rows.tolist() for name, rows in parts.items()
+        }
+    assert sorted(np.concatenate([*parts.values()])) == [*range(len(labels))]
     for label, count in Counter(labels).items():
-        mine = Counter(parts[np.asarray(labels) == label].tolist())
-        assert mine[0] >= 1
-        for part in (1, 2):
-            assert abs(mine[part] - (count - 1) / readers.HOLD_OUT) < 1
+        mine = {name: sum(labels[i] == label for i in rows) for name, rows in parts.items()}
+        assert mine["train"] >= 1
+        for part in ("val", "test"):
+            assert abs(mine[part] - (count - 1) / prepared_files.HOLD_OUT) < 1
+
+
+def split(codes: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+    pieces = [*prepared_files.split_rows(codes, ["train", "val", "test"], seed)]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in ("train", "val", "test")}
+
+
+def test_splits_of_large_data_have_a_greatest_size_and_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared_files, "LARGEST", 100)
+    codes = np.arange(10_000) % 3
+    one, other = split(codes, 0), split(codes, 1)
+    assert len(one["val"]) == len(one["test"]) == 100
+    assert np.bincount(codes[one["val"]]).tolist() == [34, 33, 33]
+    assert len({*one["val"]} & {*other["val"]}) < 20, "another seed draws other rows"
+    assert len({*(one["val"] // 3 % 100)}) > 50, "not one row in so many"
+    assert {*prepared_files.split_rows(codes, ["test"], 0).__next__()} == {"test"}
 
 
 @given(
@@ -70,7 +104,8 @@ def test_every_sample_once_whatever_the_world_size(
     for whole, *parts in zip(alone, *ranks, strict=True):
         assert len({len(rows) for rows, _, _ in parts}) == 1, "ranks would wait for each other"
         together = [row for rows, real, _ in parts for row in rows[:real]]
-        assert sorted(together) == sorted(whole[0])
+        assert sorted(together) == sorted(whole[0][: whole[1]])
+        assert len(parts[0][0]) >= min(2, per_rank), "a rank with a single row"
         # The factor: DDP's mean over ranks of (sum of losses × scale) is the mean over the global batch.
         assert {round(scale * len(together) / world_size, 9) for _, _, scale in parts} == {1.0}
         seen += together
@@ -81,7 +116,7 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     def order(seed: int, epoch: int) -> list[list[int]]:
         batches = GlobalBatches(range(1, 101), 8, seed=seed)
         batches.set_epoch(epoch)
-        return [rows for rows, _, _ in batches]
+        return [rows.tolist() for rows, _, _ in batches]
 
     assert order(0, 1) == order(0, 1)
     assert order(0, 1) != order(0, 2)
@@ -94,7 +129,7 @@ def test_batches_are_grouped_by_length() -> None:
     assert padded < 1.1 * lengths.sum()  # in random order it is about 1.9
 
 
-def test_a_batch(words: str) -> None:
+def test_a_batch(words: str, rows: list[tuple[str, str]]) -> None:
     made = prepared(words, batch_size=50)
     batches = list(made.test_dataloader())
     assert sum(int(batch["weight"].sum()) for batch in batches) == len(made.splits["test"])
@@ -103,9 +138,17 @@ def test_a_batch(words: str) -> None:
     lengths = batch["attention_mask"].sum(1)
     assert batch["input_ids"].shape[1] == lengths.max()
     assert (batch["input_ids"][batch["attention_mask"] == 0] == 0).all()
-    text = made.splits["test"]["text"]
-    first = next(iter(GlobalBatches(made.splits["test"]["length"], 50)))[0][0]
-    assert batch["input_ids"][0][: lengths[0]].tolist() == [b + 1 for b in text[first].encode()]
+    assert (lengths.diff() <= 0).all(), "the longest first"
+    dataset = made.test_dataloader().dataset
+    again = pickle.loads(pickle.dumps(dataset))  # noqa: S301  as a loader worker that is spawned gets it
+    assert len(pickle.dumps(dataset)) < 1000, "the files are mapped anew, not copied"
+    assert all(torch.equal(again[[3, 1], 2, 1.0][k], dataset[[3, 1], 2, 1.0][k]) for k in ("input_ids", "label"))
+    seen = [
+        (row[: sum(mask)] - 1).numpy()
+        for b in batches
+        for row, mask in zip(b["input_ids"], b["attention_mask"], strict=True)
+    ]
+    assert {bytes(row.astype(np.uint8)).decode() for row in seen} <= {text for text, _ in rows}
 
 
 def test_prepared_once_and_verified(words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,10 +157,12 @@ def test_prepared_once_and_verified(words: str, capsys: pytest.CaptureFixture[st
     labels, train = made.labels, made.splits["train"]
     made.setup()
     assert made.splits["train"] is train and made.labels == labels == ["cyrillic", "greek", "latin"]
-    prepared(words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepared_files, "digest", None)  # nothing is hashed again
+        prepared(words)
     assert capsys.readouterr().out == "", "a verified copy was there"
 
-    file = next((made.path / "train").glob("*.arrow"))
+    file = next((made.path / "train").glob("ids.*"))
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -156,8 +201,7 @@ def test_formats(kind: str, rows: list[tuple[str, str]], monkeypatch: pytest.Mon
             table.save_to_disk(str(channel))
     monkeypatch.setenv("SM_CHANNEL_TRAINING", str(channel.absolute()))
     made = prepared("training")
-    texts = [text for split in made.splits.values() for text in split["text"]]
-    assert sorted(texts) == sorted(text for text, _ in rows)
+    assert sorted(texts_of(made)) == sorted(text for text, _ in rows)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +240,69 @@ def test_what_csv_holds_is_text() -> None:
     Path("a.csv").write_text("\n".join(["text,label", *rows]))
     made = prepared("a.csv")
     assert made.labels == ["01", "02", "NA"]
-    assert {text for split in made.splits.values() for text in split["text"]} == {"NA", "None", "12"}
+    assert {*texts_of(made)} == {"NA", "None", "12"}
+
+
+def test_csv_as_spreadsheets_write_it() -> None:
+    """A mark at the beginning, lines that end as on Windows, quoted commas, quotes and ends of lines."""
+    texts = ["one, two", 'say "three"', "four\nfive", " six ", "\u00cele"]
+    with Path("a.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([("id", "text", "label"), *((i, text, i % 2) for i in range(9) for text in texts)])
+    made = prepared("a.csv")
+    assert sorted(texts_of(made)) == sorted(texts * 9)
+    assert made.labels == ["0", "1"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_numbers_that_stand_for_classes_become_their_names(kind: str) -> None:
+    features = datasets.Features(
+        {"text": datasets.Value("large_string"), "label": datasets.ClassLabel(names=["b", "a"])}
+    )
+    rows = {"text": [f"word {i}" for i in range(40)], "label": [i % 2 for i in range(40)]}
+    Path("own").mkdir()
+    for name, labels in (("train", rows["label"]), ("test", [-1] * 40)):  # -1: kept secret
+        table = datasets.Dataset.from_dict({**rows, "label": labels}, features=features)
+        table.to_parquet(f"own/{name}.parquet") if kind == "parquet" else table.save_to_disk(f"own/{name}")
+    made = prepared("own")
+    assert made.labels == ["a", "b"]
+    split = made.splits["train"]
+    for text, label in zip(texts_of(made), split.arrays["classes"][split.index], strict=False):
+        assert int(text.split()[1]) % 2 == 1 - label
+    assert sum(len(rows) for rows in made.splits.values()) == 40
+
+
+def test_values_of_other_types_are_classes_or_refused() -> None:
+    table = {"text": ["x", "y"] * 20, "label": [1.5, True] * 20}
+    Path("a.json").write_text(json.dumps([{"text": t, "label": str(y)} for t, y in zip(*table.values(), strict=True)]))
+    assert prepared("a.json").labels == ["1.5", "True"]
+    datasets.Dataset.from_dict({"text": ["x", "y"], "label": [[1], [2]]}).to_parquet("b.parquet")
+    with pytest.raises(UserError, match=r"A class is \[1\], a list<.*expected text or a number"):
+        prepared("b.parquet")
+
+
+def test_memory_does_not_grow_with_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared_files, "CHUNK", 4096)
+    monkeypatch.setattr(prepared_files, "LARGEST", 100)
+    peaks = []
+    for rows in (40_000, 320_000):
+        Path("a.csv").write_text("text,label\n" + "".join(f"some words and number {i},{i % 3}\n" for i in range(rows)))
+        made = data.Data("a.csv", data_dir="prepared")
+        tracemalloc.start()
+        made.prepare_data()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.15 * peaks[0] < 20e6
+
+
+def test_an_order_takes_few_bytes_a_row() -> None:
+    lengths = np.random.default_rng(0).integers(1, 500, 1_000_000).astype(np.uint32)
+    batches = GlobalBatches(lengths, 64, seed=0)
+    tracemalloc.start()
+    order, _ = batches.order()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(np.unique(order)) == len(lengths)
+    assert peak < 5e6, "with the lengths, 9 bytes a row"
 
 
 def test_what_datasets_leaves_beside_its_data_is_not_data(rows: list[tuple[str, str]]) -> None:
@@ -241,7 +347,7 @@ GOOD = [{"text": f"word {i}", "label": "ab"[i % 2]} for i in range(30)]
         (lambda: jsonl("a.jsonl", {"a": "x", "b": "y"}), {}, "none is the text; name it with --text_column"),
         (lambda: jsonl("a.jsonl", {"text": "x", "review": "y", "label": 1}), {}, "several could be the text"),
         (lambda: jsonl("a.jsonl", *GOOD), {"label_column": "nope"}, "none is the label"),
-        (lambda: jsonl("a.jsonl", *GOOD[:3]), {}, "split of 'a.jsonl' is empty"),
+        (lambda: jsonl("a.jsonl", *GOOD[:3]), {}, "split is empty: too few rows"),
         (lambda: jsonl("a.jsonl", *GOOD[::2]), {}, "a single class, 'a'"),
         (
             lambda: jsonl("a.jsonl", *GOOD, {"text": None, "label": "a"}),

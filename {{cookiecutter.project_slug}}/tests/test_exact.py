@@ -128,7 +128,7 @@ def test_batches_that_ranks_and_accumulation_divide_anew() -> None:
             order = batches.GlobalBatches(lengths, 16, rank, world_size, 5, accumulate, start=(1, 3))
             assert len(order) == len(expected) * accumulate
             for i, (rows, real, scale) in enumerate(order):
-                seen[i // accumulate] += rows[:real]
+                seen[i // accumulate].extend(rows[:real])
                 size = len(expected[3 + i // accumulate])
                 assert scale == pytest.approx(world_size * accumulate / size)
             order.set_epoch(2)

@@ -11,25 +11,24 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 import data
 import model
+from runtime import prepared
 from runtime.batches import GlobalBatches
 from runtime.report import UserError
 
 
 def batches(texts: list[str], labels: list[int], world_size: int) -> list[dict]:
     """What each rank gets of one global batch."""
-    rows = [
-        {"input_ids": ids, "label": y}
-        for ids, y in zip(data.tokenizer("bytecnn").encode(texts, 99), labels, strict=True)
-    ]
-    import datasets
-
-    padded = data.BatchDataset(datasets.Dataset.from_list(rows), 0)
-    lengths = [len(row["input_ids"]) for row in rows]
+    ids, lengths = data.tokenizer("bytecnn").encode(texts, 99)
+    starts = lengths.cumsum() - lengths
+    prepared.write(Path("train"), [{"ids": ids, "starts": starts, "lengths": lengths, "classes": np.array(labels)}])
+    prepared.write(Path("rows"), [{"train": np.arange(len(texts))}])
+    padded = data.BatchDataset(prepared.Rows(Path(), "train"), 0)
     orders = [GlobalBatches(lengths, len(texts), rank, world_size) for rank in range(world_size)]
     return [padded[next(iter(order))] for order in orders]
 

@@ -12,11 +12,12 @@ from runtime import signals
 POOL = 32  # global batches that are sorted by length together: enough to save padding, few enough to stay random
 
 
-class GlobalBatches(torch.utils.data.DistributedSampler[tuple[list[int], int, float]]):
+class GlobalBatches(torch.utils.data.DistributedSampler[tuple[np.ndarray, int, float]]):
     """The global batches of an epoch, this rank's part of each: a function of (seed, epoch), whatever the world size.
 
-    Samples of similar length are batched together. Every rank gets equally many rows of each batch; where a batch
-    does not divide, fillers of weight 0 complete it, so that no sample is counted twice or left out.
+    Samples of similar length are batched together. Every rank gets equally many rows of each batch, two at least where
+    whole batches have as many: one alone makes torch.compile start anew, and BatchNorm fail. Where a batch does not
+    divide, fillers of weight 0 complete it, so that no sample is counted twice or left out.
 
     It is a DistributedSampler by class, since Lightning gives any other sampler's loader one of its own
     (data_connector.py, ``_requires_distributed_sampler``), and calls ``set_epoch`` before each epoch.
@@ -24,7 +25,7 @@ class GlobalBatches(torch.utils.data.DistributedSampler[tuple[list[int], int, fl
     Args:
         lengths: tokens of each sample, (N,).
         global_batch: samples per optimizer step, over all ranks and all batches that are accumulated.
-        seed: None keeps batches in order of length, for evaluation.
+        seed: None, for evaluation: the longest samples come first, so that a lack of memory shows at once.
         accumulate: batches that each rank makes of its part of a global batch.
         start: (epoch, global batches): of this epoch, the first so many are left out, for they are done.
 
@@ -35,7 +36,7 @@ class GlobalBatches(torch.utils.data.DistributedSampler[tuple[list[int], int, fl
 
     def __init__(
         self,
-        lengths: Sequence[int],
+        lengths: Sequence[int] | np.ndarray,
         global_batch: int,
         rank: int = 0,
         world_size: int = 1,
@@ -52,32 +53,51 @@ class GlobalBatches(torch.utils.data.DistributedSampler[tuple[list[int], int, fl
         """Batches per rank of a whole epoch, also of one that is gone on with: Lightning counts from its beginning."""
         return -(-len(self.lengths) // self.global_batch) * self.accumulate
 
-    def batches(self) -> list[np.ndarray]:
-        """Row numbers of each global batch of this epoch, in order."""
-        size = self.global_batch
+    def order(self) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers of this epoch, a global batch after the other, and the order in which these batches come."""
+        size, rows = self.global_batch, len(self.lengths)
+        numbers = np.arange(-(-rows // size))
         if not self.shuffle:
-            order = np.argsort(self.lengths, kind="stable")
-            return [order[i : i + size] for i in range(0, len(order), size)]
+            return np.argsort(self.lengths, kind="stable")[::-1], numbers
         random = np.random.default_rng([self.seed, self.epoch])
-        order = random.permutation(len(self.lengths))
-        pools = [order[i : i + size * POOL] for i in range(0, len(order), size * POOL)]
-        order = np.concatenate([pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools])
-        batches = [order[i : i + size] for i in range(0, len(order), size)]
-        return [batches[i] for i in random.permutation(len(batches))]
+        order = np.arange(rows, dtype=np.min_scalar_type(rows))  # as int64, 100 million rows would take 0.8 GB
+        random.shuffle(order)
+        for at in range(0, rows, size * POOL):
+            pool = order[at : at + size * POOL]
+            pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
+        return order, random.permutation(numbers)
 
-    def __iter__(self) -> Iterator[tuple[list[int], int, float]]:
-        parts = self.num_replicas * self.accumulate
+    def __iter__(self) -> Iterator[tuple[np.ndarray, int, float]]:
+        parts, size = self.num_replicas * self.accumulate, self.global_batch
         done = self.start[1] if self.epoch == self.start[0] else 0
-        for batch in self.batches()[done:]:
-            each = -(-len(batch) // parts)
+        order, numbers = self.order()
+        for number in numbers[done:]:
+            batch = order[number * size : (number + 1) * size]
+            each = max(-(-len(batch) // parts), min(2, -(-size // parts)))
             for part in range(self.rank, parts, self.num_replicas):
-                mine = batch[part::parts].tolist()
-                yield [*mine, *batch[: each - len(mine)].tolist()], len(mine), parts / len(batch)
+                mine = batch[part::parts]
+                whole = len(mine) == each
+                rows = mine if whole else np.concatenate([mine, np.resize(batch, each - len(mine))])
+                yield rows, len(mine), parts / len(batch)
+
+
+def pad(flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """B sequences of integers out of an array → (B, longest) int64, padded on the right with ``fill``, and its mask.
+
+    Args:
+        starts: (B,) where each sequence begins in ``flat``.
+        lengths: (B,) how long each is.
+    """
+    column = np.arange(lengths.max())
+    mask = column < lengths[:, None]
+    values = flat.take(starts[:, None] + column, mode="clip")  # past a sequence's end, whatever lies there
+    padded = np.where(mask, values.astype(np.int64), fill)
+    return torch.from_numpy(padded), torch.from_numpy(mask.astype(np.int64))
 
 
 def loader(
     dataset: torch.utils.data.Dataset,
-    lengths: Sequence[int],
+    lengths: Sequence[int] | np.ndarray,
     batch_size: int,
     trainer: Any = None,
     seed: int | None = None,

@@ -1,23 +1,22 @@
-"""From what ``--dataset`` names to tables: a hub name, a path, or the job's channel; csv, jsonl, parquet or arrow.
+"""From what ``--dataset`` names to rows, in pieces: hub name, path or the job's channel; csv, jsonl, parquet or arrow.
 
-    source = find_source("rows.csv")                           # at once: what would be read, as plain data
-    splits = read(dataset, source, columns, scratch)           # {"train": [texts, classes], …}: a list per column
-    splits = complete_splits(splits, stratify_by=1, seed=0)    # with validation and test split off where they lack
-
-Which columns a table has to hold is the caller's to say (:class:`Column`). Every error is one sentence.
+Memory does not grow with the data. Which columns there have to be is the caller's to say (:class:`Column`). Every
+error is one sentence.
 """
 
 import csv
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 
 from runtime.report import UserError, root_cause
 
@@ -25,9 +24,10 @@ READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".pa
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "val")
 NOT_DATA = r"\.|cache-.*\.arrow|(state|dataset_info|dataset_dict)\.json"  # what datasets.save_to_disk adds
-HOLD_OUT = 10  # one row in ten validates, another one in ten tests
+ROWS = 8192  # of a piece
+BLOCK = 4 << 20  # bytes of csv that are parsed at a time; a longer row is refused
 
-Table = list[list[Any]]  # a list of values per column
+Pieces = Iterator[list[pa.Array]]  # an array per column, all of one length, at most ROWS
 
 
 class Column(NamedTuple):
@@ -77,75 +77,99 @@ def stamps(files: Sequence[Path]) -> list[list[Any]]:
 
 def read(
     dataset: str, source: list[Any], columns: Sequence[Column], scratch: Path, builtin: Sequence[str] = ()
-) -> dict[str, Table]:
-    """The columns of each split that the source has, of ``train``, ``val`` and ``test``; the first is always there.
+) -> dict[str, Pieces]:
+    """The rows of each split that the source has, ``train`` first, then perhaps ``val`` and ``test``.
 
     Files and folders whose names say ``test`` or ``validation`` are those splits; all others are for training.
+    Numbers of classes become the classes' names.
 
     Args:
         source: of :func:`find_source`.
-        scratch: a folder for the readers' own copies; the caller removes it.
+        scratch: a folder for the readers' own files; the caller removes it.
 
     Raises:
-        UserError: the hub has no such data, a file cannot be read, or a column is not found.
+        UserError: the hub has no such data, a file cannot be read, or a column is not found; also while iterating.
     """
-    import datasets
-
     if source[0] == "hub":
-        offline_if_unreachable()
-        try:
-            loaded = datasets.load_dataset(dataset)
-        except Exception as error:  # the hub, the network and the builder each have exceptions of their own
-            names = "".join(f"{name}, nor " for name in builtin)
-            raise UserError(
-                f"--dataset {dataset!r} is neither {names}training, nor a path, and could not be loaded from the "
-                f"Hugging Face hub ({hub_reason(error)}); check the name and the network."
-            ) from error
-        parts = {SPLITS[name]: rows for name, rows in loaded.items() if name in SPLITS}
-        if "train" not in parts:
-            raise UserError(f"--dataset {dataset!r} has splits {', '.join(loaded)}; expected one named train.")
-        return {name: find_columns(rows, columns, dataset) for name, rows in parts.items()}
-
+        return _read_hub(dataset, columns, builtin)
     root, stamped = source
-    files: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {"train": []}
     for path in (Path(f) for f, *_ in stamped):
         below = str(path.relative_to(root).with_suffix("")) if path != Path(root) else ""
         words = [word for word in re.findall("[a-z]+", below.lower()) if word in SPLITS]
         files.setdefault(SPLITS[words[-1]] if words else "train", []).append(path)
-    if "train" not in files:
-        raise UserError(f"--dataset {dataset!r} has files for {', '.join(files)} only; expected one for training too.")
-    splits: dict[str, Table] = {}
-    for split, paths in files.items():
-        splits[split] = [[] for _ in columns]
-        for path in paths:
-            reader = READERS[path.suffix]
-            try:
-                options = _csv_options(path) if reader == "csv" else {}
-                rows = datasets.load_dataset(
-                    reader, data_files=str(path), split="train", cache_dir=str(scratch), **options
-                )
-            except Exception as error:  # each reader has exceptions of its own, wrapped by datasets
-                raise UserError(
-                    f"{path} could not be read as {reader}: {root_cause(error)}; check the file."
-                ) from error
-            for column, values in zip(splits[split], find_columns(rows, columns, str(path)), strict=True):
-                column += values
-    return splits
+    if not files["train"]:
+        found = ", ".join([*files][1:])
+        raise UserError(f"--dataset {dataset!r} has files for {found} only; expected one for training too.")
+    return {split: (piece for path in files[split] for piece in _read_file(path, columns, scratch)) for split in files}
 
 
-def _csv_options(path: Path) -> dict[str, Any]:
-    """Every column of a csv file is text: pandas would make 7 of 007, and nothing of NA, which is Namibia."""
+def _read_hub(dataset: str, columns: Sequence[Column], builtin: Sequence[str]) -> dict[str, Pieces]:
     import datasets
 
+    offline_if_unreachable()
+    datasets.disable_progress_bars()
+    try:
+        loaded = datasets.load_dataset(dataset)
+    except Exception as error:  # the hub, the network and the builder each have exceptions of their own
+        names = "".join(f"{name}, nor " for name in builtin)
+        raise UserError(
+            f"--dataset {dataset!r} is neither {names}training, nor a path, and could not be loaded from the "
+            f"Hugging Face hub ({hub_reason(error)}); check the name and the network."
+        ) from error
+    parts = {SPLITS[name]: rows for name, rows in loaded.items() if name in SPLITS}
+    if "train" not in parts:
+        raise UserError(f"--dataset {dataset!r} has splits {', '.join(loaded)}; expected one named train.")
+    return {split: _pieces(parts[split], columns, dataset) for split in ("train", "val", "test") if split in parts}
+
+
+def _read_file(path: Path, columns: Sequence[Column], scratch: Path) -> Pieces:
+    reader = READERS[path.suffix]
+    try:
+        if reader == "csv":
+            yield from _read_csv(path, columns)
+        else:
+            import datasets
+
+            options: dict[str, Any] = {"batch_size": ROWS} if reader == "parquet" else {}  # else groups of any size
+            options |= {"streaming": True, "split": "train", "cache_dir": str(scratch)}
+            yield from _pieces(datasets.load_dataset(reader, data_files=str(path), **options), columns, str(path))
+    except UserError:
+        raise
+    except Exception as error:  # each reader has exceptions of its own
+        raise UserError(f"{path} could not be read as {reader}: {root_cause(error)}; check the file.") from error
+
+
+def _read_csv(path: Path, columns: Sequence[Column]) -> Pieces:
+    """Every column is text: a reader that guesses makes 7 of 007, and nothing of NA, which is Namibia."""
     separator = "\t" if path.suffix == ".tsv" else ","
     with path.open(newline="", encoding="utf-8-sig") as file:
-        names = next(csv.reader(file, delimiter=separator), [])
-    features = datasets.Features({name: datasets.Value("string") for name in names})
-    return {"sep": separator, "keep_default_na": False, "features": features, "encoding": "utf-8-sig"}
+        found = find_columns(next(csv.reader(file, delimiter=separator), []), columns, str(path))
+    batches = pyarrow.csv.open_csv(
+        path,
+        pyarrow.csv.ReadOptions(block_size=BLOCK),
+        pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(found, pa.string()), include_columns=found),
+    )
+    return ([c[at : at + ROWS] for c in batch.columns] for batch in batches for at in range(0, len(batch), ROWS))
 
 
-def find_columns(rows: Any, columns: Sequence[Column], where: str) -> Table:
-    """The values of each column of ``rows``, a `datasets.Dataset`; numbers of classes become the classes' names.
+def _pieces(rows: Any, columns: Sequence[Column], where: str) -> Pieces:
+    """Of a data set of `datasets`, streamed or memory-mapped."""
+    import datasets
+
+    for table in rows.with_format("arrow").iter(ROWS):
+        found = find_columns(table.column_names, columns, where)
+        features = datasets.Features.from_arrow_schema(table.schema)
+        arrays = [table[name].combine_chunks() for name in found]
+        for i, names in enumerate(getattr(features[name], "names", None) for name in found):
+            if names:  # numbers of classes; -1 stands for one that is kept secret
+                arrays[i] = pa.array(names).take(pc.if_else(pc.greater_equal(arrays[i], 0), arrays[i], None))
+        yield arrays
+
+
+def find_columns(names: Sequence[str], columns: Sequence[Column], where: str) -> list[str]:
+    """Which of a table's ``names`` is each of ``columns``.
 
     Args:
         where: what errors call the table.
@@ -153,7 +177,6 @@ def find_columns(rows: Any, columns: Sequence[Column], where: str) -> Table:
     Raises:
         UserError: a column is not there, or several could be it.
     """
-    names = list(rows.column_names)
     found: list[str] = []
     for name, given, usual in columns:
         candidates = [given] if given else [c for c in names if c.lower() in usual]
@@ -163,45 +186,26 @@ def find_columns(rows: Any, columns: Sequence[Column], where: str) -> Table:
             problem = f"several could be the {name}" if len(candidates) > 1 else f"none is the {name}"
             raise UserError(f"{where} has columns {', '.join(names)}: {problem}; name it with --{name}_column.")
         found.append(candidates[0])
-    table = []
-    for name in found:
-        values, feature = rows[name][:], rows.features[name]
-        if hasattr(feature, "int2str"):
-            values = [None if v is None or v < 0 else feature.int2str(v) for v in values]
-        table.append(values)
-    return table
+    return found
 
 
-def complete_splits(splits: dict[str, Table], stratify_by: int, seed: int) -> dict[str, Table]:
-    """Take from the training rows whichever of validation and test is missing; ``stratify_by`` numbers a column."""
-    missing = [(part, name) for part, name in ((1, "val"), (2, "test")) if name not in splits]
-    if not missing:
-        return splits
-    table = splits["train"]
-    parts = split_rows(table[stratify_by], seed)
-    for part in {1, 2} - {p for p, _ in missing}:
-        parts[parts == part] = 0
-    cut = {
-        name: [[c[i] for i in np.flatnonzero(parts == part)] for c in table] for part, name in [(0, "train"), *missing]
-    }
-    return {**splits, **cut}
+def check_strings(values: pa.Array, name: str, split: str, done: int) -> pa.Array:
+    """``values`` as strings, each of which is there and not empty; ``done`` rows of the split came before.
 
-
-def split_rows(classes: Sequence[str], seed: int) -> np.ndarray:
-    """Which split each row goes to, (N,): 0 train, 1 validation, 2 test; stratified, a function of classes and seed.
-
-    Rows are shuffled, put in order of class, and every tenth is taken. The first of each class stays in training, so
-    that none is unseen there. (`datasets` refuses to stratify where a class occurs once, and real data has those.)
+    Raises:
+        UserError: naming the first row where that is not so.
     """
-    shuffled = np.random.default_rng(seed).permutation(len(classes))
-    values = np.unique(np.asarray(classes), return_inverse=True)[1][shuffled]
-    order = shuffled[np.argsort(values, kind="stable")]
-    sorted_values = np.sort(values)
-    rest = order[np.flatnonzero(np.r_[False, sorted_values[1:] == sorted_values[:-1]])]
-    parts = np.zeros(len(classes), dtype=np.int64)
-    parts[rest[0::HOLD_OUT]] = 1
-    parts[rest[1::HOLD_OUT]] = 2
-    return parts
+    kind, wrong = values.type, 0
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        values = values.cast(pa.string())
+        wrong = pc.index(pc.fill_null(pc.binary_length(values), 0), 0).as_py()
+    if wrong >= 0:
+        value = values[wrong].as_py()
+        found = "null" if value is None else "empty" if value == "" else f"{value!r}, a {type(value).__name__}"
+        raise UserError(
+            f"Row {done + wrong + 1} of the {split} split: the {name} is {found}; expected text; correct or remove it."
+        )
+    return values
 
 
 def offline_if_unreachable() -> None:
