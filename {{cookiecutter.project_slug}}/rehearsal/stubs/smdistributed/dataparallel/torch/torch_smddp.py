@@ -13,14 +13,14 @@ import torch.distributed as dist
 
 
 def refuse(what: str) -> RuntimeError:
-    """The error as SMDDP words it; the rehearsal's report gets to know of it too."""
+    """The error as SMDDP words it, also noted for the report."""
     if "REHEARSAL_EVIDENCE" in os.environ:
         note = Path(os.environ["REHEARSAL_EVIDENCE"]) / f"refused-{os.getpid()}"
         note.write_text(f"SMDDP does not support: {what}")
-    return RuntimeError(f"SMDDP does not support: {what} (stand-in)")
+    return RuntimeError(f"SMDDP does not support: {what} (stub)")
 
 
-class StandIn(dist.ProcessGroup):
+class Stub(dist.ProcessGroup):
     """A process group that hands the allowed collectives to gloo."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: Any) -> None:
@@ -53,13 +53,11 @@ class StandIn(dist.ProcessGroup):
         return super().__getattribute__(name)
 
 
-REFUSED = frozenset(  # methods of torch.distributed.ProcessGroup
-    (
-        *("_allgather_base", "_reduce_scatter_base", "all_gather_single", "allgather_coalesced", "allreduce_coalesced"),
-        *("allgather_into_tensor_coalesced", "alltoall", "alltoall_base", "gather", "monitored_barrier", "recv"),
-        *("recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor_coalesced"),
-        *("scatter", "send", "split_group"),
-    )
+REFUSED = (  # methods of torch.distributed.ProcessGroup
+    *("_allgather_base", "_reduce_scatter_base", "all_gather_single", "allgather_coalesced", "allreduce_coalesced"),
+    *("allgather_into_tensor_coalesced", "alltoall", "alltoall_base", "gather", "monitored_barrier", "recv"),
+    *("recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor_coalesced"),
+    *("scatter", "send", "split_group"),
 )
 
 
@@ -68,8 +66,7 @@ def _guarded(function: Any, objection: Any) -> Any:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        reason = objection(args, kwargs)
-        if reason:
+        if reason := objection(args, kwargs):
             raise refuse(reason)
         return function(*args, **kwargs)
 
@@ -89,7 +86,7 @@ def _not_alone(args: Any, kwargs: Any) -> str | None:
     return "device_id" if backend == "smddp" and kwargs.get("device_id") is not None else None
 
 
-dist.Backend.register_backend("smddp", StandIn, devices=["cpu", "cuda"])
+dist.Backend.register_backend("smddp", Stub, devices=["cpu", "cuda"])
 for module in (dist, dist.distributed_c10d):
     for name, objection in (("new_group", _second_group), ("init_process_group", _not_alone)):
         setattr(module, name, _guarded(getattr(module, name), objection))

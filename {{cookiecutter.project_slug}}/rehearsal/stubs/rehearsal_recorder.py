@@ -1,7 +1,7 @@
-"""What each rank saw, written down from outside: a Lightning callback that every Trainer of a rehearsal gets.
+"""What each rank saw, recorded from outside: a Lightning callback that every Trainer of a rehearsal gets.
 
 Lightning finds it by its entry point (`pytorch_lightning.callbacks_factory`) on the rehearsal's PYTHONPATH, so the
-rehearsed code neither knows nor needs to know. `--fail-rank` and `--kill-rank` are carried out here too.
+rehearsed code needs no change. `--fail-rank` and `--kill-rank` are carried out here too.
 """
 
 import atexit
@@ -27,7 +27,7 @@ BATCHES = 500  # of the first epoch are noted: who shares data does so from the 
 SAMPLES = 20_000  # likewise
 
 
-class Witness(Callback):
+class Recorder(Callback):
     """Notes ranks, batches, metrics, final weights, calls of `prepare_data`, files written and memory."""
 
     def __init__(self) -> None:
@@ -89,14 +89,14 @@ class Witness(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step != FAULT_STEP:
             return
-        (self.path.parent / f"under-way-{self.seen['host']}").touch()  # hosts.py stops or kills a host after this
-        me = str(trainer.global_rank)
-        if me in (os.environ.get("REHEARSAL_FAIL_RANK"), os.environ.get("REHEARSAL_KILL_RANK")):
+        (self.path.parent / f"in-training-{self.seen['host']}").touch()  # hosts.py may now stop or kill the host
+        rank, fault = trainer.global_rank, os.environ["REHEARSAL_FAULT"]
+        if fault in (f"fail-rank {rank}", f"kill-rank {rank}"):
             self.seen["fault_at"] = time.time()
             self.save()
-            if me == os.environ.get("REHEARSAL_KILL_RANK"):
+            if fault.startswith("kill"):
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise RuntimeError(f"rank {me} fails because the rehearsal was told so")
+            raise RuntimeError(f"rank {rank} fails because --fail-rank asks for it")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._metrics(trainer)
@@ -151,25 +151,20 @@ class Witness(Callback):
             elif event == "os.rename":
                 note(args[1])
 
+        def noting(function: Any, name: str, position: int) -> Any:
+            @functools.wraps(function)
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                note(kwargs.get(name, args[position] if len(args) > position else None))
+                return function(*args, **kwargs)
+
+            return noted
+
         sys.addaudithook(audit)
-        save = torch.save  # writes from C++, which raises no audit event
-
-        @functools.wraps(save)
-        def noted(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            note(f)
-            return save(obj, f, *args, **kwargs)
-
-        torch.save = noted  # type: ignore[assignment]
+        torch.save = noting(torch.save, "f", 1)  # writes from C++, which raises no audit event
         with contextlib.suppress(ImportError):
             import safetensors.torch as safetensors  # writes from Rust
 
-            serialize = safetensors.serialize_file
-
-            def noted_too(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-                note(filename)
-                return serialize(tensors, filename, *args, **kwargs)
-
-            safetensors.serialize_file = noted_too
+            safetensors.serialize_file = noting(safetensors.serialize_file, "filename", 1)
 
     def save(self) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -178,9 +173,9 @@ class Witness(Callback):
 
 
 @functools.cache
-def witness() -> Witness:
+def recorder() -> Recorder:
     """One for all Trainers of a process."""
-    return Witness()
+    return Recorder()
 
 
 def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
