@@ -68,10 +68,12 @@ def _check(name: str, passed: bool | None, detail: str) -> Check:
 
 def _hosts(hosts: list[Host]) -> Check:
     """Each host's exit status, and each cause once."""
-    ended = {host.index + 1: "was killed, since it did not end" if host.overdue else host.exit_code for host in hosts}
-    said = [f"host {host}: {f'exit {status}' if status else 'success'}" for host, status in ended.items()]
+    said = [
+        f"host {host.index + 1}: {'killed at the time limit' if host.overdue else f'exit {host.exit_code}'}"
+        for host in hosts
+    ]
     said += dict.fromkeys(_sentence(host.file("failure")) for host in hosts if host.exit_code)
-    return _check("hosts-succeeded", not any(ended.values()), "; ".join(filter(None, said)))
+    return _check("hosts-succeeded", not any(host.exit_code for host in hosts), "; ".join(filter(None, said)))
 
 
 def _sentence(failure: str | None) -> str:
@@ -83,11 +85,12 @@ def _sentence(failure: str | None) -> str:
 
 def _files(hosts: list[Host]) -> Check:
     """`output/success` after exit 0, `output/failure` after anything else."""
-    files = {host: [name for name in ("success", "failure") if host.file(name) is not None] for host in hosts}
-    wrong = [host.index + 1 for host in hosts if files[host] != ["failure" if host.exit_code else "success"]]
-    return _check(
-        "success-or-failure-file", not wrong, f"not on hosts {wrong}" if wrong else "one per host, the right one"
-    )
+    wrong = []
+    for host in hosts:
+        found = [name for name in ("success", "failure") if host.file(name) is not None]
+        wrong += [host.index + 1] * (found != ["failure" if host.exit_code else "success"])
+    said = f"not on hosts {wrong}" if wrong else "one per host, the right one"
+    return _check("success-or-failure-file", not wrong, said)
 
 
 def _world_size(plan: Plan, ranks: list[Rank]) -> Check:

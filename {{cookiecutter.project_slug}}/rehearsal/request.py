@@ -30,11 +30,8 @@ def make(job: Job) -> tuple[dict[str, Any], str]:
         return requests.dry_run(job), ""
     except ModuleNotFoundError as error:
         return without_sdk(job), f"{error.name} is not installed, so the request is not the SDK's (make setup)"
-    except UserError:
-        raise
-    except Exception as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"job.toml makes no valid request ({said}); run python -m launch preflight") from error
+    except ValueError as error:  # the SDK's, of a region or an image that it does not know
+        raise UserError(f"job.toml makes no request: {error}; run python -m launch preflight --offline") from error
 
 
 def without_sdk(job: Job) -> dict[str, Any]:

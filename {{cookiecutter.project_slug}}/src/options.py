@@ -104,3 +104,6 @@ MONITOR = "val/accuracy"
 
 MODE: Literal["max", "min"] = "max"
 """Whether the highest or the lowest value of MONITOR is best."""
+
+SAMPLE = "Île de la Réunion"
+"""An input that `predict.py --sample` answers, as each rehearsal asks the trained model to."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from options import SAMPLE
 from runtime import imports
 from runtime.report import UserError
 
@@ -39,9 +40,11 @@ def predict(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python src/predict.py", description=__doc__)
     parser.add_argument("text", nargs="*", help="texts to classify; none: one a line from standard input")
+    parser.add_argument("--sample", action="store_true", help="answer SAMPLE of options.py")
     parser.add_argument("--model_dir", type=Path, default=Path("outputs/model"), help="default: %(default)s")
     parser.add_argument("--top", type=int, default=3, help="answers per text, default: %(default)s")
     args = parser.parse_args()
+    args.text += [SAMPLE] * args.sample
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]  # a byte that is no UTF-8 stops no stream
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if args.top < 1:
