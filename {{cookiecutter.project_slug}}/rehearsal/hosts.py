@@ -278,14 +278,14 @@ def run_hosts(
 
 
 def _read(host: Host, lines: "queue.Queue[tuple[Host, str]]") -> None:
-    """Write all output to the host's log.txt, and pass it on without the toolkit's listing of its environment."""
+    """Write all output to the host's log.txt; pass it on without the toolkit's remarks and listing of variables."""
     assert host.process and host.process.stdout
     listing = False
     with (host.base / "log.txt").open("w") as log:
         for line in host.process.stdout:
             log.write(line)
             listing = (listing or line.startswith("Training Env:")) and not line.startswith("Invoking script with")
-            if not listing and line.strip():
+            if not listing and line.strip() and "sagemaker-training-toolkit INFO" not in line:
                 lines.put((host, line.rstrip()))
 
 

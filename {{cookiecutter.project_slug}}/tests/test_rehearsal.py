@@ -138,7 +138,8 @@ def test_the_toolkits_listing_is_in_the_log_alone(tmp_path: Path, monkeypatch: p
     (tmp_path / "source").mkdir()
     asked = plan(1, 1, "torch_distributed", _stranger(tmp_path / "source"))
     created = hosts.create_hosts(asked, tmp_path / "run")
-    lines = ["before", "Training Env:", "{", "SM_HOSTS=[]", "", "Invoking script with the following command:", "it"]
+    listing = ["Training Env:", "{", "SM_HOSTS=[]", "", "Invoking script with the following command:", "it"]
+    lines = ["before", "2026-11-22 02:35:39,966 sagemaker-training-toolkit INFO     No Neurons detected", *listing]
     monkeypatch.setattr(hosts.sys, "executable", script(tmp_path / "toolkit", f"echo '{chr(10).join(lines)}'"))
     said = [line for _, line in hosts.run_hosts(asked, tmp_path / "run", created, 7777, False) if line]
     assert said == [lines[0], *lines[-2:]] and (created[0].base / "log.txt").read_text().splitlines() == lines
