@@ -23,14 +23,13 @@ from typing import Any
 
 from launch import ROOT, SRC, profiles  # also puts src/ on the path
 from launch import job as jobs
-from rehearsal import channels, checks, hosts, requirements
+from rehearsal import checks, hosts, requirements
 from rehearsal.hosts import END, FAULTS, MPI, Host, Plan
 from runtime.report import UserError
 
-BATCHES = 20  # enough for every check, and for the faults, which come in step 2
+BATCHES = 20  # enough for every check, and for the faults, which come in step 2; not where epochs or max_steps is given
 INTERRUPTED_BATCHES = 200  # seconds of training: an interruption after step 2 has to come before the end
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
-DISTRIBUTIONS = ("torch_distributed", "smddp", "pytorchddp", "none", "auto")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -46,25 +45,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--hosts", type=int, help="hosts (instance_count)")
     add("--processes", type=int, help="processes per host, as many as it has GPUs (default 2)")
-    add("--distribution", choices=DISTRIBUTIONS, help="how SageMaker starts the script")
+    add("--distribution", choices=jobs.DISTRIBUTIONS, help="how SageMaker starts the script")
     add("--source-dir", type=Path, default=SRC, help="folder with train.py (default src)")
     add("--job", type=Path, default=ROOT / "job.toml", help="the job (default job.toml)")
-    where = "a channel's data (default: a small sample from S3)"
-    add("--channel", action="append", default=[], metavar="NAME=DIR", help=where)
-    which = "a variable of this shell that the hosts get, such as HF_TOKEN, or HOME with its caches"
-    add("--inherit", action="append", default=[], metavar="NAME", help=which)
-    shortened = (
-        "one epoch of at most N batches, and as many to validate and to test; 0: all that the hyperparameters say "
-        f"(default {BATCHES}; {INTERRUPTED_BATCHES} for an interruption; 0 where epochs or max_steps is given after --)"
-    )
-    add("--batches", type=int, metavar="N", help=shortened)
+    add("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data (else a sample from S3)")
+    add("--inherit", action="append", default=[], metavar="NAME", help="a variable of this shell to pass to the hosts")
+    add("--batches", type=int, metavar="N", help="of one epoch, and of validation and test (20); 0: all of all epochs")
     add("--fail-rank", type=int, metavar="R", help="rank R raises an error in the middle of training")
     add("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
-    stopped = (
-        "host N (1, 2, …) gets SIGTERM in the middle of training; the job is restarted with its checkpoints, as after "
-        "a spot interruption, and must end with the weights of an undisturbed run"
+    add(
+        "--stop-host", type=int, metavar="N", help="SIGTERM to host N, a restart, and a comparison of the weights"
     )
-    add("--stop-host", type=int, metavar="N", help=stopped)
     add("--lose-host", type=int, metavar="N", help="the same, but host N is killed, once there is a checkpoint")
     add("--timeout", type=float, default=1800, metavar="S", help="end after S seconds (default 1800)")
     add("--json", type=Path, metavar="FILE", help="write what each rank saw and each check's verdict")
@@ -101,13 +92,10 @@ def plan(args: argparse.Namespace) -> Plan:
         batches = 0 if {"epochs", "max_steps"} & after.keys() else batches
     if fault == "lose-host" and own:
         after = {"checkpoint_steps": 5, **after}  # without a checkpoint there is nothing to resume from
-    job = dataclasses.replace(
-        job,
-        instance_count=count,
-        distribution=distribution,
-        hyperparameters={**job.hyperparameters, **after} if own else after,
-        channels=job.channels if own else {},
-    )
+    if not own:
+        job = dataclasses.replace(job, hyperparameters={}, channels={})
+    values = {**job.hyperparameters, **after}
+    job = dataclasses.replace(job, instance_count=count, distribution=distribution, hyperparameters=values)
     notes = []
     if fault == "stop-host" and not job.forward_stop:
         notes.append("forward_stop is false in job.toml: SageMaker's SIGTERM would not reach training; see --lose-host")
@@ -115,11 +103,7 @@ def plan(args: argparse.Namespace) -> Plan:
     made, note = request.make(job) if own else (request.without_sdk(job), "")
     image = profiles.profile(job) if described else None
     return Plan(
-        hosts=count,
-        processes=processes,
-        distribution=distribution,
-        source=args.source_dir,
-        request=made,
+        *(count, processes, distribution, args.source_dir, made),
         channels={**job.channels, **{name: Path(folder) for name, folder in folders.items()}},
         inherit=args.inherit,
         image=(image.torch, image.python) if image else ("", ""),
@@ -156,18 +140,15 @@ def refuse_contradictions(args: argparse.Namespace, count: int, processes: int, 
     refuse(distribution == "none" and processes > 1, f"--processes {processes}: {single}")
     refuse(sys.platform == "win32", "SageMaker's toolkit does not run on Windows; use WSL")
     alone = "this system has one loopback address and no /proc; use Linux, or --hosts 1 with torch_distributed"
-    several = count > 1 or distribution in MPI or args.stop_host
-    refuse(sys.platform != "linux" and several, alone)
+    refuse(sys.platform != "linux" and (count > 1 or distribution in MPI or args.stop_host), alone)
     together = " and ".join(f"--{name}" for name, *_ in asked)
     refuse(len(asked) > 1, f"{together} are mutually exclusive; rehearse them one by one")
     for name in args.inherit:
         refuse(name not in os.environ, f"--inherit {name}: this shell has no such variable; export it first")
-    for option, path, wrong in (
-        ("json", args.json, args.json and args.json.is_dir()),
-        ("keep", args.keep, args.keep and args.keep.exists()),
-    ):
-        wrong = wrong or (path and not os.access(path.parent, os.W_OK))
-        refuse(wrong, f"--{option} {path} exists or cannot be written; name another place")
+    for option, path in (("json", args.json), ("keep", args.keep)):
+        taken = path and (path.is_dir() if option == "json" else path.exists())
+        unwritable = path and not os.access(path.parent, os.W_OK)
+        refuse(taken or unwritable, f"--{option} {path} exists or cannot be written; name another place")
 
 
 def pairs(words: list[str]) -> dict[str, Any]:
@@ -176,8 +157,7 @@ def pairs(words: list[str]) -> dict[str, Any]:
     Raises:
         UserError: a word is no option, or an option has no value.
     """
-    found: dict[str, Any] = {}
-    rest = list(words)
+    found, rest = {}, list(words)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--") or not (equals or rest):
@@ -192,6 +172,8 @@ def pairs(words: list[str]) -> dict[str, Any]:
 def rehearse(plan: Plan, run: Path) -> dict[str, Any]:
     """Run the hosts and check them; prints their output while they run, and the table at the end."""
     from rich.console import Console
+
+    from rehearsal import request
 
     for module in ("sagemaker_training", "sagemaker_pytorch_container", "psutil"):
         if importlib.util.find_spec(module) is None:
@@ -212,33 +194,27 @@ def rehearse(plan: Plan, run: Path) -> dict[str, Any]:
         notes.append(f"one epoch of at most {plan.batches} batches; -- --epochs N trains N whole epochs")
     for name, place in plan.channels.items():
         if isinstance(place, str):
-            sample = channels.fetch(name, place, plan.request, run / "channels" / name)
+            sample = request.sample(name, place, plan.request, run / "channels" / name)
             notes.append(f"channel {name}: {sample}; --channel {name}=DIR takes a local folder")
     folders = {name: run / "channels" / name if isinstance(at, str) else at for name, at in plan.channels.items()}
     plan, started = dataclasses.replace(plan, channels=folders), time.time()
     with hosts.port() as port:
         console.print(f"{title}; stubs: {', '.join(stubs)}; port {port}", style="bold")
         console.print(*notes, sep="\n", style="dim")
-        attempts = {}
-
-        def attempt(name: str, plan: Plan) -> list[Host]:
-            attempts[name] = start(plan, run / name, port, mpirun, console)
-            return attempts[name]
-
-        if not plan.interrupts:
-            ended = attempt("job", plan)
-            ranks = checks.evidence(run / "job")
-            verdicts = checks.judge(plan, run / "job", ended, ranks)
-        else:
-            ended, ranks = attempt("interrupted", plan), []
+        if plan.interrupts:
+            ended, ranks = start(plan, run / "interrupted", port, mpirun, console), []
             verdicts = checks.judge(plan, run / "interrupted", ended, [])
             if verdicts[0].verdict == "passed":
-                calm = dataclasses.replace(plan, fault="")
-                attempt("undisturbed", calm)
-                plan = dataclasses.replace(calm, restored=hosts.upload(ended, run / "s3"))
-                ended = attempt("restarted", plan)
+                plan = dataclasses.replace(plan, fault="")
+                start(plan, run / "undisturbed", port, mpirun, console)
+                plan = dataclasses.replace(plan, restored=hosts.upload(ended, run / "s3"))
+                ended = start(plan, run / "restarted", port, mpirun, console)
                 ranks, undisturbed = checks.evidence(run / "restarted"), checks.evidence(run / "undisturbed")
                 verdicts += checks.judge(plan, run / "restarted", ended, ranks, undisturbed)
+        else:
+            ended = start(plan, run / "job", port, mpirun, console)
+            ranks = checks.evidence(run / "job")
+            verdicts = checks.judge(plan, run / "job", ended, ranks)
     seconds = time.time() - started
     packages, verdict = requirements.check(plan.source / "requirements.txt", plan.image[0] or versions["torch"])
     verdicts.append(verdict)
@@ -246,25 +222,14 @@ def rehearse(plan: Plan, run: Path) -> dict[str, Any]:
     if "SMDDP" in stubs:
         console.print("SMDDP was a stub over gloo: this verifies the wiring, not SMDDP itself.", style="dim")
     ok = all(host.exit_code == 0 for host in ended) and not any(check.verdict == "failed" for check in verdicts)
-    return {
-        "ok": ok,
-        "hosts": plan.hosts,
-        "processes": plan.processes,
-        "distribution": plan.distribution,
-        "launcher": launcher,
-        "mpirun": mpirun,
-        "stubs": stubs,
-        "versions": versions,
-        "notes": notes,
-        "port": port,
-        "seconds": round(seconds, 1),
-        "attempts": {name: [host.exit_code for host in attempts[name]] for name in attempts},
-        "exit_codes": [host.exit_code for host in ended],
-        "failures": [host.file("failure") for host in ended],
-        "checks": [dataclasses.asdict(check) for check in verdicts],
-        "ranks": [{key: value for key, value in rank.items() if key not in checks.LONG} for rank in ranks],
-        "requirements": packages,
-    }
+    report = {"ok": ok, "hosts": plan.hosts, "processes": plan.processes, "distribution": plan.distribution}
+    report |= {"launcher": launcher, "mpirun": mpirun, "stubs": stubs, "port": port, "seconds": round(seconds, 1)}
+    report |= {"versions": versions, "notes": notes, "requirements": packages}
+    report["exit_codes"] = [host.exit_code for host in ended]
+    report["failures"] = [host.file("failure") for host in ended]
+    report["checks"] = [dataclasses.asdict(check) for check in verdicts]
+    report["ranks"] = [{key: value for key, value in rank.items() if key not in checks.LONG} for rank in ranks]
+    return report
 
 
 def start(plan: Plan, run: Path, port: int, mpirun: bool, console: Any) -> list[Host]:
@@ -288,12 +253,11 @@ def start(plan: Plan, run: Path, port: int, mpirun: bool, console: Any) -> list[
 
 
 def table(title: str, verdicts: list[checks.Check]) -> Any:
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    made = Table("check", "verdict", title=title, title_justify="left", title_style="bold")
-    made.columns[0].no_wrap = True
-    made.add_column("detail", overflow="fold")
+    columns = (Column("check", no_wrap=True), "verdict", Column("detail", overflow="fold"))
+    made = Table(*columns, title=title, title_justify="left", title_style="bold")
     for check in verdicts:
         colour = {"passed": "green", "failed": "red", "skipped": "yellow"}[check.verdict]
         made.add_row(check.name, Text(check.verdict, colour), Text(check.detail))

@@ -68,10 +68,8 @@ def _check(name: str, passed: bool | None, detail: str) -> Check:
 
 def _hosts(hosts: list[Host]) -> Check:
     """Each host's exit status, and each cause once."""
-    said = [
-        f"host {host.index + 1}: {'killed at the time limit' if host.overdue else f'exit {host.exit_code}'}"
-        for host in hosts
-    ]
+    ends = ["killed at the time limit" if host.overdue else f"exit {host.exit_code}" for host in hosts]
+    said = [f"host {number}: {end}" for number, end in enumerate(ends, 1)]
     said += dict.fromkeys(_sentence(host.file("failure")) for host in hosts if host.exit_code)
     return _check("hosts-succeeded", not any(host.exit_code for host in hosts), "; ".join(filter(None, said)))
 
@@ -125,10 +123,10 @@ def _prepare_data(ranks: list[Rank]) -> Check:
     if not any(rank["prepare_data"] for rank in ranks):
         return Check(name, "skipped", "no prepare_data was called")
     wrong = [
-        f"rank {r['rank']} (local rank {r['local_rank']}) called {what} {times} times"
+        f"rank {r['rank']} (local rank {r['local_rank']}) called {what} {r['prepare_data'].count(what)} times"
         for r in ranks
-        for what, times in Counter(r["prepare_data"]).items()
-        if times > 1 or r["rank" if what.endswith(FOR_ALL) else "local_rank"] != 0
+        for what in dict.fromkeys(r["prepare_data"])
+        if r["prepare_data"].count(what) > 1 or r["rank" if what.endswith(FOR_ALL) else "local_rank"] != 0
     ]
     leaders = [r["prepare_data"] for r in ranks if r["local_rank"] == 0]
     per_node = [[what for what in calls if not what.endswith(FOR_ALL)] for calls in leaders]

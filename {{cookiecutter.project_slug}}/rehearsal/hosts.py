@@ -88,8 +88,7 @@ def without_mpirun(plan: Plan) -> str:
     if plan.hosts > 1:
         return "several hosts would need an sshd on each"
     if not (OPEN_MPI / "bin" / "mpirun").is_file():
-        where = "make rehearse installs it where there is a wheel for this system"
-        return f"Open MPI is not installed in {OPEN_MPI}; {where}"
+        return f"Open MPI is not installed in {OPEN_MPI}; make rehearse installs it where there is a wheel"
     if not shutil.which("unshare"):
         return "unshare is not installed"
     probe = subprocess.run(["timeout", "30", *_unshare("mount --bind /tmp /opt")], capture_output=True)
@@ -165,7 +164,11 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
         python_path += (OPEN_MPI / "lib").glob("python*/site-packages")
         open_mpi = {"MPI4PY_LIBMPI": str(OPEN_MPI / "lib" / "libmpi.so.40"), "OPAL_PREFIX": str(OPEN_MPI)}
     adapted = port != 7777 or plan.distribution in MPI
-    container = "rehearsal_container" if adapted else "sagemaker_pytorch_container.training"
+    container = "mpirun_stub" if adapted else "sagemaker_pytorch_container.training"
+    rehearsal = {"PYTHON": sys.executable, "PORT": port, "HOST": host.index, "BASE": host.base}
+    rehearsal |= {"EVIDENCE": run / "evidence", "BATCHES": plan.batches, "FAULT": f"{plan.fault} {plan.target}"}
+    rehearsal |= {"WITHOUT_MPIRUN": "" if mpirun else "1", "SINGLE_HOST": "1" if plan.hosts == 1 else ""}
+    rehearsal["PROCESSES"] = plan.processes if plan.distribution != "none" else 0
     return {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // plan.world_size)),
         "GLOO_SOCKET_IFNAME": LOOPBACK,
@@ -186,16 +189,7 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
         "SAGEMAKER_BASE_DIR": str(host.base),
         "SAGEMAKER_TRAINING_MODULE": f"{container}:main",
         "PET_MASTER_PORT": str(port),  # one host: the toolkit names no port to torchrun
-        "REHEARSAL_PYTHON": sys.executable,
-        "REHEARSAL_PROCESSES": str(plan.processes if plan.distribution != "none" else 0),
-        "REHEARSAL_PORT": str(port),
-        "REHEARSAL_HOST": str(host.index),
-        "REHEARSAL_BASE": str(host.base),
-        "REHEARSAL_EVIDENCE": str(run / "evidence"),
-        "REHEARSAL_WITHOUT_MPIRUN": "" if mpirun else "1",
-        "REHEARSAL_SINGLE_HOST": "1" if plan.hosts == 1 else "",
-        "REHEARSAL_BATCHES": str(plan.batches),
-        "REHEARSAL_FAULT": f"{plan.fault} {plan.target}",
+        **{f"REHEARSAL_{name}": str(value) for name, value in rehearsal.items()},
     }
 
 
@@ -228,6 +222,8 @@ def run_hosts(
     entrypoint = plan.request["AlgorithmSpecification"].get("ContainerEntrypoint", [])
     if not mpirun:  # hosts share this machine's /proc; interrupt() shows each the part that is its own
         entrypoint = [part.replace("/proc/", "processes/") for part in entrypoint]
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipes |= {"text": True, "errors": "replace"}
     try:
         for host in hosts:
             host.command = entrypoint or [sys.executable, "-m", "sagemaker_training.cli.train"]
@@ -235,12 +231,8 @@ def run_hosts(
                 _unshare(MOUNT, str(run), str(host.base), *host.command) if mpirun else host.command,
                 cwd=host.base,
                 env=environment(plan, run, host, port, mpirun),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
                 start_new_session=True,  # Ctrl-C reaches the rehearsal, which then ends them in order
+                **pipes,
             )
             readers.append(threading.Thread(target=_read, args=(host, lines), daemon=True))
             readers[-1].start()

@@ -1,6 +1,9 @@
-"""The CreateTrainingJob request that a rehearsal follows: the one that `launch` would send."""
+"""The CreateTrainingJob request that a rehearsal follows, as `launch` would send it, and its channels' data."""
 
 import json
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from launch import request as requests
@@ -18,6 +21,12 @@ FLAGS: dict[str, dict[str, Any]] = {
         "sagemaker_distributed_dataparallel_custom_mpi_options": "",
     },
 }
+
+# Of a channel on S3
+SAMPLE = 64 * 2**20  # bytes of one channel, at most
+BEGINNING = 4 * 2**20  # of one file of lines, up to the end of a line
+LISTED, TAKEN = 1000, 200  # objects
+LINES = (".csv", ".tsv", ".jsonl", ".txt")
 
 
 def make(job: Job) -> tuple[dict[str, Any], str]:
@@ -51,3 +60,42 @@ def without_sdk(job: Job) -> dict[str, Any]:
         "AlgorithmSpecification": {"ContainerEntrypoint": FORWARDING if job.forward_stop else []},
         "ResourceConfig": {"InstanceType": job.instance_type},
     }
+
+
+def sample(name: str, uri: str, request: Mapping[str, Any], into: Path) -> str:
+    """Copy objects from all over the listing of `uri` into a folder, as SageMaker would name them; says how much.
+
+    Raises:
+        UserError: there is no boto3, no access, or nothing that is small enough.
+    """
+    instead = f"give a local folder with some of its data: --channel {name}=DIR"
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ModuleNotFoundError:
+        raise UserError(f"channel {name} = {uri} cannot be fetched without boto3; make setup, or {instead}") from None
+    size = taken = 0
+    try:
+        region = json.loads(request["HyperParameters"]["sagemaker_region"])
+        s3 = boto3.client("s3", region_name=region)
+        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        listed = list(islice((item for page in pages for item in page.get("Contents", []) if item["Size"]), LISTED))
+        for item in listed[:: -(-len(listed) // TAKEN) or 1]:
+            key = item["Key"]
+            inside = prefix if prefix.endswith("/") else f"{prefix}/" if key.startswith(f"{prefix}/") else ""
+            path = into / (key.removeprefix(inside) if inside else key.rpartition("/")[2])
+            whole = not key.endswith(LINES) or item["Size"] <= BEGINNING
+            if not path.resolve().is_relative_to(into.resolve()) or size + whole * item["Size"] > SAMPLE:
+                continue
+            part = {} if whole else {"Range": f"bytes=0-{BEGINNING - 1}"}
+            content = s3.get_object(Bucket=bucket, Key=key, **part)["Body"].read()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content if whole else content[: content.rfind(b"\n") + 1])
+            size, taken = size + len(content), taken + 1
+    except (BotoCoreError, ClientError) as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise UserError(f"channel {name} = {uri} cannot be read ({said}); sign in to AWS, or {instead}") from None
+    if not taken:
+        raise UserError(f"channel {name} = {uri} has no data of at most {SAMPLE >> 20} MiB; check it, or {instead}")
+    return f"{taken} objects of {uri}, {size / 2**20:.1f} MiB"

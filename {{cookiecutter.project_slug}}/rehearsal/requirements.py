@@ -6,8 +6,7 @@ from pathlib import Path
 
 from rehearsal.checks import Check
 
-# The image's build, with its CUDA, NCCL, EFA and SMDDP.
-OWNED = re.compile(r"(torch|torchvision|torchaudio|triton|pytorch-triton|nvidia-.*|cuda-.*)$")
+OWNED = re.compile(r"(torch|torchvision|torchaudio|(pytorch-)?triton|(nvidia|cuda)-.*)$")  # the image's build of them
 
 
 def check(path: Path, image_torch: str) -> tuple[list[str], Check]:

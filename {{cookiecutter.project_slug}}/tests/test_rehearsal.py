@@ -20,7 +20,7 @@ from torch.utils.data import DistributedSampler
 from launch import ROOT, job, request
 from launch import entry as forwarding
 from rehearsal import __main__ as entry
-from rehearsal import channels, checks, hosts, requirements
+from rehearsal import checks, hosts, requirements
 from rehearsal import request as own
 from rehearsal.hosts import Host, Plan
 from runtime.report import UserError
@@ -465,22 +465,22 @@ REQUEST = {"HyperParameters": {"sagemaker_region": '"us-east-1"'}}
 def test_a_channels_sample_comes_from_all_over_its_listing(
     s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "SAMPLE", 1000)
-    monkeypatch.setattr(channels, "BEGINNING", 95)
-    monkeypatch.setattr(channels, "TAKEN", 8)
+    monkeypatch.setattr(own, "SAMPLE", 1000)
+    monkeypatch.setattr(own, "BEGINNING", 95)
+    monkeypatch.setattr(own, "TAKEN", 8)
     s3.put_object(Bucket="words", Key="data/0/0.csv", Body=b"text,label\n" * 50)
     for i in range(32):
         s3.put_object(Bucket="words", Key=f"data/{i // 16}/{i:02} image.bin", Body=b"x" * (2000 if i == 4 else 100))
     s3.put_object(Bucket="words", Key="database/x.csv", Body=b"x")
-    said = channels.fetch("training", "s3://words/data/", REQUEST, tmp_path / "all")
+    said = own.sample("training", "s3://words/data/", REQUEST, tmp_path / "all")
     found = sorted(str(path.relative_to(tmp_path / "all")) for path in (tmp_path / "all").rglob("*.*"))
     assert "0/0.csv" in found and any(name.startswith("1/") for name in found) and 4 < len(found) <= 8
     assert (tmp_path / "all/0/0.csv").read_text() == "text,label\n" * 8 and said.startswith(f"{len(found)} objects")
-    channels.fetch("training", "s3://words/data/0/0.csv", REQUEST, tmp_path / "one")
+    own.sample("training", "s3://words/data/0/0.csv", REQUEST, tmp_path / "one")
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["0.csv"]
     s3.put_object(Bucket="words", Key="out/../../outside.csv", Body=b"x")
     with pytest.raises(UserError, match="no data of at most"):
-        channels.fetch("training", "s3://words/out/", REQUEST, tmp_path / "none")
+        own.sample("training", "s3://words/out/", REQUEST, tmp_path / "none")
     assert not (tmp_path / "outside.csv").exists()
 
 
@@ -495,10 +495,10 @@ def test_without_data_of_a_channel_it_is_said_what_to_give(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(UserError, match=r"Unable to locate credentials\); sign in to AWS, or give a local folder"):
-        channels.fetch("training", "s3://words/data", REQUEST, tmp_path / "x")
+        own.sample("training", "s3://words/data", REQUEST, tmp_path / "x")
     request.getfixturevalue("s3")
     with pytest.raises(UserError, match=r"channel training = s3://none/x cannot be read .*--channel training=DIR"):
-        channels.fetch("training", "s3://none/x", REQUEST, tmp_path / "x")
+        own.sample("training", "s3://none/x", REQUEST, tmp_path / "x")
 
 
 @pytest.mark.parametrize(

@@ -35,25 +35,18 @@ class Recorder(Callback):
         host = int(os.environ["REHEARSAL_HOST"])
         self.seen: dict[str, Any] = {"host": host, "prepare_data": [], "metrics": {}, "files": []}
         self._watch_files()
-        for base in (LightningDataModule, LightningModule):
-            for kind in _subclasses(base):
-                if "prepare_data" in vars(kind):
-                    self._watch_prepare_data(kind)
+        for kind in _subclasses(LightningDataModule) | _subclasses(LightningModule):
+            if "prepare_data" in vars(kind):
+                self._watch_prepare_data(kind)
         atexit.register(self.save)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if batches := int(os.environ["REHEARSAL_BATCHES"]):
             self._shorten(trainer, batches)
-        self.seen |= {
-            "rank": trainer.global_rank,
-            "local_rank": trainer.local_rank,
-            "node_rank": trainer.node_rank,
-            "world_size": trainer.world_size,
-            "num_nodes": trainer.num_nodes,
-            "current_host": os.environ.get("SM_CURRENT_HOST", ""),
-            "strategy": type(trainer.strategy).__name__,
-            "backend": torch.distributed.get_backend() if torch.distributed.is_initialized() else "none",
-        }
+        self.seen |= {name: getattr(trainer, name) for name in ("local_rank", "node_rank", "world_size", "num_nodes")}
+        self.seen |= {"rank": trainer.global_rank, "strategy": type(trainer.strategy).__name__}
+        self.seen["current_host"] = os.environ.get("SM_CURRENT_HOST", "")
+        self.seen["backend"] = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"
         self.save()
 
     def _shorten(self, trainer: Trainer, batches: int) -> None:
@@ -99,27 +92,18 @@ class Recorder(Callback):
             raise RuntimeError(f"rank {rank} fails because --fail-rank asks for it")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._metrics(trainer)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._weights(trainer, pl_module)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._metrics(trainer)
-        self._weights(trainer, pl_module)
-
-    def _metrics(self, trainer: Trainer) -> None:
-        """Validation's and test's; a training metric may be a rank's own."""
+        """Note validation's and test's metrics; a training metric may be a rank's own."""
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self.seen["metrics"] |= {name: value for name, value in values.items() if not name.startswith("train")}
 
-    def _weights(self, trainer: Trainer, module: LightningModule) -> None:
-        digest = hashlib.sha256()
-        for name, tensor in sorted(module.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        self.seen |= {"weights": digest.hexdigest()[:16], "steps": trainer.global_step}
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        parts = (part for item in sorted(pl_module.state_dict().items()) for part in leaves(item))
+        self.seen |= {"weights": digest(parts), "steps": trainer.global_step}
         self.save()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.on_validation_end(trainer, pl_module)
+        self.on_fit_end(trainer, pl_module)
 
     def _watch_prepare_data(self, kind: type) -> None:
         original = vars(kind)["prepare_data"]
@@ -192,7 +176,7 @@ def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def digest(parts: Iterable[Any]) -> str:
-    content = hashlib.blake2b(digest_size=6)
+    content = hashlib.blake2b(digest_size=8)
     for part in parts:
         if isinstance(part, torch.Tensor):
             content.update(f"{part.dtype} {tuple(part.shape)}".encode())
@@ -203,7 +187,4 @@ def digest(parts: Iterable[Any]) -> str:
 
 
 def _subclasses(kind: type) -> set[type]:
-    return {kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))} - {
-        LightningDataModule,
-        LightningModule,
-    }
+    return {below for child in kind.__subclasses__() for below in (child, *_subclasses(child))}
