@@ -23,7 +23,7 @@ from typing import Any
 
 from launch import ROOT, SRC, profiles  # also puts src/ on the path
 from launch import job as jobs
-from rehearsal import checks, hosts, requirements
+from rehearsal import checks, hosts, request, requirements
 from rehearsal.hosts import END, FAULTS, MPI, Host, Plan
 from runtime.report import UserError
 
@@ -53,9 +53,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--batches", type=int, metavar="N", help="of one epoch, and of validation and test (20); 0: all of all epochs")
     add("--fail-rank", type=int, metavar="R", help="rank R raises an error in the middle of training")
     add("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
-    add(
-        "--stop-host", type=int, metavar="N", help="SIGTERM to host N, a restart, and a comparison of the weights"
-    )
+    add("--stop-host", type=int, metavar="N", help="SIGTERM to host N, a restart, and a comparison of the weights")
     add("--lose-host", type=int, metavar="N", help="the same, but host N is killed, once there is a checkpoint")
     add("--timeout", type=float, default=1800, metavar="S", help="end after S seconds (default 1800)")
     add("--json", type=Path, metavar="FILE", help="write what each rank saw and each check's verdict")
@@ -70,8 +68,6 @@ def plan(args: argparse.Namespace) -> Plan:
     Raises:
         UserError: they contradict each other or this machine.
     """
-    from rehearsal import request  # with the launcher's own: not for --help
-
     own = args.source_dir.resolve() == SRC
     described = own or args.job != ROOT / "job.toml" or args.job.exists()
     default = jobs.Job("rehearsal", "us-east-1", "ml.p4d.24xlarge", 2, distribution="torch_distributed")
@@ -79,12 +75,14 @@ def plan(args: argparse.Namespace) -> Plan:
     distribution = args.distribution if args.distribution not in (None, "auto") else profiles.launcher(job)
     count = job.instance_count if args.hosts is None else args.hosts
     processes = args.processes if args.processes is not None else 1 if distribution == "none" else 2
-    refuse_contradictions(args, count, processes, distribution)
+    given = [(name, getattr(args, name.replace("-", "_"))) for name in FAULTS]
+    faults = [(name, number) for name, number in given if number is not None]
+    refuse_contradictions(args, count, processes, distribution, faults)
     folders = dict(channel.partition("=")[::2] for channel in args.channel)
     for name, folder in folders.items():
         if not (re.fullmatch(r"[A-Za-z0-9._-]+", name) and folder and Path(folder).is_dir()):
             raise UserError(f"--channel {name}={folder}: no such folder; write NAME=DIR")
-    fault, target = next(((name, number) for name, number, _, _ in faults(args, count, processes)), ("", 0))
+    fault, target = faults[0] if faults else ("", 0)
     after = pairs(args.hyperparameters)
     batches = args.batches
     if batches is None:
@@ -115,25 +113,21 @@ def plan(args: argparse.Namespace) -> Plan:
     )
 
 
-def faults(args: argparse.Namespace, count: int, processes: int) -> list[tuple[str, int, int, int]]:
-    """The faults that are asked for: name, number of rank or host, the first and the last there is."""
-    given = [(name, getattr(args, name.replace("-", "_"))) for name in FAULTS]
-    ends = {"rank": (0, count * processes - 1), "host": (1, count)}
-    return [(name, number, *ends[name[-4:]]) for name, number in given if number is not None]
-
-
-def refuse_contradictions(args: argparse.Namespace, count: int, processes: int, distribution: str) -> None:
+def refuse_contradictions(
+    args: argparse.Namespace, count: int, processes: int, distribution: str, faults: list[tuple[str, int]]
+) -> None:
     """Raises UserError for what this command line, code and machine cannot be together."""
 
     def refuse(wrong: Any, sentence: str) -> None:
         if wrong:
             raise UserError(sentence)
 
-    source, asked = args.source_dir, faults(args, count, processes)
+    source = args.source_dir
     refuse(not (source / "train.py").is_file(), f"--source-dir {source} has no train.py; name your script's folder")
     install = "SageMaker's toolkit would install it into this environment; rehearse a copy without it"
     refuse((source / "setup.py").exists(), f"--source-dir {source} has a setup.py; {install}")
-    limits = [("hosts", count, 1, 64), ("processes", processes, 1, 64), ("timeout", args.timeout, 1, 86400), *asked]
+    limits = [("hosts", count, 1, 64), ("processes", processes, 1, 64), ("timeout", args.timeout, 1, 86400)]
+    limits += [(name, i, 1, count) if "host" in name else (name, i, 0, count * processes - 1) for name, i in faults]
     for name, number, first, last in [*limits, ("batches", args.batches or 0, 0, 10**9)]:
         refuse(not first <= number <= last, f"--{name} {number} is not from {first} to {last}")
     single = "without a launcher SageMaker starts one process per host; use --processes 1"
@@ -141,8 +135,8 @@ def refuse_contradictions(args: argparse.Namespace, count: int, processes: int, 
     refuse(sys.platform == "win32", "SageMaker's toolkit does not run on Windows; use WSL")
     alone = "this system has one loopback address and no /proc; use Linux, or --hosts 1 with torch_distributed"
     refuse(sys.platform != "linux" and (count > 1 or distribution in MPI or args.stop_host), alone)
-    together = " and ".join(f"--{name}" for name, *_ in asked)
-    refuse(len(asked) > 1, f"{together} are mutually exclusive; rehearse them one by one")
+    together = " and ".join(f"--{name}" for name, _ in faults)
+    refuse(len(faults) > 1, f"{together} are mutually exclusive; rehearse them one by one")
     for name in args.inherit:
         refuse(name not in os.environ, f"--inherit {name}: this shell has no such variable; export it first")
     for option, path in (("json", args.json), ("keep", args.keep)):
@@ -162,8 +156,7 @@ def pairs(words: list[str]) -> dict[str, Any]:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--") or not (equals or rest):
             raise UserError(f"{name!r} after -- is not a hyperparameter; write --name value")
-        text = value if equals else rest.pop(0)
-        found[name[2:]] = text
+        found[name[2:]] = text = value if equals else rest.pop(0)
         with contextlib.suppress(ValueError):
             found[name[2:]] = json.loads(text)
     return found
@@ -172,8 +165,6 @@ def pairs(words: list[str]) -> dict[str, Any]:
 def rehearse(plan: Plan, run: Path) -> dict[str, Any]:
     """Run the hosts and check them; prints their output while they run, and the table at the end."""
     from rich.console import Console
-
-    from rehearsal import request
 
     for module in ("sagemaker_training", "sagemaker_pytorch_container", "psutil"):
         if importlib.util.find_spec(module) is None:
@@ -225,8 +216,7 @@ def rehearse(plan: Plan, run: Path) -> dict[str, Any]:
     report = {"ok": ok, "hosts": plan.hosts, "processes": plan.processes, "distribution": plan.distribution}
     report |= {"launcher": launcher, "mpirun": mpirun, "stubs": stubs, "port": port, "seconds": round(seconds, 1)}
     report |= {"versions": versions, "notes": notes, "requirements": packages}
-    report["exit_codes"] = [host.exit_code for host in ended]
-    report["failures"] = [host.file("failure") for host in ended]
+    report |= {"exit_codes": [h.exit_code for h in ended], "failures": [h.file("failure") for h in ended]}
     report["checks"] = [dataclasses.asdict(check) for check in verdicts]
     report["ranks"] = [{key: value for key, value in rank.items() if key not in checks.LONG} for rank in ranks]
     return report

@@ -54,7 +54,7 @@ def judge(
         refused = sorted({path.read_text() for path in (run / "evidence").glob("refused-*")})
         said = "; ".join(refused) or "the stub refused nothing"
         checks.append(_check("smddp-contract", not refused, said))
-    checks += [_predicts(plan, run, hosts), _memory(plan, ranks)]
+    checks.append(_predicts(plan, run, hosts))
     if undisturbed is not None:
         checks += _restart(ranks, undisturbed)
     missing = ("skipped", "the job failed before") if checks[0].verdict == "failed" else ("failed", None)
@@ -220,14 +220,6 @@ def _predicts(plan: Plan, run: Path, hosts: list[Host]) -> Check:
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines() or [""]
     answer = " ".join(lines[-1].split())
     return _check(name, done.returncode == 0 and bool(answer), answer or "no answer")
-
-
-def _memory(plan: Plan, ranks: list[Rank]) -> Check:
-    """No rank carries the others' data: the largest peak is at most 1.5 times the smallest plus 256 MiB."""
-    if len(ranks) < plan.world_size:
-        return _check("memory-per-rank", None, f"{len(ranks)} of {plan.world_size} ranks reached a Trainer")
-    low, high = (pick(rank["memory_mb"] for rank in ranks) for pick in (min, max))
-    return _check("memory-per-rank", high <= 1.5 * low + 256 or None, f"peaks of {low} to {high} MiB")
 
 
 def _restart(ranks: list[Rank], undisturbed: list[Rank]) -> list[Check]:

@@ -120,13 +120,8 @@ def create_hosts(plan: Plan, run: Path) -> list[Host]:
     hosts = [Host(i, f"127.0.0.{i + 1}", run / f"host-{i + 1}") for i in range(plan.hosts)]
     instance_type, names = plan.request["ResourceConfig"]["InstanceType"], [host.address for host in hosts]
     group = {"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": names}
-    resources = {
-        "hosts": names,
-        "network_interface_name": LOOPBACK,
-        "current_instance_type": instance_type,
-        "current_group_name": "homogeneousCluster",
-        "instance_groups": [group],
-    }
+    resources = {"hosts": names, "network_interface_name": LOOPBACK, "current_instance_type": instance_type}
+    resources |= {"current_group_name": group["instance_group_name"], "instance_groups": [group]}
     modes = {each["ChannelName"]: each.get("InputMode", "File") for each in plan.request.get("InputDataConfig", [])}
     copied = {"S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
     inputs = {name: {"TrainingInputMode": modes.get(name, "File"), **copied} for name in plan.channels}
@@ -163,8 +158,7 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
         paths.append(OPEN_MPI / "bin")
         python_path += (OPEN_MPI / "lib").glob("python*/site-packages")
         open_mpi = {"MPI4PY_LIBMPI": str(OPEN_MPI / "lib" / "libmpi.so.40"), "OPAL_PREFIX": str(OPEN_MPI)}
-    adapted = port != 7777 or plan.distribution in MPI
-    container = "mpirun_stub" if adapted else "sagemaker_pytorch_container.training"
+    unchanged = port == 7777 and plan.distribution not in MPI
     rehearsal = {"PYTHON": sys.executable, "PORT": port, "HOST": host.index, "BASE": host.base}
     rehearsal |= {"EVIDENCE": run / "evidence", "BATCHES": plan.batches, "FAULT": f"{plan.fault} {plan.target}"}
     rehearsal |= {"WITHOUT_MPIRUN": "" if mpirun else "1", "SINGLE_HOST": "1" if plan.hosts == 1 else ""}
@@ -187,10 +181,13 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
         "AWS_REGION": json.loads(plan.request["HyperParameters"]["sagemaker_region"]),
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_BASE_DIR": str(host.base),
-        "SAGEMAKER_TRAINING_MODULE": f"{container}:main",
+        "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main" if unchanged else "mpirun_stub:main",
         "PET_MASTER_PORT": str(port),  # one host: the toolkit names no port to torchrun
         **{f"REHEARSAL_{name}": str(value) for name, value in rehearsal.items()},
     }
+
+
+Lines = Generator[tuple[Host, str], None, None]
 
 
 @contextlib.contextmanager
@@ -209,9 +206,7 @@ def port() -> Iterator[int]:
         yield number
 
 
-def run_hosts(
-    plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool
-) -> Generator[tuple[Host, str], None, None]:
+def run_hosts(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> Lines:
     """Start every host and yield its lines as they come, and ("", each 0.2 s); ends when all hosts have ended.
 
     Whatever happens, no process of the rehearsal is left when the iterator is closed.
@@ -295,7 +290,7 @@ def interrupt(plan: Plan, run: Path, host: Host) -> None:
     (host.base / "processes").mkdir()
     for process in own:
         (host.base / "processes" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
-    send(processes(run, host.index, host.command), signal.SIGTERM)
+    send([process for process in own if process.info["cmdline"] == host.command], signal.SIGTERM)
 
 
 def upload(hosts: list[Host], into: Path) -> Path:
@@ -305,19 +300,18 @@ def upload(hosts: list[Host], into: Path) -> Path:
     return into
 
 
-def processes(run: Path, host: int | None = None, command: Sequence[str] = ()) -> "list[psutil.Process]":
-    """The rehearsal's processes, or one host's, or those of them with this command line.
+def processes(run: Path, host: int | None = None) -> "list[psutil.Process]":
+    """The rehearsal's processes, or one host's, which their environment tells.
 
-    They are recognized by their environment: torchrun's have sessions of their own, a killed parent's have none.
+    Their parents would not: torchrun's have sessions of their own, a killed parent's have none.
     """
     import psutil
 
     wanted = {"REHEARSAL_EVIDENCE": str(run / "evidence")} | ({} if host is None else {"REHEARSAL_HOST": str(host)})
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
-            own = process.pid != os.getpid() and wanted.items() <= process.environ().items()
-            if own and (not command or process.cmdline() == [*command]):
+            if process.pid != os.getpid() and wanted.items() <= process.environ().items():
                 found.append(process)
     return found
 

@@ -22,8 +22,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Of a channel on S3
-SAMPLE = 64 * 2**20  # bytes of one channel, at most
+SAMPLE = 64 * 2**20  # bytes of one channel on S3, at most
 BEGINNING = 4 * 2**20  # of one file of lines, up to the end of a line
 LISTED, TAKEN = 1000, 200  # objects
 LINES = (".csv", ".tsv", ".jsonl", ".txt")
@@ -36,7 +35,8 @@ def make(job: Job) -> tuple[dict[str, Any], str]:
         UserError: the job makes no valid request.
     """
     try:
-        return requests.dry_run(job), ""
+        with requests.aws_errors():
+            return requests.dry_run(job), ""
     except ModuleNotFoundError as error:
         return without_sdk(job), f"{error.name} is not installed, so the request is not the SDK's (make setup)"
     except ValueError as error:  # the SDK's, of a region or an image that it does not know

@@ -222,7 +222,7 @@ def test_hyperparameters_after_two_dashes() -> None:
 GOOD: list[dict[str, Any]] = [
     {
         **{"host": rank // 2, "rank": rank, "local_rank": rank % 2, "node_rank": rank // 2, "world_size": 4},
-        **{"weights": "abc", "metrics": {"test/accuracy": 0.5}, "memory_mb": 500},
+        **{"weights": "abc", "metrics": {"test/accuracy": 0.5}},
         "prepare_data": ["Data.prepare_data in fit"] if rank % 2 == 0 else [],
         "files": ["model/config.json"] if rank == 0 else [],
         "batches": [[f"batch {rank} {i}", 8] for i in range(4)],
@@ -244,7 +244,6 @@ FAULTS: dict[str, tuple[str, Any]] = {
     "metrics-identical": ("a rank's own", lambda ranks: ranks[2].update(metrics={"test/accuracy": 0.4})),
     "metrics-identical ": ("one more", lambda ranks: ranks[2]["metrics"].update(more=1.0)),
     "one-writer": ("everybody writes", lambda ranks: ranks[2].update(files=["model/config.json"])),
-    "memory-per-rank": ("the others' data", lambda ranks: ranks[0].update(memory_mb=5000)),
     "hosts-succeeded": ("a failure", lambda ranks: None),
     "success-or-failure-file": ("a failure", lambda ranks: None),
 }

@@ -32,8 +32,8 @@ class Recorder(Callback):
 
     def __init__(self) -> None:
         self.path = Path(os.environ["REHEARSAL_EVIDENCE"]) / f"rank-{os.environ['REHEARSAL_HOST']}-{os.getpid()}.json"
-        host = int(os.environ["REHEARSAL_HOST"])
-        self.seen: dict[str, Any] = {"host": host, "prepare_data": [], "metrics": {}, "files": []}
+        self.seen: dict[str, Any] = {"host": int(os.environ["REHEARSAL_HOST"])}
+        self.seen |= {"prepare_data": [], "metrics": {}, "files": []}
         self._watch_files()
         for kind in _subclasses(LightningDataModule) | _subclasses(LightningModule):
             if "prepare_data" in vars(kind):
@@ -45,8 +45,8 @@ class Recorder(Callback):
             self._shorten(trainer, batches)
         self.seen |= {name: getattr(trainer, name) for name in ("local_rank", "node_rank", "world_size", "num_nodes")}
         self.seen |= {"rank": trainer.global_rank, "strategy": type(trainer.strategy).__name__}
-        self.seen["current_host"] = os.environ.get("SM_CURRENT_HOST", "")
-        self.seen["backend"] = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"
+        backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"
+        self.seen |= {"backend": backend, "current_host": os.environ.get("SM_CURRENT_HOST", "")}
         self.save()
 
     def _shorten(self, trainer: Trainer, batches: int) -> None:
