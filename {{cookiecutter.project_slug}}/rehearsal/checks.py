@@ -45,15 +45,13 @@ def judge(
     checks = [_hosts(hosts), _files(hosts)]
     if plan.fault:
         at = next((rank["fault_at"] for rank in ranks if "fault_at" in rank), None)
-        never = f"rank {plan.target} never reached the step of its fault"
-        return [*checks, _ends(hosts, at, never), _cause(plan, hosts)]
+        return [*checks, _ends(hosts, at, f"rank {plan.target} never reached its fault"), _cause(plan, hosts)]
     checks += [_world_size(plan, ranks), _ranks(plan, ranks), _node_ranks(plan, ranks)]
     checks += [_prepare_data(ranks), _data_divided(plan, ranks), _same("weights-identical", ranks, "weights")]
     checks += [_same("metrics-identical", ranks, "metrics"), _one_writer(plan, hosts, ranks)]
     if plan.distribution == "smddp":
-        refused = sorted({path.read_text() for path in (run / "evidence").glob("refused-*")})
-        said = "; ".join(refused) or "the stub refused nothing"
-        checks.append(_check("smddp-contract", not refused, said))
+        refused = "; ".join(sorted({path.read_text() for path in (run / "evidence").glob("refused-*")}))
+        checks.append(_check("smddp-contract", not refused, refused or "the stub refused nothing"))
     checks.append(_predicts(plan, run, hosts))
     if undisturbed is not None:
         checks += _restart(ranks, undisturbed)

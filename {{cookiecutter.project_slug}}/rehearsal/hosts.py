@@ -32,6 +32,7 @@ INHERITED = (
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+Lines = Generator[tuple["Host", str], None, None]
 
 
 @dataclass(frozen=True)
@@ -185,9 +186,6 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
         "PET_MASTER_PORT": str(port),  # one host: the toolkit names no port to torchrun
         **{f"REHEARSAL_{name}": str(value) for name, value in rehearsal.items()},
     }
-
-
-Lines = Generator[tuple[Host, str], None, None]
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ hosts: an SSH server, and half a minute in which they would notice the end of th
 `python mpirun_stub.py PROCESSES COMMAND…` takes its place: it starts what Open MPI would start on this host.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -67,10 +68,9 @@ def spawn(processes: int, command: list[str]) -> int:
         for child in children:
             child.terminate()
         for child in children:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(5)
-            except subprocess.TimeoutExpired:
-                child.kill()
+            child.kill()
 
 
 if __name__ == "__main__":
