@@ -24,7 +24,8 @@ TMP = Path(tempfile.gettempdir())
 def rehearse(project: Project, folder: Path, *arguments: str) -> dict[str, Any]:
     """The JSON report of `python -m rehearsal`, with its exit status and output."""
     path = folder / f"report-{time.monotonic_ns()}.json"
-    ended = project.run("python", "-m", "rehearsal", "--json", str(path), *arguments, check=False)
+    line = ["python", "-m", "rehearsal", "--json", str(path), *arguments]
+    ended = project.run(*line, check=False, FORCE_COLOR="1")  # as a notebook has it
     output = ended.stdout[-8000:] + ended.stderr[-4000:]
     assert path.exists(), output
     return {**json.loads(path.read_text()), "exit_status": ended.returncode, "output": output}
@@ -59,6 +60,8 @@ def alone(project: Project, words: Path, exact: list[str], tmp_path_factory: pyt
 
 def test_none_on_one_host(alone: dict[str, Any]) -> None:
     assert alone["exit_status"] == 0 and alone["ok"], alone["output"]
+    assert "\x1b" not in alone["output"] and "Training Env" not in alone["output"], "a spinner, colours or a listing"
+    assert alone["versions"]["torch"] in alone["output"] and "the job's image has torch" in alone["output"]
 
 
 @pytest.mark.parametrize(
