@@ -179,8 +179,8 @@ def rehearse(plan: Plan, run: Path) -> dict[str, Any]:
     title = f"{plan.hosts} hosts × {plan.processes} processes, {plan.distribution}, started by {launcher}"
     versions = {"torch": version("torch"), "python": platform.python_version()}
     versions |= {"image_torch": plan.image[0], "image_python": plan.image[1]}
-    image = "the job's image has torch {} on Python {}".format(*plan.image) if plan.image[0] else "the job's image is not known"
-    notes = [f"runs torch {versions['torch']} on Python {versions['python']}; {image}", *plan.notes]
+    image = "torch {} on Python {}".format(*plan.image) if plan.image[0] else "versions that are not known here"
+    notes = [f"runs torch {versions['torch']} on Python {versions['python']}; the job's image has {image}", *plan.notes]
     if plan.batches:
         notes.append(f"one epoch of at most {plan.batches} batches; -- --epochs N trains N whole epochs")
     for name, place in plan.channels.items():
