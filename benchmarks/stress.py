@@ -562,12 +562,12 @@ def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
         failed = [check["name"] for check in report["checks"] if check["verdict"] == "failed"]
         if how == "--stop-host":
             told = re.search(r"stopped by .*? at step (\d+)", run.stdout)
-            if not told or said.get("goes-on") != f"began after step {told[1]}":
+            if not told or said.get("resumes-from-checkpoint") != f"after step {told[1]}":
                 failed.append("it did not go on where it stopped")
         good = run.returncode == 0 and not failed
         yield (
             f"{'ok' if good else 'FAILED'} {number} hosts x {processes}, {launcher}, {how} {host}: "
-            f"{said.get('ends-in-time', run.stderr)}; {said.get('goes-on')}; weights "
+            f"{said.get('ends-in-time', run.stderr)}; {said.get('resumes-from-checkpoint')}; weights "
             f"{said.get('weights-as-undisturbed')} {' '.join(failed)}"
         )
 

@@ -221,7 +221,7 @@ def test_notebook_from_configuration_to_prediction(small: Project, words: Path, 
     cells = run_notebook(small, before, MODEL=str(tmp_path / "model.tar.gz"), AWS_DEFAULT_REGION="us-east-1")
     preflight = said(cells, "preflight.run")
     assert "error" not in preflight and "no credentials" not in preflight
-    assert "held" in said(cells, "preflight.rehearsal")
+    assert "passed" in said(cells, "preflight.rehearsal")
     assert "completed. Bring its model home" in said(cells, "follow.follow")
     assert "train/loss=0.5" in said(cells, "follow.follow")
     assert "image/png" in said(cells, "outcome.curves()")

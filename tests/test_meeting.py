@@ -1,4 +1,4 @@
-"""The start of a job: ranks meet or are missed by name. And the SMDDP stand-in refuses what SMDDP's contract does."""
+"""The start of a job: ranks meet or are missed by name. And the SMDDP stub refuses what SMDDP's contract does."""
 
 import json
 import os
@@ -182,11 +182,11 @@ dist.destroy_process_group()
 """
 
 
-def test_the_stand_in_refuses_what_the_contract_does(project: Project) -> None:
-    path = project.path / "rehearsal" / "standins"
+def test_the_stub_refuses_what_the_contract_does(project: Project) -> None:
+    path = project.path / "rehearsal" / "stubs"
     project.run("python", "-c", CONTRACT, PYTHONPATH=str(path), PYTHONDONTWRITEBYTECODE="1")
 
 
-def test_the_stand_in_is_not_found_outside_a_rehearsal(project: Project, tmp_path: Path) -> None:
+def test_the_stub_is_not_found_outside_a_rehearsal(project: Project, tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, "-c", "import smdistributed"], cwd=project.path, capture_output=True)
     assert found.returncode == 1

@@ -21,10 +21,11 @@ from conftest import Project, need
 TMP = Path(tempfile.gettempdir())
 
 
-def rehearse(project: Project, folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
+def rehearse(project: Project, folder: Path, *arguments: str) -> dict[str, Any]:
     """The JSON report of `python -m rehearsal`, with its exit status and output."""
     path = folder / f"report-{time.monotonic_ns()}.json"
-    ended = project.run("python", "-m", "rehearsal", "--json", str(path), *arguments, check=False, **environment)
+    line = ["python", "-m", "rehearsal", "--json", str(path), *arguments]
+    ended = project.run(*line, check=False, FORCE_COLOR="1")  # as a notebook has it
     output = ended.stdout[-8000:] + ended.stderr[-4000:]
     assert path.exists(), output
     return {**json.loads(path.read_text()), "exit_status": ended.returncode, "output": output}
@@ -59,6 +60,8 @@ def alone(project: Project, words: Path, exact: list[str], tmp_path_factory: pyt
 
 def test_none_on_one_host(alone: dict[str, Any]) -> None:
     assert alone["exit_status"] == 0 and alone["ok"], alone["output"]
+    assert "\x1b" not in alone["output"] and "Training Env" not in alone["output"], "a spinner, colours or a listing"
+    assert alone["versions"]["torch"] in alone["output"] and "the job's image has torch" in alone["output"]
 
 
 @pytest.mark.parametrize(
@@ -80,17 +83,17 @@ def test_launchers(
     exact: list[str],
     alone: dict[str, Any],
 ) -> None:
-    """Every check holds, all ranks end with the same weights, and test as one process with the same global batch."""
+    """Every check passes, all ranks end with the same weights, and test as one process with the same global batch."""
     command = ["--hosts", str(hosts), "--processes", str(processes), "--distribution", distribution]
     report = rehearse(project, tmp_path, *exact, *command, *options(words, hosts * processes))
     assert report["exit_status"] == 0 and report["ok"], report["output"]
-    assert set(verdicts(report).values()) == {"held"}
+    assert set(verdicts(report).values()) == {"passed"}
     ranks = report["ranks"]
     assert [rank["rank"] for rank in ranks] == list(range(hosts * processes))
     assert len({rank["weights"] for rank in ranks}) == 1
     for name, value in alone["ranks"][0]["metrics"].items():
         assert ranks[0]["metrics"][name] == pytest.approx(value, abs=1e-4), name
-    assert ("SMDDP" in report["standins"]) == (distribution == "smddp")
+    assert ("SMDDP" in report["stubs"]) == (distribution == "smddp")
     assert not report["mpirun"] and report["launcher"] in report["output"]
     assert ("without mpirun (several hosts would need an sshd on each)" in report["launcher"]) == (
         "ddp" in distribution
@@ -104,12 +107,69 @@ def test_real_mpirun_on_one_host(project: Project, words: Path, tmp_path: Path) 
     if not report["mpirun"] and "may not mount" in report["launcher"]:
         need(root=True)
     assert report["mpirun"] and report["launcher"] == "mpirun", report["launcher"]
-    assert report["exit_status"] == 0 and set(verdicts(report).values()) == {"held"}, report["output"]
+    assert report["exit_status"] == 0 and set(verdicts(report).values()) == {"passed"}, report["output"]
+
+
+CHANGED = """
+import json, sys
+from launch import request
+made, change = request.dry_run, json.loads(sys.argv.pop(1))
+def changed(job):
+    found = made(job)
+    assert found["HyperParameters"]["sagemaker_torch_distributed_enabled"] == "true"
+    return {**found, "HyperParameters": {**found["HyperParameters"], **change}}
+request.dry_run = changed
+from rehearsal.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_changed_flag_of_the_request_fails(project: Project, words: Path, tmp_path: Path) -> None:
+    """What the rehearsal plays is the request that `launch` makes, not a copy of its parts."""
+    command = ["--hosts", "1", "--processes", "2", "--distribution", "torch_distributed", "--batches", "2"]
+    command += ["--json", str(tmp_path / "report.json"), "--", "--dataset", str(words)]
+    change = json.dumps({"sagemaker_torch_distributed_enabled": "false"})
+    project.run("python", "-c", CHANGED, change, *command, check=False)
+    report = json.loads((tmp_path / "report.json").read_text())
+    failed = {check["name"]: check["detail"] for check in report["checks"] if check["verdict"] == "failed"}
+    assert not report["ok"] and failed["world-size"] == "1 on 1 ranks; expected 2"
+
+
+CHANNEL = """
+import os, sys
+os.environ |= {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+import boto3
+from moto import mock_aws
+with mock_aws():
+    s3 = boto3.client("s3", "us-east-1")
+    s3.create_bucket(Bucket="words")
+    s3.create_bucket(Bucket="sagemaker-us-east-1-000000000000")  # moto takes what a dry run would hold back
+    s3.upload_file(sys.argv.pop(1), "words", "data/words.csv")
+    from rehearsal.__main__ import main
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("source", ["s3", "folder", "neither"])
+def test_a_jobs_channel_comes_from_s3_or_a_folder(source: str, project: Project, words: Path, tmp_path: Path) -> None:
+    text = project.read("job.toml").replace('# training = "s3://my-bucket/my-data/"', 'training = "s3://words/data/"')
+    (tmp_path / "job.toml").write_text(text.replace('dataset = "cldr"', 'dataset = "training"'), encoding="utf-8")
+    command = ["--job", str(tmp_path / "job.toml"), "--hosts", "1", "--distribution", "none", "--batches", "2"]
+    command += ["--channel", f"training={words.parent}"] if source == "folder" else []
+    line = ["-c", CHANNEL, str(words)] if source == "s3" else ["-m", "rehearsal"]
+    nobody = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path)}
+    ended = project.run("python", *line, *command, check=False, **nobody)
+    if source == "neither":
+        assert ended.returncode == 2 and "--channel training=DIR" in ended.stderr and "Traceback" not in ended.stderr
+        return
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ("channel training: 1 objects of s3://words/data/" in ended.stdout) == (source == "s3")
+    assert "300 texts" in ended.stdout, ended.stdout
 
 
 def test_none_on_two_hosts_is_refused(project: Project, words: Path, tmp_path: Path) -> None:
     report = rehearse(project, tmp_path, "--hosts", "2", "--distribution", "none", *options(words, 1))
-    assert report["exit_status"] == 1 and verdicts(report)["success-or-failure-file"] == "held"
+    assert report["exit_status"] == 1 and verdicts(report)["success-or-failure-file"] == "passed"
     for failure in report["failures"]:
         assert failure.startswith('SM_HOSTS=["127.0.0.1","127.0.0.2"] names 2 hosts, but no launcher set RANK')
 
@@ -136,7 +196,7 @@ def test_a_lost_rank_ends_the_job_and_is_named(
     report = rehearse(project, tmp_path, *command, *options(words, 2 * processes))
     found = verdicts(report)
     assert report["exit_status"] == 1 and 0 not in report["exit_codes"]
-    assert found["ends-in-time"] == found["failure-names-cause"] == found["success-or-failure-file"] == "held", report
+    assert found["ends-in-time"] == found["failure-names-cause"] == found["success-or-failure-file"] == "passed", report
     assert words_said in report["failures"][1][:1024]
 
 
@@ -211,7 +271,7 @@ def test_ctrl_c_ends_everything(project: Project, words: Path, tmp_path: Path) -
     child.sendintr()
     time.sleep(0.5)
     child.sendintr()  # as impatient people do, while the first one cleans up
-    child.expect("every process of the rehearsal was ended")
+    child.expect("all processes of the rehearsal were ended")
     child.expect(pexpect.EOF)
     child.close()
     assert child.exitstatus == 130
@@ -226,7 +286,7 @@ def test_a_signal_ends_everything(number: signal.Signals, project: Project, word
     with (tmp_path / "log").open("w") as log:
         line = [*command, *options(words, 2)]
         child = subprocess.Popen(line, cwd=project.path, env=environment, stdout=log, stderr=log)
-        while "toolkit" not in (tmp_path / "log").read_text():
+        while "Invoking user" not in (tmp_path / "log").read_text():
             assert child.poll() is None, (tmp_path / "log").read_text()
             time.sleep(0.1)
         child.send_signal(number)

@@ -1,4 +1,4 @@
-"""Each wire of a distributed job, cut on purpose in a stranger's code: the rehearsal's check of that name sees it."""
+"""Faults injected into a stranger's code: each one is found by the rehearsal's check of that name."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from conftest import Project
 from test_rehearsal import rehearse
 
-RUNS = {  # the wires that are cut in one run: the launcher, and the checks that have to fail with a word of each detail
+RUNS = {  # the faults of one run: the launcher, and the checks that must fail with a word of each detail
     "none": ("smddp", {}),
     "rank-swapped,data-not-divided": (
         "pytorchddp",
@@ -48,7 +48,7 @@ def stranger(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.parametrize("cut", RUNS)
-def test_a_cut_wire_is_seen(cut: str, project: Project, stranger: Path, tmp_path: Path) -> None:
+def test_an_injected_fault_is_found(cut: str, project: Project, stranger: Path, tmp_path: Path) -> None:
     distribution, expected = RUNS[cut]
     options = ["--hosts", "2", "--processes", "1", "--distribution", distribution, "--source-dir", str(stranger)]
     report = rehearse(project, tmp_path, *options, "--", "--wires", cut)
@@ -56,4 +56,4 @@ def test_a_cut_wire_is_seen(cut: str, project: Project, stranger: Path, tmp_path
     assert report["ok"] == (not expected), report["output"]
     assert bool(failed) == bool(expected), failed
     for name, word in expected.items():
-        assert word in failed.get(name, "held"), (name, failed, report["output"])
+        assert word in failed.get(name, "passed"), (name, failed, report["output"])

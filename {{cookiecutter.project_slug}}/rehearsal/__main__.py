@@ -1,14 +1,16 @@
-"""Play the cluster on this machine before paying for it.
+"""Simulate the job's cluster on this machine before paying for it.
 
 SageMaker's own training toolkit starts src/train.py on several hosts, which are loopback addresses of this machine,
-over gloo on the CPU; then everything that has to hold across ranks is checked. Nothing is sent anywhere.
+over gloo on the CPU; ranks, weights and outputs are verified. No job is sent; a channel's sample may come from S3.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -17,17 +19,17 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rehearsal.checks import Check
-    from rehearsal.hosts import Plan
+from launch import ROOT, SRC, profiles  # also puts src/ on the path
+from launch import job as jobs
+from rehearsal import checks, hosts, request, requirements
+from rehearsal.hosts import END, FAULTS, MPI, Host, Plan
+from runtime.report import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
-BATCHES = 20  # enough for every wire, and for the faults, which come in step 2
-HALT_BATCHES = 200  # seconds of training: a stop that is asked for after step 2 has to come before the end
+BATCHES = 20  # enough for every check, and for the faults, which come in step 2; not where epochs or max_steps is given
+INTERRUPTED_BATCHES = 200  # seconds of training: an interruption after step 2 has to come before the end
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
-DISTRIBUTIONS = ("torch_distributed", "smddp", "pytorchddp", "none")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -36,142 +38,111 @@ def parse(argv: list[str]) -> argparse.Namespace:
         prog="python -m rehearsal",
         usage="%(prog)s [--hosts 2] [--processes 2] [--distribution …] [options] [-- --epochs 1 --lr 1e-3 …]",
         description=__doc__,
-        epilog="What is not given comes from job.toml. Exit status: 0 if every host succeeded and every check held, "
+        epilog="What is not given comes from job.toml. Exit status: 0 if every host succeeded and every check passed, "
         "1 if not, 2 for a mistake on this command line, 130 after Ctrl-C.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--hosts", type=_count, help="hosts (instance_count)")
-    parser.add_argument("--processes", type=_count, help="processes per host, as many as it has GPUs (default 2)")
-    parser.add_argument("--distribution", choices=(*DISTRIBUTIONS, "auto"), help="how SageMaker starts the script")
-    parser.add_argument("--source-dir", type=Path, default=ROOT / "src", help="folder with train.py (default src)")
-    parser.add_argument("--job", type=Path, default=ROOT / "job.toml", help="the job (default job.toml)")
-    parser.add_argument("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data")
-    parser.add_argument(
-        "--batches",
-        type=_batches,
-        metavar="N",
-        help="one epoch of at most N batches, and as many to validate and to test; 0: all that the hyperparameters say "
-        f"(default {BATCHES}; {HALT_BATCHES} to stop or lose a host; 0 where epochs or max_steps is given after --)",
-    )
-    parser.add_argument("--fail-rank", type=int, metavar="R", help="rank R raises in the middle of training")
-    parser.add_argument("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
-    parser.add_argument(
-        "--stop-host",
-        type=_count,
-        metavar="N",
-        help="host N (1, 2, …) is told to stop in the middle of training; then the job is started again with the "
-        "checkpoints, as after a spot interruption, and has to end as one that is left alone",
-    )
-    parser.add_argument(
-        "--lose-host", type=_count, metavar="N", help="the same, but host N vanishes, once there is a checkpoint"
-    )
-    parser.add_argument("--timeout", type=_seconds, default=1800, metavar="S", help="end after so long (default 1800)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what each rank saw and every verdict")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the hosts' folders there")
-    parser.add_argument("hyperparameters", nargs="*", metavar="-- --name value", help="hyperparameters of train.py")
+    add = parser.add_argument
+    add("--hosts", type=int, help="hosts (instance_count)")
+    add("--processes", type=int, help="processes per host, as many as it has GPUs (default 2)")
+    add("--distribution", choices=jobs.DISTRIBUTIONS, help="how SageMaker starts the script")
+    add("--source-dir", type=Path, default=SRC, help="folder with train.py (default src)")
+    add("--job", type=Path, default=ROOT / "job.toml", help="the job (default job.toml)")
+    add("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data (else a sample from S3)")
+    add("--inherit", action="append", default=[], metavar="NAME", help="a variable of this shell to pass to the hosts")
+    add("--batches", type=int, metavar="N", help="of one epoch, and of validation and test (20); 0: all of all epochs")
+    add("--fail-rank", type=int, metavar="R", help="rank R raises an error in the middle of training")
+    add("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
+    add("--stop-host", type=int, metavar="N", help="SIGTERM to host N, a restart, and a comparison of the weights")
+    add("--lose-host", type=int, metavar="N", help="the same, but host N is killed, once there is a checkpoint")
+    add("--timeout", type=float, default=1800, metavar="S", help="end after S seconds (default 1800)")
+    add("--json", type=Path, metavar="FILE", help="write what each rank saw and each check's verdict")
+    add("--keep", type=Path, metavar="DIR", help="keep the hosts' folders and complete logs there")
+    add("hyperparameters", nargs="*", metavar="-- --name value", help="hyperparameters of train.py")
     return parser.parse_args(argv)
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if not 0 < value <= 64:
-        raise argparse.ArgumentTypeError(f"{value} is not between 1 and 64")
-    return value
-
-
-def _batches(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is less than 0")
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 86400:
-        raise argparse.ArgumentTypeError(f"{value:g} is not between 0 and 86400")
-    return value
-
-
-def plan(args: argparse.Namespace) -> "Plan":
+def plan(args: argparse.Namespace) -> Plan:
     """What to rehearse, from the command line and job.toml.
 
     Raises:
         UserError: they contradict each other or this machine.
     """
-    from launch import job, profiles  # also puts src/ on the path
-    from rehearsal.hosts import MPI, Plan
-    from runtime.report import UserError
-
-    own = args.source_dir.resolve() == ROOT / "src"
-    answers = job.load(args.job) if own or args.job != ROOT / "job.toml" or args.job.exists() else None
-    distribution = args.distribution or "auto"
-    if distribution == "auto":
-        distribution = profiles.launcher(answers) if answers else "torch_distributed"
-    hosts = args.hosts or (answers.instance_count if answers else 2)
-    processes = args.processes or (1 if distribution == "none" else 2)
-    problem = ""
-    if not (args.source_dir / "train.py").is_file():
-        problem = f"--source-dir {args.source_dir} has no train.py; name the folder that holds your entry point"
-    elif (args.source_dir / "setup.py").exists():
-        problem = (
-            f"--source-dir {args.source_dir} has a setup.py, and SageMaker's toolkit would install it into this "
-            "environment; move it out of the folder, or rehearse a copy without it"
-        )
-    elif distribution == "none" and processes > 1:
-        problem = (
-            f"--processes {processes}: without a launcher SageMaker starts one process per host; use --processes 1"
-        )
-    elif sys.platform == "win32":
-        problem = "SageMaker's toolkit does not run on Windows; use WSL"
-    elif sys.platform != "linux" and (hosts > 1 or distribution in MPI):
-        problem = "this system has one loopback address; rehearse --hosts 1 with torch_distributed, or use Linux"
-    for name, rank in (("--fail-rank", args.fail_rank), ("--kill-rank", args.kill_rank)):
-        if rank is not None and not 0 <= rank < hosts * processes:
-            problem = f"{name} {rank} is none of the ranks 0 to {hosts * processes - 1}"
-    for name, host in (("--stop-host", args.stop_host), ("--lose-host", args.lose_host)):
-        if host is not None and host > hosts:
-            problem = f"{name} {host} is none of the hosts 1 to {hosts}"
-    faults = ("fail_rank", "kill_rank", "stop_host", "lose_host")
-    if len(given := [f"--{fault.replace('_', '-')}" for fault in faults if getattr(args, fault) is not None]) > 1:
-        problem = f"{' and '.join(given)} are too much at once; rehearse one after the other"
-    if args.json and (args.json.is_dir() or not os.access(args.json.parent, os.W_OK)):
-        problem = f"--json {args.json} cannot be written; name a file in a folder that is yours"
-    if args.keep and (args.keep.exists() or not os.access(args.keep.parent, os.W_OK)):
-        problem = f"--keep {args.keep} exists or cannot be made; name a new folder in one that is yours"
-    image = profiles.profile(dataclasses.replace(answers, distribution=distribution)) if answers else None
-    channels = dict(channel.partition("=")[::2] for channel in args.channel)
-    for name, folder in channels.items():
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or not folder or not Path(folder).is_dir():
-            problem = f"--channel {name}={folder}: no such folder; write NAME=DIR"
-    if problem:
-        raise UserError(problem)
-    given_here = pairs(args.hyperparameters)
+    own = args.source_dir.resolve() == SRC
+    described = own or args.job != ROOT / "job.toml" or args.job.exists()
+    default = jobs.Job("rehearsal", "us-east-1", "ml.p4d.24xlarge", 2, distribution="torch_distributed")
+    job = jobs.load(args.job) if described else default
+    distribution = args.distribution if args.distribution not in (None, "auto") else profiles.launcher(job)
+    count = job.instance_count if args.hosts is None else args.hosts
+    processes = args.processes if args.processes is not None else 1 if distribution == "none" else 2
+    given = [(name, getattr(args, name.replace("-", "_"))) for name in FAULTS]
+    faults = [(name, number) for name, number in given if number is not None]
+    refuse_contradictions(args, count, processes, distribution, faults)
+    folders = dict(channel.partition("=")[::2] for channel in args.channel)
+    for name, folder in folders.items():
+        if not (re.fullmatch(r"[A-Za-z0-9._-]+", name) and folder and Path(folder).is_dir()):
+            raise UserError(f"--channel {name}={folder}: no such folder; write NAME=DIR")
+    fault, target = faults[0] if faults else ("", 0)
+    after = pairs(args.hyperparameters)
     batches = args.batches
     if batches is None:
-        batches = HALT_BATCHES if args.stop_host or args.lose_host else BATCHES
-        batches = 0 if {"epochs", "max_steps"} & given_here.keys() else batches
-    if args.lose_host and own:
-        given_here = {"checkpoint_steps": 5, **given_here}  # what is lost before a checkpoint begins from nothing
+        batches = INTERRUPTED_BATCHES if fault.endswith("-host") else BATCHES
+        batches = 0 if {"epochs", "max_steps"} & after.keys() else batches
+    if fault == "lose-host" and own:
+        after = {"checkpoint_steps": 5, **after}  # without a checkpoint there is nothing to resume from
+    if not own:
+        job = dataclasses.replace(job, hyperparameters={}, channels={})
+    values = {**job.hyperparameters, **after}
+    job = dataclasses.replace(job, instance_count=count, distribution=distribution, hyperparameters=values)
+    notes = []
+    if fault == "stop-host" and not job.forward_stop:
+        notes.append("forward_stop is false in job.toml: SageMaker's SIGTERM would not reach training; see --lose-host")
+        job = dataclasses.replace(job, forward_stop=True)
+    made, note = request.make(job) if own else (request.without_sdk(job), "")
+    image = profiles.profile(job) if described else None
     return Plan(
-        hosts=hosts,
-        processes=processes,
-        distribution=distribution,
-        source=args.source_dir,
-        hyperparameters={**(answers.hyperparameters if own and answers else {}), **given_here},
-        channels={name: Path(folder) for name, folder in channels.items()},
-        environment=answers.environment if answers else {},
-        instance_type=answers.instance_type if answers else "ml.p4d.24xlarge",
-        region=answers.region if answers else "us-east-1",
-        image_torch=image.torch if image else version("torch"),
-        fail_rank=args.fail_rank,
-        kill_rank=args.kill_rank,
-        stop_host=args.stop_host and args.stop_host - 1,
-        lose_host=args.lose_host and args.lose_host - 1,
+        *(count, processes, distribution, args.source_dir, made),
+        channels={**job.channels, **{name: Path(folder) for name, folder in folders.items()}},
+        inherit=args.inherit,
+        image=(image.torch, image.python) if image else ("", ""),
+        notes=[*notes, *filter(None, [note])],
+        fault=fault,
+        target=target - 1 if fault.endswith("-host") else target,
         batches=batches,
         timeout=args.timeout,
     )
+
+
+def refuse_contradictions(
+    args: argparse.Namespace, count: int, processes: int, distribution: str, faults: list[tuple[str, int]]
+) -> None:
+    """Raises UserError for what this command line, code and machine cannot be together."""
+
+    def refuse(wrong: Any, sentence: str) -> None:
+        if wrong:
+            raise UserError(sentence)
+
+    source = args.source_dir
+    refuse(not (source / "train.py").is_file(), f"--source-dir {source} has no train.py; name your script's folder")
+    install = "SageMaker's toolkit would install it into this environment; rehearse a copy without it"
+    refuse((source / "setup.py").exists(), f"--source-dir {source} has a setup.py; {install}")
+    limits = [("hosts", count, 1, 64), ("processes", processes, 1, 64), ("timeout", args.timeout, 1, 86400)]
+    limits += [(name, i, 1, count) if "host" in name else (name, i, 0, count * processes - 1) for name, i in faults]
+    for name, number, first, last in [*limits, ("batches", args.batches or 0, 0, 10**9)]:
+        refuse(not first <= number <= last, f"--{name} {number} is not from {first} to {last}")
+    single = "without a launcher SageMaker starts one process per host; use --processes 1"
+    refuse(distribution == "none" and processes > 1, f"--processes {processes}: {single}")
+    refuse(sys.platform == "win32", "SageMaker's toolkit does not run on Windows; use WSL")
+    alone = "this system has one loopback address and no /proc; use Linux, or --hosts 1 with torch_distributed"
+    refuse(sys.platform != "linux" and (count > 1 or distribution in MPI or args.stop_host), alone)
+    together = " and ".join(f"--{name}" for name, _ in faults)
+    refuse(len(faults) > 1, f"{together} are mutually exclusive; rehearse them one by one")
+    for name in args.inherit:
+        refuse(name not in os.environ, f"--inherit {name}: this shell has no such variable; export it first")
+    for option, path in (("json", args.json), ("keep", args.keep)):
+        taken = path and (path.is_dir() if option == "json" else path.exists())
+        unwritable = path and not os.access(path.parent, os.W_OK)
+        refuse(taken or unwritable, f"--{option} {path} exists or cannot be written; name another place")
 
 
 def pairs(words: list[str]) -> dict[str, Any]:
@@ -180,137 +151,111 @@ def pairs(words: list[str]) -> dict[str, Any]:
     Raises:
         UserError: a word is no option, or an option has no value.
     """
-    from runtime.report import UserError
-
-    found: dict[str, Any] = {}
-    rest = list(words)
+    found, rest = {}, list(words)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--") or not (equals or rest):
-            raise UserError(f"{name!r} after -- is no hyperparameter; write them as --name value")
-        text = value if equals else rest.pop(0)
-        try:
+            raise UserError(f"{name!r} after -- is not a hyperparameter; write --name value")
+        found[name[2:]] = text = value if equals else rest.pop(0)
+        with contextlib.suppress(ValueError):
             found[name[2:]] = json.loads(text)
-        except ValueError:
-            found[name[2:]] = text
     return found
 
 
-def rehearse(plan: "Plan", run: Path) -> dict[str, Any]:
-    """Play and judge; prints what hosts say while they run, and the table at the end."""
-    import importlib.util
-
+def rehearse(plan: Plan, run: Path) -> dict[str, Any]:
+    """Run the hosts and check them; prints their output while they run, and the table at the end."""
     from rich.console import Console
-    from rich.live import Live
-    from rich.spinner import Spinner
-    from rich.text import Text
-
-    from rehearsal import checks, hosts, requirements
-    from runtime.report import UserError
 
     for module in ("sagemaker_training", "sagemaker_pytorch_container", "psutil"):
         if importlib.util.find_spec(module) is None:
-            raise UserError(
-                f"{module} is not installed, and a rehearsal runs SageMaker's own toolkit; run make rehearse"
-            )
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
-    why = hosts.without_mpirun(plan) if plan.distribution in hosts.MPI else ""
-    mpirun = plan.distribution in hosts.MPI and not why
+            raise UserError(f"{module}, which a rehearsal needs, is not installed; run make rehearse")
+    terminal = sys.stdout.isatty()  # whatever FORCE_COLOR says, which notebooks set: a spinner would fill their output
+    console = Console(highlight=False, soft_wrap=True, width=None if terminal else 120, force_terminal=terminal)
+    why = hosts.without_mpirun(plan) if plan.distribution in MPI else ""
+    mpirun = plan.distribution in MPI and not why
     launcher = {"torch_distributed": "torchrun", "none": "no launcher"}.get(plan.distribution, "mpirun")
-    if why:
-        launcher = f"mpirun's environment without mpirun ({why})"
-    standins = ["SMDDP", "smddprun", "nvidia-smi"] if plan.distribution == "smddp" else ["nvidia-smi"]
+    launcher = f"mpirun's environment without mpirun ({why})" if why else launcher
+    stubs = ["SMDDP", "smddprun", "nvidia-smi"] if plan.distribution == "smddp" else ["nvidia-smi"]
     title = f"{plan.hosts} hosts × {plan.processes} processes, {plan.distribution}, started by {launcher}"
-    started = time.time()
-
-    def act(plan: "Plan", run: Path, port: int, what: str = "") -> list[hosts.Host]:
-        """One attempt at the job; shows what its hosts say."""
-        cast = hosts.lay_out(plan, run)
-        spinner = Spinner("dots")
-        with (
-            contextlib.closing(hosts.play(plan, run, cast, port, mpirun)) as play,
-            Live(spinner, console=console, refresh_per_second=4, transient=True) as live,
-        ):
-            live.console.print(f"{title}{what}; stand-ins: {', '.join(standins)}; port {port}", style="bold")
-            if plan.batches:
-                short = f"one epoch of at most {plan.batches} batches; -- --epochs N plays N whole epochs"
-                live.console.print(short, style="dim")
-            for host, line in play:
-                ended = sum(other.exit_code is not None for other in cast)
-                spinner.update(text=f"{time.time() - started:.0f} s, {ended} of {plan.hosts} hosts ended")
-                if line:
-                    text = Text(f"host {host.index + 1} ", COLOURS[host.index % len(COLOURS)])
-                    live.console.print(text.append_text(Text.from_ansi(line)))
-        return cast
-
-    halted: dict[str, Any] = {}
+    versions = {"torch": version("torch"), "python": platform.python_version()}
+    versions |= {"image_torch": plan.image[0], "image_python": plan.image[1]}
+    image = "torch {} on Python {}".format(*plan.image) if plan.image[0] else "versions that are not known here"
+    notes = [f"runs torch {versions['torch']} on Python {versions['python']}; the job's image has {image}", *plan.notes]
+    if plan.batches:
+        notes.append(f"one epoch of at most {plan.batches} batches; -- --epochs N trains N whole epochs")
+    for name, place in plan.channels.items():
+        if isinstance(place, str):
+            sample = request.sample(name, place, plan.request, run / "channels" / name)
+            notes.append(f"channel {name}: {sample}; --channel {name}=DIR takes a local folder")
+    folders = {name: run / "channels" / name if isinstance(at, str) else at for name, at in plan.channels.items()}
+    plan, started = dataclasses.replace(plan, channels=folders), time.time()
     with hosts.port() as port:
-        if plan.halt is None:
-            cast = act(plan, run, port)
-            ranks = checks.evidence(run)
-            verdicts = checks.judge(plan, run, cast, ranks)
+        console.print(f"{title}; stubs: {', '.join(stubs)}; port {port}", style="bold")
+        console.print(*notes, sep="\n", style="dim")
+        if plan.interrupts:
+            ended, ranks = start(plan, run / "interrupted", port, mpirun, console), []
+            verdicts = checks.judge(plan, run / "interrupted", ended, [])
+            if verdicts[0].verdict == "passed":
+                plan = dataclasses.replace(plan, fault="")
+                start(plan, run / "undisturbed", port, mpirun, console)
+                plan = dataclasses.replace(plan, restored=hosts.upload(ended, run / "s3"))
+                ended = start(plan, run / "restarted", port, mpirun, console)
+                ranks, undisturbed = checks.evidence(run / "restarted"), checks.evidence(run / "undisturbed")
+                verdicts += checks.judge(plan, run / "restarted", ended, ranks, undisturbed)
         else:
-            how = "stopped" if plan.lose_host is None else "lost"
-            first, second, third = run / "halted", run / "restarted", run / "undisturbed"
-            cast = act(plan, first, port, f", host {plan.halt + 1} will be {how}")
-            verdicts = checks.judge(plan, first, cast, [])
-            halted = {"host": plan.halt + 1, "how": how, "exit_codes": [host.exit_code for host in cast]}
-            ranks = []
-            if verdicts[0].verdict == "held":
-                calm = dataclasses.replace(plan, stop_host=None, lose_host=None)
-                act(calm, third, port, ", left alone")
-                calm = dataclasses.replace(calm, restored=hosts.upload(cast, run / "s3"))
-                cast = act(calm, second, port, ", started again")
-                ranks = checks.evidence(second)
-                verdicts += checks.judge(calm, second, cast, ranks)
-                verdicts += checks.judge_restart(ranks, checks.evidence(third))
+            ended = start(plan, run / "job", port, mpirun, console)
+            ranks = checks.evidence(run / "job")
+            verdicts = checks.judge(plan, run / "job", ended, ranks)
     seconds = time.time() - started
-    packages, verdict = requirements.check(plan.source / "requirements.txt", plan.image_torch)
+    packages, verdict = requirements.check(plan.source / "requirements.txt", plan.image[0] or versions["torch"])
     verdicts.append(verdict)
-    _table(console, f"{title}, {seconds:.0f} s", verdicts)
-    if packages:
-        console.print(f"the container would install {', '.join(packages)}", style="dim")
-    if "SMDDP" in standins:
-        console.print("SMDDP was a stand-in over gloo: this proves the wiring, not SMDDP itself.", style="dim")
-    ok = all(host.exit_code == 0 for host in cast) and not any(check.verdict == "failed" for check in verdicts)
-    return {
-        "ok": ok,
-        "hosts": plan.hosts,
-        "processes": plan.processes,
-        "distribution": plan.distribution,
-        "launcher": launcher,
-        "mpirun": mpirun,
-        "standins": standins,
-        "port": port,
-        "seconds": round(seconds, 1),
-        "halted": halted,
-        "exit_codes": [host.exit_code for host in cast],
-        "failures": [host.file("failure") for host in cast],
-        "checks": [check.as_dict() for check in verdicts],
-        "ranks": [{key: value for key, value in rank.items() if key not in checks.LONG} for rank in ranks],
-        "requirements": packages,
-    }
+    console.print(table(f"{title}, {seconds:.0f} s", verdicts))
+    if "SMDDP" in stubs:
+        console.print("SMDDP was a stub over gloo: this verifies the wiring, not SMDDP itself.", style="dim")
+    ok = all(host.exit_code == 0 for host in ended) and not any(check.verdict == "failed" for check in verdicts)
+    report = {"ok": ok, "hosts": plan.hosts, "processes": plan.processes, "distribution": plan.distribution}
+    report |= {"launcher": launcher, "mpirun": mpirun, "stubs": stubs, "port": port, "seconds": round(seconds, 1)}
+    report |= {"versions": versions, "notes": notes, "requirements": packages}
+    report |= {"exit_codes": [h.exit_code for h in ended], "failures": [h.file("failure") for h in ended]}
+    report["checks"] = [dataclasses.asdict(check) for check in verdicts]
+    report["ranks"] = [{key: value for key, value in rank.items() if key not in checks.LONG} for rank in ranks]
+    return report
 
 
-def _table(console: Any, title: str, verdicts: "list[Check]") -> None:
-    from rich.table import Table
+def start(plan: Plan, run: Path, port: int, mpirun: bool, console: Any) -> list[Host]:
+    """Start the job once; prints what its hosts print. Returns them as they ended."""
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("check", no_wrap=True)
-    table.add_column("verdict")
-    table.add_column("detail", overflow="fold")
+    what = f", host {plan.target + 1} will be {'stopped' if plan.fault == 'stop-host' else 'lost'}"
+    console.print(f"{run.name}{what if plan.interrupts else ''}", style="bold")
+    created, started = hosts.create_hosts(plan, run), time.monotonic()
+    with (
+        contextlib.closing(hosts.run_hosts(plan, run, created, port, mpirun)) as lines,
+        console.status("", refresh_per_second=4) as status,  # nothing where no terminal is
+    ):
+        for host, line in lines:
+            ended = sum(other.exit_code is not None for other in created)
+            status.update(f"{time.monotonic() - started:.0f} s, {ended} of {plan.hosts} hosts ended")
+            if line:
+                text = Text(f"host {host.index + 1} ", COLOURS[host.index % len(COLOURS)])
+                console.print(text.append_text(Text.from_ansi(line)))
+    return created
+
+
+def table(title: str, verdicts: list[checks.Check]) -> Any:
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    columns = (Column("check", no_wrap=True), "verdict", Column("detail", overflow="fold"))
+    made = Table(*columns, title=title, title_justify="left", title_style="bold")
     for check in verdicts:
-        colour = {"held": "green", "failed": "red", "skipped": "yellow"}[check.verdict]
-        table.add_row(check.name, Text(check.verdict, colour), Text(check.detail))
-    console.print(table)
+        colour = {"passed": "green", "failed": "red", "skipped": "yellow"}[check.verdict]
+        made.add_row(check.name, Text(check.verdict, colour), Text(check.detail))
+    return made
 
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    sys.path.insert(0, str(ROOT / "src"))
-    from rehearsal.hosts import END
-    from runtime.report import UserError
 
     def interrupted(*_: object) -> None:
         for number in END:
@@ -335,7 +280,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}{hint}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; every process of the rehearsal was ended", file=sys.stderr)
+        print("interrupted; all processes of the rehearsal were ended", file=sys.stderr)
         return 130
     finally:
         if run and args.keep:

@@ -4,15 +4,15 @@ import contextlib
 import json
 import os
 import queue
-import re
 import shutil
 import signal
+import site
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,26 +20,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import psutil
 
-STANDINS = Path(__file__).parent / "standins"
+STUBS = Path(__file__).parent / "stubs"
 # mpirun and mpi4py, put there by the Makefile: beside torch they would abort a stock Trainer() that no mpirun started.
 OPEN_MPI = Path(sys.prefix) / "open-mpi"
 MPI = ("smddp", "pytorchddp")  # launched by mpirun
+FAULTS = ("fail-rank", "kill-rank", "stop-host", "lose-host")
 END = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows: no SIGHUP
-FLAGS: dict[
-    str, dict[str, Any]
-] = {  # the hyperparameters by which the toolkit knows its launcher, as the SDK and launch/ write them
-    "none": {},
-    "torch_distributed": {"sagemaker_torch_distributed_enabled": True},
-    "pytorchddp": {"sagemaker_pytorch_ddp_enabled": True},
-    "smddp": {
-        "sagemaker_distributed_dataparallel_enabled": True,
-        "sagemaker_distributed_dataparallel_custom_mpi_options": "",
-    },
-}
-RANK_VARIABLES = (  # beginnings of names; a container has none of yours
-    *("SM_", "SAGEMAKER_", "REHEARSAL_", "OMPI_", "PMIX_", "PET_", "TORCHELASTIC_", "SLURM_", "PYTHONPATH"),
-    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "NODE_RANK"),
+# A container has none of your variables, tokens and caches. These of your shell make Python and the network work.
+INHERITED = (
+    *("PATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "USER", "LOGNAME"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+Lines = Generator[tuple["Host", str], None, None]
 
 
 @dataclass(frozen=True)
@@ -50,32 +43,25 @@ class Plan:
     processes: int
     distribution: str
     source: Path
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    channels: Mapping[str, Path] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    instance_type: str = "ml.p4d.24xlarge"
-    region: str = "us-east-1"
-    image_torch: str = ""
-    fail_rank: int | None = None
-    kill_rank: int | None = None
-    stop_host: int | None = None  # index of the host that is told to stop (SIGTERM), or
-    lose_host: int | None = None  # vanishes (SIGKILL), as one that is taken back without launch/entry.py does
-    restored: Path | None = None  # what S3 kept of an earlier attempt's checkpoints
+    request: Mapping[str, Any]  # CreateTrainingJob's, or those parts of it that request.without_sdk() gives
+    channels: Mapping[str, Path | str] = field(default_factory=dict)  # a folder, or where on S3 to get a sample
+    inherit: Sequence[str] = ()  # variables of this shell, beyond INHERITED
+    image: tuple[str, str] = ("", "")  # its torch and Python; empty: not known
+    notes: Sequence[str] = ()  # what the report has to say beside the verdicts
+    fault: str = ""  # one of FAULTS: an error, SIGKILL; SIGTERM as SageMaker sends it, or SIGKILL to all on a host
+    target: int = 0  # the fault's rank, or the host's index
+    restored: Path | None = None  # what S3 has of an earlier attempt's checkpoints
     batches: int = 0  # of one epoch, its validation and the test; 0: what the script itself would do
-    timeout: float = 1800.0
-    grace: float = 60.0  # once one host has failed, the others have so long to end
+    timeout: float = 1800.0  # seconds
+    grace: float = 60.0  # seconds that the other hosts have to end after one has failed
 
     @property
     def world_size(self) -> int:
         return self.hosts * self.processes
 
     @property
-    def fault(self) -> int | None:
-        return self.fail_rank if self.kill_rank is None else self.kill_rank
-
-    @property
-    def halt(self) -> int | None:
-        return self.stop_host if self.lose_host is None else self.lose_host
+    def interrupts(self) -> bool:
+        return self.fault.endswith("-host")
 
 
 @dataclass
@@ -85,11 +71,12 @@ class Host:
     index: int
     address: str
     base: Path  # stands for /opt/ml
+    command: Sequence[str] = ()
     process: "subprocess.Popen[str] | None" = None
     exit_code: int | None = None
     ended_at: float = 0.0
-    overdue: bool = False  # had to be ended by force
-    halted_at: float = 0.0  # when this host was stopped or lost, as planned
+    overdue: bool = False  # was ended because its time was over
+    interrupted_at: float = 0.0  # when this host was stopped or killed, as planned
 
     def file(self, name: str) -> str | None:
         """Text of `output/success` or `output/failure`; None where there is none."""
@@ -102,9 +89,7 @@ def without_mpirun(plan: Plan) -> str:
     if plan.hosts > 1:
         return "several hosts would need an sshd on each"
     if not (OPEN_MPI / "bin" / "mpirun").is_file():
-        return (
-            f"Open MPI is not installed in {OPEN_MPI}; make rehearse installs it where there is a wheel for this system"
-        )
+        return f"Open MPI is not installed in {OPEN_MPI}; make rehearse installs it where there is a wheel"
     if not shutil.which("unshare"):
         return "unshare is not installed"
     probe = subprocess.run(["timeout", "30", *_unshare("mount --bind /tmp /opt")], capture_output=True)
@@ -131,13 +116,18 @@ shift 2; exec "$@"
 """
 
 
-def lay_out(plan: Plan, run: Path) -> list[Host]:
+def create_hosts(plan: Plan, run: Path) -> list[Host]:
     """Write each host's folders, code, hyperparameters and resource configuration as SageMaker would."""
     hosts = [Host(i, f"127.0.0.{i + 1}", run / f"host-{i + 1}") for i in range(plan.hosts)]
-    group = {"instance_group_name": "homogeneousCluster", "instance_type": plan.instance_type}
-    names = [host.address for host in hosts]
+    instance_type, names = plan.request["ResourceConfig"]["InstanceType"], [host.address for host in hosts]
+    group = {"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": names}
+    resources = {"hosts": names, "network_interface_name": LOOPBACK, "current_instance_type": instance_type}
+    resources |= {"current_group_name": group["instance_group_name"], "instance_groups": [group]}
+    modes = {each["ChannelName"]: each.get("InputMode", "File") for each in plan.request.get("InputDataConfig", [])}
+    copied = {"S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+    inputs = {name: {"TrainingInputMode": modes.get(name, "File"), **copied} for name in plan.channels}
     for host in hosts:
-        for folder in ("input/config", "input/data", "model", "output/data", "checkpoints"):
+        for folder in ("input/config", "input/data", "model", "output/data", "checkpoints", "home"):
             (host.base / folder).mkdir(parents=True)
         if plan.restored:
             shutil.copytree(plan.restored, host.base / "checkpoints", dirs_exist_ok=True)
@@ -145,67 +135,42 @@ def lay_out(plan: Plan, run: Path) -> list[Host]:
         ignored = shutil.ignore_patterns("__pycache__", "requirements.txt", "outputs", "prepared", ".*")
         shutil.copytree(plan.source, host.base / "code", ignore=ignored)
         for name, path in plan.channels.items():
-            (host.base / "input/data" / name).symlink_to(path.resolve(), target_is_directory=True)
-        hyperparameters = {
-            **plan.hyperparameters,
-            **FLAGS[plan.distribution],
-            **({"sagemaker_instance_type": plan.instance_type} if FLAGS[plan.distribution] else {}),
-            "sagemaker_submit_directory": str(host.base / "code"),
-            "sagemaker_program": "train.py",
-            "sagemaker_container_log_level": 20,
-            "sagemaker_job_name": "rehearsal",
-            "sagemaker_region": plan.region,
-        }
+            (host.base / "input/data" / name).symlink_to(Path(path).resolve(), target_is_directory=True)
+        code = {"sagemaker_submit_directory": json.dumps(str(host.base / "code"))}  # on S3 in the request
         config = {
-            "hyperparameters": {name: json.dumps(value) for name, value in hyperparameters.items()},
-            "resourceconfig": {
-                "current_host": host.address,
-                "hosts": names,
-                "network_interface_name": "lo" if sys.platform == "linux" else "lo0",
-                "current_instance_type": plan.instance_type,
-                "current_group_name": "homogeneousCluster",
-                "instance_groups": [{**group, "hosts": names}],
-            },
-            "inputdataconfig": {
-                name: {
-                    "TrainingInputMode": "File",
-                    "S3DistributionType": "FullyReplicated",
-                    "RecordWrapperType": "None",
-                }
-                for name in plan.channels
-            },
+            "hyperparameters": {**plan.request["HyperParameters"], **code},
+            "resourceconfig": {"current_host": host.address, **resources},
+            "inputdataconfig": inputs,
         }
         for name, content in config.items():
             (host.base / "input/config" / f"{name}.json").write_text(json.dumps(content))
     for folder in ("evidence", "tmp", "cache"):
         (run / folder).mkdir()
+    without = [] if plan.distribution == "smddp" else ["smddprun", "smdistributed"]  # as the image would be
+    shutil.copytree(STUBS, run / "stubs", ignore=shutil.ignore_patterns("__pycache__", *without))
     return hosts
 
 
 def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> dict[str, str]:
-    """The container's variables: yours without ranks and SageMaker's, with the stand-ins first on both paths."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)}
-    tools = run / "bin"  # nvidia-smi always, smddprun only where the image would have SMDDP
-    if not tools.exists():
-        tools.mkdir()
-        for tool in ("nvidia-smi", *(["smddprun"] if plan.distribution == "smddp" else [])):
-            shutil.copy(STANDINS / "bin" / tool, tools)
-    modules = run / "modules"
-    if not modules.exists():
-        hidden = [] if plan.distribution == "smddp" else ["smdistributed"]
-        shutil.copytree(STANDINS, modules, ignore=shutil.ignore_patterns("__pycache__", "bin", *hidden))
-    threads = max(1, (os.cpu_count() or 1) // plan.world_size)
-    paths, python_path, open_mpi = [tools, Path(sys.executable).parent], [modules], {}
+    """The container's variables: the job's and few of this shell's, with the stubs first on both paths."""
+    kept = {k: v for k, v in os.environ.items() if k in plan.inherit or k.upper() in INHERITED}
+    paths, python_path, open_mpi = [run / "stubs" / "bin", Path(sys.executable).parent], [run / "stubs"], {}
     if mpirun:
         paths.append(OPEN_MPI / "bin")
         python_path += (OPEN_MPI / "lib").glob("python*/site-packages")
         open_mpi = {"MPI4PY_LIBMPI": str(OPEN_MPI / "lib" / "libmpi.so.40"), "OPAL_PREFIX": str(OPEN_MPI)}
-    own_module = port != 7777 or plan.distribution in MPI
+    unchanged = port == 7777 and plan.distribution not in MPI
+    rehearsal = {"PYTHON": sys.executable, "PORT": port, "HOST": host.index, "BASE": host.base}
+    rehearsal |= {"EVIDENCE": run / "evidence", "BATCHES": plan.batches, "FAULT": f"{plan.fault} {plan.target}"}
+    rehearsal |= {"WITHOUT_MPIRUN": "" if mpirun else "1", "SINGLE_HOST": "1" if plan.hosts == 1 else ""}
+    rehearsal["PROCESSES"] = plan.processes if plan.distribution != "none" else 0
     return {
-        "OMP_NUM_THREADS": str(threads),
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // plan.world_size)),
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "HOME": str(host.base / "home"),  # without your caches, tokens and credentials
+        "PYTHONUSERBASE": site.getuserbase(),
         **kept,
-        **plan.environment,
+        **plan.request.get("Environment", {}),
         **open_mpi,
         "PATH": os.pathsep.join([*map(str, paths), kept.get("PATH", os.defpath)]),
         "PYTHONPATH": os.pathsep.join(map(str, python_path)),
@@ -213,25 +178,13 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(run / "tmp"),
         "MPLCONFIGDIR": str(run / "cache"),
-        "HF_DATASETS_CACHE": str(run / "cache"),
         "CUDA_VISIBLE_DEVICES": "",
-        "AWS_REGION": plan.region,
+        "AWS_REGION": json.loads(plan.request["HyperParameters"]["sagemaker_region"]),
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_BASE_DIR": str(host.base),
-        "SAGEMAKER_TRAINING_MODULE": "rehearsal_container:main"
-        if own_module
-        else "sagemaker_pytorch_container.training:main",
+        "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main" if unchanged else "mpirun_stub:main",
         "PET_MASTER_PORT": str(port),  # one host: the toolkit names no port to torchrun
-        "REHEARSAL_PROCESSES": str(plan.processes if plan.distribution != "none" else 0),
-        "REHEARSAL_PORT": str(port),
-        "REHEARSAL_HOST": str(host.index),
-        "REHEARSAL_BASE": str(host.base),
-        "REHEARSAL_EVIDENCE": str(run / "evidence"),
-        "REHEARSAL_WITHOUT_MPIRUN": "" if mpirun else "1",
-        "REHEARSAL_SINGLE_HOST": "1" if plan.hosts == 1 else "",
-        "REHEARSAL_BATCHES": str(plan.batches),
-        "REHEARSAL_FAIL_RANK": "" if plan.fail_rank is None else str(plan.fail_rank),
-        "REHEARSAL_KILL_RANK": "" if plan.kill_rank is None else str(plan.kill_rank),
+        **{f"REHEARSAL_{name}": str(value) for name, value in rehearsal.items()},
     }
 
 
@@ -251,7 +204,7 @@ def port() -> Iterator[int]:
         yield number
 
 
-def play(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> Generator[tuple[Host, str], None, None]:
+def run_hosts(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> Lines:
     """Start every host and yield its lines as they come, and ("", each 0.2 s); ends when all hosts have ended.
 
     Whatever happens, no process of the rehearsal is left when the iterator is closed.
@@ -259,21 +212,20 @@ def play(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> G
     lines: queue.Queue[tuple[Host, str]] = queue.Queue()
     readers: list[threading.Thread] = []
     started = looked = time.time()
+    entrypoint = plan.request["AlgorithmSpecification"].get("ContainerEntrypoint", [])
+    if not mpirun:  # hosts share this machine's /proc; interrupt() shows each the part that is its own
+        entrypoint = [part.replace("/proc/", "processes/") for part in entrypoint]
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipes |= {"text": True, "errors": "replace"}
     try:
         for host in hosts:
-            command = [sys.executable, "-m", "sagemaker_training.cli.train"]
-            if mpirun:
-                command = _unshare(MOUNT, str(run), str(host.base), *command)
+            host.command = entrypoint or [sys.executable, "-m", "sagemaker_training.cli.train"]
             host.process = subprocess.Popen(
-                command,
+                _unshare(MOUNT, str(run), str(host.base), *host.command) if mpirun else host.command,
                 cwd=host.base,
                 env=environment(plan, run, host, port, mpirun),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
                 start_new_session=True,  # Ctrl-C reaches the rehearsal, which then ends them in order
+                **pipes,
             )
             readers.append(threading.Thread(target=_read, args=(host, lines), daemon=True))
             readers[-1].start()
@@ -291,67 +243,73 @@ def play(plan: Plan, run: Path, hosts: list[Host], port: int, mpirun: bool) -> G
                     host.exit_code, host.ended_at = host.process.returncode, time.time()
             if all(host.exit_code is not None for host in hosts):
                 break
-            if plan.halt is not None and not hosts[plan.halt].halted_at and _under_way(plan, run, hosts):
-                hosts[plan.halt].halted_at = time.time()
-                halt(plan, run)
+            target = hosts[plan.target] if plan.interrupts else None
+            if target and not target.interrupted_at and _in_training(plan, run, hosts):
+                target.interrupted_at = time.time()
+                interrupt(plan, run, target)
             failed = [host.ended_at for host in hosts if host.exit_code]
-            failed += [host.halted_at for host in hosts if host.halted_at]
-            late = time.time() > min([started + plan.timeout, *(at + plan.grace for at in failed)])
-            if late:
+            failed += [host.interrupted_at for host in hosts if host.interrupted_at]
+            if time.time() > min([started + plan.timeout, *(at + plan.grace for at in failed)]):
                 for host in hosts:
                     host.overdue |= host.exit_code is None
-                sweep(run)
-        sweep(run)  # whoever is left keeps the readers waiting
+                end_processes(run)
+        end_processes(run)  # one that is left would keep the readers waiting
         for reader in readers:
             reader.join(5)
         while not lines.empty():
             yield lines.get()
     finally:
-        sweep(run)
+        end_processes(run)
 
 
 def _read(host: Host, lines: "queue.Queue[tuple[Host, str]]") -> None:
+    """Write all output to the host's log.txt; pass it on without the toolkit's remarks and listing of variables."""
     assert host.process and host.process.stdout
-    for line in host.process.stdout:
-        lines.put((host, line.rstrip()))
+    listing = False
+    with (host.base / "log.txt").open("w") as log:
+        for line in host.process.stdout:
+            log.write(line)
+            listing = (listing or line.startswith("Training Env:")) and not line.startswith("Invoking script with")
+            if not listing and line.strip() and "sagemaker-training-toolkit INFO" not in line:
+                lines.put((host, line.rstrip()))
 
 
-def _under_way(plan: Plan, run: Path, hosts: list[Host]) -> bool:
-    """Whether the host that is to be halted is in the middle of training, and, to be lost, has something to go on."""
-    written = [path for host in hosts for path in (host.base / "checkpoints").glob("[!.]*")]
-    return (run / "evidence" / f"under-way-{plan.halt}").exists() and (plan.lose_host is None or bool(written))
+def _in_training(plan: Plan, run: Path, hosts: list[Host]) -> bool:
+    """Whether the host to interrupt is in the middle of training, and, to be lost, there is a checkpoint to resume."""
+    written = any(path for host in hosts for path in (host.base / "checkpoints").glob("[!.]*"))
+    return (run / "evidence" / f"in-training-{plan.target}").exists() and (plan.fault != "lose-host" or written)
 
 
-def halt(plan: Plan, run: Path) -> None:
-    """Stop the planned host, as launch/entry.py hands SageMaker's SIGTERM on; or kill all that runs on it."""
-    if plan.lose_host is not None:
-        send(processes(run, plan.halt), signal.SIGKILL)
-    else:
-        send(processes(run, plan.halt, r"^(?!.*((mpi|ddp|torch)run|rehearsal_container)).*train\.py"), signal.SIGTERM)
+def interrupt(plan: Plan, run: Path, host: Host) -> None:
+    """Kill all that runs on the host; or send SIGTERM to its entry point, as SageMaker does to the container's."""
+    own = processes(run, host.index)
+    if plan.fault == "lose-host":
+        return send(own, signal.SIGKILL)
+    (host.base / "processes").mkdir()
+    for process in own:
+        (host.base / "processes" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+    send([process for process in own if process.info["cmdline"] == host.command], signal.SIGTERM)
 
 
 def upload(hosts: list[Host], into: Path) -> Path:
-    """What S3 keeps of an attempt: every host's checkpoints, in one folder."""
-    into.mkdir()
+    """What S3 has after an attempt: every host's checkpoints, in one folder."""
     for host in reversed(hosts):  # of two files with one name the first host's stays
         shutil.copytree(host.base / "checkpoints", into, dirs_exist_ok=True)
     return into
 
 
-def processes(run: Path, host: int | None = None, pattern: str = "") -> "list[psutil.Process]":
-    """The rehearsal's processes, or one host's, with `pattern` in their command lines.
+def processes(run: Path, host: int | None = None) -> "list[psutil.Process]":
+    """The rehearsal's processes, or one host's, which their environment tells.
 
-    They are known by their environment: torchrun's are in sessions of their own, a killed parent's belong to nobody.
+    Their parents would not: torchrun's have sessions of their own, a killed parent's have none.
     """
     import psutil
 
     wanted = {"REHEARSAL_EVIDENCE": str(run / "evidence")} | ({} if host is None else {"REHEARSAL_HOST": str(host)})
     found = []
-    for process in psutil.process_iter():
+    for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
-            if process.pid == os.getpid() or not wanted.items() <= process.environ().items():
-                continue
-            if re.search(pattern, " ".join(process.cmdline())):
+            if process.pid != os.getpid() and wanted.items() <= process.environ().items():
                 found.append(process)
     return found
 
@@ -364,7 +322,7 @@ def send(to: "list[psutil.Process]", number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-def sweep(run: Path) -> None:
+def end_processes(run: Path) -> None:
     """End every process of this rehearsal."""
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in END}  # or a second Ctrl-C cuts it short
     for number, seconds in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0)):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rehearsal.checks import Check
 
-OWNED = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")  # the image's build, with its CUDA, NCCL, EFA and SMDDP
+OWNED = re.compile(r"(torch|torchvision|torchaudio|(pytorch-)?triton|(nvidia|cuda)-.*)$")  # the image's build of them
 
 
 def check(path: Path, image_torch: str) -> tuple[list[str], Check]:
@@ -21,45 +21,40 @@ def check(path: Path, image_torch: str) -> tuple[list[str], Check]:
     name = "requirements-keep-torch"
     if not path.is_file():
         return [], Check(name, "skipped", "no requirements.txt in the source folder")
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in path.read_text(encoding="utf-8").splitlines())
+    wanted = [(path.name, line, frozenset({""})) for line in lines if line]  # who asks, for what, for which extras
     problems: list[str] = []
-    wanted: list[tuple[str, Requirement]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        text = re.sub(r"(^|\s)#.*", "", line).strip()
-        if not text:
-            continue
-        try:
-            wanted.append(("requirements.txt", Requirement(text)))
-        except InvalidRequirement:
-            problems.append(f"{text!r} cannot be judged here; name packages and versions only")
     found: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     while wanted:
-        asker, requirement = wanted.pop()
+        asker, line, extras = wanted.pop()
+        if (line, extras) in seen:
+            continue
+        seen.add((line, extras))
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            problems.append(f"{line!r} cannot be judged here; name packages and versions only")
+            continue
         key = canonicalize_name(requirement.name)
-        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
             continue
         if OWNED.match(key):
-            if asker == "requirements.txt":
+            if asker == path.name:
                 problems.append(f"{requirement} replaces the image's build; remove it")
             elif key == "torch" and not requirement.specifier.contains(image_torch, prereleases=True):
                 problems.append(f"{asker} needs {requirement}, the image has {image_torch}; pin another version of it")
             continue
         try:
-            here = distribution(key)
+            installed = distribution(key)
         except PackageNotFoundError:
             problems.append(f"{requirement} ({asker}) is not installed here; run make setup")
             continue
-        if not requirement.specifier.contains(here.version, prereleases=True):
-            problems.append(f"{asker} asks for {requirement}, but {here.version} is what was rehearsed; run make setup")
-        found[key] = here.version
-        if (key, extras := frozenset(requirement.extras)) in seen:
-            continue
-        seen.add((key, extras))
-        for text in here.requires or []:
-            child = Requirement(text)
-            if child.marker is None or any(child.marker.evaluate({"extra": extra}) for extra in extras | {""}):
-                child.marker = None
-                wanted.append((f"{key} {here.version}", child))
+        if not requirement.specifier.contains(installed.version, prereleases=True):
+            problems.append(f"{asker} asks for {requirement}, but {installed.version} ran here; run make setup")
+        found[key] = installed.version
+        below = frozenset({"", *requirement.extras})
+        wanted += [(f"{key} {installed.version}", child, below) for child in installed.requires or []]
     listing = sorted(f"{package}=={version}" for package, version in found.items())
-    said = "; ".join(problems) or f"torch {image_torch} stays; {len(listing)} packages would be installed"
-    return listing, Check(name, "failed" if problems else "held", said)
+    said = "; ".join(problems) or f"the image's torch {image_torch} stays; {len(listing)} packages would be installed"
+    return listing, Check(name, "failed" if problems else "passed", said)

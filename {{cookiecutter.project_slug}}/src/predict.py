@@ -44,11 +44,11 @@ def main() -> int:
     parser.add_argument("--sample", action="store_true", help=f"the project's sample text: {SAMPLE}")
     parser.add_argument("--top", type=int, default=3, help="answers per text, default: %(default)s")
     args = parser.parse_args()
+    args.text += [SAMPLE] * args.sample
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]  # a byte that is no UTF-8 stops no stream
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     if args.top < 1:
         parser.error(f"argument --top: found {args.top}, expected 1 or more")
-    args.text += [SAMPLE] * args.sample
     texts: Iterable[str] = args.text or (line.rstrip("\r\n") for line in sys.stdin)
     by_hand = not args.text and sys.stdin.isatty()
     if by_hand:

@@ -1,11 +1,11 @@
-"""SageMaker's PyTorch container for hosts that share one machine: a few of its parts give way, the rest is its own.
+"""SageMaker's PyTorch container for hosts that share one machine, and a stub of mpirun.
 
-As SAGEMAKER_TRAINING_MODULE it moves the port 7777 if that is taken. On one host it leaves out what is there for
-others: an SSH server, and half a minute in which they would see that the job has ended. Where mpirun cannot run, it
-starts what mpirun would start on this host, with Open MPI's variables. As a script it is that replacement of mpirun:
-`python rehearsal_container.py PROCESSES COMMAND…`.
+As SAGEMAKER_TRAINING_MODULE it changes the port where 7777 is taken. On one host it leaves out what serves other
+hosts: an SSH server, and half a minute in which they would notice the end of the job. Where mpirun cannot run,
+`python mpirun_stub.py PROCESSES COMMAND…` takes its place: it starts what Open MPI would start on this host.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -24,7 +24,7 @@ def main() -> None:
     training.MASTER_PORT = torch_distributed.MASTER_PORT = os.environ["REHEARSAL_PORT"]
 
     class WithoutMpirun(process.ProcessRunner):  # type: ignore[misc]
-        """One host's share of an mpirun job: the toolkit's own command, without sshd, mpirun and ``-m mpi4py``.
+        """The toolkit's own command under `spawn`, without sshd and ``-m mpi4py``.
 
         mpi4py loads MPI, which aborts a process that no mpirun started.
         """
@@ -45,36 +45,32 @@ def main() -> None:
 
 
 def spawn(processes: int, command: list[str]) -> int:
-    """Run `processes` copies, ranks numbered host by host; the first to fail ends the others, as mpirun does."""
-    hosts = json.loads(os.environ["SM_HOSTS"])
-    first = hosts.index(os.environ["SM_CURRENT_HOST"]) * processes
+    """Run `processes` copies, ranks numbered host by host; the first to fail ends the others, as under mpirun."""
+    hosts, own = json.loads(os.environ["SM_HOSTS"]), os.environ["SM_CURRENT_HOST"]
+    first = hosts.index(own) * processes
     children: list[subprocess.Popen[bytes]] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         for local_rank in range(processes):
-            variables = {"RANK": first + local_rank, "SIZE": len(hosts) * processes, "LOCAL_RANK": local_rank}
-            variables["LOCAL_SIZE"] = processes
-            mpi = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in variables.items()}
+            numbers = {"RANK": first + local_rank, "SIZE": len(hosts) * processes}
+            numbers |= {"LOCAL_RANK": local_rank, "LOCAL_SIZE": processes}
+            mpi = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}
             children.append(subprocess.Popen(command, env=os.environ | mpi))
-        while True:
-            codes = [child.poll() for child in children]
-            for local_rank, code in enumerate(codes):
-                if code:
-                    how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-                    host = os.environ["SM_CURRENT_HOST"]
-                    print(f"RuntimeError: rank {first + local_rank} on host {host} ended with {how}", file=sys.stderr)
-                    return 1
-            if all(code == 0 for code in codes):
-                return 0
+        while None in (codes := [child.poll() for child in children]) and not any(codes):
             time.sleep(0.05)
+        for rank, code in enumerate(codes, first):
+            if code:
+                how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+                print(f"RuntimeError: rank {rank} on host {own} ended with {how}", file=sys.stderr)
+                return 1
+        return 0
     finally:
         for child in children:
             child.terminate()
         for child in children:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(5)
-            except subprocess.TimeoutExpired:
-                child.kill()
+            child.kill()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What each rank saw, written down from outside: a Lightning callback that every Trainer of a rehearsal gets.
+"""What each rank saw, recorded from outside: a Lightning callback that every Trainer of a rehearsal gets.
 
 Lightning finds it by its entry point (`pytorch_lightning.callbacks_factory`) on the rehearsal's PYTHONPATH, so the
-rehearsed code neither knows nor needs to know. `--fail-rank` and `--kill-rank` are carried out here too.
+rehearsed code needs no change. `--fail-rank` and `--kill-rank` are carried out here too.
 """
 
 import atexit
@@ -27,33 +27,26 @@ BATCHES = 500  # of the first epoch are noted: who shares data does so from the 
 SAMPLES = 20_000  # likewise
 
 
-class Witness(Callback):
+class Recorder(Callback):
     """Notes ranks, batches, metrics, final weights, calls of `prepare_data`, files written and memory."""
 
     def __init__(self) -> None:
         self.path = Path(os.environ["REHEARSAL_EVIDENCE"]) / f"rank-{os.environ['REHEARSAL_HOST']}-{os.getpid()}.json"
-        host = int(os.environ["REHEARSAL_HOST"])
-        self.seen: dict[str, Any] = {"host": host, "prepare_data": [], "metrics": {}, "files": []}
+        self.seen: dict[str, Any] = {"host": int(os.environ["REHEARSAL_HOST"])}
+        self.seen |= {"prepare_data": [], "metrics": {}, "files": []}
         self._watch_files()
-        for base in (LightningDataModule, LightningModule):
-            for kind in _subclasses(base):
-                if "prepare_data" in vars(kind):
-                    self._watch_prepare_data(kind)
+        for kind in _subclasses(LightningDataModule) | _subclasses(LightningModule):
+            if "prepare_data" in vars(kind):
+                self._watch_prepare_data(kind)
         atexit.register(self.save)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if batches := int(os.environ["REHEARSAL_BATCHES"]):
             self._shorten(trainer, batches)
-        self.seen |= {
-            "rank": trainer.global_rank,
-            "local_rank": trainer.local_rank,
-            "node_rank": trainer.node_rank,
-            "world_size": trainer.world_size,
-            "num_nodes": trainer.num_nodes,
-            "current_host": os.environ.get("SM_CURRENT_HOST", ""),
-            "strategy": type(trainer.strategy).__name__,
-            "backend": torch.distributed.get_backend() if torch.distributed.is_initialized() else "none",
-        }
+        self.seen |= {name: getattr(trainer, name) for name in ("local_rank", "node_rank", "world_size", "num_nodes")}
+        self.seen |= {"rank": trainer.global_rank, "strategy": type(trainer.strategy).__name__}
+        backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"
+        self.seen |= {"backend": backend, "current_host": os.environ.get("SM_CURRENT_HOST", "")}
         self.save()
 
     def _shorten(self, trainer: Trainer, batches: int) -> None:
@@ -89,37 +82,28 @@ class Witness(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if trainer.global_step != FAULT_STEP:
             return
-        (self.path.parent / f"under-way-{self.seen['host']}").touch()  # hosts.py stops or kills a host after this
-        me = str(trainer.global_rank)
-        if me in (os.environ.get("REHEARSAL_FAIL_RANK"), os.environ.get("REHEARSAL_KILL_RANK")):
+        (self.path.parent / f"in-training-{self.seen['host']}").touch()  # hosts.py may now stop or kill the host
+        rank, fault = trainer.global_rank, os.environ["REHEARSAL_FAULT"]
+        if fault in (f"fail-rank {rank}", f"kill-rank {rank}"):
             self.seen["fault_at"] = time.time()
             self.save()
-            if me == os.environ.get("REHEARSAL_KILL_RANK"):
+            if fault.startswith("kill"):
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise RuntimeError(f"rank {me} fails because the rehearsal was told so")
+            raise RuntimeError(f"rank {rank} fails because --fail-rank asks for it")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._metrics(trainer)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._weights(trainer, pl_module)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._metrics(trainer)
-        self._weights(trainer, pl_module)
-
-    def _metrics(self, trainer: Trainer) -> None:
-        """Validation's and test's; a training metric may be a rank's own."""
+        """Note validation's and test's metrics; a training metric may be a rank's own."""
         values = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self.seen["metrics"] |= {name: value for name, value in values.items() if not name.startswith("train")}
 
-    def _weights(self, trainer: Trainer, module: LightningModule) -> None:
-        digest = hashlib.sha256()
-        for name, tensor in sorted(module.state_dict().items()):
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        self.seen |= {"weights": digest.hexdigest()[:16], "steps": trainer.global_step}
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        parts = (part for item in sorted(pl_module.state_dict().items()) for part in leaves(item))
+        self.seen |= {"weights": digest(parts), "steps": trainer.global_step}
         self.save()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.on_validation_end(trainer, pl_module)
+        self.on_fit_end(trainer, pl_module)
 
     def _watch_prepare_data(self, kind: type) -> None:
         original = vars(kind)["prepare_data"]
@@ -151,25 +135,20 @@ class Witness(Callback):
             elif event == "os.rename":
                 note(args[1])
 
+        def noting(function: Any, name: str, position: int) -> Any:
+            @functools.wraps(function)
+            def noted(*args: Any, **kwargs: Any) -> Any:
+                note(kwargs.get(name, args[position] if len(args) > position else None))
+                return function(*args, **kwargs)
+
+            return noted
+
         sys.addaudithook(audit)
-        save = torch.save  # writes from C++, which raises no audit event
-
-        @functools.wraps(save)
-        def noted(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            note(f)
-            return save(obj, f, *args, **kwargs)
-
-        torch.save = noted  # type: ignore[assignment]
+        torch.save = noting(torch.save, "f", 1)  # writes from C++, which raises no audit event
         with contextlib.suppress(ImportError):
             import safetensors.torch as safetensors  # writes from Rust
 
-            serialize = safetensors.serialize_file
-
-            def noted_too(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-                note(filename)
-                return serialize(tensors, filename, *args, **kwargs)
-
-            safetensors.serialize_file = noted_too
+            safetensors.serialize_file = noting(safetensors.serialize_file, "filename", 1)
 
     def save(self) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -178,9 +157,9 @@ class Witness(Callback):
 
 
 @functools.cache
-def witness() -> Witness:
+def recorder() -> Recorder:
     """One for all Trainers of a process."""
-    return Witness()
+    return Recorder()
 
 
 def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
@@ -197,7 +176,7 @@ def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def digest(parts: Iterable[Any]) -> str:
-    content = hashlib.blake2b(digest_size=6)
+    content = hashlib.blake2b(digest_size=8)
     for part in parts:
         if isinstance(part, torch.Tensor):
             content.update(f"{part.dtype} {tuple(part.shape)}".encode())
@@ -208,7 +187,4 @@ def digest(parts: Iterable[Any]) -> str:
 
 
 def _subclasses(kind: type) -> set[type]:
-    return {kind, *(below for child in kind.__subclasses__() for below in _subclasses(child))} - {
-        LightningDataModule,
-        LightningModule,
-    }
+    return {below for child in kind.__subclasses__() for below in (child, *_subclasses(child))}

@@ -13,14 +13,14 @@ import torch.distributed as dist
 
 
 def refuse(what: str) -> RuntimeError:
-    """The error as SMDDP words it; the rehearsal's report gets to know of it too."""
+    """The error as SMDDP words it, also noted for the report."""
     if "REHEARSAL_EVIDENCE" in os.environ:
         note = Path(os.environ["REHEARSAL_EVIDENCE"]) / f"refused-{os.getpid()}"
         note.write_text(f"SMDDP does not support: {what}")
-    return RuntimeError(f"SMDDP does not support: {what} (stand-in)")
+    return RuntimeError(f"SMDDP does not support: {what} (stub)")
 
 
-class StandIn(dist.ProcessGroup):
+class Stub(dist.ProcessGroup):
     """A process group that hands the allowed collectives to gloo."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: Any) -> None:
@@ -53,43 +53,34 @@ class StandIn(dist.ProcessGroup):
         return super().__getattribute__(name)
 
 
-REFUSED = frozenset(  # methods of torch.distributed.ProcessGroup
-    (
-        *("_allgather_base", "_reduce_scatter_base", "all_gather_single", "allgather_coalesced", "allreduce_coalesced"),
-        *("allgather_into_tensor_coalesced", "alltoall", "alltoall_base", "gather", "monitored_barrier", "recv"),
-        *("recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor_coalesced"),
-        *("scatter", "send", "split_group"),
-    )
+REFUSED = (  # methods of torch.distributed.ProcessGroup
+    *("_allgather_base", "_reduce_scatter_base", "all_gather_single", "allgather_coalesced", "allreduce_coalesced"),
+    *("allgather_into_tensor_coalesced", "alltoall", "alltoall_base", "gather", "monitored_barrier", "recv"),
+    *("recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor_coalesced"),
+    *("scatter", "send", "split_group"),
 )
 
 
-def _guarded(function: Any, objection: Any) -> Any:
-    """`function`, refused when `objection(args, kwargs)` has a reason."""
-
-    @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        reason = objection(args, kwargs)
-        if reason:
-            raise refuse(reason)
-        return function(*args, **kwargs)
-
-    return checked
+new_group, init_process_group = dist.new_group, dist.init_process_group
 
 
-def _second_group(args: Any, kwargs: Any) -> str | None:
-    running = dist.is_initialized() and dist.get_backend() == "smddp"
-    asked = str(kwargs.get("backend", args[2] if len(args) > 2 else "")).lower()
-    return "a second process group, new_group()" if running or "smddp" in asked else None
+@functools.wraps(new_group)
+def _new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if "smddp" in str(backend).lower() or (dist.is_initialized() and dist.get_backend() == "smddp"):
+        raise refuse("a second process group, new_group()")
+    return new_group(ranks, timeout, backend, *args, **kwargs)
 
 
-def _not_alone(args: Any, kwargs: Any) -> str | None:
-    backend = str(args[0] if args else kwargs.get("backend")).lower()
-    if "smddp" in backend and backend != "smddp":
-        return f"another backend beside it, {backend}"
-    return "device_id" if backend == "smddp" and kwargs.get("device_id") is not None else None
+@functools.wraps(init_process_group)
+def _init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+    asked = str(backend).lower()
+    if "smddp" in asked and asked != "smddp":
+        raise refuse(f"another backend beside it, {asked}")
+    if asked == "smddp" and kwargs.get("device_id") is not None:
+        raise refuse("device_id")
+    return init_process_group(backend, *args, **kwargs)
 
 
-dist.Backend.register_backend("smddp", StandIn, devices=["cpu", "cuda"])
+dist.Backend.register_backend("smddp", Stub, devices=["cpu", "cuda"])
 for module in (dist, dist.distributed_c10d):
-    for name, objection in (("new_group", _second_group), ("init_process_group", _not_alone)):
-        setattr(module, name, _guarded(getattr(module, name), objection))
+    module.new_group, module.init_process_group = _new_group, _init_process_group

@@ -1,1 +1,0 @@
-"""Stand-in for AWS's package of this name, which only AWS's images hold; found only while a rehearsal runs."""

@@ -1,1 +1,0 @@
-"""Stand-in for SMDDP: the documented contract over gloo, to prove wiring. It says nothing about SMDDP itself."""

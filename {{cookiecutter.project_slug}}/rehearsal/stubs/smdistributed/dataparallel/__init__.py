@@ -1,0 +1,1 @@
+"""Stub of SMDDP: the documented contract over gloo, to prove wiring. It says nothing about SMDDP itself."""
