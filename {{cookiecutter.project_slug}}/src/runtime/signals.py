@@ -118,7 +118,7 @@ def replace_lightning_signal_handlers(trainer: Any) -> None:
         if not callable(getattr(owner, method, None)):
             raise RuntimeError(
                 f"Lightning changed: {type(owner).__name__} has no {method}; "
-                "mend signals.replace_lightning_signal_handlers."
+                "fix signals.replace_lightning_signal_handlers."
             )
         setattr(owner, method, lambda: None)
 
@@ -137,6 +137,17 @@ def _exit() -> None:
     if leaving():
         sys.stdout.flush()
         os._exit(STATUS)
+
+
+def exit_without_cleanup() -> None:
+    """This process has failed, and what native libraries do at its end may block: leave that out."""
+
+    def leave() -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(STATUS if leaving() else 1)
+
+    atexit.register(leave)
 
 
 def _hook(*error: Any) -> None:
