@@ -282,7 +282,9 @@ def test_the_newest_few_are_kept(words: str) -> None:
     names = [path.name for _, path in checkpoint_files.numbered(Path("outputs/checkpoints"))]
     assert len(names) == checkpoint_files.KEEP and "-step000024-" in names[0]
     bests = {checkpoint_files.best_file(Path("outputs/checkpoints", name)) for name in names}
-    assert bests == set(Path("outputs/checkpoints").glob("*-best-*.ckpt")), "those that a checkpoint names, and no others"
+    assert bests == set(Path("outputs/checkpoints").glob("*-best-*.ckpt")), (
+        "those that a checkpoint names, and no others"
+    )
     assert best().keys() == outcome()["state_dict"].keys()
 
 

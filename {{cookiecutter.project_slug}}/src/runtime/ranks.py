@@ -91,7 +91,8 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
         write_failure(cause)
         if this and _lost_a_rank(error):
             raise ClusterError(f"{this.name(this.rank)} had to end: {cause}") from None
-        if re.search("No space left on device|AsyncCheckpointIO quota exceeded", str(error)):
+        full = re.search("No space left on device|Disk quota exceeded", str(error))
+        if full and not isinstance(error, UserError):
             raise UserError(f"{cause}; free some space and start the same command again.") from None
         raise
     finally:
