@@ -117,11 +117,12 @@ class AsyncCheckpointIO(CheckpointIO):
         this = ranks.cluster()
         size = int(ranks.all_sum(torch.tensor(path.stat().st_size if this.rank == 0 else 0)))
         place = ensure_dir(self.directory) / f".received-{path.name}"
-        target = place if lacking and this.local_rank == 0 else Path(os.devnull)
-        with (path if this.rank == 0 else Path(os.devnull)).open("rb") as source, target.open("wb") as file:
+        nothing = Path(os.devnull)
+        target = place if lacking and this.local_rank == 0 else nothing
+        with (path if this.rank == 0 else nothing).open("rb") as source, target.open("wb") as file:
             for start in range(0, size, BLOCK):
-                block = torch.empty(min(BLOCK, size - start), dtype=torch.uint8)
-                source.readinto(block.numpy())  # type: ignore[attr-defined]
+                block: Any = torch.empty(min(BLOCK, size - start), dtype=torch.uint8)
+                source.readinto(block.numpy())  # only rank 0's holds anything
                 block = block.to(this.device)
                 torch.distributed.broadcast(block, 0)
                 file.write(block.cpu().numpy())
@@ -178,7 +179,8 @@ class _HashingFile:
     """What torch writes to: hashed on its way. An error waits until torch is done, whose writer cannot handle one."""
 
     def __init__(self, file: Any) -> None:
-        self.file, self.hash, self.error = file, hashlib.sha256(), None
+        self.file, self.hash = file, hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         try:
@@ -197,7 +199,8 @@ def _write_file(directory: Path, stem: str, content: Mapping[str, Any]) -> Path:
     """Write a file whose name ends in its checksum."""
     temporary = directory / f".{stem}.ckpt"
     with temporary.open("wb") as file:
-        torch.save(content, hashing := _HashingFile(file))
+        hashing: Any = _HashingFile(file)
+        torch.save(content, hashing)
         if hashing.error:
             raise hashing.error
         file.flush()
