@@ -133,11 +133,14 @@ class ClusterStrategy(DDPStrategy):
     """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step."""
 
     def __init__(self, cluster: Cluster, compression: str = "none", bucket_cap_mb: int = 25) -> None:
+        cap = bucket_cap_mb if bucket_cap_mb != 25 else None  # DDP's default, whose first bucket is smaller
+        if compression == "powersgd" and cluster.backend == "gloo":
+            cap = 2**20  # one bucket: on gloo the ranks would start the collectives of several in different orders
         super().__init__(
             cluster_environment=LauncherEnvironment(cluster),
             process_group_backend=cluster.backend,
             gradient_as_bucket_view=True,  # gradients live in the buckets: one copy of them less
-            bucket_cap_mb=bucket_cap_mb,
+            bucket_cap_mb=cap,
         )
         self._compression = compression
         self._verified = False
