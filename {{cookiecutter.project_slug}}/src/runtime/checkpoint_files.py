@@ -63,9 +63,7 @@ class AsyncCheckpointIO(CheckpointIO):
             return
         if self.position != self.written:
             self._memory = snapshot(checkpoint, self._memory)
-            copied = torch.cuda.Event() if torch.cuda.is_available() else None
-            if copied:
-                copied.record()
+            copied = torch.cuda.current_stream().record_event() if torch.cuda.is_available() else None
             if self._best_write:
                 self._best_file = best_file(self._best_write.result())
             self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")

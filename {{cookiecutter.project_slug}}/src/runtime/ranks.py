@@ -34,13 +34,8 @@ from runtime.report import UserError, write_failure
 def cluster() -> Cluster:
     """This process's cluster, read once: Lightning's own environments delete rank variables at teardown."""
     has_smddp = importlib.util.find_spec("smdistributed") and importlib.util.find_spec("smdistributed.dataparallel")
-    machine = Machine(
-        gpus=torch.cuda.device_count(),
-        has_nccl=torch.distributed.is_nccl_available(),
-        has_smddp=bool(has_smddp),
-        torch_version=torch.__version__,
-    )
-    return locate(os.environ, machine)
+    has_nccl = torch.distributed.is_nccl_available()
+    return locate(os.environ, Machine(torch.cuda.device_count(), has_nccl, bool(has_smddp), torch.__version__))
 
 
 TOLD_TO_STOP, ENDED_WELL = "told to stop", "ended well"
@@ -52,10 +47,8 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
     """From the first rank variable to the end of the process group.
 
     An error that ends it is one sentence in SageMaker's failure file, on every host, with the rank and host that began
-    it: a rank that only lost another one says so instead of its own stack trace.
-
-    Args:
-        meet_seconds: how long to wait for every rank; None: the variable DIST_MEET_SECONDS, else 180.
+    it: a rank that only lost another one says so instead of its own stack trace. `meet_seconds` is how long to wait for
+    every rank; None: the variable DIST_MEET_SECONDS, else 180.
 
     Raises:
         ClusterError: the environment is refused, or a rank did not come in time or went away.
@@ -340,11 +333,7 @@ def another_store() -> torch.distributed.Store:
 
 
 def from_rank_0(key: str, make: Callable[[], str]) -> str:
-    """What `make` returns on rank 0, on every rank; waits for rank 0, and needs no process group.
-
-    Args:
-        key: a name for it, used once in a session.
-    """
+    """What `make` returns on rank 0, on every rank; waits for it, without a process group. Use a key once."""
     if _store is None:
         return make()
     if cluster().rank == 0:

@@ -132,22 +132,17 @@ def _handle(number: int, _: Any) -> None:
             raise Stopped
 
 
-def _exit() -> None:
-    """Python's own end would give the signals back to the system first, and a second SIGINT then make it status 130."""
-    if leaving():
-        sys.stdout.flush()
-        os._exit(STATUS)
-
-
 def exit_without_cleanup() -> None:
     """This process has failed, and what native libraries do at its end may block: leave that out."""
+    atexit.register(_exit, failed=True)
 
-    def leave() -> None:
+
+def _exit(failed: bool = False) -> None:
+    """Python's own end would give the signals back to the system first, and a second SIGINT then make it status 130."""
+    if leaving() or failed:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(STATUS if leaving() else 1)
-
-    atexit.register(leave)
 
 
 def _hook(*error: Any) -> None:

@@ -108,13 +108,12 @@ class HangWatchdog(pl.Callback):
         self._warm_up("train", self.marks > 5)
         self._mark(f"fetching the batch after step {trainer.global_step}")
 
-    def on_validation_start(self, *_: Any) -> None:
-        self._warm_up("validation", False)
+    def on_validation_start(self, *_: Any, over: bool = False) -> None:
+        self._warm_up("validation", over)
         self._mark("validation")
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        self._warm_up("validation", True)
-        self._mark("validation")
+        self.on_validation_start(over=True)
 
     def on_validation_end(self, *_: Any) -> None:
         self._warm_up("train", False)
@@ -186,8 +185,9 @@ class HangWatchdog(pl.Callback):
                     verdict = store.get("hang").decode()
                     time.sleep(2 * self.interval)  # leaving breaks the others' collectives: all read first
                     self._end(verdict, first=False)
-                if pauses != (pauses := store.add("pauses", _pauses > 0)):
-                    self.marked = time.monotonic()  # a rank compiles, or writes: the others wait for it
+                paused, pauses = pauses, store.add("pauses", int(_pauses > 0))
+                if paused != pauses:  # a rank compiles, or writes: the others wait for it
+                    self.marked = time.monotonic()
                 if judge and self.armed:
                     for rank, key in enumerate(keys):
                         text = store.get(key).decode() if store.check([key]) else ""
