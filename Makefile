@@ -12,7 +12,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench stress clean project
+.PHONY: help demo test lint bench gpu stress clean project
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ lint: $(VENV)/.tests  ## style and format of everything, types of the generated 
 
 bench: $(VENV)/.tests project  ## the generated project against a hand-written loop
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/epoch_time.py $(ARGS)
+
+gpu: $(VENV)/.tests  ## what only a GPU can answer; without one: make gpu ARGS="--device cpu --small"
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 stress: $(VENV)/.tests  ## stop, kill, damage and hang real runs: make stress ARGS="stops --count 200"
 	$(BIN)/python benchmarks/stress.py $(ARGS)

@@ -289,11 +289,12 @@ def final_state(folder: Path) -> dict:
     import torch
     from runtime import checkpoint_files
 
-    state = torch.load(checkpoint_files.newest(folder / "outputs" / "checkpoints"), weights_only=True)
+    path = checkpoint_files.newest(folder / "outputs" / "checkpoints")
+    state = torch.load(path, weights_only=True)
     mine = state["callbacks"]["Checkpoints"]
     return {
         "weights": state["state_dict"],
-        "best": mine["best"],
+        "best": torch.load(checkpoint_files.best_file(path), weights_only=True),
         "score": mine["best_score"],
         "optimizer": state["optimizer_states"],
         "schedule": state["lr_schedulers"],

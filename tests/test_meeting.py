@@ -83,7 +83,7 @@ def test_a_restart_does_not_hear_of_the_attempt_before(project: Project, tmp_pat
         CUDA_VISIBLE_DEVICES="",
         DIST_MEET_SECONDS="60",
     )
-    assert "cause: rank 1 on host localhost ended without a word" in said.stdout, said.stdout
+    assert "cause: rank 1 on host localhost exited without an error message" in said.stdout, said.stdout
 
 
 ENDING = """
@@ -120,11 +120,16 @@ sys.exit(signals.complete())
         (0, "pass", [0, 0], "ended at"),
         (0, "raise ValueError('no room')", [1, 1], "had to end: rank 0 on host localhost failed: ValueError: no room"),
         (0, "later(signal.SIGTERM)", [143, 143], ""),
-        (0, "later(signal.SIGKILL)", [-9, 1], "rank 0 on host localhost ended without a word"),
+        (0, "later(signal.SIGKILL)", [-9, 1], "rank 0 on host localhost exited without an error message"),
         (1, "later(signal.SIGTERM)", [143, 143], ""),  # it waits for rank 0 by then
         (0, "hide()", [143, 143], ""),
         (1, "hide()", [143, 143], ""),
-        (1, "later(signal.SIGKILL)", [1, -9, 0], "had to end: rank 1 on host localhost ended without a word"),
+        (
+            1,
+            "later(signal.SIGKILL)",
+            [1, -9, 0],
+            "had to end: rank 1 on host localhost exited without an error message",
+        ),
     ],
 )
 def test_the_others_wait_until_rank_0_is_done(

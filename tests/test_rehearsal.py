@@ -178,7 +178,7 @@ def test_none_on_two_hosts_is_refused(project: Project, words: Path, tmp_path: P
     "fault, rank, processes, distribution, words_said",
     [
         ("--fail-rank", 1, 1, "torch_distributed", "rank 1 fails because"),
-        ("--kill-rank", 3, 2, "torch_distributed", "without a word"),
+        ("--kill-rank", 3, 2, "torch_distributed", "without an error message"),
         ("--kill-rank", 0, 2, "pytorchddp", "rank 0 on host 127.0.0.1"),
     ],
 )

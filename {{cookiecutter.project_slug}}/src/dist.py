@@ -19,11 +19,14 @@ from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from runtime.cluster import Cluster, ClusterError
 from runtime.ranks import cluster, session
 
-__all__ = ["cluster", "get_global_rank", "get_initialization_info", "get_local_rank", "session"]
+__all__ = ["cluster", "get_global_rank", "get_initialization_info", "get_local_rank", "precision", "session"]
+
+POWERSGD_START = 100  # steps with whole gradients, while they change most
 
 
 def get_global_rank() -> int:
@@ -36,11 +39,38 @@ def get_local_rank() -> int:
     return cluster().local_rank
 
 
-def get_initialization_info() -> tuple[Strategy, int, int]:
-    """``(strategy, devices, num_nodes)`` for ``Trainer``; ``devices`` counts one host's."""
+def get_initialization_info(compression: str = "none", bucket_cap_mb: int = 25) -> tuple[Strategy, int, int]:
+    """``(strategy, devices, num_nodes)`` for ``Trainer``; ``devices`` counts one host's.
+
+    Args:
+        compression: of gradients between ranks: none, fp16, bf16 or powersgd.
+        bucket_cap_mb: largest size in MiB of the buckets in which they are sent.
+
+    Raises:
+        ClusterError: the backend does not have that compression.
+    """
     this = cluster()
-    kind = OneProcess if this.world_size == 1 else SmddpStrategy if this.backend == "smddp" else ClusterStrategy
-    return kind(this), this.local_world_size, this.num_nodes
+    if this.world_size == 1:
+        return OneProcess(this), 1, 1
+    if this.backend == "smddp" and compression != "none":
+        raise ClusterError(f"compression={compression} is not documented for SMDDP; set it to none.")
+    if this.backend == "gloo" and compression == "bf16":
+        raise ClusterError("compression=bf16 needs NCCL, and this job runs on gloo; set it to fp16 or powersgd.")
+    kind = SmddpStrategy if this.backend == "smddp" else ClusterStrategy
+    return kind(this, compression, bucket_cap_mb), this.local_world_size, this.num_nodes
+
+
+def precision(wanted: str) -> Any:
+    """Trainer's ``precision``; auto is bf16-mixed where the GPU computes in it, 16-mixed on older GPUs, else 32-true.
+
+    tf32 is 32-true with matrix products in TF32; 32-true itself leaves TF32 out everywhere.
+    """
+    gpu = cluster().accelerator == "gpu"
+    torch.backends.cudnn.allow_tf32 = wanted == "tf32"  # torch's default allows convolutions what products may not
+    torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
+    if wanted == "auto" and gpu:
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
+    return "32-true" if wanted in ("auto", "tf32") else wanted
 
 
 class LauncherEnvironment(ClusterEnvironment):
@@ -102,12 +132,17 @@ class OneProcess(SingleDeviceStrategy):
 class ClusterStrategy(DDPStrategy):
     """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, compression: str = "none", bucket_cap_mb: int = 25) -> None:
+        cap = bucket_cap_mb if bucket_cap_mb != 25 else None  # DDP's default, whose first bucket is smaller
+        if compression == "powersgd" and cluster.backend == "gloo":
+            cap = 2**20  # one bucket: on gloo the ranks would start the collectives of several in different orders
         super().__init__(
             cluster_environment=LauncherEnvironment(cluster),
             process_group_backend=cluster.backend,
             gradient_as_bucket_view=True,  # gradients live in the buckets: one copy of them less
+            bucket_cap_mb=cap,
         )
+        self._compression = compression
         self._verified = False
 
     def setup_environment(self) -> None:
@@ -115,6 +150,16 @@ class ClusterStrategy(DDPStrategy):
         if not self._verified:
             verify_all_reduce(self.global_rank, self.world_size, self.root_device)
             self._verified = True
+
+    def configure_ddp(self) -> None:
+        """Lightning registers DDP's hooks on GPUs alone."""
+        super().configure_ddp()
+        model: Any = self.model
+        if self._compression == "powersgd":
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=POWERSGD_START)
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif self._compression != "none":
+            model.register_comm_hook(None, getattr(default_hooks, f"{self._compression}_compress_hook"))
 
 
 class SmddpStrategy(ClusterStrategy):

@@ -69,9 +69,14 @@ class TrainingOptions:
     seed: Seed = shared(DataOptions.seed)
     accumulate_grad_batches: PositiveInt = option(1, "batches per rank and optimizer step", resume="free")
     gradient_clip_val: NonNegativeFloat = option(1.0, "largest norm of the gradient; 0: no clipping")
-    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = option(
-        "auto", "auto: bf16-mixed on GPUs that support it, else 32-true"
+    precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "16-mixed"] = option(
+        "auto", "auto: bf16-mixed on GPUs, 16-mixed on those without bf16, 32-true on a CPU; tf32: 32-true with TF32"
     )
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = option(
+        "none", "of gradients between ranks; powersgd (rank 2, from step 100 on) does not resume exactly"
+    )
+    bucket_cap_mb: PositiveInt = option(25, "largest size in MiB in which gradients are sent", resume="free")
+    deterministic: bool = option(False, "allow only GPU kernels that give the same numbers each time", resume="free")
     output_dir: str = option("outputs", "folder of all results; on SageMaker its own folders", resume="free")
     resume: str = option(
         "auto", "auto (where an unfinished run of these options stopped), never, or a checkpoint's path", resume="free"

@@ -27,7 +27,6 @@ def train(**options: Any) -> None:
 
     with dist.session() as cluster:
         import pytorch_lightning as pl
-        import torch
 
         from data import Data
         from model import Model
@@ -44,18 +43,16 @@ def train(**options: Any) -> None:
             model_dir.parent / "checkpoints", options, training.checkpoint_minutes, training.checkpoint_steps,
             monitor=MONITOR, mode=MODE, declared=command_line.declared(OPTIONS),
         )  # fmt: skip
-        precision: Any = training.precision
-        if precision == "auto":
-            precision = "bf16-mixed" if cluster.accelerator == "gpu" and torch.cuda.is_bf16_supported() else "32-true"
         data = Data(**command_line.select(DataOptions, options))
         model = Model(**command_line.select(ModelOptions, options))
-        strategy, devices, num_nodes = dist.get_initialization_info()
+        strategy, devices, num_nodes = dist.get_initialization_info(training.compression, training.bucket_cap_mb)
         trainer = pl.Trainer(
             accelerator=cluster.accelerator,
             strategy=strategy,
             devices=devices,
             num_nodes=num_nodes,
-            precision=precision,
+            precision=dist.precision(training.precision),
+            deterministic=training.deterministic,
             max_epochs=training.epochs,
             max_steps=training.max_steps,
             accumulate_grad_batches=training.accumulate_grad_batches,

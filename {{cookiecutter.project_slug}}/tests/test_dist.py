@@ -1,9 +1,11 @@
 """Each launcher's variables make the cluster they describe; contradictory ones make one sentence."""
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dist
-from runtime import cluster, ranks
+from runtime import cluster, ranks, seeds
 from runtime.cluster import ClusterError, Machine, locate
 from runtime.report import UserError
 
@@ -112,6 +114,8 @@ REFUSED = {
     "where to meet, empty": (mpirun(0, 2, 1, MASTER_ADDR=""), ["MASTER_ADDR is unset"]),
     "port": (torchrun(0, 2, 2, MASTER_PORT="99999"), ["MASTER_PORT=99999", "65535"]),
     "params": (mpirun(0, 2, 2, SM_FRAMEWORK_PARAMS="[1]"), ["SM_FRAMEWORK_PARAMS=[1]"]),
+    "no driver for the GPUs": ({"SM_NUM_GPUS": "8"}, ["SM_NUM_GPUS=8", "torch 2.13.0+cpu sees no GPU"]),
+    "no driver, torchrun": (torchrun(0, 2, 2, SM_NUM_GPUS="2"), ["SM_NUM_GPUS=2", "CUDA_VISIBLE_DEVICES="]),
     "torch was replaced": ({"SM_DLC_TORCH_VERSION": "2.5.1+cu124"}, ["2.5.1+cu124", "2.13.0+cpu", "requirements.txt"]),
 }
 
@@ -152,6 +156,11 @@ def test_smddp_where_it_cannot_run(machine: Machine, instance: str, words: list[
     assert all(word in str(error.value) for word in [*words, "torch_distributed"])
 
 
+def test_gpus_that_are_hidden_on_purpose_or_not_there_are_no_mistake() -> None:
+    assert locate({"SM_NUM_GPUS": "8", "CUDA_VISIBLE_DEVICES": ""}, CPU).device == "cpu"
+    assert locate({"SM_NUM_GPUS": "0"}, CPU).device == "cpu"
+
+
 def test_more_processes_than_gpus() -> None:
     with pytest.raises(ClusterError, match="LOCAL_WORLD_SIZE=2, but 1 GPUs"):
         locate(torchrun(0, 2, 2), Machine(gpus=1, has_nccl=True))
@@ -188,6 +197,107 @@ def test_strategy_knows_the_node_and_survives_teardown(rank_3_of_4: None, monkey
     assert dist.get_global_rank() == 3
     with pytest.raises(ClusterError, match="2 processes, but 4 were started"):
         environment.set_world_size(2)
+
+
+@pytest.mark.parametrize(
+    "variables, compression, words",
+    [
+        (
+            {"SM_FRAMEWORK_PARAMS": json.dumps(SMDDP), "SM_CURRENT_INSTANCE_TYPE": P4D},
+            "fp16",
+            "not documented for SMDDP",
+        ),
+        ({}, "bf16", "compression=bf16 needs NCCL"),
+    ],
+)
+def test_a_compression_that_the_backend_lacks(
+    variables: dict[str, str], compression: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in mpirun(0, 2, 2, **variables).items():
+        monkeypatch.setenv(name, value)
+    dist.cluster.cache_clear()
+    monkeypatch.setattr(ranks, "cluster", lambda: locate(os.environ, Machine(has_smddp=True)))
+    monkeypatch.setattr(dist, "cluster", ranks.cluster)
+    with pytest.raises(ClusterError, match=words):
+        dist.get_initialization_info(compression)
+
+
+class Unordered(torch.nn.Module):
+    """Its parameters are registered in another order than the one in which the forward pass needs them."""
+
+    def __init__(self, buffer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(600, 600, bias=False) for _ in range(4))  # 1.4 MB each
+        self.buffer = buffer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i in (2, 0, 3, 1):
+            x = self.layers[i](x)
+        return self.buffer(x)
+
+
+class Counter(torch.nn.Module):
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += self.step
+        return x
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def train_two_steps(buffer: torch.nn.Module, callback: seeds.StepSeed) -> Any:
+    """Two steps under DDP; each one's buckets, as numbers of parameters; whether it broadcasts buffers in each step."""
+    net: Any = Unordered(buffer)
+    ddp = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1)
+    strategy = SimpleNamespace(model=ddp, root_device=torch.device("cpu"))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=0))
+    trainer: Any = SimpleNamespace(strategy=strategy, global_rank=0, fit_loop=loop)
+    buckets: list[list[list[int]]] = []
+    numbers = {parameter: i for i, parameter in enumerate(net.parameters())}
+
+    def record(_: None, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buckets[-1].append([numbers[parameter] for parameter in bucket.parameters()])
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    ddp.register_comm_hook(None, record)
+    buckets.append([])
+    callback.on_train_start(trainer, net)
+    for i in range(2):
+        callback.on_train_batch_start(trainer, net, None, i)
+        buckets.append([])
+        ddp(torch.ones(2, 600)).sum().backward()
+    return buckets[-2:], ddp.broadcast_buffers
+
+
+def test_buckets_are_arranged_as_gradients_are_finished_and_so_again_at_a_resume(group_of_one: None) -> None:
+    first, again = seeds.StepSeed(0), seeds.StepSeed(0)
+    (before, arranged), _ = train_two_steps(torch.nn.Identity(), first)
+    assert first.order == [1, 3, 0, 2], "last of the forward pass first"
+    assert arranged == [[i] for i in first.order] != before
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert train_two_steps(torch.nn.Identity(), again)[0] == [arranged, arranged], "from the first step on"
+
+
+@pytest.mark.parametrize(
+    "buffer, broadcast",
+    [(torch.nn.Identity(), False), (Counter(0), False), (Counter(1), True), (torch.nn.BatchNorm1d(600), True)],
+)
+def test_buffers_are_broadcast_only_if_they_change(
+    buffer: torch.nn.Module, broadcast: bool, group_of_one: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert train_two_steps(buffer, seeds.StepSeed(0))[1] is broadcast
 
 
 def test_one_process_needs_no_group() -> None:

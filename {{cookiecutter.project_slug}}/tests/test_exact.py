@@ -39,6 +39,14 @@ def outcome(output: str = "outputs") -> dict[str, Any]:
     return torch.load(path, weights_only=True)
 
 
+def best(output: str = "outputs") -> dict[str, Any]:
+    """The best weights that the newest checkpoint names."""
+    path = checkpoint_files.newest(Path(output) / "checkpoints")
+    file = path and checkpoint_files.best_file(path)
+    assert file
+    return torch.load(file, weights_only=True)
+
+
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)
@@ -108,9 +116,10 @@ def test_going_on_is_as_if_nothing_had_happened(
             assert len(said) == bool(expected) and all(f"from {expected}, " in line for line in said), (hook, at)
         for part in ("state_dict", "optimizer_states", "lr_schedulers"):
             assert same(alone[part], outcome(output)[part]), (part, hook, at)
-        for part in ("best", "best_score", "position"):
+        for part in ("best_score", "position"):
             mine = [state["callbacks"]["Checkpoints"][part] for state in (alone, outcome(output))]
             assert same(*mine), (part, hook, at)
+        assert same(best("alone"), best(output)), (hook, at)
         rows = [Path(f, "curves.csv").read_text().splitlines() for f in ("alone", output)]
         timeless = [[line.rpartition(",")[0] for line in lines] for lines in rows]
         assert timeless[0] == timeless[1], (hook, at)
@@ -272,7 +281,11 @@ def test_the_newest_few_are_kept(words: str) -> None:
     run(words, epochs=2)
     names = [path.name for _, path in checkpoint_files.numbered(Path("outputs/checkpoints"))]
     assert len(names) == checkpoint_files.KEEP and "-step000024-" in names[0]
-    assert outcome()["callbacks"]["Checkpoints"]["best"] is not None, "the best weights are in each"
+    bests = {checkpoint_files.best_file(Path("outputs/checkpoints", name)) for name in names}
+    assert bests == set(Path("outputs/checkpoints").glob("*-best-*.ckpt")), (
+        "those that a checkpoint names, and no others"
+    )
+    assert best().keys() == outcome()["state_dict"].keys()
 
 
 def test_a_full_disk_ends_the_run_in_a_sentence(words: str) -> None:

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from runtime import ranks, signals, watchdog
-from runtime.checkpoint_files import NAME, AsyncCheckpointIO, finished, newest, snapshot, whole
+from runtime.checkpoint_files import NAME, AsyncCheckpointIO, finished, newest, whole
 from runtime.command_line import Option
 from runtime.loop_state import set_progress
 from runtime.prepared import digest
@@ -61,7 +61,7 @@ class Checkpoints(pl.Callback):
         per_rank = options.get("batch_size", 1) * options.get("accumulate_grad_batches", 1)
         self.global_batch = per_rank * ranks.cluster().world_size
         self.again = "start the same command again" + (" with --resume auto" * (options.get("resume") != "auto"))
-        self.best_score, self.best = -self.sign * math.inf, None
+        self.best_score = -self.sign * math.inf
         self.data = ""
         self.position = {"step": 0, "epoch": 0, "batch": 0, "batches": 0, "total": 0}
         self.saved_at = time.monotonic()
@@ -125,7 +125,10 @@ class Checkpoints(pl.Callback):
             if not path.is_file():
                 raise UserError(f"--resume {wanted!r}: no such checkpoint; expected auto, never or a file.")
             if not whole(path):
-                raise UserError(f"--resume {wanted!r}: the file is damaged; name another one, or say auto.")
+                raise UserError(
+                    f"--resume {wanted!r}: the file, or that of the best weights beside it, is damaged or missing; "
+                    "name another one, or say auto."
+                )
         state = self._read(path)
         defaults = {name: option.default for name, option in self.declared.items()}
         stored = defaults | state["options"]  # an option that was added since is at its default there
@@ -191,13 +194,14 @@ class Checkpoints(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         mine = {"options": self.options, "global_batch": self.global_batch, "position": self.position}
         mine |= {"data": self.data}
-        return {**mine, "monitor": (self.monitor, self.mode), "best_score": self.best_score, "best": self.best}
+        return {**mine, "monitor": (self.monitor, self.mode), "best_score": self.best_score}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         monitor = (self.monitor, self.mode)
         if tuple(state_dict.get("monitor", monitor)) == monitor:  # else the values do not compare
             self.best_score = state_dict["best_score"]
-            self.best = state_dict["best"] if ranks.cluster().rank == 0 else None
+        else:
+            self.disk.best = None
         self.disk.written = state_dict["position"]
 
     # Saving and stopping
@@ -249,7 +253,8 @@ class Checkpoints(pl.Callback):
         score = float(trainer.callback_metrics[self.monitor])  # the same on every rank
         if self.sign * score > self.sign * self.best_score:
             self.best_score = score
-            self.best = snapshot(pl_module.state_dict()) if trainer.is_global_zero else None
+            if trainer.is_global_zero:
+                self.disk.keep_best(pl_module.state_dict())
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.position["batch"] == self.position["batches"]:  # not where max_steps ended it
@@ -261,8 +266,8 @@ class Checkpoints(pl.Callback):
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Test the best weights, not the last: rank 0 holds them, and a sum with the others' zeros hands them on."""
-        if self.best is not None:  # None: training ended before the first validation
-            pl_module.load_state_dict(self.best)
+        if self.disk.best is not None:  # None: training ended before the first validation
+            pl_module.load_state_dict(self.disk.best)
         with torch.no_grad():
             for tensor in pl_module.state_dict().values():
                 tensor.copy_(ranks.all_sum(tensor if trainer.is_global_zero else torch.zeros_like(tensor)))

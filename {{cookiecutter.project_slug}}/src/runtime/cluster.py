@@ -87,7 +87,7 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
                 "torch_distributed, smddp or pytorchddp, or instance_count to 1."
             )
         return Cluster(
-            hosts or ("localhost",), 0, 0, 0, 1, 1, "none", "none", _device(machine, 0, 1, ""), "127.0.0.1", 7777
+            hosts or ("localhost",), 0, 0, 0, 1, 1, "none", "none", _device(env, machine, 0, 1, ""), "127.0.0.1", 7777
         )
     rank_name, world_name, local_name, local_world_name = VARIABLES[launcher]
     local_world = _integer(env, local_world_name, 1)
@@ -121,7 +121,7 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
     smddp = launcher == "mpirun" and _asked_for_smddp(env)
     if smddp:
         _check_smddp(env, machine)
-    device = _device(machine, local_rank, local_world, local_world_name)
+    device = _device(env, machine, local_rank, local_world, local_world_name)
     native = "nccl" if device != "cpu" and machine.has_nccl else "gloo"
     return Cluster(
         hosts=hosts or (("localhost",) if num_nodes == 1 else tuple(f"node-{i}" for i in range(num_nodes))),
@@ -156,7 +156,7 @@ def _hosts(env: Mapping[str, str]) -> tuple[str, ...]:
     except ValueError:
         hosts = None
     if not (isinstance(hosts, list) and hosts and all(isinstance(host, str) and host for host in hosts)):
-        raise ClusterError(f'SM_HOSTS={text} is no JSON list of names such as ["algo-1", "algo-2"]; mend or unset it.')
+        raise ClusterError(f'SM_HOSTS={text} is no JSON list of names such as ["algo-1", "algo-2"]; fix or unset it.')
     if len(set(hosts)) != len(hosts):
         raise ClusterError(f"SM_HOSTS={text} names a host twice; name each once.")
     if (current := env.get("SM_CURRENT_HOST", hosts[0])) not in hosts:
@@ -188,7 +188,7 @@ def _asked_for_smddp(env: Mapping[str, str]) -> bool:
     try:
         params = dict(json.loads(text))
     except (TypeError, ValueError):
-        raise ClusterError(f"SM_FRAMEWORK_PARAMS={text} is not a JSON object; mend or unset it.") from None
+        raise ClusterError(f"SM_FRAMEWORK_PARAMS={text} is not a JSON object; fix or unset it.") from None
     if params.get("sagemaker_pytorch_ddp_enabled"):  # the toolkit looks at this one first
         return False
     return bool(params.get("sagemaker_distributed_dataparallel_enabled"))
@@ -208,7 +208,13 @@ def _check_smddp(env: Mapping[str, str], machine: Machine) -> None:
         )
 
 
-def _device(machine: Machine, local_rank: int, local_world_size: int, name: str) -> str:
+def _device(env: Mapping[str, str], machine: Machine, local_rank: int, local_world_size: int, name: str) -> str:
+    gpus = env.get("SM_NUM_GPUS", "0")
+    if gpus not in ("", "0") and not machine.gpus and "CUDA_VISIBLE_DEVICES" not in env:
+        raise ClusterError(
+            f"SM_NUM_GPUS={gpus}, but torch {machine.torch_version} sees no GPU, as with a driver older than its CUDA; "
+            "take an image with an older CUDA, or set CUDA_VISIBLE_DEVICES= (to nothing) to run on the CPU."
+        )
     if machine.gpus and machine.gpus < local_world_size:
         raise ClusterError(
             f"{name}={local_world_size}, but {machine.gpus} GPUs are visible; start one process per GPU, "

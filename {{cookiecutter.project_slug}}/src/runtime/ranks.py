@@ -1,8 +1,5 @@
 """What the ranks of a job say to each other: they meet before the first step, agree, and end together.
 
-    with session() as cluster:  # the ranks meet; rank 0 prints who came
-        ...                     # an error here ends the job on every host, and is told with the rank that began it
-
 Nothing here needs a process group but :func:`all_sum` and :func:`any_rank`: the rest goes through a TCPStore.
 """
 
@@ -14,6 +11,7 @@ import re
 import shutil
 import signal
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -36,13 +34,8 @@ from runtime.report import UserError, write_failure
 def cluster() -> Cluster:
     """This process's cluster, read once: Lightning's own environments delete rank variables at teardown."""
     has_smddp = importlib.util.find_spec("smdistributed") and importlib.util.find_spec("smdistributed.dataparallel")
-    machine = Machine(
-        gpus=torch.cuda.device_count(),
-        has_nccl=torch.distributed.is_nccl_available(),
-        has_smddp=bool(has_smddp),
-        torch_version=torch.__version__,
-    )
-    return locate(os.environ, machine)
+    has_nccl = torch.distributed.is_nccl_available()
+    return locate(os.environ, Machine(torch.cuda.device_count(), has_nccl, bool(has_smddp), torch.__version__))
 
 
 TOLD_TO_STOP, ENDED_WELL = "told to stop", "ended well"
@@ -53,11 +46,9 @@ _store: torch.distributed.Store | None = None  # where the ranks of this session
 def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
     """From the first rank variable to the end of the process group.
 
-    An error that ends it is told in one sentence in SageMaker's failure file, on every host and with the rank and host
-    that began it: a rank that only lost another one says so instead of its own stack trace.
-
-    Args:
-        meet_seconds: how long to wait for every rank; None: the variable DIST_MEET_SECONDS, else 180.
+    An error that ends it is one sentence in SageMaker's failure file, on every host, with the rank and host that began
+    it: a rank that only lost another one says so instead of its own stack trace. `meet_seconds` is how long to wait for
+    every rank; None: the variable DIST_MEET_SECONDS, else 180.
 
     Raises:
         ClusterError: the environment is refused, or a rank did not come in time or went away.
@@ -75,42 +66,79 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
         yield this
         if _store:
             _end_together(this)
+        _end_group()
     except signals.Stopped:
-        _tell_of_stop(this)
+        _stop(this)
         raise
     except Exception as error:
         if signals.leaving():
-            _tell_of_stop(this)
+            _stop(this)
             raise signals.Stopped from None
         with contextlib.suppress(ValueError):  # not the main thread
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher that ends the rest of us leaves time to say why
-        traceback.clear_frames(error.__traceback__)  # they hold the group, whose end wakes ranks that wait for this one
-        _end_group()
+        record_failure(error)
+        _abandon_group(error)
         cause = _cause(this, error) if this else str(error)
         if cause == TOLD_TO_STOP:
             raise signals.Stopped from None
         write_failure(cause)
         if this and _lost_a_rank(error):
             raise ClusterError(f"{this.name(this.rank)} had to end: {cause}") from None
-        if re.search("No space left on device|AsyncCheckpointIO quota exceeded", str(error)):
+        full = re.search("No space left on device|Disk quota exceeded", str(error))
+        if full and not isinstance(error, UserError):
             raise UserError(f"{cause}; free some space and start the same command again.") from None
         raise
     finally:
-        _end_group()
         _store = None
 
 
-def _tell_of_stop(this: Cluster | None) -> None:
-    """So that ranks which lose this one stop as well."""
+def record_failure(error: BaseException) -> None:
+    """Leave what ended this rank where SageMaker and the other ranks look for it; this waits for nobody."""
+    lost = _store is not None and _lost_a_rank(error)  # that rank, or who knows of it, has the cause
+    if not lost:
+        write_failure(_sentence(error))
+    if _store:
+        with contextlib.suppress(torch.distributed.DistError):
+            _store.set(f"end/{cluster().rank}", "" if lost else _sentence(error))
+            if not lost:
+                _store.compare_set("cause", "", _sentence(error))  # where there is one already, it stays
+
+
+def _sentence(error: BaseException) -> str:
+    line = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, UserError) and _store is None:
+        return line
+    line = line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"
+    return f"{cluster().name(cluster().rank)} failed: {line}"
+
+
+def _stop(this: Cluster | None) -> None:
+    """End the group, and let the ranks that lose this one know that they stop as well."""
     if this and _store:
         with contextlib.suppress(torch.distributed.DistError):
             _store.set(f"end/{this.rank}", TOLD_TO_STOP)
             time.sleep(0.5 * (this.rank == 0))  # which may keep the store, and they look every 0.1 s
+    _end_group()
 
 
 def _end_group() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def _abandon_group(error: Exception) -> None:
+    """Leave the group after an error: gloo's end wakes the ranks that wait for this one.
+
+    NCCL's is left as it is. To destroy a broken one may block for good (pytorch#141510), and its end aborts the other
+    ranks before they have read the cause, which the hang watchdog tells them.
+    """
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() != "nccl":
+        traceback.clear_frames(error.__traceback__)  # they hold the group
+        thread = threading.Thread(target=_end_group, daemon=True)
+        thread.start()
+        thread.join(2)
+    if torch.distributed.is_initialized():
+        signals.exit_without_cleanup()
 
 
 def _seconds(text: str | float) -> float:
@@ -257,22 +285,18 @@ def _lost_a_rank(error: BaseException) -> bool:
 
 
 def _cause(this: Cluster, error: Exception) -> str:
-    """What ended the job: asked of the other ranks, for at most 5 s."""
-    lines = str(error).strip().splitlines() or [""]
-    own = lines[0] if isinstance(error, UserError) else f"{type(error).__name__}: {lines[0]}"
-    own = f"{this.name(this.rank)} failed: {own}"
+    """What ended the job: this rank's own error, or what another rank says within 5 s."""
+    own, lost = _sentence(error), _lost_a_rank(error)
     if _store is None:
-        return str(error) if isinstance(error, UserError) else own
-    lost = _lost_a_rank(error)
+        return own
     keys = {rank: f"end/{rank}" for rank in range(this.world_size)}
     deadline = time.monotonic() + 5
     try:
-        _store.set(keys[this.rank], "" if lost else own)
         while True:
             ends = {rank: _store.get(key).decode() for rank, key in keys.items() if _store.check([key])}
             causes = [text for text in ends.values() if text not in ("", ENDED_WELL)]
-            # Rank 0 may keep the store: it stays until all have read.
-            if len(ends) == this.world_size or time.monotonic() > deadline or (causes and this.rank != 0):
+            # Who knows the cause stays until all have read it, and so does rank 0, which may keep the store.
+            if len(ends) == this.world_size or time.monotonic() > deadline or (causes and lost and this.rank != 0):
                 break
             time.sleep(0.1)
     except torch.distributed.DistError:
@@ -280,7 +304,8 @@ def _cause(this: Cluster, error: Exception) -> str:
     if not lost or causes:
         return causes[0] if lost else own
     silent = ", ".join(this.name(rank) for rank in keys if rank not in ends)
-    return f"{silent} ended without a word: killed, perhaps for want of memory; see its log." if silent else own
+    said = f"{silent} exited without an error message, possibly killed for lack of memory; see its log."
+    return said if silent else own
 
 
 def all_sum(tensor: Tensor) -> Tensor:
@@ -304,15 +329,11 @@ def another_store() -> torch.distributed.Store:
     """A connection of its own to where the ranks met, for a thread: a call on a connection waits for the one before."""
     this = cluster()
     store = torch.distributed.TCPStore(this.main_address, this.main_port, is_master=False, wait_for_workers=False)
-    return torch.distributed.PrefixStore(f"{_attempt()}/watch", store)
+    return torch.distributed.PrefixStore(_attempt(), store)
 
 
 def from_rank_0(key: str, make: Callable[[], str]) -> str:
-    """What `make` returns on rank 0, on every rank; waits for rank 0, and needs no process group.
-
-    Args:
-        key: a name for it, used once in a session.
-    """
+    """What `make` returns on rank 0, on every rank; waits for it, without a process group. Use a key once."""
     if _store is None:
         return make()
     if cluster().rank == 0:

@@ -118,7 +118,7 @@ def replace_lightning_signal_handlers(trainer: Any) -> None:
         if not callable(getattr(owner, method, None)):
             raise RuntimeError(
                 f"Lightning changed: {type(owner).__name__} has no {method}; "
-                "mend signals.replace_lightning_signal_handlers."
+                "fix signals.replace_lightning_signal_handlers."
             )
         setattr(owner, method, lambda: None)
 
@@ -132,11 +132,17 @@ def _handle(number: int, _: Any) -> None:
             raise Stopped
 
 
-def _exit() -> None:
+def exit_without_cleanup() -> None:
+    """This process has failed, and what native libraries do at its end may block: leave that out."""
+    atexit.register(_exit, failed=True)
+
+
+def _exit(failed: bool = False) -> None:
     """Python's own end would give the signals back to the system first, and a second SIGINT then make it status 130."""
-    if leaving():
+    if leaving() or failed:
         sys.stdout.flush()
-        os._exit(STATUS)
+        sys.stderr.flush()
+        os._exit(STATUS if leaving() else 1)
 
 
 def _hook(*error: Any) -> None:

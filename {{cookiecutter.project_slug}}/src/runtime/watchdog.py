@@ -13,17 +13,19 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 
-from runtime import ranks
+from runtime import ranks, signals
 from runtime.report import write_failure
 
 VERDICT_FRACTION = 0.6  # of the time allowed passes before a verdict; the rest is for the ranks to read it, and stacks
 BEATS = 30  # in the time allowed
+FOLLOW_SECONDS = 3.0  # in which a rank has to notice by itself that another one failed
 FIRST = 10  # times as long may the first batches of a phase take: compilers, caches and workers start
 
 _pauses = 0  # greater than 0 while all ranks wait on purpose
@@ -42,14 +44,25 @@ def pause_watchdog() -> Iterator[None]:
         _pauses -= 1
 
 
+@cache
+def _pause_while_compiling() -> None:
+    from torch._dynamo.callback import callback_handler
+
+    compiling = ExitStack()
+    callback_handler.register_start_callback(lambda *_: compiling.enter_context(pause_watchdog()))
+    callback_handler.register_end_callback(lambda *_: compiling.close())
+
+
 class HangWatchdog(pl.Callback):
     """Gives every rank `seconds` from one mark to the next: batches' beginnings and ends, backward passes, steps.
 
-    One process alone is not watched: nobody waits for it, and a slow step, or a debugger, is no hang.
+    A rank that fails says so at once, and one that does not notice, since it waits in a collective, ends with that
+    cause. One process alone is not watched: nobody waits for it, and a slow step, or a debugger, is no hang.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.cluster = seconds, ranks.cluster()
+        self.interval = min(seconds / BEATS, 2.0)
         self.marks, self.marked, self.what = 0, time.monotonic(), "before training"
         self.armed = self.warm = False
         self.warmed: set[str] = set()  # phases whose first batches are over
@@ -67,7 +80,15 @@ class HangWatchdog(pl.Callback):
             return 0.0
         return (time.monotonic() - max(self.marked, _pause_ended)) / (1 if self.warm else FIRST)
 
+    def setup(self, *_: Any, **__: Any) -> None:
+        if self.cluster.world_size > 1 and not self.threads:
+            self.over.clear()
+            self.threads = [threading.Thread(target=part, daemon=True) for part in (self._guard, self._beat)]
+            for thread in self.threads:
+                thread.start()
+
     def on_train_start(self, *_: Any) -> None:
+        _pause_while_compiling()
         self._start()
 
     def on_test_start(self, *_: Any) -> None:
@@ -87,13 +108,12 @@ class HangWatchdog(pl.Callback):
         self._warm_up("train", self.marks > 5)
         self._mark(f"fetching the batch after step {trainer.global_step}")
 
-    def on_validation_start(self, *_: Any) -> None:
-        self._warm_up("validation", False)
+    def on_validation_start(self, *_: Any, over: bool = False) -> None:
+        self._warm_up("validation", over)
         self._mark("validation")
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        self._warm_up("validation", True)
-        self._mark("validation")
+        self.on_validation_start(over=True)
 
     def on_validation_end(self, *_: Any) -> None:
         self._warm_up("train", False)
@@ -108,7 +128,9 @@ class HangWatchdog(pl.Callback):
     def on_test_end(self, *_: Any) -> None:
         self._stop()
 
-    def on_exception(self, *_: Any) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+        if isinstance(exception, Exception) and not signals.leaving():
+            ranks.record_failure(exception)  # before Lightning's own clean-up, which waits for the device
         self._stop()
 
     def _warm_up(self, phase: str, over: bool) -> None:
@@ -119,13 +141,8 @@ class HangWatchdog(pl.Callback):
 
     def _start(self) -> None:
         self._mark("training begins")
+        self.heard = time.monotonic()
         self.armed = self.cluster.world_size > 1
-        if self.armed and not self.threads:
-            self.over.clear()
-            self.heard = time.monotonic()
-            self.threads = [threading.Thread(target=part, daemon=True) for part in (self._guard, self._beat)]
-            for thread in self.threads:
-                thread.start()
 
     def _stop(self) -> None:
         """Let go of the process: it may live on, as a notebook or a test runner."""
@@ -141,7 +158,7 @@ class HangWatchdog(pl.Callback):
             faulthandler.dump_traceback_later(
                 self.seconds * FIRST if not self.warm else self.seconds, exit=True, file=sys.__stderr__ or 2
             )
-            self.over.wait(self.seconds / BEATS)
+            self.over.wait(self.interval)
             unheard = time.monotonic() - self.heard
             if self.armed and unheard > self.seconds * VERDICT_FRACTION:
                 self._end(f"{self.cluster.name(0)} has not answered for {unheard:.0f} s; {me} was in {self._where()}")
@@ -153,18 +170,24 @@ class HangWatchdog(pl.Callback):
         store = ranks.another_store()
         keys = [f"beat/{rank}" for rank in range(self.cluster.world_size)]
         judge = self.cluster.rank < 2
-        limit = self.seconds * VERDICT_FRACTION + self.cluster.rank * 2 * self.seconds / BEATS
+        limit = self.seconds * VERDICT_FRACTION + self.cluster.rank * 2 * self.interval
         latest: dict[int, tuple[str, float]] = {}
-        beats = 0
+        beats = pauses = 0
         while not self.over.is_set():
             beats += 1
             mine = {"beat": beats, "marks": self.marks, "idle": self._idle(), "at": f"{self.what}, {self._where()}"}
             try:
                 store.set(keys[self.cluster.rank], json.dumps(mine))
+                if store.check(["cause"]):
+                    self._follow(store)
+                    return
                 if store.check(["hang"]):
                     verdict = store.get("hang").decode()
-                    time.sleep(2 * self.seconds / BEATS)  # leaving breaks the others' collectives: all read first
+                    time.sleep(2 * self.interval)  # leaving breaks the others' collectives: all read first
                     self._end(verdict, first=False)
+                paused, pauses = pauses, store.add("pauses", int(_pauses > 0))
+                if paused != pauses:  # a rank compiles, or writes: the others wait for it
+                    self.marked = time.monotonic()
                 if judge and self.armed:
                     for rank, key in enumerate(keys):
                         text = store.get(key).decode() if store.check([key]) else ""
@@ -172,14 +195,25 @@ class HangWatchdog(pl.Callback):
                             latest[rank] = (text, time.monotonic())
                     if verdict := self._judge(latest, limit):
                         store.set("hang", verdict)
-                        time.sleep(4 * self.seconds / BEATS)  # the store may be this process: all read first
+                        time.sleep(4 * self.interval)  # the store may be this process: all read first
                         self._end(verdict)
                 else:
                     latest.clear()
                 self.heard = time.monotonic()
             except RuntimeError:  # the store is gone, and with it rank 0: the collectives say so as well
                 return
-            self.over.wait(self.seconds / BEATS)
+            self.over.wait(self.interval)
+
+    def _follow(self, store: Any) -> None:
+        """Another rank failed: leave with its cause, unless this one, on gloo, notices by itself."""
+        cause, mine = store.get("cause").decode(), f"end/{self.cluster.rank}"
+        if store.check([mine]):
+            return
+        store.set(mine, "")  # it was read, which the other one waits for
+        if not self.over.wait(FOLLOW_SECONDS):
+            write_failure(cause)
+            os.write(2, f"error: {self.cluster.name(self.cluster.rank)} had to end: {cause}\n".encode())
+            os._exit(1)
 
     def _judge(self, latest: dict[int, tuple[str, float]], limit: float) -> str:
         """The sentence that ends the job, if it has to end."""

@@ -1,0 +1,164 @@
+"""A rank that fails, compiles or sends less, in real training of two ranks, which stand for two hosts."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import forked
+import pytest
+from conftest import Project, free_port
+
+TRAINING = """
+import os, sys, threading, time
+import pytorch_lightning as pl, torch
+import dist
+from runtime import report
+from runtime.progress import DISABLED_FEATURES
+from runtime.seeds import StepSeed
+from runtime.watchdog import HangWatchdog
+
+RANK = int(os.environ["RANK"])
+
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = Net(torch.nn.Linear(64, 600), torch.nn.ReLU(), torch.nn.Linear(600, 600), torch.nn.Linear(600, 1))
+
+    def training_step(self, batch, i):
+        before_step(self, i)
+        return self.net(batch[: 1 + i // 10]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.randn(160, 64), batch_size=4)
+
+def before_step(model, i):
+    pass
+
+def fit(hang_seconds=30.0, **options):
+    report.quiet()
+    strategy, devices, num_nodes = dist.get_initialization_info(**options)
+    trainer = pl.Trainer(accelerator="cpu", strategy=strategy, devices=devices, num_nodes=num_nodes, max_epochs=1,
+                         callbacks=[HangWatchdog(hang_seconds), StepSeed(0)], logger=False, **DISABLED_FEATURES)
+    model = Model()
+    trainer.fit(model)
+    return model
+"""
+
+
+def start(project: Project, tmp_path: Path, script: str) -> list[forked.Rank]:
+    """Two ranks on two hosts, each with an output folder of its own."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "TORCHELASTIC"))}
+    clean |= {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    clean |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": str(project.path / "src")}
+    clean |= {"SM_HOSTS": json.dumps(["algo-1", "algo-2"])}
+    path = tmp_path / "job.py"  # a file: Dynamo compiles nothing of a string's code
+    path.write_text(TRAINING + script)
+    code = f"import runpy; runpy.run_path({str(path)!r})"
+    ranks = []
+    for rank in range(2):
+        output = tmp_path / f"output{rank}"
+        output.mkdir()
+        mine = {"RANK": str(rank), "SM_CURRENT_HOST": f"algo-{rank + 1}", "SM_OUTPUT_DIR": str(output)}
+        ranks.append(forked.start(code, tmp_path / f"log{rank}", clean | mine))
+    return ranks
+
+
+BLOCKED = """
+torch.distributed.destroy_process_group = lambda *_: threading.Event().wait()
+
+def before_step(model, i):
+    if RANK == 1 and i == 7:
+        print("raising", flush=True)
+        raise ValueError("the cable is broken")
+
+try:
+    with dist.session():
+        fit()
+finally:
+    time.sleep(60 * RANK)  # as long as this process lives, no connection of the other rank's breaks
+"""
+
+
+def test_a_cause_is_known_everywhere_though_the_group_cannot_be_destroyed(project: Project, tmp_path: Path) -> None:
+    ranks = start(project, tmp_path, BLOCKED)
+    while "raising" not in ranks[1].log.read_text():
+        assert all(rank.process.is_alive() for rank in ranks), [rank.log.read_text() for rank in ranks]
+        time.sleep(0.05)
+    raised = time.monotonic()
+    status, said = ranks[0].wait(20)
+    ranks[1].process.kill()
+    assert time.monotonic() - raised < 10
+    cause = "rank 1 on host algo-2 failed: ValueError: the cable is broken"
+    assert [(tmp_path / f"output{rank}" / "failure").read_text() for rank in range(2)] == [cause, cause]
+    assert status == 1 and said.splitlines()[-1] == f"error: rank 0 on host algo-1 had to end: {cause}"
+
+
+SLOW = """
+compiled = []
+
+def backend(graph, inputs):
+    compiled.append(graph)
+    time.sleep(6 * (RANK == 1 and len(compiled) == 2))
+    return graph
+
+def before_step(model, i):
+    if {compile} and i == 0:
+        model.net.compile(backend=backend, dynamic=False)
+    elif not {compile}:
+        time.sleep(6 * (RANK == 1 and i == 10))
+
+with dist.session():
+    fit(hang_seconds=4.0)
+assert len(compiled) == 2 * {compile}, len(compiled)
+"""
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_compiling_is_no_hang(compile: bool, project: Project, tmp_path: Path) -> None:
+    """The shape of the batches changes in the middle: a rank compiles for longer than a hang is allowed to last."""
+    statuses, said = zip(*[r.wait(120) for r in start(project, tmp_path, SLOW.format(compile=compile))], strict=True)
+    assert statuses == ((0, 0) if compile else (1, 1)), said
+    assert compile or any("rank 1 on host algo-2 stopped taking part" in text for text in said), said
+
+
+COMPRESSED = """
+dist.POWERSGD_START = 5
+sent = []
+all_reduce = torch.distributed.all_reduce
+
+def counting(tensor, *args, **kwargs):
+    sent.append((tensor.dtype, tensor.numel()))
+    return all_reduce(tensor, *args, **kwargs)
+
+torch.distributed.all_reduce = counting
+weights, numbers = {}, {}
+with dist.session():
+    for compression in ("none", "fp16", "powersgd"):
+        del sent[:]
+        model = fit(compression=compression, bucket_cap_mb=1)
+        weights[compression] = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        numbers[compression] = [n for dtype, n in sent if dtype == torch.float16 or compression == "powersgd"]
+        both = [torch.empty_like(weights[compression]) for _ in range(2)]
+        torch.distributed.all_gather(both, weights[compression])
+        assert torch.equal(*both), compression
+assert max(numbers["fp16"]) == 600 * 600 + 600 + 601 and len(numbers["fp16"]) > 20, numbers  # of half the size
+assert max(numbers["powersgd"][-3:]) < 4000, numbers  # vectors as they are, then two factors of the matrices
+for compression in ("fp16", "powersgd"):
+    off = (weights[compression] - weights["none"]).norm() / weights["none"].norm()
+    assert 0 < off < 0.01, (compression, off)
+"""
+
+
+def test_gradients_are_compressed(project: Project, tmp_path: Path) -> None:
+    for rank in start(project, tmp_path, COMPRESSED):
+        status, said = rank.wait(120)
+        assert status == 0, said
