@@ -80,11 +80,9 @@ def test_a_monitored_metric_that_is_not_logged_is_a_sentence(words: str, monkeyp
         run(words, epochs=1)
 
 
-def test_labels_and_paths_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_are_drawn_as_they_are(tmp_path: Path) -> None:
     model.write_confusion([[1, 0], [0, 1]], ["$10_$20", "$5^$"], tmp_path)
     assert (tmp_path / "confusion.png").is_file()
-    report.print_table("Result", {"model": "runs/[lr=2e-3]/[/x]/model"})
-    assert "runs/[lr=2e-3]/[/x]/model" in capsys.readouterr().out
 
 
 def test_the_same_seed_gives_the_same_weights(words: str) -> None:
