@@ -74,12 +74,6 @@ def test_another_metric_may_say_which_weights_are_best(
     assert re.fullmatch(r"test/loss \d\.\d{4}", out.splitlines()[-1])
 
 
-def test_a_monitored_metric_that_is_not_logged_is_a_sentence(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "MONITOR", "val/bleu")
-    with pytest.raises(UserError, match="max val/bleu, but validation logged val/accuracy, val/loss, val/macro_f1"):
-        run(words, epochs=1)
-
-
 def test_labels_are_drawn_as_they_are(tmp_path: Path) -> None:
     model.write_confusion([[1, 0], [0, 1]], ["$10_$20", "$5^$"], tmp_path)
     assert (tmp_path / "confusion.png").is_file()

@@ -135,7 +135,8 @@ class Checkpoints(Checkpoint):
             was = "{1} {0}".format(*state["monitor"])
             print(f"resume: the best weights were those of {was}, which is now {self.mode} {self.monitor}: they are "
                   "dropped, and the best is chosen from here on", flush=True)  # fmt: skip
-        self.disk.written = self.position = at = state["position"]
+        self.disk.written = at = state["position"]
+        self.position = dict(at)
         trainer.should_stop = bool(self.resumed["done"])  # by EarlyStopping, say
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         if state["data"] != getattr(datamodule, "fingerprint", ""):
@@ -151,7 +152,7 @@ class Checkpoints(Checkpoint):
         warnings.filterwarnings("ignore", ".*your dataloader is not resumable.*")  # the line above says it
         set_progress(
             checkpoint["loops"]["fit_loop"], step=at["step"], epoch=epoch, batch=batch, last=bool(batch and at["last"]),
-            validate=bool(at["validate"]), accumulate=trainer.accumulate_grad_batches,
+            validate=bool(at["validate"]), accumulate=trainer.accumulate_grad_batches, max_steps=trainer.max_steps,
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -239,6 +240,7 @@ class Checkpoints(Checkpoint):
         if self.position["last"]:  # not where max_steps ended it
             self.position |= {"epoch": self.position["epoch"] + 1, "batch": 0, "last": False}
         self.due = True
+        trainer.fit_loop._restarting = False  # or ReduceLROnPlateau leaves out the epoch that was resumed
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.position["done"] = True

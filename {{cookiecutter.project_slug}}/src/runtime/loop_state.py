@@ -4,8 +4,9 @@ from typing import Any
 
 
 def set_progress(
-    fit_loop: dict[str, Any], *, step: int, epoch: int, batch: int, last: bool, validate: bool, accumulate: int
-) -> None:
+    fit_loop: dict[str, Any], *, step: int, epoch: int, batch: int, last: bool, validate: bool, accumulate: int,
+    max_steps: int,
+) -> None:  # fmt: skip
     """Write a position into the state of Lightning's fit loop (2.6.6) as if a run had just got there.
 
     What Lightning saves depends on the hook that saves and on accumulation, and after some it repeats or leaves out
@@ -18,6 +19,7 @@ def set_progress(
         last: whether that is all of them.
         validate: whether validation comes next.
         accumulate: batches of a rank per global batch.
+        max_steps: the Trainer's.
     """
 
     def set_counters(name: str, started: int, complete: int, total_started: int, total_complete: int) -> None:
@@ -32,4 +34,6 @@ def set_progress(
     fit_loop["epoch_loop.batch_progress"]["is_last_batch"] = last
     set_counters("epoch_loop.val_loop.batch_progress", int(validate), 0, int(validate), 0)
     fit_loop["epoch_loop.val_loop.batch_progress"]["is_last_batch"] = False
-    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = step - validate  # counted after validation
+    # Lightning counts one more before the next batch: after validation and, with max_steps, at the start of an epoch.
+    counted = validate or (batch == 0 and max_steps != -1)
+    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = step - counted

@@ -5,7 +5,6 @@ Nothing heavy is imported at the top: the launcher uses this file too.
 
 import contextlib
 import csv
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,13 +84,11 @@ def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
         axis.remove()
     for axis, (title, names) in zip(axes.flat, panels.items(), strict=False):
         for name in names:
-            points = [(row["step"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o" if len(points) < 30 else None, ms=3, label=name)
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            axis.plot(*zip(*points, strict=True), marker="o" if len(points) < 30 else None, ms=3)
         axis.set(title=title, xlabel="step")
         axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend()
+        axis.legend(axis.lines, names)
     save_figure(figure, directory / "curves.png")
 
 
