@@ -8,14 +8,12 @@ SageMaker:           python -m launch submit        (of job.toml; `python -m reh
 Every option is declared in options.py.
 """
 
-import os
 import sys
 import time
 from typing import Any
 
 from options import MODE, MONITOR, OPTIONS, DataOptions, ModelOptions, TrainingOptions
 from runtime import command_line, imports, report, signals
-from runtime.report import UserError
 
 
 def train(**options: Any) -> None:
@@ -63,13 +61,13 @@ def train(**options: Any) -> None:
             gradient_clip_val=training.gradient_clip_val,
             log_every_n_steps=training.log_every,
             num_sanity_val_steps=1,  # whether validation logs MONITOR is said before training
-            enable_progress_bar=False,  # Reporter has its own
+            enable_progress_bar=sys.stdout.isatty(),
             enable_model_summary=False,
             callbacks=[
                 HangWatchdog(training.hang_seconds),
                 DataDividedCheck(),
                 StepSeed(training.seed),
-                Reporter(training.log_every, outputs, MONITOR),  # a logger too: runtime/progress.py
+                Reporter(training.log_every, outputs),  # a logger too: runtime/progress.py
                 checkpoints,
             ],
             logger=[pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version="")],
@@ -98,19 +96,12 @@ def main() -> int:
         options = parse(sys.argv[1:])
         status = 1
         train(**options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        report.write_failure(str(error))
-        return signals.status(status)
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
-        print("error: nothing reads standard output any more; start the same command again to resume", file=sys.stderr)
-        return signals.status(1)
     except Exception as error:
-        if type(error).__name__ != "MisconfigurationException":  # Lightning's word for a mistake of the user's
+        if not (sentence := report.sentence(error)):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        return signals.status(1)
+        print(f"error: {sentence}", file=sys.stderr)
+        report.write_failure(sentence)
+        return signals.status(status)
     return signals.complete()
 
 

@@ -316,26 +316,29 @@ class InOrder(Numbers):
 
     start = (0, 0)
 
-    class Batches:
-        def __init__(self, first: int) -> None:
-            self.first = first
+    class Batches(torch.utils.data.Sampler):
+        def __init__(self, start: tuple[int, int]) -> None:
+            self.start = start
+
+        def set_epoch(self, epoch: int) -> None:
+            self.first = self.start[1] if epoch == self.start[0] else 0
 
         def __len__(self) -> int:
             return STEPS
 
         def __iter__(self) -> Any:
-            first, self.first = self.first, 0
-            yield from ([*range(6 * batch, 6 * batch + 6)] for batch in range(first, STEPS))
+            yield from ([*range(6 * batch, 6 * batch + 6)] for batch in range(self.first, STEPS))
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(rows(6 * STEPS), batch_sampler=self.Batches(self.start[1]))  # type: ignore[arg-type]
+        return DataLoader(rows(6 * STEPS), sampler=self.Batches(self.start), batch_size=None)
 
 
 @pytest.mark.parametrize(
     ("model", "arguments", "options", "crashes"),
     [
         (Manual, {}, {"gradient_clip_val": 0.0}, [("on_train_batch_end", 13), ("on_train_epoch_start", 2)]),
-        (Plateau, {}, {"epochs": 3}, [("on_train_epoch_start", 2), ("on_train_epoch_start", 3)]),
+        (Plateau, {}, {"epochs": 3}, [("on_train_batch_end", 11), ("on_train_batch_end", 16)]),
+        (Plateau, {}, {"epochs": 3, "checkpoint_steps": 0}, [("on_train_epoch_start", 2), ("on_train_epoch_start", 3)]),
         (Line, {"val_check_interval": 3}, {}, [("on_train_batch_end", 3), ("on_validation_batch_end", 5)]),
         (Line, {"check_val_every_n_epoch": 2}, {}, [("on_train_batch_end", 8)]),
         (Line, {}, {"epochs": 9}, [("on_test_batch_end", 1)]),
@@ -414,7 +417,7 @@ def test_what_a_checkpoint_cannot_be_resumed_with_is_a_sentence(
     )
     fit(best=("max", "val/loss"))
     said = capsys.readouterr().out
-    assert "resume: the best weights were those of min val/loss, which is now max val/loss: they are dropped" in said
+    assert "resume: best was min val/loss and is now max val/loss; the best weights are chosen from here on" in said
 
 
 def test_a_stream_trains_for_max_steps(fit: Callable, capsys: pytest.CaptureFixture[str]) -> None:
@@ -426,7 +429,7 @@ def test_a_stream_trains_for_max_steps(fit: Callable, capsys: pytest.CaptureFixt
     assert resumed.global_step == STEPS + 3
     assert "its loader begins anew for what is left of epoch 1" in capsys.readouterr().out
     fit(data=Stream, max_steps=3, output_dir="c")
-    assert "warning: no validation gave a val/loss to compare" in capsys.readouterr().err
+    assert "warning: no validation gave a val/loss; the last weights are taken" in capsys.readouterr().err
 
 
 def test_a_mistake_that_lightning_finds_is_a_sentence(
@@ -451,7 +454,7 @@ def test_standard_output_that_nobody_reads_ends_in_a_sentence(
         patch.setattr(sys, "stdout", pipe)
         assert train.main() == 1
     assert capsys.readouterr().err == (
-        "error: nothing reads standard output any more; start the same command again to resume\n"
+        "error: Nothing reads standard output any more; start the same command again to resume.\n"
     )
 
 

@@ -30,24 +30,20 @@ RERUN = "start the same command again"
 class Checkpoints(Checkpoint):
     """Saves, resumes and stops; all ranks call it at the same batches, rank 0 writes.
 
-    As a Checkpoint of Lightning's it comes after other callbacks, and keeps the Trainer from adding a ModelCheckpoint.
+    As a Checkpoint of Lightning's it comes after other callbacks, and the Trainer adds no ModelCheckpoint.
 
     Args:
         directory: on SageMaker the folder it syncs with S3 and restores on every host; rank 0's is enough.
-        options: of this run, plain values; a checkpoint of other options is not resumed. Their product of
-            ``batch_size``, ``accumulate_grad_batches`` and the world size has to stay the same.
+        options: of this run, plain values. The product of ``batch_size``, ``accumulate_grad_batches`` and the world
+            size has to stay the same in a resumed run.
         minutes: between two checkpoints; each epoch's end has one anyway.
         steps: optimizer steps between two checkpoints; 0: by minutes alone.
         monitor: the validation metric whose best value marks the best weights.
-        mode: of that metric, whether ``max`` or ``min`` is best.
-        declared: the options by their names: which may differ between a run and its continuation, and the defaults
-            that a checkpoint made before an option was added counts as having.
-
-    Raises:
-        UserError: ``mode`` is something else.
+        mode: ``max`` or ``min``, whichever of that metric is best; UserError for anything else.
+        declared: the options by their names: their defaults, and which of them may differ in a resumed run.
     """
 
-    best_model_path = ""  # Lightning asks a Checkpoint for it; ours are no files of their own
+    best_model_path = ""  # Lightning asks the first Checkpoint for it
 
     def __init__(
         self,
@@ -72,8 +68,9 @@ class Checkpoints(Checkpoint):
         self.rerun = RERUN + (" with --resume auto" * (options.get("resume") != "auto"))
         self.best_score, self.best = -self.sign * math.inf, None
         self.data = ""
-        self.position = {"step": 0, "epoch": 0, "batch": 0, "batches": 0, "total": 0}  # in global batches
-        self.position |= {"last": False, "validate": False, "done": False}  # batch of the epoch; comes next; training
+        # In global batches; whether `batch` was the epoch's last, validation comes next, training is complete.
+        self.position = {"step": 0, "epoch": 0, "batch": 0, "batches": 0, "total": 0}
+        self.position |= {"last": False, "validate": False, "done": False}
         self.saved_at = time.monotonic()
         self.asks: dict[str, dict[str, float]] = {}
         self.stopping = self.due = False
@@ -107,7 +104,7 @@ class Checkpoints(Checkpoint):
         return Path(decision["path"])
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        for callback in trainer.callbacks:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, LearningRateFinder | BatchSizeFinder):
                 raise UserError(
                     f"{type(callback).__name__} would change an option that a resumed run does not know of; use "
@@ -128,16 +125,16 @@ class Checkpoints(Checkpoint):
         trainer.strategy.checkpoint_io = self.others_io
         self.comparison.remove()
         state = checkpoint["callbacks"][self.state_key]
+        self.disk.written = at = state["position"]
+        self.position = dict(at)
+        trainer.should_stop = bool(self.resumed["done"])  # by EarlyStopping, say
         if tuple(state["monitor"]) == (self.monitor, self.mode):
             self.best_score = state["best_score"]
             self.best = state["best"] if trainer.is_global_zero else None
         elif trainer.is_global_zero:
             was = "{1} {0}".format(*state["monitor"])
-            print(f"resume: the best weights were those of {was}, which is now {self.mode} {self.monitor}: they are "
-                  "dropped, and the best is chosen from here on", flush=True)  # fmt: skip
-        self.disk.written = at = state["position"]
-        self.position = dict(at)
-        trainer.should_stop = bool(self.resumed["done"])  # by EarlyStopping, say
+            now = f"{self.mode} {self.monitor}"
+            print(f"resume: best was {was} and is now {now}; the best weights are chosen from here on", flush=True)
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         if state["data"] != getattr(datamodule, "fingerprint", ""):
             raise UserError(
@@ -156,9 +153,9 @@ class Checkpoints(Checkpoint):
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        mine = {"options": self.options, "global_batch": self.global_batch, "position": dict(self.position)}
-        mine |= {"data": self.data}
-        return {**mine, "monitor": (self.monitor, self.mode), "best_score": self.best_score, "best": self.best}
+        run = {"options": self.options, "global_batch": self.global_batch, "data": self.data}
+        best = {"monitor": (self.monitor, self.mode), "best_score": self.best_score, "best": self.best}
+        return {**run, "position": dict(self.position), **best}
 
     # Saving and stopping
 
@@ -229,10 +226,10 @@ class Checkpoints(Checkpoint):
     def _score(self, trainer: pl.Trainer) -> float:
         """The monitored metric of a validation, the same on every rank."""
         if self.monitor not in trainer.callback_metrics:
-            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
             raise UserError(
-                f"The best weights are those of the {self.mode} {self.monitor}, but validation logged {logged}; "
-                f"log {self.monitor} in the model, or name another metric as MONITOR."
+                f"The best weights are those of the {self.mode} {self.monitor}, but validation logged "
+                f"{', '.join(sorted(trainer.callback_metrics)) or 'nothing'}; log {self.monitor} in the model, or name "
+                "another metric as MONITOR."
             )
         return float(trainer.callback_metrics[self.monitor])
 
@@ -256,8 +253,7 @@ class Checkpoints(Checkpoint):
         if self.best is not None:
             pl_module.load_state_dict(self.best)
         elif trainer.is_global_zero:
-            print(f"warning: no validation gave a {self.monitor} to compare; the last weights are taken as the best",
-                  file=sys.stderr)  # fmt: skip
+            print(f"warning: no validation gave a {self.monitor}; the last weights are taken", file=sys.stderr)
         with torch.no_grad():
             for tensor in pl_module.state_dict().values():
                 tensor.copy_(ranks.all_sum(tensor if trainer.is_global_zero else torch.zeros_like(tensor)))

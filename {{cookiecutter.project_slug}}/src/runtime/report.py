@@ -16,6 +16,15 @@ class UserError(Exception):
     """Something the person running this can fix; its text says what was found, expected, and what to do."""
 
 
+def sentence(error: BaseException) -> str:
+    """What to say in place of a stack trace; empty where the error is no mistake of the user's."""
+    if isinstance(error, BrokenPipeError):  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
+        return "Nothing reads standard output any more; start the same command again to resume."
+    lightnings = type(error).__name__ == "MisconfigurationException"
+    return str(error) if lightnings or isinstance(error, UserError) else ""
+
+
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what it was raised from, the innermost last."""
     while error:
