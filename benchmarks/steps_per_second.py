@@ -23,7 +23,7 @@ import json, os, sys
 import pytorch_lightning as pl, torch
 import dist
 from runtime import report
-from runtime.progress import DISABLED_FEATURES, Reporter
+from runtime.progress import Reporter
 from runtime.seeds import StepSeed
 from runtime.checkpoints import Checkpoints
 from data import Data
@@ -58,7 +58,8 @@ def fit(seat, kind, turn):
         kept = Checkpoints(outputs / "checkpoints", {"turn": turn}, 5.0, 50, monitor="val/accuracy")
         mine = [Sitting(seat, kept.disk), HangWatchdog(60.0), StepSeed(0), Reporter(50, outputs), kept]
         logger = pl.loggers.TensorBoardLogger(outputs, name="t", version="")
-        trainer = pl.Trainer(callbacks=mine, logger=logger, **options, **DISABLED_FEATURES)
+        trainer = pl.Trainer(callbacks=mine, logger=logger, enable_progress_bar=False, enable_model_summary=False,
+                             num_sanity_val_steps=0, **options)
     else:
         trainer = pl.Trainer(callbacks=[Sitting(seat)], use_distributed_sampler=False, num_sanity_val_steps=0,
                              default_root_dir=outputs, **options)

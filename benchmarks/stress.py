@@ -653,7 +653,6 @@ METRICS = """
 import json, os, sys
 import pytorch_lightning as pl, torch
 import dist
-from runtime.progress import DISABLED_FEATURES
 from data import Data
 from model import Model
 
@@ -671,7 +670,8 @@ with dist.session() as cluster:
         for kind in ("ours", "stock"):
             strategy, devices, num_nodes = dist.get_initialization_info()
             trainer = pl.Trainer(accelerator=cluster.accelerator, strategy=strategy, devices=devices,
-                                 num_nodes=num_nodes, logger=False, **DISABLED_FEATURES)
+                                 num_nodes=num_nodes, logger=False, enable_checkpointing=False,
+                                 enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0)
             data = Data(f"size{size}", batch_size=4, data_dir="data", num_workers=0)
             data.prepare_data() if cluster.rank == 0 else None
             torch.manual_seed(1)

@@ -3,7 +3,7 @@
 One process:         python src/train.py --epochs 6
 One host, 2 ranks:   torchrun --nproc_per_node 2 src/train.py --batch_size 32
 Two hosts, 2 ranks:  torchrun --nnodes 2 --node_rank {0,1} --nproc_per_node 2 --master_addr HOST0 src/train.py
-SageMaker:           python -m launch submit        (job.toml says what; `python -m rehearsal` plays it here first)
+SageMaker:           python -m launch submit        (of job.toml; `python -m rehearsal` simulates it here first)
 
 Every option is declared in options.py.
 """
@@ -14,7 +14,6 @@ from typing import Any
 
 from options import MODE, MONITOR, OPTIONS, DataOptions, ModelOptions, TrainingOptions
 from runtime import command_line, imports, report, signals
-from runtime.report import UserError
 
 
 def train(**options: Any) -> None:
@@ -32,7 +31,7 @@ def train(**options: Any) -> None:
         from model import Model
         from runtime.checkpoints import Checkpoints
         from runtime.divided import DataDividedCheck
-        from runtime.progress import DISABLED_FEATURES, Reporter
+        from runtime.progress import Reporter
         from runtime.seeds import StepSeed
         from runtime.watchdog import HangWatchdog
 
@@ -57,23 +56,27 @@ def train(**options: Any) -> None:
             max_steps=training.max_steps,
             accumulate_grad_batches=training.accumulate_grad_batches,
             gradient_clip_val=training.gradient_clip_val,
+            log_every_n_steps=training.log_every,
+            num_sanity_val_steps=1,  # whether validation logs MONITOR is said before training
+            enable_progress_bar=sys.stdout.isatty(),
+            enable_model_summary=False,
             callbacks=[
                 HangWatchdog(training.hang_seconds),
                 DataDividedCheck(),
                 StepSeed(training.seed),
-                Reporter(training.log_every, outputs, MONITOR),
+                Reporter(training.log_every, outputs),  # a logger too: runtime/progress.py
                 checkpoints,
             ],
-            logger=pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version=""),
-            **DISABLED_FEATURES,
+            logger=[pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version="")],
         )
         trainer.fit(model, datamodule=data, ckpt_path=checkpoints.resume(training.resume), weights_only=True)
         trainer.test(model, datamodule=data, verbose=False)  # the best weights: checkpoints.py
         if trainer.is_global_zero:
             model.save(model_dir)
-            model.draw(outputs)
+            with report.optional("Model.draw"):
+                model.draw(outputs)
             rest = {"time": f"{time.perf_counter() - started:.0f} s", "model": f"{model_dir}", "curves": f"{outputs}"}
-            report.print_result(trainer.callback_metrics, trainer.global_step, MONITOR, rest)
+            report.print_result(trainer.callback_metrics, MONITOR, rest)
     checkpoints.finish()
 
 
@@ -90,9 +93,11 @@ def main() -> int:
         options = parse(sys.argv[1:])
         status = 1
         train(**options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        report.write_failure(str(error))
+    except Exception as error:
+        if not (sentence := report.sentence(error)):
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        report.write_failure(sentence)
         return signals.status(status)
     return signals.complete()
 

@@ -43,12 +43,7 @@ def test_lightning_leaves_the_projects_own_loaders_alone_and_divides_others() ->
 def see(monkeypatch: pytest.MonkeyPatch, *loaders: list[Any]) -> int:
     """Hand each rank its batches, as rank 0 of them lives it; how often the ranks had to wait for each other."""
     sums, at = 0, 0
-    progress = SimpleNamespace(is_last_batch=False)
-    trainer: Any = SimpleNamespace(
-        world_size=len(loaders),
-        global_rank=0,
-        fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress)),
-    )
+    trainer: Any = SimpleNamespace(world_size=len(loaders), global_rank=0, is_last_batch=False)
 
     def all_sum(slots: torch.Tensor) -> torch.Tensor:
         nonlocal sums
@@ -62,7 +57,7 @@ def see(monkeypatch: pytest.MonkeyPatch, *loaders: list[Any]) -> int:
     check = divided.DataDividedCheck()
     check.on_train_start(trainer, None)  # type: ignore[arg-type]
     for at, batch in enumerate(loaders[0]):
-        progress.is_last_batch = at + 1 == len(loaders[0])
+        trainer.is_last_batch = at + 1 == len(loaders[0])
         check.on_train_batch_start(trainer, None, batch, at)
     return sums
 

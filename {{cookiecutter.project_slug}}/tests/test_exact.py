@@ -15,7 +15,7 @@ import torch
 
 import model
 import train
-from runtime import batches, checkpoint_files, checkpoints, ranks, report, watchdog
+from runtime import batches, checkpoint_files, checkpoints, ranks, report, resume, watchdog
 from runtime.report import UserError
 
 
@@ -204,7 +204,7 @@ def test_what_is_not_gone_on_with(
     with pytest.raises(UserError, match=r"notes\.ckpt is not a checkpoint of this program"):
         run(words, resume="notes.ckpt")
     capsys.readouterr()
-    with pytest.raises(UserError, match="its lr differs, and the optimizer keeps the checkpoint's"):
+    with pytest.raises(UserError, match="its lr differs, and the optimizer's state or"):
         run(words, resume=str(path), lr=1e-3)
     with monkeypatch.context() as patch:
         crash(patch, "on_train_batch_end", 4)
@@ -243,7 +243,7 @@ def test_options_that_came_or_went_since_a_checkpoint(
     path = checkpoint_files.write(Path("outputs/checkpoints"), 3, state)
     with pytest.raises(UserError, match="holds an unfinished run, step 3 of 36, whose gradient_clip_val differs"):
         run(words, gradient_clip_val=0.1)
-    with pytest.raises(UserError, match="its seed differs, so its place in the data means nothing here"):
+    with pytest.raises(UserError, match="its seed differs, and the optimizer's state or the position in the data"):
         run(words, resume=str(path), seed=1)
     capsys.readouterr()
     run(words, num_workers=0, log_every=7)
@@ -339,7 +339,7 @@ def test_a_hang_is_placed_in_the_owners_code(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_two_runs_do_not_write_to_one_folder(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(resume, "LOCK_SECONDS", 0.1)
     Path("outputs/checkpoints").mkdir(parents=True)
     hold = "import filelock; x = filelock.FileLock('outputs/checkpoints/.lock'); x.acquire(); print('held', flush=True)"
     command = [sys.executable, "-c", f"{hold}; input()"]

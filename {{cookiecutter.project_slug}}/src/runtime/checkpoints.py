@@ -15,33 +15,35 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from filelock import FileLock, Timeout
+from pytorch_lightning.callbacks import BatchSizeFinder, Checkpoint, LearningRateFinder
 
-from runtime import ranks, signals, watchdog
-from runtime.checkpoint_files import NAME, AsyncCheckpointIO, finished, newest, whole
+from runtime import ranks, resume, signals, watchdog
+from runtime.checkpoint_files import AsyncCheckpointIO, newest
 from runtime.command_line import Option
 from runtime.loop_state import set_progress
-from runtime.prepared import digest
-from runtime.report import UserError, atomic_write, ensure_dir
+from runtime.report import UserError, atomic_write
 
-LOCK_SECONDS = 15  # loader workers of a process that was killed live on for 5 s, and keep its lock
 ASK_SECONDS = 0.3  # about how often the ranks agree whether to stop or to save
+RERUN = "start the same command again"
 
 
-class Checkpoints(pl.Callback):
-    """Saves, resumes and stops; all ranks call it at the same batches, rank 0 writes. Give it to Trainer last.
+class Checkpoints(Checkpoint):
+    """Saves, resumes and stops; all ranks call it at the same batches, rank 0 writes.
+
+    As a Checkpoint of Lightning's it comes after other callbacks, and the Trainer adds no ModelCheckpoint.
 
     Args:
         directory: on SageMaker the folder it syncs with S3 and restores on every host; rank 0's is enough.
-        options: of this run, plain values; a checkpoint of other options is not gone on with. Their product of
-            ``batch_size``, ``accumulate_grad_batches`` and the world size has to stay the same.
+        options: of this run, plain values. The product of ``batch_size``, ``accumulate_grad_batches`` and the world
+            size has to stay the same in a resumed run.
         minutes: between two checkpoints; each epoch's end has one anyway.
         steps: optimizer steps between two checkpoints; 0: by minutes alone.
         monitor: the validation metric whose best value marks the best weights.
-        mode: of that metric, whether ``max`` or ``min`` is best.
-        declared: the options by their names: which may differ between a run and its continuation, and the defaults
-            that a checkpoint made before an option was added counts as having.
+        mode: ``max`` or ``min``, whichever of that metric is best; UserError for anything else.
+        declared: the options by their names: their defaults, and which of them may differ in a resumed run.
     """
+
+    best_model_path = ""  # Lightning asks the first Checkpoint for it
 
     def __init__(
         self,
@@ -54,187 +56,158 @@ class Checkpoints(pl.Callback):
         mode: Literal["max", "min"] = "max",
         declared: Mapping[str, Option] | None = None,
     ) -> None:
+        if mode not in ("max", "min"):
+            raise UserError(f"MODE is {mode!r}; set it to 'max' or 'min', whichever is best for {monitor}.")
         self.directory, self.minutes, self.steps = directory, minutes, steps
-        self.monitor, self.mode, self.sign = monitor, mode, {"max": 1, "min": -1}[mode]
+        self.monitor, self.mode, self.sign = monitor, mode, 1 if mode == "max" else -1
         self.declared = declared or {}
-        self.options = {k: v for k, v in options.items() if k not in self._declared_as("free")}
+        free = {name for name, option in self.declared.items() if option.resume == "free"}
+        self.options = {name: value for name, value in options.items() if name not in free}
         per_rank = options.get("batch_size", 1) * options.get("accumulate_grad_batches", 1)
         self.global_batch = per_rank * ranks.cluster().world_size
-        self.again = "start the same command again" + (" with --resume auto" * (options.get("resume") != "auto"))
+        self.rerun = RERUN + (" with --resume auto" * (options.get("resume") != "auto"))
         self.best_score = -self.sign * math.inf
         self.data = ""
+        # In global batches; whether `batch` was the epoch's last, validation comes next, training is complete.
         self.position = {"step": 0, "epoch": 0, "batch": 0, "batches": 0, "total": 0}
+        self.position |= {"last": False, "validate": False, "done": False}
         self.saved_at = time.monotonic()
         self.asks: dict[str, dict[str, float]] = {}
         self.stopping = self.due = False
         self.disk = AsyncCheckpointIO(directory)
+        self.resumed: dict[str, str] = {}  # what `resume` decided, where there is something to resume
 
-    # Going on
+    # Resuming
 
     def resume(self, wanted: str) -> Path | None:
-        """The checkpoint to go on from: ``auto``, ``never`` or a path. Rank 0's disk decides for all.
+        """The checkpoint to resume from: ``auto``, ``never`` or a path. Rank 0's disk decides for all.
 
         Raises:
-            UserError: the path holds no checkpoint that this run can go on from; or there are checkpoints, all damaged;
-                or another run is writing to the folder.
+            UserError: as `resume.decide` and `resume.lock` do.
         """
 
         def decide() -> str:
             try:
-                self._lock()
-                return json.dumps(self._decide(wanted))
+                self.lock = resume.lock(self.directory)
+                return json.dumps(resume.decide(wanted, self.directory, vars(self), self.declared, self.state_key))
             except UserError as error:
                 return json.dumps({"error": str(error)})
 
         decision = json.loads(ranks.from_rank_0("resume", decide))
         if "error" in decision:
             raise UserError(decision["error"])
-        if ranks.cluster().rank == 0 and decision["say"]:
-            print(f"resume: {decision['say']}", flush=True)
+        if ranks.cluster().rank == 0 and decision["message"]:
+            print(f"resume: {decision['message']}", flush=True)
         if not decision["path"]:
             return None
-        self.disk.digest = decision["digest"]
+        self.resumed, self.disk.digest = decision, decision["digest"]
         return Path(decision["path"])
 
-    def _lock(self) -> None:
-        """Keep the folder for this process as long as it lives: two runs would remove each other's checkpoints."""
-        self.lock = FileLock(ensure_dir(self.directory).absolute() / ".lock", is_singleton=True)
-        try:
-            self.lock.acquire(timeout=LOCK_SECONDS)
-        except Timeout:
-            raise UserError(
-                f"Another run is writing to {self.directory}; wait for its end, or name another --output_dir."
-            ) from None
-        except NotImplementedError:  # a network's file system without locks
-            pass
-        except OSError as error:
-            raise UserError(
-                f"Nothing can be written to {self.directory} ({error.strerror}); name another --output_dir."
-            ) from None
-
-    def _decide(self, wanted: str) -> dict[str, str]:
-        nothing = {"path": "", "say": ""}
-        if wanted == "never":
-            return nothing
-        if wanted == "auto":
-            path = newest(self.directory)
-            if path is None:
-                return nothing
-        else:
-            path = Path(wanted)
-            if not path.is_file():
-                raise UserError(f"--resume {wanted!r}: no such checkpoint; expected auto, never or a file.")
-            if not whole(path):
-                raise UserError(
-                    f"--resume {wanted!r}: the file, or that of the best weights beside it, is damaged or missing; "
-                    "name another one, or say auto."
-                )
-        state = self._read(path)
-        defaults = {name: option.default for name, option in self.declared.items()}
-        stored = defaults | state["options"]  # an option that was added since is at its default there
-        differing = [k for k, v in self.options.items() if stored.get(k) != v]
-        if state["global_batch"] != self.global_batch:
-            differing.insert(0, "global batch")
-        place = "step {step} of {total}".format(**state["position"])
-        if wanted == "auto" and finished(path):
-            return {"path": "", "say": f"not from {path}, that run is finished; training from the start"}
-        if wanted == "auto" and differing:
-            raise UserError(
-                f"{self.directory} holds an unfinished run, {place}, whose {differing[0]} differs; to go on with it "
-                "say what it was told, to give it up --resume never, to keep it name another --output_dir."
-            )
-        if kept := self._declared_as("optimizer").intersection(differing):
-            raise UserError(
-                f"--resume {wanted!r}: its {min(kept)} differs, and the optimizer keeps the checkpoint's; "
-                "say the same, or train from the start with --resume never."
-            )
-        if moved := {"global batch", *self._declared_as("data")}.intersection(differing):
-            raise UserError(
-                f"--resume {wanted!r}: its {min(moved)} differs, so its place in the data means nothing here."
-            )
-        if path.parent.resolve() != self.directory.resolve() and (own := newest(self.directory)) and not finished(own):
-            raise UserError(
-                f"--resume {wanted!r}: {self.directory} holds an unfinished run of its own, which this one would "
-                "replace; name another --output_dir, or go on with that one: --resume auto."
-            )
-        known = NAME.fullmatch(path.name)
-        return {"path": str(path), "say": f"from {path}, {place}", "digest": known[3] if known else digest(path)}
-
-    def _declared_as(self, resume: str) -> set[str]:
-        return {name for name, option in self.declared.items() if option.resume == resume}
-
-    def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            return torch.load(path, weights_only=True, mmap=True, map_location="cpu")["callbacks"][self.state_key]
-        except Exception as error:  # unpickling knows no bounds
-            raise UserError(f"{path} is not a checkpoint of this program ({type(error).__name__}).") from error
-
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, LearningRateFinder | BatchSizeFinder):
+                raise UserError(
+                    f"{type(callback).__name__} would change an option that a resumed run does not know of; use "
+                    "pytorch_lightning.tuner.Tuner with a Trainer of its own, and pass what it finds as an option."
+                )
         signals.replace_lightning_signal_handlers(trainer)
-        signals.defer(f"{self.again} to go on")
-        trainer.strategy.checkpoint_io = self.disk
+        signals.defer(f"{self.rerun} to go on")
+        if self.resumed and stage == "fit":
+            self.others_io, trainer.strategy.checkpoint_io = trainer.strategy.checkpoint_io, self.disk
+            self.comparison = pl_module.register_load_state_dict_pre_hook(resume.refuse_another_architecture)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Tell data and Lightning's loops where to go on, in global batches, which no number of ranks changes."""
-        self.position = at = checkpoint["callbacks"][self.state_key]["position"]
-        if hasattr(trainer.datamodule, "start"):  # type: ignore[attr-defined]
-            trainer.datamodule.start = (at["epoch"], at["batch"])  # type: ignore[attr-defined]
-        elif at["batch"]:
-            print("warning: Data has no `start`, so this epoch's first samples are seen again", file=sys.stderr)
-        warnings.filterwarnings("ignore", ".*your dataloader is not resumable.*")  # it starts in the right place
-        if checkpoint["callbacks"][self.state_key]["data"] != getattr(trainer.datamodule, "fingerprint", ""):  # type: ignore[attr-defined]
+        """Tell data and Lightning's loops where to resume, in global batches, which no number of ranks changes."""
+        if trainer.state.fn != "fit" or not self.resumed:  # a file that the caller named
+            return
+        trainer.strategy.checkpoint_io = self.others_io
+        self.comparison.remove()
+        state = checkpoint["callbacks"][self.state_key]
+        self.disk.written = at = state["position"]
+        self.position = dict(at)
+        trainer.should_stop = bool(self.resumed["done"])  # by EarlyStopping, say
+        if tuple(state["monitor"]) == (self.monitor, self.mode):
+            self.best_score = state["best_score"]
+        elif trainer.is_global_zero:
+            self.disk.best = None
+            was = "{1} {0}".format(*state["monitor"])
+            now = f"{self.mode} {self.monitor}"
+            print(f"resume: best was {was} and is now {now}; the best weights are chosen from here on", flush=True)
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if state["data"] != getattr(datamodule, "fingerprint", ""):
             raise UserError(
-                "The data has changed since the checkpoint was made, so its place there means nothing; "
+                "The data has changed since the checkpoint was made, so its data position is not valid; "
                 "bring the old data back, or train from the start with --resume never."
             )
-        set_progress(checkpoint["loops"]["fit_loop"], **at, accumulate=trainer.accumulate_grad_batches)
+        epoch, batch = (at["epoch"] + 1, 0) if at["last"] and not at["validate"] else (at["epoch"], at["batch"])
+        if hasattr(datamodule, "start"):
+            datamodule.start = (epoch, batch)
+        elif trainer.is_global_zero:
+            print(f"resume: {resume.inexact(epoch, batch, at['batches'])}", flush=True)
+        warnings.filterwarnings("ignore", ".*your dataloader is not resumable.*")  # the line above says it
+        set_progress(
+            checkpoint["loops"]["fit_loop"], step=at["step"], epoch=epoch, batch=batch, last=bool(batch and at["last"]),
+            validate=bool(at["validate"]), accumulate=trainer.accumulate_grad_batches, max_steps=trainer.max_steps,
+        )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        mine = {"options": self.options, "global_batch": self.global_batch, "position": self.position}
-        mine |= {"data": self.data}
-        return {**mine, "monitor": (self.monitor, self.mode), "best_score": self.best_score}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        monitor = (self.monitor, self.mode)
-        if tuple(state_dict.get("monitor", monitor)) == monitor:  # else the values do not compare
-            self.best_score = state_dict["best_score"]
-        else:
-            self.disk.best = None
-        self.disk.written = state_dict["position"]
+        run = {"options": self.options, "global_batch": self.global_batch, "data": self.data}
+        best = {"monitor": (self.monitor, self.mode), "best_score": self.best_score}
+        return {**run, "position": dict(self.position), **best}
 
     # Saving and stopping
 
+    def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._score(trainer)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        batches = int(trainer.num_training_batches) // trainer.accumulate_grad_batches
+        batches, total = trainer.num_training_batches, trainer.estimated_stepping_batches
+        if not 0 <= total < math.inf:
+            raise UserError("The training data has no length, so no number of epochs ends it; pass --max_steps.")
+        batches = 0 if math.isinf(batches) else math.ceil(batches / trainer.accumulate_grad_batches)
         if self.position["batches"] not in (0, batches):
             raise UserError(
                 f"The checkpoint was made with {self.position['batches']} global batches per epoch, now there are "
                 f"{batches}: the data changed; train from the start with --resume never."
             )
-        self.position |= {"batches": batches, "total": int(trainer.estimated_stepping_batches)}
+        self.position |= {"batches": batches, "total": int(total)}
         self.saved_at = time.monotonic()
         self.data = getattr(trainer.datamodule, "fingerprint", "")  # type: ignore[attr-defined]
         self._ask(trainer, "train")
         if self.stopping:
             self._stop(trainer)
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the end of the epoch before: only now are its metrics logged and its schedulers updated."""
+        if self.due:
+            self._save(trainer)
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._ask(trainer, "train")
-        done, rest = divmod(batch_idx + 1, trainer.accumulate_grad_batches)
-        if rest:  # gradients are being accumulated: no checkpoint holds those
+        last, accumulate = trainer.is_last_batch, trainer.accumulate_grad_batches
+        if (batch_idx + 1) % accumulate and not last:  # gradients are being accumulated: no checkpoint holds those
             return
-        self._at(trainer, done)
+        loop = trainer.fit_loop
+        validate = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
+        self.position |= {"step": self.position["step"] + 1, "epoch": trainer.current_epoch, "last": last}
+        self.position |= {"batch": math.ceil((batch_idx + 1) / accumulate), "validate": validate}
         if self.stopping:
             self._save(trainer, wait=True)
             self._stop(trainer)
-        if self.due or (self.steps and trainer.global_step % self.steps == 0):
+        if self.due or (self.steps and self.position["step"] % self.steps == 0):
             self._save(trainer)
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self._load_best(trainer, pl_module)
+
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if trainer.sanity_checking:
+            return
         self._ask(trainer, "validate")
         if self.stopping:
             if trainer.state.fn == "fit":
@@ -242,32 +215,46 @@ class Checkpoints(pl.Callback):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.state.fn != "fit":
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        if self.monitor not in trainer.callback_metrics:
-            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
-            raise UserError(
-                f"The best weights are those of the {self.mode} {self.monitor}, but validation logged {logged}; "
-                f"log {self.monitor} in the model, or name another metric as MONITOR."
-            )
-        score = float(trainer.callback_metrics[self.monitor])  # the same on every rank
+        self.position["validate"] = False
+        score = self._score(trainer)
         if self.sign * score > self.sign * self.best_score:
             self.best_score = score
             if trainer.is_global_zero:
                 self.disk.keep_best(pl_module.state_dict())
 
+    def _score(self, trainer: pl.Trainer) -> float:
+        """The monitored metric of a validation, the same on every rank."""
+        if self.monitor not in trainer.callback_metrics:
+            raise UserError(
+                f"The best weights are those of the {self.mode} {self.monitor}, but validation logged "
+                f"{', '.join(sorted(trainer.callback_metrics)) or 'nothing'}; log {self.monitor} in the model, or name "
+                "another metric as MONITOR."
+            )
+        return float(trainer.callback_metrics[self.monitor])
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.position["batch"] == self.position["batches"]:  # not where max_steps ended it
-            self.position |= {"epoch": self.position["epoch"] + 1, "batch": 0}
-        self._save(trainer)
+        if self.position["last"]:  # not where max_steps ended it
+            self.position |= {"epoch": self.position["epoch"] + 1, "batch": 0, "last": False}
+        self.due = True
+        trainer.fit_loop._restarting = False  # or ReduceLROnPlateau leaves out the epoch that was resumed
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.position["done"] = True
         self._save(trainer, wait=True)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Test the best weights, not the last: rank 0 holds them, and a sum with the others' zeros hands them on."""
-        if self.disk.best is not None:  # None: training ended before the first validation
+        self._load_best(trainer, pl_module)
+
+    def _load_best(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Load the best weights: rank 0 holds them, and a sum with the others' zeros hands them on."""
+        if trainer.ckpt_path:  # weights that the caller named
+            return
+        if self.disk.best is not None:
             pl_module.load_state_dict(self.disk.best)
+        elif trainer.is_global_zero:
+            print(f"warning: no validation gave a {self.monitor}; the last weights are taken", file=sys.stderr)
         with torch.no_grad():
             for tensor in pl_module.state_dict().values():
                 tensor.copy_(ranks.all_sum(tensor if trainer.is_global_zero else torch.zeros_like(tensor)))
@@ -277,8 +264,9 @@ class Checkpoints(pl.Callback):
         if self.stopping:
             self._stop(trainer)
 
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        signals.exit_on_signal()  # what follows is rank 0's own
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            signals.exit_on_signal()  # what follows is rank 0's own
 
     def finish(self) -> None:
         """The run is complete, artifacts included, on every rank: the next one starts anew."""
@@ -290,12 +278,9 @@ class Checkpoints(pl.Callback):
             except OSError as error:
                 raise UserError(
                     f"The model is saved, but not that the run is finished, in {self.directory} ({error.strerror}); "
-                    "free some space, or the same command goes on with this run."
+                    "free some space, or the same command resumes this run."
                 ) from None
             self.lock.release()
-
-    def _at(self, trainer: pl.Trainer, batch: int) -> None:
-        self.position |= {"step": trainer.global_step, "epoch": trainer.current_epoch, "batch": batch}
 
     def _ask(self, trainer: pl.Trainer, phase: str) -> None:
         """Agree with the other ranks, at most every ASK_SECONDS, whether one was told to stop or a checkpoint is due.
@@ -321,8 +306,10 @@ class Checkpoints(pl.Callback):
     def _save(self, trainer: pl.Trainer, wait: bool = False) -> None:
         """Save what stands at ``position``. Collective. With `wait` it is on disk when this returns."""
         self.disk.wait, self.disk.position = wait, dict(self.position)
+        others_io, trainer.strategy.checkpoint_io = trainer.strategy.checkpoint_io, self.disk
         with watchdog.pause_watchdog():
             trainer.save_checkpoint(self.directory / "next")  # AsyncCheckpointIO.save_checkpoint gives the name
+        trainer.strategy.checkpoint_io = others_io  # ModelCheckpoint's files are as it says
         self.due, self.saved_at = False, time.monotonic()
         if wait and ranks.any_rank(self.disk.failed()):
             self._fail()
@@ -335,7 +322,7 @@ class Checkpoints(pl.Callback):
 
     def _stop(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:
-            place = "step {step} of {total}".format(**self.position)
-            again = f"{self.again} to go on" if self.position["step"] else "start the same command again"
-            print(f"stopped by {signals.name()} at {place}; {again}", file=sys.stderr, flush=True)
+            at = "step {step} of {total}".format(**self.position)
+            advice = f"{self.rerun} to go on" if self.position["step"] else RERUN
+            print(f"stopped by {signals.name()} at {at}; {advice}", file=sys.stderr, flush=True)
         raise signals.Stopped

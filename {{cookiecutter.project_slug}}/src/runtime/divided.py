@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,7 +13,7 @@ from runtime.report import UserError
 
 
 class DataDividedCheck(pl.Callback):
-    """Compares the ranks' first two batches of a fit, before the second is trained on; then it rests. Collective.
+    """Compares the ranks' first two batches of a fit, before the second is trained on. Collective.
 
     Not refused is what proves nothing: two batches of a rank that are equal themselves, for then the data is uniform,
     and an epoch of one batch, where data may be so little that a sampler has to give a sample to two ranks.
@@ -27,7 +27,7 @@ class DataDividedCheck(pl.Callback):
         if self.done:
             return
         slots = torch.zeros(trainer.world_size + 1, dtype=torch.int64)  # a sum is all that SMDDP has (ranks.all_sum)
-        slots[trainer.global_rank], slots[-1] = digest(batch), trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        slots[trainer.global_rank], slots[-1] = digest(batch), trainer.is_last_batch
         *digests, ended = ranks.all_sum(slots).tolist()
         self.seen.append(digests)
         self.done = len(self.seen) == 2 or ended > 0  # a rank whose epoch has ended would not come to the second sum
@@ -47,22 +47,24 @@ def repeating(first: list[int], second: list[int]) -> list[int]:
     return [rank for rank, pair in enumerate(pairs) if pair == most and times > 1]
 
 
+def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors, numbers and strings in a batch, up to ten levels deep."""
+    if isinstance(item, torch.Tensor | str | bytes | int | float):
+        yield item
+    elif depth < 10:
+        parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
+        for part in parts.values() if isinstance(parts, Mapping) else parts:
+            yield from leaves(part, depth + 1)
+
+
 def digest(batch: Any) -> int:
-    """48 bits of the hash of what a batch holds: tensors, numbers and strings, up to ten levels deep."""
+    """48 bits of the hash of what a batch holds."""
     content = hashlib.blake2b(digest_size=6)
-
-    def add(item: Any, depth: int) -> None:
-        if isinstance(item, torch.Tensor):
+    for item in leaves(batch):
+        if isinstance(item, torch.Tensor) and item.layout == torch.strided and not item.is_nested:
             tensor = item.detach().cpu()
-            plain = tensor.layout == torch.strided and not tensor.is_nested
-            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode() if plain else repr(tensor).encode())
-            content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if plain else b"")
-        elif isinstance(item, str | bytes | int | float):
+            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
             content.update(repr(item).encode())
-        elif depth < 10:
-            parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
-            for part in parts.values() if isinstance(parts, Mapping) else parts:
-                add(part, depth + 1)
-
-    add(batch, 0)
     return int.from_bytes(content.digest(), "big")

@@ -5,16 +5,24 @@ Nothing heavy is imported at the top: the launcher uses this file too.
 
 import contextlib
 import csv
-import math
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 
 class UserError(Exception):
-    """Something the person running this can mend; its text says what was found, expected, and what to do."""
+    """Something the person running this can fix; its text says what was found, expected, and what to do."""
+
+
+def sentence(error: BaseException) -> str:
+    """What to say in place of a stack trace; empty where the error is no mistake of the user's."""
+    if isinstance(error, BrokenPipeError):  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
+        return "Nothing reads standard output any more; start the same command again to resume."
+    lightnings = type(error).__name__ == "MisconfigurationException"
+    return str(error) if lightnings or isinstance(error, UserError) else ""
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -28,6 +36,16 @@ def root_cause(error: BaseException) -> str:
     """The innermost cause, in one line: libraries wrap it in layers that say less."""
     *_, error = error_chain(error)
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+@contextlib.contextmanager
+def optional(what: str) -> Iterator[None]:
+    """A failure in here is a warning: no picture is worth a trained model."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {root_cause(error)}"
+        print(f"warning: {what} failed ({reason}); nothing else is affected", file=sys.stderr)
 
 
 def write_failure(text: str) -> None:
@@ -55,27 +73,17 @@ def metric_regex(name: str) -> str:
     return rf"(?:^|\s){name}[= ](-?[0-9.]+(?:e[-+]?[0-9]+)?|nan|-?inf)"
 
 
-def write_curves(
-    rows: Sequence[Mapping[str, float]], directory: Path, undrawn: Collection[str] = ("samples_per_second",)
-) -> None:
-    """Write ``curves.csv``, a row per logged step, and ``curves.png``, a panel for each last part of a metric's name.
+def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
+    """Write ``curves.csv`` and ``curves.png``, which has a panel for each last part of a metric's name.
 
-    ``train/loss`` and ``val/loss`` share a panel, ``lr`` has its own.
+    ``train/loss`` and ``val/loss`` share a panel, ``lr`` has its own; the test's single numbers and speed have none.
 
     Args:
         rows: each with ``step``, ``epoch`` and any metrics; a missing value is an empty cell and no point.
-        undrawn: metrics that have no panel.
     """
-    found = dict.fromkeys(name for row in rows for name in row if name not in ("step", "epoch"))
-    metrics = sorted(found, key=lambda name: "/" not in name)
-    with atomic_write(directory / "curves.csv") as path, path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["step", "epoch", *metrics])
-        writer.writeheader()
-        writer.writerows(rows)
-
     panels: dict[str, list[str]] = {}
-    for name in metrics:
-        if name not in undrawn and not name.startswith("test/"):  # one number is no curve
+    for name in write_csv(rows, directory):
+        if name != "samples_per_second" and not name.startswith("test/"):
             panels.setdefault(name.rpartition("/")[2], []).append(name)
     columns = min(len(panels), 4) or 1
     lines = -(-len(panels) // columns) or 1
@@ -84,17 +92,24 @@ def write_curves(
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     for axis, (title, names) in zip(axes.flat, panels.items(), strict=False):
-        drawn = []
         for name in names:
-            points = [(row["step"], row[name]) for row in rows if math.isfinite(row.get(name, math.nan))]
-            if points:
-                axis.plot(*zip(*points, strict=True), marker="o" if len(points) < 30 else None, ms=3)
-                drawn.append(name)
+            points = [(row["step"], row[name]) for row in rows if name in row]
+            axis.plot(*zip(*points, strict=True), marker="o" if len(points) < 30 else None, ms=3)
         axis.set(title=title, xlabel="step")
         axis.grid(alpha=0.3)
-        if drawn:
-            axis.legend(axis.lines, drawn)
+        axis.legend(axis.lines, names)
     save_figure(figure, directory / "curves.png")
+
+
+def write_csv(rows: Sequence[Mapping[str, float]], directory: Path) -> list[str]:
+    """Write ``curves.csv``; the names of its metrics, those without a ``/`` last."""
+    found = dict.fromkeys(name for row in rows for name in row if name not in ("step", "epoch"))
+    metrics = sorted(found, key=lambda name: "/" not in name)
+    with atomic_write(directory / "curves.csv") as path, path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["step", "epoch", *metrics])
+        writer.writeheader()
+        writer.writerows(rows)
+    return metrics
 
 
 def ensure_dir(path: Path) -> Path:
@@ -117,11 +132,12 @@ def output_dirs(output_dir: str) -> tuple[Path, Path]:
     return ensure_dir(Path(outputs)), ensure_dir(Path(model_dir))
 
 
-def print_result(metrics: Mapping[str, Any], step: int, monitor: str, more: Mapping[str, str]) -> None:
-    """Print the test's metrics: a table with `more` below, a log line, and last the monitored one alone."""
+def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, str]) -> None:
+    """Print the test's metrics and `more`, a line each, and last the monitored metric alone."""
     scores = {name: float(value) for name, value in metrics.items() if name.startswith("test/")}
-    print_table("Result", {name: f"{value:.4f}" for name, value in scores.items()} | {**more})
-    print(format_metrics({"step": step, **scores}))
+    table = {name: f"{value:.4f}" for name, value in scores.items()} | {**more}
+    for name, text in table.items():
+        print(f"{name:<{max(map(len, table))}}  {text}")
     monitored = monitor.replace("val/", "test/")
     if monitored in scores:
         print(f"{monitored} {scores[monitored]:.4f}", flush=True)
@@ -129,24 +145,13 @@ def print_result(metrics: Mapping[str, Any], step: int, monitor: str, more: Mapp
         print(f"warning: test_step logs no {monitored}, as MONITOR in options.py asks", file=sys.stderr)
 
 
-def print_table(title: str, rows: Mapping[str, str]) -> None:
-    """Print a two-column table, as wide as its content even where the output is not a terminal."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("", "", title=title, title_justify="left", show_header=False)
-    for row in rows.items():
-        table.add_row(*map(Text, row))  # a plain string is markup: a path's [brackets] would be lost
-    Console(width=None if os.isatty(1) else 100).print(table)
-
-
 def quiet() -> None:
-    """Silence what Lightning says on every run and nobody can act on."""
+    """Silence what Lightning says on every run and nobody can act on; its callbacks' messages stay."""
     import logging
     import warnings
 
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    logging.getLogger("pytorch_lightning.callbacks").setLevel(logging.INFO)
     for message in (
         ".*does not have many workers.*",  # tiny texts: workers would only cost memory
         ".*isinstance.treespec, LeafSpec.*",  # torch 2.13 about Lightning 2.6.6
@@ -157,25 +162,19 @@ def quiet() -> None:
         warnings.filterwarnings("ignore", message)
 
 
-class atomic_write:
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
     """``with atomic_write(path) as temporary``: write the temporary file; it takes ``path``'s place if all went well.
 
     The rename is atomic on POSIX and Windows, so a reader sees the old file or the new one, never half of one.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-
-    def __enter__(self) -> Path:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return self.temporary
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.temporary.replace(self.path)
-        else:
-            self.temporary.unlink(missing_ok=True)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def pyplot() -> Any:

@@ -1,0 +1,130 @@
+"""Which checkpoint a run may resume from, and in one sentence why it may not."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from runtime.checkpoint_files import NAME, finished, newest, whole
+from runtime.command_line import Option
+from runtime.prepared import digest
+from runtime.report import UserError, ensure_dir
+
+LOCK_SECONDS = 15  # loader workers of a process that was killed live on for 5 s, and keep its lock
+
+
+def lock(directory: Path) -> FileLock:
+    """Keep the folder for this process as long as it lives: two runs would remove each other's checkpoints.
+
+    Raises:
+        UserError: another run has it, or it cannot be written to.
+    """
+    made = FileLock(ensure_dir(directory).absolute() / ".lock", is_singleton=True)
+    try:
+        made.acquire(timeout=LOCK_SECONDS)
+    except Timeout:
+        raise UserError(
+            f"Another run is writing to {directory}; wait for its end, or name another --output_dir."
+        ) from None
+    except NotImplementedError:  # a network's file system without locks
+        pass
+    except OSError as error:
+        raise UserError(
+            f"Nothing can be written to {directory} ({error.strerror}); name another --output_dir."
+        ) from None
+    return made
+
+
+def decide(
+    wanted: str, directory: Path, run: Mapping[str, Any], declared: Mapping[str, Option], read: str
+) -> dict[str, str]:
+    """The checkpoint's ``path`` (empty: none), a ``message``, its ``digest``, and whether its training is ``done``.
+
+    Args:
+        wanted: ``auto``, ``never`` or a path.
+        run: ``options`` and ``global_batch``, as a checkpoint has them.
+        declared: all options, for their defaults, and which may differ.
+        read: name of the callback whose state has all that.
+
+    Raises:
+        UserError: the path holds no checkpoint that this run can resume from; or there are checkpoints, all damaged.
+    """
+    path = newest(directory) if wanted == "auto" else None if wanted == "never" else Path(wanted)
+    if path is None:
+        return {"path": "", "message": ""}
+    if not path.is_file():
+        raise UserError(f"--resume {wanted!r}: no such checkpoint; expected auto, never or a file.")
+    if not whole(path):
+        raise UserError(
+            f"--resume {wanted!r}: the file, or that of the best weights beside it, is damaged or missing; "
+            "name another one, or say auto."
+        )
+    try:
+        state = torch.load(path, weights_only=True, mmap=True, map_location="cpu")["callbacks"][read]
+    except Exception as error:  # unpickling knows no bounds
+        raise UserError(f"{path} is not a checkpoint of this program ({type(error).__name__}).") from error
+    at = "step {step} of {total}".format(**state["position"])
+    differing = [*differences(state, run, declared)]
+    if wanted == "auto" and finished(path):
+        return {"path": "", "message": f"not from {path}, that run is finished; training from the start"}
+    if wanted == "auto" and differing:
+        raise UserError(
+            f"{directory} holds an unfinished run, {at}, whose {differing[0]} differs; rerun with the original options "
+            "to resume, pass --resume never to discard it, or name another --output_dir to keep it."
+        )
+    for name in differing:
+        if name not in declared or declared[name].resume != "path":
+            raise UserError(
+                f"--resume {wanted!r}: its {name} differs, and the optimizer's state or the position in the data would "
+                "not be valid; rerun with the original value, or train from the start with --resume never."
+            )
+    if path.parent.resolve() != directory.resolve() and (own := newest(directory)) and not finished(own):
+        raise UserError(
+            f"--resume {wanted!r}: {directory} holds an unfinished run of its own, which this one would replace; "
+            "name another --output_dir, or resume that one: --resume auto."
+        )
+    known = NAME.fullmatch(path.name)
+    done = "yes" if state["position"]["done"] and not differing else ""
+    return {
+        "path": str(path),
+        "message": f"from {path}, {at}",
+        "digest": known[3] if known else digest(path),
+        "done": done,
+    }
+
+
+def differences(state: Mapping[str, Any], run: Mapping[str, Any], declared: Mapping[str, Option]) -> Iterator[str]:
+    """What differs between a checkpoint and a run; an option added since is at its default in the checkpoint."""
+    if state["global_batch"] != run["global_batch"]:
+        yield "global batch"
+    stored = {name: option.default for name, option in declared.items()} | state["options"]
+    yield from (name for name, value in run["options"].items() if stored.get(name) != value)
+
+
+def inexact(epoch: int, batch: int, batches: int) -> str:
+    """How exactly a run resumes whose data cannot start within an epoch."""
+    if not batch:
+        return f"from the start of epoch {epoch + 1}; Data has no `start`, so its loader may shuffle differently now"
+    left = f"the {batches - batch} batches left" if batches else "what is left"
+    return (
+        f"inexact, since Data has no `start`: its loader begins anew for {left} of epoch {epoch + 1}, "
+        "so some samples come twice in it and others not at all"
+    )
+
+
+def refuse_another_architecture(module: Any, state: Mapping[str, Any], *_: Any) -> None:
+    """Refuse weights of other names or shapes than the module's; a hook that goes before ``load_state_dict``."""
+    there, here = (
+        {name: tuple(value.shape) for name, value in weights.items() if isinstance(value, torch.Tensor)}
+        for weights in (state, module.state_dict())
+    )
+    differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    if differing and module.strict_loading:
+        shown = "; ".join(f"{n}: {there.get(n, 'absent')} there, {here.get(n, 'absent')} here" for n in differing[:3])
+        more = f" and {len(differing) - 3} more" * (len(differing) > 3)
+        raise UserError(
+            f"The checkpoint is of another architecture ({shown}{more}); restore the old one to resume, or train "
+            "from the start with --resume never."
+        )
