@@ -12,6 +12,8 @@ def options(folder: Path) -> dict[str, Any]:
 
 
 def changed(name: str, folder: Path) -> dict[str, Any]:
+    if name != "dataset":
+        return {}
     write(folder / "others", seed=1)
     return {"dataset": str(folder / "others")}
 

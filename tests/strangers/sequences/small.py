@@ -13,6 +13,8 @@ def options(folder: Path) -> dict[str, Any]:
 
 
 def changed(name: str, folder: Path) -> dict[str, Any]:
+    if name != "dataset":
+        return {}
     write(folder / "other.txt", seed=1)
     return {"dataset": str(folder / "other.txt")}
 
