@@ -1,8 +1,6 @@
 """The data: prepared once per node, memory-mapped by every rank, in an order determined by seed and epoch.
 
-To make the project yours, replace this file. `train.py` needs a LightningDataModule named `Data` that takes the options
-of `options.DataOptions` and has `labels` after `setup`, whose batches your `model.py` understands;
-`tests/test_train.py` says whether the seam held.
+To train on something else, replace this file: README.md, "Your own task", says what train.py relies on.
 """
 
 import contextlib

@@ -1,8 +1,6 @@
-"""What the tests share: a small data set, a small Hugging Face checkpoint, a clean place to run in."""
+"""What the tests share: a clean place to run in."""
 
-import csv
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ from runtime import imports
 
 imports.lightning()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
 
 
 @pytest.fixture(autouse=True)
@@ -21,44 +18,3 @@ def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("SM_", "OMPI_", "SMDATAPARALLEL_")) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
-
-
-@pytest.fixture(scope="session")
-def rows() -> list[tuple[str, str]]:
-    """240 words in three alphabets, of 1 to 12 letters, and which alphabet it is: easy to learn."""
-    draw = random.Random(0)
-    return [
-        ("".join(draw.choices(alphabet, k=draw.randint(1, 12))), name)
-        for name, alphabet in ALPHABETS.items()
-        for _ in range(80)
-    ]
-
-
-@pytest.fixture
-def words(rows: list[tuple[str, str]], tmp_path: Path) -> str:
-    """Path of a csv file of ``rows``."""
-    path = tmp_path / "words.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([("text", "label"), *rows])
-    return str(path)
-
-
-@pytest.fixture(scope="session")
-def tiny_bert(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Path of a freshly made BERT of two layers with a tokenizer of its own."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
-
-    path = tmp_path_factory.mktemp("tiny-bert")
-    letters = sorted({letter for text, _ in rows for letter in text})
-    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(path)
-    torch.manual_seed(0)
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    BertForSequenceClassification(BertConfig(vocab_size=len(vocabulary), **size)).save_pretrained(path)
-    return str(path)

@@ -21,7 +21,7 @@ from runtime.report import UserError
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take most of a short run's time, and tests/test_train.py looks at them."""
+    """They take most of a short run's time, and test_train.py looks at them."""
     monkeypatch.setattr(report, "save_figure", lambda figure, path: report.pyplot().close(figure))
 
 
