@@ -25,7 +25,7 @@ SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "tes
 SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "val")
 NOT_DATA = r"\.|cache-.*\.arrow|(state|dataset_info|dataset_dict)\.json"  # what datasets.save_to_disk adds
 ROWS = 8192  # of a piece
-BLOCK = 4 << 20  # bytes of csv that are parsed at a time; a longer row is refused
+BLOCK = 2 << 20  # bytes of csv that are parsed at a time, about 35 ahead; a longer row is refused
 
 Pieces = Iterator[list[pa.Array]]  # an array per column, all of one length, at most ROWS
 
