@@ -246,7 +246,7 @@ def test_a_terminal_gets_a_live_bar_and_a_log_does_not(tmp_path: Path, words: Pa
     child = pexpect.spawn(
         sys.executable, command, cwd=str(made.path), encoding="utf-8", timeout=120, dimensions=(30, 140)
     )
-    child.expect("epoch 1")
+    child.expect("Epoch 0/")
     child.expect(r"train/loss=[0-9.]+")
     child.expect(r"val/accuracy=[0-9.]+")
     child.expect(r"test/accuracy [01]\.[0-9]{4}")

@@ -111,7 +111,7 @@ class Checkpoints(Checkpoint):
                     "pytorch_lightning.tuner.Tuner with a Trainer of its own, and pass what it finds as an option."
                 )
         signals.replace_lightning_signal_handlers(trainer)
-        signals.defer(f"{self.rerun} to go on")
+        signals.defer(f"{self.rerun} to resume")
         if self.resumed and stage == "fit":
             self.others_io, trainer.strategy.checkpoint_io = trainer.strategy.checkpoint_io, self.disk
             self.comparison = pl_module.register_load_state_dict_pre_hook(resume.refuse_another_architecture)
@@ -323,6 +323,6 @@ class Checkpoints(Checkpoint):
     def _stop(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:
             at = "step {step} of {total}".format(**self.position)
-            advice = f"{self.rerun} to go on" if self.position["step"] else RERUN
+            advice = f"{self.rerun} to resume" if self.position["step"] else RERUN
             print(f"stopped by {signals.name()} at {at}; {advice}", file=sys.stderr, flush=True)
         raise signals.Stopped

@@ -68,8 +68,8 @@ def option(default: Any, help: str, *, resume: Resume | None = None) -> Any:
         default: plain: text, a number, or true or false.
         help: what `--help` says of it.
         resume: whether a run may resume with another value. ``free``: yes. ``path``: with ``--resume PATH`` alone.
-            ``optimizer``: no, the optimizer's state brings the old one back. ``data``: no, it decides which samples a
-            step sees. None: as the class says in ``RESUME``, else ``path``.
+            ``optimizer`` and ``data``: no, since the optimizer's state has the old value, or it determines which
+            samples a step sees. None: as the class says in ``RESUME``, else ``path``.
     """
     return field(default=default, metadata={"help": help, "resume": resume})
 
@@ -114,9 +114,8 @@ def declared(classes: Classes) -> dict[str, Option]:
 def complete(classes: Classes, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every option with the value that is given, or else its default; raises TypeError for an unknown name."""
     known = declared(classes)
-    for name in given:
-        if name not in known:
-            raise TypeError(f"unknown option {name!r}")
+    if unknown := [*given.keys() - known.keys()]:
+        raise TypeError(f"unknown option {unknown[0]!r}")
     return {name: given.get(name, each.default) for name, each in known.items()}
 
 
@@ -156,9 +155,7 @@ def parse(classes: Classes, argv: Sequence[str], description: str | None = None)
             name, _, value = argument.removeprefix("--").partition("=")
             if name not in known and name != "help":
                 near = difflib.get_close_matches(name, known, 1)
-                raise UserError(
-                    f"Unknown option --{name}; " + (f"did you mean --{near[0]}?" if near else "see --help.")
-                )
+                raise UserError(f"Unknown option --{name}; {f'did you mean --{near[0]}?' if near else 'see --help.'}")
             given[name] = value or " ".join(argv[i + 1 : i + 2])
     try:
         options = parser(classes, description).parse_args([*argv]).as_dict()

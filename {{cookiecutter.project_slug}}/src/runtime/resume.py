@@ -16,11 +16,7 @@ LOCK_SECONDS = 15  # loader workers of a process that was killed live on for 5 s
 
 
 def lock(directory: Path) -> FileLock:
-    """Keep the folder for this process as long as it lives: two runs would remove each other's checkpoints.
-
-    Raises:
-        UserError: another run has it, or it cannot be written to.
-    """
+    """Lock the folder as long as this process lives; UserError where another run has it or it cannot be written to."""
     made = FileLock(ensure_dir(directory).absolute() / ".lock", is_singleton=True)
     try:
         made.acquire(timeout=LOCK_SECONDS)
@@ -104,7 +100,7 @@ def differences(state: Mapping[str, Any], run: Mapping[str, Any], declared: Mapp
 
 
 def inexact(epoch: int, batch: int, batches: int) -> str:
-    """How exactly a run resumes whose data cannot start within an epoch."""
+    """How exact a resumed run is whose data cannot start within an epoch."""
     if not batch:
         return f"from the start of epoch {epoch + 1}; Data has no `start`, so its loader may shuffle differently now"
     left = f"the {batches - batch} batches left" if batches else "what is left"
