@@ -242,9 +242,10 @@ def trained_loop(options: dict[str, Any], steps: int, skipped: int, measured: An
         train_with(Measure(), output_dir=output, epochs=100, log_every=1000, **options)
 
 
+# Enough texts that the steps measured lie within an epoch: its end has a validation and a checkpoint.
 def step_options(kind: str, batch: int, shape: tuple[int, int, int]) -> dict[str, Any]:
     return {
-        "dataset": write_texts("long", 600 if small else 3000, 120), "model_name": write_model(kind, *shape),
+        "dataset": write_texts("long", 3000 if small else 15000, 120), "model_name": write_model(kind, *shape),
         "batch_size": batch, "precision": "bf16-mixed" if device == "cuda" else "32-true",
         "compile": device == "cuda" and not small,
     }  # fmt: skip

@@ -11,7 +11,7 @@ from conftest import Project, free_port
 
 TRAINING = """
 import os, sys, threading, time
-import pytorch_lightning as pl, torch
+import pytorch_lightning as pl, torch, torch._dynamo
 import dist
 from runtime import report
 from runtime.progress import DISABLED_FEATURES
@@ -90,7 +90,7 @@ finally:
 
 def test_a_cause_is_known_everywhere_though_the_group_cannot_be_destroyed(project: Project, tmp_path: Path) -> None:
     ranks = start(project, tmp_path, BLOCKED)
-    while "raising" not in ranks[1].log.read_text():
+    while not ranks[1].log.exists() or "raising" not in ranks[1].log.read_text():
         assert all(rank.process.is_alive() for rank in ranks), [rank.log.read_text() for rank in ranks]
         time.sleep(0.05)
     raised = time.monotonic()
@@ -104,6 +104,7 @@ def test_a_cause_is_known_everywhere_though_the_group_cannot_be_destroyed(projec
 
 SLOW = """
 compiled = []
+torch._dynamo.config.optimize_ddp = False  # one graph, not one for each bucket
 
 def backend(graph, inputs):
     compiled.append(graph)
@@ -150,7 +151,7 @@ with dist.session():
         both = [torch.empty_like(weights[compression]) for _ in range(2)]
         torch.distributed.all_gather(both, weights[compression])
         assert torch.equal(*both), compression
-assert max(numbers["fp16"]) == 600 * 600 + 600 + 601 and len(numbers["fp16"]) > 20, numbers  # of half the size
+assert numbers["fp16"][-2:] == [600 * 600 + 600 + 601, 64 * 600 + 600], numbers  # two buckets, of half the size
 assert max(numbers["powersgd"][-3:]) < 4000, numbers  # vectors as they are, then two factors of the matrices
 for compression in ("fp16", "powersgd"):
     off = (weights[compression] - weights["none"]).norm() / weights["none"].norm()
