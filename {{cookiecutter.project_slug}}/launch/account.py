@@ -220,13 +220,16 @@ def buckets(asked: Asked) -> Iterator[Finding]:
     heads: dict[str, dict[str, Any]] = {}
     for key, uri in asked.addresses().items():
         name, _, prefix = uri.removeprefix("s3://").partition("/")
-        if name not in heads:
+        new = name not in heads
+        if new:
             try:
                 heads[name] = s3.head_bucket(Bucket=name)
             except ClientError as problem:
                 heads[name] = problem.response
         status = heads[name].get("Error", {}).get("Code", "")
         found = heads[name].get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", region)
+        if (status or found != region) and not new:
+            continue  # said for the first key that names the bucket
         if status == "404":
             yield error(key, f"bucket {name} does not exist", "create it in the job's region, or correct the name")
         elif found != region:
