@@ -179,7 +179,6 @@ def _iterate(write: Callable[[dict], Any], options: dict[str, Any]) -> None:
     import dist
     from options import OPTIONS, DataOptions
     from runtime import command_line
-    from runtime.progress import DISABLED_FEATURES
 
     single = {"batch_size": 1} if "batch_size" in command_line.declared(OPTIONS) else {}
     options = command_line.complete(OPTIONS, {**options, **single})
@@ -206,7 +205,7 @@ def _iterate(write: Callable[[dict], Any], options: dict[str, Any]) -> None:
         strategy, devices, num_nodes = dist.get_initialization_info()
         trainer = pl.Trainer(
             accelerator=cluster.accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, max_epochs=1,
-            logger=False, **{**DISABLED_FEATURES, "num_sanity_val_steps": 0},
+            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
         )  # fmt: skip
         trainer.fit(Collect(), datamodule=data.Data(**command_line.select(DataOptions, options)))
     write(seen)
