@@ -75,7 +75,8 @@ def rank(out: str, megabytes: int, rounds: int, steps: int) -> None:
                 clock = Clock()
                 trainer = pl.Trainer(
                     accelerator="cpu", strategy=strategy, devices=devices, num_nodes=num_nodes, max_epochs=1,
-                    logger=False, callbacks=[StepSeed(0), clock], enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+                    logger=False, callbacks=[StepSeed(0), clock], enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, num_sanity_val_steps=0,
                 )  # fmt: skip
                 trainer.fit(Model())
                 seconds = [b - a for a, b in zip(clock.times[4:], clock.times[5:], strict=False)]  # not the first ones

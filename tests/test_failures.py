@@ -47,7 +47,8 @@ def fit(hang_seconds=30.0, **options):
     strategy, devices, num_nodes = dist.get_initialization_info(**options)
     trainer = pl.Trainer(accelerator="cpu", strategy=strategy, devices=devices, num_nodes=num_nodes, max_epochs=1,
                          callbacks=[HangWatchdog(hang_seconds), StepSeed(0)], logger=False,
-                         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0)
+                         enable_checkpointing=False, enable_progress_bar=False,
+                         enable_model_summary=False, num_sanity_val_steps=0)
     model = Model()
     trainer.fit(model)
     return model

@@ -205,7 +205,8 @@ def _iterate(write: Callable[[dict], Any], options: dict[str, Any]) -> None:
         strategy, devices, num_nodes = dist.get_initialization_info()
         trainer = pl.Trainer(
             accelerator=cluster.accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, max_epochs=1,
-            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+            logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, num_sanity_val_steps=0,
         )  # fmt: skip
         trainer.fit(Collect(), datamodule=data.Data(**command_line.select(DataOptions, options)))
     write(seen)
