@@ -100,9 +100,10 @@ def plan(args: argparse.Namespace) -> Plan:
         job = dataclasses.replace(job, forward_stop=True)
     made, note = request.make(job) if own else (request.without_sdk(job), "")
     image = profiles.profile(job) if described else None
+    remote = {k: v if isinstance(v, str) else str(v.get("s3_data", "")) for k, v in job.channels.items()}
     return Plan(
         *(count, processes, distribution, args.source_dir, made),
-        channels={**job.channels, **{name: Path(folder) for name, folder in folders.items()}},
+        channels={**remote, **{name: Path(folder) for name, folder in folders.items()}},
         inherit=args.inherit,
         image=(image.torch, image.python) if image else ("", ""),
         notes=[*notes, *filter(None, [note])],

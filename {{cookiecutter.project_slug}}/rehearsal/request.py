@@ -6,21 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from launch import profiles
 from launch import request as requests
 from launch.entry import FORWARDING
 from launch.job import Job
 from runtime.report import UserError
-
-# Hyperparameters by which the toolkit knows its launcher, where the SDK writes no request: see `without_sdk`.
-FLAGS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "torch_distributed": {"sagemaker_torch_distributed_enabled": True},
-    "pytorchddp": {"sagemaker_pytorch_ddp_enabled": True},
-    "smddp": {
-        "sagemaker_distributed_dataparallel_enabled": True,
-        "sagemaker_distributed_dataparallel_custom_mpi_options": "",
-    },
-}
 
 SAMPLE = 64 * 2**20  # bytes of one channel on S3, at most
 BEGINNING = 4 * 2**20  # of one file of lines, up to the end of a line
@@ -35,20 +25,16 @@ def make(job: Job) -> tuple[dict[str, Any], str]:
         UserError: the job makes no valid request.
     """
     try:
-        with requests.aws_errors():
-            return requests.dry_run(job), ""
+        return requests.dry_run(job), ""
     except ModuleNotFoundError as error:
         return without_sdk(job), f"{error.name} is not installed, so the request is not the SDK's (make setup)"
-    except ValueError as error:  # the SDK's, of a region or an image that it does not know
-        raise UserError(f"job.toml makes no request: {error}; run python -m launch preflight --offline") from error
 
 
 def without_sdk(job: Job) -> dict[str, Any]:
     """The parts of the request that a rehearsal uses, also for code that is not the job's."""
-    flags = FLAGS[job.distribution]
     values = {
         **job.hyperparameters,
-        **({**flags, "sagemaker_instance_type": job.instance_type} if flags else {}),
+        **profiles.flags(job),
         "sagemaker_program": "train.py",
         "sagemaker_container_log_level": 20,
         "sagemaker_job_name": job.name,
@@ -70,6 +56,8 @@ def sample(name: str, uri: str, request: Mapping[str, Any], into: Path) -> str:
     """
     instead = f"give a local folder with some of its data: --channel {name}=DIR"
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    if not uri.startswith("s3://"):
+        raise UserError(f"channel {name} is not on S3; {instead}")
     try:
         import boto3
         from botocore.exceptions import BotoCoreError, ClientError

@@ -4,9 +4,8 @@ import re
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from launch.requirements import OF_THE_IMAGE
 from rehearsal.checks import Check
-
-OWNED = re.compile(r"(torch|torchvision|torchaudio|(pytorch-)?triton|(nvidia|cuda)-.*)$")  # the image's build of them
 
 
 def check(path: Path, image_torch: str) -> tuple[list[str], Check]:
@@ -39,7 +38,7 @@ def check(path: Path, image_torch: str) -> tuple[list[str], Check]:
         key = canonicalize_name(requirement.name)
         if requirement.marker and not any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
             continue
-        if OWNED.match(key):
+        if OF_THE_IMAGE.match(key):
             if asker == path.name:
                 problems.append(f"{requirement} replaces the image's build; remove it")
             elif key == "torch" and not requirement.specifier.contains(image_torch, prereleases=True):
