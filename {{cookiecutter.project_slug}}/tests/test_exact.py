@@ -280,9 +280,9 @@ def test_loading_executes_nothing(words: str, tmp_path: Path) -> None:
 def test_the_newest_few_are_kept(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     save = checkpoint_files.AsyncCheckpointIO.save_checkpoint
 
-    def waiting(self: checkpoint_files.AsyncCheckpointIO, *args: Any) -> None:
+    def waiting(self: checkpoint_files.AsyncCheckpointIO, *args: Any, **options: Any) -> None:
         self.wait = True  # on a busy machine some would be left out
-        save(self, *args)
+        save(self, *args, **options)
 
     monkeypatch.setattr(checkpoint_files.AsyncCheckpointIO, "save_checkpoint", waiting)
     run(words, epochs=2)
