@@ -271,16 +271,16 @@ def quota(asked: Asked) -> Iterator[Finding]:
         yield skipped("quota", f'AWS lists no "{own}" in {job.region}', "look in the Service Quotas console")
 
 
-def price(job: Job) -> float | None:
+def price(region: str, instance_type: str, use: str = "Training") -> float | None:
     """US dollars for one instance and hour on demand, from AWS's pricing service; None if it names none."""
-    fields = {"productFamily": "ML Instance", "regionCode": job.region, "instanceName": job.instance_type}
+    fields = {"productFamily": "ML Instance", "regionCode": region, "instanceName": instance_type}
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fields.items()]
     pricing = aws.client("pricing", "us-east-1")  # it lives in few regions
     products = pricing.get_products(ServiceCode="AmazonSageMaker", Filters=filters)["PriceList"]
     prices = [
         float(dimension["pricePerUnit"].get("USD", 0))
         for product in map(json.loads, products)
-        if product["product"]["attributes"].get("platoinstancetype") == "Training"
+        if product["product"]["attributes"].get("platoinstancetype") == use
         for term in product["terms"].get("OnDemand", {}).values()
         for dimension in term["priceDimensions"].values()
     ]
@@ -294,7 +294,7 @@ def cost(job: Job, *, offline: bool = False) -> str:
     hourly = job.price_per_hour or None
     if hourly is None and not offline:
         try:
-            hourly = price(job)
+            hourly = price(job.region, job.instance_type)
         except (BotoCoreError, ClientError):
             hourly = None  # no credentials, or no permission to ask
     seconds, kept = job.max_run_s + job.keep_alive_s, f" + {job.keep_alive_s / 3600:g} h (keep_alive_s)"
