@@ -99,7 +99,8 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
     try:
         with console.status(name) as status:
             while not ended:
-                time.sleep(wait)
+                if wait:
+                    time.sleep(wait)
                 wait = min(poll_s * 2**failures, 60.0)
                 try:
                     job, lines = describe(name, client), list[Line]()
