@@ -67,47 +67,53 @@ def plan(
             "Environment": HANDLERS | ({"SAGEMAKER_MODEL_SERVER_WORKERS": "1"} if serverless else {}),
         },
     }
-    hourly = None if serverless else account.price(region, instance, "Hosting")
-    cost = f"{count} × {instance}" + (f", {count * hourly:,.2f} USD an hour" if hourly else ", at an unknown price")
     if transform:
-        inputs = files(transform[0], region)
-        if not inputs:
-            raise UserError(f"there is no data at {transform[0]}; upload it, or correct the address")
-        lines = inputs[0]["Key"].endswith((".jsonl", ".jsonlines"))
-        request = {
-            "ModelName": name,
-            "BatchStrategy": "MultiRecord",  # as many lines as fit into one request
-            "TransformInput": {
-                "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": transform[0]}},
-                "ContentType": JSON_LINES if lines else PLAIN,
-                "SplitType": "Line",
-            },
-            "TransformOutput": {"S3OutputPath": transform[1], "Accept": JSON_LINES, "AssembleWith": "Line"},
-            "TransformResources": {"InstanceType": instance, "InstanceCount": count},
-        }
-        requests, cost = {"TransformJob": request}, f"{cost} until all is answered"
+        requests, until = {"TransformJob": transform_job(name, region, instance, count, *transform)}, "all is answered"
     else:
-        place: dict[str, Any] = {"InstanceType": instance, "InitialInstanceCount": count}
-        cost = f"{cost} until you undeploy it"
-        if serverless:
-            # Server, torch and transformers take some 2 GB, and while weights are loaded they are in memory twice.
-            gb = math.ceil(2 + 2 * models[0]["Size"] / 2**30)
-            if gb > 6:
-                raise UserError(f"the model needs some {gb} GB, and a serverless endpoint has 6; use an instance")
-            place = {"ServerlessConfig": {"MemorySizeInMB": 1024 * gb, "MaxConcurrency": 5}}
-            cost = (
-                f"nothing while nobody asks, {gb} GB by the second while it answers: aws.amazon.com/sagemaker/pricing"
-            )
-        variant = {"VariantName": "all", "ModelName": name, **place}
-        requests = {"EndpointConfig": {"ProductionVariants": [variant]}, "Endpoint": {"EndpointConfigName": name}}
+        # Server, torch and transformers take some 2 GB, and while weights are loaded they are in memory twice.
+        gb = math.ceil(2 + 2 * models[0]["Size"] / 2**30) if serverless else 0
+        requests, until = endpoint(name, instance, count, gb), "you undeploy it"
+    hourly = None if serverless else account.price(region, instance, "Hosting")
+    price = f"{count * hourly:,.2f} USD an hour" if hourly else "at a price that AWS does not tell"
+    cost = f"{count} × {instance}, {price}, until {until}"
+    if serverless:
+        cost = f"nothing while nobody asks, {gb} GB by the second while it answers; aws.amazon.com/sagemaker/pricing"
     found = client.list_tags(ResourceArn=job["TrainingJobArn"])["Tags"]
     tags = [tag for tag in found if not tag["Key"].startswith("aws:")]
     made = {kind: {**request, "Tags": tags} for kind, request in {"Model": model, **requests}.items()}
     return Deployment(name, region, trained, archive, made, f"cost    {cost}")
 
 
-def deploy(made: Deployment) -> None:
-    """Make it; wait until the endpoint answers or the transform has ended. Ctrl-C leaves an endpoint starting.
+def endpoint(name: str, instance: str, count: int, memory_gb: int) -> dict[str, dict[str, Any]]:
+    """Configuration and endpoint: serverless with so much memory, or on instances where that is 0."""
+    if memory_gb > 6:
+        raise UserError(f"the model needs some {memory_gb} GB, and a serverless endpoint has 6; use an instance")
+    serverless = {"ServerlessConfig": {"MemorySizeInMB": 1024 * memory_gb, "MaxConcurrency": 5}}
+    place = serverless if memory_gb else {"InstanceType": instance, "InitialInstanceCount": count}
+    variant = {"VariantName": "all", "ModelName": name, **place}
+    return {"EndpointConfig": {"ProductionVariants": [variant]}, "Endpoint": {"EndpointConfigName": name}}
+
+
+def transform_job(name: str, region: str, instance: str, count: int, source: str, target: str) -> dict[str, Any]:
+    """The batch transform of text files, a record a line: plain, or JSON lines as their names say."""
+    found = files(source, region)
+    if not found:
+        raise UserError(f"there is no data at {source}; upload it, or correct the address")
+    kind = JSON_LINES if found[0]["Key"].endswith((".jsonl", ".jsonlines")) else PLAIN
+    data = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": source}}
+    return {
+        "ModelName": name,
+        "BatchStrategy": "MultiRecord",  # as many lines as fit into one request
+        "TransformInput": {"DataSource": data, "ContentType": kind, "SplitType": "Line"},
+        "TransformOutput": {"S3OutputPath": target, "Accept": JSON_LINES, "AssembleWith": "Line"},
+        "TransformResources": {"InstanceType": instance, "InstanceCount": count},
+    }
+
+
+def deploy(made: Deployment) -> str:
+    """Make it; wait until the endpoint answers or the transform has ended, and say how to go on.
+
+    Ctrl-C leaves an endpoint starting, since AWS removes none that is.
 
     Raises:
         UserError: it exists already, or AWS gave up on it, for the reason it gives.
@@ -124,12 +130,23 @@ def deploy(made: Deployment) -> None:
             s3.upload_file(str(new), *location(made.archive))
         for each in made.requests:
             call(client, "Create", each, made.name, **made.requests[each])
-        keep = kind == "Endpoint"
         print(f"making  {made.name}, which takes some minutes", flush=True)
-        found = wait(client, kind, made.name)
+        try:
+            found = wait(client, kind, made.name)
+        except KeyboardInterrupt:
+            keep = kind == "Endpoint"
+            if keep:
+                print(
+                    f"{made.name} goes on starting, and is billed; to remove it: python -m launch undeploy {made.name}"
+                )
+            raise
         keep = found[f"{kind}Status"] == "InService"
         if found[f"{kind}Status"] not in ("InService", "Completed"):
             raise UserError(f"{made.name}: {found.get('FailureReason', 'stopped')}; see its log in CloudWatch")
+        if kind == "TransformJob":
+            return f"answers {made.requests[kind]['TransformOutput']['S3OutputPath']}, a line for each line"
+        ask = f"aws sagemaker-runtime invoke-endpoint --region {made.region} --endpoint-name {made.name}"
+        return f"ask it  {ask} --content-type {PLAIN} --cli-binary-format raw-in-base64-out --body 'a text' answer.json"
     finally:
         if not keep:
             remove(made.name, made.region, made.archive)

@@ -64,9 +64,8 @@ def predict_fn(records: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
     texts: list[Any] = [record.get("text") if isinstance(record, dict) else record for record in records]
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str):
-            raise refusal(
-                400, f'record {number} of {len(texts)} is neither a text nor {{"text": "…"}}; send one of these'
-            )
+            raise refusal(400, f'record {number} is neither a text nor {{"text": "..."}}; send one of these')
+    texts = [text.encode("utf-8", "replace").decode() for text in texts]  # JSON may hold half of a surrogate pair
     return [[{"label": label, "score": p} for label, p in answers] for _, answers in predict(texts, trained)]
 
 

@@ -5,6 +5,7 @@ and `output_fn`. The first and the last of these three are here; predict.py impo
 """
 
 import json
+from http import HTTPStatus
 from typing import Any
 
 JSON, JSON_LINES, PLAIN = "application/json", "application/jsonlines", "text/plain"
@@ -14,7 +15,7 @@ def refusal(status: int, sentence: str) -> Exception:
     """What a handler raises to answer a request with this HTTP status and sentence; anything else becomes a 500."""
     from sagemaker_inference.errors import GenericInferenceToolkitError  # in the inference image alone
 
-    error: Exception = GenericInferenceToolkitError(status, sentence)
+    error: Exception = GenericInferenceToolkitError(status, sentence, HTTPStatus(status).phrase)
     return error
 
 
