@@ -140,9 +140,11 @@ def deploy(made: Deployment) -> str:
                     f"{made.name} goes on starting, and is billed; to remove it: python -m launch undeploy {made.name}"
                 )
             raise
-        keep = found[f"{kind}Status"] == "InService"
-        if found[f"{kind}Status"] not in ("InService", "Completed"):
-            raise UserError(f"{made.name}: {found.get('FailureReason', 'stopped')}; see its log in CloudWatch")
+        status = found.get(f"{kind}Status", "removed meanwhile")
+        keep = status == "InService"
+        if status not in ("InService", "Completed"):
+            reason = found.get("FailureReason", "AWS gives no reason")
+            raise UserError(f"{made.name} is {status}: {reason}; see its log in CloudWatch, then deploy again")
         if kind == "TransformJob":
             return f"answers {made.requests[kind]['TransformOutput']['S3OutputPath']}, a line for each line"
         ask = f"aws sagemaker-runtime invoke-endpoint --region {made.region} --endpoint-name {made.name}"
