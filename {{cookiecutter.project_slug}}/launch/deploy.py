@@ -49,9 +49,11 @@ def plan(
     client = aws.client("sagemaker", region)
     job = describe(job_name, client)
     trained = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")
-    models = files(trained, region) if trained and job["TrainingJobStatus"] in ("Completed", "Stopped") else []
+    ended = job["TrainingJobStatus"] in ("Completed", "Stopped") and trained.endswith("/model.tar.gz")
+    models = files(trained, region) if ended else []
     if not models:
-        raise UserError(f"{job_name} is {job['TrainingJobStatus']} and has no model in S3; name a job that completed")
+        status = job["TrainingJobStatus"]
+        raise UserError(f"{job_name} is {status} and has no model.tar.gz in S3; name a job that completed")
     registry, _, own = job["AlgorithmSpecification"]["TrainingImage"].partition("/")
     if not image and not own.startswith(("pytorch:", "pytorch-training:")):
         raise UserError(f"{job_name} trained in {own}, not in AWS's image; name one for inference with --image")
@@ -113,45 +115,33 @@ def transform_job(name: str, region: str, instance: str, count: int, source: str
 def deploy(made: Deployment) -> str:
     """Make it; wait until the endpoint answers or the transform has ended, and say how to go on.
 
-    Ctrl-C leaves an endpoint starting, since AWS removes none that is.
-
     Raises:
         UserError: it exists already, or AWS gave up on it, for the reason it gives.
     """
-    client, kind = aws.client("sagemaker", made.region), list(made.requests)[-1]
-    if call(client, "Describe", "Model", made.name):
+    client, kind, status = aws.client("sagemaker", made.region), list(made.requests)[-1], ""
+    if any(call(client, "Describe", each, made.name) for each in made.requests):
         raise UserError(f"{made.name} is deployed already; remove it first: python -m launch undeploy {made.name}")
-    keep = False
     try:
         with tempfile.TemporaryDirectory() as folder:
             s3, old, new = aws.client("s3", made.region), Path(folder, "old"), Path(folder, "new")
             s3.download_file(*location(made.trained), str(old))
             pack(old, new)
             s3.upload_file(str(new), *location(made.archive))
-        for each in made.requests:
-            call(client, "Create", each, made.name, **made.requests[each])
+        for each, request in made.requests.items():
+            call(client, "Create", each, made.name, **request)
         print(f"making  {made.name}, which takes some minutes", flush=True)
-        try:
-            found = wait(client, kind, made.name)
-        except KeyboardInterrupt:
-            keep = kind == "Endpoint"
-            if keep:
-                print(
-                    f"{made.name} goes on starting, and is billed; to remove it: python -m launch undeploy {made.name}"
-                )
-            raise
+        found = wait(client, kind, made.name)
         status = found.get(f"{kind}Status", "removed meanwhile")
-        keep = status == "InService"
         if status not in ("InService", "Completed"):
             reason = found.get("FailureReason", "AWS gives no reason")
             raise UserError(f"{made.name} is {status}: {reason}; see its log in CloudWatch, then deploy again")
-        if kind == "TransformJob":
-            return f"answers {made.requests[kind]['TransformOutput']['S3OutputPath']}, a line for each line"
-        ask = f"aws sagemaker-runtime invoke-endpoint --region {made.region} --endpoint-name {made.name}"
-        return f"ask it  {ask} --content-type {PLAIN} --cli-binary-format raw-in-base64-out --body 'a text' answer.json"
     finally:
-        if not keep:
+        if status != "InService":  # a transform's model and archive serve it alone
             remove(made.name, made.region, made.archive)
+    if kind == "TransformJob":
+        return f"answers {made.requests[kind]['TransformOutput']['S3OutputPath']}, a line for each line"
+    ask = f"aws sagemaker-runtime invoke-endpoint --region {made.region} --endpoint-name {made.name}"
+    return f"ask it  {ask} --content-type {PLAIN} --cli-binary-format raw-in-base64-out --body 'a text' answer.json"
 
 
 def pack(trained: Path, packed: Path) -> None:
@@ -166,21 +156,20 @@ def pack(trained: Path, packed: Path) -> None:
 
 
 def remove(name: str, region: str, archive: str = "") -> list[str]:
-    """Delete what there is of a deployment, and say what that was. An endpoint that is still starting is waited for."""
+    """Delete what there is of a deployment, and say what that was."""
     client, removed = aws.client("sagemaker", region), []
     for kind in ("TransformJob", "Endpoint", "EndpointConfig", "Model"):
         if not (found := call(client, "Describe", kind, name)):
             continue
-        if kind == "TransformJob":
+        if kind == "TransformJob":  # AWS keeps its record
             if found["TransformJobStatus"] == "InProgress":
                 call(client, "Stop", kind, name)
             continue
-        if kind == "Endpoint":
-            wait(client, kind, name)  # AWS deletes none that is still starting
-        if kind == "Model" and found["PrimaryContainer"].get("ModelDataUrl", "").endswith(
-            f"/deploy/{name}/model.tar.gz"
-        ):
-            archive = found["PrimaryContainer"]["ModelDataUrl"]
+        if found.get("EndpointStatus") in BUSY:
+            print(f"waiting until AWS can remove {name}; else it is billed until: python -m launch undeploy {name}")
+            wait(client, kind, name)
+        uri = found.get("PrimaryContainer", {}).get("ModelDataUrl", "")
+        archive = uri if uri.endswith(f"/deploy/{name}/model.tar.gz") else archive
         call(client, "Delete", kind, name)
         removed.append(kind)
     if archive:

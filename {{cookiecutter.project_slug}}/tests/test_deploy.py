@@ -300,21 +300,19 @@ def test_waiting_outlasts_the_network_and_removing_waits_for_a_start(account, mo
     assert left(account) == []
 
 
-def test_ctrl_c_leaves_an_endpoint_starting_and_stops_a_transform(account, capsys, monkeypatch):
+def test_ctrl_c_removes_what_was_made_as_soon_as_aws_lets_it(account, capsys, monkeypatch):
+    starting, ready, stopped = {"EndpointStatus": "Creating"}, {"EndpointStatus": "InService"}, []
+    monkeypatch.setattr("time.sleep", lambda _: stopped.append(1) or (interrupt() if len(stopped) == 1 else None))
+    record(monkeypatch, DescribeEndpoint=[starting, starting, starting, ready])
+    assert run("deploy") == 130 and left(account) == []
+    assert f"billed until: python -m launch undeploy {JOB}" in capsys.readouterr().out
+
+
+def test_ctrl_c_stops_a_transform(account, monkeypatch):
     monkeypatch.setattr("time.sleep", interrupt)
-    none = ClientError({"Error": {"Code": "ValidationException", "Message": "Could not find endpoint"}}, "x")
-    asked = record(
-        monkeypatch,
-        DescribeEndpoint=lambda about: {"EndpointStatus": "Creating"} if about["EndpointName"] == JOB else none,
-        DescribeTransformJob={"TransformJobStatus": "InProgress"},
-        StopTransformJob={},
-    )
-    assert run("deploy") == 130
-    assert f"python -m launch undeploy {JOB}" in capsys.readouterr().out
-    before = left(account)
-    assert "StopTransformJob" not in asked and before[:3] == [JOB] * 3
+    asked = record(monkeypatch, DescribeTransformJob={"TransformJobStatus": "InProgress"}, StopTransformJob={})
     assert run("deploy", *TRANSFORM) == 130
-    assert "StopTransformJob" in asked and left(account) == before
+    assert asked["StopTransformJob"]["TransformJobName"].startswith(JOB) and left(account) == []
 
 
 def test_a_job_that_cannot_be_deployed_is_refused_in_a_sentence(account, capsys):
@@ -325,7 +323,7 @@ def test_a_job_that_cannot_be_deployed_is_refused_in_a_sentence(account, capsys)
     assert main(["deploy", "own", "--region", REGION, "--image", "x"]) == 1  # not an archive
     assert "the archive cannot be unpacked" in capsys.readouterr().err
     sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].training_job_status = "Failed"
-    assert run("deploy") == 1 and f"{JOB} is Failed and has no model in S3" in capsys.readouterr().err
+    assert run("deploy") == 1 and f"{JOB} is Failed and has no model.tar.gz in S3" in capsys.readouterr().err
     assert left(account) == []
 
 
