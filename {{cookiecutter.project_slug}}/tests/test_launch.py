@@ -268,7 +268,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no such image": ({"image": "curent"}, "did you mean current"),
     "image elsewhere": ({"image": f"{ECR.replace('us-east', 'eu-west')}/x:1"}, "image: it is in eu-west-1"),
     "image of Docker Hub": ({"image": "docker.io/pytorch/pytorch:2.13"}, "image: .* is not in Amazon ECR"),
-    "CPU image on p4d": ({"image": f"{ECR}/pytorch:2.13-cpu-amzn2023-sagemaker"}, "image: its tag says CPU"),
+    "CPU image on p4d": (
+        {"region": "us-east-1", "image": f"{ECR}/pytorch:2.13-cpu-amzn2023-sagemaker"},
+        "image: its tag says CPU",
+    ),
     "image without SMDDP": ({"distribution": "smddp", "image": "current"}, 'image: .* set image = "smddp"'),
     "two hosts, no launcher": ({"distribution": "none"}, "rank 0"),
     "idle GPUs": (
