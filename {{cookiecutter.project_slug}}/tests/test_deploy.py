@@ -266,6 +266,8 @@ def interrupt(*_: Any) -> Any:
     raise KeyboardInterrupt
 
 
+ABSENT = ClientError({"Error": {"Code": "ValidationException", "Message": "Could not find it"}}, "Describe")
+FAILED = {"EndpointStatus": "Failed", "TransformJobStatus": "Failed", "FailureReason": "no capacity"}
 TRANSFORM = ("--transform", "s3://language-id/language-id", "s3://language-id/out/")
 
 
@@ -276,9 +278,9 @@ TRANSFORM = ("--transform", "s3://language-id/language-id", "s3://language-id/ou
         ("CreateEndpointConfig", refused("CreateEndpointConfig"), ()),
         ("CreateEndpoint", refused("CreateEndpoint"), ()),
         ("CreateEndpoint", interrupt, ()),
-        ("DescribeEndpoint", {"EndpointStatus": "Failed", "FailureReason": "no capacity"}, ()),
+        ("DescribeEndpoint", [ABSENT, FAILED, FAILED], ()),
         ("CreateTransformJob", refused("CreateTransformJob"), TRANSFORM),
-        ("DescribeTransformJob", {"TransformJobStatus": "Failed", "FailureReason": "no capacity"}, TRANSFORM),
+        ("DescribeTransformJob", [ABSENT, FAILED, FAILED], TRANSFORM),
     ],
 )
 def test_a_step_that_fails_leaves_nothing(account, capsys, monkeypatch, operation, answer, options):
@@ -292,7 +294,7 @@ def test_a_step_that_fails_leaves_nothing(account, capsys, monkeypatch, operatio
 def test_waiting_outlasts_the_network_and_removing_waits_for_a_start(account, monkeypatch):
     starting, ready = {"EndpointStatus": "Creating"}, {"EndpointStatus": "InService"}
     lost = ConnectTimeoutError(endpoint_url="x")
-    answers = [starting, lost, starting, ready]
+    answers = [ABSENT, starting, lost, starting, ready]
     record(monkeypatch, DescribeEndpoint=answers)
     assert run("deploy") == 0 and answers == []
     answers += [starting, starting, ready]
@@ -303,14 +305,15 @@ def test_waiting_outlasts_the_network_and_removing_waits_for_a_start(account, mo
 def test_ctrl_c_removes_what_was_made_as_soon_as_aws_lets_it(account, capsys, monkeypatch):
     starting, ready, stopped = {"EndpointStatus": "Creating"}, {"EndpointStatus": "InService"}, []
     monkeypatch.setattr("time.sleep", lambda _: stopped.append(1) or (interrupt() if len(stopped) == 1 else None))
-    record(monkeypatch, DescribeEndpoint=[starting, starting, starting, ready])
+    record(monkeypatch, DescribeEndpoint=[ABSENT, starting, starting, starting, ready])
     assert run("deploy") == 130 and left(account) == []
     assert f"billed until: python -m launch undeploy {JOB}" in capsys.readouterr().out
 
 
 def test_ctrl_c_stops_a_transform(account, monkeypatch):
     monkeypatch.setattr("time.sleep", interrupt)
-    asked = record(monkeypatch, DescribeTransformJob={"TransformJobStatus": "InProgress"}, StopTransformJob={})
+    busy = {"TransformJobStatus": "InProgress"}
+    asked = record(monkeypatch, DescribeTransformJob=[ABSENT, busy, busy], StopTransformJob={})
     assert run("deploy", *TRANSFORM) == 130
     assert asked["StopTransformJob"]["TransformJobName"].startswith(JOB) and left(account) == []
 
@@ -337,3 +340,13 @@ def test_the_price_is_said_and_confirmed_first(account, capsys, monkeypatch):
     assert "2 × ml.m5.xlarge, 0.46 USD an hour, until you undeploy it" in capsys.readouterr().out
     assert "PutObject" not in asked and left(account) == []
     assert run("deploy", "--yes") == 0
+
+
+def test_what_somebody_else_made_under_the_name_stays(account, capsys):
+    client, role = account.client("sagemaker"), f"arn:aws:iam::{ACCOUNT}:role/training"
+    client.create_model(ModelName="other", ExecutionRoleArn=role, PrimaryContainer={"Image": "x"})
+    variant = {"VariantName": "a", "ModelName": "other", "InstanceType": "ml.m5.xlarge", "InitialInstanceCount": 1}
+    client.create_endpoint_config(EndpointConfigName=JOB, ProductionVariants=[variant])
+    before = left(account)
+    assert run("deploy") == 1 and "is deployed already" in capsys.readouterr().err
+    assert left(account) == before == [JOB, "other"]
