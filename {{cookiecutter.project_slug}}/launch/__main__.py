@@ -9,6 +9,7 @@ python -m launch stop JOB
 python -m launch why JOB              which rank failed first, and its last lines
 python -m launch compare JOB JOB      metrics and options side by side
 python -m launch fetch JOB            its model, for src/predict.py
+python -m launch deploy JOB           its model as an endpoint, or --transform FROM TO; undeploy JOB removes it
 """
 
 import argparse
@@ -29,6 +30,8 @@ OF_JOBS = {  # commands about jobs that were sent, which need no job.toml
     "why": "say why a job failed",
     "compare": "print metrics and options of jobs side by side",
     "fetch": "download a job's model",
+    "deploy": "let a job's model answer: an endpoint, or a batch transform",
+    "undeploy": "remove a job's endpoint",
     "list": "list the latest jobs",
 }
 
@@ -60,6 +63,16 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("others", metavar="JOB", nargs="+")
         if name == "fetch":
             command.add_argument("--to", type=Path, metavar="DIR", help="where to (models/JOB)")
+        if name == "deploy":
+            kind = command.add_mutually_exclusive_group()
+            kind.add_argument(
+                "--serverless", action="store_true", help="an endpoint on CPUs that costs while it answers"
+            )
+            kind.add_argument("--transform", nargs=2, metavar=("FROM", "TO"), help="answer every line of files in S3")
+            command.add_argument("--instance", default="ml.m5.xlarge", help="instance type (%(default)s)")
+            command.add_argument("--count", type=int, default=1, help="instances (%(default)s)")
+            command.add_argument("--image", default="", metavar="URI", help="inference image (AWS's own for PyTorch)")
+            command.add_argument("--yes", action="store_true", help="make it without asking whether the price is right")
     return main
 
 
@@ -135,13 +148,18 @@ def submit(options: argparse.Namespace) -> int:
         return 0
     print(checks.summary(job))
     print(account.cost(job))
-    if not options.yes and sys.stdin.isatty() and input("Send it? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not confirmed("Send it?", options.yes):
         print("nothing was sent")
         return 1
     name = request.submit(job)
     jobs.remember(name, job.region)
     print(f"sent    {name}", flush=True)
     return 0 if options.no_follow else int(follow.follow(name, job.region).status != "Completed")
+
+
+def confirmed(question: str, yes: bool) -> bool:
+    """Whether the user agrees; without a terminal nobody is asked."""
+    return yes or not sys.stdin.isatty() or input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
 
 def of_jobs(options: argparse.Namespace) -> int:
@@ -163,6 +181,25 @@ def of_jobs(options: argparse.Namespace) -> int:
     elif options.command == "fetch":
         folder = jobs.fetch(name, region, options.to)
         print(f'the model is in {folder}; ask it: python src/predict.py --model_dir {folder} "a text"')
+    elif options.command == "deploy":
+        return deploy(options, region)
+    elif options.command == "undeploy":
+        from launch.deploy import remove
+
+        print(f"removed {', '.join(remove(name, region)) or f'nothing: {name} is not deployed in {region}'}")
+    return 0
+
+
+def deploy(options: argparse.Namespace, region: str) -> int:
+    from launch.deploy import deploy, plan
+
+    where = (options.instance, options.count, options.serverless, options.transform, options.image)
+    made = plan(options.name, region, *where)
+    print(made.cost)
+    if not confirmed("Make it?", options.yes):
+        print("nothing was made")
+        return 1
+    print(deploy(made))
     return 0
 
 

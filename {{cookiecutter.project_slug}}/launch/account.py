@@ -271,16 +271,21 @@ def quota(asked: Asked) -> Iterator[Finding]:
         yield skipped("quota", f'AWS lists no "{own}" in {job.region}', "look in the Service Quotas console")
 
 
-def price(job: Job) -> float | None:
-    """US dollars for one instance and hour on demand, from AWS's pricing service; None if it names none."""
-    fields = {"productFamily": "ML Instance", "regionCode": job.region, "instanceName": job.instance_type}
+def price(region: str, instance_type: str, use: str = "Training") -> float | None:
+    """US dollars for one instance and hour on demand, from AWS's pricing service; None if it does not answer."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    fields = {"productFamily": "ML Instance", "regionCode": region, "instanceName": instance_type}
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fields.items()]
     pricing = aws.client("pricing", "us-east-1")  # it lives in few regions
-    products = pricing.get_products(ServiceCode="AmazonSageMaker", Filters=filters)["PriceList"]
+    try:
+        products = pricing.get_products(ServiceCode="AmazonSageMaker", Filters=filters)["PriceList"]
+    except (BotoCoreError, ClientError):
+        return None  # no credentials, or no permission to ask
     prices = [
         float(dimension["pricePerUnit"].get("USD", 0))
         for product in map(json.loads, products)
-        if product["product"]["attributes"].get("platoinstancetype") == "Training"
+        if product["product"]["attributes"].get("platoinstancetype") == use
         for term in product["terms"].get("OnDemand", {}).values()
         for dimension in term["priceDimensions"].values()
     ]
@@ -289,14 +294,9 @@ def price(job: Job) -> float | None:
 
 def cost(job: Job, *, offline: bool = False) -> str:
     """An hour's price and the most the job can cost, in US dollars: the user's price, else AWS's, else none."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     hourly = job.price_per_hour or None
     if hourly is None and not offline:
-        try:
-            hourly = price(job)
-        except (BotoCoreError, ClientError):
-            hourly = None  # no credentials, or no permission to ask
+        hourly = price(job.region, job.instance_type)
     seconds, kept = job.max_run_s + job.keep_alive_s, f" + {job.keep_alive_s / 3600:g} h (keep_alive_s)"
     made_of = f"{job.instance_count} instances × {job.max_run_s / 3600:g} h (max_run_s)"
     made_of += kept if job.keep_alive_s else ""

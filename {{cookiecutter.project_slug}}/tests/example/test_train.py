@@ -52,7 +52,7 @@ def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture
         assert Path("outputs", picture).read_bytes().startswith(b"\x89PNG")
     assert list(Path("outputs/tensorboard").glob("events*"))
 
-    answers = dict(predict.predict(["αβγδ", "abcd", "абвг"], Path("outputs/model"), top=2))
+    answers = dict(predict.predict(["αβγδ", "abcd", "абвг"], predict.model_fn("outputs/model"), top=2))
     assert [answers[text][0][0] for text in answers] == ["greek", "latin", "cyrillic"]
     assert all(1 >= pairs[0][1] >= pairs[1][1] >= 0 for pairs in answers.values())
 
@@ -97,7 +97,7 @@ def test_a_hugging_face_checkpoint_is_fine_tuned(words: str, tiny_bert: str, rec
     assert made.config.id2label == {0: "cyrillic", 1: "greek", 2: "latin"}
     assert AutoTokenizer.from_pretrained("outputs/model")("αβ")["input_ids"][0] == 2
     assert not [w for w in recwarn if "eval mode" in str(w.message)], "from_pretrained gave a network without dropout"
-    ((_, answers),) = predict.predict(["αβ"], Path("outputs/model"))
+    ((_, answers),) = predict.predict(["αβ"], predict.model_fn("outputs/model"))
     assert sum(p for _, p in answers) == pytest.approx(1, abs=1e-5)
 
 
@@ -169,4 +169,4 @@ def test_predict_reads_standard_input(
 
 def test_predict_without_a_model_says_so() -> None:
     with pytest.raises(UserError, match=r"nowhere holds no trained model.*train first"):
-        list(predict.predict(["x"], Path("nowhere")))
+        predict.model_fn("nowhere")

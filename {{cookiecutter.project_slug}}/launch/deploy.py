@@ -1,0 +1,218 @@
+"""Deploy a finished job's model as an endpoint or for a batch transform, and remove it again. Needs no job.toml.
+
+The model answers in SageMaker's PyTorch inference image, which calls the handlers of src/predict.py. What is made
+carries one name: an archive of model and code beside the job's own, a SageMaker model, and an endpoint with its
+configuration or a transform job. After a step that fails all of it is removed again.
+"""
+
+import math
+import shutil
+import tarfile
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from launch import SRC, account, aws, jobs, profiles
+from launch.follow import describe
+from runtime.report import UserError
+from runtime.serving import JSON_LINES, PLAIN
+
+IMAGE = "pytorch-inference:2.6.0-{}-py312"  # the newest inference image in the SDK's own table
+HANDLERS = {"SAGEMAKER_PROGRAM": "predict.py", "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code"}
+BUSY = ("Creating", "Updating", "SystemUpdating", "RollingBack", "InProgress", "Stopping")
+POLL_S = 15.0
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What is about to be made, and at what cost."""
+
+    name: str
+    region: str
+    trained: str  # S3 address of the job's own archive
+    archive: str  # S3 address of the archive with code
+    requests: dict[str, dict[str, Any]]  # in order: Model, then EndpointConfig and Endpoint, or TransformJob
+    cost: str
+
+
+def plan(
+    job_name: str, region: str, instance: str, count: int, serverless: bool, transform: list[str] | None, image: str
+) -> Deployment:
+    """An endpoint, on instances or serverless, or the transform of [input, output] in S3.
+
+    Raises:
+        UserError: the job has no model, there is no input, or the model is too large for a serverless endpoint.
+    """
+    client = aws.client("sagemaker", region)
+    job = describe(job_name, client)
+    trained = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")
+    ended = job["TrainingJobStatus"] in ("Completed", "Stopped") and trained.endswith("/model.tar.gz")
+    models = files(trained, region) if ended else []
+    if not models:
+        status = job["TrainingJobStatus"]
+        raise UserError(f"{job_name} is {status} and has no model.tar.gz in S3; name a job that completed")
+    registry, _, own = job["AlgorithmSpecification"]["TrainingImage"].partition("/")
+    if not image and not own.startswith(("pytorch:", "pytorch-training:")):
+        raise UserError(f"{job_name} trained in {own}, not in AWS's image; name one for inference with --image")
+    device = "cpu" if serverless or profiles.gpus(instance) == 0 else "gpu"
+    # An endpoint has its job's name; of transforms there may be several. AWS takes 63 characters.
+    name = f"{job_name[:47]}-{datetime.now(UTC):%Y%m%d-%H%M%S}" if transform else job_name
+    archive = f"{trained.removesuffix('model.tar.gz')}deploy/{name}/model.tar.gz"
+    model = {key: job[key] for key in ("VpcConfig", "EnableNetworkIsolation") if job.get(key)} | {
+        "ExecutionRoleArn": job["RoleArn"],
+        "PrimaryContainer": {
+            "Image": image or f"{registry}/{IMAGE.format(device)}",
+            "ModelDataUrl": archive,
+            "Environment": HANDLERS | ({"SAGEMAKER_MODEL_SERVER_WORKERS": "1"} if serverless else {}),
+        },
+    }
+    if transform:
+        requests, until = {"TransformJob": transform_job(name, region, instance, count, *transform)}, "all is answered"
+    else:
+        # Server, torch and transformers take some 2 GB, and while weights are loaded they are in memory twice.
+        gb = math.ceil(2 + 2 * models[0]["Size"] / 2**30) if serverless else 0
+        requests, until = endpoint(name, instance, count, gb), "you undeploy it"
+    hourly = None if serverless else account.price(region, instance, "Hosting")
+    price = f"{count * hourly:,.2f} USD an hour" if hourly else "at a price that AWS does not tell"
+    cost = f"{count} × {instance}, {price}, until {until}"
+    if serverless:
+        cost = f"nothing while nobody asks, {gb} GB by the second while it answers; aws.amazon.com/sagemaker/pricing"
+    found = client.list_tags(ResourceArn=job["TrainingJobArn"])["Tags"]
+    tags = [tag for tag in found if not tag["Key"].startswith("aws:")]
+    made = {kind: {**request, "Tags": tags} for kind, request in {"Model": model, **requests}.items()}
+    return Deployment(name, region, trained, archive, made, f"cost    {cost}")
+
+
+def endpoint(name: str, instance: str, count: int, memory_gb: int) -> dict[str, dict[str, Any]]:
+    """Configuration and endpoint: serverless with so much memory, or on instances where that is 0."""
+    if memory_gb > 6:
+        raise UserError(f"the model needs some {memory_gb} GB, and a serverless endpoint has 6; use an instance")
+    serverless = {"ServerlessConfig": {"MemorySizeInMB": 1024 * memory_gb, "MaxConcurrency": 5}}
+    place = serverless if memory_gb else {"InstanceType": instance, "InitialInstanceCount": count}
+    variant = {"VariantName": "all", "ModelName": name, **place}
+    return {"EndpointConfig": {"ProductionVariants": [variant]}, "Endpoint": {"EndpointConfigName": name}}
+
+
+def transform_job(name: str, region: str, instance: str, count: int, source: str, target: str) -> dict[str, Any]:
+    """The batch transform of text files, a record a line: plain, or JSON lines as their names say."""
+    found = files(source, region)
+    if not found:
+        raise UserError(f"there is no data at {source}; upload it, or correct the address")
+    kind = JSON_LINES if found[0]["Key"].endswith((".jsonl", ".jsonlines")) else PLAIN
+    data = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": source}}
+    return {
+        "ModelName": name,
+        "BatchStrategy": "MultiRecord",  # as many lines as fit into one request
+        "TransformInput": {"DataSource": data, "ContentType": kind, "SplitType": "Line"},
+        "TransformOutput": {"S3OutputPath": target, "Accept": JSON_LINES, "AssembleWith": "Line"},
+        "TransformResources": {"InstanceType": instance, "InstanceCount": count},
+    }
+
+
+def deploy(made: Deployment) -> str:
+    """Make it; wait until the endpoint answers or the transform has ended, and say how to go on.
+
+    Raises:
+        UserError: it exists already, or AWS gave up on it, for the reason it gives.
+    """
+    client, kind, status = aws.client("sagemaker", made.region), list(made.requests)[-1], ""
+    if any(call(client, "Describe", each, made.name) for each in made.requests):
+        raise UserError(f"{made.name} is deployed already; remove it first: python -m launch undeploy {made.name}")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            s3, old, new = aws.client("s3", made.region), Path(folder, "old"), Path(folder, "new")
+            s3.download_file(*location(made.trained), str(old))
+            pack(old, new)
+            s3.upload_file(str(new), *location(made.archive))
+        for each, request in made.requests.items():
+            call(client, "Create", each, made.name, **request)
+        print(f"making  {made.name}, which takes some minutes", flush=True)
+        found = wait(client, kind, made.name)
+        status = found.get(f"{kind}Status", "removed meanwhile")
+        if status not in ("InService", "Completed"):
+            reason = found.get("FailureReason", "AWS gives no reason")
+            raise UserError(f"{made.name} is {status}: {reason}; see its log in CloudWatch, then deploy again")
+    finally:
+        if status != "InService":  # a transform's model and archive serve it alone
+            remove(made.name, made.region, made.archive)
+    if kind == "TransformJob":
+        return f"answers {made.requests[kind]['TransformOutput']['S3OutputPath']}, a line for each line"
+    ask = f"aws sagemaker-runtime invoke-endpoint --region {made.region} --endpoint-name {made.name}"
+    return f"ask it  {ask} --content-type {PLAIN} --cli-binary-format raw-in-base64-out --body 'a text' answer.json"
+
+
+def pack(trained: Path, packed: Path) -> None:
+    """Write the job's archive again with src/ as its folder code/, where the inference image looks for handlers."""
+    with tempfile.TemporaryDirectory(dir=packed.parent) as folder:
+        jobs.unpack(trained, Path(folder))
+        code = Path(folder, "code")
+        shutil.rmtree(code, ignore_errors=True)
+        shutil.copytree(SRC, code, ignore=shutil.ignore_patterns("train.py", "__pycache__", ".*"))
+        with tarfile.open(packed, "w:gz", compresslevel=1) as tar:  # weights hardly compress
+            tar.add(folder, ".")
+
+
+def remove(name: str, region: str, archive: str = "") -> list[str]:
+    """Delete what there is of a deployment, and say what that was."""
+    client, removed = aws.client("sagemaker", region), []
+    for kind in ("TransformJob", "Endpoint", "EndpointConfig", "Model"):
+        if not (found := call(client, "Describe", kind, name)):
+            continue
+        if kind == "TransformJob":  # AWS keeps its record
+            if found["TransformJobStatus"] == "InProgress":
+                call(client, "Stop", kind, name)
+            continue
+        if found.get("EndpointStatus") in BUSY:
+            print(f"waiting until AWS can remove {name}; else it is billed until: python -m launch undeploy {name}")
+            wait(client, kind, name)
+        uri = found.get("PrimaryContainer", {}).get("ModelDataUrl", "")
+        archive = uri if uri.endswith(f"/deploy/{name}/model.tar.gz") else archive
+        call(client, "Delete", kind, name)
+        removed.append(kind)
+    if archive:
+        bucket, key = location(archive)
+        aws.client("s3", region).delete_object(Bucket=bucket, Key=key)
+    return removed
+
+
+def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dict[str, Any] | None:
+    """Create, describe, stop or delete something by its name; None where there is nothing of that name."""
+    from botocore import xform_name
+    from botocore.exceptions import ClientError
+
+    try:
+        answer: dict[str, Any] = getattr(client, xform_name(verb + kind))(**{f"{kind}Name": name, **parameters})
+        return answer
+    except ClientError as error:
+        if verb == "Create" or "not find" not in str(error):
+            raise
+        return None
+
+
+def wait(client: Any, kind: str, name: str) -> dict[str, Any]:
+    """Its description once AWS has done with it; what the network loses meanwhile is asked again."""
+    while True:
+        try:
+            found = call(client, "Describe", kind, name) or {}
+            if found.get(f"{kind}Status") not in BUSY:
+                return found
+        except Exception as error:
+            if not aws.transient(error):
+                raise
+        time.sleep(POLL_S)
+
+
+def files(uri: str, region: str) -> list[dict[str, Any]]:
+    """The first objects at an S3 address, without empty ones."""
+    bucket, key = location(uri)
+    listed = aws.client("s3", region).list_objects_v2(Bucket=bucket, Prefix=key)
+    return [item for item in listed.get("Contents", []) if item["Size"]]
+
+
+def location(uri: str) -> tuple[str, str]:
+    """Bucket and key."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
