@@ -303,7 +303,7 @@ def _cause(this: Cluster, error: Exception) -> str:
         ends, causes = {rank: "" for rank in keys if rank != 0}, []
     if not lost or causes:
         return causes[0] if lost else own
-    silent = ", ".join(this.name(rank) for rank in keys if rank not in ends)
+    silent = ", ".join(this.name(rank) for rank in keys if rank not in {*ends, this.rank})
     said = f"{silent} exited without an error message, possibly killed for lack of memory; see its log."
     return said if silent else own
 
