@@ -3,8 +3,11 @@
 python -m launch preflight            what is wrong with job.toml, src/ and the account, before it costs anything
 python -m launch submit --dry-run     the request that would be sent
 python -m launch submit               send it and follow; Ctrl-C leaves the job running
+python -m launch list                 the latest jobs
 python -m launch attach JOB           follow it again
 python -m launch stop JOB
+python -m launch why JOB              which rank failed first, and its last lines
+python -m launch compare JOB JOB      metrics and options side by side
 python -m launch fetch JOB            its model, for src/predict.py
 """
 
@@ -16,28 +19,45 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from launch import ROOT
-from launch import job as jobs
+from launch import ROOT, findings
+from launch import job as jobs_file
 from runtime.report import UserError
+
+OF_JOBS = {  # commands about jobs that were sent, which need no job.toml
+    "attach": "follow a job",
+    "stop": "stop a job",
+    "why": "say why a job failed",
+    "compare": "print metrics and options of jobs side by side",
+    "fetch": "download a job's model",
+    "list": "list the latest jobs",
+}
 
 
 def parser() -> argparse.ArgumentParser:
     main = argparse.ArgumentParser(
         prog="python -m launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--job", type=Path, default=ROOT / "job.toml", help="the job's description (job.toml)")
-    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    check = commands.add_parser("preflight", parents=[shared], help="find what is wrong before it is paid for")
+    accepting = argparse.ArgumentParser(add_help=False, parents=[shared])
+    accepting.add_argument("--accept", action="append", default=[], metavar="KEY", help="make KEY's error a warning")
+    check = commands.add_parser("preflight", parents=[accepting], help="find what is wrong before it is paid for")
     check.add_argument("--offline", action="store_true", help="ask nothing of AWS")
     check.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
-    check.add_argument("--rehearse", action="store_true", help="then play the job on this machine")
-    send = commands.add_parser("submit", parents=[shared], help="send the job and follow it")
+    check.add_argument("--rehearse", action="store_true", help="then simulate the job on this machine")
+    check.add_argument("--channel", action="append", default=[], metavar="NAME=DIR", help="for --rehearse: local data")
+    send = commands.add_parser("submit", parents=[accepting], help="send the job and follow it")
     send.add_argument("--dry-run", action="store_true", help="print the request as JSON and send nothing")
-    send.add_argument("--no-follow", action="store_true", help="print the job's name and leave")
-    for name, text in (("attach", "follow a job"), ("stop", "stop a job"), ("fetch", "bring a job's model home")):
+    send.add_argument("--no-follow", action="store_true", help="print the job's name and exit")
+    send.add_argument("--yes", action="store_true", help="send without asking whether the price is right")
+    for name, text in OF_JOBS.items():
         command = commands.add_parser(name, parents=[shared], help=text)
-        command.add_argument("name", metavar="JOB")
+        command.add_argument("--region", default="", help="where the job runs (as launched, else as in job.toml)")
+        if name != "list":
+            command.add_argument("name", metavar="JOB")
+        if name == "compare":
+            command.add_argument("others", metavar="JOB", nargs="+")
         if name == "fetch":
             command.add_argument("--to", type=Path, metavar="DIR", help="where to (models/JOB)")
     return main
@@ -47,28 +67,26 @@ def main(argv: list[str] | None = None) -> int:
     """0: well; 1: a finding, a failed job, or a mistake of the user's; 2: of the command line; 130: Ctrl-C."""
     options = parser().parse_args(argv)
     try:
-        from launch.request import aws_errors
+        from launch import aws
 
-        with aws_errors():
-            return COMMANDS[options.command](options)
-    except jobs.JobError as error:
+        with aws.errors():
+            if options.command in OF_JOBS:
+                return of_jobs(options)
+            return preflight(options) if options.command == "preflight" else submit(options)
+    except jobs_file.JobError as error:
         for problem in error.problems:
             print(f"error   {problem}", file=sys.stderr)
-        return 1
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
     except ModuleNotFoundError as error:
         print(f"error: {error.name} is not installed in this Python; run make setup", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
-        return 1
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
+    return 1
 
 
 def preflight(options: argparse.Namespace) -> int:
@@ -76,74 +94,76 @@ def preflight(options: argparse.Namespace) -> int:
     from launch import preflight as checks
 
     try:
-        job = jobs.load(options.job)
-        findings = checks.run(job, offline=options.offline)
-    except jobs.JobError as error:
-        job, findings = None, [checks.error("job.toml", problem, "mend it") for problem in error.problems]
-    refused = checks.refused(findings)
+        job = jobs_file.load(options.job)
+        found = checks.run(job, offline=options.offline, accept=options.accept)
+    except jobs_file.JobError as error:
+        job, found = None, [findings.error("job.toml", problem, "correct it") for problem in error.problems]
+    refused = findings.refused(found)
     if options.json:
-        report = {"ok": not refused, "findings": [asdict(finding) for finding in findings]}
+        report = {"ok": not refused, "findings": [asdict(finding) for finding in found]}
         options.json.write_text(json.dumps(report, indent=2, ensure_ascii=False), encoding="utf-8")
-    for finding in findings:
+    for finding in found:
         print(finding)
     if job:
         print(checks.summary(job))
-        print(account.ceiling(job, offline=options.offline))
-    print("refused: mend the errors above" if refused else "nothing stands against it")
+        print(account.cost(job, offline=options.offline))
+    refusal = "preflight failed: fix the errors above, or pass --accept KEY for one that does not apply"
+    print(refusal if refused else "preflight passed")
     if options.rehearse and job and not refused:
-        return subprocess.run(checks.rehearsal(job, options.job), cwd=ROOT).returncode
+        local = [word for channel in options.channel for word in ("--channel", channel)]
+        return subprocess.run([*checks.rehearsal(job, options.job), *local], cwd=ROOT).returncode
     return int(refused)
 
 
 def submit(options: argparse.Namespace) -> int:
-    from launch import account, request
+    from launch import account, aws, follow, jobs, request
     from launch import preflight as checks
 
-    job = jobs.load(options.job)
-    findings = checks.quick(job)
-    if not options.dry_run and not checks.refused(findings):
-        account.connect(job)("sts").get_caller_identity()  # without credentials there is no use in going on
-        findings += account.check(job)
-    for finding in findings:
+    job = jobs_file.load(options.job)
+    found, made = checks.offline_checks(job)
+    if not options.dry_run and made:
+        aws.client("sts", job.region).get_caller_identity()  # without credentials nothing can be sent
+        found += account.check(job, made)
+    found = findings.ordered(found, options.accept)
+    for finding in found:
         print(finding, file=sys.stderr)
-    if checks.refused(findings):
+    if findings.refused(found):
         return 1
     if options.dry_run:
-        print(json.dumps(request.dry_run(job), indent=2))
+        print(json.dumps(made or request.dry_run(job), indent=2))
         return 0
     print(checks.summary(job))
-    print(account.ceiling(job))
+    print(account.cost(job))
+    if not options.yes and sys.stdin.isatty() and input("Send it? [y/N] ").strip().lower() not in ("y", "yes"):
+        print("nothing was sent")
+        return 1
     name = request.submit(job)
+    jobs.remember(name, job.region)
     print(f"sent    {name}", flush=True)
-    return 0 if options.no_follow else follow(name, job)
+    return 0 if options.no_follow else int(follow.follow(name, job.region).status != "Completed")
 
 
-def follow(name: str, job: jobs.Job) -> int:
-    from launch import follow as jobs_log
+def of_jobs(options: argparse.Namespace) -> int:
+    """A command about jobs that were sent."""
+    from launch import follow, jobs
 
-    return int(jobs_log.follow(name, job.region).status != "Completed")
-
-
-def attach(options: argparse.Namespace) -> int:
-    return follow(options.name, jobs.load(options.job))
-
-
-def stop(options: argparse.Namespace) -> int:
-    from launch.follow import stop
-
-    print(stop(options.name, jobs.load(options.job).region))
+    name = getattr(options, "name", "")
+    region = jobs.region(name, options.region, options.job)
+    if options.command == "attach":
+        return int(follow.follow(name, region).status != "Completed")
+    if options.command == "why":
+        follow.why(name, region)
+    elif options.command == "stop":
+        print(jobs.stop(name, region))
+    elif options.command == "list":
+        jobs.print_rows(jobs.table(region))
+    elif options.command == "compare":
+        jobs.print_rows(jobs.compare([name, *options.others], region))
+    elif options.command == "fetch":
+        folder = jobs.fetch(name, region, options.to)
+        print(f'the model is in {folder}; ask it: python src/predict.py --model_dir {folder} "a text"')
     return 0
 
-
-def fetch(options: argparse.Namespace) -> int:
-    from launch.follow import fetch
-
-    folder = fetch(options.name, jobs.load(options.job).region, options.to)
-    print(f'the model is in {folder}; ask it: python src/predict.py --model_dir {folder} "a text"')
-    return 0
-
-
-COMMANDS = {"preflight": preflight, "submit": submit, "attach": attach, "stop": stop, "fetch": fetch}
 
 if __name__ == "__main__":
     sys.exit(main())

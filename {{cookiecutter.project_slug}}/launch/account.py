@@ -1,70 +1,100 @@
 """What is wrong with a job in this AWS account: read-only questions to IAM, EC2, S3, quotas and prices."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import partial
 from ipaddress import ip_network
 from typing import Any
 
-from launch import profiles, request
+from launch import aws, profiles, request
+from launch.findings import Finding, error, skipped, warning
 from launch.job import Job
-from launch.preflight import Finding, error, s3_uri, skipped
-
-Client = Callable[..., Any]  # service name → boto3 client
 
 
-def connect(job: Job) -> Client:
-    """boto3 clients in the job's region that give up in seconds, not minutes."""
-    import boto3
-    from botocore.config import Config
+@dataclass(frozen=True)
+class Asked:
+    """A job, its request, and who asks."""
 
-    patience = Config(connect_timeout=5, read_timeout=20, retries={"max_attempts": 2})
-    return partial(boto3.Session(region_name=job.region).client, config=patience)
+    job: Job
+    request: dict[str, Any]
+    identity: dict[str, str]  # of sts:GetCallerIdentity
+    role: str  # name or ARN of the job's role; empty: the caller's own
+
+    def client(self, service: str) -> Any:
+        return aws.client(service, self.job.region)
+
+    @property
+    def account(self) -> str:
+        return self.identity["Account"]
+
+    @property
+    def caller(self) -> tuple[str, str]:
+        """Kind and name of who asks: (user, me), (assumed-role, AdminAccess), (root, )."""
+        kind, _, name = self.identity["Arn"].split(":")[5].partition("/")
+        return kind, name.split("/")[0] if kind == "assumed-role" else name
+
+    def addresses(self) -> dict[str, str]:
+        """Folders in S3 by their key in job.toml, without the SDK's default bucket, which it makes itself."""
+        found = {f"channels.{c['ChannelName']}": s3(c) for c in self.request.get("InputDataConfig", [])}
+        found["bucket"] = self.request["OutputDataConfig"]["S3OutputPath"]
+        found["checkpoint_s3"] = self.request.get("CheckpointConfig", {}).get("S3Uri", "")
+        made_by_sdk = f"s3://sagemaker-{self.job.region}-{request.DRY_ACCOUNT}/"
+        return {key: uri for key, uri in found.items() if uri and not uri.startswith(made_by_sdk)}
 
 
-def check(job: Job) -> list[Finding]:
+def s3(channel: dict[str, Any]) -> str:
+    return str(channel["DataSource"].get("S3DataSource", {}).get("S3Uri", ""))
+
+
+def check(job: Job, made: dict[str, Any]) -> list[Finding]:
     """Findings of every question; what could not be asked is said to be skipped."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-    findings: list[Finding] = []
     try:
-        client = connect(job)
-        identity = client("sts").get_caller_identity()
+        identity = aws.client("sts", job.region).get_caller_identity()
     except NoCredentialsError:
-        unasked = "no credentials here, so role, network, buckets, data and quota were not checked"
-        return [skipped("AWS", unasked, "run aws configure or aws sso login")]
+        unasked = "no credentials here, so role, permissions, network, buckets, data and quota were not checked"
+        return [skipped("AWS", unasked, aws.sign_in())]
     except (BotoCoreError, ClientError) as problem:
-        return [error("AWS", request.explain(problem), "or run preflight with --offline")]
-    for question in (role, vpc, buckets, quota):
+        said, _, cure = aws.explain(problem).rpartition("; ")
+        return [error("AWS", said or cure, f"{cure}, or run preflight with --offline")]
+    role = made["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])
+    asked = Asked(job, made, identity, "" if role.endswith(f"/{request.DRY_ROLE}") else role)
+
+    def answers(question: Any) -> list[Finding]:
         try:
-            findings += question(job, client, identity)
+            return list(question(asked))
         except (BotoCoreError, ClientError) as problem:
-            findings.append(skipped(question.__name__, request.explain(problem), "so it was not checked"))
-    return findings
+            return [skipped(question.__name__, aws.explain(problem), "so it was not checked")]
+
+    with ThreadPoolExecutor() as pool:
+        return [
+            finding for found in pool.map(answers, (permissions, vpc, way_out, buckets, quota)) for finding in found
+        ]
 
 
-def role(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Finding]:
-    """The role exists, here, and SageMaker may take it on."""
-    kind, _, session_role = identity["Arn"].split(":")[5].partition("/")
-    if not job.role and kind != "assumed-role":
-        problem = f"empty, and these credentials are a {kind}'s, not a role's as they are in Studio"
-        yield error("role", problem, "set it to the ARN of one that trusts sagemaker.amazonaws.com")
+def permissions(asked: Asked) -> Iterator[Finding]:
+    """The role exists and trusts SageMaker, the caller may pass it and start jobs, and it may read and write S3."""
+    kind, caller = asked.caller
+    if not asked.role and (kind != "assumed-role" or caller.startswith("AWSReservedSSO_")):
+        whose = "single sign-on's" if kind == "assumed-role" else f"a {kind}'s"
+        problem = f"empty, and these credentials are {whose}, not an execution role's as they are in Studio"
+        yield error("role", problem, "set it to the ARN of a role that trusts sagemaker.amazonaws.com")
         return
-    account = job.role.split(":")[4] if job.role.startswith("arn:") else identity["Account"]
-    if account != identity["Account"]:
-        yield error(
-            "role", f"it is in account {account}, the credentials in {identity['Account']}", "take one of these"
-        )
+    if asked.role and asked.role.split(":")[4] != asked.account:
+        problem = f"it is in account {asked.role.split(':')[4]}, the credentials in {asked.account}"
+        yield error("role", problem, "take a role of this account, or AWS_PROFILE of the other")
         return
-    name = job.role.rpartition("/")[2] or session_role.split("/")[0]
-    iam = client("iam")
+    iam, name = asked.client("iam"), asked.role.rpartition("/")[2] or caller
     try:
         found = iam.get_role(RoleName=name)["Role"]
     except iam.exceptions.NoSuchEntityException:
-        yield error("role", f"{name} does not exist in account {account}", "create it, or mend the name")
+        yield error("role", f"{name} does not exist in account {asked.account}", "create it, or correct the name")
         return
-    if job.role.startswith("arn:") and job.role != found["Arn"]:  # a path, such as service-role/, is part of it
-        yield error("role", f"there is no {job.role}", f"{name} is {found['Arn']}")
+    if asked.job.role.startswith("arn:") and asked.role != found["Arn"]:  # a path, such as service-role/, is part of it
+        yield error("role", f"there is no {asked.role}", f"{name} is {found['Arn']}")
         return
     services = [
         service
@@ -76,41 +106,82 @@ def role(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Finding
     if "sagemaker.amazonaws.com" not in services:
         yield error("role", f"{name} does not trust SageMaker", "let sagemaker.amazonaws.com do sts:AssumeRole on it")
 
+    start, region = found["Arn"].split(":iam::")[0], asked.job.region
+    place = f"{start}:{{}}:{region}:{asked.account}"
+    folders = {key: f"{start}:s3:::{uri.removeprefix('s3://').rstrip('/')}" for key, uri in asked.addresses().items()}
+    reads = [f"{folder}/*" for key, folder in folders.items() if key != "bucket"]
+    writes = [f"{folder}/*" for key, folder in folders.items() if not key.startswith("channels.")]
+    job, log = place.format("sagemaker") + ":training-job/*", place.format("logs") + ":log-group:/aws/sagemaker/*"
+    mine = [("sagemaker:CreateTrainingJob", [job]), ("iam:PassRole", [found["Arn"]]), ("s3:PutObject", writes[:1])]
+    if asked.job.tags:
+        mine.append(("sagemaker:AddTags", [job]))
+    its = [("s3:GetObject", reads), ("s3:PutObject", writes), ("logs:PutLogEvents", [log])]
+    if kind == "user":
+        caller_arn = asked.identity["Arn"]
+    elif kind == "assumed-role":
+        caller_arn = found["Arn"] if caller == name else iam.get_role(RoleName=caller)["Role"]["Arn"]
+    else:
+        caller_arn = ""  # root may do everything
+    for who, arn, wanted in (("caller", caller_arn, mine), ("role", found["Arn"], its)):
+        for action, resources in wanted if arn else ():
+            if resources and not allowed(iam, arn, action, resources):
+                # The policies of a bucket or an organisation, which are not simulated, may say otherwise for a role.
+                level, cure = (
+                    (error, "ask for it") if who == "caller" else (warning, "add it, unless a bucket policy does")
+                )
+                problem = f"{arn.rpartition('/')[2]} may not {action} on {', '.join(resources)}"
+                yield level(f"{who}.{action}", problem, cure)
 
-def vpc(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Finding]:
+
+def allowed(iam: Any, arn: str, action: str, resources: list[str]) -> bool:
+    """Whether IAM's own simulation lets the user or role do this on all of these resources."""
+    context = {"ContextKeyName": "iam:PassedToService", "ContextKeyType": "string"}
+    entry = [context | {"ContextKeyValues": ["sagemaker.amazonaws.com"]}] if action == "iam:PassRole" else []
+    answer = iam.simulate_principal_policy(
+        PolicySourceArn=arn, ActionNames=[action], ResourceArns=resources, ContextEntries=entry
+    )
+    return all(result["EvalDecision"] == "allowed" for result in answer["EvaluationResults"])
+
+
+def vpc(asked: Asked) -> Iterator[Finding]:
     """Hosts can reach each other: one VPC, one zone for EFA, and a group that lets them in and out.
 
     Every host is in all groups, and what one of these lets through is let through.
     """
     from botocore.exceptions import ClientError
 
-    if not (job.network.subnets and job.network.security_groups):
+    network, instance = asked.request.get("VpcConfig"), asked.job.instance_type
+    if not network:
         return
-    ec2 = client("ec2")
+    ec2 = asked.client("ec2")
     try:
-        subnets = ec2.describe_subnets(SubnetIds=job.network.subnets)["Subnets"]
-        groups = ec2.describe_security_groups(GroupIds=job.network.security_groups)["SecurityGroups"]
+        subnets = ec2.describe_subnets(SubnetIds=network["Subnets"])["Subnets"]
+        groups = ec2.describe_security_groups(GroupIds=network["SecurityGroupIds"])["SecurityGroups"]
     except ClientError as refusal:
-        code, message = refusal.response["Error"]["Code"], refusal.response["Error"]["Message"]
-        if not code.endswith((".NotFound", ".Malformed")):
+        if not aws.code(refusal).endswith((".NotFound", ".Malformed")):
             raise
-        key = "subnets" if "Subnet" in code else "security_groups"
-        yield error(f"network.{key}", f"{message} in {job.region}", "mend the ID, or the region")
+        key = "subnets" if "Subnet" in aws.code(refusal) else "security_groups"
+        message = refusal.response["Error"]["Message"]
+        yield error(f"network.{key}", f"{message} in {asked.job.region}", "correct the ID, or the region")
         return
     vpcs = sorted({item["VpcId"] for item in subnets + groups})
     if len(vpcs) > 1:
         yield error("network", f"subnets and groups of {len(vpcs)} VPCs ({', '.join(vpcs)})", "take them from one")
-    if job.instance_count == 1:
+    if asked.job.instance_count == 1:
         return
-    zones, efa = sorted({subnet["AvailabilityZone"] for subnet in subnets}), profiles.has_efa(job.instance_type)
+    zones, efa = sorted({subnet["AvailabilityZone"] for subnet in subnets}), profiles.has_efa(instance)
     if len(zones) > 1 and efa:
-        problem = f"{len(zones)} zones ({', '.join(zones)}), and EFA of {job.instance_type} works within one"
+        problem = f"{len(zones)} zones ({', '.join(zones)}), and EFA of {instance} works within one"
         yield error("network.subnets", problem, "keep the subnets of one zone")
     names, places = [group["GroupId"] for group in groups], [subnet["CidrBlock"] for subnet in subnets]
-    for way, rules in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
-        if not any(opens(rule, names, places, efa) for group in groups for rule in group[rules]):
+    for way, key in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
+        rules = [rule for group in groups for rule in group[key]]
+        if not any(opens(rule, names, places, efa) for rule in rules):
             problem = f"{', '.join(names)} has no {way} rule that lets hosts reach each other: the job would hang"
-            yield error("network.security_groups", problem, f"add one: {way}, all traffic, with the group itself")
+            cure = f"add one: {way}, all traffic, with the group itself"
+            # Prefix lists, IPv6 and ranges of ports may let the hosts through, or not.
+            unsure = any(r.get("PrefixListIds") or r.get("Ipv6Ranges") or r["IpProtocol"] == "tcp" for r in rules)
+            yield (warning if unsure and not efa else error)("network.security_groups", problem, cure)
 
 
 def opens(rule: dict[str, Any], groups: list[str], places: list[str], efa: bool) -> bool:
@@ -122,63 +193,89 @@ def opens(rule: dict[str, Any], groups: list[str], places: list[str], efa: bool)
     return (named or (covered and not efa)) and (rule["IpProtocol"] == "-1" or (ports and not efa))
 
 
-def buckets(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Finding]:
+def way_out(asked: Asked) -> Iterator[Finding]:
+    """The subnets lead to the internet, from which pip installs requirements.txt, and to S3."""
+    network = asked.request.get("VpcConfig")
+    if not network:
+        return
+    ec2 = asked.client("ec2")
+    subnets = ec2.describe_subnets(SubnetIds=network["Subnets"])["Subnets"]
+    vpcs = sorted({subnet["VpcId"] for subnet in subnets})
+    tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": vpcs}])["RouteTables"]
+    for subnet in subnets:
+        own = [t for t in tables if any(a.get("SubnetId") == subnet["SubnetId"] for a in t["Associations"])]
+        main = [t for t in tables if t["VpcId"] == subnet["VpcId"] and any(a.get("Main") for a in t["Associations"])]
+        routes = [route for table in own or main for route in table["Routes"]]
+        default = [route for route in routes if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
+        # SageMaker's hosts have no public address: an internet gateway alone lets nothing through.
+        if not any(not str(route.get("GatewayId", "")).startswith("igw-") for route in default):
+            problem = f"{subnet['SubnetId']} has no route to a NAT gateway: pip cannot install requirements.txt"
+            to_s3 = any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes)
+            cure = "add one, or set PIP_INDEX_URL in [environment] to an index in your VPC"
+            yield warning("network.subnets", problem, cure if to_s3 else f"{cure}, and an endpoint for S3")
+
+
+def buckets(asked: Asked) -> Iterator[Finding]:
     """Every bucket is there and in the job's region, and channels have data."""
     from botocore.exceptions import ClientError
 
-    s3 = client("s3")
-    addresses = {f"channels.{name}": uri for name, uri in job.channels.items()} | {"checkpoint_s3": job.checkpoint_s3}
-    for key, uri in {"bucket": f"s3://{job.bucket}", **addresses}.items():
-        if not s3_uri(uri):
-            continue  # auto, empty, or refused already
+    s3, region = asked.client("s3"), asked.job.region
+    heads: dict[str, dict[str, Any]] = {}
+    for key, uri in asked.addresses().items():
         name, _, prefix = uri.removeprefix("s3://").partition("/")
-        try:
-            head = s3.head_bucket(Bucket=name)
-        except ClientError as problem:
-            head, code = problem.response, problem.response["Error"]["Code"]
-            if code == "404":
-                yield error(key, f"bucket {name} does not exist", "create it in the job's region, or mend the name")
-                continue
-            if code == "403":
-                yield error(
-                    key, f"these credentials may not see bucket {name}", "ask for s3:ListBucket, or take another"
-                )
-                continue
-            if code != "301":  # 301: it is in another region
-                raise
-        region = head["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region", job.region)
-        if region != job.region:
-            yield error(key, f"bucket {name} is in {region}, the job in {job.region}", "take one in the job's region")
+        if name not in heads:
+            try:
+                heads[name] = s3.head_bucket(Bucket=name)
+            except ClientError as problem:
+                heads[name] = problem.response
+        status = heads[name].get("Error", {}).get("Code", "")
+        found = heads[name]["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-bucket-region", region)
+        if status == "404":
+            yield error(key, f"bucket {name} does not exist", "create it in the job's region, or correct the name")
+        elif found != region:
+            yield error(key, f"bucket {name} is in {found}, the job in {region}", "take one in the job's region")
+        elif status:
+            cure = "see that the job's role may read it, or ask for s3:ListBucket"
+            yield warning(key, f"these credentials may not see bucket {name} ({status})", cure)
         elif key.startswith("channels."):
             page = s3.list_objects_v2(Bucket=name, Prefix=prefix)
             if not any(item["Size"] for item in page.get("Contents", [])):
-                yield error(key, f"there is no data at {uri}", "upload it, or mend the address")
+                yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
 
 
-def quota(job: Job, client: Client, identity: dict[str, str]) -> Iterator[Finding]:
-    """The account may start so many instances. New accounts may start no GPU at all."""
-    names = [f"{job.instance_type} for {'spot ' if job.spot.enabled else ''}training job usage"]
+def quota(asked: Asked) -> Iterator[Finding]:
+    """The account may start so many instances for so long. New accounts may start no GPU at all."""
+    job, kind = asked.job, "spot " if asked.job.spot.enabled else ""
+    own = f"{job.instance_type} for {kind}training job usage"
+    wanted: dict[str, tuple[str, float]] = {
+        own: ("instance_count", job.instance_count),
+        "Longest run time for a training job": ("max_run_s", job.max_run_s),
+        "Maximum number of instances per training job": ("instance_count", job.instance_count),
+        "Number of instances across training jobs": ("instance_count", job.instance_count),
+    }
     if job.keep_alive_s:
-        names.append(f"{job.instance_type} for training warm pool usage")
+        wanted[f"{job.instance_type} for training warm pool usage"] = ("instance_count", job.instance_count)
     found: dict[str, float] = {}
-    for operation in ("list_aws_default_service_quotas", "list_service_quotas"):  # what was granted overrides
-        for page in client("service-quotas").get_paginator(operation).paginate(ServiceCode="sagemaker"):
-            found |= {item["QuotaName"]: item["Value"] for item in page["Quotas"]}
-    for name in names:
-        if name not in found:
-            yield skipped("quota", f'AWS lists no "{name}" in {job.region}', "look in the Service Quotas console")
-        elif found[name] < job.instance_count:
-            problem = f'{job.instance_count} is above the quota "{name}", {found[name]:g} in {job.region}'
-            yield error("instance_count", problem, "ask for more in the Service Quotas console; it can take days")
+    for operation in ("list_service_quotas", "list_aws_default_service_quotas"):  # what was granted, then the rest
+        for page in asked.client("service-quotas").get_paginator(operation).paginate(ServiceCode="sagemaker"):
+            found = {item["QuotaName"]: item["Value"] for item in page["Quotas"]} | found
+            if wanted.keys() <= found.keys():
+                break
+        if own in found:
+            break
+    for name, (key, value) in wanted.items():
+        if name in found and value > found[name]:
+            problem = f'{value} is above the quota "{name}", {found[name]:g} in {job.region}'
+            yield error(key, problem, "ask for more in the Service Quotas console; it can take days")
+    if own not in found:
+        yield skipped("quota", f'AWS lists no "{own}" in {job.region}', "look in the Service Quotas console")
 
 
-def price(job: Job, client: Client) -> float | None:
+def price(job: Job) -> float | None:
     """US dollars for one instance and hour on demand, from AWS's pricing service; None if it names none."""
-    import json
-
     fields = {"productFamily": "ML Instance", "regionCode": job.region, "instanceName": job.instance_type}
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fields.items()]
-    pricing = client("pricing", region_name="us-east-1")  # it lives in few regions
+    pricing = aws.client("pricing", "us-east-1")  # it lives in few regions
     products = pricing.get_products(ServiceCode="AmazonSageMaker", Filters=filters)["PriceList"]
     prices = [
         float(dimension["pricePerUnit"].get("USD", 0))
@@ -190,21 +287,23 @@ def price(job: Job, client: Client) -> float | None:
     return max(prices, default=0) or None
 
 
-def ceiling(job: Job, *, offline: bool = False) -> str:
-    """The most the job can cost, in words; in money at the user's price, else at AWS's, else not."""
+def cost(job: Job, *, offline: bool = False) -> str:
+    """An hour's price and the most the job can cost, in US dollars: the user's price, else AWS's, else none."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     hourly = job.price_per_hour or None
     if hourly is None and not offline:
         try:
-            hourly = price(job, connect(job))
+            hourly = price(job)
         except (BotoCoreError, ClientError):
             hourly = None  # no credentials, or no permission to ask
-    hours = job.max_run_s / 3600
-    made_of = f"{job.instance_count} instances × {hours:g} h (max_run_s)"
+    seconds, kept = job.max_run_s + job.keep_alive_s, f" + {job.keep_alive_s / 3600:g} h (keep_alive_s)"
+    made_of = f"{job.instance_count} instances × {job.max_run_s / 3600:g} h (max_run_s)"
+    made_of += kept if job.keep_alive_s else ""
     if hourly is None:
-        return f"cost    at most {made_of}; set price_per_hour to see it in money"
-    return f"cost    at most {job.instance_count * hours * hourly:,.2f}: {made_of} × {hourly:g} an hour"
+        return f"cost    at most {made_of}; set price_per_hour to see it in US dollars"
+    each = job.instance_count * hourly
+    return f"cost    {each:,.2f} USD an hour, at most {each * seconds / 3600:,.2f} USD: {made_of} × {hourly:g} USD"
 
 
 def listed(value: Any) -> list[Any]:

@@ -1,10 +1,10 @@
-"""An entry for the container that passes SageMaker's stop signal on to the training script: `forward_stop` in job.toml.
+"""Signal forwarding: an entry for the container that forwards SageMaker's SIGTERM to training (`forward_stop`).
 
-A stop is SIGTERM to the container's process 1. In AWS's images that is bash, which passes nothing on
-(sagemaker-training-toolkit#125, #173), so the script learns nothing and is killed 120 s later. With
+A stop is SIGTERM to the container's process 1. In AWS's images that is bash, which forwards nothing
+(sagemaker-training-toolkit#125, #173), so the script is not signalled and is killed 120 s later. With
 ``PyTorch(..., container_entry_point=entry.FORWARDING)`` process 1 is this: it starts what the image would have started,
-and hands SIGTERM to every process whose command line names train.py, but for launchers: torchrun and mpirun would
-give the ranks less time than SageMaker does (30 s, and 1 s). The ranks save and leave, and the launchers after them.
+and sends SIGTERM to every process whose command line names train.py, except launchers: torchrun and mpirun would
+give the ranks less time than SageMaker does (30 s, and 1 s). The ranks save and exit, and the launchers after them.
 
 Proven on a replica of the container's process tree (tests/test_entry.py), not on AWS. Without it, checkpoints limit
 what a stop costs: ``checkpoint_minutes``.

@@ -1,19 +1,14 @@
-"""A job that has been sent: status, log and metrics as they come, how it ended, and its model brought home."""
+"""A job that was sent: its status, log and metrics as they come, how it ended, and why."""
 
 import re
-import shutil
 import sys
-import tarfile
-import tempfile
 import time
-import zlib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from launch import ROOT
+from launch import ROOT, aws
 from options import METRICS
 from runtime import report
 from runtime.report import UserError
@@ -83,57 +78,86 @@ class Outcome:
 
 
 def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) -> Outcome:
-    """Print status changes, log lines and progress until the job has ended, and say how it did.
+    """Print status changes, log lines and progress until the job has ended, and say how it ended.
 
-    Ctrl-C ends the following, not the job.
+    No network, throttling and AWS's own failures are waited out; without permission to read logs, the status alone is
+    followed. Ctrl-C ends the following, not the job.
 
     Args:
         name: of the training job.
         region: where it runs.
         poll_s: seconds between two looks; AWS throttles more.
     """
+    from botocore.exceptions import BotoCoreError, ClientError
     from rich.console import Console
 
     live = None if sys.stdout is sys.__stdout__ else False  # a notebook's output claims to be a terminal
-    console = console or Console(
-        highlight=False, markup=False, soft_wrap=True, force_terminal=live, force_jupyter=False
-    )
-    outcome, shown, tokens, told, ended = Outcome(name), 0, dict[str, str](), time.monotonic(), False
+    style = {"highlight": False, "markup": False, "soft_wrap": True, "force_terminal": live, "force_jupyter": False}
+    console = console or Console(**style)
+    client, logs, tokens = aws.client("sagemaker", region), aws.client("logs", region), dict[str, str]()
+    outcome, shown, failures, reported, wait, ended = Outcome(name), 0, 0, time.monotonic(), 0.0, False
     try:
         with console.status(name) as status:
-            client, logs = connect("sagemaker", region), connect("logs", region)
             while not ended:
-                if outcome.job:
-                    time.sleep(poll_s)
-                ended = outcome.status in ENDED  # and once more, since the log comes later than the status
-                outcome.job = job = describe(name, client)
+                time.sleep(wait)
+                wait = min(poll_s * 2**failures, 60.0)
+                try:
+                    job, lines = describe(name, client), list[Line]()
+                    if logs:
+                        lines = new_lines(name, logs, tokens)
+                except (BotoCoreError, ClientError) as problem:
+                    if logs and aws.denied(problem) and "Log" in getattr(problem, "operation_name", ""):
+                        console.print(f"{aws.explain(problem)}; following the status alone")
+                        logs = None
+                    elif aws.transient(problem):
+                        if not failures:
+                            console.print(f"{aws.explain(problem)}; asking again until there is an answer")
+                        failures += 1
+                    else:
+                        raise
+                    continue
+                ended, failures, wait = (
+                    outcome.status in ENDED,
+                    0,
+                    poll_s,
+                )  # once more: the log is later than the status
+                outcome.job = job
                 for step in job.get("SecondaryStatusTransitions", [])[shown:]:
                     after = clock((step["StartTime"] - job["CreationTime"]).total_seconds())
                     console.print(f"{after} {step['Status']} {step.get('StatusMessage', '')}", style="bold")
                     shown += 1
                 several = job["ResourceConfig"].get("InstanceCount", 2) > 1
-                for line in new_lines(name, logs, tokens):
+                for line in lines:
                     outcome.lines.append(line)
                     console.print(f"{line.host} {line.text}" if several else line.text)
                 status.update(progress(outcome))
-                if not console.is_terminal and time.monotonic() - told > 60:  # no live line in notebooks and files
+                if not console.is_terminal and time.monotonic() - reported > 60:  # no live line in notebooks and files
                     console.print(progress(outcome))
-                    told = time.monotonic()
-    except BaseException:  # Ctrl-C, credentials that expired meanwhile, no network
+                    reported = time.monotonic()
+    except BaseException:  # Ctrl-C, or credentials that expired meanwhile
         if outcome.job and outcome.status not in ENDED:
-            console.print(f"\nThe job goes on, and is billed. Watch it again: python -m launch attach {name}")
-            console.print(f"Stop it: python -m launch stop {name}\nIn the console: {url(region)}/{name}")
+            console.print(f"\nThe job still runs and is billed. To follow it again: python -m launch attach {name}")
+            console.print(f"To stop it: python -m launch stop {name}\nIn the console: {url(region)}/{name}")
         raise
-    for style, text in ending(outcome):
-        console.print(text, style=style)
+    report_ending(outcome, console)
     return outcome
 
 
-def connect(service: str, region: str) -> Any:
-    """A boto3 client."""
-    import boto3
+def why(name: str, region: str) -> Outcome:
+    """Print how a job ended, which rank failed first, and its last lines."""
+    from botocore.exceptions import ClientError
+    from rich.console import Console
 
-    return boto3.Session(region_name=region).client(service)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    outcome = Outcome(name, describe(name, aws.client("sagemaker", region)))
+    try:
+        outcome.lines = new_lines(name, aws.client("logs", region), {})
+    except ClientError as problem:
+        if not aws.denied(problem):
+            raise
+        console.print(f"{aws.explain(problem)}; what follows is from the status alone")
+    report_ending(outcome, console)
+    return outcome
 
 
 def describe(name: str, client: Any) -> dict[str, Any]:
@@ -155,8 +179,8 @@ def describe(name: str, client: Any) -> dict[str, Any]:
 
 
 def new_lines(name: str, logs: Any, tokens: dict[str, str]) -> list[Line]:
-    """Lines of all hosts that came since `tokens`, in order of time; `tokens` moves on."""
-    found = []
+    """Lines of all hosts that came since `tokens`, in order of time; `tokens` moves on when all were read."""
+    found, read = list[Line](), dict(tokens)
     try:
         pages = logs.get_paginator("describe_log_streams").paginate(
             logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/"
@@ -167,12 +191,13 @@ def new_lines(name: str, logs: Any, tokens: dict[str, str]) -> list[Line]:
     for stream in streams:
         host = "-".join(stream.rpartition("/")[2].split("-")[:2])
         while True:
-            since = {"nextToken": tokens[stream]} if stream in tokens else {}
+            since = {"nextToken": read[stream]} if stream in read else {}
             page = logs.get_log_events(logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **since)
             found += [Line(event["timestamp"], host, event["message"].rstrip()) for event in page["events"]]
-            if tokens.get(stream) == page["nextForwardToken"]:
+            if read.get(stream) == page["nextForwardToken"]:
                 break  # the end: the token that was sent comes back; a page may be empty before it
-            tokens[stream] = page["nextForwardToken"]
+            read[stream] = page["nextForwardToken"]
+    tokens.update(read)
     return sorted(found, key=lambda line: line.at)
 
 
@@ -188,28 +213,31 @@ def progress(outcome: Outcome) -> str:
     return " · ".join([*parts, *(f"{key} {value:.4g}" for key, value in latest.items())])
 
 
-def ending(outcome: Outcome) -> list[tuple[str, str]]:
-    """How the job ended, what is billed, and what to do next: (style, text)."""
-    name, job, said = outcome.name, outcome.job, list[tuple[str, str]]()
+def report_ending(outcome: Outcome, console: Any) -> None:
+    """Print how the job ended, what is billed, and what to do next."""
+    name, job = outcome.name, outcome.job
     if outcome.status == "Failed":
-        said.append(("bold red", f"{name} failed: {job.get('FailureReason', 'AWS gives no reason')}"))
+        console.print(f"{name} failed: {job.get('FailureReason', 'AWS gives no reason')}", style="bold red")
         who, lines = last_words(outcome.lines)
         if lines:
-            said += [("bold", f"The last lines of {who}, which failed first:"), *(("", f"  {text}") for text in lines)]
+            console.print(f"The last lines of {who}, which failed first:", style="bold")
+            for text in lines:
+                console.print(f"  {text}")
     elif outcome.status == "Stopped":
-        why = {"MaxRuntimeExceeded": "max_run_s was over", "MaxWaitTimeExceeded": "no spot capacity came in max_wait_s"}
-        told = why.get(job.get("SecondaryStatus", ""), "someone asked for it")
+        causes = {"MaxRuntimeExceeded": "max_run_s was over", "MaxWaitTimeExceeded": "no spot capacity in max_wait_s"}
+        cause = causes.get(job.get("SecondaryStatus", ""), "someone asked for it")
         kept = job.get("CheckpointConfig", {}).get("S3Uri")
-        later = f' To go on from its checkpoints: checkpoint_s3 = "{kept}"' if kept else " It kept no checkpoints."
-        said.append(("bold yellow", f"{name} was stopped: {told}.{later}"))
+        later = f' To resume from its checkpoints: checkpoint_s3 = "{kept}"' if kept else " It kept no checkpoints."
+        console.print(f"{name} was stopped: {cause}.{later}", style="bold yellow")
+    elif outcome.status == "Completed":
+        console.print(f"{name} completed. To fetch its model: python -m launch fetch {name}", style="bold green")
     else:
-        said.append(("bold green", f"{name} completed. Bring its model home: python -m launch fetch {name}"))
+        console.print(f"{name} has not ended: {progress(outcome)}", style="bold")
     trained, billed = job.get("TrainingTimeInSeconds"), job.get("BillableTimeInSeconds")
     if trained and billed is not None:
         saved = f"; spot saved {1 - billed / trained:.0%}" if job.get("EnableManagedSpotTraining") else ""
         hosts = job["ResourceConfig"].get("InstanceCount", "all its")
-        said.append(("", f"It trained {clock(trained)} and is billed {clock(billed)} on {hosts} instances{saved}."))
-    return said
+        console.print(f"It trained {clock(trained)} and is billed {clock(billed)} on {hosts} instances{saved}.")
 
 
 def last_words(lines: list[Line], count: int = 20) -> tuple[str, list[str]]:
@@ -226,77 +254,6 @@ def last_words(lines: list[Line], count: int = 20) -> tuple[str, list[str]]:
         return "", []
     own = [line.text for line in lines if line.host == first.host and line.rank == first.rank]
     return first.host if first.rank is None else f"rank {first.rank} on {first.host}", own[-count:]
-
-
-def stop(name: str, region: str) -> str:
-    """Ask SageMaker to stop the job; what will happen, in words."""
-    client = connect("sagemaker", region)
-    status = describe(name, client)["TrainingJobStatus"]
-    if status in ENDED:
-        return f"{name} has ended already: {status}"
-    client.stop_training_job(TrainingJobName=name)
-    return f"{name} is stopping; SageMaker gives it 120 s, and keeps its model and checkpoints"
-
-
-def fetch(name: str, region: str, target: Path | None = None) -> Path:
-    """Bring the job's model to `models/<job>`, with its curves in `output/` where there are any; the folder.
-
-    Raises:
-        UserError: there is no model, or its archive holds what does not belong into it.
-    """
-    from botocore.exceptions import ClientError
-
-    target = target or ROOT / "models" / name
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target} is there already; remove it, or name another folder with --to")
-    s3, job = connect("s3", region), describe(name, connect("sagemaker", region))
-    if job["TrainingJobStatus"] not in ENDED:
-        raise UserError(f"{name} has no model yet, it is {job['TrainingJobStatus']}; python -m launch attach {name}")
-    uri = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")
-    if not uri:
-        raise UserError(f"{name} left no model; see its log: python -m launch attach {name}")
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
-        for archive, into in ((key, "model"), (key.replace("model.tar.gz", "output.tar.gz"), "model/output")):
-            try:
-                s3.download_file(bucket, archive, f"{folder}/archive")
-                unpack(Path(folder, "archive"), Path(folder, into))
-            except ClientError as error:
-                if error.response["Error"]["Code"] not in ("404", "NoSuchKey"):
-                    raise
-                if into == "model":
-                    raise UserError(
-                        f"{name} left no model at {uri}; see its log: python -m launch attach {name}"
-                    ) from error
-        Path(folder, "model").replace(target)
-    return target
-
-
-def unpack(archive: Path, target: Path) -> None:
-    """Unpack a tar.gz of plain files and folders within `target`, and nothing else.
-
-    Raises:
-        UserError: it is damaged, or holds links, devices, or paths that lead out of the folder.
-    """
-    target.mkdir(parents=True, exist_ok=True)
-    try:
-        with tarfile.open(archive, "r:gz") as tar:
-            members = tar.getmembers()
-            odd = [
-                m.name
-                for m in members
-                if not (m.isfile() or m.isdir()) or m.name.startswith("/") or ".." in m.name.split("/")
-            ]
-            if odd:
-                raise UserError(f'the archive holds "{odd[0]}", no plain file within its folder; nothing was unpacked')
-            if sum(m.size for m in members) > shutil.disk_usage(target).free:
-                raise UserError(
-                    f"the model is larger than what is free on the disk of {target}; free some, or use --to"
-                )
-            tar.extractall(target, members, filter="data")
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise UserError(f"the archive cannot be unpacked ({error}); fetch it again") from error
 
 
 def clock(seconds: float) -> str:

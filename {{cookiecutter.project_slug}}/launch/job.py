@@ -4,6 +4,7 @@ import difflib
 import tomllib
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args, get_origin
 
 from launch import ROOT
@@ -11,6 +12,15 @@ from runtime.report import UserError
 
 Value = str | int | float | bool
 
+EXPECTED = {
+    str: 'a text, in "quotes"',
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: 'a list of texts, ["…", "…"]',
+    Value: "a text, a number, true or false",
+    str | dict[str, Value]: 'an S3 address, "s3://…", or a table, { s3_data = "s3://…" }',
+}
 DISTRIBUTIONS = ("auto", "smddp", "torch_distributed", "pytorchddp", "none")
 
 
@@ -26,12 +36,17 @@ class JobError(UserError):
         return [f"error: {problem}" for problem in self.problems]
 
 
+def limited(default: Any = MISSING, *, low: float = 0, high: float = 1e9) -> Any:
+    """A number from `low` to `high`."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
 @dataclass(frozen=True)
 class Spot:
-    """Spare capacity, up to 90 % cheaper, which AWS takes back at will."""
+    """Spare capacity, up to 90 % cheaper, which AWS may reclaim at any time."""
 
     enabled: bool = False
-    max_wait_s: int = field(default=172_800, metadata={"min": 1})
+    max_wait_s: int = limited(172_800, low=1)
 
 
 @dataclass(frozen=True)
@@ -50,24 +65,28 @@ class Job:
     name: str
     region: str
     instance_type: str
-    instance_count: int = field(metadata={"min": 1})
+    instance_count: int = limited(low=1)
     distribution: str = field(default="auto", metadata={"choices": DISTRIBUTIONS})
     image: str = "auto"
     role: str = ""
     bucket: str = ""
-    volume_gb: int = field(default=100, metadata={"min": 1})
-    max_run_s: int = field(default=86_400, metadata={"min": 1})
+    volume_gb: int = limited(100, low=1)
+    max_run_s: int = limited(86_400, low=1)
     checkpoint_s3: str = "auto"
     forward_stop: bool = False
-    keep_alive_s: int = field(default=0, metadata={"min": 0})
-    price_per_hour: float = field(default=0.0, metadata={"min": 0})
+    keep_alive_s: int = limited(0)
+    price_per_hour: float = limited(0.0, high=100_000)
     telemetry: bool = False
     hyperparameters: dict[str, Value] = field(default_factory=dict)
-    channels: dict[str, str] = field(default_factory=dict)
+    channels: dict[str, str | dict[str, Value]] = field(default_factory=dict)
     spot: Spot = field(default_factory=Spot)
     network: Network = field(default_factory=Network)
     environment: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    estimator: dict[str, Any] = field(default_factory=dict)
+
+
+KEYS = tuple(each.name for each in fields(Job))
 
 
 def load(path: str | Path = ROOT / "job.toml") -> Job:
@@ -81,9 +100,10 @@ def load(path: str | Path = ROOT / "job.toml") -> Job:
     except OSError as error:
         raise JobError([f"{path} cannot be read ({error.strerror}); name the file with --job"]) from error
     except UnicodeDecodeError as error:
-        raise JobError([f"{path} is not UTF-8 text, as TOML has to be; save it as UTF-8"]) from error
-    except tomllib.TOMLDecodeError as error:
-        raise JobError([f"{path} is not TOML: {error}"]) from error
+        raise JobError([f"{path} is not UTF-8 text, which TOML requires; save it as UTF-8"]) from error
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
+        said = "its tables or lists are nested too deeply" if isinstance(error, RecursionError) else error
+        raise JobError([f"{path} is not valid TOML: {said}; correct that line"]) from error
     problems: list[str] = []
     job = _build(Job, table, "", problems)
     if problems:
@@ -97,9 +117,9 @@ def _build(cls: type, table: dict[str, Any], prefix: str, problems: list[str]) -
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
+            near = difflib.get_close_matches(key[:200], known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}"
-            problems.append(f"{prefix}{key} = {_show(value)} is no key of job.toml; {hint}")
+            problems.append(f"{prefix}{_show(key)[1:-1]} = {_show(value)} is not a key of job.toml; {hint}")
             continue
         values[key] = _typed(known[key], value, prefix, problems)
     for name, f in known.items():
@@ -109,48 +129,45 @@ def _build(cls: type, table: dict[str, Any], prefix: str, problems: list[str]) -
 
 
 def _typed(f: Any, value: Any, prefix: str, problems: list[str]) -> Any:
-    """`value` as field `f` wants it. bool is no int here, and an int will do for a float."""
+    """`value` as field `f` wants it: a table's entries are judged one by one."""
     key, wanted = prefix + f.name, f.type
-
-    def refuse(name: str, found: Any, expected: str) -> None:
-        problems.append(f"{name} = {_show(found)} is not what it has to be: {expected}")
-
-    if hasattr(wanted, "__dataclass_fields__"):
-        if isinstance(value, dict):
-            return _build(wanted, value, f"{f.name}.", problems)
-        refuse(key, value, f"a table, [{f.name}]")
-    elif get_origin(wanted) is list:
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return value
-        refuse(key, value, 'a list of texts, ["…", "…"]')
-    elif get_origin(wanted) is dict:
-        if not isinstance(value, dict):
-            refuse(key, value, f"a table, [{f.name}]")
-            return value
-        inner = get_args(wanted)[1]
-        for name, item in value.items():
-            if inner is str and not isinstance(item, str):
-                refuse(f"{key}.{name}", item, f'a text, "{item}"')
-            elif not isinstance(item, str | int | float):
-                refuse(f"{key}.{name}", item, "a text, a number, true or false")
-        return value
-    elif wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    elif type(value) is not wanted:
-        names = {str: 'a text, in "quotes"', int: "a whole number", float: "a number", bool: "true or false"}
-        refuse(key, value, names[wanted])
-        return value
-    low, choices = f.metadata.get("min"), f.metadata.get("choices")
-    if low is not None and not low <= value < float("inf"):  # nan fails too
-        refuse(key, value, f"at least {low}")
-    if choices and value not in choices:
-        refuse(key, value, f"one of {', '.join(choices)}")
+    if hasattr(wanted, "__dataclass_fields__") and isinstance(value, dict):
+        return _build(wanted, value, f"{f.name}.", problems)
+    judged = {key: (value, wanted)}
+    if get_origin(wanted) is dict and isinstance(value, dict):
+        judged = {f"{key}.{_show(name)[1:-1]}": (item, get_args(wanted)[1]) for name, item in value.items()}
+    before = len(problems)
+    for name, (item, kind) in judged.items():
+        if not _is_a(item, kind):
+            expected = EXPECTED.get(get_origin(kind) or kind) or EXPECTED.get(kind) or f"a table, [{key}]"
+            problems.append(f"{name} = {_show(item)} is not valid: expected {expected}")
+    low, high, choices = (f.metadata.get(name) for name in ("low", "high", "choices"))
+    if len(problems) == before and choices and value not in choices:
+        problems.append(f"{key} = {_show(value)} is not valid: expected one of {', '.join(choices)}")
+    if len(problems) == before and low is not None and not low <= value <= high:  # nan is not
+        problems.append(f"{key} = {_show(value)} is not valid: expected a number from {low:g} to {high:g}")
     return value
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Whether a TOML value is of the type. bool is no int here, and an int is accepted for a float."""
+    if isinstance(kind, UnionType):
+        return any(_is_a(value, each) for each in get_args(kind))
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_is_a(item, get_args(kind)[0]) for item in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(_is_a(item, get_args(kind)[1]) for item in value.values())
+    return kind is Any or type(value) is kind or (kind is float and type(value) is int)
 
 
 def _show(value: Any) -> str:
     """A value as TOML writes it, cut to one short line."""
-    text = repr(value)
+    if isinstance(value, int) and value.bit_length() > 400:
+        return "a number of more than 120 digits"  # Python refuses to write one of 5,000
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a value that holds such a number"
     if isinstance(value, bool):
         text = text.lower()
     elif isinstance(value, str):

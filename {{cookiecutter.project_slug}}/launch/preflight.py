@@ -1,132 +1,131 @@
-"""What is wrong with a job before it is paid for: everything that can be known without asking AWS."""
+"""What is wrong with a job before it is paid for: job.toml, the request that would be sent, and `src/`."""
 
-import difflib
 import functools
+import inspect
 import json
 import re
-import subprocess
 import sys
-import tempfile
-import venv
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from launch import ROOT, SRC, profiles, request
-from launch.job import Job
+from launch import ROOT, SRC, aws, profiles, request, requirements
+from launch.findings import Finding, error, near, ordered, refused, skipped, warning
+from launch.job import KEYS, Job
 from runtime.report import UserError
 
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
-REQUIREMENTS = SRC / "requirements.txt"
+USUAL_INSTANCES, MOST_INSTANCES = 20, 1000  # AWS's default quota for one job; beyond the other it is a slip of the pen
 MAX_SOURCE_MB = 50  # ample for code; every host downloads and unpacks it before training
+CHANNELS = "/opt/ml/input/data/"  # where the container finds them
 
 SECRET = re.compile(r"AKIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|\b(hf_|gh[pousr]_|sk-)[A-Za-z0-9_-]{30,}")
 SECRET_NAME = re.compile(r"(^|_)(secret|token|password|passwd|api_?key|access_key|credentials?)(_|$)", re.I)
 SECRET_FILE = re.compile(r"\.env(\..+)?|.*\.(pem|key|p12)|id_(rsa|ed25519|ecdsa)|credentials(\.json)?|\.netrc", re.I)
 DATA_FILE = re.compile(r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt|pth?|safetensors)", re.I)
-NOT_TO_REPLACE = re.compile(r"(torch|torchvision|torchaudio|triton|pytorch-triton|(nvidia|cuda)-.*)$", re.I)
-RANK_VARIABLES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+
+# Where a value of the request comes from, for messages: member of CreateTrainingJob → key of job.toml.
+SOURCES = {
+    "TrainingJobName": "name",
+    "HyperParameters": "hyperparameters",
+    "Environment": "environment",
+    "Tags": "tags",
+    "InputDataConfig": "channels",
+    "CheckpointConfig.S3Uri": "checkpoint_s3",
+    "ResourceConfig.KeepAlivePeriodInSeconds": "keep_alive_s",
+    "ResourceConfig.VolumeSizeInGB": "volume_gb",
+    "ResourceConfig.InstanceType": "instance_type",
+    "AlgorithmSpecification.TrainingImage": "image",
+    "AlgorithmSpecification.MetricDefinitions": "src/options.py METRICS",
+}
+TYPES = {"string": str, "integer": int, "long": int, "boolean": bool, "list": list, "map": dict, "structure": dict}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One problem and its cure. An error refuses the job, a warning does not, skipped was not checked."""
-
-    level: str  # error, warning, skipped
-    key: str  # of job.toml, or a file
-    problem: str
-    cure: str
-
-    def __str__(self) -> str:
-        return " ".join(f"{self.level:<8}{self.key}: {self.problem}; {self.cure}".splitlines())
-
-
-def error(key: str, problem: str, cure: str) -> Finding:
-    return Finding("error", key, problem, cure)
-
-
-def warning(key: str, problem: str, cure: str) -> Finding:
-    return Finding("warning", key, problem, cure)
-
-
-def skipped(key: str, problem: str, cure: str) -> Finding:
-    return Finding("skipped", key, problem, cure)
-
-
-def run(job: Job, *, offline: bool = False) -> list[Finding]:
-    """All findings, errors first: the job, `src/`, its requirements, and the AWS account."""
-    findings = [*quick(job), *requirements(job)]
-    if not offline:
+def run(job: Job, *, offline: bool = False, accept: Collection[str] = ()) -> list[Finding]:
+    """All findings, errors first: job.toml, the request, `src/`, its requirements, and the AWS account."""
+    found, made = offline_checks(job)
+    found += requirements.resolved(job)
+    if not offline and made:
         from launch import account
 
-        findings += account.check(job)
-    return sorted(findings, key=lambda finding: ("error", "warning", "skipped").index(finding.level))
+        found += account.check(job, made)
+    return ordered(found, accept)
 
 
-def quick(job: Job) -> list[Finding]:
-    """What takes no network and less than a second; `submit` sends nothing that does not pass it."""
-    return [*cluster(job), *limits(job), *consistency(job), *hyperparameters(job), *source(), *named_torch(job)]
+def offline_checks(job: Job) -> tuple[list[Finding], dict[str, Any] | None]:
+    """What takes no network, and the request if one can be made; `submit` sends nothing that is refused here."""
+    found = [*cluster(job), *image(job), *misplaced(job), *fields(job), *network(job), *addresses(job)]
+    found += [*reading(job), *hyperparameters(job), *source(), *requirements.named(job), *sdk_parameters(job)]
+    made = None
+    try:
+        made = request.dry_run(job)
+        found += [*limits(made), *visible(job, made), *partitions(job, made)]
+    except UserError as problem:
+        if not refused(found):  # else it is one of these
+            said, _, cure = str(problem).rpartition("; ")
+            found.append(error("job.toml", said, cure))
+    return found, made
 
 
-def refused(findings: Iterable[Finding]) -> bool:
-    return any(finding.level == "error" for finding in findings)
-
-
-def has_to_stand(findings: Iterable[Finding]) -> None:
-    """Raises UserError if there is an error among the findings: what is refused is not sent."""
-    if refused(findings):
-        raise UserError("preflight refuses this job; mend what it calls an error, and begin again from the top")
-
-
-def cluster(job: Job, *, today: date | None = None) -> Iterator[Finding]:
-    """Region, instance, launcher and image, each against the others."""
+def cluster(job: Job) -> Iterator[Finding]:
+    """Region, instances and launcher, each against the others."""
     if job.region not in regions():
-        yield error("region", f'"{job.region}" is no region of SageMaker', near(job.region, regions()))
-    instance, launcher, kind = job.instance_type, profiles.launcher(job), profiles.family(job.instance_type)
-    gpus, types = profiles.gpus(instance), shape("TrainingInstanceType").enum
-    if instance not in types:
-        yield error("instance_type", f'"{instance}" is no instance SageMaker trains on', near(instance, types))
-        return
-    if kind.startswith("trn") or kind == "p6e-gb200":
+        newer = "if AWS opened it later, pip install --upgrade boto3"
+        yield error("region", f'"{job.region}" is not a region of SageMaker', f"{near(job.region, regions())}; {newer}")
+    instance, launcher, count = job.instance_type, profiles.launcher(job), job.instance_count
+    gpus = profiles.gpus(instance)
+    if profiles.family(instance).startswith(("trn", "p6e-gb200")):
         yield error("instance_type", f"these images do not run on {instance}", "take a p or g instance (NVIDIA, x86)")
         return
-    profile = profiles.profile(job)
-    if profile is None and "/" not in job.image:
-        known = ["auto", *profiles.PROFILES]
-        yield error("image", f'"{job.image}" is neither a profile nor an image\'s URI', near(job.image, known))
-        return
-
+    if count > MOST_INSTANCES:
+        yield error("instance_count", f"{count:,} instances", f"expected at most {MOST_INSTANCES:,}; correct it")
+    elif count > USUAL_INSTANCES:
+        problem = f"{count} is above AWS's default of {USUAL_INSTANCES} instances per job"
+        yield warning("instance_count", problem, "see that your quota was raised")
     torchrun = 'set distribution = "torch_distributed"'
-    if launcher == "smddp" and instance not in profiles.SMDDP_INSTANCES:  # the SDK knows the list and never checks
+    if launcher == "smddp" and instance not in profiles.SMDDP_INSTANCES:
         cure = f"{torchrun}, or instance_type to one of {', '.join(profiles.SMDDP_INSTANCES)}"
         yield error("distribution", f"SMDDP does not run on {instance}", cure)
     elif launcher == "pytorchddp" and gpus == 0:
         yield error("distribution", f"pytorchddp needs GPUs and {instance} has none", torchrun)
-    elif launcher == "none" and job.instance_count > 1:
-        yield error("distribution", f"none on {job.instance_count} hosts makes each believe it is rank 0", torchrun)
+    elif launcher == "none" and count > 1:
+        yield error("distribution", f"none on {count} hosts makes each believe it is rank 0", torchrun)
     elif launcher == "none" and gpus and gpus > 1:
         yield error("distribution", f"none starts one process, and {gpus - 1} of {gpus} paid GPUs would idle", torchrun)
     if gpus is None:
         yield skipped("instance_type", f"how many GPUs {instance} has is not known here", "torchrun uses all it finds")
 
+
+def image(job: Job, *, today: date | None = None) -> Iterator[Finding]:
+    """The image against region, instance and launcher."""
+    profile, launcher, gpus = profiles.profile(job), profiles.launcher(job), profiles.gpus(job.instance_type)
+    if profile is None and "/" not in job.image:
+        known = ["auto", *profiles.PROFILES]
+        yield error("image", f'"{job.image}" is neither a profile nor an image\'s URI', near(job.image, known))
+        return
     if profile is None:
-        place = re.match(r"\d+\.dkr\.ecr\.([a-z0-9-]+)\.", job.image)
-        if place and place[1] != job.region:
+        place = re.match(r"\d{12}\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com", job.image)
+        if not place and job.estimator.get("training_repository_access_mode") != "Vpc":
+            cure = 'push it to Amazon ECR; a registry in your VPC needs training_repository_access_mode = "Vpc"'
+            yield error("image", f'"{job.image}" is not in Amazon ECR', f"{cure} in [estimator]")
+        elif place and place[1] != job.region:
+            yield error("image", f"it is in {place[1]} and the job in {job.region}", "name the one in the job's region")
+        elif gpus != 0 and re.search(r"[:.-]cpu\b", job.image.rpartition("/")[2]):
             yield error(
-                "image", f"it lies in {place[1]} and the job in {job.region}", "name the one in the job's region"
+                "image", f"its tag says CPU, and the GPUs of {job.instance_type} would idle", "take a GPU image"
             )
-        yield skipped("image", "Python, torch and launcher of an image of your own are not known", "try them first")
+        yield skipped("image", "Python, torch and launcher of an image of your own are not known", "rehearse with them")
         return
     if launcher not in profile.launchers:
         fit = [name for name, p in profiles.PROFILES.items() if launcher in p.launchers]
-        yield error(
-            "image", f"{profile.name} (torch {profile.torch}) cannot start {launcher}", f'set image = "{fit[0]}"'
-        )
+        problem = f"{profile.name} (torch {profile.torch}) cannot start {launcher}"
+        yield error("image", problem, f'set image = "{fit[0]}"')
     elif gpus == 0 and not profile.cpu:
-        yield error("image", f"{profile.name} is an image for GPUs and {instance} has none", 'set image = "auto"')
+        problem = f"{profile.name} is an image for GPUs and {job.instance_type} has none"
+        yield error("image", problem, 'set image = "auto"')
     # CUDA 12 dropped Kepler (p2), 13 Volta (p3); Blackwell (p6, g7) began with 12.8.
+    kind = profiles.family(job.instance_type)
     cuda = f"CUDA {profile.cuda[0]}.{profile.cuda[1]} of {profile.name} does not support the GPUs of {kind}"
     if kind == "p2" or (kind.startswith("p3") and profile.cuda >= (13, 0)):
         yield error("image", cuda, "take a newer instance" + (', or image = "smddp"' if kind != "p2" else ""))
@@ -134,106 +133,110 @@ def cluster(job: Job, *, today: date | None = None) -> Iterator[Finding]:
         yield error("image", cuda, 'set image = "current"')
     if (today or date.today()) > profile.patched_until:
         past = f"{profile.name} (torch {profile.torch}) has had no security patches since {profile.patched_until}"
-        newer = f'{torchrun} and image = "current" if SMDDP is not worth it' if profile.name == "smddp" else "update it"
-        yield warning("image", past, newer)
+        newer = 'set distribution = "torch_distributed" and image = "current" if SMDDP is not worth it'
+        yield warning("image", past, newer if profile.name == "smddp" else "update this project")
 
 
-def limits(job: Job) -> Iterator[Finding]:
-    """The job's values against lengths, counts, ranges and patterns of botocore's model of CreateTrainingJob."""
-    where = job.checkpoint_s3 if job.checkpoint_s3 not in ("", "auto") else "s3://bucket"
-    parts: dict[str, tuple[str, Any]] = {
-        "name": ("TrainingJobName", request.job_name(job)),
-        "hyperparameters": ("HyperParameters", {k: json.dumps(v) for k, v in request.hyperparameters(job).items()}),
-        "environment": ("TrainingEnvironmentMap", job.environment),
-        "tags": ("TagList", [{"Key": key, "Value": value} for key, value in job.tags.items()]),
-        "channels": ("InputDataConfig", [{"ChannelName": name} for name in job.channels] or [{}]),
-        "keep_alive_s": ("KeepAlivePeriodInSeconds", job.keep_alive_s),
-        "volume_gb": ("VolumeSizeInGB", job.volume_gb),
-        "checkpoint_s3": ("S3Uri", where),
-        "network.subnets": ("Subnets", job.network.subnets or ["x"]),
-        "network.security_groups": ("VpcSecurityGroupIds", job.network.security_groups or ["x"]),
-        "src/options.py METRICS": ("MetricDefinitionList", request.metric_definitions()),
-    }
-    for key, (name, value) in parts.items():
-        for path, problem in violations(value, shape(name)):
-            cure = "change it; what is long belongs into a file of src/ or under [channels]"
-            if key == "name":
-                cure = f"at most {63 - len(value) + len(job.name)} letters, digits and hyphens: a timestamp is added"
-            yield error(f"{key}{path}", problem, cure)
-    if len(job.hyperparameters) > 92:
-        yield error(
-            "hyperparameters", f"{len(job.hyperparameters)} entries", "at most 92: the SDK adds 8 and AWS takes 100"
-        )
+def misplaced(job: Job) -> Iterator[Finding]:
+    """Keys of job.toml that were written below a [table], and so belong to it."""
+    for table, entries in (("tags", job.tags), ("environment", job.environment)):
+        for key in entries.keys() & set(KEYS):
+            cure = f"move it above the first [table], or pass --accept {table}.{key} if it is meant"
+            yield error(f"{table}.{key}", f"{key} is a key of job.toml and stands in [{table}]", cure)
+
+
+def fields(job: Job) -> Iterator[Finding]:
+    """Single values, which AWS would refuse or take otherwise than meant."""
     if job.max_run_s > MAX_RUN_S:
         yield error("max_run_s", f"{job.max_run_s} is more than 28 days", f"at most {MAX_RUN_S}")
-
-
-def violations(value: Any, model: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """What of `value` is beyond the limits of a botocore shape: (path within it, problem)."""
-    most, least, pattern = (model.metadata.get(key) for key in ("max", "min", "pattern"))
-    size, unit = (value, "") if isinstance(value, int) else (len(value), " entries")
-    if isinstance(value, str):
-        unit = " characters"
-    if most is not None and size > most:
-        yield path, f"{size}{unit}, and AWS takes {most}"
-    elif isinstance(value, str) and pattern and r"\p{" not in pattern and not re.fullmatch(pattern, value):
-        yield path, f'"{value[:80]}" does not match {pattern}'
-    if least is not None and size < least:
-        yield path, f"{size}{unit}, and AWS wants {least}"
-    if model.type_name == "map":
-        for key, item in value.items():
-            yield from violations(key, model.key, f"{path}.{key[:40]}")
-            yield from violations(item, model.value, f"{path}.{key[:40]}")
-    elif model.type_name == "list":
-        for item in value:
-            yield from violations(item, model.member, path)
-    elif model.type_name == "structure":
-        name = next((str(item) for item in value.values()), "")
-        for key, item in value.items():
-            yield from violations(item, model.members[key], f"{path}.{name[:40]}" if name else path)
-
-
-def consistency(job: Job) -> Iterator[Finding]:
-    """What AWS takes and would not do as meant."""
     if job.spot.enabled and job.spot.max_wait_s < job.max_run_s:
         problem = f"{job.spot.max_wait_s} is below max_run_s = {job.max_run_s}"
         yield error("spot.max_wait_s", problem, "it counts training and waiting: raise it, or lower max_run_s")
     if job.spot.enabled and not job.checkpoint_s3:
         yield error("checkpoint_s3", "spot without checkpoints loses all at each interruption", 'set it to "auto"')
     if job.spot.enabled and job.keep_alive_s:
-        yield error("keep_alive_s", "spot machines cannot be kept", "set it to 0, or spot.enabled = false")
+        yield error("keep_alive_s", "spot instances cannot be kept", "set it to 0, or spot.enabled = false")
+    if job.spot.enabled and job.hyperparameters.get("resume", "auto") != "auto":
+        yield error("hyperparameters.resume", "with spot, each restart would begin there again", 'set it to "auto"')
     if not re.fullmatch(r"(arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+|[\w+=,.@-]{1,64})?", job.role, re.ASCII):
         yield error("role", f'"{job.role}" is neither ARN nor name', "arn:aws:iam::<12 digits>:role/<name>")
     if not re.fullmatch(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?", job.bucket):
-        yield error("bucket", f'"{job.bucket}" is no bucket\'s name', "the name alone: no s3://, no folder")
-    addresses = {f"channels.{name}": uri for name, uri in job.channels.items()} | {"checkpoint_s3": job.checkpoint_s3}
-    for key, uri in addresses.items():
-        if not s3_uri(uri) and (key, uri) not in (("checkpoint_s3", ""), ("checkpoint_s3", "auto")):
-            yield error(key, f'"{uri}" is no S3 address', 'as in "s3://bucket/folder/"')
-    for name in job.channels:
-        if not re.fullmatch(r"\w+", name, re.ASCII):
-            yield error(f"channels.{name}", f"SM_CHANNEL_{name.upper()} is no variable's name", "use underscores")
-    if job.hyperparameters.get("dataset") == "training" and "training" not in job.channels:
-        yield error("hyperparameters.dataset", "[channels] has no training", 'add training = "s3://bucket/folder/"')
-    if job.spot.enabled and job.hyperparameters.get("resume", "auto") != "auto":
-        yield error("hyperparameters.resume", "with spot, each restart would begin there again", 'set it to "auto"')
-    for key in ("dataset", "model_name"):
-        place = str(job.hyperparameters.get(key, "training"))
-        if place.startswith("s3://") or (place != "training" and len(place) < 256 and Path(place).exists()):
-            problem = f'"{place}" is nothing that a host in the cloud can open'
-            yield warning(f"hyperparameters.{key}", problem, "put it into S3 and under [channels]")
-    if "training" in job.channels and job.hyperparameters.get("dataset") != "training":
-        yield warning("channels.training", "hyperparameters.dataset does not read it", 'set dataset = "training"')
+        yield error("bucket", f'"{job.bucket}" is not the name of a bucket', "the name alone: no s3://, no folder")
+    if job.checkpoint_s3 not in ("", "auto"):
+        if not s3_uri(job.checkpoint_s3):
+            yield error("checkpoint_s3", f'"{job.checkpoint_s3}" is not an S3 address', 'as in "s3://bucket/folder/"')
+        elif not re.fullmatch(r"s3://[^/]+/.*[^/].*", job.checkpoint_s3):
+            problem = f"{job.checkpoint_s3} is a whole bucket, and every host would download it"
+            yield error("checkpoint_s3", problem, "name a folder in it")
+
+
+def network(job: Job) -> Iterator[Finding]:
+    """IDs of subnets and groups. The SDK drops one without the other."""
+    kinds = {"subnets": (job.network.subnets, "subnet-"), "security_groups": (job.network.security_groups, "sg-")}
+    for key, (identifiers, start) in kinds.items():
+        for each in identifiers:
+            if not re.fullmatch(rf"{start}[0-9a-f]{{8,17}}", each):
+                yield error(f"network.{key}", f'"{each}" is not one\'s ID', f"as in {start}0123456789abcdef0")
     if bool(job.network.subnets) != bool(job.network.security_groups):
-        problem = "one without the other, and the SDK drops both without a word"
-        yield error("network.subnets, network.security_groups", problem, "give both, or neither")
-    for key, value in {**job.hyperparameters, **job.environment}.items():
-        if SECRET.search(str(value)) or (SECRET_NAME.search(key) and isinstance(value, str) and len(value) > 8):
-            yield error(
-                key, "looks like a secret, and the console shows it", "keep it in Secrets Manager, read it there"
-            )
-    for key in sorted(RANK_VARIABLES & job.environment.keys()):
-        yield error(f"environment.{key}", "the launcher sets it, on each host another", "remove it")
+        problem = "subnets and security_groups one without the other, and the SDK silently drops both"
+        yield error("network", problem, "give both, or neither")
+
+
+def addresses(job: Job) -> Iterator[Finding]:
+    """Names and addresses of channels, each by itself, against each other and against the checkpoints."""
+    for name, given in job.channels.items():
+        key, table = f"channels.{name}", given if isinstance(given, dict) else {"s3_data": given}
+        known, address = inspect.signature(request.channel_class(table)).parameters, str(table.get("s3_data", ""))
+        for unknown in table.keys() - known:
+            yield error(f"{key}.{unknown}", "the SDK's inputs have no such parameter", near(unknown, known))
+        if "file_system_id" in table:
+            if not job.network.subnets:
+                yield error(key, "a file system can be reached in your VPC alone", "fill [network]")
+        elif not s3_uri(address):
+            yield error(key, f'"{address}" is not an S3 address', 'as in "s3://bucket/folder/"')
+        elif s3_uri(job.checkpoint_s3):
+            data, kept = f"{address.rstrip('/')}/", f"{job.checkpoint_s3.rstrip('/')}/"
+            if data.startswith(kept) or kept.startswith(data):
+                yield error(
+                    "checkpoint_s3", f"it and {key} overlap, and checkpoints would be data", "name another folder"
+                )
+        variable = f"SM_CHANNEL_{name.upper()}"
+        if not re.fullmatch(r"\w+", name, re.ASCII):
+            yield error(key, f"{variable} is not a valid variable name", "use letters, digits and underscores")
+        elif twin := next((other for other in job.channels if other < name and other.upper() == name.upper()), ""):
+            yield error(key, f"{twin} sets {variable} as well", "rename one of them")
+
+
+def reading(job: Job) -> Iterator[Finding]:
+    """Every channel is read by an option or in `src/`, and what an option reads is a channel's or in the image."""
+    from options import OPTIONS
+    from runtime import command_line
+
+    options = {key: each.default for key, each in command_line.declared(OPTIONS).items()} | job.hyperparameters
+    read = {key: value for key, value in options.items() if isinstance(value, str)}
+    own_code = "".join(path.read_text(encoding="utf-8", errors="replace") for path in SRC.glob("*.py"))
+    for name in job.channels:
+        by_path = any(f"{value}/".startswith(f"{CHANNELS}{name}/") for value in read.values())
+        if not (name in read.values() or by_path or f"SM_CHANNEL_{name.upper()}" in own_code):
+            cure = 'name it training and set hyperparameters.dataset = "training", or remove it'
+            yield error(f"channels.{name}", "every host would download it and no option reads it", cure)
+    for option, value in read.items():
+        key, needed = f"hyperparameters.{option}", "training" if value == "training" else ""
+        if value.startswith(CHANNELS):
+            needed = value.removeprefix(CHANNELS).split("/")[0]
+        if needed and needed not in job.channels:
+            yield error(key, f"[channels] has no {needed[:80]} to read", f'add {needed[:80]} = "s3://bucket/folder/"')
+        elif not needed and option in job.hyperparameters and (value.startswith("s3://") or is_local(value)):
+            problem = f'"{value[:80]}" is a path that the training job cannot read'
+            yield warning(key, problem, "upload it to S3 and name it under [channels]")
+
+
+def is_local(value: str) -> bool:
+    """Whether the text is a path of this machine; a name alone, such as outputs, is not meant as one."""
+    try:
+        return "/" in value and Path(value).exists()
+    except (OSError, ValueError):  # too long for a path, or with a zero byte
+        return False
 
 
 def hyperparameters(job: Job) -> Iterator[Finding]:
@@ -241,23 +244,112 @@ def hyperparameters(job: Job) -> Iterator[Finding]:
     from options import OPTIONS
     from runtime import command_line
 
-    declared = command_line.declared(OPTIONS)
+    declared, profile = command_line.declared(OPTIONS), profiles.profile(job)
+    old_torchrun = profiles.launcher(job) == "torch_distributed" and (profile is None or profile.python == "3.11")
     for key, value in job.hyperparameters.items():
         name = f"hyperparameters.{key}"
         if key not in declared:
-            yield error(name, "train.py has no such option", near(key, list(declared)))
-            continue
-        example = f"as in {key} = {json.dumps(declared[key].default)}"
-        kinds = {bool: "true or false", int: "a whole number", float: "a number"}  # bool first: it is an int, too
-        own = declared[key].type
-        kind = next((words for base, words in kinds.items() if isinstance(own, type) and issubclass(own, base)), None)
-        if isinstance(value, str) and kind:
-            yield error(name, f'"{value}" is text, and train.py takes {kind}', f"no quotes, {example}")
-            continue
-        try:
-            command_line.parse(OPTIONS, [f"--{key}={value}"])
-        except UserError as problem:
-            yield error(name, str(problem).removeprefix(f"--{key}: ").rstrip("."), example)
+            yield error(name, "train.py has no such option", near(key, declared))
+        elif old_torchrun and (clash := profiles.abbreviates(key)):
+            problem = f"torchrun on Python 3.11 takes --{key} for one of its own ({', '.join(clash)}) and exits"
+            yield error(name, problem, "rename the option in src/options.py")
+        else:
+            try:
+                command_line.parse(OPTIONS, [f"--{key}={value}"])
+            except UserError as problem:
+                example = f"as in {key} = {json.dumps(declared[key].default)}"
+                yield error(name, str(problem).removeprefix(f"--{key}: ").rstrip("."), example)
+            except ValueError:  # Python writes no number of more than 4,300 digits
+                yield error(name, "a number of thousands of digits", "shorten it")
+
+
+def visible(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
+    """Environment and tags as they would be sent, and secrets in what the AWS console shows."""
+    environment = made.get("Environment", {})
+    for key in (key for key in environment if profiles.reserved(key)):
+        yield error(f"environment.{key}", "the launcher or SageMaker's toolkit sets it on each host", "remove it")
+    if environment.get("NCCL_DEBUG", "WARN") != "WARN" and profiles.launcher(job) in ("torch_distributed", "none"):
+        problem = f"the toolkit sets NCCL_DEBUG to WARN under {profiles.launcher(job)}"
+        yield warning("environment.NCCL_DEBUG", problem, "remove it; under mpirun it arrives")
+    tags = {tag["Key"]: tag["Value"] for tag in made.get("Tags", [])}
+    for key in (key for key in tags if key.lower().startswith("aws:")):
+        yield error(f"tags.{key}", "AWS keeps tags that begin with aws: to itself", "rename it")
+    shown = {"hyperparameters": job.hyperparameters, "environment": environment, "tags": tags}
+    for table, entries in {**shown, "estimator": job.estimator}.items():
+        for key, value in entries.items():
+            if isinstance(value, str) and (SECRET.search(value) or (SECRET_NAME.search(key) and len(value) > 8)):
+                cure = "keep it in Secrets Manager and read it there"
+                yield error(f"{table}.{key}", "looks like a secret, and the AWS console shows it", cure)
+
+
+def sdk_parameters(job: Job) -> Iterator[Finding]:
+    """[estimator] holds what the SDK's estimator takes and job.toml has no key of its own for."""
+    known = request.parameters() if job.estimator else []
+    for key in job.estimator:
+        if key in request.OWN_KEYS:
+            yield error(f"estimator.{key}", "job.toml has a key of its own for it", f"set {request.OWN_KEYS[key]}")
+        elif key not in known:
+            yield error(f"estimator.{key}", "the SDK's estimator takes no such value from here", near(key, known))
+    installs = requirements.FILE.is_file() and re.search(r"(?m)^\s*[^#\s]", requirements.FILE.read_text("utf-8"))
+    if job.estimator.get("enable_network_isolation") and installs:
+        problem = "an isolated container reaches no package index, so pip cannot install src/requirements.txt"
+        yield error("estimator.enable_network_isolation", problem, "take an image that holds them, and empty the file")
+
+
+def limits(made: dict[str, Any]) -> Iterator[Finding]:
+    """The request against botocore's model of CreateTrainingJob: types, lengths, counts, ranges, patterns, names."""
+    for path, problem, cure in violations(made, shape("CreateTrainingJobRequest")):
+        member = next((each for each in SOURCES if f"{path}.".startswith(f"{each}.")), None)
+        key = SOURCES[member] + path[len(member) :] if member else path
+        if key == "name":
+            cure = "use letters, digits and hyphens, at most 47: a timestamp is added"
+        if key == "instance_type":
+            cure += "; if AWS has it since a short while, pip install --upgrade boto3, or --accept instance_type"
+        yield error(key, problem, cure)
+
+
+def violations(value: Any, model: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """What of `value` is beyond the limits of a botocore shape: (path within it, problem, cure)."""
+    fix = "change it; what is long belongs into a file of src/ or under [channels]" if path else ""
+    expected = TYPES.get(model.type_name)
+    if expected and (not isinstance(value, expected) or isinstance(value, bool) != (expected is bool)):
+        yield path, f"{str(value)[:80]!r} is not a {model.type_name}", "correct its type"
+        return
+    most, least, pattern = (model.metadata.get(key) for key in ("max", "min", "pattern"))
+    size, unit = (value, "") if isinstance(value, int) else (len(value), " entries")
+    if isinstance(value, str):
+        unit = " characters"
+        pattern = re.sub(r"\\p\{(.)\}", lambda found: {"L": r"\w", "N": r"\d"}.get(found[1], r"\s"), pattern or "")
+    if most is not None and size > most:
+        yield path, f"{size}{unit}, and AWS allows {most}", fix
+    elif isinstance(value, str) and pattern and not re.fullmatch(pattern, value):
+        yield path, f'"{value[:80]}" does not match {pattern}', fix
+    elif isinstance(value, str) and model.enum and value not in model.enum:
+        yield path, f'"{value[:80]}" is not known to the installed botocore', near(value, model.enum)
+    if least is not None and size < least:
+        yield path, f"{size}{unit}, and AWS requires {least}", fix
+    if model.type_name == "map":
+        for key, item in value.items():
+            yield from violations(key, model.key, f"{path}.{key[:40]}")
+            yield from violations(item, model.value, f"{path}.{key[:40]}")
+    elif model.type_name == "list":
+        for item in value:
+            name = next((str(item[key]) for key in ("Name", "Key", "ChannelName") if key in item), "")
+            yield from violations(item, model.member, f"{path}.{name[:40]}" if name else path)
+    elif model.type_name == "structure":
+        for key, item in value.items():
+            yield from violations(item, model.members[key], f"{path}.{key}" if path else key)
+
+
+def partitions(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
+    """ARNs are of the region's partition: China and GovCloud have their own."""
+    mine, arns = aws.partition(job.region), {f"estimator.{key}": value for key, value in job.estimator.items()}
+    for key, arn in {"role": made["RoleArn"], **arns}.items():
+        found = re.match(r"arn:(aws[a-z-]*):", str(arn))
+        if found and found[1] != mine:
+            yield error(
+                key, f'"{arn}" is of partition {found[1]}, and {job.region} is in {mine}', "take one from there"
+            )
 
 
 def source(folder: Path = SRC) -> Iterator[Finding]:
@@ -281,89 +373,8 @@ def source(folder: Path = SRC) -> Iterator[Finding]:
             elif path.suffix == ".ipynb" and '"output_type"' in text:
                 yield error(name, "has outputs, which may hold data or secrets", "clear them, or move it out of src/")
     if size > MAX_SOURCE_MB * 2**20:
-        yield error(
-            f"{folder.name}/", f"{size / 2**20:.0f} MB as code", f"at most {MAX_SOURCE_MB}; data goes to [channels]"
-        )
-
-
-def named_torch(job: Job, path: Path = REQUIREMENTS) -> Iterator[Finding]:
-    """A line of requirements.txt that asks for what the image brings."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-        if NOT_TO_REPLACE.match(re.split(r"[^\w-]", line.strip())[0].replace("_", "-")):
-            problem = f'"{line.strip()}" would replace {images_torch(job)}'
-            yield error(f"{path.parent.name}/{path.name}", problem, "remove that line: the image brings it")
-
-
-def images_torch(job: Job) -> str:
-    profile = profiles.profile(job)
-    return f"the image's torch {profile.torch if profile else ''}, and with it CUDA, NCCL, EFA and SMDDP"
-
-
-def requirements(job: Job, path: Path = REQUIREMENTS) -> Iterator[Finding]:
-    """Whether `pip install -r requirements.txt` in the image leaves the image's torch alone: pip's resolver says."""
-    key, profile = f"{path.parent.name}/{path.name}", profiles.profile(job)
-    if not path.is_file() or refused(named_torch(job, path)):
-        return
-    if profile is None:
-        yield skipped(key, "not resolved: the image's versions are not known", "see that it does not replace torch")
-        return
-    try:
-        installs = [item["metadata"] for item in resolve(path, profile)]
-    except Unresolved as reason:
-        if reason.unreachable:
-            yield skipped(key, "pip reached no package index", "run preflight again with a network")
-        else:
-            yield error(key, f"pip finds no set for Python {profile.python}: {reason}", "change the pins")
-        return
-    for item in installs:
-        if NOT_TO_REPLACE.match(item["name"]):
-            wants = [
-                i["name"]
-                for i in installs
-                if any(re.match(rf"{item['name']}\b", r) for r in i.get("requires_dist", []))
-            ]
-            by = f", as {wants[0]} asks," if wants else ""
-            problem = f"{item['name']} {item['version']}{by} would replace {images_torch(job)}"
-            yield error(key, problem, "pin what takes the image's torch")
-            return
-
-
-class Unresolved(Exception):
-    """What pip said when it found no solution, and whether that was for want of a package index."""
-
-    def __init__(self, said: str) -> None:
-        super().__init__(
-            " ".join(line.removeprefix("ERROR: ") for line in said.splitlines() if "WARNING" not in line)[-400:]
-        )
-        self.unreachable = bool(re.search(r"(?i)connection (broken|error)|timed out|no module named pip", said))
-
-
-def resolve(path: Path, profile: profiles.Profile) -> list[dict[str, Any]]:
-    """What pip would install into the image: its report's entries. Nothing is downloaded but metadata.
-
-    pip is shown an environment that holds the image's torch and nothing else, and resolves for the image's Python and
-    Linux. Environment markers are those of the interpreter that runs this, since pip has no option for them.
-
-    Raises:
-        Unresolved: there is no solution, or no package index.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        venv.create(home, with_pip=False, symlinks=sys.platform != "win32")
-        python = next(p for p in (home / "bin/python", home / "Scripts/python.exe") if p.exists())
-        site = next(home.glob("lib/python*/site-packages"), home / "Lib/site-packages")
-        torch = site / f"torch-{profile.torch}.dist-info"
-        torch.mkdir(parents=True)
-        (torch / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {profile.torch}\n")
-        command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install"]
-        command += ["--dry-run", "--quiet", "--report", str(home / "report.json"), "--requirement", str(path)]
-        command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={profile.python}"]
-        command += [f"--platform=manylinux_2_{glibc}_x86_64" for glibc in range(17, 36)]  # 2.35 is Ubuntu 22.04's
-        done = subprocess.run([*command, "--retries=1", "--timeout=20"], capture_output=True, text=True, cwd=ROOT)
-        if done.returncode:
-            raise Unresolved(done.stderr)
-        installs: list[dict[str, Any]] = json.loads((home / "report.json").read_text())["install"]
-        return installs
+        cure = f"at most {MAX_SOURCE_MB}; data goes to [channels]"
+        yield error(f"{folder.name}/", f"{size / 2**20:.0f} MB as code", cure)
 
 
 def summary(job: Job) -> str:
@@ -385,16 +396,12 @@ def rehearsal(job: Job, path: Path = ROOT / "job.toml") -> list[str]:
     return [*command, "--distribution", profiles.launcher(job), "--job", str(path.resolve())]
 
 
+@functools.cache
 def shape(name: str) -> Any:
     """A shape of botocore's model of SageMaker, with its limits."""
-    return service_model().shape_for(name)
-
-
-@functools.cache
-def service_model() -> Any:
     import botocore.session
 
-    return botocore.session.get_session().get_service_model("sagemaker")
+    return botocore.session.get_session().get_service_model("sagemaker").shape_for(name)
 
 
 @functools.cache
@@ -407,9 +414,3 @@ def regions() -> list[str]:
 
 def s3_uri(text: str) -> bool:
     return bool(re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?", text))
-
-
-def near(value: str, known: list[str]) -> str:
-    """The cure of a name that does not exist."""
-    found = difflib.get_close_matches(value, known, n=1, cutoff=0.5)
-    return f"did you mean {found[0]}?" if found else f"known are {', '.join(known[:12])}"

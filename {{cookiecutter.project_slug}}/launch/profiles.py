@@ -6,6 +6,7 @@ from datetime import date
 from typing import Any
 
 from launch.job import Job
+from runtime.cluster import SMDDP_INSTANCES
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ PROFILES = {
 # GPUs per instance, of the sizes and families that SageMaker trains on.
 _ONE = dict.fromkeys(("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge"), 1)
 _G4_TO_G6 = _ONE | {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8}
+_G7 = _ONE | {"12xlarge": 2, "24xlarge": 4, "48xlarge": 8}
 _GPUS = {
     "p2": {"xlarge": 1, "8xlarge": 8, "16xlarge": 16},
     "p3": {"2xlarge": 1, "8xlarge": 4, "16xlarge": 8},
@@ -76,11 +78,41 @@ _GPUS = {
     "g5": _G4_TO_G6,
     "g6": _G4_TO_G6,
     "g6e": _G4_TO_G6,
-    "g7e": {"2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "12xlarge": 2, "24xlarge": 4, "48xlarge": 8},
+    "gr6": _ONE,
+    "g7": _G7,
+    "g7e": _G7,
 }
-_GPU_FAMILIES = re.compile(r"p\d|g\d")  # p6e-gb200 and g7 too, whose counts are not in the table
+_GPU_FAMILIES = re.compile(r"(p|g|gr)\d")  # p6e-gb200 too, whose count is not in the table
 
-SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")  # AWS's list; SDK v2 holds one too and never checks it
+# Variables of the container that the toolkit or a launcher sets, or by which libraries take a host for another
+# cluster's: beginnings of names. A job's [environment] may not set them, and a rehearsal hides this machine's.
+RESERVED_VARIABLES = (
+    *("SM_", "SAGEMAKER_", "SMDATAPARALLEL_", "OMPI_", "PMIX_", "PET_", "TORCHELASTIC_", "SLURM_"),
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "NODE_RANK", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"),
+)
+
+# torchrun's own long options, of torch 2.5 to 2.13; it takes each with hyphens and with underscores.
+_TORCHRUN = """
+nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf standalone max_restarts monitor_interval
+start_method event_log_handler role module no_python run_path log_dir redirects tee local_ranks_filter
+duplicate_stdout_filters duplicate_stderr_filters node_rank master_addr master_port local_addr logs_specs numa_binding
+signals_to_handle shutdown_timeout virtual_local_rank
+""".split()  # noqa: SIM905
+
+
+def reserved(variable: str) -> bool:
+    """Whether [environment] may not set it."""
+    return variable.startswith(RESERVED_VARIABLES)
+
+
+def abbreviates(option: str) -> list[str]:
+    """Those of torchrun's options of which `--option` is an ambiguous beginning.
+
+    Python 3.11's argparse looks at the script's arguments too and ends torchrun there; from 3.12 on it does not.
+    """
+    spelled = sorted({name for each in _TORCHRUN for name in (each, each.replace("_", "-"))})
+    found = [name for name in spelled if name.startswith(option)]
+    return found if len(found) > 1 and option not in found else []
 
 
 def family(instance_type: str) -> str:
@@ -120,21 +152,21 @@ def profile(job: Job) -> Profile | None:
     return PROFILES[{"smddp": "smddp", "pytorchddp": "mpirun"}.get(launcher(job), "current")]
 
 
-def distribution(job: Job) -> dict[str, Any] | None:
-    """The estimator's `distribution` for the job's launcher."""
-    if launcher(job) == "smddp":
-        return {"smdistributed": {"dataparallel": {"enabled": True}}}
-    if launcher(job) == "torch_distributed":
-        return {"torch_distributed": {"enabled": True}}
-    return None  # pytorchddp too: see `flags`
-
-
 def flags(job: Job) -> dict[str, Any]:
-    """Hyperparameters that start pytorchddp's mpirun, which no `distribution` of SDK v2 does.
+    """The hyperparameters by which the toolkit in the container knows its launcher.
 
-    The SDK rewrites {"pytorchddp": …} to {"smdistributed": …}: the script would be told to use SMDDP, which the image
-    lacks, and p5 would be refused. The toolkit in the container still reads these two.
+    The SDK writes the same ones for `distribution={"torch_distributed": …}` and `{"smdistributed": …}`, and none for
+    plain mpirun: it rewrites {"pytorchddp": …} to {"smdistributed": …}, so that the script would be told to use SMDDP,
+    which the image lacks, and p5 would be refused. So all are set here.
     """
-    if launcher(job) != "pytorchddp":
+    if launcher(job) == "none":
         return {}
-    return {"sagemaker_pytorch_ddp_enabled": True, "sagemaker_instance_type": job.instance_type}
+    # mpirun's options: without this one the toolkit replaces NCCL_DEBUG of [environment] by INFO.
+    level = job.environment.get("NCCL_DEBUG")
+    mpi = {"sagemaker_distributed_dataparallel_custom_mpi_options": f"--NCCL_DEBUG={level}" if level else ""}
+    own: dict[str, dict[str, Any]] = {
+        "torch_distributed": {"sagemaker_torch_distributed_enabled": True},
+        "smddp": {"sagemaker_distributed_dataparallel_enabled": True} | mpi,
+        "pytorchddp": {"sagemaker_pytorch_ddp_enabled": True} | mpi,
+    }
+    return own[launcher(job)] | {"sagemaker_instance_type": job.instance_type}

@@ -1,14 +1,14 @@
 """From a `Job` to SageMaker's CreateTrainingJob: the estimator, and the request it sends or would send."""
 
+import inspect
 import io
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from launch import SRC, entry, profiles
+from launch import SRC, aws, entry, profiles
 from launch.job import Job
 from options import METRICS
 from runtime import report
@@ -17,6 +17,22 @@ from runtime.report import UserError
 # In a dry run these stand for what only an account knows.
 DRY_ACCOUNT = "000000000000"
 DRY_ROLE = "placeholder-for-dry-run"
+
+# Parameters of the SDK's estimator that job.toml sets by a key of its own, and which.
+OWN_KEYS = dict(
+    pair.split("=")
+    for pair in """role=role instance_type=instance_type instance_count=instance_count distribution=distribution
+    image_uri=image framework_version=image py_version=image base_job_name=name sagemaker_session=region
+    volume_size=volume_gb max_run=max_run_s keep_alive_period_in_seconds=keep_alive_s checkpoint_s3_uri=checkpoint_s3
+    container_entry_point=forward_stop use_spot_instances=spot.enabled max_wait=spot.max_wait_s
+    subnets=network.subnets security_group_ids=network.security_groups encrypt_inter_container_traffic=network.encrypt
+    hyperparameters=[hyperparameters] environment=[environment] tags=[tags] entry_point=src/train.py source_dir=src/
+    metric_definitions=src/options.py""".split()  # noqa: SIM905
+)
+ROLE_PATH = "SageMaker.TrainingJob.RoleArn"  # in the SDK's configuration file
+BUCKET_PATH = "SageMaker.PythonSDK.Modules.Session.DefaultS3Bucket"
+# Parameters that take the SDK's own objects, or would fetch and run code from elsewhere.
+NOT_TAKEN = {"self", "args", "kwargs", "git_config", "training_recipe", "recipe_overrides", "compiler_config", "rules"}
 
 os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # v2 is chosen knowingly: v3 has no estimator, no SMDDP
 logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output, already when imported
@@ -39,7 +55,7 @@ def image_uri(job: Job) -> str:
 
 
 def hyperparameters(job: Job) -> dict[str, Any]:
-    """What the container hands to train.py, and the launcher's own flags."""
+    """What the container hands to train.py, and the flags by which its toolkit knows the launcher."""
     return {**job.hyperparameters, **profiles.flags(job)}
 
 
@@ -49,26 +65,50 @@ def metric_definitions() -> list[dict[str, str]]:
 
 
 def options(job: Job, bucket: str, name: str) -> dict[str, Any]:
-    """The estimator's arguments beyond code, image and cluster: disk, time, stopping, network, environment."""
-    where = job.checkpoint_s3
+    """The estimator's arguments beyond code, image and cluster: disk, time, stopping, network; [estimator] is last."""
+    output = str(job.estimator.get("output_path", f"s3://{bucket}/"))
+    auto = f"{output.rstrip('/')}/{name}/checkpoints"
     return {
-        "output_path": f"s3://{bucket}/",
-        "code_location": f"s3://{bucket}",
+        "output_path": output,
+        "code_location": output.rstrip("/"),
         "volume_size": job.volume_gb,
         "max_run": job.max_run_s,
         "container_entry_point": entry.FORWARDING if job.forward_stop else None,
         "keep_alive_period_in_seconds": job.keep_alive_s or None,
         "use_spot_instances": job.spot.enabled,
         "max_wait": job.spot.max_wait_s if job.spot.enabled else None,
-        "checkpoint_s3_uri": f"s3://{bucket}/{name}/checkpoints" if where == "auto" else where or None,
+        "checkpoint_s3_uri": auto if job.checkpoint_s3 == "auto" else job.checkpoint_s3 or None,
         "subnets": job.network.subnets or None,
         "security_group_ids": job.network.security_groups or None,
-        "encrypt_inter_container_traffic": job.network.encrypt,
+        "encrypt_inter_container_traffic": job.network.encrypt or None,  # None: as the SDK's configuration file says
         "environment": job.environment or None,
         "tags": [{"Key": key, "Value": value} for key, value in job.tags.items()] or None,
         "debugger_hook_config": False,  # a hook in every step that nobody reads
         "disable_profiler": True,
+        **job.estimator,
     }
+
+
+def parameters() -> list[str]:
+    """What [estimator] may hold: the parameters of the SDK's estimator that job.toml has no key of its own for."""
+    classes = sdk().pytorch.PyTorch.__mro__
+    names = {name for cls in classes for name in inspect.signature(cls.__init__).parameters}
+    return sorted(names - NOT_TAKEN - OWN_KEYS.keys())
+
+
+def channels(job: Job) -> dict[str, Any] | None:
+    """What `fit` takes as inputs: an S3 address, or a table as the SDK's TrainingInput or FileSystemInput."""
+    made = {
+        name: given if isinstance(given, str) else channel_class(given)(**given) for name, given in job.channels.items()
+    }
+    return made or None
+
+
+def channel_class(table: dict[str, Any]) -> type:
+    """The SDK's class for a channel that is a table: a file system (FSx, EFS), or S3 with its options."""
+    inputs = sdk().inputs
+    found: type = inputs.FileSystemInput if "file_system_id" in table else inputs.TrainingInput
+    return found
 
 
 def estimator(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:
@@ -79,7 +119,6 @@ def estimator(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:
         image_uri=image_uri(job),
         instance_type=job.instance_type,
         instance_count=job.instance_count,
-        distribution=profiles.distribution(job),
         hyperparameters=hyperparameters(job),
         metric_definitions=metric_definitions(),
         role=role,
@@ -92,36 +131,48 @@ def sdk() -> Any:
     """The SDK, imported only when needed (about 2 s), and without its remarks."""
     import sagemaker
     import sagemaker.config
+    import sagemaker.inputs
     import sagemaker.pytorch
 
     logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
     return sagemaker
 
 
-def sagemaker_session(job: Job) -> Any:
-    """An SDK session in the job's region. Usage telemetry is off unless job.toml turns it on."""
-    import boto3
-
-    sagemaker = sdk()
-    config = sagemaker.config.load_sagemaker_config()  # the user's own defaults stay
+def settings(job: Job) -> dict[str, Any]:
+    """The user's and the organisation's SDK configuration file; usage telemetry is off unless job.toml turns it on."""
+    config: dict[str, Any] = sdk().config.load_sagemaker_config()
     config.setdefault("SchemaVersion", "1.0")
     modules = config.setdefault("SageMaker", {}).setdefault("PythonSDK", {}).setdefault("Modules", {})
     modules["TelemetryOptOut"] = not job.telemetry
-    return sagemaker.Session(
-        boto3.Session(region_name=job.region), sagemaker_config=config, default_bucket=job.bucket or None
-    )
+    return config
+
+
+def configured(given: str, path: str, config: dict[str, Any]) -> str:
+    """`given`, else the text that the SDK's configuration file holds at `path`, else nothing."""
+    found: Any = config
+    for part in path.split("."):
+        found = found.get(part, {})
+    return given or (found if isinstance(found, str) else "")
+
+
+def sagemaker_session(job: Job) -> Any:
+    """An SDK session in the job's region."""
+    import boto3
+
+    boto_session = boto3.Session(region_name=job.region)
+    return sdk().Session(boto_session, sagemaker_config=settings(job), default_bucket=job.bucket or None)
 
 
 def execution_role(job: Job, session: Any) -> str:
     """The ARN of the role that the job runs under.
 
     Raises:
-        UserError: `role` is empty and the credentials are not a role's, as they are in Studio.
+        UserError: none is named, and the credentials are not a role's, as they are in Studio.
     """
-    if job.role:
-        return session.expand_role(job.role)
+    if named := configured(job.role, ROLE_PATH, session.sagemaker_config):
+        return str(session.expand_role(named))
     try:
-        return sdk().get_execution_role(session)
+        return str(sdk().get_execution_role(session))
     except ValueError as error:
         raise UserError(
             'role = "" means the role SageMaker Studio runs under, and there is none here; '
@@ -133,40 +184,43 @@ def submit(job: Job) -> str:
     """Upload `src/`, create the training job, and return its name without waiting for it."""
     session, name = sagemaker_session(job), job_name(job)
     role, bucket = execution_role(job, session), job.bucket or session.default_bucket()
-    estimator(job, session, role, bucket, name).fit(job.channels or None, wait=False, job_name=name)
+    estimator(job, session, role, bucket, name).fit(channels(job), wait=False, job_name=name)
     return name
 
 
 def dry_run(job: Job) -> dict[str, Any]:
-    """The CreateTrainingJob request, built by the SDK and validated by botocore. Nothing leaves this machine.
+    """The CreateTrainingJob request, built by the SDK with its configuration file. Nothing leaves this machine.
 
-    Account, and the role where job.toml names none, are placeholders; no credentials are asked for.
+    Account, and the role where none is named, are placeholders; no credentials are asked for. Preflight judges this
+    request and a rehearsal plays it; `submit` sends the same one.
 
     Raises:
-        UserError: botocore's model does not take the request.
+        UserError: the SDK cannot build a request of this job.
     """
     import boto3
     from botocore.awsrequest import AWSResponse
-    from botocore.validate import ParamValidator
 
     def hold(request: Any, event_name: str, **_: Any) -> AWSResponse:  # the last stop before the network
         if ".s3." not in event_name:
             raise RuntimeError(f"a dry run sends nothing, and {event_name} was about to")
         return AWSResponse(request.url, 200, {}, _Body())
 
-    boto_session = boto3.Session("dry-run", "dry-run", region_name=job.region)
-    boto_session.events.register("before-send", hold)
-    role = job.role if job.role.startswith("arn:") else f"arn:aws:iam::{DRY_ACCOUNT}:role/{job.role or DRY_ROLE}"
-    name, bucket = job_name(job), job.bucket or f"sagemaker-{job.region}-{role.split(':')[4]}"
-    session = sdk().Session(boto_session, default_bucket=bucket)
-    made = estimator(job, session, role, bucket, name)
-    made._prepare_for_training(name)  # these three calls are what fit() does before it sends, without telemetry
-    arguments = sdk().estimator._TrainingJob.get_train_args(made, job.channels or None, None)
-    request: dict[str, Any] = session.get_train_request(**arguments)
-    shape = session.sagemaker_client.meta.service_model.operation_model("CreateTrainingJob").input_shape
-    validation = ParamValidator().validate(request, shape)
-    if validation.has_errors():
-        raise UserError(f"AWS would not take this request: {validation.generate_report()}")
+    try:
+        boto_session = boto3.Session("dry-run", "dry-run", region_name=job.region)
+        boto_session.events.register("before-send", hold)
+        config = settings(job)
+        role, bucket = configured(job.role, ROLE_PATH, config), configured(job.bucket, BUCKET_PATH, config)
+        if not role.startswith("arn:"):
+            role = f"arn:{aws.partition(job.region)}:iam::{DRY_ACCOUNT}:role/{role or DRY_ROLE}"
+        name, bucket = job_name(job), bucket or f"sagemaker-{job.region}-{[*role.split(':'), '', ''][4]}"
+        session = sdk().Session(boto_session, sagemaker_config=config, default_bucket=bucket)
+        made = estimator(job, session, role, bucket, name)
+        made._prepare_for_training(name)  # these three calls are what fit() does before it sends, without telemetry
+        arguments = sdk().estimator._TrainingJob.get_train_args(made, channels(job), None)
+        request: dict[str, Any] = session.get_train_request(**arguments)
+    except Exception as error:  # the SDK raises whatever it comes across in values of [estimator] and [channels]
+        said = f"{type(error).__name__}: {report.root_cause(error)}"
+        raise UserError(f"the SageMaker SDK cannot build a request of this job ({said}); correct that value") from error
     return request
 
 
@@ -175,57 +229,3 @@ class _Body(io.BytesIO):
 
     def stream(self, **_: Any) -> Iterator[bytes]:
         yield self.read()
-
-
-@contextmanager
-def aws_errors() -> Iterator[None]:
-    """Turn what boto3 raises into one sentence with its cure."""
-    from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
-        yield
-    except (Boto3Error, BotoCoreError, ClientError) as error:
-        raise UserError(explain(error)) from error
-
-
-@contextmanager
-def kindly() -> Iterator[None]:
-    """For a notebook's cell: a mistake's sentence in place of its stack trace, and the notebook goes on."""
-    try:
-        with aws_errors():
-            yield
-    except UserError as error:
-        print(f"error: {error}")
-    except KeyboardInterrupt:
-        print("interrupted")
-
-
-def explain(error: Exception) -> str:
-    """What an AWS error means and what to do about it, in one sentence."""
-    from botocore import exceptions as e
-
-    if isinstance(error, e.ClientError):
-        code, message = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
-        if "Expired" in code:
-            return "AWS credentials have expired; get new ones (aws sso login, or your organisation's way)"
-        if code in (
-            "UnrecognizedClientException",
-            "InvalidClientTokenId",
-            "SignatureDoesNotMatch",
-            "InvalidAccessKeyId",
-            "AuthFailure",
-        ):
-            return f"AWS does not know these credentials ({code}); check aws sts get-caller-identity and AWS_PROFILE"
-        if "AccessDenied" in code or "Unauthorized" in code or code == "403":
-            return f"these credentials may not call {error.operation_name}; ask for that permission ({message})"
-        return f"AWS refused {error.operation_name}: {message or code}"
-    if isinstance(error, e.NoCredentialsError | e.PartialCredentialsError):
-        return "there are no AWS credentials here; run aws configure or aws sso login (submit --dry-run needs none)"
-    if isinstance(error, e.ProfileNotFound | e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
-        return f"the AWS profile cannot be used ({error}); check AWS_PROFILE, or run aws sso login"
-    if isinstance(error, e.HTTPClientError | e.ConnectionError):
-        return (
-            f"AWS cannot be reached ({type(error).__name__}); check the network, the proxy, and the region in job.toml"
-        )
-    return " ".join(f"AWS: {error}".split())

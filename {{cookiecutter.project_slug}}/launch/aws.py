@@ -1,0 +1,118 @@
+"""boto3 clients, and what AWS's errors mean: one sentence each, with a cure that the caller can carry out."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from runtime.report import UserError
+
+REFUSED_KEYS = "UnrecognizedClientException InvalidClientTokenId SignatureDoesNotMatch InvalidAccessKeyId AuthFailure"
+TRANSIENT = re.compile(
+    r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|ServiceUnavailable|Internal(Failure|Err)"
+)
+
+
+def client(service: str, region: str) -> Any:
+    """A boto3 client that gives up in seconds, not minutes; its session is its own, since threads may not share one."""
+    import boto3
+    from botocore.config import Config
+
+    patience = Config(connect_timeout=5, read_timeout=20, retries={"max_attempts": 3, "mode": "standard"})
+    return boto3.Session(region_name=region).client(service, config=patience)
+
+
+def partition(region: str) -> str:
+    """`aws`, `aws-cn` or `aws-us-gov`; `aws` for a region that botocore does not know."""
+    import botocore.session
+    from botocore.exceptions import UnknownRegionError
+
+    try:
+        return str(botocore.session.get_session().get_partition_for_region(region))
+    except UnknownRegionError:
+        return "aws"
+
+
+def code(problem: Exception) -> str:
+    """AWS's name for an error that it answered with; empty for one of the network's or of this machine's."""
+    return str(getattr(problem, "response", {}).get("Error", {}).get("Code", ""))
+
+
+def denied(problem: Exception) -> bool:
+    return bool(re.search(r"AccessDenied|Unauthorized|^403$", code(problem)))
+
+
+def transient(problem: Exception) -> bool:
+    """Whether asking again later may succeed: no network, throttled, or a failure inside AWS."""
+    from botocore import exceptions as e
+
+    return isinstance(problem, e.HTTPClientError | e.ConnectionError) or bool(TRANSIENT.search(code(problem)))
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Turn what boto3 raises into one sentence with its cure."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except (Boto3Error, BotoCoreError, ClientError) as error:
+        raise UserError(explain(error)) from error
+
+
+@contextmanager
+def print_user_errors() -> Iterator[None]:
+    """For a notebook's cell: a mistake's sentence in place of its stack trace, and the next cells still run."""
+    try:
+        with errors():
+            yield
+    except UserError as error:
+        print(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted")
+
+
+def explain(error: Exception) -> str:
+    """What an AWS error means and what to do about it, in one sentence."""
+    from botocore import exceptions as e
+
+    if isinstance(error, e.ClientError):
+        name, message = code(error), error.response["Error"].get("Message", "")
+        if "Expired" in name:
+            return f"AWS credentials have expired; {sign_in()}"
+        if name in REFUSED_KEYS.split():
+            return f"AWS does not know these credentials ({name}); check AWS_PROFILE, or {sign_in()}"
+        if denied(error):
+            return f"these credentials may not call {error.operation_name}; ask for that permission ({message})"
+        return f"AWS refused {error.operation_name}: {message or name}"
+    if isinstance(error, e.NoCredentialsError | e.PartialCredentialsError):
+        return f"there are no AWS credentials here; {sign_in()} (submit --dry-run needs none)"
+    if isinstance(error, e.ProfileNotFound):
+        return (
+            f"{str(error)[:1].lower()}{str(error)[1:]}; set AWS_PROFILE to one that aws configure list-profiles prints"
+        )
+    if isinstance(error, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
+        return f"the single sign-on session cannot be used ({error}); {sign_in()}"
+    if isinstance(error, e.HTTPClientError | e.ConnectionError):
+        return f"AWS cannot be reached ({type(error).__name__}); check the network, the proxy, and the region"
+    return " ".join(f"AWS: {error}".split())
+
+
+def sign_in() -> str:
+    """How this user gets credentials: Studio's role, single sign-on, or keys."""
+    import botocore.session
+    from botocore.exceptions import BotoCoreError
+
+    if os.environ.get("SAGEMAKER_APP_TYPE") or os.environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
+        return "restart the Studio space, whose role renews them"
+    session = botocore.session.Session()
+    try:
+        config = session.get_scoped_config()
+    except BotoCoreError:
+        config = {}
+    profile = f" --profile {session.profile}" if session.profile else ""
+    if "sso_session" in config or "sso_start_url" in config:
+        return f"run aws sso login{profile}"
+    return f"run aws configure{profile} with an access key, or aws configure sso where your organisation has that"
