@@ -78,15 +78,18 @@ def test_gpu_counts_agree_with_amazon_ec2(project: Project) -> None:
         if any(g["Manufacturer"] == "NVIDIA" for g in gpus)
     }
     compared = [name for name in counted if name in nvidia and counted[name] is not None]
-    assert len(compared) > 30
     assert {name: counted[name] for name in compared} == {name: nvidia[name] for name in compared}
     assert not any(counted[name] for name in counted if not known.get(name, True))
+    # A new family fails here until its counts are in launch/profiles.py and EC2's own answer confirms them.
+    assert [name for name in counted if counted[name] is None] == ["ml.p6e-gb200.36xlarge"]
+    retired = {name for name in counted if counted[name]} - set(compared)
+    assert {name.split(".")[1] for name in retired} == {"p2", "p3"}
 
 
 RESOLVE = """
 import json, sys
-from launch import preflight, profiles
-installs = preflight.resolve(preflight.SRC / "requirements.txt", profiles.PROFILES[sys.argv[1]])
+from launch import profiles, requirements
+installs = requirements.resolve(requirements.FILE, profiles.PROFILES[sys.argv[1]])
 print(json.dumps({i["metadata"]["name"].lower(): i["metadata"]["version"] for i in installs}))
 """
 
@@ -150,6 +153,11 @@ def said(cells: list[Any], text: str) -> str:
     return "".join(out.get("text", "") + str(dict(out.get("data", {}))) for out in cell.outputs)
 
 
+def lines_of(cells: list[Any]) -> int:
+    """Lines of text that a notebook would be saved with."""
+    return sum(len(out.get("text", "").splitlines()) for cell in cells for out in cell.outputs)
+
+
 # A rehearsal takes half a minute: one notebook of these tests plays it, whole.
 PLAY_NOTHING = {"preflight.rehearsal(job)": "preflight.rehearsal = lambda _: ['true']"}
 
@@ -159,7 +167,7 @@ def test_notebook_is_clean(project: Project) -> None:
     nbformat.validate(notebook)
     for cell in notebook.cells:
         assert not cell.get("outputs") and cell.get("execution_count") is None
-        assert len(cell.source.splitlines()) <= 20
+        assert len(cell.source.splitlines()) <= 24
 
 
 def test_notebook_sends_nothing_that_preflight_refuses(tmp_path: Path) -> None:
@@ -168,7 +176,7 @@ def test_notebook_sends_nothing_that_preflight_refuses(tmp_path: Path) -> None:
     job.write_text(job.read_text(encoding="utf-8").replace("volume_gb = 100", "volume_gb = 0"), encoding="utf-8")
     with pytest.raises(nbclient.exceptions.CellExecutionError) as raised:
         run_notebook(project, {}, **NO_AWS)
-    assert "error: volume_gb = 0 is not what it has to be" in str(raised.value) and "File" not in str(raised.value)
+    assert "error: volume_gb = 0 is not valid" in str(raised.value) and "File" not in str(raised.value)
     text = job.read_text(encoding="utf-8").replace("volume_gb = 0", "volume_gb = 100")
     job.write_text(text.replace("keep_alive_s = 0", "keep_alive_s = 21601"), encoding="utf-8")
     cells = run_notebook(project, PLAY_NOTHING, **NO_AWS, PIP_NO_INDEX="1")
@@ -181,10 +189,11 @@ def test_notebook_without_aws(small: Project) -> None:
     assert "2 × ml.g5.xlarge, torch_distributed, torch 2.13.0 on Python 3.12; 2 ranks" in said(cells, "load()")
     assert "skipped AWS: no credentials here" in said(cells, "preflight.run")
     assert "pytorch:2.13-cu133-amzn2023-sagemaker" in said(cells, "request.dry_run")
-    for text in ("PyTorch(", "follow.follow", "follow.fetch"):
+    for text in ("PyTorch(", "follow.follow", "follow.why", "jobs.fetch"):
         assert "error: there are no AWS credentials here" in said(cells, text)
     assert "error: " in said(cells, "outcome.curves()") and "error: " in said(cells, "predict.py")
     assert "Traceback" not in str([cell.outputs for cell in cells])
+    assert lines_of(cells) < 200
 
 
 MOTO = """
@@ -217,15 +226,18 @@ def test_notebook_from_configuration_to_prediction(small: Project, words: Path, 
     small.run("python", "src/train.py", "--dataset", str(words), "--epochs", "2", "--output_dir", str(tmp_path))
     with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "model", ".")
-    before = {"load()": MOTO, "follow.follow": LOG, "follow.fetch": MODEL}
+    before = {"load()": MOTO, "follow.follow": LOG, "jobs.fetch": MODEL}
     cells = run_notebook(small, before, MODEL=str(tmp_path / "model.tar.gz"), AWS_DEFAULT_REGION="us-east-1")
     preflight = said(cells, "preflight.run")
     assert "error" not in preflight and "no credentials" not in preflight
-    assert "held" in said(cells, "preflight.rehearsal")
-    assert "completed. Bring its model home" in said(cells, "follow.follow")
+    assert "test/accuracy" in said(cells, "preflight.rehearsal")
+    assert "completed. To fetch its model" in said(cells, "follow.follow")
+    assert "completed. To fetch its model" in said(cells, "follow.why")
+    assert "no jobs" not in said(cells, "jobs.compare") and "─" in said(cells, "jobs.compare")
+    assert lines_of(cells) < 200
     assert "train/loss=0.5" in said(cells, "follow.follow")
     assert "image/png" in said(cells, "outcome.curves()")
-    assert "models/" in said(cells, "follow.fetch")
+    assert "models/" in said(cells, "jobs.fetch")
     assert "Île de la Réunion\tlatin" in said(cells, "predict.py")
 
 

@@ -70,9 +70,7 @@ def check(job: Job, made: dict[str, Any]) -> list[Finding]:
             return [skipped(question.__name__, aws.explain(problem), "so it was not checked")]
 
     with ThreadPoolExecutor() as pool:
-        return [
-            finding for found in pool.map(answers, (permissions, vpc, way_out, buckets, quota)) for finding in found
-        ]
+        return [finding for found in pool.map(answers, (permissions, vpc, buckets, quota)) for finding in found]
 
 
 def permissions(asked: Asked) -> Iterator[Finding]:
@@ -164,6 +162,7 @@ def vpc(asked: Asked) -> Iterator[Finding]:
         message = refusal.response["Error"]["Message"]
         yield error(f"network.{key}", f"{message} in {asked.job.region}", "correct the ID, or the region")
         return
+    yield from way_out(ec2, subnets)
     vpcs = sorted({item["VpcId"] for item in subnets + groups})
     if len(vpcs) > 1:
         yield error("network", f"subnets and groups of {len(vpcs)} VPCs ({', '.join(vpcs)})", "take them from one")
@@ -193,26 +192,22 @@ def opens(rule: dict[str, Any], groups: list[str], places: list[str], efa: bool)
     return (named or (covered and not efa)) and (rule["IpProtocol"] == "-1" or (ports and not efa))
 
 
-def way_out(asked: Asked) -> Iterator[Finding]:
+def way_out(ec2: Any, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
     """The subnets lead to the internet, from which pip installs requirements.txt, and to S3."""
-    network = asked.request.get("VpcConfig")
-    if not network:
-        return
-    ec2 = asked.client("ec2")
-    subnets = ec2.describe_subnets(SubnetIds=network["Subnets"])["Subnets"]
     vpcs = sorted({subnet["VpcId"] for subnet in subnets})
     tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": vpcs}])["RouteTables"]
     for subnet in subnets:
         own = [t for t in tables if any(a.get("SubnetId") == subnet["SubnetId"] for a in t["Associations"])]
         main = [t for t in tables if t["VpcId"] == subnet["VpcId"] and any(a.get("Main") for a in t["Associations"])]
+        # Where a route leads, by the kind of its gateway. SageMaker's hosts have no public address: an internet
+        # gateway (igw-) alone lets nothing through, while an endpoint (vpce-) is the way to S3.
         routes = [route for table in own or main for route in table["Routes"]]
-        default = [route for route in routes if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
-        # SageMaker's hosts have no public address: an internet gateway alone lets nothing through.
-        if not any(not str(route.get("GatewayId", "")).startswith("igw-") for route in default):
+        default = [r for r in routes if r.get("DestinationCidrBlock") == "0.0.0.0/0"]
+        if all(str(route.get("GatewayId", "")).startswith("igw-") for route in default):
             problem = f"{subnet['SubnetId']} has no route to a NAT gateway: pip cannot install requirements.txt"
             to_s3 = any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes)
             cure = "add one, or set PIP_INDEX_URL in [environment] to an index in your VPC"
-            yield warning("network.subnets", problem, cure if to_s3 else f"{cure}, and an endpoint for S3")
+            yield warning("network.subnets", problem, cure if to_s3 else f"{cure}, and add an endpoint for S3")
 
 
 def buckets(asked: Asked) -> Iterator[Finding]:
@@ -229,7 +224,7 @@ def buckets(asked: Asked) -> Iterator[Finding]:
             except ClientError as problem:
                 heads[name] = problem.response
         status = heads[name].get("Error", {}).get("Code", "")
-        found = heads[name]["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-bucket-region", region)
+        found = heads[name].get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", region)
         if status == "404":
             yield error(key, f"bucket {name} does not exist", "create it in the job's region, or correct the name")
         elif found != region:

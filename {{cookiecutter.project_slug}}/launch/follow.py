@@ -89,17 +89,15 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
         poll_s: seconds between two looks; AWS throttles more.
     """
     from botocore.exceptions import BotoCoreError, ClientError
-    from rich.console import Console
 
-    live = None if sys.stdout is sys.__stdout__ else False  # a notebook's output claims to be a terminal
-    style = {"highlight": False, "markup": False, "soft_wrap": True, "force_terminal": live, "force_jupyter": False}
-    console = console or Console(**style)
+    console = console or terminal()
     client, logs, tokens = aws.client("sagemaker", region), aws.client("logs", region), dict[str, str]()
     outcome, shown, failures, reported, wait, ended = Outcome(name), 0, 0, time.monotonic(), 0.0, False
     try:
         with console.status(name) as status:
             while not ended:
-                time.sleep(wait)
+                if wait:
+                    time.sleep(wait)
                 wait = min(poll_s * 2**failures, 60.0)
                 try:
                     job, lines = describe(name, client), list[Line]()
@@ -146,9 +144,8 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
 def why(name: str, region: str) -> Outcome:
     """Print how a job ended, which rank failed first, and its last lines."""
     from botocore.exceptions import ClientError
-    from rich.console import Console
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = terminal()
     outcome = Outcome(name, describe(name, aws.client("sagemaker", region)))
     try:
         outcome.lines = new_lines(name, aws.client("logs", region), {})
@@ -158,6 +155,14 @@ def why(name: str, region: str) -> Outcome:
         console.print(f"{aws.explain(problem)}; what follows is from the status alone")
     report_ending(outcome, console)
     return outcome
+
+
+def terminal() -> Any:
+    """A console that prints plain lines, in notebooks and files too."""
+    from rich.console import Console
+
+    live = None if sys.stdout is sys.__stdout__ else False  # a notebook's output claims to be a terminal
+    return Console(highlight=False, markup=False, soft_wrap=True, force_terminal=live, force_jupyter=False)
 
 
 def describe(name: str, client: Any) -> dict[str, Any]:

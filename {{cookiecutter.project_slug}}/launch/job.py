@@ -1,6 +1,7 @@
 """`job.toml`, read and typed: the one description of a job that `launch` and `rehearsal` share."""
 
 import difflib
+import json
 import tomllib
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -161,15 +162,9 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 
 def _show(value: Any) -> str:
-    """A value as TOML writes it, cut to one short line."""
-    if isinstance(value, int) and value.bit_length() > 400:
-        return "a number of more than 120 digits"  # Python refuses to write one of 5,000
+    """A value about as TOML writes it, cut to one short line."""
     try:
-        text = repr(value)
-    except ValueError:
-        return "a value that holds such a number"
-    if isinstance(value, bool):
-        text = text.lower()
-    elif isinstance(value, str):
-        text = f'"{value}"' if value.isprintable() else '"' + text[1:-1] + '"'
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
     return text if len(text) <= 80 else text[:79] + "…"

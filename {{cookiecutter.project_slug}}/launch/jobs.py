@@ -35,6 +35,11 @@ def remembered() -> dict[str, str]:
     return found
 
 
+def latest(where: str, count: int) -> list[str]:
+    """The names of the last jobs that were launched from here into the region."""
+    return [name for name, region in remembered().items() if region == where][-count:]
+
+
 def region(name: str = "", given: str = "", job: Path = ROOT / "job.toml") -> str:
     """Where a job runs: as given, as remembered, else as job.toml says, of which no other line needs to be valid.
 
@@ -53,10 +58,9 @@ def region(name: str = "", given: str = "", job: Path = ROOT / "job.toml") -> st
 
 def table(where: str) -> list[dict[str, str]]:
     """The region's latest 20 jobs and those launched from here: name, status, start, time, instances, whose."""
-    own = [name for name, region in remembered().items() if region == where][-20:]
-    client = aws.client("sagemaker", where)
-    latest = client.list_training_jobs(SortBy="CreationTime", SortOrder="Descending", MaxResults=20)
-    rows = {job["TrainingJobName"]: job for job in latest["TrainingJobSummaries"]}
+    own, client = latest(where, 20), aws.client("sagemaker", where)
+    newest = client.list_training_jobs(SortBy="CreationTime", SortOrder="Descending", MaxResults=20)
+    rows = {job["TrainingJobName"]: job for job in newest["TrainingJobSummaries"]}
     for name in own:
         if name not in rows:
             try:
@@ -170,10 +174,11 @@ def unpack(archive: Path, target: Path) -> None:
 def print_rows(rows: list[dict[str, str]]) -> None:
     """Print rows as a table whose columns are the first row's keys."""
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+    from rich.markup import escape
+    from rich.table import Column, Table
 
-    table = Table(*(Text(name, overflow="fold") for name in (rows or [{"no jobs": ""}])[0]))
+    columns = [Column(name, overflow="fold") for name in (rows or [{"no jobs": ""}])[0]]
+    table = Table(*columns)
     for row in rows:
-        table.add_row(*(Text(value, overflow="fold") for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+        table.add_row(*map(escape, row.values()))
+    Console(width=None if sys.stdout.isatty() else 120, force_jupyter=False).print(table)

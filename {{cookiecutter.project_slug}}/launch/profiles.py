@@ -92,7 +92,7 @@ RESERVED_VARIABLES = (
 )
 
 # torchrun's own long options, of torch 2.5 to 2.13; it takes each with hyphens and with underscores.
-_TORCHRUN = """
+TORCHRUN = """
 nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf standalone max_restarts monitor_interval
 start_method event_log_handler role module no_python run_path log_dir redirects tee local_ranks_filter
 duplicate_stdout_filters duplicate_stderr_filters node_rank master_addr master_port local_addr logs_specs numa_binding
@@ -110,7 +110,7 @@ def abbreviates(option: str) -> list[str]:
 
     Python 3.11's argparse looks at the script's arguments too and ends torchrun there; from 3.12 on it does not.
     """
-    spelled = sorted({name for each in _TORCHRUN for name in (each, each.replace("_", "-"))})
+    spelled = sorted({name for each in TORCHRUN for name in (each, each.replace("_", "-"))})
     found = [name for name in spelled if name.startswith(option)]
     return found if len(found) > 1 and option not in found else []
 

@@ -142,15 +142,6 @@ def sdk() -> Any:
     return sagemaker
 
 
-def settings(job: Job) -> dict[str, Any]:
-    """The user's and the organisation's SDK configuration file; usage telemetry is off unless job.toml turns it on."""
-    config: dict[str, Any] = sdk().config.load_sagemaker_config()
-    config.setdefault("SchemaVersion", "1.0")
-    modules = config.setdefault("SageMaker", {}).setdefault("PythonSDK", {}).setdefault("Modules", {})
-    modules["TelemetryOptOut"] = not job.telemetry
-    return config
-
-
 def configured(given: str, path: str, config: dict[str, Any]) -> str:
     """`given`, else the text that the SDK's configuration file holds at `path`, else nothing."""
     found: Any = config
@@ -160,11 +151,15 @@ def configured(given: str, path: str, config: dict[str, Any]) -> str:
 
 
 def sagemaker_session(job: Job) -> Any:
-    """An SDK session in the job's region."""
+    """An SDK session in the job's region. Usage telemetry is off unless job.toml turns it on."""
     import boto3
 
+    config = sdk().config.load_sagemaker_config()  # the user's and the organisation's own defaults stay
+    config.setdefault("SchemaVersion", "1.0")
+    modules = config.setdefault("SageMaker", {}).setdefault("PythonSDK", {}).setdefault("Modules", {})
+    modules["TelemetryOptOut"] = not job.telemetry
     boto_session = boto3.Session(region_name=job.region)
-    return sdk().Session(boto_session, sagemaker_config=settings(job), default_bucket=job.bucket or None)
+    return sdk().Session(boto_session, sagemaker_config=config, default_bucket=job.bucket or None)
 
 
 def execution_role(job: Job, session: Any) -> str:
@@ -212,7 +207,7 @@ def dry_run(job: Job) -> dict[str, Any]:
     try:
         boto_session = boto3.Session("dry-run", "dry-run", region_name=job.region)
         boto_session.events.register("before-send", hold)
-        config = settings(job)
+        config = sdk().config.load_sagemaker_config()
         role, bucket = configured(job.role, ROLE_PATH, config), configured(job.bucket, BUCKET_PATH, config)
         if not role.startswith("arn:"):
             role = f"arn:{aws.partition(job.region)}:iam::{DRY_ACCOUNT}:role/{role or DRY_ROLE}"
