@@ -1,5 +1,6 @@
 """SDK v3, in the environment that `make sdk-v3` makes: the request is v2's, and what is sent trains on two hosts."""
 
+import functools
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 
 from launch import ROOT, SRC, job, request
@@ -18,7 +20,9 @@ from launch import ROOT, SRC, job, request
 PYTHON = Path(os.environ.get("SDK_V3", Path(sys.prefix) / "sdk-v3")) / "bin" / "python"
 PLAIN = 'name = "language-id"\nregion = "us-east-1"\nrole = "arn:aws:iam::123456789012:role/training"\n'
 DRY = """
-import sys
+import functools, sys
+import botocore.session
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # AWS's models are parsed once
 from launch.__main__ import main
 sys.exit(max(main(["submit", "--dry-run", "--job", path]) for path in sys.argv[1:]))
 """
@@ -37,6 +41,9 @@ with mock_aws():
     session.client("s3").download_file("code", f"team/{name}/source/sourcedir.tar.gz", "sourcedir.tar.gz")
     json.dump(made, open("sent.json", "w"), default=str)
 """
+
+
+botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # AWS's models are parsed once
 
 
 @pytest.fixture(autouse=True)
