@@ -1,8 +1,7 @@
 """Version 3 of the SageMaker SDK in the place of version 2, where it is what is installed (`make sdk-v3`).
 
-v3 has no estimator and no launcher for SMDDP, and its driver for mpirun starts too few ranks. So the request is made
-here, the one that v2's estimator makes (tests/test_v3.py compares them), and v3's `TrainingJob` sends it: the image's
-own toolkit starts train.py, by the launcher that the hyperparameters name.
+v3 has no estimator and no launcher for SMDDP, and its driver for mpirun starts too few ranks. So v2's request is made
+here (tests/test_v3.py compares them) and v3's `TrainingJob` sends it: the image's own toolkit starts train.py.
 """
 
 import copy
@@ -20,7 +19,6 @@ MEMBERS = {
     "input_mode": "AlgorithmSpecification.TrainingInputMode",
     "metric_definitions": "AlgorithmSpecification.MetricDefinitions",
     "container_entry_point": "AlgorithmSpecification.ContainerEntrypoint",
-    "container_arguments": "AlgorithmSpecification.ContainerArguments",
     "enable_sagemaker_metrics": "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries",
     "instance_type": "ResourceConfig.InstanceType",
     "instance_count": "ResourceConfig.InstanceCount",
@@ -67,26 +65,24 @@ class PyTorch:
 
     def __init__(self, *, entry_point: str, source_dir: str, sagemaker_session: Any, **given: Any) -> None:
         self.entry_point, self.source_dir, self.session, self.given = entry_point, source_dir, sagemaker_session, given
-        self.bucket, _, self.prefix = given["code_location"].removeprefix("s3://").rstrip("/").partition("/")
 
     def request(self, channels: dict[str, Any] | None, name: str) -> dict[str, Any]:
         """CreateTrainingJob, completed by what the SDK's configuration file holds under SageMaker.TrainingJob."""
         from sagemaker.core import common_utils, inputs
 
         made: dict[str, Any] = {"TrainingJobName": name, "AlgorithmSpecification": {"TrainingInputMode": "File"}}
-        for parameter in MEMBERS.keys() & {key for key, value in self.given.items() if value is not None}:
-            *path, member = MEMBERS[parameter].split(".")
-            place = made.setdefault(path[0], {}) if path else made
-            place[member] = self.given[parameter]
+        for parameter, path in MEMBERS.items():
+            *structure, member = path.split(".")
+            if self.given.get(parameter) is not None:
+                (made.setdefault(structure[0], {}) if structure else made)[member] = self.given[parameter]
         for channel, source in (channels or {}).items():
             source = inputs.TrainingInput(source) if isinstance(source, str) else source
             made.setdefault("InputDataConfig", []).append({**source.config, "ChannelName": channel})
-        code = f"s3://{self.bucket}/{self._code_prefix(name)}/sourcedir.tar.gz"
+        code = f"{self.given['code_location'].rstrip('/')}/{name}/source/sourcedir.tar.gz"
         own = {"program": self.entry_point, "submit_directory": code, "container_log_level": logging.INFO}
         own |= {"job_name": name, "region": self.session.boto_region_name}
         every = self.given["hyperparameters"] | {f"sagemaker_{key}": value for key, value in own.items()}
         made["HyperParameters"] = {key: json.dumps(value) for key, value in every.items()}
-
         defaults = copy.deepcopy(self.session.sagemaker_config.get("SageMaker", {}).get("TrainingJob", {}))
         tagged = {tag["Key"] for tag in made.get("Tags", [])}
         if more := [tag for tag in defaults.pop("Tags", []) if tag["Key"] not in tagged]:
@@ -105,12 +101,10 @@ class PyTorch:
         from sagemaker.core.utils.code_injection.codec import transform
 
         made, session = self.request(channels, job_name), self.session
+        bucket, *folders, _ = json.loads(made["HyperParameters"]["sagemaker_submit_directory"]).split("/")[2:]
         output = made["OutputDataConfig"]
-        key = output.get("KmsKeyId") if output["S3OutputPath"].split("/")[2] == self.bucket else None
-        code = (self.bucket, self._code_prefix(job_name), self.entry_point, self.source_dir)
+        key = output.get("KmsKeyId") if output["S3OutputPath"].split("/")[2] == bucket else None
+        code = (bucket, "/".join(folders), self.entry_point, self.source_dir)
         tar_and_upload_dir(session.boto_session, *code, kms_key=key, s3_resource=session.s3_resource)
         members = transform(made, "CreateTrainingJobRequest")
         TrainingJob.create(session=session.boto_session, region=session.boto_region_name, **members)
-
-    def _code_prefix(self, name: str) -> str:
-        return f"{self.prefix}/{name}/source".lstrip("/")

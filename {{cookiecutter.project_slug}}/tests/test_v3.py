@@ -1,7 +1,6 @@
 """SDK v3, in the environment that `make sdk-v3` makes: the request is v2's, and what is sent trains on two hosts."""
 
 import functools
-import itertools
 import json
 import os
 import shutil
@@ -80,7 +79,7 @@ def timeless(made: dict[str, Any]) -> Any:
 
 
 def test_the_request_is_the_one_of_v2(tmp_path, monkeypatch):
-    """Every launcher, on spot and not, in a VPC and not; [estimator], and the SDK's own configuration file."""
+    """Every launcher, on spot and in a VPC; neither, with [estimator]; and always the SDK's own configuration file."""
     defaults = {"OutputDataConfig": {"KmsKeyId": "alias/all"}, "ResourceConfig": {"VolumeKmsKeyId": "alias/disk"}}
     defaults |= {"EnableNetworkIsolation": False, "Environment": {"FROM_FILE": "1"}}
     defaults |= {"Tags": [{"Key": "project", "Value": "theirs"}, {"Key": "team", "Value": "x"}]}
@@ -88,10 +87,8 @@ def test_the_request_is_the_one_of_v2(tmp_path, monkeypatch):
     config.write_text(json.dumps({"SchemaVersion": "1.0", "SageMaker": {"TrainingJob": defaults}}))
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
     launchers = ("torch_distributed", "smddp", "pytorchddp", "none")
-    paths = [
-        written(tmp_path / f"{index}.toml", *each)
-        for index, each in enumerate(itertools.product(launchers, (False, True), (False, True)))
-    ]
+    cases = [(launcher, spot, not spot) for launcher in launchers for spot in (False, True)]
+    paths = [written(tmp_path / f"{index}.toml", *case) for index, case in enumerate(cases)]
     more = """[environment]\nNCCL_DEBUG = "INFO"\n[tags]\nproject = "x"\n
 [estimator]\noutput_path = "s3://models/team/"\nmax_retry_attempts = 2\nenable_remote_debug = true
 output_kms_key = "alias/own"\nvolume_kms_key = "alias/other"\nenable_infra_check = false\ninput_mode = "FastFile"
