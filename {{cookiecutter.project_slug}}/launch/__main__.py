@@ -129,8 +129,9 @@ def submit(options: argparse.Namespace) -> int:
         print(finding, file=sys.stderr)
     if findings.refused(found):
         return 1
+    made = made or request.dry_run(job)  # says why there is none, where that error was accepted
     if options.dry_run:
-        print(json.dumps(made or request.dry_run(job), indent=2))
+        print(json.dumps(made, indent=2))
         return 0
     print(checks.summary(job))
     print(account.cost(job))

@@ -40,7 +40,7 @@ class Asked:
         found = {f"channels.{c['ChannelName']}": s3(c) for c in self.request.get("InputDataConfig", [])}
         found["bucket"] = self.request["OutputDataConfig"]["S3OutputPath"]
         found["checkpoint_s3"] = self.request.get("CheckpointConfig", {}).get("S3Uri", "")
-        made_by_sdk = f"s3://sagemaker-{self.job.region}-{request.DRY_ACCOUNT}/"
+        made_by_sdk = f"s3://sagemaker-{self.job.region}-"
         return {key: uri for key, uri in found.items() if uri and not uri.startswith(made_by_sdk)}
 
 
@@ -64,10 +64,13 @@ def check(job: Job, made: dict[str, Any]) -> list[Finding]:
     asked = Asked(job, made, identity, "" if role.endswith(f"/{request.DRY_ROLE}") else role)
 
     def answers(question: Any) -> list[Finding]:
+        found: list[Finding] = []
         try:
-            return list(question(asked))
+            for finding in question(asked):
+                found.append(finding)  # one by one: what was found before a question fails stays
         except (BotoCoreError, ClientError) as problem:
-            return [skipped(question.__name__, aws.explain(problem), "so it was not checked")]
+            found.append(skipped(question.__name__, aws.explain(problem), "so it was not checked"))
+        return found
 
     with ThreadPoolExecutor() as pool:
         return [finding for found in pool.map(answers, (permissions, vpc, buckets, quota)) for finding in found]
@@ -123,12 +126,11 @@ def permissions(asked: Asked) -> Iterator[Finding]:
     for who, arn, wanted in (("caller", caller_arn, mine), ("role", found["Arn"], its)):
         for action, resources in wanted if arn else ():
             if resources and not allowed(iam, arn, action, resources):
-                # The policies of a bucket or an organisation, which are not simulated, may say otherwise for a role.
-                level, cure = (
-                    (error, "ask for it") if who == "caller" else (warning, "add it, unless a bucket policy does")
-                )
                 problem = f"{arn.rpartition('/')[2]} may not {action} on {', '.join(resources)}"
-                yield level(f"{who}.{action}", problem, cure)
+                if who == "caller":
+                    yield error(f"{who}.{action}", problem, "ask for that permission")
+                else:  # a bucket's own policy, which is not simulated, may allow it
+                    yield warning(f"{who}.{action}", problem, "add it, unless a bucket's policy allows it")
 
 
 def allowed(iam: Any, arn: str, action: str, resources: list[str]) -> bool:
@@ -218,13 +220,16 @@ def buckets(asked: Asked) -> Iterator[Finding]:
     heads: dict[str, dict[str, Any]] = {}
     for key, uri in asked.addresses().items():
         name, _, prefix = uri.removeprefix("s3://").partition("/")
-        if name not in heads:
+        new = name not in heads
+        if new:
             try:
                 heads[name] = s3.head_bucket(Bucket=name)
             except ClientError as problem:
                 heads[name] = problem.response
         status = heads[name].get("Error", {}).get("Code", "")
         found = heads[name].get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region", region)
+        if (status or found != region) and not new:
+            continue  # said for the first key that names the bucket
         if status == "404":
             yield error(key, f"bucket {name} does not exist", "create it in the job's region, or correct the name")
         elif found != region:

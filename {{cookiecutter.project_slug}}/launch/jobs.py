@@ -57,29 +57,22 @@ def region(name: str = "", given: str = "", job: Path = ROOT / "job.toml") -> st
 
 
 def table(where: str) -> list[dict[str, str]]:
-    """The region's latest 20 jobs and those launched from here: name, status, start, time, instances, whose."""
-    own, client = latest(where, 20), aws.client("sagemaker", where)
+    """The region's latest 20 jobs: name, status, when sent, how long, and whether they were launched from here."""
+    own, client = latest(where, 100), aws.client("sagemaker", where)
     newest = client.list_training_jobs(SortBy="CreationTime", SortOrder="Descending", MaxResults=20)
-    rows = {job["TrainingJobName"]: job for job in newest["TrainingJobSummaries"]}
-    for name in own:
-        if name not in rows:
-            try:
-                rows[name] = describe(name, client)
-            except UserError:  # of another account
-                continue
-    ordered = sorted(rows.values(), key=lambda job: job["CreationTime"], reverse=True)
-    return [
-        {
-            "job": job["TrainingJobName"],
-            "status": job["TrainingJobStatus"],
-            "sent": f"{job['CreationTime']:%Y-%m-%d %H:%M}",
-            "took": clock(
-                ((job.get("TrainingEndTime") or job["LastModifiedTime"]) - job["CreationTime"]).total_seconds()
-            ),
-            "from here": "yes" if job["TrainingJobName"] in own else "",
-        }
-        for job in ordered
-    ]
+    rows = []
+    for job in newest["TrainingJobSummaries"]:
+        started, ended = job["CreationTime"], job.get("TrainingEndTime") or job["LastModifiedTime"]
+        rows.append(
+            {
+                "job": job["TrainingJobName"],
+                "status": job["TrainingJobStatus"],
+                "sent": f"{started:%Y-%m-%d %H:%M}",
+                "took": clock((ended - started).total_seconds()),
+                "from here": "yes" if job["TrainingJobName"] in own else "",
+            }
+        )
+    return rows
 
 
 def compare(names: list[str], where: str) -> list[dict[str, str]]:

@@ -112,9 +112,8 @@ def image(job: Job, *, today: date | None = None) -> Iterator[Finding]:
         elif place and place[1] != job.region:
             yield error("image", f"it is in {place[1]} and the job in {job.region}", "name the one in the job's region")
         elif gpus != 0 and re.search(r"[:.-]cpu\b", job.image.rpartition("/")[2]):
-            yield error(
-                "image", f"its tag says CPU, and the GPUs of {job.instance_type} would idle", "take a GPU image"
-            )
+            problem = f"its tag says CPU, and the GPUs of {job.instance_type} would idle"
+            yield error("image", problem, "take a GPU image")
         yield skipped("image", "Python, torch and launcher of an image of your own are not known", "rehearse with them")
         return
     if launcher not in profile.launchers:
@@ -266,7 +265,7 @@ def hyperparameters(job: Job) -> Iterator[Finding]:
 def visible(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
     """Environment and tags as they would be sent, and secrets in what the AWS console shows."""
     environment = made.get("Environment", {})
-    for key in (key for key in environment if profiles.reserved(key)):
+    for key in (key for key in environment if key.startswith(profiles.RESERVED_VARIABLES)):
         yield error(f"environment.{key}", "the launcher or SageMaker's toolkit sets it on each host", "remove it")
     if environment.get("NCCL_DEBUG", "WARN") != "WARN" and profiles.launcher(job) in ("torch_distributed", "none"):
         problem = f"the toolkit sets NCCL_DEBUG to WARN under {profiles.launcher(job)}"
@@ -347,9 +346,8 @@ def partitions(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
     for key, arn in {"role": made["RoleArn"], **arns}.items():
         found = re.match(r"arn:(aws[a-z-]*):", str(arn))
         if found and found[1] != mine:
-            yield error(
-                key, f'"{arn}" is of partition {found[1]}, and {job.region} is in {mine}', "take one from there"
-            )
+            problem = f'"{arn}" is of partition {found[1]}, and {job.region} is in {mine}'
+            yield error(key, problem, "take one from there")
 
 
 def source(folder: Path = SRC) -> Iterator[Finding]:

@@ -100,11 +100,6 @@ signals_to_handle shutdown_timeout virtual_local_rank
 """.split()  # noqa: SIM905
 
 
-def reserved(variable: str) -> bool:
-    """Whether [environment] may not set it."""
-    return variable.startswith(RESERVED_VARIABLES)
-
-
 def abbreviates(option: str) -> list[str]:
     """Those of torchrun's options of which `--option` is an ambiguous beginning.
 

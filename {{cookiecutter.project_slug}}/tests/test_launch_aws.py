@@ -30,6 +30,7 @@ from launch.job import Job, Network, Spot
 from runtime.report import UserError
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
+LAMBDA = {"Arn": "arn:aws:iam::123456789012:role/lambda", "AssumeRolePolicyDocument": {"Statement": []}}
 TRUST = {"Effect": "Allow", "Principal": {"Service": ["sagemaker.amazonaws.com"]}, "Action": "sts:AssumeRole"}
 
 
@@ -373,6 +374,12 @@ def test_what_may_not_be_asked_is_skipped_and_says_what_is_missing(aws, good, mo
     record(monkeypatch, GetRole=refusal("AccessDenied", "GetRole"))
     assert [line.split(";")[0] for line in findings(good)] == [
         "skipped permissions: these credentials may not call GetRole"
+    ]
+    denied = refusal("AccessDenied", "SimulatePrincipalPolicy")
+    record(monkeypatch, SimulatePrincipalPolicy=denied, GetRole=[{"Role": LAMBDA}])
+    assert [line.split(";")[0] for line in findings(replace(good, role="lambda"))] == [  # what was found before stays
+        "error   role: lambda does not trust SageMaker",
+        "skipped permissions: these credentials may not call SimulatePrincipalPolicy",
     ]
 
 
