@@ -12,7 +12,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench gpu stress clean project
+.PHONY: help demo test lint bench gpu stress sdk-v3 clean project
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ $(VENV)/.tests: $(VENV)/.template $(SOURCE)/Makefile $(SOURCE)/pyproject.toml $(
 	@$(IN_PROJECT) setup
 	@$(INSTALL) --group tests
 	@touch $@
+
+sdk-v3: $(VENV)/.tests project
+	@$(IN_PROJECT) sdk-v3
 
 test: $(VENV)/.tests  ## generate projects, and prove what the README says of them
 	$(BIN)/python -m pytest $(ARGS)

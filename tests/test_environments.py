@@ -24,6 +24,7 @@ GROUPS = {  # command: the groups of pyproject.toml that it installs
     "rehearse": {"train", "rehearsal", "open-mpi"},
     "preflight": {"launch"},
     "launch": {"launch"},
+    "sdk-v3": {"launch-v3"},
     "test": {"train", "rehearsal", "open-mpi", "launch", "dev"},
     "lint": {"train", "rehearsal", "open-mpi", "launch", "dev"},
 }
@@ -65,7 +66,7 @@ def test_launch_repeats_the_pins_of_training(project: Project) -> None:
     """Both read the options of train.py, each from its own installation."""
     groups = tomllib.loads(project.read("pyproject.toml"))["dependency-groups"]
     pins = {line.split("  #")[0] for line in project.read("src/requirements.txt").splitlines()}
-    assert {line for line in groups["launch"] if line.startswith(("jsonargparse", "rich", "matplotlib"))} < pins
+    assert {line for line in groups["launch-tools"] if line.startswith(("jsonargparse", "rich", "matplotlib"))} < pins
 
 
 def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:

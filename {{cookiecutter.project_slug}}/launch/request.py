@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from launch import SRC, aws, entry, profiles
+from launch import SRC, aws, entry, profiles, v3
 from launch.job import Job
 from options import METRICS
 from runtime import report
@@ -91,6 +91,8 @@ def options(job: Job, bucket: str, name: str) -> dict[str, Any]:
 
 def parameters() -> list[str]:
     """What [estimator] may hold: the parameters of the SDK's estimator that job.toml has no key of its own for."""
+    if v3.installed():
+        return sorted({*v3.MEMBERS, "code_location"} - OWN_KEYS.keys())
     classes = sdk().pytorch.PyTorch.__mro__
     names = {name for cls in classes for name in inspect.signature(cls.__init__).parameters}
     return sorted(names - NOT_TAKEN - OWN_KEYS.keys())
@@ -128,7 +130,9 @@ def estimator(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:
 
 
 def sdk() -> Any:
-    """The SDK, imported only when needed (about 2 s), and without its remarks."""
+    """The SDK, imported only when needed (about 2 s), and without its remarks; v3 by v2's names."""
+    if v3.installed():
+        return v3.sdk()
     import sagemaker
     import sagemaker.config
     import sagemaker.inputs
@@ -210,6 +214,8 @@ def dry_run(job: Job) -> dict[str, Any]:
         name, bucket = job_name(job), bucket or f"sagemaker-{job.region}-{[*role.split(':'), '', ''][4]}"
         session = sdk().Session(boto_session, sagemaker_config=config, default_bucket=bucket)
         made = estimator(job, session, role, bucket, name)
+        if v3.installed():
+            return dict(made.request(channels(job), name))
         made._prepare_for_training(name)  # these three calls are what fit() does before it sends, without telemetry
         arguments = sdk().estimator._TrainingJob.get_train_args(made, channels(job), None)
         request: dict[str, Any] = session.get_train_request(**arguments)
