@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 import torchmetrics
@@ -89,7 +90,7 @@ class Model(pl.LightningModule):
         if self.options.gradient_checkpointing:
             if not hasattr(self.net, "gradient_checkpointing_enable"):
                 raise UserError("--gradient_checkpointing is for Hugging Face models; bytecnn has none.")
-            self.net.gradient_checkpointing_enable()
+            self.net.gradient_checkpointing_enable()  # type: ignore[operator]
         if self.options.compile:  # the network, not this module: self.log breaks under torch.compile (Lightning#21836)
             self.net.compile(dynamic=True)
         self.mean_loss = torchmetrics.MeanMetric(dist_sync_fn=ranks.sum_over_ranks).set_dtype(torch.float64)
@@ -186,7 +187,9 @@ class Model(pl.LightningModule):
         """Write ``confusion.png``: each true class's row as shares of that class, so that rare classes are seen."""
         from matplotlib.colors import PowerNorm
 
-        figure, axis = self.confusion.plot(self.test_confusion.cpu(), add_text=False, labels=self.labels, cmap="Blues")
+        matrix = self.test_confusion.cpu()
+        figure, axis = self.confusion.plot(matrix, add_text=False, labels=self.labels, cmap="Blues")
+        assert not isinstance(axis, np.ndarray)  # of a single metric there is one
         axis.images[0].set_norm(PowerNorm(0.5, 0, 1))  # the root makes small shares visible
         side = min(4 + 0.2 * len(self.labels), 24)
         figure.set(size_inches=(side, side), layout_engine="constrained")

@@ -23,13 +23,21 @@ class StepSeed(pl.Callback):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.order: list[int] = []  # the parameters that are trained, as the first step finished their gradients
-        self.batches = 0
+        self.batches = self.epoch = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"order": self.order}
+        return {"order": self.order, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.order = state_dict["order"]
+        self.order, self.epoch = state_dict["order"], state_dict["epoch"]
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """An ordinary loader that shuffles draws its order when its iterator is made: next, for the first epoch."""
+        self._seed(trainer, -1 - self.epoch)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.epoch = trainer.current_epoch + 1  # for the checkpoint that is made now
+        self._seed(trainer, -1 - self.epoch)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.batches, self.hooks, self.buffers = 0, [], [buffer.clone() for buffer in pl_module.buffers()]
@@ -50,7 +58,10 @@ class StepSeed(pl.Callback):
         if self.batches == 2:
             self._after_first_batch(trainer, pl_module)
         micro_step = trainer.fit_loop.epoch_loop.total_batch_idx  # counts what accumulation does not step for
-        number = ((self.seed * 1_000_003 + micro_step) * 65_537 + trainer.global_rank) % 2**63
+        self._seed(trainer, micro_step)
+
+    def _seed(self, trainer: pl.Trainer, index: int) -> None:
+        number = ((self.seed * 1_000_003 + index) * 65_537 + trainer.global_rank) % 2**63
         torch.default_generator.manual_seed(number)
         if trainer.strategy.root_device.type == "cuda":  # torch.manual_seed takes up to 1 ms for kinds not in use
             torch.cuda.manual_seed(number)

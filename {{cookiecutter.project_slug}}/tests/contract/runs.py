@@ -116,7 +116,7 @@ def _train(write: Callable[[dict], Any], options: dict[str, Any], kill_at: int) 
 
     class Recorder(pl.Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+            loss = outputs.get("loss")
             seen["batches"].append(divided.digest(batch))
             seen["losses"].append(None if loss is None else float(loss))
             seen["lr"].append([group["lr"] for each in trainer.optimizers for group in each.param_groups])
