@@ -31,11 +31,12 @@ def changed(name: str, folder: Path) -> dict[str, Any]:
         copy = folder / "other.csv"
         copy.write_text((folder / "words.csv").read_text(encoding="utf-8").replace("α", "β"), encoding="utf-8")
         return {name: str(copy)}
-    values = {"text_column": "other_text", "label_column": "other_label", "data_dir": "elsewhere", "num_workers": 1}
+    values = {"text_column": "other_text", "label_column": "other_label", "data_dir": "elsewhere"}
     return {name: values[name]} if name in values else {}
 
 
 ELSEWHERE = {
+    "num_workers": "changes who makes the same batches: tests/example/test_exact.py",
     "gradient_checkpointing": "of a Hugging Face checkpoint: tests/example/test_train.py",
     "model_name": "tests/example/test_train.py fine-tunes a Hugging Face checkpoint",
     "lr_scaling": "acts on several ranks: tests/example/test_model.py",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import small
 import train
 from launch.entry import FORWARDING
 
@@ -23,7 +24,7 @@ def can_unshare() -> bool:
     return bool(shutil.which("unshare")) and subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
 
 
-def test_a_stop_reaches_the_ranks(words: str, tmp_path: Path) -> None:
+def test_a_stop_reaches_the_ranks(tmp_path: Path) -> None:
     if not can_unshare():
         reason = "a PID namespace is needed: run as root on Linux, with util-linux installed"
         (pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip)(reason)
@@ -32,7 +33,7 @@ def test_a_stop_reaches_the_ranks(words: str, tmp_path: Path) -> None:
     for folder in (config, base / "model", base / "output" / "data", base / "input" / "data", commands):
         folder.mkdir(parents=True)
     shutil.copytree(SRC, base / "code", ignore=shutil.ignore_patterns("requirements.txt", "__pycache__"))
-    options = {"dataset": words, "epochs": 500, "batch_size": 16, "log_every": 5, "sagemaker_program": "train.py"}
+    options = {**small.options(tmp_path), "epochs": 500, "log_every": 5, "sagemaker_program": "train.py"}
     options |= {"sagemaker_torch_distributed_enabled": True, "sagemaker_region": "us-east-1"}
     hosts = {"current_host": "127.0.0.1", "hosts": ["127.0.0.1"], "network_interface_name": "lo"}
     hosts |= {"current_instance_type": "ml.c5.xlarge", "current_group_name": "one"}

@@ -4,6 +4,9 @@ from runtime import imports
 
 imports.lightning()
 
+import matplotlib.pyplot  # noqa: E402, F401
+import torch.utils.tensorboard  # noqa: E402, F401
+
 import data  # noqa: E402, F401
 import model  # noqa: E402, F401
 import train  # noqa: E402, F401

@@ -19,10 +19,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 CONTEXT = multiprocessing.get_context("forkserver" if sys.platform != "win32" else "spawn")
-if sys.platform != "win32":
-    CONTEXT.set_forkserver_preload(["contract.preload"])
 SECONDS = 120  # of the slowest run, on a busy machine
 
 
@@ -45,7 +44,25 @@ def loaders(folder: Path, options: dict[str, Any], world_size: int) -> dict[str,
     return {split: sum((Counter(rank[split]) for rank in seen), Counter()) for split in ("train", "val")}
 
 
+def sample_answers(folder: Path) -> str:
+    """What `predict.py --sample` prints in the folder of a run."""
+    (record,) = _ranks(_predict, folder, 1)
+    return record["log"]
+
+
+def start_server() -> None:
+    """Start the process that ranks are forked from; a second call changes nothing."""
+    if sys.platform != "win32":
+        from multiprocessing import forkserver
+
+        CONTEXT.set_forkserver_preload(["contract.preload"])
+        # The server looks there for what it imports: before Python 3.12 it is not told of sys.path.
+        with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path)}):
+            forkserver.ensure_running()
+
+
 def _ranks(body: Callable[[], dict], folder: Path, world_size: int, kill_at: int = 0) -> list[dict[str, Any]]:
+    start_server()
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -169,6 +186,14 @@ def digests(tensors: dict[str, Any]) -> dict[str, int]:
     from runtime import divided
 
     return {name: divided.digest(tensor) for name, tensor in tensors.items()}
+
+
+def _predict(write: Callable[[dict], Any]) -> None:
+    import predict
+
+    sys.argv = ["predict.py", "--sample", "--model_dir", "outputs/model"]
+    assert predict.main() == 0
+    write({})
 
 
 def _iterate(write: Callable[[dict], Any], options: dict[str, Any]) -> None:

@@ -120,9 +120,8 @@ def test_the_best_weights_are_tested_and_saved(alone: tuple[Path, dict[str, Any]
 
 def test_a_trained_model_answers(alone: tuple[Path, dict[str, Any]]) -> None:
     """The rehearsal asks for the same, with the project's own sample."""
-    command = [sys.executable, str(PROJECT / "src" / "predict.py"), "--sample", "--model_dir", "outputs/model"]
-    answers = [subprocess.run(command, cwd=alone[0], capture_output=True, text=True, check=True).stdout for _ in "12"]
-    assert answers[0].strip() and answers[0] == answers[1]
+    first, second = (runs.sample_answers(alone[0]) for _ in range(2))
+    assert first.strip() and first == second
 
 
 def another(name: str, place: Path, options: dict[str, Any]) -> dict[str, Any]:

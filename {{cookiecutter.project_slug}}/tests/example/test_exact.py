@@ -341,7 +341,8 @@ def test_a_hang_is_placed_in_the_owners_code(monkeypatch: pytest.MonkeyPatch) ->
     seen: list[str] = []
     monkeypatch.setattr(ranks, "all_sum", lambda tensor: seen.append(watchdog.HangWatchdog(60)._where()) or tensor)
     assert ranks.any_rank(True)
-    model.ranks.sum_over_ranks(torch.ones(1))
+    call = compile("ranks.sum_over_ranks(ones)", model.__file__, "exec")  # as torchmetrics does for model.py
+    exec(call, {"ranks": ranks, "ones": torch.ones(1)})  # noqa: S102
     assert [place.split(":")[0] for place in seen] == ["watchdog.py", "model.py"]
 
 
