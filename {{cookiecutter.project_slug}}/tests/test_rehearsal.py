@@ -156,7 +156,7 @@ def test_a_stop_reaches_the_ranks_of_one_host_through_the_forwarding_entry(
     toolkit = script(tmp_path / "toolkit", f"sh {tmp_path}/torchrun train.py")
     made = own.without_sdk(dataclasses.replace(JOB, distribution="torch_distributed", forward_stop=True))
     assert made["AlgorithmSpecification"]["ContainerEntrypoint"] == forwarding.FORWARDING
-    asked = Plan(2, 1, "torch_distributed", _stranger(tmp_path / "source"), made, fault="stop-host", target=1, grace=2)
+    asked = Plan(2, 1, "torch_distributed", _stranger(tmp_path / "source"), made, fault="stop-host", target=1, grace=5)
     created = hosts.create_hosts(asked, tmp_path / "run")
     monkeypatch.setattr(hosts.sys, "executable", toolkit)
     said = [(host.index, line) for host, line in hosts.run_hosts(asked, tmp_path / "run", created, 7777, False) if line]
