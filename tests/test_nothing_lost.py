@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Each group in a process of its own: it forks ranks, which a process that has run other tests should not.
 TRIALS = [
-    ["kills:3", "ranks:2", "damage:20", "metrics"],  # kills with 1, 2 and 4 ranks
-    ["stops:3", "hangs:2"],
+    ["kills:3", "ranks:1", "damage:5", "metrics"],  # kills with 1, 2 and 4 ranks
+    ["stops:2", "hangs:1"],
     ["hosts:1"],  # with this seed one that is lost, under a real mpirun; CI's `make stress` stops one
     ["full:2"],  # checkpoints' disk and pictures'
 ]
