@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 os.environ |= {"OMP_NUM_THREADS": "1"}
-SRC = Path(__file__).parent.parent / "{{cookiecutter.project_slug}}" / "src"
+SRC = next(Path(__file__).parent.parent.glob("{{*}}/src"))
 WORDS, CLASSES = 16, 10
 
 PREPARE = """

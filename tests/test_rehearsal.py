@@ -153,7 +153,7 @@ with mock_aws():
 @pytest.mark.parametrize("source", ["s3", "folder", "neither"])
 def test_a_jobs_channel_comes_from_s3_or_a_folder(source: str, project: Project, words: Path, tmp_path: Path) -> None:
     text = project.read("job.toml").replace('# training = "s3://my-bucket/my-data/"', 'training = "s3://words/data/"')
-    (tmp_path / "job.toml").write_text(text.replace('dataset = "cldr"', 'dataset = "training"'), encoding="utf-8")
+    (tmp_path / "job.toml").write_text(text.replace("# epochs = 10", 'dataset = "training"'), encoding="utf-8")
     command = ["--job", str(tmp_path / "job.toml"), "--hosts", "1", "--distribution", "none", "--batches", "2"]
     command += ["--channel", f"training={words.parent}"] if source == "folder" else []
     line = ["-c", CHANNEL, str(words)] if source == "s3" else ["-m", "rehearsal"]

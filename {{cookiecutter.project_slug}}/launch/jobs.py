@@ -82,7 +82,7 @@ def compare(names: list[str], where: str) -> list[dict[str, str]]:
     rows = []
     for key in dict.fromkeys(key for fact in facts.values() for key in fact):
         values = {name: fact.get(key, "") for name, fact in facts.items()}
-        if "/" in key or len(set(values.values())) > 1:  # metrics are told even where they agree
+        if len(names) == 1 or "/" in key or len(set(values.values())) > 1:  # metrics are told even where they agree
             rows.append({"": key, **values})
     return rows
 

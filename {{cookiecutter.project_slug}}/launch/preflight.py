@@ -377,10 +377,14 @@ def source(folder: Path = SRC) -> Iterator[Finding]:
 
 def summary(job: Job) -> str:
     """What would run, in a line: hosts, launcher, image, ranks, and the batch that the learning rate meets."""
+    from options import OPTIONS
+    from runtime import command_line
+
     profile, gpus, launcher = profiles.profile(job), profiles.gpus(job.instance_type), profiles.launcher(job)
     image = f"torch {profile.torch} on Python {profile.python}" if profile else job.image
     line = f"job     {job.instance_count} × {job.instance_type}, {launcher}, {image}"
-    batch = job.hyperparameters.get("batch_size")
+    default = command_line.declared(OPTIONS).get("batch_size")
+    batch = job.hyperparameters.get("batch_size", default and default.default)
     if gpus is not None and isinstance(batch, int):
         world = job.instance_count * (1 if launcher == "none" else max(gpus, 1))
         line += f"; {world} ranks × batch_size {batch} = global batch {world * batch}"

@@ -1,6 +1,8 @@
 """What the tests share: a clean place to run in."""
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,15 @@ from runtime import imports
 
 imports.lightning()
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def same_signals() -> Iterator[None]:
+    """A run that is complete ignores signals, and what a later test starts would inherit that."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
