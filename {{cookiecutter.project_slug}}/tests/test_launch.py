@@ -72,7 +72,7 @@ def edited(path: Path, changes: dict[str, Any]) -> Path:
     """The project's own job.toml with some values changed or added: `key`, or `table.key`."""
     text = (ROOT / "job.toml").read_text(encoding="utf-8")
     for name, answer in ANSWERS.items():  # in the template itself, where job.toml has no answers yet
-        text = re.sub(rf"\{{\{{ cookiecutter.{name} \}}\}}", str(answer), text)
+        text = re.sub(rf"{{{{ ?cookiecutter.{name} ?}}}}", str(answer), text)
     text = re.sub(r"\{\{ cookiecutter.spot .*?\}\}", "false", text)
     text = re.sub(r"\{\{ .*?\}\}", "language-id", text)
     for key, value in changes.items():

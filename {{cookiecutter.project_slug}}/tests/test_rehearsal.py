@@ -160,7 +160,7 @@ def test_a_stop_reaches_the_ranks_of_one_host_through_the_forwarding_entry(
     created = hosts.create_hosts(asked, tmp_path / "run")
     monkeypatch.setattr(hosts.sys, "executable", toolkit)
     said = [(host.index, line) for host, line in hosts.run_hosts(asked, tmp_path / "run", created, 7777, False) if line]
-    assert said[0] == (1, "rank told") and created[1].exit_code == 3 and not created[1].overdue
+    assert (1, "rank told") in said and created[1].exit_code == 3 and not created[1].overdue
     assert (1, "launcher told") not in said and created[0].overdue, "the other host was told nothing before its end"
 
 

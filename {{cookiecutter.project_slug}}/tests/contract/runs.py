@@ -29,8 +29,8 @@ def train(folder: Path, options: dict[str, Any], world_size: int = 1, kill_at: i
     """Train in ``folder`` with src/train.py; what each rank recorded, by rank. ``log`` is what it printed.
 
     Args:
-        kill_at: SIGKILL ends every rank after so many batches, once a checkpoint of the batch before last is written;
-            0: never.
+        kill_at: SIGKILL ends every rank after so many batches or more, once there is a checkpoint of the batch before
+            last; 0: never.
     """
     return _ranks(functools.partial(_train, options=options, kill_at=kill_at), folder, world_size, kill_at)
 
@@ -138,9 +138,10 @@ def _train(write: Callable[[dict], Any], options: dict[str, Any], kill_at: int) 
             seen["losses"].append(None if loss is None else float(loss))
             seen["lr"].append([group["lr"] for each in trainer.optimizers for group in each.param_groups])
             write(seen)
-            if kill_at and len(seen["batches"]) == kill_at:
-                wait_for_checkpoint(kill_at - 2)
-                os.kill(os.getpid(), signal.SIGKILL)
+            if kill_at and len(seen["batches"]) >= kill_at:
+                if newest_step() >= kill_at - 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.5)  # a thread is still writing: perhaps after the next batch
 
         def on_validation_end(self, trainer: Any, module: Any) -> None:
             if not trainer.sanity_checking:
@@ -170,15 +171,10 @@ def _train(write: Callable[[dict], Any], options: dict[str, Any], kill_at: int) 
     write(seen)
 
 
-def wait_for_checkpoint(step: int) -> None:
-    """Until one of that step or a later one lies in the folder: a thread writes them."""
-    until = time.monotonic() + SECONDS / 2
-    while time.monotonic() < until:
-        steps = re.findall(r"-step(\d+)-", " ".join(path.name for path in Path("outputs/checkpoints").glob("[0-9]*")))
-        if any(int(found) >= step for found in steps):
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"no checkpoint of step {step} after {SECONDS / 2:.0f} s")
+def newest_step() -> int:
+    """The latest step of which a checkpoint lies in the folder, 0 for none."""
+    names = " ".join(path.name for path in Path("outputs/checkpoints").glob("[0-9]*"))
+    return max(map(int, re.findall(r"-step(\d+)-", names)), default=0)
 
 
 def digests(tensors: dict[str, Any]) -> dict[str, int]:
