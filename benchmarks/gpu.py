@@ -45,7 +45,14 @@ device, small, place = "cuda", False, Path()
 def row(name: str, value: float, limit: float, unit: str, least: bool = False, detail: str = "") -> Row:
     """An answer; it passes if the value is at most the limit, or at least."""
     passed = value >= limit if least else value <= limit
-    return {"name": name, "value": value, "limit": limit, "unit": unit, "passed": passed, "detail": " ".join(detail.split())}
+    return {
+        "name": name,
+        "value": value,
+        "limit": limit,
+        "unit": unit,
+        "passed": passed,
+        "detail": " ".join(detail.split()),
+    }
 
 
 # What the questions are asked with

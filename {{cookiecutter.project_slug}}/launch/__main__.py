@@ -129,14 +129,14 @@ def preflight(options: argparse.Namespace) -> int:
 
 
 def submit(options: argparse.Namespace) -> int:
-    from launch import account, aws, follow, jobs, request
+    from launch import account, aws, follow, jobs, request, requirements
     from launch import preflight as checks
 
     job = jobs_file.load(options.job)
     found, made = checks.offline_checks(job)
     if not options.dry_run and made:
         aws.client("sts", job.region).get_caller_identity()  # without credentials nothing can be sent
-        found += account.check(job, made)
+        found += [*account.check(job, made), *requirements.resolved(job)]
     found = findings.ordered(found, options.accept)
     for finding in found:
         print(finding, file=sys.stderr)
@@ -159,7 +159,13 @@ def submit(options: argparse.Namespace) -> int:
 
 def confirmed(question: str, yes: bool) -> bool:
     """Whether the user agrees; without a terminal nobody is asked."""
-    return yes or not sys.stdin.isatty() or input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    if yes or not sys.stdin.isatty():
+        return True
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
 
 
 def of_jobs(options: argparse.Namespace) -> int:
@@ -184,9 +190,9 @@ def of_jobs(options: argparse.Namespace) -> int:
     elif options.command == "deploy":
         return deploy(options, region)
     elif options.command == "undeploy":
-        from launch.deploy import remove
+        from launch.deploy import undeploy
 
-        print(f"removed {', '.join(remove(name, region)) or f'nothing: {name} is not deployed in {region}'}")
+        print(f"removed {', '.join(undeploy(name, region)) or f'nothing: {name} is not deployed in {region}'}")
     return 0
 
 

@@ -113,7 +113,8 @@ def permissions(asked: Asked) -> Iterator[Finding]:
     reads = [f"{folder}/*" for key, folder in folders.items() if key != "bucket"]
     writes = [f"{folder}/*" for key, folder in folders.items() if not key.startswith("channels.")]
     job, log = place.format("sagemaker") + ":training-job/*", place.format("logs") + ":log-group:/aws/sagemaker/*"
-    mine = [("sagemaker:CreateTrainingJob", [job]), ("iam:PassRole", [found["Arn"]]), ("s3:PutObject", writes[:1])]
+    mine = [("sagemaker:CreateTrainingJob", [job]), ("iam:PassRole", [found["Arn"]])]
+    mine += [("s3:PutObject", [f"{folders['bucket']}/*"])] if "bucket" in folders else []  # the code
     if asked.job.tags:
         mine.append(("sagemaker:AddTags", [job]))
     its = [("s3:GetObject", reads), ("s3:PutObject", writes), ("logs:PutLogEvents", [log])]
@@ -277,8 +278,8 @@ def price(region: str, instance_type: str, use: str = "Training") -> float | Non
 
     fields = {"productFamily": "ML Instance", "regionCode": region, "instanceName": instance_type}
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fields.items()]
-    pricing = aws.client("pricing", "us-east-1")  # it lives in few regions
     try:
+        pricing = aws.client("pricing", "us-east-1")  # it lives in few regions
         products = pricing.get_products(ServiceCode="AmazonSageMaker", Filters=filters)["PriceList"]
     except (BotoCoreError, ClientError):
         return None  # no credentials, or no permission to ask

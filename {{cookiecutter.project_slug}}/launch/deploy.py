@@ -7,6 +7,7 @@ configuration or a transform job. After a step that fails all of it is removed a
 
 import math
 import shutil
+import sys
 import tarfile
 import tempfile
 import time
@@ -137,7 +138,12 @@ def deploy(made: Deployment) -> str:
             raise UserError(f"{made.name} is {status}: {reason}; see its log in CloudWatch, then deploy again")
     finally:
         if status != "InService":  # a transform's model and archive serve it alone
-            remove(made.name, made.region, made.archive)
+            try:
+                remove(made.name, made.region, made.archive)
+            except BaseException:
+                again = f"python -m launch undeploy {made.name} --region {made.region}"
+                print(f"{made.name} may be left, and billed: {again}", file=sys.stderr)
+                raise
     if kind == "TransformJob":
         return f"answers {made.requests[kind]['TransformOutput']['S3OutputPath']}, a line for each line"
     ask = f"aws sagemaker-runtime invoke-endpoint --region {made.region} --endpoint-name {made.name}"
@@ -153,6 +159,16 @@ def pack(trained: Path, packed: Path) -> None:
         shutil.copytree(SRC, code, ignore=shutil.ignore_patterns("train.py", "__pycache__", ".*"))
         with tarfile.open(packed, "w:gz", compresslevel=1) as tar:  # weights hardly compress
             tar.add(folder, ".")
+
+
+def undeploy(name: str, region: str) -> list[str]:
+    """Delete a deployment that `deploy` made, and say what there was of it; raises UserError for anybody else's."""
+    client = aws.client("sagemaker", region)
+    model = call(client, "Describe", "Model", name) or {}
+    own = model.get("PrimaryContainer", {}).get("ModelDataUrl", "").endswith(f"/deploy/{name}/model.tar.gz")
+    if not own and (model or call(client, "Describe", "Endpoint", name)):
+        raise UserError(f"{name} in {region} was not made by deploy; remove it in the SageMaker console")
+    return remove(name, region)
 
 
 def remove(name: str, region: str, archive: str = "") -> list[str]:

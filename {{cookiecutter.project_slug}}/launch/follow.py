@@ -98,7 +98,7 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
             while not ended:
                 if wait:
                     time.sleep(wait)
-                wait = min(poll_s * 2**failures, 60.0)
+                wait = min(poll_s * 2 ** min(failures, 6), 60.0)
                 try:
                     job, lines = describe(name, client), list[Line]()
                     if logs:
@@ -114,11 +114,8 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
                     else:
                         raise
                     continue
-                ended, failures, wait = (
-                    outcome.status in ENDED,
-                    0,
-                    poll_s,
-                )  # once more: the log is later than the status
+                ended = outcome.status in ENDED  # before this look: the log is later than the status
+                failures, wait = 0, poll_s
                 outcome.job = job
                 for step in job.get("SecondaryStatusTransitions", [])[shown:]:
                     after = clock((step["StartTime"] - job["CreationTime"]).total_seconds())

@@ -141,7 +141,8 @@ def _typed(f: Any, value: Any, prefix: str, problems: list[str]) -> Any:
     for name, (item, kind) in judged.items():
         if not _is_a(item, kind):
             expected = EXPECTED.get(get_origin(kind) or kind) or EXPECTED.get(kind) or f"a table, [{key}]"
-            problems.append(f"{name} = {_show(item)} is not valid: expected {expected}")
+            shown = f"a {type(item).__name__}" if name.startswith("environment.") else _show(item)  # perhaps a secret
+            problems.append(f"{name} = {shown} is not valid: expected {expected}")
     low, high, choices = (f.metadata.get(name) for name in ("low", "high", "choices"))
     if len(problems) == before and choices and value not in choices:
         problems.append(f"{key} = {_show(value)} is not valid: expected one of {', '.join(choices)}")

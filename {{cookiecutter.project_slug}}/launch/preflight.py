@@ -20,7 +20,10 @@ USUAL_INSTANCES, MOST_INSTANCES = 20, 1000  # AWS's default quota for one job; b
 MAX_SOURCE_MB = 50  # ample for code; every host downloads and unpacks it before training
 CHANNELS = "/opt/ml/input/data/"  # where the container finds them
 
-SECRET = re.compile(r"AKIA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|\b(hf_|gh[pousr]_|sk-)[A-Za-z0-9_-]{30,}")
+SECRET = re.compile(
+    r"A[KS]IA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|\bxox[abp]-"
+    r"|\b(hf_|gh[pousr]_|github_pat_|sk-)[A-Za-z0-9_-]{30,}"
+)
 SECRET_NAME = re.compile(r"(^|_)(secret|token|password|passwd|api_?key|access_key|credentials?)(_|$)", re.I)
 SECRET_FILE = re.compile(r"\.env(\..+)?|.*\.(pem|key|p12)|id_(rsa|ed25519|ecdsa)|credentials(\.json)?|\.netrc", re.I)
 DATA_FILE = re.compile(r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt|pth?|safetensors)", re.I)

@@ -204,6 +204,7 @@ def dry_run(job: Job) -> dict[str, Any]:
             raise RuntimeError(f"a dry run sends nothing, and {event_name} was about to")
         return AWSResponse(request.url, 200, {}, _Body())
 
+    sdk()  # where none is installed, ModuleNotFoundError says so
     try:
         boto_session = boto3.Session("dry-run", "dry-run", region_name=job.region)
         boto_session.events.register("before-send", hold)

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ def resolved(job: Job, path: Path = FILE) -> Iterator[Finding]:
     if profile is None:
         yield skipped(key, "not resolved: the image's versions are not known", "see that it does not replace torch")
         return
+    if not find_spec("pip"):
+        yield skipped(key, "not resolved: this Python has no pip", "run make preflight, whose environment has it")
+        return
     try:
         installs = [item["metadata"] for item in resolve(path, profile)]
     except Unresolved as reason:
@@ -63,7 +67,7 @@ class Unresolved(Exception):
     def __init__(self, said: str) -> None:
         lines = (line.removeprefix("ERROR: ") for line in said.splitlines() if "WARNING" not in line)
         super().__init__(" ".join(lines)[-400:])
-        self.unreachable = bool(re.search(r"(?i)connection (broken|error)|timed out|no module named pip", said))
+        self.unreachable = bool(re.search(r"(?i)connection (broken|error)|timed out", said))
 
 
 def resolve(path: Path, profile: profiles.Profile) -> list[dict[str, Any]]:
