@@ -21,7 +21,7 @@ from lightning_fabric.plugins import CheckpointIO
 
 from runtime import ranks
 from runtime.prepared import digest
-from runtime.report import UserError, ensure_dir
+from runtime.report import UserError, ensure_dir, root_cause
 
 NAME = re.compile(r"(\d{6,})-step(\d+)-([0-9a-f]{16})\.ckpt")
 KEEP = 3  # S3's copy follows additions and deletions in any order: the newest few must be there
@@ -67,16 +67,16 @@ class AsyncCheckpointIO(CheckpointIO):
             if self._best_write:
                 self._best_file = best_file(self._best_write.result())
             self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
-            self._pending = self._thread.submit(self._write, self.position["step"], copied)
+            best = (self._best_file or self.best) if self.best else None
+            self._pending = self._thread.submit(self._write, self.position["step"], copied, best)
             self._best_write = self._best_write or self._pending
             self.written = self.position
         if self.wait and self._pending:
             self._pending.exception()
 
-    def _write(self, step: int, copied: torch.cuda.Event | None) -> Path:
+    def _write(self, step: int, copied: torch.cuda.Event | None, best: dict[str, Any] | Path | None) -> Path:
         if copied:
             copied.synchronize()  # the GPU fills pinned memory while training goes on
-        best = (self._best_file or self.best) if self.best else None
         return write(self.directory, step, self._memory, best)
 
     def _busy(self) -> bool:
@@ -157,6 +157,14 @@ def write(directory: Path, step: int, state: dict[str, Any], best: dict[str, Any
         raise UserError(
             f"A checkpoint could not be written to {directory}, where {free:.1f} MiB are free ({reason}); {last}; "
             "free some space and start the same command again."
+        ) from error
+    try:
+        _load(path)
+    except Exception as error:  # unpickling knows no bounds
+        path.unlink()
+        raise UserError(
+            f"A checkpoint would hold what cannot be read back ({root_cause(error)}); keep plain data and tensors in "
+            "save_hyperparameters() and in the states of callbacks."
         ) from error
     for _, old in known[KEEP - 1 :]:
         old.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import BatchSizeFinder, Checkpoint, LearningRateFinder
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 from runtime import ranks, resume, signals, watchdog
 from runtime.checkpoint_files import AsyncCheckpointIO, newest
@@ -110,6 +111,11 @@ class Checkpoints(Checkpoint):
                     f"{type(callback).__name__} would change an option that a resumed run does not know of; use "
                     "pytorch_lightning.tuner.Tuner with a Trainer of its own, and pass what it finds as an option."
                 )
+        if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
+            raise UserError(
+                f"{type(trainer.strategy).__name__} may keep parts of the weights on each rank, and Checkpoints needs "
+                "them whole; use what dist.get_initialization_info() returns, or see FSDP in docs/recipes.md."
+            )
         signals.replace_lightning_signal_handlers(trainer)
         signals.defer(f"{self.rerun} to resume")
         if self.resumed and stage == "fit":
@@ -256,7 +262,8 @@ class Checkpoints(Checkpoint):
         elif trainer.is_global_zero:
             print(f"warning: no validation gave a {self.monitor}; the last weights are taken", file=sys.stderr)
         with torch.no_grad():
-            for tensor in pl_module.state_dict().values():
+            states = (state for state in pl_module.state_dict().values() if isinstance(state, torch.Tensor))
+            for tensor in states:
                 tensor.copy_(ranks.all_sum(tensor if trainer.is_global_zero else torch.zeros_like(tensor)))
 
     def on_test_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:

@@ -1,5 +1,6 @@
 """How training goes: lines of a log, and the curves at the end."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Reporter(pl.Callback, Logger):
                 global_batch = per_rank * trainer.world_size * self.accumulate
                 ranks_and_batches = f"global_batch={global_batch} ({per_rank} per rank x {ranks_and_batches})"
             print(
-                f"{ranks_and_batches} max_lr={trainer.optimizers[0].defaults['lr']:g} steps={self.total} "
+                f"{ranks_and_batches} max_lr={trainer.optimizers[0].defaults.get('lr', math.nan):g} steps={self.total} "
                 f"parameters={sum(p.numel() for p in pl_module.parameters())} precision={trainer.precision}",
                 flush=True,
             )

@@ -138,7 +138,7 @@ def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, st
     table = {name: f"{value:.4f}" for name, value in scores.items()} | {**more}
     for name, text in table.items():
         print(f"{name:<{max(map(len, table))}}  {text}")
-    monitored = monitor.replace("val/", "test/")
+    monitored = "test/" + monitor.removeprefix("val/")
     if monitored in scores:
         print(f"{monitored} {scores[monitored]:.4f}", flush=True)
     else:

@@ -185,4 +185,5 @@ def _forget() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is _handle:
-            signal.signal(number, signal.SIG_DFL)
+            # During training the children are loader workers, whoever made the loader: the main process ends them.
+            signal.signal(number, signal.SIG_IGN if _deferred else signal.SIG_DFL)

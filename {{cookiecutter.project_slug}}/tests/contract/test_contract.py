@@ -77,7 +77,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
 ) -> None:
     """Killed in the middle of the second epoch; at its beginning where the loader cannot start in the middle."""
     batches = len(alone[1]["batches"])
-    assert len(alone[1]["validated"]) >= 2 and batches >= 6, "small.py: two epochs with three batches or more, please"
+    assert len(alone[1]["validated"]) >= 2 and batches >= 12, "small.py: two epochs with six batches or more, please"
     per_epoch = batches // len(alone[1]["validated"])
     exact = hasattr(data.Data(**command_line.select(DataOptions, command_line.complete(OPTIONS, options))), "start")
     often = {"checkpoint_steps": 1} if exact else {}
@@ -98,7 +98,7 @@ def test_the_metrics_that_options_py_names_are_there(alone: tuple[Path, dict[str
     assert all(map(math.isfinite, values)), f"{MONITOR} is {values}"
     for metric in METRICS:
         assert re.search(metric_regex(metric), record["log"], re.M), f"{metric} is declared and never printed"
-    monitored = MONITOR.replace("val/", "test/")
+    monitored = "test/" + MONITOR.removeprefix("val/")
     assert re.fullmatch(rf"{monitored} -?\d+\.\d{{4}}", record["log"].splitlines()[-1]), record["log"][-2000:]
 
 
