@@ -267,13 +267,13 @@ def hyperparameters(job: Job) -> Iterator[Finding]:
 
 def visible(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
     """Environment and tags as they would be sent, and secrets in what the AWS console shows."""
-    environment = made.get("Environment", {})
+    environment = {str(key): value for key, value in made.get("Environment", {}).items()}  # [estimator] may hold any
     for key in (key for key in environment if key.startswith(profiles.RESERVED_VARIABLES)):
         yield error(f"environment.{key}", "the launcher or SageMaker's toolkit sets it on each host", "remove it")
     if environment.get("NCCL_DEBUG", "WARN") != "WARN" and profiles.launcher(job) in ("torch_distributed", "none"):
         problem = f"the toolkit sets NCCL_DEBUG to WARN under {profiles.launcher(job)}"
         yield warning("environment.NCCL_DEBUG", problem, "remove it; under mpirun it arrives")
-    tags = {tag["Key"]: tag["Value"] for tag in made.get("Tags", [])}
+    tags = {str(tag["Key"]): tag["Value"] for tag in made.get("Tags", [])}
     for key in (key for key in tags if key.lower().startswith("aws:")):
         yield error(f"tags.{key}", "AWS keeps tags that begin with aws: to itself", "rename it")
     shown = {"hyperparameters": job.hyperparameters, "environment": environment, "tags": tags}

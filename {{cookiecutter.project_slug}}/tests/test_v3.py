@@ -14,6 +14,7 @@ from typing import Any
 import botocore.session
 import pytest
 
+import small
 from launch import ROOT, SRC, job, request
 
 PYTHON = Path(os.environ.get("SDK_V3", Path(sys.prefix) / "sdk-v3")) / "bin" / "python"
@@ -104,7 +105,7 @@ output_kms_key = "alias/own"\nvolume_kms_key = "alias/other"\nenable_infra_check
     assert not text.strip()
 
 
-def test_what_is_sent_trains_on_two_hosts_through_the_images_toolkit(tmp_path, words):
+def test_what_is_sent_trains_on_two_hosts_through_the_images_toolkit(tmp_path):
     """`submit` under v3 against moto; then its hyperparameters and its archive, as sent, go to the real toolkit."""
     more = '[hyperparameters]\ndataset = "training"\nepochs = 1\nbatch_size = 16\n'
     more += '[channels]\ntraining = "s3://code/x/"\n[estimator]\noutput_path = "s3://code/team/"\n'
@@ -133,7 +134,7 @@ def test_what_is_sent_trains_on_two_hosts_through_the_images_toolkit(tmp_path, w
             (base / folder).mkdir(parents=True)
         shutil.copytree("code", base / "code")
         (base / "input" / "data" / "training").mkdir(parents=True)
-        shutil.copy(words, base / "input" / "data" / "training")
+        shutil.copy(small.options(tmp_path)["dataset"], base / "input" / "data" / "training")
         group = {"instance_group_name": "one", "instance_type": "ml.p4d.24xlarge", "hosts": hosts}
         resources = {"current_host": host, "hosts": hosts, "network_interface_name": "lo", "instance_groups": [group]}
         resources |= {"current_instance_type": "ml.p4d.24xlarge", "current_group_name": "one"}
