@@ -16,6 +16,7 @@ from conftest import TEMPLATE, Project, bake
 from cookiecutter.exceptions import FailedHookException
 from cookiecutter.main import cookiecutter
 
+SOURCE = next(TEMPLATE.glob("{{*}}"))  # what is generated, before it is
 QUESTIONS = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
 ODD = {
     "project_name": "علی\u200cرضا Ünïcode & <b>\"quoted\"</b> 'name'",
@@ -62,8 +63,8 @@ def test_what_runs_is_the_same_bytes_whatever_the_answers(tmp_path: Path) -> Non
     differing = {name for name in one if one[name] != other[name]}
     assert differing <= {"README.md", "pyproject.toml", "LICENSE", "job.toml", ".cruft.json"}
     source = {
-        p.relative_to(TEMPLATE / "{{cookiecutter.project_slug}}").as_posix(): p.read_bytes()
-        for p in (TEMPLATE / "{{cookiecutter.project_slug}}/src").rglob("*.*")
+        p.relative_to(SOURCE).as_posix(): p.read_bytes()
+        for p in (SOURCE / "src").rglob("*.*")
         if p.is_file() and "__pycache__" not in p.parts
     }
     assert source == {name: content for name, content in one.items() if name.startswith("src/")}
@@ -87,7 +88,7 @@ def test_an_update_renews_the_machinery_and_leaves_the_owners_files(tmp_path: Pa
     git(made.path, "init")
     git(made.path, "add", "-A")
     git(made.path, "commit", "-m", "first")
-    source = template / "{{cookiecutter.project_slug}}"
+    source = template / SOURCE.name
     for name in ("src/runtime/seeds.py", "src/model.py", "tests/contract/runs.py", "Makefile"):
         with (source / name).open("a", encoding="utf-8") as file:
             file.write("# newer\n")

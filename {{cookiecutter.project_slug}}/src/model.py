@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 import torchmetrics
@@ -188,8 +187,8 @@ class Model(pl.LightningModule):
         from matplotlib.colors import PowerNorm
 
         matrix = self.test_confusion.cpu()
-        figure, axis = self.confusion.plot(matrix, add_text=False, labels=self.labels, cmap="Blues")
-        assert not isinstance(axis, np.ndarray)  # of a single metric there is one
+        figure, _ = self.confusion.plot(matrix, add_text=False, labels=self.labels, cmap="Blues")
+        axis = figure.axes[0]
         axis.images[0].set_norm(PowerNorm(0.5, 0, 1))  # the root makes small shares visible
         side = min(4 + 0.2 * len(self.labels), 24)
         figure.set(size_inches=(side, side), layout_engine="constrained")

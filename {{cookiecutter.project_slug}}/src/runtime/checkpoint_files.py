@@ -31,13 +31,13 @@ BLOCK = 2**26  # bytes sent at a time to hosts that lack the file
 class AsyncCheckpointIO(CheckpointIO):
     """How Lightning's ``trainer.save_checkpoint`` and ``fit(ckpt_path=...)`` write and read here.
 
-    Writing takes a copy of the state, and a thread does the rest; one that comes while another is being written is
-    left out unless it is waited for. Reading maps the file; hosts that lack it get rank 0's.
+    Writing takes a copy of the state, and a thread does the rest; one that comes while another is being written
+    follows it, or is left out if it may be (``omit``). Reading maps the file; hosts that lack it get rank 0's.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.wait = False
+        self.wait = self.omit = False
         self.digest = ""
         self.position: dict[str, int] = {}
         self.written: dict[str, int] = {}  # position of the newest
@@ -57,7 +57,7 @@ class AsyncCheckpointIO(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Called on rank 0."""
-        if self.wait and self._pending:
+        if self._pending and not self.omit:
             self._pending.exception()  # waits; `failed` tells
         if self.failed() or self._busy():
             return

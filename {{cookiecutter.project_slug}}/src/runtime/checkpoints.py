@@ -205,7 +205,7 @@ class Checkpoints(Checkpoint):
             self._save(trainer, wait=True)
             self._stop(trainer)
         if self.due or (self.steps and self.position["step"] % self.steps == 0):
-            self._save(trainer)
+            self._save(trainer, omit=True)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == "validate":
@@ -310,9 +310,14 @@ class Checkpoints(Checkpoint):
         if mine[2]:
             self._fail()
 
-    def _save(self, trainer: pl.Trainer, wait: bool = False) -> None:
-        """Save what stands at ``position``. Collective. With `wait` it is on disk when this returns."""
-        self.disk.wait, self.disk.position = wait, dict(self.position)
+    def _save(self, trainer: pl.Trainer, wait: bool = False, omit: bool = False) -> None:
+        """Save what stands at ``position``. Collective.
+
+        Args:
+            wait: it is on disk when this returns.
+            omit: while another one is being written it is left out; else it follows that one.
+        """
+        self.disk.wait, self.disk.omit, self.disk.position = wait, omit, dict(self.position)
         others_io, trainer.strategy.checkpoint_io = trainer.strategy.checkpoint_io, self.disk
         with watchdog.pause_watchdog():
             trainer.save_checkpoint(self.directory / "next")  # AsyncCheckpointIO.save_checkpoint gives the name

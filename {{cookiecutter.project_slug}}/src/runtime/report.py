@@ -132,13 +132,18 @@ def output_dirs(output_dir: str) -> tuple[Path, Path]:
     return ensure_dir(Path(outputs)), ensure_dir(Path(model_dir))
 
 
+def of_the_test(monitor: str) -> str:
+    """What the monitored metric of validation is called in the test: ``val/loss`` is ``test/loss`` there."""
+    return f"test/{monitor.removeprefix('val/')}"
+
+
 def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, str]) -> None:
     """Print the test's metrics and `more`, a line each, and last the monitored metric alone."""
     scores = {name: float(value) for name, value in metrics.items() if name.startswith("test/")}
     table = {name: f"{value:.4f}" for name, value in scores.items()} | {**more}
     for name, text in table.items():
         print(f"{name:<{max(map(len, table))}}  {text}")
-    monitored = "test/" + monitor.removeprefix("val/")
+    monitored = of_the_test(monitor)
     if monitored in scores:
         print(f"{monitored} {scores[monitored]:.4f}", flush=True)
     else:

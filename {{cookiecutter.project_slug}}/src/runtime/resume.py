@@ -1,5 +1,6 @@
 """Which checkpoint a run may resume from, and in one sentence why it may not."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ def lock(directory: Path) -> FileLock:
         raise UserError(
             f"Another run is writing to {directory}; wait for its end, or name another --output_dir."
         ) from None
-    except NotImplementedError:  # a network's file system without locks
-        pass
+    except NotImplementedError:  # some network file systems
+        print(f"warning: files cannot be locked in {directory}; let no other run write there", file=sys.stderr)
     except OSError as error:
         raise UserError(
             f"Nothing can be written to {directory} ({error.strerror}); name another --output_dir."

@@ -235,21 +235,12 @@ def _iterate(write: Callable[[dict], Any], options: dict[str, Any]) -> None:
 
 def samples(batch: Any) -> list[str]:
     """A digest of each sample of a batch: of its part of every tensor that is as long as the batch."""
+    import torch
+
     from runtime import divided
 
-    tensors = list(_tensors(batch))
+    tensors = [item for item in divided.leaves(batch) if isinstance(item, torch.Tensor)]
     sizes = Counter(len(tensor) for tensor in tensors if tensor.dim())
     ((size, _),) = sizes.most_common(1) or [(0, 0)]
     columns = [tensor for tensor in tensors if tensor.dim() and len(tensor) == size]
     return [str(divided.digest([column[i] for column in columns])) for i in range(size)]
-
-
-def _tensors(item: Any, depth: int = 0) -> Any:
-    import torch
-
-    if isinstance(item, torch.Tensor):
-        yield item
-    elif depth < 10:
-        parts = item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()
-        for part in parts:
-            yield from _tensors(part, depth + 1)

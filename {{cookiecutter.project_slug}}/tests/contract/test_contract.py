@@ -22,7 +22,7 @@ import small
 from contract import runs
 from options import METRICS, MODE, MONITOR, OPTIONS, DataOptions, ModelOptions
 from runtime import command_line
-from runtime.report import metric_regex
+from runtime.report import metric_regex, of_the_test
 
 PROJECT = Path(data.__file__).parent.parent
 DECLARED = command_line.declared(OPTIONS)
@@ -98,7 +98,7 @@ def test_the_metrics_that_options_py_names_are_there(alone: tuple[Path, dict[str
     assert all(map(math.isfinite, values)), f"{MONITOR} is {values}"
     for metric in METRICS:
         assert re.search(metric_regex(metric), record["log"], re.M), f"{metric} is declared and never printed"
-    monitored = "test/" + MONITOR.removeprefix("val/")
+    monitored = of_the_test(MONITOR)
     assert re.fullmatch(rf"{monitored} -?\d+\.\d{{4}}", record["log"].splitlines()[-1]), record["log"][-2000:]
 
 
