@@ -72,7 +72,10 @@ def test_lightning_comes_without_what_nobody_uses() -> None:
     """If this fails, torchmetrics or lightning_utilities changed: look at imports.py, and measure what it saves."""
     code = (
         "import sys; from runtime import imports; imports.lightning(); import pytorch_lightning\n"
-        "assert not {'transformers', 'scipy'} & set(sys.modules)\n"
+        "assert not {'transformers', 'scipy', 'matplotlib'} & set(sys.modules)\n"
+        "import torch, torchmetrics; metric = torchmetrics.ConfusionMatrix('multiclass', num_classes=3)\n"
+        "metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 2, 2])); figure, _ = metric.plot()\n"
+        "metric.plot(ax=figure.axes[0]); assert type(figure).__module__ == 'matplotlib.figure'\n"
         "from torchmetrics.text.bert import BERTScore; import scipy, transformers"
     )
     subprocess.run([sys.executable, "-c", code], cwd=SRC, check=True)

@@ -1,25 +1,29 @@
-"""Lightning without what torchmetrics would import for metrics that nothing here uses."""
+"""Lightning without what torchmetrics would import for metrics and pictures that a run may never need."""
 
+import importlib
 import sys
+
+LATER = ("transformers", "scipy", "matplotlib")
 
 
 def lightning() -> None:
     """Import pytorch_lightning; call it before anything else does.
 
-    Lightning imports all of torchmetrics, which imports transformers (for BERTScore) and scipy.signal (for audio)
-    wherever they are installed: almost half of the time, and a fifth of the memory, of a process's start. While this
-    imports Lightning they seem not to be installed. Afterwards they are as ever; what torchmetrics left out is imported
-    from its own module: ``from torchmetrics.text.bert import BERTScore``.
+    Lightning imports all of torchmetrics, which imports transformers (for BERTScore), scipy.signal (for audio) and
+    matplotlib (for ``metric.plot``) wherever they are installed: half of the time, and a fifth of the memory, of a
+    process's start. While this imports Lightning they seem not to be installed. Afterwards they are as ever: the first
+    ``plot`` imports matplotlib, and a metric that was left out is imported from its own module, as in
+    ``from torchmetrics.text.bert import BERTScore``.
     """
     from lightning_utilities.core.imports import RequirementCache
 
     if "pytorch_lightning" in sys.modules:
         return
     available = RequirementCache.__bool__
-    hidden = [name for name in ("transformers", "scipy") if name not in sys.modules]
+    hidden = [name for name in LATER if name not in sys.modules]
 
     def seems_available(self: RequirementCache) -> bool:
-        return not str(self.requirement).startswith(("transformers", "scipy")) and available(self)
+        return not str(self.requirement).startswith(LATER) and available(self)
 
     RequirementCache.__bool__ = seems_available  # type: ignore[method-assign]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: import raises ModuleNotFoundError
@@ -29,3 +33,6 @@ def lightning() -> None:
         RequirementCache.__bool__ = available  # type: ignore[method-assign]
         for name in hidden:
             del sys.modules[name]
+    plot = sys.modules["torchmetrics.utilities.plot"]
+    # Every plot calls this first. Loading the module again, now with matplotlib, puts torchmetrics' own in its place.
+    plot._error_on_missing_matplotlib = lambda: importlib.reload(plot)  # type: ignore[attr-defined]
