@@ -104,3 +104,9 @@ def hide(folder: Path, *names: str) -> dict[str, str]:
     """Variables of an environment that lacks these packages: importing one fails in a process that has them."""
     (folder / "sitecustomize.py").write_text(ABSENT.format(names=names))
     return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture(scope="session")
+def without_sdk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """For rehearsals that are not about the request: importing the SDK to make it takes as long as two ranks' start."""
+    return hide(tmp_path_factory.mktemp("without-sdk"), "sagemaker", "moto", "mypy", "pytest", "ipykernel")

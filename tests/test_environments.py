@@ -72,10 +72,3 @@ def test_launch_repeats_the_pins_of_training(project: Project) -> None:
 def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:
     hidden = hide(tmp_path, "torch", "pytorch_lightning", "datasets", "moto")
     project.run("python", "-m", "launch", "preflight", "--offline", **hidden)
-
-
-def test_the_command_that_rehearses_needs_no_sdk(project: Project, words: Path, tmp_path: Path) -> None:
-    hidden = hide(tmp_path, "sagemaker", "moto", "mypy", "pytest", "ipykernel")
-    command = ["--hosts", "1", "--processes", "1", "--distribution", "torch_distributed", "--batches", "2"]
-    said = project.run("python", "-m", "rehearsal", *command, "--", "--dataset", str(words), **hidden).stdout
-    assert "one epoch of at most 2 batches" in said and "steps=2 " in said

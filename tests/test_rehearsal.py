@@ -21,11 +21,11 @@ from conftest import Project, need
 TMP = Path(tempfile.gettempdir())
 
 
-def rehearse(project: Project, folder: Path, *arguments: str) -> dict[str, Any]:
+def rehearse(project: Project, folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
     """The JSON report of `python -m rehearsal`, with its exit status and output."""
     path = folder / f"report-{time.monotonic_ns()}.json"
     line = ["python", "-m", "rehearsal", "--json", str(path), *arguments]
-    ended = project.run(*line, check=False, FORCE_COLOR="1")  # as a notebook has it
+    ended = project.run(*line, check=False, FORCE_COLOR="1", **environment)  # in colour, as a notebook has it
     output = ended.stdout[-8000:] + ended.stderr[-4000:]
     assert path.exists(), output
     return {**json.loads(path.read_text()), "exit_status": ended.returncode, "output": output}
@@ -52,10 +52,16 @@ def exact(project: Project, tmp_path_factory: pytest.TempPathFactory) -> list[st
 
 
 @pytest.fixture(scope="module")
-def alone(project: Project, words: Path, exact: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One host, one process, no launcher."""
-    folder = tmp_path_factory.mktemp("alone")
-    return rehearse(project, folder, *exact, "--hosts", "1", "--distribution", "none", *options(words, 1))
+def alone(
+    project: Project,
+    words: Path,
+    exact: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+    without_sdk: dict[str, str],
+) -> dict[str, Any]:
+    """One host, one process, no launcher, and nothing installed but what `make rehearse` installs."""
+    command = [*exact, "--hosts", "1", "--distribution", "none", *options(words, 1)]
+    return rehearse(project, tmp_path_factory.mktemp("alone"), *command, **without_sdk)
 
 
 def test_none_on_one_host(alone: dict[str, Any]) -> None:
@@ -129,7 +135,8 @@ def test_a_changed_flag_of_the_request_fails(project: Project, words: Path, tmp_
     command = ["--hosts", "1", "--processes", "2", "--distribution", "torch_distributed", "--batches", "2"]
     command += ["--json", str(tmp_path / "report.json"), "--", "--dataset", str(words)]
     change = json.dumps({"sagemaker_torch_distributed_enabled": "false"})
-    project.run("python", "-c", CHANGED, change, *command, check=False)
+    said = project.run("python", "-c", CHANGED, change, *command, check=False).stdout
+    assert "one epoch of at most 2 batches" in said and "steps=2 " in said
     report = json.loads((tmp_path / "report.json").read_text())
     failed = {check["name"]: check["detail"] for check in report["checks"] if check["verdict"] == "failed"}
     assert not report["ok"] and failed["world-size"] == "1 on 1 ranks; expected 2"
@@ -167,8 +174,11 @@ def test_a_jobs_channel_comes_from_s3_or_a_folder(source: str, project: Project,
     assert "300 texts" in ended.stdout, ended.stdout
 
 
-def test_none_on_two_hosts_is_refused(project: Project, words: Path, tmp_path: Path) -> None:
-    report = rehearse(project, tmp_path, "--hosts", "2", "--distribution", "none", *options(words, 1))
+def test_none_on_two_hosts_is_refused(
+    project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
+) -> None:
+    command = ["--hosts", "2", "--distribution", "none", *options(words, 1)]
+    report = rehearse(project, tmp_path, *command, **without_sdk)
     assert report["exit_status"] == 1 and verdicts(report)["success-or-failure-file"] == "passed"
     for failure in report["failures"]:
         assert failure.startswith('SM_HOSTS=["127.0.0.1","127.0.0.2"] names 2 hosts, but no launcher set RANK')
@@ -191,9 +201,10 @@ def test_a_lost_rank_ends_the_job_and_is_named(
     project: Project,
     words: Path,
     tmp_path: Path,
+    without_sdk: dict[str, str],
 ) -> None:
     command = ["--hosts", "2", "--processes", str(processes), "--distribution", distribution, fault, str(rank)]
-    report = rehearse(project, tmp_path, *command, *options(words, 2 * processes))
+    report = rehearse(project, tmp_path, *command, *options(words, 2 * processes), **without_sdk)
     found = verdicts(report)
     assert report["exit_status"] == 1 and 0 not in report["exit_codes"]
     assert found["ends-in-time"] == found["failure-names-cause"] == found["success-or-failure-file"] == "passed", report

@@ -48,10 +48,12 @@ def stranger(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.parametrize("cut", RUNS)
-def test_an_injected_fault_is_found(cut: str, project: Project, stranger: Path, tmp_path: Path) -> None:
+def test_an_injected_fault_is_found(
+    cut: str, project: Project, stranger: Path, tmp_path: Path, without_sdk: dict[str, str]
+) -> None:
     distribution, expected = RUNS[cut]
     options = ["--hosts", "2", "--processes", "1", "--distribution", distribution, "--source-dir", str(stranger)]
-    report = rehearse(project, tmp_path, *options, "--", "--wires", cut)
+    report = rehearse(project, tmp_path, *options, "--", "--wires", cut, **without_sdk)
     failed = {check["name"]: check["detail"] for check in report["checks"] if check["verdict"] == "failed"}
     assert report["ok"] == (not expected), report["output"]
     assert bool(failed) == bool(expected), failed
