@@ -23,7 +23,7 @@ from moto.sagemaker.models import sagemaker_backends
 from moto.servicequotas.models import ServiceQuotasBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
 
-from launch import SRC, account, follow, jobs, request
+from launch import SRC, account, follow, jobs, request, requirements
 from launch import aws as launch_aws
 from launch.__main__ import main
 from launch.job import Job, Network, Spot
@@ -35,6 +35,7 @@ TRUST = {"Effect": "Allow", "Principal": {"Service": ["sagemaker.amazonaws.com"]
 
 
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # AWS's models are parsed once
+requirements.resolve = functools.cache(requirements.resolve)  # and pip resolves the same requirements once
 
 
 @pytest.fixture

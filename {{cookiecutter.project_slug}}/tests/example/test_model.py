@@ -1,9 +1,11 @@
 """The network, the loss and the metrics are what they claim, however samples are padded and divided among ranks."""
 
+import gc
 import io
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -17,8 +19,10 @@ import torch
 
 import data
 import model
+import train
 from runtime import prepared
 from runtime.batches import GlobalBatches
+from runtime.checkpoints import Checkpoints
 from runtime.report import UserError
 
 
@@ -159,19 +163,27 @@ def test_an_unknown_checkpoint_is_refused_in_a_sentence(tmp_path: Path) -> None:
         model.build(str(tmp_path), ["a", "b"])
 
 
-def test_an_option_is_one_line_and_its_use(words: str, tmp_path: Path) -> None:
+class Crash(Exception):
+    """What ends a run here."""
+
+
+def test_an_option_is_one_line_and_its_use(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It reaches the command line and the loss, and stops no older run from resuming."""
+    options = ["--dataset", words, "--batch_size", "16", "--log_every", "1", "--max_steps", "3"]
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(Checkpoints, "on_train_end", crash)
+        train.train(**train.parse([*options, "--checkpoint_steps", "1"]))
+    gc.collect()  # the run held a lock
+    before = capsys.readouterr().out
+
     src = tmp_path / "src"
     shutil.copytree(Path(model.__file__).parent, src, ignore=shutil.ignore_patterns("__pycache__"))
-    options = ["--dataset", words, "--batch_size", "16", "--log_every", "1"]
-    steps = "import sys, train; train.train(**train.parse(sys.argv[1:]))"
-    stop = f"from runtime.checkpoints import Checkpoints as C; C.on_train_end = lambda *_: sys.exit(1); {steps}"
-
-    def python(code: str, *arguments: str) -> str:
-        command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(src)!r}); {code}", *options, *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
-
-    before = python(stop, "--checkpoint_steps", "1", "--max_steps", "3")
     for file, place, added in (
         ("options.py", "    lr: PositiveFloat", '    smoothing: Ratio = option(0.0, "label smoothing")\n'),
         ("model.py", 'reduction="none")\n        return (losses', "label_smoothing=self.options.smoothing, "),
@@ -179,10 +191,14 @@ def test_an_option_is_one_line_and_its_use(words: str, tmp_path: Path) -> None:
         text = (src / file).read_text(encoding="utf-8")
         assert text.count(place) == 1
         (src / file).write_text(text.replace(place, added + place), encoding="utf-8")
-    resumed = python(steps, "--max_steps", "3")
-    assert "resume: from" in resumed and "test/accuracy" in resumed
-    other = python(steps, "--max_steps", "3", "--output_dir", "other", "--smoothing", "0.5")
-    losses = [re.findall(r"train/loss=(\S+)", said) for said in (before, other)]
+    code = "import json, sys, train\nfor words in sys.argv[1:]: train.train(**train.parse(json.loads(words)))"
+    other = [*options, "--output_dir", "other", "--smoothing", "0.5"]
+    command = [sys.executable, "-c", code, json.dumps(options), json.dumps(other)]
+    environment = {**os.environ, "PYTHONPATH": str(src)}
+    said = subprocess.run(command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE).stdout
+    resumed, _, changed = said.partition("test/accuracy ")
+    assert "resume: from" in resumed
+    losses = [re.findall(r"train/loss=(\S+)", text) for text in (before, changed)]
     assert len(losses[0]) == len(losses[1]) == 3 and losses[0] != losses[1]
 
 
