@@ -11,6 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import botocore.loaders
 import botocore.session
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +24,8 @@ from options import METRICS, OPTIONS
 from runtime import report
 from runtime.command_line import Ratio, option
 
+# AWS's models and endpoints are parsed once: the SDK does so for each request.
+botocore.loaders.create_loader = botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)
 ROLE = "arn:aws:iam::123456789012:role/training"
 BUCKET = "sagemaker-us-east-1-123456789012"
 INSTANCE = {"sagemaker_instance_type": '"ml.p4d.24xlarge"'}
@@ -46,9 +49,6 @@ LAUNCHERS: dict[str, tuple[str, dict[str, str]]] = {
     "none": ("pytorch:2.13-cu133-amzn2023-sagemaker", {}),
 }
 NETWORK = Network(["subnet-0123456789abcdef0"], ["sg-0123456789abcdef0"], encrypt=True)
-
-
-botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # AWS's models are parsed once
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any
 
 import boto3
 import botocore.client
+import botocore.loaders
 import botocore.session
 import pytest
 from botocore.exceptions import ClientError, ConnectTimeoutError, NoCredentialsError, ProfileNotFound
@@ -34,8 +35,9 @@ LAMBDA = {"Arn": "arn:aws:iam::123456789012:role/lambda", "AssumeRolePolicyDocum
 TRUST = {"Effect": "Allow", "Principal": {"Service": ["sagemaker.amazonaws.com"]}, "Action": "sts:AssumeRole"}
 
 
-botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # AWS's models are parsed once
-requirements.resolve = functools.cache(requirements.resolve)  # and pip resolves the same requirements once
+# AWS's models and endpoints are parsed once, and pip resolves the same requirements once.
+botocore.loaders.create_loader = botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)
+requirements.resolve = functools.cache(requirements.resolve)
 
 
 @pytest.fixture
