@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -216,8 +217,7 @@ def state(project: Project) -> set[str]:
     places = (project.path, Path.home(), Path("/opt"), Path("/dev", "shm"), Path("/etc"))
     found = {f"{path} {path.stat().st_mtime_ns}" for place in places for path in _files(place)}
     found |= {str(path) for path in TMP.iterdir() if path.name.startswith(("rehearsal", "ompi", "done."))}
-    packages = subprocess.run([sys.executable, "-m", "pip", "freeze"], capture_output=True, text=True).stdout
-    return found | set(packages.splitlines())
+    return found | {f"{package.name}=={package.version}" for package in metadata.distributions()}
 
 
 def _files(place: Path) -> list[Path]:
@@ -236,7 +236,9 @@ def rehearsed(place: Path) -> list[psutil.Process]:
     return found
 
 
-def test_nothing_is_left_behind_and_two_can_run_at_once(project: Project, words: Path, tmp_path: Path) -> None:
+def test_nothing_is_left_behind_and_two_can_run_at_once(
+    project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
+) -> None:
     """Two rehearsals side by side, on other ports than 7777, which something else listens to."""
     before = state(project)
     own = tmp_path / "temporary files"
@@ -253,7 +255,7 @@ def test_nothing_is_left_behind_and_two_can_run_at_once(project: Project, words:
         for i in range(2):
             line = [sys.executable, "-m", "rehearsal", "--hosts", "1", "--processes", "1"]
             line += ["--distribution", "torch_distributed", "--json", str(tmp_path / f"{i}.json"), *options(words, 1)]
-            env = {**os.environ, "TMPDIR": str(own)}
+            env = {**os.environ, "TMPDIR": str(own), **without_sdk}
             commands.append(subprocess.Popen(line, cwd=project.path, env=env, stdout=subprocess.DEVNULL))
         assert [command.wait() for command in commands] == [0, 0]
     reports = [json.loads((tmp_path / f"{i}.json").read_text()) for i in range(2)]
@@ -267,9 +269,9 @@ def test_nothing_is_left_behind_and_two_can_run_at_once(project: Project, words:
     assert not left
 
 
-def test_ctrl_c_ends_everything(project: Project, words: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_everything(project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]) -> None:
     command = ["-m", "rehearsal", "--hosts", "2", "--processes", "1", "--distribution", "torch_distributed"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(tmp_path), **without_sdk}
     child = pexpect.spawn(
         sys.executable,
         [*command, *options(words, 2)],
@@ -290,10 +292,12 @@ def test_ctrl_c_ends_everything(project: Project, words: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_everything(number: signal.Signals, project: Project, words: Path, tmp_path: Path) -> None:
+def test_a_signal_ends_everything(
+    number: signal.Signals, project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
+) -> None:
     command = [sys.executable, "-m", "rehearsal", "--hosts", "2", "--processes", "1", "--distribution", "pytorchddp"]
     (own := tmp_path / "own").mkdir()
-    environment = {**os.environ, "TMPDIR": str(own)}
+    environment = {**os.environ, "TMPDIR": str(own), **without_sdk}
     with (tmp_path / "log").open("w") as log:
         line = [*command, *options(words, 2)]
         child = subprocess.Popen(line, cwd=project.path, env=environment, stdout=log, stderr=log)
