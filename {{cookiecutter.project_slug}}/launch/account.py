@@ -9,7 +9,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from launch import aws, profiles, request
-from launch.findings import Finding, error, skipped, warning
+from launch.findings import Finding, error, from_sentence, skipped, warning
 from launch.job import Job
 
 
@@ -58,8 +58,7 @@ def check(job: Job, made: dict[str, Any]) -> list[Finding]:
         unasked = "no credentials here, so role, permissions, network, buckets, data and quota were not checked"
         return [skipped("AWS", unasked, aws.sign_in())]
     except (BotoCoreError, ClientError) as problem:
-        said, _, cure = aws.explain(problem).rpartition("; ")
-        return [error("AWS", said or cure, f"{cure}, or run preflight with --offline")]
+        return [from_sentence("AWS", aws.explain(problem), "run preflight with --offline")]
     role = made["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])
     asked = Asked(job, made, identity, "" if role.endswith(f"/{request.DRY_ROLE}") else role)
 
@@ -69,7 +68,7 @@ def check(job: Job, made: dict[str, Any]) -> list[Finding]:
             for finding in question(asked):
                 found.append(finding)  # one by one: what was found before a question fails stays
         except (BotoCoreError, ClientError) as problem:
-            found.append(skipped(question.__name__, aws.explain(problem), "so it was not checked"))
+            found.append(from_sentence(question.__name__, aws.explain(problem), "it was not checked", "skipped"))
         return found
 
     with ThreadPoolExecutor() as pool:
@@ -220,7 +219,7 @@ def buckets(asked: Asked) -> Iterator[Finding]:
     s3, region = asked.client("s3"), asked.job.region
     heads: dict[str, dict[str, Any]] = {}
     for key, uri in asked.addresses().items():
-        name, _, prefix = uri.removeprefix("s3://").partition("/")
+        name = aws.s3_location(uri)[0]
         new = name not in heads
         if new:
             try:
@@ -238,10 +237,8 @@ def buckets(asked: Asked) -> Iterator[Finding]:
         elif status:
             cure = "see that the job's role may read it, or ask for s3:ListBucket"
             yield warning(key, f"these credentials may not see bucket {name} ({status})", cure)
-        elif key.startswith("channels."):
-            page = s3.list_objects_v2(Bucket=name, Prefix=prefix)
-            if not any(item["Size"] for item in page.get("Contents", [])):
-                yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
+        elif key.startswith("channels.") and not aws.objects(uri, s3):
+            yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
 
 
 def quota(asked: Asked) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import SRC, account, aws, jobs, profiles
+from launch.findings import near
 from launch.follow import describe
 from runtime.report import UserError
 from runtime.serving import JSON_LINES, PLAIN
@@ -47,11 +48,14 @@ def plan(
     Raises:
         UserError: the job has no model, there is no input, or the model is too large for a serverless endpoint.
     """
+    refuse_options(instance, count, transform)
     client = aws.client("sagemaker", region)
     job = describe(job_name, client)
+    if serverless and (job.get("VpcConfig") or job.get("EnableNetworkIsolation")):
+        raise UserError(f"{job_name} ran in a VPC or isolated, and serverless endpoints cannot; take an --instance")
     trained = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")
     ended = job["TrainingJobStatus"] in ("Completed", "Stopped") and trained.endswith("/model.tar.gz")
-    models = files(trained, region) if ended else []
+    models = aws.objects(trained, aws.client("s3", region)) if ended else []
     if not models:
         status = job["TrainingJobStatus"]
         raise UserError(f"{job_name} is {status} and has no model.tar.gz in S3; name a job that completed")
@@ -87,6 +91,19 @@ def plan(
     return Deployment(name, region, trained, archive, made, f"cost    {cost}")
 
 
+def refuse_options(instance: str, count: int, transform: list[str] | None) -> None:
+    """Raises UserError for what no job's deployment takes."""
+    if count < 1:
+        raise UserError(f"--count {count} is not a number of instances; give 1 or more")
+    known = aws.shape("TransformInstanceType" if transform else "ProductionVariantInstanceType").enum
+    if instance not in known:
+        cure = f"{near(instance, known)} If it is new, pip install --upgrade boto3"
+        raise UserError(f"--instance {instance} is not known to the installed botocore; {cure}")
+    for uri in transform or ():
+        if not aws.s3_uri(uri):
+            raise UserError(f'--transform {uri} is not an S3 address; as in "s3://bucket/folder/"')
+
+
 def endpoint(name: str, instance: str, count: int, memory_gb: int) -> dict[str, dict[str, Any]]:
     """Configuration and endpoint: serverless with so much memory, or on instances where that is 0."""
     if memory_gb > 6:
@@ -99,7 +116,7 @@ def endpoint(name: str, instance: str, count: int, memory_gb: int) -> dict[str, 
 
 def transform_job(name: str, region: str, instance: str, count: int, source: str, target: str) -> dict[str, Any]:
     """The batch transform of text files, a record a line: plain, or JSON lines as their names say."""
-    found = files(source, region)
+    found = aws.objects(source, aws.client("s3", region))
     if not found:
         raise UserError(f"there is no data at {source}; upload it, or correct the address")
     kind = JSON_LINES if found[0]["Key"].endswith((".jsonl", ".jsonlines")) else PLAIN
@@ -125,9 +142,9 @@ def deploy(made: Deployment) -> str:
     try:
         with tempfile.TemporaryDirectory() as folder:
             s3, old, new = aws.client("s3", made.region), Path(folder, "old"), Path(folder, "new")
-            s3.download_file(*location(made.trained), str(old))
+            s3.download_file(*aws.s3_location(made.trained), str(old))
             pack(old, new)
-            s3.upload_file(str(new), *location(made.archive))
+            s3.upload_file(str(new), *aws.s3_location(made.archive))
         for each, request in made.requests.items():
             call(client, "Create", each, made.name, **request)
         print(f"making  {made.name}, which takes some minutes", flush=True)
@@ -189,7 +206,7 @@ def remove(name: str, region: str, archive: str = "") -> list[str]:
         call(client, "Delete", kind, name)
         removed.append(kind)
     if archive:
-        bucket, key = location(archive)
+        bucket, key = aws.s3_location(archive)
         aws.client("s3", region).delete_object(Bucket=bucket, Key=key)
     return removed
 
@@ -219,16 +236,3 @@ def wait(client: Any, kind: str, name: str) -> dict[str, Any]:
             if not aws.transient(error):
                 raise
         time.sleep(POLL_S)
-
-
-def files(uri: str, region: str) -> list[dict[str, Any]]:
-    """The first objects at an S3 address, without empty ones."""
-    bucket, key = location(uri)
-    listed = aws.client("s3", region).list_objects_v2(Bucket=bucket, Prefix=key)
-    return [item for item in listed.get("Contents", []) if item["Size"]]
-
-
-def location(uri: str) -> tuple[str, str]:
-    """Bucket and key."""
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    return bucket, key

@@ -26,15 +26,11 @@ DISTRIBUTIONS = ("auto", "smddp", "torch_distributed", "pytorchddp", "none")
 
 
 class JobError(UserError):
-    """`job.toml` is wrong. `problems` holds one sentence for each thing found."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+    """`job.toml` is wrong: a line for each thing found."""
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a stack trace (IPython looks for this name)."""
-        return [f"error: {problem}" for problem in self.problems]
+        return [f"error: {problem}" for problem in str(self).split("\n")]
 
 
 def limited(default: Any = MISSING, *, low: float = 0, high: float = 1e9) -> Any:
@@ -99,16 +95,16 @@ def load(path: str | Path = ROOT / "job.toml") -> Job:
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise JobError([f"{path} cannot be read ({error.strerror}); name the file with --job"]) from error
+        raise JobError(f"{path} cannot be read ({error.strerror}); name the file with --job") from error
     except UnicodeDecodeError as error:
-        raise JobError([f"{path} is not UTF-8 text, which TOML requires; save it as UTF-8"]) from error
+        raise JobError(f"{path} is not UTF-8 text, which TOML requires; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
         said = "its tables or lists are nested too deeply" if isinstance(error, RecursionError) else error
-        raise JobError([f"{path} is not valid TOML: {said}; correct that line"]) from error
+        raise JobError(f"{path} is not valid TOML: {said}; correct that line") from error
     problems: list[str] = []
     job = _build(Job, table, "", problems)
     if problems:
-        raise JobError(problems)
+        raise JobError("\n".join(problems))
     return job
 
 

@@ -130,7 +130,7 @@ def fetch(name: str, where: str, target: Path | None = None) -> Path:
     uri = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")
     if not uri:
         raise UserError(f"{name} left no model; {log}")
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    bucket, key = aws.s3_location(uri)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
         for archive, into in ((key, "model"), (key.replace("model.tar.gz", "output.tar.gz"), "model/output")):

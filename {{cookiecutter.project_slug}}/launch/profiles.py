@@ -1,5 +1,6 @@
 """Which launcher, image and instance go together: AWS's facts, as of November 2026, in one place."""
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import date
@@ -91,6 +92,21 @@ RESERVED_VARIABLES = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "NODE_RANK", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"),
 )
 
+# The container's entry point that forwards SageMaker's SIGTERM to training (`forward_stop`). A stop is SIGTERM to
+# process 1, in AWS's images bash, which forwards nothing (sagemaker-training-toolkit#125, #173): the script is killed
+# 120 s later. This one starts what the image would have started, and sends SIGTERM to every process whose command line
+# names train.py, except launchers: torchrun and mpirun would give the ranks less time than SageMaker does (30 s, and
+# 1 s). The ranks save and exit, and the launchers after them. AWS takes one line of at most 256 characters
+# (CreateTrainingJob, ContainerEntrypoint). Proven on a replica of the container's processes (tests/test_entry.py).
+FORWARDING = [
+    "bash",
+    "-c",
+    "start_with_right_hostname.sh train & c=$!; "
+    "trap 'for p in /proc/[0-9]*; do grep -qas train[.]py $p/cmdline && "
+    '! grep -qasE "(mpi|ddp|torch)run" $p/cmdline && kill ${p#/proc/}; done\' TERM; '
+    "while kill -0 $c 2>&-; do wait $c; done; wait $c",
+]
+
 # torchrun's own long options, of torch 2.5 to 2.13; it takes each with hyphens and with underscores.
 TORCHRUN = """
 nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf standalone max_restarts monitor_interval
@@ -165,3 +181,11 @@ def flags(job: Job) -> dict[str, Any]:
         "pytorchddp": {"sagemaker_pytorch_ddp_enabled": True} | mpi,
     }
     return own[launcher(job)] | {"sagemaker_instance_type": job.instance_type}
+
+
+def encoded(hyperparameters: dict[str, Any], name: str, region: str, code: str) -> dict[str, str]:
+    """Hyperparameters as the SDK sends them: JSON, with those by which the toolkit in the container finds train.py."""
+    own = {"program": "train.py", "submit_directory": code, "container_log_level": 20, "job_name": name}
+    own |= {"region": region}
+    every = hyperparameters | {f"sagemaker_{key}": value for key, value in own.items()}
+    return {key: json.dumps(value) for key, value in every.items()}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from launch import SRC, aws, entry, profiles, v3
+from launch import SRC, aws, profiles, v3
 from launch.job import Job
 from options import METRICS
 from runtime import report
@@ -73,7 +73,7 @@ def options(job: Job, bucket: str, name: str) -> dict[str, Any]:
         "code_location": output.rstrip("/"),
         "volume_size": job.volume_gb,
         "max_run": job.max_run_s,
-        "container_entry_point": entry.FORWARDING if job.forward_stop else None,
+        "container_entry_point": profiles.FORWARDING if job.forward_stop else None,
         "keep_alive_period_in_seconds": job.keep_alive_s or None,
         "use_spot_instances": job.spot.enabled,
         "max_wait": job.spot.max_wait_s if job.spot.enabled else None,

@@ -23,6 +23,7 @@ from typing import Any
 
 from launch import ROOT, SRC, profiles  # also puts src/ on the path
 from launch import job as jobs
+from launch.findings import print_error
 from rehearsal import checks, hosts, request, requirements
 from rehearsal.hosts import END, FAULTS, MPI, Host, Plan
 from runtime.report import UserError
@@ -274,7 +275,7 @@ def main(argv: list[str]) -> int:
             args.json.write_text(json.dumps(report, indent=1))
         return 0 if report["ok"] else 1
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     except OSError as error:
         hint = "" if run else "; a rehearsal needs a temporary folder that it can write to (TMPDIR)"

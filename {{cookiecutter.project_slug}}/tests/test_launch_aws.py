@@ -293,6 +293,7 @@ def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
         levels = [finding["level"] for finding in written["findings"]]
         assert levels == ["error", "error", "warning"][-3 if status == 1 else -1 :]
         assert (f"error   network.security_groups: {group} has no inbound rule" in said) == (status == 1)
+    assert main(["preflight", "--channel", "training=here"]) == 1 and "add --rehearse" in capsys.readouterr().err
     assert main(["preflight", "--rehearse", "--channel", "training=here"]) == 7
     assert played[1][-2:] == ["--channel", "training=here"]
     assert played[0][1:9] == ["-m", "rehearsal", "--hosts", "2", "--processes", "2", "--distribution", "smddp"]
