@@ -3,6 +3,7 @@
 python -m launch preflight            what is wrong with job.toml, src/ and the account, before it costs anything
 python -m launch submit --dry-run     the request that would be sent
 python -m launch submit               send it and follow; Ctrl-C leaves the job running
+python -m launch tune                 search the ranges of job.toml's [tune]; --dry-run as above
 python -m launch list                 the latest jobs
 python -m launch attach JOB           follow it again
 python -m launch stop JOB
@@ -42,8 +43,9 @@ def parser() -> argparse.ArgumentParser:
     add("--json", type=Path, metavar="FILE", help="write the findings there, too")
     add("--rehearse", action="store_true", help="then simulate the job on this machine")
     add("--channel", action="append", default=[], metavar="NAME=DIR", help="for --rehearse: local data")
-    add = commands.add_parser("submit", parents=[shared, judged, priced]).add_argument
-    add("--dry-run", action="store_true", help="print the request as JSON and send nothing")
+    for name in ("tune", "submit"):
+        add = commands.add_parser(name, parents=[shared, judged, priced]).add_argument
+        add("--dry-run", action="store_true", help="print the request as JSON and send nothing")
     add("--no-follow", action="store_true", help="print the job's name and exit")
     for name in OF_JOBS:
         command = commands.add_parser(name, parents=[shared, priced] if name == "deploy" else [shared])
@@ -115,14 +117,18 @@ def preflight(options: argparse.Namespace) -> int:
 
 
 def submit(options: argparse.Namespace) -> int:
-    from launch import account, aws, follow, jobs, request, requirements
+    """Send the job, or with the command tune many of it."""
+    from launch import account, aws, follow, jobs, request, requirements, tune
     from launch import preflight as checks
 
-    job = jobs_file.load(options.job)
+    job, tuning = jobs_file.load(options.job), options.command == "tune"
     found, made = checks.offline_checks(job)
     if not options.dry_run and made:
         aws.client("sts", job.region).get_caller_identity()  # without credentials nothing can be sent
         found += [*account.check(job, made), *requirements.resolved(job)]
+    if tuning:
+        more, search = tune.judged(job)
+        found += more
     found = findings.ordered(found, options.accept)
     for finding in found:
         print(finding, file=sys.stderr)
@@ -130,13 +136,18 @@ def submit(options: argparse.Namespace) -> int:
         return 1
     made = made or request.dry_run(job)  # says why there is none, where that error was accepted
     if options.dry_run:
-        print(json.dumps(made, indent=2))
+        print(json.dumps(search if tuning else made, indent=2))
         return 0
     print(checks.summary(job))
-    print(account.cost(job))
+    print(account.cost(job, jobs=job.tune.max_jobs if tuning else 1))
     if not confirmed("Send it?", options.yes):
         print("nothing was sent")
         return 1
+    if tuning:
+        name = tune.submit(job)
+        stop = f"aws sagemaker stop-hyper-parameter-tuning-job --region {job.region} --hyper-parameter-tuning-job-name"
+        print(f"sent    {name}; its jobs: python -m launch list; to stop it: {stop} {name}")
+        return 0
     name = request.submit(job)
     jobs.remember(name, job.region)
     print(f"sent    {name}", flush=True)

@@ -11,6 +11,7 @@ from typing import Any
 from launch import aws, profiles, request
 from launch.findings import Finding, error, from_sentence, skipped, warning
 from launch.job import Job
+from runtime import hub
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,15 @@ def permissions(asked: Asked) -> Iterator[Finding]:
     if asked.job.tags:
         mine.append(("sagemaker:AddTags", [job]))
     its = [("s3:GetObject", reads), ("s3:PutObject", writes), ("logs:PutLogEvents", [log])]
+    if secret := asked.job.hub_token_secret:
+        named = place.format("secretsmanager") + f":secret:{secret}-*"  # AWS adds six letters to the name
+        action, arn = "secretsmanager:GetSecretValue", secret if secret.startswith("arn:") else named
+        if secret.startswith(hub.STORE):
+            parameter = secret.removeprefix(hub.STORE).lstrip("/")
+            action, arn = "ssm:GetParameter", place.format("ssm") + f":parameter/{parameter}"
+        its.append((action, [arn]))
+    if ":mlflow-tracking-server/" in asked.job.mlflow:
+        its.append(("sagemaker-mlflow:LogBatch", [asked.job.mlflow]))
     if kind == "user":
         caller_arn = asked.identity["Arn"]
     elif kind == "assumed-role":
@@ -290,18 +300,19 @@ def price(region: str, instance_type: str, use: str = "Training") -> float | Non
     return max(prices, default=0) or None
 
 
-def cost(job: Job, *, offline: bool = False) -> str:
-    """An hour's price and the most the job can cost, in US dollars: the user's price, else AWS's, else none."""
+def cost(job: Job, *, offline: bool = False, jobs: int = 1) -> str:
+    """An hour's price of one job, and the most that so many can cost: at the user's price, else AWS's, else none."""
     hourly = job.price_per_hour or None
     if hourly is None and not offline:
         hourly = price(job.region, job.instance_type)
     seconds, kept = job.max_run_s + job.keep_alive_s, f" + {job.keep_alive_s / 3600:g} h (keep_alive_s)"
     made_of = f"{job.instance_count} instances × {job.max_run_s / 3600:g} h (max_run_s)"
-    made_of += kept if job.keep_alive_s else ""
+    made_of = (f"{jobs} jobs × " if jobs > 1 else "") + made_of + (kept if job.keep_alive_s else "")
     if hourly is None:
         return f"cost    at most {made_of}; set price_per_hour to see it in US dollars"
     each = job.instance_count * hourly
-    return f"cost    {each:,.2f} USD an hour, at most {each * seconds / 3600:,.2f} USD: {made_of} × {hourly:g} USD"
+    most = jobs * each * seconds / 3600
+    return f"cost    {each:,.2f} USD an hour, at most {most:,.2f} USD: {made_of} × {hourly:g} USD"
 
 
 def listed(value: Any) -> list[Any]:

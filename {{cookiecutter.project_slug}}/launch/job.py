@@ -56,6 +56,15 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Tune:
+    """What `python -m launch tune` searches."""
+
+    max_jobs: int = limited(20, low=1)
+    parallel: int = limited(2, low=1)
+    ranges: dict[str, Any] = field(default_factory=dict)  # option → values, or {min, max, scale}
+
+
+@dataclass(frozen=True)
 class Job:
     """Every answer a job needs; the comments of `job.toml` say what each is for."""
 
@@ -73,6 +82,8 @@ class Job:
     forward_stop: bool = False
     keep_alive_s: int = limited(0)
     price_per_hour: float = limited(0.0, high=100_000)
+    hub_token_secret: str = ""
+    mlflow: str = ""
     telemetry: bool = False
     hyperparameters: dict[str, Value] = field(default_factory=dict)
     channels: dict[str, str | dict[str, Value]] = field(default_factory=dict)
@@ -81,6 +92,7 @@ class Job:
     environment: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     estimator: dict[str, Any] = field(default_factory=dict)
+    tune: Tune = field(default_factory=Tune)
 
 
 KEYS = tuple(each.name for each in fields(Job))

@@ -13,6 +13,7 @@ from typing import Any
 from launch import ROOT, SRC, aws, profiles, request, requirements, v3
 from launch.findings import Finding, error, from_sentence, near, ordered, refused, skipped, warning
 from launch.job import KEYS, Job
+from runtime import hub
 from runtime.report import UserError
 
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
@@ -152,6 +153,10 @@ def fields(job: Job) -> Iterator[Finding]:
         yield error("role", f'"{job.role}" is neither ARN nor name', "arn:aws:iam::<12 digits>:role/<name>")
     if not re.fullmatch(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?", job.bucket):
         yield error("bucket", f'"{job.bucket}" is not the name of a bucket', "the name alone: no s3://, no folder")
+    if not re.fullmatch(r"(arn:[\w-]+:sagemaker:[\w-]+:\d+:mlflow-(app|tracking-server)/.+|https?://.+)?", job.mlflow):
+        yield error("mlflow", f'"{job.mlflow}" names no server', "give the ARN of your MLflow tracking server or app")
+    elif job.mlflow and not requirements.lists("sagemaker-mlflow"):
+        yield error("mlflow", "the container has no client for it", "add sagemaker-mlflow to src/requirements.txt")
     if job.checkpoint_s3 not in ("", "auto"):
         if not aws.s3_uri(job.checkpoint_s3):
             yield error("checkpoint_s3", f'"{job.checkpoint_s3}" is not an S3 address', 'as in "s3://bucket/folder/"')
@@ -266,8 +271,9 @@ def visible(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
         yield error(f"tags.{key}", "AWS keeps tags that begin with aws: to itself", "rename it")
     shown = {"hyperparameters": job.hyperparameters, "environment": environment, "tags": tags}
     for path, value in texts({**shown, "estimator": job.estimator}):
-        if SECRET.search(value) or (SECRET_NAME.search(path.rpartition(".")[2]) and len(value) > 8):
-            cure = "keep it in Secrets Manager and read it there"
+        named = SECRET_NAME.search(path.rpartition(".")[2]) and path != f"environment.{hub.SECRET}" and len(value) > 8
+        if SECRET.search(value) or named:
+            cure = "keep it in Secrets Manager and read it there (of the Hugging Face hub: hub_token_secret)"
             yield error(path, "looks like a secret, and the AWS console shows it", cure)
 
 
@@ -289,8 +295,7 @@ def sdk_parameters(job: Job) -> Iterator[Finding]:
             yield error(f"estimator.{key}", "job.toml has a key of its own for it", f"set {request.OWN_KEYS[key]}")
         elif key not in known:
             yield error(f"estimator.{key}", "the SDK's estimator takes no such value from here", near(key, known))
-    installs = requirements.FILE.is_file() and re.search(r"(?m)^\s*[^#\s]", requirements.FILE.read_text("utf-8"))
-    if job.estimator.get("enable_network_isolation") and installs:
+    if job.estimator.get("enable_network_isolation") and requirements.lists(""):
         problem = "an isolated container reaches no package index, so pip cannot install src/requirements.txt"
         yield error("estimator.enable_network_isolation", problem, "take an image that holds them, and empty the file")
 

@@ -24,7 +24,7 @@ from typing import Any
 from launch import ROOT, SRC, profiles  # also puts src/ on the path
 from launch import job as jobs
 from launch.findings import print_error
-from rehearsal import checks, hosts, request, requirements
+from rehearsal import checks, hosts, image, request, requirements
 from rehearsal.hosts import END, FAULTS, MPI, Host, Plan
 from runtime.report import UserError
 
@@ -51,6 +51,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--job", type=Path, default=ROOT / "job.toml", help="the job (default job.toml)")
     add("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data (else a sample from S3)")
     add("--inherit", action="append", default=[], metavar="NAME", help="a variable of this shell to pass to the hosts")
+    add("--image-versions", action="store_true", help="run in an environment with the image's torch, made by pip once")
     add("--batches", type=int, metavar="N", help="of one epoch, and of validation and test (20); 0: all of all epochs")
     add("--fail-rank", type=int, metavar="R", help="rank R raises an error in the middle of training")
     add("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
@@ -99,14 +100,17 @@ def plan(args: argparse.Namespace) -> Plan:
     if fault == "stop-host" and not job.forward_stop:
         notes.append("forward_stop is false in job.toml: SageMaker's SIGTERM would not reach training; see --lose-host")
         job = dataclasses.replace(job, forward_stop=True)
+    if job.hub_token_secret:
+        notes.append("hub_token_secret is not read here: export HF_TOKEN, and let it in with --inherit HF_TOKEN")
+    job = dataclasses.replace(job, hub_token_secret="", mlflow="")  # nothing is logged to the server either
     made, note = request.make(job) if own else (request.without_sdk(job), "")
-    image = profiles.profile(job) if described else None
+    profile = profiles.profile(job) if described else None
     remote = {k: v if isinstance(v, str) else str(v.get("s3_data", "")) for k, v in job.channels.items()}
     return Plan(
         *(count, processes, distribution, args.source_dir, made),
         channels={**remote, **{name: Path(folder) for name, folder in folders.items()}},
         inherit=args.inherit,
-        image=(image.torch, image.python) if image else ("", ""),
+        image=(profile.torch, profile.python) if profile else ("", ""),
         notes=[*notes, *filter(None, [note])],
         fault=fault,
         target=target - 1 if fault.endswith("-host") else target,
@@ -181,8 +185,9 @@ def rehearse(plan: Plan, run: Path) -> dict[str, Any]:
     title = f"{plan.hosts} hosts × {plan.processes} processes, {plan.distribution}, started by {launcher}"
     versions = {"torch": version("torch"), "python": platform.python_version()}
     versions |= {"image_torch": plan.image[0], "image_python": plan.image[1]}
-    image = "torch {} on Python {}".format(*plan.image) if plan.image[0] else "versions that are not known here"
-    notes = [f"runs torch {versions['torch']} on Python {versions['python']}; the job's image has {image}", *plan.notes]
+    theirs = "torch {} on Python {}".format(*plan.image) if plan.image[0] else "versions that are not known here"
+    ran = f"runs torch {versions['torch']} on Python {versions['python']}; the job's image has {theirs}"
+    notes = [ran, *plan.notes]
     if plan.batches:
         notes.append(f"one epoch of at most {plan.batches} batches; -- --epochs N trains N whole epochs")
     for name, place in plan.channels.items():
@@ -269,6 +274,11 @@ def main(argv: list[str]) -> int:
     run: Path | None = None
     try:
         made = plan(args)
+        if args.image_versions:
+            python = image.environment(*made.image)
+            again = [str(python), "-m", "rehearsal", *(word for word in argv if word != "--image-versions")]
+            sys.stdout.flush()
+            os.execv(python, again)  # noqa: S606  the same process: signals reach it
         run = Path(tempfile.mkdtemp(prefix="rehearsal-"))
         report = rehearse(made, run)
         if args.json:

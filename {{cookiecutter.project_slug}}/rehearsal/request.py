@@ -33,7 +33,7 @@ def without_sdk(job: Job) -> dict[str, Any]:
     """The parts of the request that a rehearsal uses, also for code that is not the job's."""
     return {
         "HyperParameters": profiles.encoded(requests.hyperparameters(job), job.name, job.region, ""),
-        "Environment": job.environment,
+        "Environment": requests.environment(job),
         "AlgorithmSpecification": {"ContainerEntrypoint": profiles.FORWARDING if job.forward_stop else []},
         "ResourceConfig": {"InstanceType": job.instance_type},
     }

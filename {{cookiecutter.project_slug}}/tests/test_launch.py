@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch import ROOT, account, findings, job, preflight, profiles, request, requirements
+from launch import ROOT, account, findings, job, preflight, profiles, request, requirements, tune
 from launch.__main__ import main
-from launch.job import Job, Network, Spot
+from launch.job import Job, Network, Spot, Tune
 from options import METRICS, OPTIONS
 from runtime import report
 from runtime.command_line import Ratio, option
@@ -314,6 +314,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "checkpoints in a bucket's root": ({"checkpoint_s3": "s3://bucket/"}, "checkpoint_s3: s3://bucket/ is a whole"),
     "checkpoints at the channel": (DATA | {"checkpoint_s3": "s3://bucket/data"}, "checkpoint_s3: it and channels.tr"),
     "checkpoints below the channel": (DATA | {"checkpoint_s3": "s3://bucket/data/c"}, "checkpoint_s3: it and channels"),
+    "MLflow without its client": (
+        {"mlflow": "arn:aws:sagemaker:us-east-1:123456789012:mlflow-tracking-server/t"},
+        "mlflow: the container has no client for it; add sagemaker-mlflow",
+    ),
+    "MLflow by name": ({"mlflow": "my-server"}, 'mlflow: "my-server" names no server'),
     "bucket among the tags": ({"tags.bucket": "b"}, r"tags.bucket: bucket is a key of job.toml and stands in \[tags\]"),
     "role among the variables": ({"environment.role": "r"}, "environment.role: role is a key of job.toml"),
     "tag of AWS": ({"tags.aws:x": "1"}, "tags.aws:x: AWS keeps tags"),
@@ -386,6 +391,15 @@ def test_what_job_toml_has_no_key_for_goes_through_estimator(good, changes, path
     for part in path.split("."):
         made = made[part]
     assert made == value
+
+
+def test_mlflow_is_told_to_the_container(good, tmp_path, monkeypatch):
+    (tmp_path / "requirements.txt").write_text("torchmetrics\nsagemaker-mlflow==0.5\n")
+    monkeypatch.setattr(requirements, "FILE", tmp_path / "requirements.txt")
+    server = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/app-1"
+    found, made = preflight.offline_checks(replace(good, mlflow=server, environment={}))
+    assert not findings.refused(found), found
+    assert made["Environment"] == {"MLFLOW_TRACKING_URI": server, "MLFLOW_EXPERIMENT_NAME": "language-id"}
 
 
 def test_a_folder_of_a_bucket_holds_all_of_a_job(good):
@@ -571,12 +585,61 @@ def test_requirements_that_name_torch(good, tmp_path, line):
     assert [f.level for f in found] == ["error"] and "would replace" in str(found[0]) and line in str(found[0])
 
 
+TUNE = {
+    "ranges": {"lr": {"min": 1e-4, "max": 1e-2, "scale": "Logarithmic"}, "max_length": {"min": 16, "max": 64}}
+    | {"precision": ["32-true", "bf16-mixed"]}
+}
+
+
+def test_the_tuning_request_searches_the_ranges_with_the_jobs_own_estimator(good):
+    wanted = replace(good, tune=Tune(max_jobs=9, parallel=3, **TUNE), spot=Spot(True, 90_000))
+    found, made = tune.judged(wanted)
+    assert not found and re.fullmatch(r"language-id-\d{6}-\d{6}", made["HyperParameterTuningJobName"])
+    search, own = made["HyperParameterTuningJobConfig"], made["TrainingJobDefinition"]
+    assert search["HyperParameterTuningJobObjective"] == {"Type": "Maximize", "MetricName": "val/accuracy"}
+    assert search["ResourceLimits"] == {"MaxNumberOfTrainingJobs": 9, "MaxParallelTrainingJobs": 3}
+    assert {kind: [r["Name"] for r in ranges] for kind, ranges in search["ParameterRanges"].items()} == {
+        "ContinuousParameterRanges": ["lr"],
+        "IntegerParameterRanges": ["max_length"],
+        "CategoricalParameterRanges": ["precision"],
+    }
+    single = request.dry_run(wanted)
+    static = own["StaticHyperParameters"].items() - single["HyperParameters"].items()
+    elsewhere = {"sagemaker_job_name", "sagemaker_submit_directory"}
+    assert {key for key, _ in static} - elsewhere == {"sagemaker_estimator_class_name", "sagemaker_estimator_module"}
+    assert single["HyperParameters"].keys() - own["StaticHyperParameters"].keys() == {"lr"}
+    assert own["AlgorithmSpecification"].items() <= single["AlgorithmSpecification"].items()
+    assert "CheckpointConfig" not in own and own["EnableManagedSpotTraining"] and made["Tags"] == single["Tags"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "tune.ranges: there are none"),
+        ({"tune.ranges.learning": [1, 2]}, "tune.ranges.learning: train.py has no such option"),
+        ({"tune.ranges.lr": {"min": -1.0, "max": 1.0}}, "tune.ranges.lr: found '-1.0'"),
+        ({"tune.ranges.lr": {"min": 1.0, "max": 0.1}}, "tune.ranges.lr: no range"),
+        ({"tune.ranges.lr": {"min": 1.0, "max": 2.0, "scale": "log"}}, 'tune: .*"log" is not known'),
+        ({"tune.ranges.precision": ["8-bit"]}, "tune.ranges.precision: found '8-bit'"),
+        ({"tune.ranges.epochs": 3}, "tune.ranges.epochs: neither"),
+        ({"tune.ranges.lr": [1.0], "tune.parallel": 30}, "tune.parallel: 30 is above max_jobs; at most 20"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_like_hyperparameters(tmp_path, capsys, changes, line):
+    path = edited(tmp_path / "job.toml", changes)
+    assert main(["tune", "--dry-run", "--job", str(path)]) == 1
+    said = capsys.readouterr()
+    assert re.search(f"(?m)^error   {line}", said.err) and not said.out, said.err
+
+
 def test_cost_is_never_invented(good):
     assert "at most 2 instances × 24 h" in account.cost(good, offline=True)
     assert not re.search(r"\d USD|an hour", account.cost(good, offline=True))
     said = account.cost(replace(good, price_per_hour=2.0, keep_alive_s=1800))
     made_of = "2 instances × 24 h (max_run_s) + 0.5 h (keep_alive_s) × 2 USD"
     assert said == f"cost    4.00 USD an hour, at most 98.00 USD: {made_of}"
+    said = account.cost(replace(good, price_per_hour=2.0), jobs=20)
+    assert "4.00 USD an hour, at most 1,920.00 USD: 20 jobs × 2 instances × 24 h" in said
 
 
 def test_help_answers_without_the_sdk():
