@@ -43,6 +43,20 @@ def partition(region: str) -> str:
         return "aws"
 
 
+def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dict[str, Any] | None:
+    """Create, describe, stop or delete something by its name; None where there is nothing of that name."""
+    from botocore import xform_name
+    from botocore.exceptions import ClientError
+
+    try:
+        answer: dict[str, Any] = getattr(client, xform_name(verb + kind))(**{f"{kind}Name": name, **parameters})
+        return answer
+    except ClientError as error:
+        if verb == "Create" or not re.search("not f(i|ou)nd", str(error)):
+            raise
+        return None
+
+
 def s3_uri(text: str) -> bool:
     return bool(re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?", text))
 

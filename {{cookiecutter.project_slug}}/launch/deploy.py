@@ -137,7 +137,7 @@ def deploy(made: Deployment) -> str:
         UserError: it exists already, or AWS gave up on it, for the reason it gives.
     """
     client, kind, status = aws.client("sagemaker", made.region), list(made.requests)[-1], ""
-    if any(call(client, "Describe", each, made.name) for each in made.requests):
+    if any(aws.call(client, "Describe", each, made.name) for each in made.requests):
         raise UserError(f"{made.name} is deployed already; remove it first: python -m launch undeploy {made.name}")
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -146,7 +146,7 @@ def deploy(made: Deployment) -> str:
             pack(old, new)
             s3.upload_file(str(new), *aws.s3_location(made.archive))
         for each, request in made.requests.items():
-            call(client, "Create", each, made.name, **request)
+            aws.call(client, "Create", each, made.name, **request)
         print(f"making  {made.name}, which takes some minutes", flush=True)
         found = wait(client, kind, made.name)
         status = found.get(f"{kind}Status", "removed meanwhile")
@@ -181,9 +181,9 @@ def pack(trained: Path, packed: Path) -> None:
 def undeploy(name: str, region: str) -> list[str]:
     """Delete a deployment that `deploy` made, and say what there was of it; raises UserError for anybody else's."""
     client = aws.client("sagemaker", region)
-    model = call(client, "Describe", "Model", name) or {}
+    model = aws.call(client, "Describe", "Model", name) or {}
     own = model.get("PrimaryContainer", {}).get("ModelDataUrl", "").endswith(f"/deploy/{name}/model.tar.gz")
-    if not own and (model or call(client, "Describe", "Endpoint", name)):
+    if not own and (model or aws.call(client, "Describe", "Endpoint", name)):
         raise UserError(f"{name} in {region} was not made by deploy; remove it in the SageMaker console")
     return remove(name, region)
 
@@ -192,18 +192,18 @@ def remove(name: str, region: str, archive: str = "") -> list[str]:
     """Delete what there is of a deployment, and say what that was."""
     client, removed = aws.client("sagemaker", region), []
     for kind in ("TransformJob", "Endpoint", "EndpointConfig", "Model"):
-        if not (found := call(client, "Describe", kind, name)):
+        if not (found := aws.call(client, "Describe", kind, name)):
             continue
         if kind == "TransformJob":  # AWS keeps its record
             if found["TransformJobStatus"] == "InProgress":
-                call(client, "Stop", kind, name)
+                aws.call(client, "Stop", kind, name)
             continue
         if found.get("EndpointStatus") in BUSY:
             print(f"waiting until AWS can remove {name}; else it is billed until: python -m launch undeploy {name}")
             wait(client, kind, name)
         uri = found.get("PrimaryContainer", {}).get("ModelDataUrl", "")
         archive = uri if uri.endswith(f"/deploy/{name}/model.tar.gz") else archive
-        call(client, "Delete", kind, name)
+        aws.call(client, "Delete", kind, name)
         removed.append(kind)
     if archive:
         bucket, key = aws.s3_location(archive)
@@ -211,25 +211,11 @@ def remove(name: str, region: str, archive: str = "") -> list[str]:
     return removed
 
 
-def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dict[str, Any] | None:
-    """Create, describe, stop or delete something by its name; None where there is nothing of that name."""
-    from botocore import xform_name
-    from botocore.exceptions import ClientError
-
-    try:
-        answer: dict[str, Any] = getattr(client, xform_name(verb + kind))(**{f"{kind}Name": name, **parameters})
-        return answer
-    except ClientError as error:
-        if verb == "Create" or "not find" not in str(error):
-            raise
-        return None
-
-
 def wait(client: Any, kind: str, name: str) -> dict[str, Any]:
     """Its description once AWS has done with it; what the network loses meanwhile is asked again."""
     while True:
         try:
-            found = call(client, "Describe", kind, name) or {}
+            found = aws.call(client, "Describe", kind, name) or {}
             if found.get(f"{kind}Status") not in BUSY:
                 return found
         except Exception as error:

@@ -153,7 +153,7 @@ def fields(job: Job) -> Iterator[Finding]:
         yield error("role", f'"{job.role}" is neither ARN nor name', "arn:aws:iam::<12 digits>:role/<name>")
     if not re.fullmatch(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?", job.bucket):
         yield error("bucket", f'"{job.bucket}" is not the name of a bucket', "the name alone: no s3://, no folder")
-    if not re.fullmatch(r"(arn:[\w-]+:sagemaker:[\w-]+:\d+:mlflow-(app|tracking-server)/.+|https?://.+)?", job.mlflow):
+    if not re.fullmatch(r"(arn:[\w-]+:sagemaker:[\w-]+:\d{12}:mlflow-(app|tracking-server)/.+)?", job.mlflow):
         yield error("mlflow", f'"{job.mlflow}" names no server', "give the ARN of your MLflow tracking server or app")
     elif job.mlflow and not requirements.lists("sagemaker-mlflow"):
         yield error("mlflow", "the container has no client for it", "add sagemaker-mlflow to src/requirements.txt")

@@ -24,41 +24,18 @@ class Profile:
     patched_until: date
 
 
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        Profile(
-            "current",
-            gpu="pytorch:2.13-cu133-amzn2023-sagemaker",
-            cpu="pytorch:2.13-cpu-amzn2023-sagemaker",
-            python="3.12",
-            torch="2.13.0",
-            cuda=(13, 3),
-            launchers=("torch_distributed", "none"),
-            patched_until=date(2027, 7, 20),
-        ),
-        Profile(  # the last one with mpi4py, and so with mpirun, on GPUs
-            "mpirun",
-            gpu="pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker",
-            cpu="",
-            python="3.13",
-            torch="2.10.0",
-            cuda=(13, 0),
-            launchers=("pytorchddp", "torch_distributed", "none"),
-            patched_until=date(2027, 1, 21),
-        ),
-        Profile(  # the last one with SMDDP (2.6.0)
-            "smddp",
-            gpu="pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker",
-            cpu="",
-            python="3.11",
-            torch="2.5.1",
-            cuda=(12, 4),
-            launchers=("smddp", "pytorchddp", "torch_distributed", "none"),
-            patched_until=date(2025, 10, 29),
-        ),
-    )
-}
+# fmt: off
+PROFILES = {each.name: each for each in (
+    Profile("current", "pytorch:2.13-cu133-amzn2023-sagemaker", "pytorch:2.13-cpu-amzn2023-sagemaker",
+            "3.12", "2.13.0", (13, 3), ("torch_distributed", "none"), date(2027, 7, 20)),
+    # The last one with mpi4py, and so with mpirun, on GPUs.
+    Profile("mpirun", "pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker", "",
+            "3.13", "2.10.0", (13, 0), ("pytorchddp", "torch_distributed", "none"), date(2027, 1, 21)),
+    # The last one with SMDDP (2.6.0).
+    Profile("smddp", "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker", "",
+            "3.11", "2.5.1", (12, 4), ("smddp", "pytorchddp", "torch_distributed", "none"), date(2025, 10, 29)),
+)}
+# fmt: on
 
 # GPUs per instance, of the sizes and families that SageMaker trains on.
 _ONE = dict.fromkeys(("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge"), 1)

@@ -71,9 +71,7 @@ def plan(args: argparse.Namespace) -> Plan:
         UserError: they contradict each other or this machine.
     """
     own = args.source_dir.resolve() == SRC
-    described = own or args.job != ROOT / "job.toml" or args.job.exists()
-    default = jobs.Job("rehearsal", "us-east-1", "ml.p4d.24xlarge", 2, distribution="torch_distributed")
-    job = jobs.load(args.job) if described else default
+    job = jobs.load(args.job)
     distribution = args.distribution if args.distribution not in (None, "auto") else profiles.launcher(job)
     count = job.instance_count if args.hosts is None else args.hosts
     processes = args.processes if args.processes is not None else 1 if distribution == "none" else 2
@@ -104,7 +102,7 @@ def plan(args: argparse.Namespace) -> Plan:
         notes.append("hub_token_secret is not read here: export HF_TOKEN, and let it in with --inherit HF_TOKEN")
     job = dataclasses.replace(job, hub_token_secret="", mlflow="")  # nothing is logged to the server either
     made, note = request.make(job) if own else (request.without_sdk(job), "")
-    profile = profiles.profile(job) if described else None
+    profile = profiles.profile(job)
     remote = {k: v if isinstance(v, str) else str(v.get("s3_data", "")) for k, v in job.channels.items()}
     return Plan(
         *(count, processes, distribution, args.source_dir, made),

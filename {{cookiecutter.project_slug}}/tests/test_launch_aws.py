@@ -167,7 +167,8 @@ def test_the_hubs_token_is_read_by_one_process_of_each_host(aws, kind, capsys):
     env, other = ({"HUB_TOKEN_SECRET": name, "AWS_REGION": REGION} for _ in range(2))
     hub.sign_in(0, env)
     hub.sign_in(1, other)
-    assert env.pop("HF_TOKEN", "") == "hf_abc" and "HF_TOKEN" not in other
+    assert env.pop("HF_TOKEN", "") == "hf_abc" and "HF_HUB_OFFLINE" not in env
+    assert "HF_TOKEN" not in other and other["HF_HUB_OFFLINE"] == "1"
     assert "hf_" not in "".join(capsys.readouterr())
     hub.sign_in(0, given := {"HUB_TOKEN_SECRET": "none", "HF_TOKEN": "hf_own"})
     assert list(given.values()) == ["none", "hf_own"]

@@ -485,5 +485,5 @@ def test_mlflow_that_is_not_installed_is_a_sentence(monkeypatch):
         raise ModuleNotFoundError("mlflow")
 
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", missing)
-    with pytest.raises(UserError, match="not installed; add sagemaker-mlflow to src/requirements.txt"):
+    with pytest.raises(UserError, match="not installed; add sagemaker-mlflow to src"):
         tracking.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "arn:x"})

@@ -12,13 +12,18 @@ STORE = "ssm:"  # before a name in Parameter Store; else it is a name or ARN in 
 def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
     """Put the token into HF_TOKEN, which the hub's client reads, on the one process that prepares a host's data.
 
-    It is neither written nor printed. Where HF_TOKEN is set already, nothing is asked.
+    It is neither written nor printed. The host's other processes take from the cache what this one has fetched: without
+    a token the hub would refuse them. Called before anything imports huggingface_hub; where HF_TOKEN is set already,
+    nothing is asked.
 
     Raises:
         UserError: it cannot be read, or what the secret holds is no token.
     """
     name = env.get(SECRET, "")
-    if not name or local_rank != 0 or "HF_TOKEN" in env:
+    if not name or "HF_TOKEN" in env:
+        return
+    if local_rank != 0:
+        env["HF_HUB_OFFLINE"] = "1"
         return
     try:
         import boto3  # in AWS's images
