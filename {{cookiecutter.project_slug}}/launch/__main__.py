@@ -125,7 +125,7 @@ def submit(options: argparse.Namespace) -> int:
     found, made = checks.offline_checks(job)
     if not options.dry_run and made:
         aws.client("sts", job.region).get_caller_identity()  # without credentials nothing can be sent
-        found += [*account.check(job, made), *requirements.resolved(job)]
+        found += [*account.check(job, made, tuning), *requirements.resolved(job)]
     if tuning:
         more, search = tune.judged(job)
         found += more

@@ -22,6 +22,7 @@ class Asked:
     request: dict[str, Any]
     identity: dict[str, str]  # of sts:GetCallerIdentity
     role: str  # name or ARN of the job's role; empty: the caller's own
+    tuning: bool = False  # many such jobs, some at a time
 
     def client(self, service: str) -> Any:
         return aws.client(service, self.job.region)
@@ -49,7 +50,7 @@ def s3(channel: dict[str, Any]) -> str:
     return str(channel["DataSource"].get("S3DataSource", {}).get("S3Uri", ""))
 
 
-def check(job: Job, made: dict[str, Any]) -> list[Finding]:
+def check(job: Job, made: dict[str, Any], tuning: bool = False) -> list[Finding]:
     """Findings of every question; what could not be asked is said to be skipped."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
@@ -61,7 +62,7 @@ def check(job: Job, made: dict[str, Any]) -> list[Finding]:
     except (BotoCoreError, ClientError) as problem:
         return [from_sentence("AWS", aws.explain(problem), "run preflight with --offline")]
     role = made["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])
-    asked = Asked(job, made, identity, "" if role.endswith(f"/{request.DRY_ROLE}") else role)
+    asked = Asked(job, made, identity, "" if role.endswith(f"/{request.DRY_ROLE}") else role, tuning)
 
     def answers(question: Any) -> list[Finding]:
         found: list[Finding] = []
@@ -112,8 +113,11 @@ def permissions(asked: Asked) -> Iterator[Finding]:
     folders = {key: f"{start}:s3:::{uri.removeprefix('s3://').rstrip('/')}" for key, uri in asked.addresses().items()}
     reads = [f"{folder}/*" for key, folder in folders.items() if key != "bucket"]
     writes = [f"{folder}/*" for key, folder in folders.items() if not key.startswith("channels.")]
-    job, log = place.format("sagemaker") + ":training-job/*", place.format("logs") + ":log-group:/aws/sagemaker/*"
-    mine = [("sagemaker:CreateTrainingJob", [job]), ("iam:PassRole", [found["Arn"]])]
+    action, kind_of_job = "CreateTrainingJob", "training-job"
+    if asked.tuning:
+        action, kind_of_job = "CreateHyperParameterTuningJob", "hyper-parameter-tuning-job"
+    job, log = place.format("sagemaker") + f":{kind_of_job}/*", place.format("logs") + ":log-group:/aws/sagemaker/*"
+    mine = [(f"sagemaker:{action}", [job]), ("iam:PassRole", [found["Arn"]])]
     mine += [("s3:PutObject", [f"{folders['bucket']}/*"])] if "bucket" in folders else []  # the code
     if asked.job.tags:
         mine.append(("sagemaker:AddTags", [job]))
@@ -255,11 +259,12 @@ def quota(asked: Asked) -> Iterator[Finding]:
     """The account may start so many instances for so long. New accounts may start no GPU at all."""
     job, kind = asked.job, "spot " if asked.job.spot.enabled else ""
     own = f"{job.instance_type} for {kind}training job usage"
+    together = job.instance_count * (job.tune.parallel if asked.tuning else 1)
     wanted: dict[str, tuple[str, float]] = {
-        own: ("instance_count", job.instance_count),
+        own: ("instance_count", together),
         "Longest run time for a training job": ("max_run_s", job.max_run_s),
         "Maximum number of instances per training job": ("instance_count", job.instance_count),
-        "Number of instances across training jobs": ("instance_count", job.instance_count),
+        "Number of instances across training jobs": ("instance_count", together),
     }
     if job.keep_alive_s:
         wanted[f"{job.instance_type} for training warm pool usage"] = ("instance_count", job.instance_count)

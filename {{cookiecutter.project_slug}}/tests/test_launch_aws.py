@@ -831,6 +831,16 @@ def test_tuning_is_sent_as_its_dry_run_shows(aws, good, monkeypatch, capsys):
     assert "sent    language-id-tune; its jobs: python -m launch list; to stop it: aws sagemaker stop-hyper" in said
 
 
+def test_the_account_is_asked_whether_it_may_tune_so_many_at_a_time(aws, good, monkeypatch):
+    record(monkeypatch, SimulatePrincipalPolicy=simulated("sagemaker:CreateHyperParameterTuningJob"))
+    job = replace(good, tune=Tune(parallel=3))
+    found = [str(finding) for finding in account.check(job, request.dry_run(job), tuning=True)]
+    assert [line.split(" is above")[0].split(" on ")[0] for line in found] == [
+        "error   caller.sagemaker:CreateHyperParameterTuningJob: moto may not sagemaker:CreateHyperParameterTuningJob",
+        "error   instance_count: 6",
+    ]
+
+
 def test_the_command_from_submit_to_fetch(aws, good, tmp_path, monkeypatch, capsys):
     """It sends exactly what the dry run shows, and `src/` as it is."""
     asked = record(monkeypatch)
