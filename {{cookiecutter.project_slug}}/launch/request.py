@@ -144,6 +144,7 @@ def sdk() -> Any:
     import sagemaker.config
     import sagemaker.inputs
     import sagemaker.pytorch
+    import sagemaker.tuner
 
     logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
     return sagemaker

@@ -55,8 +55,7 @@ def job_name(job: Job) -> str:
 
 def tuner(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:
     """The SDK's HyperparameterTuner around the job's own estimator."""
-    from sagemaker import tuner as sdk
-
+    sdk = request.sdk().tuner
     declared, ranges = command_line.declared(OPTIONS), dict[str, Any]()
     for option, given in job.tune.ranges.items():
         if isinstance(given, list):
@@ -73,12 +72,10 @@ def tuner(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:
 
 def tuning_request(job: Job, session: Any, role: str, bucket: str, name: str) -> dict[str, Any]:
     """CreateHyperParameterTuningJob, by what the tuner's fit() does before it sends."""
-    from sagemaker import tuner as sdk
-
     made = tuner(job, session, role, bucket, name)
     made._prepare_estimator_for_tuning(made.estimator, None, name)
     made._prepare_for_tuning(name)
-    arguments = sdk._TuningJob._get_tuner_args(made, request.channels(job))
+    arguments = request.sdk().tuner._TuningJob._get_tuner_args(made, request.channels(job))
     return dict(session._get_tuning_request(**arguments))
 
 
