@@ -60,8 +60,8 @@ def test_gpu_counts_agree_with_amazon_ec2(project: Project) -> None:
     """moto carries EC2's own answer to DescribeInstanceTypes."""
     from moto import mock_aws
 
-    names = "from launch import preflight, profiles; import json; "
-    names += "print(json.dumps({t: profiles.gpus(t) for t in preflight.shape('TrainingInstanceType').enum}))"
+    names = "from launch import aws, profiles; import json; "
+    names += "print(json.dumps({t: profiles.gpus(t) for t in aws.shape('TrainingInstanceType').enum}))"
     counted = json.loads(project.run("python", "-c", names).stdout)
     with mock_aws():
         import boto3

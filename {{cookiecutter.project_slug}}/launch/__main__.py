@@ -3,6 +3,7 @@
 python -m launch preflight            what is wrong with job.toml, src/ and the account, before it costs anything
 python -m launch submit --dry-run     the request that would be sent
 python -m launch submit               send it and follow; Ctrl-C leaves the job running
+python -m launch tune                 search the ranges of job.toml's [tune]; --dry-run as above
 python -m launch list                 the latest jobs
 python -m launch attach JOB           follow it again
 python -m launch stop JOB
@@ -24,16 +25,8 @@ from launch import ROOT, findings
 from launch import job as jobs_file
 from runtime.report import UserError
 
-OF_JOBS = {  # commands about jobs that were sent, which need no job.toml
-    "attach": "follow a job",
-    "stop": "stop a job",
-    "why": "say why a job failed",
-    "compare": "print metrics and options of jobs side by side",
-    "fetch": "download a job's model",
-    "deploy": "let a job's model answer: an endpoint, or a batch transform",
-    "undeploy": "remove a job's endpoint",
-    "list": "list the latest jobs",
-}
+# Commands about jobs that were sent, which need no job.toml.
+OF_JOBS = ("list", "attach", "stop", "why", "compare", "fetch", "deploy", "undeploy")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,38 +34,36 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m launch", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    shared = argparse.ArgumentParser(add_help=False)
+    shared, judged, priced = (argparse.ArgumentParser(add_help=False) for _ in range(3))
     shared.add_argument("--job", type=Path, default=ROOT / "job.toml", help="the job's description (job.toml)")
-    accepting = argparse.ArgumentParser(add_help=False, parents=[shared])
-    accepting.add_argument("--accept", action="append", default=[], metavar="KEY", help="make KEY's error a warning")
-    check = commands.add_parser("preflight", parents=[accepting], help="find what is wrong before it is paid for")
-    check.add_argument("--offline", action="store_true", help="ask nothing of AWS")
-    check.add_argument("--json", type=Path, metavar="FILE", help="write the findings there, too")
-    check.add_argument("--rehearse", action="store_true", help="then simulate the job on this machine")
-    check.add_argument("--channel", action="append", default=[], metavar="NAME=DIR", help="for --rehearse: local data")
-    send = commands.add_parser("submit", parents=[accepting], help="send the job and follow it")
-    send.add_argument("--dry-run", action="store_true", help="print the request as JSON and send nothing")
-    send.add_argument("--no-follow", action="store_true", help="print the job's name and exit")
-    send.add_argument("--yes", action="store_true", help="send without asking whether the price is right")
-    for name, text in OF_JOBS.items():
-        command = commands.add_parser(name, parents=[shared], help=text)
-        command.add_argument("--region", default="", help="where the job runs (as launched, else as in job.toml)")
+    judged.add_argument("--accept", action="append", default=[], metavar="KEY", help="make KEY's error a warning")
+    priced.add_argument("--yes", action="store_true", help="go on without asking whether the price is right")
+    add = commands.add_parser("preflight", parents=[shared, judged]).add_argument
+    add("--offline", action="store_true", help="ask nothing of AWS")
+    add("--json", type=Path, metavar="FILE", help="write the findings there, too")
+    add("--rehearse", action="store_true", help="then simulate the job on this machine")
+    add("--channel", action="append", default=[], metavar="NAME=DIR", help="for --rehearse: local data")
+    for name in ("tune", "submit"):
+        add = commands.add_parser(name, parents=[shared, judged, priced]).add_argument
+        add("--dry-run", action="store_true", help="print the request as JSON and send nothing")
+    add("--no-follow", action="store_true", help="print the job's name and exit")
+    for name in OF_JOBS:
+        command = commands.add_parser(name, parents=[shared, priced] if name == "deploy" else [shared])
+        add = command.add_argument
+        add("--region", default="", help="where the job runs (as launched, else as in job.toml)")
         if name != "list":
-            command.add_argument("name", metavar="JOB")
+            add("name", metavar="JOB")
         if name == "compare":
-            command.add_argument("others", metavar="JOB", nargs="+")
+            add("others", metavar="JOB", nargs="+")
         if name == "fetch":
-            command.add_argument("--to", type=Path, metavar="DIR", help="where to (models/JOB)")
+            add("--to", type=Path, metavar="DIR", help="where to (models/JOB)")
         if name == "deploy":
-            kind = command.add_mutually_exclusive_group()
-            kind.add_argument(
-                "--serverless", action="store_true", help="an endpoint on CPUs that costs while it answers"
-            )
-            kind.add_argument("--transform", nargs=2, metavar=("FROM", "TO"), help="answer every line of files in S3")
-            command.add_argument("--instance", default="ml.m5.xlarge", help="instance type (%(default)s)")
-            command.add_argument("--count", type=int, default=1, help="instances (%(default)s)")
-            command.add_argument("--image", default="", metavar="URI", help="inference image (AWS's own for PyTorch)")
-            command.add_argument("--yes", action="store_true", help="make it without asking whether the price is right")
+            kind = command.add_mutually_exclusive_group().add_argument
+            kind("--serverless", action="store_true", help="an endpoint on CPUs that costs while it answers")
+            kind("--transform", nargs=2, metavar=("FROM", "TO"), help="answer every line of files in S3")
+            add("--instance", default="ml.m5.xlarge", help="instance type (%(default)s)")
+            add("--count", type=int, default=1, help="instances (%(default)s)")
+            add("--image", default="", metavar="URI", help="inference image (AWS's own for PyTorch)")
     return main
 
 
@@ -86,17 +77,12 @@ def main(argv: list[str] | None = None) -> int:
             if options.command in OF_JOBS:
                 return of_jobs(options)
             return preflight(options) if options.command == "preflight" else submit(options)
-    except jobs_file.JobError as error:
-        for problem in error.problems:
-            print(f"error   {problem}", file=sys.stderr)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
         print(f"error: {error.name} is not installed in this Python; run make setup", file=sys.stderr)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        findings.print_error(error)
     except KeyboardInterrupt:
         return 130
     return 1
@@ -106,11 +92,13 @@ def preflight(options: argparse.Namespace) -> int:
     from launch import account
     from launch import preflight as checks
 
+    if options.channel and not options.rehearse:
+        raise UserError("--channel gives data to a rehearsal, and none was asked for; add --rehearse")
     try:
         job = jobs_file.load(options.job)
         found = checks.run(job, offline=options.offline, accept=options.accept)
     except jobs_file.JobError as error:
-        job, found = None, [findings.error("job.toml", problem, "correct it") for problem in error.problems]
+        job, found = None, [findings.from_sentence("job.toml", line) for line in str(error).split("\n")]
     refused = findings.refused(found)
     if options.json:
         report = {"ok": not refused, "findings": [asdict(finding) for finding in found]}
@@ -129,14 +117,18 @@ def preflight(options: argparse.Namespace) -> int:
 
 
 def submit(options: argparse.Namespace) -> int:
-    from launch import account, aws, follow, jobs, request, requirements
+    """Send the job, or with the command tune many of it."""
+    from launch import account, aws, follow, jobs, request, requirements, tune
     from launch import preflight as checks
 
-    job = jobs_file.load(options.job)
+    job, tuning = jobs_file.load(options.job), options.command == "tune"
     found, made = checks.offline_checks(job)
     if not options.dry_run and made:
         aws.client("sts", job.region).get_caller_identity()  # without credentials nothing can be sent
-        found += [*account.check(job, made), *requirements.resolved(job)]
+        found += [*account.check(job, made, tuning), *requirements.resolved(job)]
+    if tuning:
+        more, search = tune.judged(job)
+        found += more
     found = findings.ordered(found, options.accept)
     for finding in found:
         print(finding, file=sys.stderr)
@@ -144,13 +136,18 @@ def submit(options: argparse.Namespace) -> int:
         return 1
     made = made or request.dry_run(job)  # says why there is none, where that error was accepted
     if options.dry_run:
-        print(json.dumps(made, indent=2))
+        print(json.dumps(search if tuning else made, indent=2))
         return 0
     print(checks.summary(job))
-    print(account.cost(job))
+    print(account.cost(job, jobs=job.tune.max_jobs if tuning else 1))
     if not confirmed("Send it?", options.yes):
         print("nothing was sent")
         return 1
+    if tuning:
+        name = tune.submit(job)
+        stop = f"aws sagemaker stop-hyper-parameter-tuning-job --region {job.region} --hyper-parameter-tuning-job-name"
+        print(f"sent    {name}; its jobs: python -m launch list; to stop it: {stop} {name}")
+        return 0
     name = request.submit(job)
     jobs.remember(name, job.region)
     print(f"sent    {name}", flush=True)

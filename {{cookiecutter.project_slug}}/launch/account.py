@@ -9,8 +9,9 @@ from ipaddress import ip_network
 from typing import Any
 
 from launch import aws, profiles, request
-from launch.findings import Finding, error, skipped, warning
+from launch.findings import Finding, error, from_sentence, skipped, warning
 from launch.job import Job
+from runtime import hub
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Asked:
     request: dict[str, Any]
     identity: dict[str, str]  # of sts:GetCallerIdentity
     role: str  # name or ARN of the job's role; empty: the caller's own
+    tuning: bool = False  # many such jobs, some at a time
 
     def client(self, service: str) -> Any:
         return aws.client(service, self.job.region)
@@ -48,7 +50,7 @@ def s3(channel: dict[str, Any]) -> str:
     return str(channel["DataSource"].get("S3DataSource", {}).get("S3Uri", ""))
 
 
-def check(job: Job, made: dict[str, Any]) -> list[Finding]:
+def check(job: Job, made: dict[str, Any], tuning: bool = False) -> list[Finding]:
     """Findings of every question; what could not be asked is said to be skipped."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
@@ -58,10 +60,9 @@ def check(job: Job, made: dict[str, Any]) -> list[Finding]:
         unasked = "no credentials here, so role, permissions, network, buckets, data and quota were not checked"
         return [skipped("AWS", unasked, aws.sign_in())]
     except (BotoCoreError, ClientError) as problem:
-        said, _, cure = aws.explain(problem).rpartition("; ")
-        return [error("AWS", said or cure, f"{cure}, or run preflight with --offline")]
+        return [from_sentence("AWS", aws.explain(problem), "run preflight with --offline")]
     role = made["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])
-    asked = Asked(job, made, identity, "" if role.endswith(f"/{request.DRY_ROLE}") else role)
+    asked = Asked(job, made, identity, "" if role.endswith(f"/{request.DRY_ROLE}") else role, tuning)
 
     def answers(question: Any) -> list[Finding]:
         found: list[Finding] = []
@@ -69,7 +70,7 @@ def check(job: Job, made: dict[str, Any]) -> list[Finding]:
             for finding in question(asked):
                 found.append(finding)  # one by one: what was found before a question fails stays
         except (BotoCoreError, ClientError) as problem:
-            found.append(skipped(question.__name__, aws.explain(problem), "so it was not checked"))
+            found.append(from_sentence(question.__name__, aws.explain(problem), "it was not checked", "skipped"))
         return found
 
     with ThreadPoolExecutor() as pool:
@@ -112,12 +113,24 @@ def permissions(asked: Asked) -> Iterator[Finding]:
     folders = {key: f"{start}:s3:::{uri.removeprefix('s3://').rstrip('/')}" for key, uri in asked.addresses().items()}
     reads = [f"{folder}/*" for key, folder in folders.items() if key != "bucket"]
     writes = [f"{folder}/*" for key, folder in folders.items() if not key.startswith("channels.")]
-    job, log = place.format("sagemaker") + ":training-job/*", place.format("logs") + ":log-group:/aws/sagemaker/*"
-    mine = [("sagemaker:CreateTrainingJob", [job]), ("iam:PassRole", [found["Arn"]])]
+    action, kind_of_job = "CreateTrainingJob", "training-job"
+    if asked.tuning:
+        action, kind_of_job = "CreateHyperParameterTuningJob", "hyper-parameter-tuning-job"
+    job, log = place.format("sagemaker") + f":{kind_of_job}/*", place.format("logs") + ":log-group:/aws/sagemaker/*"
+    mine = [(f"sagemaker:{action}", [job]), ("iam:PassRole", [found["Arn"]])]
     mine += [("s3:PutObject", [f"{folders['bucket']}/*"])] if "bucket" in folders else []  # the code
     if asked.job.tags:
         mine.append(("sagemaker:AddTags", [job]))
     its = [("s3:GetObject", reads), ("s3:PutObject", writes), ("logs:PutLogEvents", [log])]
+    if secret := asked.job.hub_token_secret:
+        named = place.format("secretsmanager") + f":secret:{secret}-*"  # AWS adds six letters to the name
+        action, arn = "secretsmanager:GetSecretValue", secret if secret.startswith("arn:") else named
+        if secret.startswith(hub.STORE):
+            parameter = secret.removeprefix(hub.STORE).lstrip("/")
+            action, arn = "ssm:GetParameter", place.format("ssm") + f":parameter/{parameter}"
+        its.append((action, [arn]))
+    if ":mlflow-tracking-server/" in asked.job.mlflow:
+        its.append(("sagemaker-mlflow:LogBatch", [asked.job.mlflow]))
     if kind == "user":
         caller_arn = asked.identity["Arn"]
     elif kind == "assumed-role":
@@ -220,7 +233,7 @@ def buckets(asked: Asked) -> Iterator[Finding]:
     s3, region = asked.client("s3"), asked.job.region
     heads: dict[str, dict[str, Any]] = {}
     for key, uri in asked.addresses().items():
-        name, _, prefix = uri.removeprefix("s3://").partition("/")
+        name = aws.s3_location(uri)[0]
         new = name not in heads
         if new:
             try:
@@ -238,21 +251,20 @@ def buckets(asked: Asked) -> Iterator[Finding]:
         elif status:
             cure = "see that the job's role may read it, or ask for s3:ListBucket"
             yield warning(key, f"these credentials may not see bucket {name} ({status})", cure)
-        elif key.startswith("channels."):
-            page = s3.list_objects_v2(Bucket=name, Prefix=prefix)
-            if not any(item["Size"] for item in page.get("Contents", [])):
-                yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
+        elif key.startswith("channels.") and not aws.objects(uri, s3):
+            yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
 
 
 def quota(asked: Asked) -> Iterator[Finding]:
     """The account may start so many instances for so long. New accounts may start no GPU at all."""
     job, kind = asked.job, "spot " if asked.job.spot.enabled else ""
     own = f"{job.instance_type} for {kind}training job usage"
+    together = job.instance_count * (job.tune.parallel if asked.tuning else 1)
     wanted: dict[str, tuple[str, float]] = {
-        own: ("instance_count", job.instance_count),
+        own: ("instance_count", together),
         "Longest run time for a training job": ("max_run_s", job.max_run_s),
         "Maximum number of instances per training job": ("instance_count", job.instance_count),
-        "Number of instances across training jobs": ("instance_count", job.instance_count),
+        "Number of instances across training jobs": ("instance_count", together),
     }
     if job.keep_alive_s:
         wanted[f"{job.instance_type} for training warm pool usage"] = ("instance_count", job.instance_count)
@@ -293,18 +305,19 @@ def price(region: str, instance_type: str, use: str = "Training") -> float | Non
     return max(prices, default=0) or None
 
 
-def cost(job: Job, *, offline: bool = False) -> str:
-    """An hour's price and the most the job can cost, in US dollars: the user's price, else AWS's, else none."""
+def cost(job: Job, *, offline: bool = False, jobs: int = 1) -> str:
+    """An hour's price of one job, and the most that so many can cost: at the user's price, else AWS's, else none."""
     hourly = job.price_per_hour or None
     if hourly is None and not offline:
         hourly = price(job.region, job.instance_type)
     seconds, kept = job.max_run_s + job.keep_alive_s, f" + {job.keep_alive_s / 3600:g} h (keep_alive_s)"
     made_of = f"{job.instance_count} instances × {job.max_run_s / 3600:g} h (max_run_s)"
-    made_of += kept if job.keep_alive_s else ""
+    made_of = (f"{jobs} jobs × " if jobs > 1 else "") + made_of + (kept if job.keep_alive_s else "")
     if hourly is None:
         return f"cost    at most {made_of}; set price_per_hour to see it in US dollars"
     each = job.instance_count * hourly
-    return f"cost    {each:,.2f} USD an hour, at most {each * seconds / 3600:,.2f} USD: {made_of} × {hourly:g} USD"
+    most = jobs * each * seconds / 3600
+    return f"cost    {each:,.2f} USD an hour, at most {most:,.2f} USD: {made_of} × {hourly:g} USD"
 
 
 def listed(value: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """boto3 clients, and what AWS's errors mean: one sentence each, with a cure that the caller can carry out."""
 
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -23,6 +24,14 @@ def client(service: str, region: str) -> Any:
     return boto3.Session(region_name=region).client(service, config=patience)
 
 
+@functools.cache
+def shape(name: str) -> Any:
+    """A shape of botocore's model of SageMaker, with its limits."""
+    import botocore.session
+
+    return botocore.session.get_session().get_service_model("sagemaker").shape_for(name)
+
+
 def partition(region: str) -> str:
     """`aws`, `aws-cn` or `aws-us-gov`; `aws` for a region that botocore does not know."""
     import botocore.session
@@ -32,6 +41,36 @@ def partition(region: str) -> str:
         return str(botocore.session.get_session().get_partition_for_region(region))
     except UnknownRegionError:
         return "aws"
+
+
+def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dict[str, Any] | None:
+    """Create, describe, stop or delete something by its name; None where there is nothing of that name."""
+    from botocore import xform_name
+    from botocore.exceptions import ClientError
+
+    try:
+        answer: dict[str, Any] = getattr(client, xform_name(verb + kind))(**{f"{kind}Name": name, **parameters})
+        return answer
+    except ClientError as error:
+        if verb == "Create" or not re.search("not f(i|ou)nd", str(error)):
+            raise
+        return None
+
+
+def s3_uri(text: str) -> bool:
+    return bool(re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?", text))
+
+
+def s3_location(uri: str) -> tuple[str, str]:
+    """Bucket and key of an S3 address."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def objects(uri: str, s3: Any) -> list[dict[str, Any]]:
+    """The first objects at an S3 address, without empty ones."""
+    bucket, prefix = s3_location(uri)
+    return [item for item in s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", []) if item["Size"]]
 
 
 def code(problem: Exception) -> str:
@@ -51,15 +90,17 @@ def transient(problem: Exception) -> bool:
 
 
 @contextmanager
-def errors() -> Iterator[None]:
-    """Turn what boto3 raises into one sentence with its cure."""
+def errors(what: str = "", instead: str = "") -> Iterator[None]:
+    """Turn what boto3 raises into one sentence with its cure; `what` begins it, and `instead` is a cure as well."""
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         yield
     except (Boto3Error, BotoCoreError, ClientError) as error:
-        raise UserError(explain(error)) from error
+        said = explain(error)
+        cure = f"{', or' if '; ' in said else ';'} {instead}" if instead else ""
+        raise UserError(f"{what}: {said}{cure}" if what else said) from error
 
 
 @contextmanager
@@ -88,7 +129,7 @@ def explain(error: Exception) -> str:
             return f"these credentials may not call {error.operation_name}; ask for that permission ({message})"
         return f"AWS refused {error.operation_name}: {message or name}"
     if isinstance(error, e.NoCredentialsError | e.PartialCredentialsError):
-        return f"there are no AWS credentials here; {sign_in()} (submit --dry-run needs none)"
+        return f"there are no AWS credentials here; {sign_in()}"
     if isinstance(error, e.ProfileNotFound):
         return (
             f"{str(error)[:1].lower()}{str(error)[1:]}; set AWS_PROFILE to one that aws configure list-profiles prints"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import SRC, account, aws, jobs, profiles
+from launch.findings import near
 from launch.follow import describe
 from runtime.report import UserError
 from runtime.serving import JSON_LINES, PLAIN
@@ -47,11 +48,14 @@ def plan(
     Raises:
         UserError: the job has no model, there is no input, or the model is too large for a serverless endpoint.
     """
+    refuse_options(instance, count, transform)
     client = aws.client("sagemaker", region)
     job = describe(job_name, client)
+    if serverless and (job.get("VpcConfig") or job.get("EnableNetworkIsolation")):
+        raise UserError(f"{job_name} ran in a VPC or isolated, and serverless endpoints cannot; take an --instance")
     trained = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")
     ended = job["TrainingJobStatus"] in ("Completed", "Stopped") and trained.endswith("/model.tar.gz")
-    models = files(trained, region) if ended else []
+    models = aws.objects(trained, aws.client("s3", region)) if ended else []
     if not models:
         status = job["TrainingJobStatus"]
         raise UserError(f"{job_name} is {status} and has no model.tar.gz in S3; name a job that completed")
@@ -87,6 +91,19 @@ def plan(
     return Deployment(name, region, trained, archive, made, f"cost    {cost}")
 
 
+def refuse_options(instance: str, count: int, transform: list[str] | None) -> None:
+    """Raises UserError for what no job's deployment takes."""
+    if count < 1:
+        raise UserError(f"--count {count} is not a number of instances; give 1 or more")
+    known = aws.shape("TransformInstanceType" if transform else "ProductionVariantInstanceType").enum
+    if instance not in known:
+        cure = f"{near(instance, known)} If it is new, pip install --upgrade boto3"
+        raise UserError(f"--instance {instance} is not known to the installed botocore; {cure}")
+    for uri in transform or ():
+        if not aws.s3_uri(uri):
+            raise UserError(f'--transform {uri} is not an S3 address; as in "s3://bucket/folder/"')
+
+
 def endpoint(name: str, instance: str, count: int, memory_gb: int) -> dict[str, dict[str, Any]]:
     """Configuration and endpoint: serverless with so much memory, or on instances where that is 0."""
     if memory_gb > 6:
@@ -99,7 +116,7 @@ def endpoint(name: str, instance: str, count: int, memory_gb: int) -> dict[str, 
 
 def transform_job(name: str, region: str, instance: str, count: int, source: str, target: str) -> dict[str, Any]:
     """The batch transform of text files, a record a line: plain, or JSON lines as their names say."""
-    found = files(source, region)
+    found = aws.objects(source, aws.client("s3", region))
     if not found:
         raise UserError(f"there is no data at {source}; upload it, or correct the address")
     kind = JSON_LINES if found[0]["Key"].endswith((".jsonl", ".jsonlines")) else PLAIN
@@ -120,16 +137,16 @@ def deploy(made: Deployment) -> str:
         UserError: it exists already, or AWS gave up on it, for the reason it gives.
     """
     client, kind, status = aws.client("sagemaker", made.region), list(made.requests)[-1], ""
-    if any(call(client, "Describe", each, made.name) for each in made.requests):
+    if any(aws.call(client, "Describe", each, made.name) for each in made.requests):
         raise UserError(f"{made.name} is deployed already; remove it first: python -m launch undeploy {made.name}")
     try:
         with tempfile.TemporaryDirectory() as folder:
             s3, old, new = aws.client("s3", made.region), Path(folder, "old"), Path(folder, "new")
-            s3.download_file(*location(made.trained), str(old))
+            s3.download_file(*aws.s3_location(made.trained), str(old))
             pack(old, new)
-            s3.upload_file(str(new), *location(made.archive))
+            s3.upload_file(str(new), *aws.s3_location(made.archive))
         for each, request in made.requests.items():
-            call(client, "Create", each, made.name, **request)
+            aws.call(client, "Create", each, made.name, **request)
         print(f"making  {made.name}, which takes some minutes", flush=True)
         found = wait(client, kind, made.name)
         status = found.get(f"{kind}Status", "removed meanwhile")
@@ -164,9 +181,9 @@ def pack(trained: Path, packed: Path) -> None:
 def undeploy(name: str, region: str) -> list[str]:
     """Delete a deployment that `deploy` made, and say what there was of it; raises UserError for anybody else's."""
     client = aws.client("sagemaker", region)
-    model = call(client, "Describe", "Model", name) or {}
+    model = aws.call(client, "Describe", "Model", name) or {}
     own = model.get("PrimaryContainer", {}).get("ModelDataUrl", "").endswith(f"/deploy/{name}/model.tar.gz")
-    if not own and (model or call(client, "Describe", "Endpoint", name)):
+    if not own and (model or aws.call(client, "Describe", "Endpoint", name)):
         raise UserError(f"{name} in {region} was not made by deploy; remove it in the SageMaker console")
     return remove(name, region)
 
@@ -175,60 +192,33 @@ def remove(name: str, region: str, archive: str = "") -> list[str]:
     """Delete what there is of a deployment, and say what that was."""
     client, removed = aws.client("sagemaker", region), []
     for kind in ("TransformJob", "Endpoint", "EndpointConfig", "Model"):
-        if not (found := call(client, "Describe", kind, name)):
+        if not (found := aws.call(client, "Describe", kind, name)):
             continue
         if kind == "TransformJob":  # AWS keeps its record
             if found["TransformJobStatus"] == "InProgress":
-                call(client, "Stop", kind, name)
+                aws.call(client, "Stop", kind, name)
             continue
         if found.get("EndpointStatus") in BUSY:
             print(f"waiting until AWS can remove {name}; else it is billed until: python -m launch undeploy {name}")
             wait(client, kind, name)
         uri = found.get("PrimaryContainer", {}).get("ModelDataUrl", "")
         archive = uri if uri.endswith(f"/deploy/{name}/model.tar.gz") else archive
-        call(client, "Delete", kind, name)
+        aws.call(client, "Delete", kind, name)
         removed.append(kind)
     if archive:
-        bucket, key = location(archive)
+        bucket, key = aws.s3_location(archive)
         aws.client("s3", region).delete_object(Bucket=bucket, Key=key)
     return removed
-
-
-def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dict[str, Any] | None:
-    """Create, describe, stop or delete something by its name; None where there is nothing of that name."""
-    from botocore import xform_name
-    from botocore.exceptions import ClientError
-
-    try:
-        answer: dict[str, Any] = getattr(client, xform_name(verb + kind))(**{f"{kind}Name": name, **parameters})
-        return answer
-    except ClientError as error:
-        if verb == "Create" or "not find" not in str(error):
-            raise
-        return None
 
 
 def wait(client: Any, kind: str, name: str) -> dict[str, Any]:
     """Its description once AWS has done with it; what the network loses meanwhile is asked again."""
     while True:
         try:
-            found = call(client, "Describe", kind, name) or {}
+            found = aws.call(client, "Describe", kind, name) or {}
             if found.get(f"{kind}Status") not in BUSY:
                 return found
         except Exception as error:
             if not aws.transient(error):
                 raise
         time.sleep(POLL_S)
-
-
-def files(uri: str, region: str) -> list[dict[str, Any]]:
-    """The first objects at an S3 address, without empty ones."""
-    bucket, key = location(uri)
-    listed = aws.client("s3", region).list_objects_v2(Bucket=bucket, Prefix=key)
-    return [item for item in listed.get("Contents", []) if item["Size"]]
-
-
-def location(uri: str) -> tuple[str, str]:
-    """Bucket and key."""
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    return bucket, key

@@ -1,6 +1,7 @@
 """One problem of a job and its cure; what preflight prints, and what refuses a job."""
 
 import difflib
+import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,18 @@ class Finding:
 
 
 error, warning, skipped = (partial(Finding, level) for level in LEVELS)
+
+
+def from_sentence(key: str, sentence: str, cure: str = "correct it", level: str = "error") -> Finding:
+    """What a sentence says; its own cure, where it has one, stands after the last semicolon."""
+    problem, semicolon, own = sentence.rpartition("; ")
+    return Finding(level, key, problem or own, own if semicolon else cure)
+
+
+def print_error(problem: Exception) -> None:
+    """Print a mistake of the user's; job.toml may have several, each in a line."""
+    for line in str(problem).split("\n"):
+        print(f"error: {line}", file=sys.stderr)
 
 
 def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list[Finding]:

@@ -168,16 +168,10 @@ def describe(name: str, client: Any) -> dict[str, Any]:
     Raises:
         UserError: there is no such job in the region.
     """
-    from botocore.exceptions import ClientError
-
-    try:
-        answer: dict[str, Any] = client.describe_training_job(TrainingJobName=name)
+    if answer := aws.call(client, "Describe", "TrainingJob", name):
         return answer
-    except ClientError as error:
-        if "not find" not in str(error) and "not found" not in str(error):
-            raise
-        region = client.meta.region_name
-        raise UserError(f'no training job "{name}" in {region}; all there are: {url(region)}') from error
+    region = client.meta.region_name
+    raise UserError(f'no training job "{name}" in {region}; all there are: {url(region)}')
 
 
 def new_lines(name: str, logs: Any, tokens: dict[str, str]) -> list[Line]:

@@ -26,15 +26,11 @@ DISTRIBUTIONS = ("auto", "smddp", "torch_distributed", "pytorchddp", "none")
 
 
 class JobError(UserError):
-    """`job.toml` is wrong. `problems` holds one sentence for each thing found."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+    """`job.toml` is wrong: a line for each thing found."""
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a stack trace (IPython looks for this name)."""
-        return [f"error: {problem}" for problem in self.problems]
+        return [f"error: {problem}" for problem in str(self).split("\n")]
 
 
 def limited(default: Any = MISSING, *, low: float = 0, high: float = 1e9) -> Any:
@@ -60,6 +56,15 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Tune:
+    """What `python -m launch tune` searches."""
+
+    max_jobs: int = limited(20, low=1)
+    parallel: int = limited(2, low=1)
+    ranges: dict[str, Any] = field(default_factory=dict)  # option → values, or {min, max, scale}
+
+
+@dataclass(frozen=True)
 class Job:
     """Every answer a job needs; the comments of `job.toml` say what each is for."""
 
@@ -77,6 +82,8 @@ class Job:
     forward_stop: bool = False
     keep_alive_s: int = limited(0)
     price_per_hour: float = limited(0.0, high=100_000)
+    hub_token_secret: str = ""
+    mlflow: str = ""
     telemetry: bool = False
     hyperparameters: dict[str, Value] = field(default_factory=dict)
     channels: dict[str, str | dict[str, Value]] = field(default_factory=dict)
@@ -85,6 +92,7 @@ class Job:
     environment: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     estimator: dict[str, Any] = field(default_factory=dict)
+    tune: Tune = field(default_factory=Tune)
 
 
 KEYS = tuple(each.name for each in fields(Job))
@@ -99,16 +107,16 @@ def load(path: str | Path = ROOT / "job.toml") -> Job:
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise JobError([f"{path} cannot be read ({error.strerror}); name the file with --job"]) from error
+        raise JobError(f"{path} cannot be read ({error.strerror}); name the file with --job") from error
     except UnicodeDecodeError as error:
-        raise JobError([f"{path} is not UTF-8 text, which TOML requires; save it as UTF-8"]) from error
+        raise JobError(f"{path} is not UTF-8 text, which TOML requires; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
         said = "its tables or lists are nested too deeply" if isinstance(error, RecursionError) else error
-        raise JobError([f"{path} is not valid TOML: {said}; correct that line"]) from error
+        raise JobError(f"{path} is not valid TOML: {said}; correct that line") from error
     problems: list[str] = []
     job = _build(Job, table, "", problems)
     if problems:
-        raise JobError(problems)
+        raise JobError("\n".join(problems))
     return job
 
 

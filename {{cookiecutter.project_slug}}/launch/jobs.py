@@ -62,16 +62,10 @@ def table(where: str) -> list[dict[str, str]]:
     newest = client.list_training_jobs(SortBy="CreationTime", SortOrder="Descending", MaxResults=20)
     rows = []
     for job in newest["TrainingJobSummaries"]:
-        started, ended = job["CreationTime"], job.get("TrainingEndTime") or job["LastModifiedTime"]
-        rows.append(
-            {
-                "job": job["TrainingJobName"],
-                "status": job["TrainingJobStatus"],
-                "sent": f"{started:%Y-%m-%d %H:%M}",
-                "took": clock((ended - started).total_seconds()),
-                "from here": "yes" if job["TrainingJobName"] in own else "",
-            }
-        )
+        name, started = job["TrainingJobName"], job["CreationTime"]
+        took = clock(((job.get("TrainingEndTime") or job["LastModifiedTime"]) - started).total_seconds())
+        row = {"job": name, "status": job["TrainingJobStatus"], "sent": f"{started:%Y-%m-%d %H:%M}", "took": took}
+        rows.append(row | {"from here": "yes" if name in own else ""})
     return rows
 
 
@@ -130,7 +124,7 @@ def fetch(name: str, where: str, target: Path | None = None) -> Path:
     uri = job.get("ModelArtifacts", {}).get("S3ModelArtifacts", "")
     if not uri:
         raise UserError(f"{name} left no model; {log}")
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    bucket, key = aws.s3_location(uri)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
         for archive, into in ((key, "model"), (key.replace("model.tar.gz", "output.tar.gz"), "model/output")):

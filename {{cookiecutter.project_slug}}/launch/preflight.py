@@ -10,9 +10,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from launch import ROOT, SRC, aws, profiles, request, requirements
-from launch.findings import Finding, error, near, ordered, refused, skipped, warning
+from launch import ROOT, SRC, aws, profiles, request, requirements, v3
+from launch.findings import Finding, error, from_sentence, near, ordered, refused, skipped, warning
 from launch.job import KEYS, Job
+from runtime import hub
 from runtime.report import UserError
 
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
@@ -29,19 +30,8 @@ SECRET_FILE = re.compile(r"\.env(\..+)?|.*\.(pem|key|p12)|id_(rsa|ed25519|ecdsa)
 DATA_FILE = re.compile(r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt|pth?|safetensors)", re.I)
 
 # Where a value of the request comes from, for messages: member of CreateTrainingJob → key of job.toml.
-SOURCES = {
-    "TrainingJobName": "name",
-    "HyperParameters": "hyperparameters",
-    "Environment": "environment",
-    "Tags": "tags",
-    "InputDataConfig": "channels",
-    "CheckpointConfig.S3Uri": "checkpoint_s3",
-    "ResourceConfig.KeepAlivePeriodInSeconds": "keep_alive_s",
-    "ResourceConfig.VolumeSizeInGB": "volume_gb",
-    "ResourceConfig.InstanceType": "instance_type",
-    "AlgorithmSpecification.TrainingImage": "image",
-    "AlgorithmSpecification.MetricDefinitions": "src/options.py METRICS",
-}
+SOURCES = {v3.MEMBERS[key]: own.strip("[]") for key, own in request.OWN_KEYS.items() if key in v3.MEMBERS}
+SOURCES |= {"TrainingJobName": "name", "HyperParameters": "hyperparameters", "InputDataConfig": "channels"}
 TYPES = {"string": str, "integer": int, "long": int, "boolean": bool, "list": list, "map": dict, "structure": dict}
 
 
@@ -66,8 +56,7 @@ def offline_checks(job: Job) -> tuple[list[Finding], dict[str, Any] | None]:
         found += [*limits(made), *visible(job, made), *partitions(job, made)]
     except UserError as problem:
         if not refused(found):  # else it is one of these
-            said, _, cure = str(problem).rpartition("; ")
-            found.append(error("job.toml", said, cure))
+            found.append(from_sentence("job.toml", str(problem)))
     return found, made
 
 
@@ -164,8 +153,12 @@ def fields(job: Job) -> Iterator[Finding]:
         yield error("role", f'"{job.role}" is neither ARN nor name', "arn:aws:iam::<12 digits>:role/<name>")
     if not re.fullmatch(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?", job.bucket):
         yield error("bucket", f'"{job.bucket}" is not the name of a bucket', "the name alone: no s3://, no folder")
+    if not re.fullmatch(r"(arn:[\w-]+:sagemaker:[\w-]+:\d{12}:mlflow-(app|tracking-server)/.+)?", job.mlflow):
+        yield error("mlflow", f'"{job.mlflow}" names no server', "give the ARN of your MLflow tracking server or app")
+    elif job.mlflow and not requirements.lists("sagemaker-mlflow"):
+        yield error("mlflow", "the container has no client for it", "add sagemaker-mlflow to src/requirements.txt")
     if job.checkpoint_s3 not in ("", "auto"):
-        if not s3_uri(job.checkpoint_s3):
+        if not aws.s3_uri(job.checkpoint_s3):
             yield error("checkpoint_s3", f'"{job.checkpoint_s3}" is not an S3 address', 'as in "s3://bucket/folder/"')
         elif not re.fullmatch(r"s3://[^/]+/.*[^/].*", job.checkpoint_s3):
             problem = f"{job.checkpoint_s3} is a whole bucket, and every host would download it"
@@ -194,9 +187,9 @@ def addresses(job: Job) -> Iterator[Finding]:
         if "file_system_id" in table:
             if not job.network.subnets:
                 yield error(key, "a file system can be reached in your VPC alone", "fill [network]")
-        elif not s3_uri(address):
+        elif not aws.s3_uri(address):
             yield error(key, f'"{address}" is not an S3 address', 'as in "s3://bucket/folder/"')
-        elif s3_uri(job.checkpoint_s3):
+        elif aws.s3_uri(job.checkpoint_s3):
             data, kept = f"{address.rstrip('/')}/", f"{job.checkpoint_s3.rstrip('/')}/"
             if data.startswith(kept) or kept.startswith(data):
                 yield error(
@@ -277,11 +270,21 @@ def visible(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
     for key in (key for key in tags if key.lower().startswith("aws:")):
         yield error(f"tags.{key}", "AWS keeps tags that begin with aws: to itself", "rename it")
     shown = {"hyperparameters": job.hyperparameters, "environment": environment, "tags": tags}
-    for table, entries in {**shown, "estimator": job.estimator}.items():
-        for key, value in entries.items():
-            if isinstance(value, str) and (SECRET.search(value) or (SECRET_NAME.search(key) and len(value) > 8)):
-                cure = "keep it in Secrets Manager and read it there"
-                yield error(f"{table}.{key}", "looks like a secret, and the AWS console shows it", cure)
+    for path, value in texts({**shown, "estimator": job.estimator}):
+        named = SECRET_NAME.search(path.rpartition(".")[2]) and path != f"environment.{hub.SECRET}" and len(value) > 8
+        if SECRET.search(value) or named:
+            cure = "keep it in Secrets Manager and read it there (of the Hugging Face hub: hub_token_secret)"
+            yield error(path, "looks like a secret, and the AWS console shows it", cure)
+
+
+def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in tables and lists, and the names of the tables and the key that lead to it."""
+    if isinstance(value, str):
+        yield path, value
+    for key, item in value.items() if isinstance(value, dict) else ():
+        yield from texts(item, f"{path}.{key}" if path else str(key))
+    for item in value if isinstance(value, list) else ():
+        yield from texts(item, path)
 
 
 def sdk_parameters(job: Job) -> Iterator[Finding]:
@@ -292,15 +295,14 @@ def sdk_parameters(job: Job) -> Iterator[Finding]:
             yield error(f"estimator.{key}", "job.toml has a key of its own for it", f"set {request.OWN_KEYS[key]}")
         elif key not in known:
             yield error(f"estimator.{key}", "the SDK's estimator takes no such value from here", near(key, known))
-    installs = requirements.FILE.is_file() and re.search(r"(?m)^\s*[^#\s]", requirements.FILE.read_text("utf-8"))
-    if job.estimator.get("enable_network_isolation") and installs:
+    if job.estimator.get("enable_network_isolation") and requirements.lists(""):
         problem = "an isolated container reaches no package index, so pip cannot install src/requirements.txt"
         yield error("estimator.enable_network_isolation", problem, "take an image that holds them, and empty the file")
 
 
 def limits(made: dict[str, Any]) -> Iterator[Finding]:
     """The request against botocore's model of CreateTrainingJob: types, lengths, counts, ranges, patterns, names."""
-    for path, problem, cure in violations(made, shape("CreateTrainingJobRequest")):
+    for path, problem, cure in violations(made, aws.shape("CreateTrainingJobRequest")):
         member = next((each for each in SOURCES if f"{path}.".startswith(f"{each}.")), None)
         key = SOURCES[member] + path[len(member) :] if member else path
         if key == "name":
@@ -402,20 +404,8 @@ def rehearsal(job: Job, path: Path = ROOT / "job.toml") -> list[str]:
 
 
 @functools.cache
-def shape(name: str) -> Any:
-    """A shape of botocore's model of SageMaker, with its limits."""
-    import botocore.session
-
-    return botocore.session.get_session().get_service_model("sagemaker").shape_for(name)
-
-
-@functools.cache
 def regions() -> list[str]:
     import botocore.session
 
     session, partitions = botocore.session.get_session(), ("aws", "aws-cn", "aws-us-gov")
     return [name for partition in partitions for name in session.get_available_regions("sagemaker", partition)]
-
-
-def s3_uri(text: str) -> bool:
-    return bool(re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?", text))

@@ -1,5 +1,6 @@
 """Which launcher, image and instance go together: AWS's facts, as of November 2026, in one place."""
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import date
@@ -23,41 +24,18 @@ class Profile:
     patched_until: date
 
 
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        Profile(
-            "current",
-            gpu="pytorch:2.13-cu133-amzn2023-sagemaker",
-            cpu="pytorch:2.13-cpu-amzn2023-sagemaker",
-            python="3.12",
-            torch="2.13.0",
-            cuda=(13, 3),
-            launchers=("torch_distributed", "none"),
-            patched_until=date(2027, 7, 20),
-        ),
-        Profile(  # the last one with mpi4py, and so with mpirun, on GPUs
-            "mpirun",
-            gpu="pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker",
-            cpu="",
-            python="3.13",
-            torch="2.10.0",
-            cuda=(13, 0),
-            launchers=("pytorchddp", "torch_distributed", "none"),
-            patched_until=date(2027, 1, 21),
-        ),
-        Profile(  # the last one with SMDDP (2.6.0)
-            "smddp",
-            gpu="pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker",
-            cpu="",
-            python="3.11",
-            torch="2.5.1",
-            cuda=(12, 4),
-            launchers=("smddp", "pytorchddp", "torch_distributed", "none"),
-            patched_until=date(2025, 10, 29),
-        ),
-    )
-}
+# fmt: off
+PROFILES = {each.name: each for each in (
+    Profile("current", "pytorch:2.13-cu133-amzn2023-sagemaker", "pytorch:2.13-cpu-amzn2023-sagemaker",
+            "3.12", "2.13.0", (13, 3), ("torch_distributed", "none"), date(2027, 7, 20)),
+    # The last one with mpi4py, and so with mpirun, on GPUs.
+    Profile("mpirun", "pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker", "",
+            "3.13", "2.10.0", (13, 0), ("pytorchddp", "torch_distributed", "none"), date(2027, 1, 21)),
+    # The last one with SMDDP (2.6.0).
+    Profile("smddp", "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker", "",
+            "3.11", "2.5.1", (12, 4), ("smddp", "pytorchddp", "torch_distributed", "none"), date(2025, 10, 29)),
+)}
+# fmt: on
 
 # GPUs per instance, of the sizes and families that SageMaker trains on.
 _ONE = dict.fromkeys(("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge"), 1)
@@ -90,6 +68,21 @@ RESERVED_VARIABLES = (
     *("SM_", "SAGEMAKER_", "SMDATAPARALLEL_", "OMPI_", "PMIX_", "PET_", "TORCHELASTIC_", "SLURM_"),
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "NODE_RANK", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"),
 )
+
+# The container's entry point that forwards SageMaker's SIGTERM to training (`forward_stop`). A stop is SIGTERM to
+# process 1, in AWS's images bash, which forwards nothing (sagemaker-training-toolkit#125, #173): the script is killed
+# 120 s later. This one starts what the image would have started, and sends SIGTERM to every process whose command line
+# names train.py, except launchers: torchrun and mpirun would give the ranks less time than SageMaker does (30 s, and
+# 1 s). The ranks save and exit, and the launchers after them. AWS takes one line of at most 256 characters
+# (CreateTrainingJob, ContainerEntrypoint). Proven on a replica of the container's processes (tests/test_entry.py).
+FORWARDING = [
+    "bash",
+    "-c",
+    "start_with_right_hostname.sh train & c=$!; "
+    "trap 'for p in /proc/[0-9]*; do grep -qas train[.]py $p/cmdline && "
+    '! grep -qasE "(mpi|ddp|torch)run" $p/cmdline && kill ${p#/proc/}; done\' TERM; '
+    "while kill -0 $c 2>&-; do wait $c; done; wait $c",
+]
 
 # torchrun's own long options, of torch 2.5 to 2.13; it takes each with hyphens and with underscores.
 TORCHRUN = """
@@ -165,3 +158,11 @@ def flags(job: Job) -> dict[str, Any]:
         "pytorchddp": {"sagemaker_pytorch_ddp_enabled": True} | mpi,
     }
     return own[launcher(job)] | {"sagemaker_instance_type": job.instance_type}
+
+
+def encoded(hyperparameters: dict[str, Any], name: str, region: str, code: str) -> dict[str, str]:
+    """Hyperparameters as the SDK sends them: JSON, with those by which the toolkit in the container finds train.py."""
+    own = {"program": "train.py", "submit_directory": code, "container_log_level": 20, "job_name": name}
+    own |= {"region": region}
+    every = hyperparameters | {f"sagemaker_{key}": value for key, value in own.items()}
+    return {key: json.dumps(value) for key, value in every.items()}

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from launch import SRC, aws, entry, profiles, v3
+from launch import SRC, aws, profiles, v3
 from launch.job import Job
 from options import METRICS
-from runtime import report
+from runtime import hub, report
 from runtime.report import UserError
 
 # In a dry run these stand for what only an account knows.
@@ -64,6 +64,13 @@ def metric_definitions() -> list[dict[str, str]]:
     return [{"Name": name, "Regex": report.metric_regex(name)} for name in METRICS]
 
 
+def environment(job: Job) -> dict[str, str]:
+    """Variables of the container: [environment], and what keys of job.toml tell train.py."""
+    own = {hub.SECRET: job.hub_token_secret, "MLFLOW_TRACKING_URI": job.mlflow}
+    own["MLFLOW_EXPERIMENT_NAME"] = job.name if job.mlflow else ""
+    return {**job.environment, **{name: value for name, value in own.items() if value}}
+
+
 def options(job: Job, bucket: str, name: str) -> dict[str, Any]:
     """The estimator's arguments beyond code, image and cluster: disk, time, stopping, network; [estimator] is last."""
     output = str(job.estimator.get("output_path", f"s3://{bucket}/"))
@@ -73,7 +80,7 @@ def options(job: Job, bucket: str, name: str) -> dict[str, Any]:
         "code_location": output.rstrip("/"),
         "volume_size": job.volume_gb,
         "max_run": job.max_run_s,
-        "container_entry_point": entry.FORWARDING if job.forward_stop else None,
+        "container_entry_point": profiles.FORWARDING if job.forward_stop else None,
         "keep_alive_period_in_seconds": job.keep_alive_s or None,
         "use_spot_instances": job.spot.enabled,
         "max_wait": job.spot.max_wait_s if job.spot.enabled else None,
@@ -81,7 +88,7 @@ def options(job: Job, bucket: str, name: str) -> dict[str, Any]:
         "subnets": job.network.subnets or None,
         "security_group_ids": job.network.security_groups or None,
         "encrypt_inter_container_traffic": job.network.encrypt or None,  # None: as the SDK's configuration file says
-        "environment": job.environment or None,
+        "environment": environment(job) or None,
         "tags": [{"Key": key, "Value": value} for key, value in job.tags.items()] or None,
         "debugger_hook_config": False,  # a hook in every step that nobody reads
         "disable_profiler": True,
@@ -137,6 +144,7 @@ def sdk() -> Any:
     import sagemaker.config
     import sagemaker.inputs
     import sagemaker.pytorch
+    import sagemaker.tuner
 
     logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
     return sagemaker
@@ -179,15 +187,24 @@ def execution_role(job: Job, session: Any) -> str:
         ) from error
 
 
-def submit(job: Job) -> str:
-    """Upload `src/`, create the training job, and return its name without waiting for it."""
-    session, name = sagemaker_session(job), job_name(job)
+def submit(job: Job, build: Any = estimator, name: str = "") -> str:
+    """Upload `src/`, create the job of what `build` makes, and return its name without waiting for it."""
+    session, name = sagemaker_session(job), name or job_name(job)
     role, bucket = execution_role(job, session), job.bucket or session.default_bucket()
-    estimator(job, session, role, bucket, name).fit(channels(job), wait=False, job_name=name)
+    build(job, session, role, bucket, name).fit(channels(job), wait=False, job_name=name)
     return name
 
 
-def dry_run(job: Job) -> dict[str, Any]:
+def training_request(job: Job, session: Any, role: str, bucket: str, name: str) -> dict[str, Any]:
+    """CreateTrainingJob, by what the estimator's fit() does before it sends, without telemetry."""
+    made = estimator(job, session, role, bucket, name)
+    if v3.installed():
+        return dict(made.request(channels(job), name))
+    made._prepare_for_training(name)
+    return dict(session.get_train_request(**sdk().estimator._TrainingJob.get_train_args(made, channels(job), None)))
+
+
+def dry_run(job: Job, build: Any = training_request, name: str = "") -> dict[str, Any]:
     """The CreateTrainingJob request, built by the SDK with its configuration file. Nothing leaves this machine.
 
     Account, and the role where none is named, are placeholders; no credentials are asked for. Preflight judges this
@@ -212,18 +229,12 @@ def dry_run(job: Job) -> dict[str, Any]:
         role, bucket = configured(job.role, ROLE_PATH, config), configured(job.bucket, BUCKET_PATH, config)
         if not role.startswith("arn:"):
             role = f"arn:{aws.partition(job.region)}:iam::{DRY_ACCOUNT}:role/{role or DRY_ROLE}"
-        name, bucket = job_name(job), bucket or f"sagemaker-{job.region}-{[*role.split(':'), '', ''][4]}"
+        name, bucket = name or job_name(job), bucket or f"sagemaker-{job.region}-{[*role.split(':'), '', ''][4]}"
         session = sdk().Session(boto_session, sagemaker_config=config, default_bucket=bucket)
-        made = estimator(job, session, role, bucket, name)
-        if v3.installed():
-            return dict(made.request(channels(job), name))
-        made._prepare_for_training(name)  # these three calls are what fit() does before it sends, without telemetry
-        arguments = sdk().estimator._TrainingJob.get_train_args(made, channels(job), None)
-        request: dict[str, Any] = session.get_train_request(**arguments)
+        return dict(build(job, session, role, bucket, name))
     except Exception as error:  # the SDK raises whatever it comes across in values of [estimator] and [channels]
         said = f"{type(error).__name__}: {report.root_cause(error)}"
         raise UserError(f"the SageMaker SDK cannot build a request of this job ({said}); correct that value") from error
-    return request
 
 
 class _Body(io.BytesIO):

@@ -20,6 +20,12 @@ FILE = SRC / "requirements.txt"
 OF_THE_IMAGE = re.compile(r"(torch|torchvision|torchaudio|triton|pytorch-triton|(nvidia|cuda)-.*)$", re.I)
 
 
+def lists(package: str) -> bool:
+    """Whether requirements.txt names the package, or with "" any."""
+    text = FILE.read_text(encoding="utf-8", errors="replace") if FILE.is_file() else ""
+    return bool(re.search(rf"(?m)^\s*{package}\b", text))
+
+
 def named(job: Job, path: Path = FILE) -> Iterator[Finding]:
     """Lines of requirements.txt that ask for what the image brings."""
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from launch import aws, profiles
+
 # Where the parameters of v2's estimator stand in CreateTrainingJob.
 MEMBERS = {
     **{"role": "RoleArn", "environment": "Environment", "tags": "Tags", "output_kms_key": "OutputDataConfig.KmsKeyId"},
@@ -79,10 +81,9 @@ class PyTorch:
             source = inputs.TrainingInput(source) if isinstance(source, str) else source
             made.setdefault("InputDataConfig", []).append({**source.config, "ChannelName": channel})
         code = f"{self.given['code_location'].rstrip('/')}/{name}/source/sourcedir.tar.gz"
-        own = {"program": self.entry_point, "submit_directory": code, "container_log_level": logging.INFO}
-        own |= {"job_name": name, "region": self.session.boto_region_name}
-        every = self.given["hyperparameters"] | {f"sagemaker_{key}": value for key, value in own.items()}
-        made["HyperParameters"] = {key: json.dumps(value) for key, value in every.items()}
+        made["HyperParameters"] = profiles.encoded(
+            self.given["hyperparameters"], name, self.session.boto_region_name, code
+        )
         defaults = copy.deepcopy(self.session.sagemaker_config.get("SageMaker", {}).get("TrainingJob", {}))
         tagged = {tag["Key"] for tag in made.get("Tags", [])}
         if more := [tag for tag in defaults.pop("Tags", []) if tag["Key"] not in tagged]:
@@ -101,10 +102,10 @@ class PyTorch:
         from sagemaker.core.utils.code_injection.codec import transform
 
         made, session = self.request(channels, job_name), self.session
-        bucket, *folders, _ = json.loads(made["HyperParameters"]["sagemaker_submit_directory"]).split("/")[2:]
+        bucket, code = aws.s3_location(json.loads(made["HyperParameters"]["sagemaker_submit_directory"]))
         output = made["OutputDataConfig"]
-        key = output.get("KmsKeyId") if output["S3OutputPath"].split("/")[2] == bucket else None
-        code = (bucket, "/".join(folders), self.entry_point, self.source_dir)
-        tar_and_upload_dir(session.boto_session, *code, kms_key=key, s3_resource=session.s3_resource)
+        key = output.get("KmsKeyId") if aws.s3_location(output["S3OutputPath"])[0] == bucket else None
+        source = (bucket, code.rpartition("/")[0], self.entry_point, self.source_dir)
+        tar_and_upload_dir(session.boto_session, *source, kms_key=key, s3_resource=session.s3_resource)
         members = transform(made, "CreateTrainingJobRequest")
         TrainingJob.create(session=session.boto_session, region=session.boto_region_name, **members)

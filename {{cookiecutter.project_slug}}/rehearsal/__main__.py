@@ -23,7 +23,8 @@ from typing import Any
 
 from launch import ROOT, SRC, profiles  # also puts src/ on the path
 from launch import job as jobs
-from rehearsal import checks, hosts, request, requirements
+from launch.findings import print_error
+from rehearsal import checks, hosts, image, request, requirements
 from rehearsal.hosts import END, FAULTS, MPI, Host, Plan
 from runtime.report import UserError
 
@@ -50,6 +51,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--job", type=Path, default=ROOT / "job.toml", help="the job (default job.toml)")
     add("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data (else a sample from S3)")
     add("--inherit", action="append", default=[], metavar="NAME", help="a variable of this shell to pass to the hosts")
+    add("--image-versions", action="store_true", help="run in an environment with the image's torch, made by pip once")
     add("--batches", type=int, metavar="N", help="of one epoch, and of validation and test (20); 0: all of all epochs")
     add("--fail-rank", type=int, metavar="R", help="rank R raises an error in the middle of training")
     add("--kill-rank", type=int, metavar="R", help="rank R is killed in the middle of training")
@@ -69,9 +71,7 @@ def plan(args: argparse.Namespace) -> Plan:
         UserError: they contradict each other or this machine.
     """
     own = args.source_dir.resolve() == SRC
-    described = own or args.job != ROOT / "job.toml" or args.job.exists()
-    default = jobs.Job("rehearsal", "us-east-1", "ml.p4d.24xlarge", 2, distribution="torch_distributed")
-    job = jobs.load(args.job) if described else default
+    job = jobs.load(args.job)
     distribution = args.distribution if args.distribution not in (None, "auto") else profiles.launcher(job)
     count = job.instance_count if args.hosts is None else args.hosts
     processes = args.processes if args.processes is not None else 1 if distribution == "none" else 2
@@ -98,14 +98,17 @@ def plan(args: argparse.Namespace) -> Plan:
     if fault == "stop-host" and not job.forward_stop:
         notes.append("forward_stop is false in job.toml: SageMaker's SIGTERM would not reach training; see --lose-host")
         job = dataclasses.replace(job, forward_stop=True)
+    if job.hub_token_secret:
+        notes.append("hub_token_secret is not read here: export HF_TOKEN, and let it in with --inherit HF_TOKEN")
+    job = dataclasses.replace(job, hub_token_secret="", mlflow="")  # nothing is logged to the server either
     made, note = request.make(job) if own else (request.without_sdk(job), "")
-    image = profiles.profile(job) if described else None
+    profile = profiles.profile(job)
     remote = {k: v if isinstance(v, str) else str(v.get("s3_data", "")) for k, v in job.channels.items()}
     return Plan(
         *(count, processes, distribution, args.source_dir, made),
         channels={**remote, **{name: Path(folder) for name, folder in folders.items()}},
         inherit=args.inherit,
-        image=(image.torch, image.python) if image else ("", ""),
+        image=(profile.torch, profile.python) if profile else ("", ""),
         notes=[*notes, *filter(None, [note])],
         fault=fault,
         target=target - 1 if fault.endswith("-host") else target,
@@ -180,8 +183,9 @@ def rehearse(plan: Plan, run: Path) -> dict[str, Any]:
     title = f"{plan.hosts} hosts × {plan.processes} processes, {plan.distribution}, started by {launcher}"
     versions = {"torch": version("torch"), "python": platform.python_version()}
     versions |= {"image_torch": plan.image[0], "image_python": plan.image[1]}
-    image = "torch {} on Python {}".format(*plan.image) if plan.image[0] else "versions that are not known here"
-    notes = [f"runs torch {versions['torch']} on Python {versions['python']}; the job's image has {image}", *plan.notes]
+    theirs = "torch {} on Python {}".format(*plan.image) if plan.image[0] else "versions that are not known here"
+    ran = f"runs torch {versions['torch']} on Python {versions['python']}; the job's image has {theirs}"
+    notes = [ran, *plan.notes]
     if plan.batches:
         notes.append(f"one epoch of at most {plan.batches} batches; -- --epochs N trains N whole epochs")
     for name, place in plan.channels.items():
@@ -268,13 +272,18 @@ def main(argv: list[str]) -> int:
     run: Path | None = None
     try:
         made = plan(args)
+        if args.image_versions:
+            python = image.environment(*made.image)
+            again = [str(python), "-m", "rehearsal", *(word for word in argv if word != "--image-versions")]
+            sys.stdout.flush()
+            os.execv(python, again)  # noqa: S606  the same process: signals reach it
         run = Path(tempfile.mkdtemp(prefix="rehearsal-"))
         report = rehearse(made, run)
         if args.json:
             args.json.write_text(json.dumps(report, indent=1))
         return 0 if report["ok"] else 1
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     except OSError as error:
         hint = "" if run else "; a rehearsal needs a temporary folder that it can write to (TMPDIR)"

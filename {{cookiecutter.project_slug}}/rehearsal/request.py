@@ -6,9 +6,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from launch import profiles
+from launch import aws, profiles
 from launch import request as requests
-from launch.entry import FORWARDING
 from launch.job import Job
 from runtime.report import UserError
 
@@ -32,18 +31,10 @@ def make(job: Job) -> tuple[dict[str, Any], str]:
 
 def without_sdk(job: Job) -> dict[str, Any]:
     """The parts of the request that a rehearsal uses, also for code that is not the job's."""
-    values = {
-        **job.hyperparameters,
-        **profiles.flags(job),
-        "sagemaker_program": "train.py",
-        "sagemaker_container_log_level": 20,
-        "sagemaker_job_name": job.name,
-        "sagemaker_region": job.region,
-    }
     return {
-        "HyperParameters": {name: json.dumps(value) for name, value in values.items()},
-        "Environment": job.environment,
-        "AlgorithmSpecification": {"ContainerEntrypoint": FORWARDING if job.forward_stop else []},
+        "HyperParameters": profiles.encoded(requests.hyperparameters(job), job.name, job.region, ""),
+        "Environment": requests.environment(job),
+        "AlgorithmSpecification": {"ContainerEntrypoint": profiles.FORWARDING if job.forward_stop else []},
         "ResourceConfig": {"InstanceType": job.instance_type},
     }
 
@@ -52,21 +43,15 @@ def sample(name: str, uri: str, request: Mapping[str, Any], into: Path) -> str:
     """Copy objects from all over the listing of `uri` into a folder, as SageMaker would name them; says how much.
 
     Raises:
-        UserError: there is no boto3, no access, or nothing that is small enough.
+        UserError: there is no access, or nothing that is small enough.
     """
     instead = f"give a local folder with some of its data: --channel {name}=DIR"
-    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    bucket, prefix = aws.s3_location(uri)
     if not uri.startswith("s3://"):
         raise UserError(f"channel {name} is not on S3; {instead}")
-    try:
-        import boto3
-        from botocore.exceptions import BotoCoreError, ClientError
-    except ModuleNotFoundError:
-        raise UserError(f"channel {name} = {uri} cannot be fetched without boto3; make setup, or {instead}") from None
     size = taken = 0
-    try:
-        region = json.loads(request["HyperParameters"]["sagemaker_region"])
-        s3 = boto3.client("s3", region_name=region)
+    with aws.errors(f"channel {name} = {uri} cannot be read", instead):
+        s3 = aws.client("s3", json.loads(request["HyperParameters"]["sagemaker_region"]))
         pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         listed = list(islice((item for page in pages for item in page.get("Contents", []) if item["Size"]), LISTED))
         for item in listed[:: -(-len(listed) // TAKEN) or 1]:
@@ -81,9 +66,6 @@ def sample(name: str, uri: str, request: Mapping[str, Any], into: Path) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content if whole else content[: content.rfind(b"\n") + 1])
             size, taken = size + len(content), taken + 1
-    except (BotoCoreError, ClientError) as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise UserError(f"channel {name} = {uri} cannot be read ({said}); sign in to AWS, or {instead}") from None
     if not taken:
         raise UserError(f"channel {name} = {uri} has no data of at most {SAMPLE >> 20} MiB; check it, or {instead}")
     return f"{taken} objects of {uri}, {size / 2**20:.1f} MiB"

@@ -8,12 +8,13 @@ SageMaker:           python -m launch submit        (of job.toml; `python -m reh
 Every option is declared in options.py.
 """
 
+import os
 import sys
 import time
 from typing import Any
 
 from options import MODE, MONITOR, OPTIONS, DataOptions, ModelOptions, TrainingOptions
-from runtime import command_line, imports, report, signals
+from runtime import command_line, hub, imports, report, signals
 
 
 def train(**options: Any) -> None:
@@ -25,6 +26,7 @@ def train(**options: Any) -> None:
     import dist
 
     with dist.session() as cluster:
+        hub.sign_in(cluster.local_rank, os.environ)
         import pytorch_lightning as pl
 
         from data import Data
@@ -33,6 +35,7 @@ def train(**options: Any) -> None:
         from runtime.divided import DataDividedCheck
         from runtime.progress import Reporter
         from runtime.seeds import StepSeed
+        from runtime.tracking import mlflow_loggers
         from runtime.watchdog import HangWatchdog
 
         report.quiet()
@@ -67,7 +70,10 @@ def train(**options: Any) -> None:
                 Reporter(training.log_every, outputs),  # a logger too: runtime/progress.py
                 checkpoints,
             ],
-            logger=[pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version="")],
+            logger=[
+                pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version=""),
+                *mlflow_loggers(options, os.environ),
+            ],
         )
         trainer.fit(model, datamodule=data, ckpt_path=checkpoints.resume(training.resume), weights_only=True)
         trainer.test(model, datamodule=data, verbose=False)  # the best weights: checkpoints.py

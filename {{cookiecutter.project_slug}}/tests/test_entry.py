@@ -14,7 +14,7 @@ import pytest
 
 import small
 import train
-from launch.entry import FORWARDING
+from launch.profiles import FORWARDING
 
 SRC = Path(train.__file__).parent
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]

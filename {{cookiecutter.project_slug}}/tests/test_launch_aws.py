@@ -24,10 +24,11 @@ from moto.sagemaker.models import sagemaker_backends
 from moto.servicequotas.models import ServiceQuotasBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
 
-from launch import SRC, account, follow, jobs, request, requirements
+from launch import SRC, account, follow, jobs, preflight, request, requirements, tune
 from launch import aws as launch_aws
 from launch.__main__ import main
-from launch.job import Job, Network, Spot
+from launch.job import Job, Network, Spot, Tune
+from runtime import hub
 from runtime.report import UserError
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
@@ -139,6 +140,49 @@ def test_the_caller_may_send_the_job_and_the_role_may_read_and_write(aws, good, 
     assert by >= {("role/training", "s3:PutObject"), ("role/training", "logs:PutLogEvents")}
     (passing,) = (a for a in asked if a["ActionNames"] == ["iam:PassRole"])
     assert passing["ContextEntries"][0]["ContextKeyValues"] == ["sagemaker.amazonaws.com"]
+
+
+HUB = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hub-AbCdEf"
+
+
+@pytest.mark.parametrize(
+    ("secret", "action", "resource"),
+    [
+        ("hub", "secretsmanager:GetSecretValue", HUB.replace("AbCdEf", "*")),
+        (HUB, "secretsmanager:GetSecretValue", HUB),
+        ("ssm:/team/hub", "ssm:GetParameter", "arn:aws:ssm:us-east-1:123456789012:parameter/team/hub"),
+    ],
+)
+def test_the_role_may_read_the_secret_that_the_request_names(aws, good, monkeypatch, secret, action, resource):
+    record(monkeypatch, SimulatePrincipalPolicy=simulated(action))
+    job = replace(good, hub_token_secret=secret)
+    assert request.dry_run(job)["Environment"] == {"HUB_TOKEN_SECRET": secret}
+    assert not preflight.refused(preflight.offline_checks(job)[0])
+    (found,) = findings(job)
+    assert found.startswith(f"warning role.{action}: training may not {action} on {resource}")
+
+
+@pytest.mark.parametrize("kind", ["plain", "arn", "ssm:"])
+def test_the_hubs_token_is_read_by_one_process_of_each_host(aws, kind, capsys):
+    made = aws.client("secretsmanager").create_secret(Name="hub", SecretString="hf_abc\n")
+    aws.client("ssm").put_parameter(Name="hub", Value="hf_abc", Type="SecureString")
+    name = {"plain": "hub", "arn": made["ARN"], "ssm:": "ssm:hub"}[kind]
+    env, other = ({"HUB_TOKEN_SECRET": name, "AWS_REGION": REGION} for _ in range(2))
+    hub.sign_in(0, env)
+    hub.sign_in(1, other)
+    assert env.pop("HF_TOKEN", "") == "hf_abc" and "HF_HUB_OFFLINE" not in env
+    assert "HF_TOKEN" not in other and other["HF_HUB_OFFLINE"] == "1"
+    assert "hf_" not in "".join(capsys.readouterr())
+    hub.sign_in(0, given := {"HUB_TOKEN_SECRET": "none", "HF_TOKEN": "hf_own"})
+    assert list(given.values()) == ["none", "hf_own"]
+
+
+def test_a_hub_token_that_cannot_be_read_is_a_sentence(aws):
+    aws.client("secretsmanager").create_secret(Name="keyed", SecretString='{"HF_TOKEN": "hf_abc"}')
+    for name, said in {"keyed": "holds no token alone", "none": "cannot be read", "ssm:none": "cannot be read"}.items():
+        with pytest.raises(UserError, match=said) as raised:
+            hub.sign_in(0, {"HUB_TOKEN_SECRET": name, "AWS_REGION": REGION})
+        assert "hf_abc" not in str(raised.value) and raised.value.__cause__ is None
 
 
 def network(aws: boto3.Session, *, cidr: str = "10.0.0.0/16", routed: bool = True) -> tuple[str, str]:
@@ -296,6 +340,7 @@ def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
         levels = [finding["level"] for finding in written["findings"]]
         assert levels == ["error", "error", "warning"][-3 if status == 1 else -1 :]
         assert (f"error   network.security_groups: {group} has no inbound rule" in said) == (status == 1)
+    assert main(["preflight", "--channel", "training=here"]) == 1 and "add --rehearse" in capsys.readouterr().err
     assert main(["preflight", "--rehearse", "--channel", "training=here"]) == 7
     assert played[1][-2:] == ["--channel", "training=here"]
     assert played[0][1:9] == ["-m", "rehearsal", "--hosts", "2", "--processes", "2", "--distribution", "smddp"]
@@ -773,6 +818,30 @@ def test_an_upload_that_is_denied_is_said_in_a_sentence(aws, good, monkeypatch, 
     monkeypatch.setattr("launch.job.load", lambda _: good)
     assert main(["submit", "--yes"]) == 1
     assert "AccessDenied" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_tuning_is_sent_as_its_dry_run_shows(aws, good, monkeypatch, capsys):
+    asked = record(monkeypatch)
+    monkeypatch.setattr("sagemaker.telemetry.telemetry_logging._send_telemetry_request", lambda *_: pytest.fail("sent"))
+    monkeypatch.setattr(tune, "job_name", lambda job: f"{job.name}-tune")
+    job = replace(good, tune=Tune(ranges={"lr": {"min": 1e-4, "max": 1e-2}}), price_per_hour=1.0)
+    monkeypatch.setattr("launch.job.load", lambda _: job)
+    assert main(["tune", "--dry-run"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert main(["tune"]) == 0
+    said = capsys.readouterr().out
+    assert asked["CreateHyperParameterTuningJob"] == shown and "at most 960.00 USD: 20 jobs ×" in said
+    assert "sent    language-id-tune; its jobs: python -m launch list; to stop it: aws sagemaker stop-hyper" in said
+
+
+def test_the_account_is_asked_whether_it_may_tune_so_many_at_a_time(aws, good, monkeypatch):
+    record(monkeypatch, SimulatePrincipalPolicy=simulated("sagemaker:CreateHyperParameterTuningJob"))
+    job = replace(good, tune=Tune(parallel=3))
+    found = [str(finding) for finding in account.check(job, request.dry_run(job), tuning=True)]
+    assert [line.split(" is above")[0].split(" on ")[0] for line in found] == [
+        "error   caller.sagemaker:CreateHyperParameterTuningJob: moto may not sagemaker:CreateHyperParameterTuningJob",
+        "error   instance_count: 6",
+    ]
 
 
 def test_the_command_from_submit_to_fetch(aws, good, tmp_path, monkeypatch, capsys):

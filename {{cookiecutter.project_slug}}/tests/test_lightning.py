@@ -17,7 +17,7 @@ from pytorch_lightning import callbacks
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import train
-from runtime import checkpoint_files, checkpoints, divided, progress, report, signals
+from runtime import checkpoint_files, checkpoints, divided, progress, report, signals, tracking
 from runtime.report import UserError
 
 STEPS = 8  # of an epoch, of 6 rows each
@@ -460,3 +460,30 @@ def test_standard_output_that_nobody_reads_ends_in_a_sentence(
 
 def test_a_batch_has_as_many_samples_as_its_first_tensor_has_rows() -> None:
     assert [len(leaf) for leaf in divided.leaves({"name": "a", "x": torch.zeros(3, 2)})] == [1, 3]
+
+
+def test_mlflow_is_lightnings_own_logger_where_a_server_is_named(monkeypatch):
+    assert tracking.mlflow_loggers({}, {}) == []
+    made: dict[str, Any] = {}
+
+    class Logger:
+        def __init__(self, experiment: str, **given: Any) -> None:
+            made.update(given, experiment=experiment)
+
+        def log_hyperparams(self, options: dict[str, Any]) -> None:
+            made["options"] = options
+
+    monkeypatch.setattr(pl.loggers, "MLFlowLogger", Logger)
+    env = {"MLFLOW_TRACKING_URI": "arn:x", "MLFLOW_EXPERIMENT_NAME": "words", "TRAINING_JOB_NAME": "words-1"}
+    (logger,) = tracking.mlflow_loggers({"lr": 0.1}, env)
+    assert isinstance(logger, Logger)
+    assert made == {"experiment": "words", "run_name": "words-1", "tracking_uri": "arn:x", "options": {"lr": 0.1}}
+
+
+def test_mlflow_that_is_not_installed_is_a_sentence(monkeypatch):
+    def missing(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("mlflow")
+
+    monkeypatch.setattr(pl.loggers, "MLFlowLogger", missing)
+    with pytest.raises(UserError, match="not installed; add sagemaker-mlflow to src"):
+        tracking.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "arn:x"})

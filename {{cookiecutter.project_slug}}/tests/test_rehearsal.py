@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,10 +18,9 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from launch import ROOT, job, request
-from launch import entry as forwarding
+from launch import ROOT, job, profiles, request
 from rehearsal import __main__ as entry
-from rehearsal import checks, hosts, requirements
+from rehearsal import checks, hosts, image, requirements
 from rehearsal import request as own
 from rehearsal.hosts import Host, Plan
 from runtime.report import UserError
@@ -101,6 +101,11 @@ def test_environment_is_the_containers(tmp_path: Path, monkeypatch: pytest.Monke
     asked = dataclasses.replace(asked, inherit=["HF_TOKEN", "HOME"])
     found = hosts.environment(asked, tmp_path, host, 7777, mpirun=False)
     assert found["HF_TOKEN"] == "of this shell" and found["HOME"] == str(Path.home())  # noqa: S105
+    path = tmp_path / "job.toml"
+    parsed(tmp_path)
+    path.write_text(path.read_text() + 'hub_token_secret = "hub"\n')
+    told = entry.plan(entry.parse(["--job", str(path)]))
+    assert "HUB_TOKEN_SECRET" not in told.request.get("Environment", {}) and "--inherit HF_TOKEN" in told.notes[0]
     with pytest.raises(UserError, match="--inherit NO_SUCH: this shell has no such variable"):
         parsed(tmp_path, "--inherit", "NO_SUCH")
 
@@ -148,14 +153,14 @@ def test_the_toolkits_listing_is_in_the_log_alone(tmp_path: Path, monkeypatch: p
 def test_a_stop_reaches_the_ranks_of_one_host_through_the_forwarding_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """launch/entry.py's own script, on hosts that share /proc: not the launcher, and not the other host."""
+    """launch/profiles.py's own script, on hosts that share /proc: not the launcher, and not the other host."""
     (tmp_path / "source").mkdir()
     rank = "trap 'echo rank told; exit 3' TERM; while sleep 0.1; do :; done"
     script(tmp_path / "train.py", f"touch $REHEARSAL_EVIDENCE/in-training-$REHEARSAL_HOST; {rank}")
     script(tmp_path / "torchrun", f"trap 'echo launcher told' TERM; sh {tmp_path}/train.py & wait $!; wait $!")
     toolkit = script(tmp_path / "toolkit", f"sh {tmp_path}/torchrun train.py")
     made = own.without_sdk(dataclasses.replace(JOB, distribution="torch_distributed", forward_stop=True))
-    assert made["AlgorithmSpecification"]["ContainerEntrypoint"] == forwarding.FORWARDING
+    assert made["AlgorithmSpecification"]["ContainerEntrypoint"] == profiles.FORWARDING
     asked = Plan(2, 1, "torch_distributed", _stranger(tmp_path / "source"), made, fault="stop-host", target=1, grace=5)
     created = hosts.create_hosts(asked, tmp_path / "run")
     monkeypatch.setattr(hosts.sys, "executable", toolkit)
@@ -208,6 +213,29 @@ def test_what_the_toolkit_would_install_is_refused(tmp_path: Path) -> None:
     (tmp_path / "setup.py").touch()
     with pytest.raises(UserError, match="toolkit would install it"):
         parsed(tmp_path, "--source-dir", str(_stranger(tmp_path)))
+
+
+def test_the_images_versions_run_in_an_environment_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Made by pip once; where pip cannot make it, one sentence."""
+    path, ran = tmp_path / "job.toml", list[list[str]]()
+    path.write_text('name = "x"\nregion = "eu-west-1"\ninstance_type = "ml.g5.xlarge"\ninstance_count = 1\n')
+    argv = ["--image-versions", "--job", str(path), "--", "--epochs", "1"]
+    monkeypatch.setattr(image.sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert entry.main(argv) == 2
+    said = r"error: pip cannot make an environment with torch 2\.13\.0 here \(.+\); rehearse without --image-versions\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
+    home = tmp_path / "image-2.13.0"
+    (home / "made").touch()
+    monkeypatch.setattr(os, "execv", lambda _, command: ran.append(command) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        entry.main(argv)
+    assert ran == [[str(home / "bin/python"), "-m", "rehearsal", *argv[1:]]]
+    path.write_text(path.read_text() + 'image = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mine:1"\n')
+    assert entry.main(argv) == 2 and "the image's torch is not known here" in capsys.readouterr().err
 
 
 def test_hyperparameters_after_two_dashes() -> None:
@@ -493,10 +521,10 @@ def test_without_data_of_a_channel_it_is_said_what_to_give(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UserError, match=r"Unable to locate credentials\); sign in to AWS, or give a local folder"):
+    with pytest.raises(UserError, match=r"no AWS credentials here; run aws conf.*, or give a local folder"):
         own.sample("training", "s3://words/data", REQUEST, tmp_path / "x")
     request.getfixturevalue("s3")
-    with pytest.raises(UserError, match=r"channel training = s3://none/x cannot be read .*--channel training=DIR"):
+    with pytest.raises(UserError, match=r"channel training = s3://none/x cannot be read: .*--channel training=DIR"):
         own.sample("training", "s3://none/x", REQUEST, tmp_path / "x")
 
 

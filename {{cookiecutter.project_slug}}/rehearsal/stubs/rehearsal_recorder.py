@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -28,7 +27,7 @@ SAMPLES = 20_000  # likewise
 
 
 class Recorder(Callback):
-    """Notes ranks, batches, metrics, final weights, calls of `prepare_data`, files written and memory."""
+    """Notes ranks, batches, metrics, final weights, calls of `prepare_data` and files written."""
 
     def __init__(self) -> None:
         self.path = Path(os.environ["REHEARSAL_EVIDENCE"]) / f"rank-{os.environ['REHEARSAL_HOST']}-{os.getpid()}.json"
@@ -43,10 +42,8 @@ class Recorder(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if batches := int(os.environ["REHEARSAL_BATCHES"]):
             self._shorten(trainer, batches)
-        self.seen |= {name: getattr(trainer, name) for name in ("local_rank", "node_rank", "world_size", "num_nodes")}
-        self.seen |= {"rank": trainer.global_rank, "strategy": type(trainer.strategy).__name__}
-        backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"
-        self.seen |= {"backend": backend, "current_host": os.environ.get("SM_CURRENT_HOST", "")}
+        self.seen |= {name: getattr(trainer, name) for name in ("local_rank", "node_rank", "world_size")}
+        self.seen |= {"rank": trainer.global_rank, "current_host": os.environ.get("SM_CURRENT_HOST", "")}
         self.save()
 
     def _shorten(self, trainer: Trainer, batches: int) -> None:
@@ -98,7 +95,7 @@ class Recorder(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         parts = (part for item in sorted(pl_module.state_dict().items()) for part in leaves(item))
-        self.seen |= {"weights": digest(parts), "steps": trainer.global_step}
+        self.seen["weights"] = digest(parts)
         self.save()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -151,8 +148,6 @@ class Recorder(Callback):
             safetensors.serialize_file = noting(safetensors.serialize_file, "filename", 1)
 
     def save(self) -> None:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        self.seen["memory_mb"] = round(peak / (2**20 if sys.platform == "darwin" else 2**10))
         self.path.write_text(json.dumps(self.seen))
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -232,6 +233,7 @@ def test_an_endpoint_is_made_and_removed(account, capsys, instance):
 
 
 def test_a_serverless_endpoint_gets_the_memory_that_the_model_needs(account, capsys, monkeypatch):
+    sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].vpc_config = None
     assert run("deploy", "--serverless") == 0
     assert "nothing while nobody asks, 3 GB by the second" in capsys.readouterr().out
     (variant,) = account.client("sagemaker").describe_endpoint_config(EndpointConfigName=JOB)["ProductionVariants"]
@@ -328,6 +330,21 @@ def test_a_job_that_cannot_be_deployed_is_refused_in_a_sentence(account, capsys)
     sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].training_job_status = "Failed"
     assert run("deploy") == 1 and f"{JOB} is Failed and has no model.tar.gz in S3" in capsys.readouterr().err
     assert left(account) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--count", "0"), "--count 0 is not a number of instances"),
+        (("--instance", "ml.m5.xlagre"), "--instance ml.m5.xlagre is not known .*; did you mean ml.m5.xlarge?"),
+        (("--transform", "s3://language-id/in", "out"), "--transform out is not an S3 address"),
+        (("--serverless",), "ran in a VPC or isolated, and serverless endpoints cannot"),
+    ],
+)
+def test_what_no_deployment_takes_is_refused_first(account, capsys, monkeypatch, options, said):
+    asked = record(monkeypatch)
+    assert run("deploy", *options) == 1
+    assert re.search(said, capsys.readouterr().err) and asked.keys() <= {"DescribeTrainingJob"}
 
 
 def test_the_price_is_said_and_confirmed_first(account, capsys, monkeypatch):

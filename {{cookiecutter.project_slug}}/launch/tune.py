@@ -1,0 +1,84 @@
+"""Search the ranges of job.toml's [tune] for the options with the best MONITOR, by SageMaker's hyperparameter tuning.
+
+Every training job of it is the one of job.toml, but for the options in the ranges, and without a folder for
+checkpoints, which all of them would share: one that is interrupted begins again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from launch import aws, preflight, request, v3
+from launch.findings import Finding, error
+from launch.job import Job
+from options import MODE, MONITOR, OPTIONS
+from runtime import command_line
+
+
+def check(job: Job) -> Iterator[Finding]:
+    """[tune] as preflight judges [hyperparameters]: options that exist, and values that they take."""
+    if v3.installed():
+        yield error("tune", "it needs the estimator of SDK v2, and v3 is installed here", "use .venv/bin/python")
+    if not job.tune.ranges:
+        yield error("tune.ranges", "there are none to search", "add one, as in lr = { min = 1e-4, max = 1e-2 }")
+    if job.tune.parallel > job.tune.max_jobs:
+        yield error("tune.parallel", f"{job.tune.parallel} is above max_jobs", f"at most {job.tune.max_jobs}")
+    for option, given in job.tune.ranges.items():
+        key, values = f"tune.ranges.{option}", given
+        if isinstance(given, dict):
+            values = [given[end] for end in ("min", "max") if type(given.get(end)) in (int, float)]
+            if len(values) < 2 or given.keys() - {"min", "max", "scale"} or not values[0] < values[1]:
+                yield error(key, "no range", 'as in { min = 1e-4, max = 1e-2, scale = "Logarithmic" }')
+        elif not isinstance(given, list) or not given:
+            yield error(key, "neither a range nor a list", "as in { min = 1, max = 8 }, or [16, 32, 64]")
+            continue
+        for value in values:
+            for found in preflight.hyperparameters(replace(job, hyperparameters={option: value})):
+                yield replace(found, key=key)
+
+
+def judged(job: Job) -> tuple[list[Finding], dict[str, Any] | None]:
+    """All of this that takes no network, and the request; what the job itself is judged by is preflight's."""
+    found, made = [*check(job)], None
+    if not found:
+        made = request.dry_run(job, tuning_request, job_name(job))
+        limits = preflight.violations(made, aws.shape("CreateHyperParameterTuningJobRequest"))
+        found = [error(f"tune: {path}", problem, cure) for path, problem, cure in limits]
+    return found, made
+
+
+def job_name(job: Job) -> str:
+    """A tuning job's name has at most 32 characters, to which AWS adds those of its training jobs."""
+    return f"{job.name[:16].rstrip('-')}-{datetime.now(UTC):%y%m%d-%H%M%S}"
+
+
+def tuner(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:
+    """The SDK's HyperparameterTuner around the job's own estimator."""
+    sdk = request.sdk().tuner
+    declared, ranges = command_line.declared(OPTIONS), dict[str, Any]()
+    for option, given in job.tune.ranges.items():
+        if isinstance(given, list):
+            ranges[option] = sdk.CategoricalParameter(given)
+        else:
+            whole = isinstance(declared[option].default, int)
+            kind = sdk.IntegerParameter if whole else sdk.ContinuousParameter
+            ranges[option] = kind(given["min"], given["max"], scaling_type=given.get("scale", "Auto"))
+    made = request.estimator(replace(job, checkpoint_s3=""), session, role, bucket, name)
+    counts: dict[str, Any] = {"max_jobs": job.tune.max_jobs, "max_parallel_jobs": job.tune.parallel}
+    goal = "Maximize" if MODE == "max" else "Minimize"
+    return sdk.HyperparameterTuner(made, MONITOR, ranges, request.metric_definitions(), objective_type=goal, **counts)
+
+
+def tuning_request(job: Job, session: Any, role: str, bucket: str, name: str) -> dict[str, Any]:
+    """CreateHyperParameterTuningJob, by what the tuner's fit() does before it sends."""
+    made = tuner(job, session, role, bucket, name)
+    made._prepare_estimator_for_tuning(made.estimator, None, name)
+    made._prepare_for_tuning(name)
+    arguments = request.sdk().tuner._TuningJob._get_tuner_args(made, request.channels(job))
+    return dict(session._get_tuning_request(**arguments))
+
+
+def submit(job: Job) -> str:
+    """Upload `src/` and start the tuning job; its name."""
+    return request.submit(job, tuner, job_name(job))
