@@ -42,16 +42,16 @@ class Model(pl.LightningModule):
 def before_step(model, i):
     pass
 
-def fit(hang_seconds=30.0, **options):
+def fit(hang_seconds=30.0, more=(), **options):
     report.quiet()
     strategy, devices, num_nodes = dist.get_initialization_info(**options)
     trainer = pl.Trainer(accelerator="cpu", strategy=strategy, devices=devices, num_nodes=num_nodes, max_epochs=1,
-                         callbacks=[HangWatchdog(hang_seconds), StepSeed(0)], logger=False,
-                         enable_checkpointing=False, enable_progress_bar=False,
+                         callbacks=[HangWatchdog(hang_seconds), StepSeed(0), *more], logger=False,
+                         enable_checkpointing=bool(more), enable_progress_bar=False,
                          enable_model_summary=False, num_sanity_val_steps=0)
     model = Model()
     trainer.fit(model)
-    return model
+    return model, trainer
 """
 
 
@@ -132,6 +132,41 @@ def test_compiling_is_no_hang(compile: bool, project: Project, tmp_path: Path) -
     assert compile or any("rank 1 on host algo-2 stopped taking part" in text for text in said), said
 
 
+UNEVEN = """
+from pathlib import Path
+from runtime import ranks
+from runtime.checkpoints import Checkpoints
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from torch.ones(2 + 30 * RANK, 64)
+
+def evaluate(model, batch, i):
+    model.seen = i + 1
+
+def log(model):
+    seen = ranks.all_sum(torch.tensor(float(model.seen))).item()
+    model.log("val/loss", seen), model.log("test/loss", seen)
+
+Model.validation_step = Model.test_step = evaluate
+Model.on_validation_epoch_end = Model.on_test_epoch_end = log
+Model.val_dataloader = Model.test_dataloader = lambda model: torch.utils.data.DataLoader(Stream())
+with dist.session():
+    kept = Checkpoints(Path(os.environ["SM_OUTPUT_DIR"]), {}, monitor="val/loss")
+    kept.resume("never")
+    model, trainer = fit(more=[kept])
+    trainer.test(model, verbose=False)
+    assert trainer.callback_metrics["test/loss"] == 2 + 32, trainer.callback_metrics
+"""
+
+
+def test_ranks_may_evaluate_different_numbers_of_batches(project: Project, tmp_path: Path) -> None:
+    """They agree on nothing in between: one that has come to the end already would answer with another sum."""
+    for rank in start(project, tmp_path, UNEVEN):
+        status, said = rank.wait(60)
+        assert status == 0, said
+
+
 COMPRESSED = """
 dist.POWERSGD_START = 5
 sent = []
@@ -146,7 +181,7 @@ weights, numbers = {}, {}
 with dist.session():
     for compression in ("none", "fp16", "powersgd"):
         del sent[:]
-        model = fit(compression=compression, bucket_cap_mb=1)
+        model, _ = fit(compression=compression, bucket_cap_mb=1)
         weights[compression] = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
         numbers[compression] = [n for dtype, n in sent if dtype == torch.float16 or compression == "powersgd"]
         both = [torch.empty_like(weights[compression]) for _ in range(2)]

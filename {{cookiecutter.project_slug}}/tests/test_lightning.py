@@ -2,6 +2,7 @@
 
 import csv
 import os
+import random
 import re
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -302,6 +304,15 @@ class Manual(Line):
         return [torch.optim.Adam(layer.parameters(), 0.05) for layer in (self.net[0], self.net[2])]
 
 
+def test_several_optimizers_count_as_one_step(fit: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(Manual, gradient_clip_val=0.0)
+    said = capsys.readouterr().out
+    assert re.findall(r"^step=(\d+) .*train/loss|^step=(\d+) .*test/loss", said, re.M)[-1] == ("", "16")
+    assert f"-step{2 * STEPS:06d}-" in str(checkpoint_files.newest(Path("outputs/checkpoints")))
+    with pytest.raises(UserError, match=r"max_steps=9 would .* each optimizer's steps, 2 after 1 global batches"):
+        fit(Manual, gradient_clip_val=0.0, max_steps=9, resume="never")
+
+
 class Plateau(Line):
     """A schedule that is updated after the epoch's last hook."""
 
@@ -311,14 +322,22 @@ class Plateau(Line):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
 
 
+class Jittered(TensorDataset):
+    """Moves a row's point a little whenever it is fetched, by each of the generators that people draw from."""
+
+    def __getitem__(self, index: Any) -> Any:
+        number, x, y = super().__getitem__(index)
+        return number, x + 0.1 * (torch.rand(1) + np.random.rand() + random.random()).float(), y
+
+
 class InOrder(Numbers):
     """Can start within an epoch."""
 
     start = (0, 0)
 
     class Batches(torch.utils.data.Sampler):
-        def __init__(self, start: tuple[int, int]) -> None:
-            self.start = start
+        def __init__(self, epoch: int, done: int) -> None:
+            self.start = epoch, done
 
         def set_epoch(self, epoch: int) -> None:
             self.first = self.start[1] if epoch == self.start[0] else 0
@@ -330,7 +349,9 @@ class InOrder(Numbers):
             yield from ([*range(6 * batch, 6 * batch + 6)] for batch in range(self.first, STEPS))
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(rows(6 * STEPS), sampler=self.Batches(self.start), batch_size=None)
+        epoch, done = self.start
+        sampler = self.Batches(epoch, done * self.trainer.accumulate_grad_batches)  # type: ignore[union-attr]
+        return DataLoader(Jittered(*rows(6 * STEPS).tensors), sampler=sampler, batch_size=None)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +361,9 @@ class InOrder(Numbers):
         (Plateau, {}, {"epochs": 3}, [("on_train_batch_end", 11), ("on_train_batch_end", 16)]),
         (Plateau, {}, {"epochs": 3, "checkpoint_steps": 0}, [("on_train_epoch_start", 2), ("on_train_epoch_start", 3)]),
         (Line, {"val_check_interval": 3}, {}, [("on_train_batch_end", 3), ("on_validation_batch_end", 5)]),
-        (Line, {"check_val_every_n_epoch": 2}, {}, [("on_train_batch_end", 8)]),
+        (Line, {"check_val_every_n_epoch": 2}, {"log_every": 3}, [("on_train_batch_end", 8)]),
+        (Line, {}, {"accumulate_grad_batches": 3}, [("on_train_batch_end", 11), ("on_train_batch_end", 8)]),
+        (Line, {}, {"max_steps": 11, "log_every": 3}, [("on_train_batch_end", 11)]),
         (Line, {}, {"epochs": 9}, [("on_test_batch_end", 1)]),
     ],
 )

@@ -163,6 +163,7 @@ def quiet() -> None:
         ".*sync_dist=True.*",  # the model logs what is summed over ranks already
         ".*Checkpoint directory.*exists and is not empty.*",
         ".*number of training batches.*smaller than the logging interval.*",
+        ".*your dataloader is not resumable.*",  # checkpoints.py says it where it is so
     ):
         warnings.filterwarnings("ignore", message)
 
