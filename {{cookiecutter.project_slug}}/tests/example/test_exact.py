@@ -7,7 +7,9 @@ import errno
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -334,6 +336,24 @@ def test_time_at_rest_does_not_count_as_a_hang(monkeypatch: pytest.MonkeyPatch) 
         assert mine._idle() == 0
     now = 195.0
     assert mine._idle() == 5
+
+
+def test_a_watchdog_that_is_used_again_has_new_threads_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SimpleNamespace(set=lambda *_: None, check=lambda _: False, add=lambda *_: 0, get=lambda _: b"{}")
+    monkeypatch.setattr(ranks, "another_store", lambda: store)
+    mine = watchdog.HangWatchdog(3.0)
+    mine.cluster = replace(mine.cluster, world_size=2)
+    mine.setup()
+    first = [*mine.threads]
+    mine._stop()
+    mine.setup()
+    for thread in first:
+        thread.join(2)
+    assert not any(thread.is_alive() for thread in first) and all(thread.is_alive() for thread in mine.threads)
+    second = [*mine.threads]
+    mine._stop()
+    for thread in second:  # or its timer would end the process of the tests
+        thread.join(2)
 
 
 def test_a_hang_is_placed_in_the_owners_code(monkeypatch: pytest.MonkeyPatch) -> None:
