@@ -477,7 +477,7 @@ def test_standard_output_that_nobody_reads_ends_in_a_sentence(
         patch.setattr(sys, "stdout", pipe)
         assert train.main() == 1
     assert capsys.readouterr().err == (
-        "error: Nothing reads standard output any more; start the same command again to resume.\n"
+        "error: Nothing reads standard output any more; start the command again with --resume auto.\n"
     )
 
 

@@ -156,7 +156,7 @@ def write(directory: Path, step: int, state: dict[str, Any], best: dict[str, Any
         reason = "the disk is full" if free < 1 else str(error).splitlines()[0][:120]
         raise UserError(
             f"A checkpoint could not be written to {directory}, where {free:.1f} MiB are free ({reason}); {last}; "
-            "free some space and start the same command again."
+            "free some space and start the command again with --resume auto."
         ) from error
     try:
         _load(path)

@@ -178,7 +178,7 @@ class Checkpoints(Checkpoint):
         if self.position["batches"] not in (0, batches):
             raise UserError(
                 f"The checkpoint was made with {self.position['batches']} global batches per epoch, now there are "
-                f"{batches}: the data changed; train from the start with --resume never."
+                f"{batches}; bring back the data and the loader of then, or train from the start with --resume never."
             )
         self.position |= {"batches": batches, "total": int(total), "accumulate": trainer.accumulate_grad_batches}
         self.saved_at = time.monotonic()
@@ -295,7 +295,7 @@ class Checkpoints(Checkpoint):
             except OSError as error:
                 raise UserError(
                     f"The model is saved, but not that the run is finished, in {self.directory} ({error.strerror}); "
-                    "free some space, or the same command resumes this run."
+                    "free some space, and start the command again with --resume auto: it trains nothing anew."
                 ) from None
             self.lock.release()
 

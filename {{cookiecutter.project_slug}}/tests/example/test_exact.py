@@ -217,8 +217,11 @@ def test_what_is_not_gone_on_with(
     capsys.readouterr()
     run(words, resume=str(path), gradient_clip_val=2.0, output_dir="other", max_steps=6)
     assert f"resume: from {path}, step 3 of 36" in capsys.readouterr().out
-    with pytest.raises(UserError, match="holds an unfinished run, step 3 of 36, whose lr differs"):
-        run(words, lr=1e-3)
+    with pytest.raises(UserError, match=r"run, step 3 of 36, whose lr differs; .* to resume, pass --resume never"):
+        run(words, lr=1e-3, gradient_clip_val=2.0)
+    with pytest.raises(UserError, match=r"whose max_steps differs; .* to resume with the new ones, --resu") as refusal:
+        run(words, max_steps=6)
+    assert f"--resume {path} to" in str(refusal.value)
     changed = Path("changed.csv")
     changed.write_bytes(Path(words).read_bytes())
     with pytest.raises(UserError, match="its dataset differs"):
@@ -310,7 +313,9 @@ def test_a_full_disk_ends_the_run_in_a_sentence(words: str) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "could not be written to outputs/checkpoints" in str(refusal.value)
-    assert f"the last good one is {kept}; free some space" in str(refusal.value)
+    assert f"the last good one is {kept}; free some space and start the command again with --resume auto" in str(
+        refusal.value
+    )
     assert "\n" not in str(refusal.value)
     assert checkpoint_files.newest(Path("outputs/checkpoints")) == kept
     assert not list(Path("outputs/checkpoints").glob(".*.ckpt"))
