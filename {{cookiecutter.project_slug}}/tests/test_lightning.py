@@ -19,7 +19,7 @@ from pytorch_lightning import callbacks
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import train
-from runtime import checkpoint_files, checkpoints, divided, progress, report, signals
+from runtime import checkpoint_files, checkpoints, divided, loop_state, progress, report, signals
 from runtime.report import UserError
 
 STEPS = 8  # of an epoch, of 6 rows each
@@ -304,6 +304,37 @@ class Manual(Line):
         return [torch.optim.Adam(layer.parameters(), 0.05) for layer in (self.net[0], self.net[2])]
 
 
+def test_validation_within_epochs_chooses_the_best_weights_and_is_in_the_curves(fit: Callable) -> None:
+    class Scripted(Line):
+        def on_validation_epoch_end(self) -> None:
+            self.log("val/score", float(self.global_step == STEPS + 3))
+            super().on_validation_epoch_end()
+
+    for data, options, steps in (
+        (InOrder, {}, [3, 6, 8, 11, 14, 16]),
+        (InOrder, {"accumulate_grad_batches": 2, "val_check_steps": 3}, [3, 4, 7, 8]),
+        (InOrder, {"val_check_steps": 50}, [8, 16]),
+        (Stream, {"max_steps": 14, "epochs": 9}, [3, 6, 8, 11, 14]),
+    ):
+        model = fit(Scripted, data, ("max", "val/score"), **{"val_check_steps": 3, "resume": "never", **options})
+        assert [int(row["step"]) for row in curves() if "val/score" in row] == steps
+        fitted = [weight for fn, weight in model.lightning_module.evaluated if fn == "fit"][1:]
+        if STEPS + 3 in steps:
+            assert model.lightning_module.evaluated[-1] == ("test", fitted[steps.index(STEPS + 3)])
+
+
+def test_what_has_no_public_name_is_used_in_one_file() -> None:
+    """And it is there: if this fails, Lightning changed, or code went elsewhere than to loop_state.py."""
+    private = re.compile(r"(?:trainer|loop|fetcher|connector)\._(?!_)\w+")
+    used = {path.name: private.findall(path.read_text()) for path in Path(loop_state.__file__).parent.glob("*.py")}
+    assert {name for name, found in used.items() if found} == {"loop_state.py", "signals.py"}
+    trainer = pl.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
+    assert loop_state.steps(trainer) == 0
+    loop = trainer.fit_loop
+    assert loop._restarting is False and loop._data_fetcher is None and callable(loop.epoch_loop._should_check_val_fx)
+    assert trainer.val_check_batch is None or trainer.val_check_batch
+
+
 def test_several_optimizers_count_as_one_step(fit: Callable, capsys: pytest.CaptureFixture[str]) -> None:
     fit(Manual, gradient_clip_val=0.0)
     said = capsys.readouterr().out
@@ -361,6 +392,9 @@ class InOrder(Numbers):
         (Plateau, {}, {"epochs": 3}, [("on_train_batch_end", 11), ("on_train_batch_end", 16)]),
         (Plateau, {}, {"epochs": 3, "checkpoint_steps": 0}, [("on_train_epoch_start", 2), ("on_train_epoch_start", 3)]),
         (Line, {"val_check_interval": 3}, {}, [("on_train_batch_end", 3), ("on_validation_batch_end", 5)]),
+        (Line, {}, {"val_check_steps": 3}, [("on_train_batch_end", at) for at in (3, 4, 8)]),
+        (Line, {}, {"val_check_steps": 3}, [("on_validation_batch_end", at) for at in (2, 3, 6, 7)]),
+        (Plateau, {}, {"val_check_steps": 3, "accumulate_grad_batches": 2}, [("on_train_batch_end", 10)]),
         (Line, {"check_val_every_n_epoch": 2}, {"log_every": 3}, [("on_train_batch_end", 8)]),
         (Line, {}, {"accumulate_grad_batches": 3}, [("on_train_batch_end", 11), ("on_train_batch_end", 8)]),
         (Line, {}, {"max_steps": 11, "log_every": 3}, [("on_train_batch_end", 11)]),

@@ -1,10 +1,35 @@
-"""What has no public name in Lightning's training loop (2.6.6): where it is, and how a resumed run is put there."""
+"""Lightning's training loop (2.6.6): where it is, when it validates, and how a resumed run is put in its middle.
+
+What has no public name there is used in this file alone.
+"""
 
 from typing import Any
 
 import pytorch_lightning as pl
 
 from runtime.report import UserError
+
+
+class ValidationSteps(pl.Callback):
+    """Validates after every so many optimizer steps of an epoch, and at its end; with 0 at its end alone.
+
+    ``Trainer(val_check_interval)`` leaves an epoch's end out where the interval does not divide it.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._set(trainer)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._set(trainer)
+
+    def _set(self, trainer: pl.Trainer) -> None:
+        """Have Lightning validate at each epoch's batches that ``val_check_batch`` divides: also at the last one."""
+        if self.steps:
+            done = trainer.fit_loop.epoch_loop.batch_idx + 1
+            trainer.val_check_batch = done if trainer.is_last_batch else self.steps * trainer.accumulate_grad_batches
 
 
 def steps(trainer: pl.Trainer) -> int:
