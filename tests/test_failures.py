@@ -167,6 +167,60 @@ def test_ranks_may_evaluate_different_numbers_of_batches(project: Project, tmp_p
         assert status == 0, said
 
 
+RECEIVED = """
+import signal
+from pathlib import Path
+from runtime import checkpoint_files, ranks
+
+checkpoint_files.BLOCK = 1000
+HOW = {how!r}
+folder = Path(os.environ["SM_OUTPUT_DIR"])
+received = folder / ".received-000001-step000007-0123456789abcdef.ckpt"
+io = checkpoint_files.AsyncCheckpointIO(folder)
+state = {{"weights": torch.arange(5000.0), "optimizer_states": []}}
+path = folder / received.name.removeprefix(".received-")
+if RANK == 0:
+    io.digest = checkpoint_files.write(folder, 7, state).stem[-16:]
+    next(folder.glob("*.ckpt")).rename(path)
+    if HOW == "cut off":
+        broadcast, blocks = torch.distributed.broadcast, []
+        def dying(*args):
+            blocks.append(args)
+            if len(blocks) == 5:
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+            broadcast(*args)
+        torch.distributed.broadcast = dying
+elif HOW == "damaged":
+    path.write_bytes(b"cut off")
+elif HOW == "full":
+    received.symlink_to("/dev/full")
+with dist.session():
+    torch.distributed.init_process_group("gloo", rank=RANK, world_size=2)
+    io.digest = ranks.from_rank_0("digest", lambda: io.digest)
+    loaded = io.load_checkpoint(path)
+    assert torch.equal(loaded["weights"], state["weights"])
+"""
+
+
+@pytest.mark.parametrize("how", ["lacking", "damaged", "cut off", "full"])
+def test_a_host_without_the_checkpoint_gets_that_of_rank_0(how: str, project: Project, tmp_path: Path) -> None:
+    ranks = start(project, tmp_path, RECEIVED.format(how=how))
+    statuses, said = zip(*[rank.wait(60) for rank in ranks], strict=True)
+    full = "rank 1 on host algo-2 failed: OSError: [Errno 28] No space left on device"
+    sentences = {
+        "cut off": [None, "rank 1 on host algo-2 had to end: rank 0 on host algo-1 exited without an error message"],
+        "full": [f"rank 0 on host algo-1 had to end: {full}", f"{full}; free some space and start the command again"],
+    }
+    expected = {"cut off": (-9, 1), "full": (1, 1)}.get(how, (0, 0))
+    assert statuses == expected, said
+    for text, sentence in zip(said, sentences.get(how, [None, None]), strict=True):
+        assert sentence is None or sentence in text.strip().splitlines()[-1], text
+    left = [path.name for path in (tmp_path / "output1").iterdir() if path.name != "failure"]
+    kept = ["000001-step000007-0123456789abcdef.ckpt"] if how == "damaged" else []
+    assert left == kept, "what was received is gone"
+
+
 COMPRESSED = """
 dist.POWERSGD_START = 5
 sent = []
