@@ -335,6 +335,27 @@ def test_what_has_no_public_name_is_used_in_one_file() -> None:
     assert trainer.val_check_batch is None or trainer.val_check_batch
 
 
+def test_deterministic_and_tf32_reach_torch(fit: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "as it was")  # Lightning sets it
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    seen: list[tuple[bool, str, bool]] = []
+
+    class Asking(Line):
+        def on_train_start(self) -> None:
+            flags = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+            seen.append((torch.are_deterministic_algorithms_enabled(), *flags))
+
+    try:
+        for number, options in enumerate(({"deterministic": True, "precision": "tf32"}, {"precision": "32-true"})):
+            trainer = fit(Asking, max_steps=1, output_dir=f"outputs{number}", **options)
+            assert trainer.precision == "32-true"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+    assert seen == [(True, "high", True), (False, "highest", False)]
+
+
 def test_several_optimizers_count_as_one_step(fit: Callable, capsys: pytest.CaptureFixture[str]) -> None:
     fit(Manual, gradient_clip_val=0.0)
     said = capsys.readouterr().out
