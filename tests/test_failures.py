@@ -42,16 +42,16 @@ class Model(pl.LightningModule):
 def before_step(model, i):
     pass
 
-def fit(hang_seconds=30.0, **options):
+def fit(hang_seconds=30.0, more=(), **options):
     report.quiet()
     strategy, devices, num_nodes = dist.get_initialization_info(**options)
     trainer = pl.Trainer(accelerator="cpu", strategy=strategy, devices=devices, num_nodes=num_nodes, max_epochs=1,
-                         callbacks=[HangWatchdog(hang_seconds), StepSeed(0)], logger=False,
-                         enable_checkpointing=False, enable_progress_bar=False,
+                         callbacks=[HangWatchdog(hang_seconds), StepSeed(0), *more], logger=False,
+                         enable_checkpointing=bool(more), enable_progress_bar=False,
                          enable_model_summary=False, num_sanity_val_steps=0)
     model = Model()
     trainer.fit(model)
-    return model
+    return model, trainer
 """
 
 
@@ -132,6 +132,95 @@ def test_compiling_is_no_hang(compile: bool, project: Project, tmp_path: Path) -
     assert compile or any("rank 1 on host algo-2 stopped taking part" in text for text in said), said
 
 
+UNEVEN = """
+from pathlib import Path
+from runtime import ranks
+from runtime.checkpoints import Checkpoints
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from torch.ones(2 + 30 * RANK, 64)
+
+def evaluate(model, batch, i):
+    model.seen = i + 1
+
+def log(model):
+    seen = ranks.all_sum(torch.tensor(float(model.seen))).item()
+    model.log("val/loss", seen), model.log("test/loss", seen)
+
+Model.validation_step = Model.test_step = evaluate
+Model.on_validation_epoch_end = Model.on_test_epoch_end = log
+Model.val_dataloader = Model.test_dataloader = lambda model: torch.utils.data.DataLoader(Stream())
+with dist.session():
+    kept = Checkpoints(Path(os.environ["SM_OUTPUT_DIR"]), {}, monitor="val/loss")
+    kept.resume("never")
+    model, trainer = fit(more=[kept])
+    trainer.test(model, verbose=False)
+    assert trainer.callback_metrics["test/loss"] == 2 + 32, trainer.callback_metrics
+"""
+
+
+def test_ranks_may_evaluate_different_numbers_of_batches(project: Project, tmp_path: Path) -> None:
+    """They agree on nothing in between: one that has come to the end already would answer with another sum."""
+    for rank in start(project, tmp_path, UNEVEN):
+        status, said = rank.wait(60)
+        assert status == 0, said
+
+
+RECEIVED = """
+import signal
+from pathlib import Path
+from runtime import checkpoint_files, ranks
+
+checkpoint_files.BLOCK = 1000
+HOW = {how!r}
+folder = Path(os.environ["SM_OUTPUT_DIR"])
+received = folder / ".received-000001-step000007-0123456789abcdef.ckpt"
+io = checkpoint_files.AsyncCheckpointIO(folder)
+state = {{"weights": torch.arange(5000.0), "optimizer_states": []}}
+path = folder / received.name.removeprefix(".received-")
+if RANK == 0:
+    io.digest = checkpoint_files.write(folder, 7, state).stem[-16:]
+    next(folder.glob("*.ckpt")).rename(path)
+    if HOW == "cut off":
+        broadcast, blocks = torch.distributed.broadcast, []
+        def dying(*args):
+            blocks.append(args)
+            if len(blocks) == 5:
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+            broadcast(*args)
+        torch.distributed.broadcast = dying
+elif HOW == "damaged":
+    path.write_bytes(b"cut off")
+elif HOW == "full":
+    received.symlink_to("/dev/full")
+with dist.session():
+    torch.distributed.init_process_group("gloo", rank=RANK, world_size=2)
+    io.digest = ranks.from_rank_0("digest", lambda: io.digest)
+    loaded = io.load_checkpoint(path)
+    assert torch.equal(loaded["weights"], state["weights"])
+"""
+
+
+@pytest.mark.parametrize("how", ["lacking", "damaged", "cut off", "full"])
+def test_a_host_without_the_checkpoint_gets_that_of_rank_0(how: str, project: Project, tmp_path: Path) -> None:
+    ranks = start(project, tmp_path, RECEIVED.format(how=how))
+    statuses, said = zip(*[rank.wait(60) for rank in ranks], strict=True)
+    full = "rank 1 on host algo-2 failed: OSError: [Errno 28] No space left on device"
+    sentences = {
+        "cut off": [None, "rank 1 on host algo-2 had to end: rank 0 on host algo-1 exited without an error message"],
+        "full": [f"rank 0 on host algo-1 had to end: {full}", f"{full}; free some space and start the command again"],
+    }
+    expected = {"cut off": (-9, 1), "full": (1, 1)}.get(how, (0, 0))
+    assert statuses == expected, said
+    for text, sentence in zip(said, sentences.get(how, [None, None]), strict=True):
+        assert sentence is None or sentence in text.strip().splitlines()[-1], text
+    left = [path.name for path in (tmp_path / "output1").iterdir() if path.name != "failure"]
+    kept = ["000001-step000007-0123456789abcdef.ckpt"] if how == "damaged" else []
+    assert left == kept, "what was received is gone"
+
+
 COMPRESSED = """
 dist.POWERSGD_START = 5
 sent = []
@@ -146,7 +235,7 @@ weights, numbers = {}, {}
 with dist.session():
     for compression in ("none", "fp16", "powersgd"):
         del sent[:]
-        model = fit(compression=compression, bucket_cap_mb=1)
+        model, _ = fit(compression=compression, bucket_cap_mb=1)
         weights[compression] = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
         numbers[compression] = [n for dtype, n in sent if dtype == torch.float16 or compression == "powersgd"]
         both = [torch.empty_like(weights[compression]) for _ in range(2)]

@@ -88,6 +88,9 @@ class TrainingOptions:
     hang_seconds: PositiveFloat = option(
         60.0, "hang timeout; after 60 % of it the stalled rank is reported and the job is aborted", resume="free"
     )
+    val_check_steps: NonNegativeInt = option(
+        0, "steps between two validations within an epoch, besides that at its end; 0: none", resume="optimizer"
+    )
     log_every: PositiveInt = option(50, "optimizer steps between two lines of the log", resume="free")
 
 

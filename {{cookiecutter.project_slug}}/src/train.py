@@ -33,6 +33,7 @@ def train(**options: Any) -> None:
         from model import Model
         from runtime.checkpoints import Checkpoints
         from runtime.divided import DataDividedCheck
+        from runtime.loop_state import ValidationSteps
         from runtime.progress import Reporter
         from runtime.seeds import StepSeed
         from runtime.tracking import mlflow_loggers
@@ -67,6 +68,7 @@ def train(**options: Any) -> None:
                 HangWatchdog(training.hang_seconds),
                 DataDividedCheck(),
                 StepSeed(training.seed),
+                ValidationSteps(training.val_check_steps),
                 Reporter(training.log_every, outputs),  # a logger too: runtime/progress.py
                 checkpoints,
             ],

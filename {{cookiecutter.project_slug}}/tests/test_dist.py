@@ -259,7 +259,7 @@ def train_two_steps(buffer: torch.nn.Module, callback: seeds.StepSeed) -> Any:
     net: Any = Unordered(buffer)
     ddp = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1)
     strategy = SimpleNamespace(model=ddp, root_device=torch.device("cpu"))
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=0))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=0, batch_idx=-1))
     trainer: Any = SimpleNamespace(strategy=strategy, global_rank=0, fit_loop=loop)
     buckets: list[list[list[int]]] = []
     numbers = {parameter: i for i, parameter in enumerate(net.parameters())}

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import random
 import re
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -17,7 +19,7 @@ from pytorch_lightning import callbacks
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import train
-from runtime import checkpoint_files, checkpoints, divided, progress, report, signals, tracking
+from runtime import checkpoint_files, checkpoints, divided, loop_state, progress, report, signals, tracking
 from runtime.report import UserError
 
 STEPS = 8  # of an epoch, of 6 rows each
@@ -302,6 +304,67 @@ class Manual(Line):
         return [torch.optim.Adam(layer.parameters(), 0.05) for layer in (self.net[0], self.net[2])]
 
 
+def test_validation_within_epochs_chooses_the_best_weights_and_is_in_the_curves(fit: Callable) -> None:
+    class Scripted(Line):
+        def on_validation_epoch_end(self) -> None:
+            self.log("val/score", float(self.global_step == STEPS + 3))
+            super().on_validation_epoch_end()
+
+    for data, options, steps in (
+        (InOrder, {}, [3, 6, 8, 11, 14, 16]),
+        (InOrder, {"accumulate_grad_batches": 2, "val_check_steps": 3}, [3, 4, 7, 8]),
+        (InOrder, {"val_check_steps": 50}, [8, 16]),
+        (Stream, {"max_steps": 14, "epochs": 9}, [3, 6, 8, 11, 14]),
+    ):
+        model = fit(Scripted, data, ("max", "val/score"), **{"val_check_steps": 3, "resume": "never", **options})
+        assert [int(row["step"]) for row in curves() if "val/score" in row] == steps
+        fitted = [weight for fn, weight in model.lightning_module.evaluated if fn == "fit"][1:]
+        if STEPS + 3 in steps:
+            assert model.lightning_module.evaluated[-1] == ("test", fitted[steps.index(STEPS + 3)])
+
+
+def test_what_has_no_public_name_is_used_in_one_file() -> None:
+    """And it is there: if this fails, Lightning changed, or code went elsewhere than to loop_state.py."""
+    private = re.compile(r"(?:trainer|loop|fetcher|connector)\._(?!_)\w+")
+    used = {path.name: private.findall(path.read_text()) for path in Path(loop_state.__file__).parent.glob("*.py")}
+    assert {name for name, found in used.items() if found} == {"loop_state.py", "signals.py"}
+    trainer = pl.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
+    assert loop_state.steps(trainer) == 0
+    loop = trainer.fit_loop
+    assert loop._restarting is False and loop._data_fetcher is None and callable(loop.epoch_loop._should_check_val_fx)
+    assert trainer.val_check_batch is None or trainer.val_check_batch
+
+
+def test_deterministic_and_tf32_reach_torch(fit: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "as it was")  # Lightning sets it
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    seen: list[tuple[bool, str, bool]] = []
+
+    class Asking(Line):
+        def on_train_start(self) -> None:
+            flags = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+            seen.append((torch.are_deterministic_algorithms_enabled(), *flags))
+
+    try:
+        for number, options in enumerate(({"deterministic": True, "precision": "tf32"}, {"precision": "32-true"})):
+            trainer = fit(Asking, max_steps=1, output_dir=f"outputs{number}", **options)
+            assert trainer.precision == "32-true"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+    assert seen == [(True, "high", True), (False, "highest", False)]
+
+
+def test_several_optimizers_count_as_one_step(fit: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(Manual, gradient_clip_val=0.0)
+    said = capsys.readouterr().out
+    assert re.findall(r"^step=(\d+) .*train/loss|^step=(\d+) .*test/loss", said, re.M)[-1] == ("", "16")
+    assert f"-step{2 * STEPS:06d}-" in str(checkpoint_files.newest(Path("outputs/checkpoints")))
+    with pytest.raises(UserError, match=r"max_steps=9 would .* each optimizer's steps, 2 after 1 global batches"):
+        fit(Manual, gradient_clip_val=0.0, max_steps=9, resume="never")
+
+
 class Plateau(Line):
     """A schedule that is updated after the epoch's last hook."""
 
@@ -311,14 +374,22 @@ class Plateau(Line):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
 
 
+class Jittered(TensorDataset):
+    """Moves a row's point a little whenever it is fetched, by each of the generators that people draw from."""
+
+    def __getitem__(self, index: Any) -> Any:
+        number, x, y = super().__getitem__(index)
+        return number, x + 0.1 * (torch.rand(1) + np.random.rand() + random.random()).float(), y
+
+
 class InOrder(Numbers):
     """Can start within an epoch."""
 
     start = (0, 0)
 
     class Batches(torch.utils.data.Sampler):
-        def __init__(self, start: tuple[int, int]) -> None:
-            self.start = start
+        def __init__(self, epoch: int, done: int) -> None:
+            self.start = epoch, done
 
         def set_epoch(self, epoch: int) -> None:
             self.first = self.start[1] if epoch == self.start[0] else 0
@@ -330,7 +401,9 @@ class InOrder(Numbers):
             yield from ([*range(6 * batch, 6 * batch + 6)] for batch in range(self.first, STEPS))
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(rows(6 * STEPS), sampler=self.Batches(self.start), batch_size=None)
+        epoch, done = self.start
+        sampler = self.Batches(epoch, done * self.trainer.accumulate_grad_batches)  # type: ignore[union-attr]
+        return DataLoader(Jittered(*rows(6 * STEPS).tensors), sampler=sampler, batch_size=None)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +413,12 @@ class InOrder(Numbers):
         (Plateau, {}, {"epochs": 3}, [("on_train_batch_end", 11), ("on_train_batch_end", 16)]),
         (Plateau, {}, {"epochs": 3, "checkpoint_steps": 0}, [("on_train_epoch_start", 2), ("on_train_epoch_start", 3)]),
         (Line, {"val_check_interval": 3}, {}, [("on_train_batch_end", 3), ("on_validation_batch_end", 5)]),
-        (Line, {"check_val_every_n_epoch": 2}, {}, [("on_train_batch_end", 8)]),
+        (Line, {}, {"val_check_steps": 3}, [("on_train_batch_end", at) for at in (3, 4, 8)]),
+        (Line, {}, {"val_check_steps": 3}, [("on_validation_batch_end", at) for at in (2, 3, 6, 7)]),
+        (Plateau, {}, {"val_check_steps": 3, "accumulate_grad_batches": 2}, [("on_train_batch_end", 10)]),
+        (Line, {"check_val_every_n_epoch": 2}, {"log_every": 3}, [("on_train_batch_end", 8)]),
+        (Line, {}, {"accumulate_grad_batches": 3}, [("on_train_batch_end", 11), ("on_train_batch_end", 8)]),
+        (Line, {}, {"max_steps": 11, "log_every": 3}, [("on_train_batch_end", 11)]),
         (Line, {}, {"epochs": 9}, [("on_test_batch_end", 1)]),
     ],
 )
@@ -454,7 +532,7 @@ def test_standard_output_that_nobody_reads_ends_in_a_sentence(
         patch.setattr(sys, "stdout", pipe)
         assert train.main() == 1
     assert capsys.readouterr().err == (
-        "error: Nothing reads standard output any more; start the same command again to resume.\n"
+        "error: Nothing reads standard output any more; start the command again with --resume auto.\n"
     )
 
 

@@ -98,10 +98,13 @@ class AsyncCheckpointIO(CheckpointIO):
         if this.local_rank == 0 and this.rank != 0 and not (path.is_file() and digest(path).startswith(self.digest)):
             lacking[this.node_rank] = 1
         lacking = ranks.all_sum(lacking)
-        received = self._receive(path, bool(lacking[this.node_rank])) if lacking.any() else None
-        state = _load(received or path)
-        ranks.any_rank(False)  # all ranks of a host have mapped the file
-        if received:
+        received = ensure_dir(self.directory) / f".received-{path.name}"
+        try:
+            if lacking.any():
+                _send(path, received, bool(lacking[this.node_rank]))
+            state = _load(received if lacking[this.node_rank] else path)
+            ranks.any_rank(False)  # all ranks of a host have mapped the file
+        finally:
             received.unlink(missing_ok=True)
         if this.device == "cpu":  # else the optimizer would keep the mapped file
             state["optimizer_states"] = snapshot(state.get("optimizer_states", []))
@@ -110,25 +113,23 @@ class AsyncCheckpointIO(CheckpointIO):
             self._best_file = best if best.parent == self.directory else None  # else it is written anew
         return state
 
-    def _receive(self, path: Path, lacking: bool) -> Path | None:
-        """Send rank 0's file to the hosts that lack it, once to each; where it is then, or None on the other hosts."""
-        this = ranks.cluster()
-        size = int(ranks.all_sum(torch.tensor(path.stat().st_size if this.rank == 0 else 0)))
-        place = ensure_dir(self.directory) / f".received-{path.name}"
-        nothing = Path(os.devnull)
-        target = place if lacking and this.local_rank == 0 else nothing
-        with (path if this.rank == 0 else nothing).open("rb") as source, target.open("wb") as file:
-            for start in range(0, size, BLOCK):
-                block: Any = torch.empty(min(BLOCK, size - start), dtype=torch.uint8)
-                source.readinto(block.numpy())  # only rank 0's holds anything
-                block = block.to(this.device)
-                torch.distributed.broadcast(block, 0)
-                file.write(block.cpu().numpy())
-        ranks.any_rank(False)  # it is complete for every rank of its host
-        return place if lacking else None
-
     def remove_checkpoint(self, path: Any) -> None:
         Path(path).unlink(missing_ok=True)
+
+
+def _send(path: Path, received: Path, lacking: bool) -> None:
+    """Send rank 0's file to the hosts that lack it, once to each."""
+    this, nothing = ranks.cluster(), Path(os.devnull)
+    size = int(ranks.all_sum(torch.tensor(path.stat().st_size if this.rank == 0 else 0)))
+    target = received if lacking and this.local_rank == 0 else nothing
+    with (path if this.rank == 0 else nothing).open("rb") as source, target.open("wb") as file:
+        for start in range(0, size, BLOCK):
+            block: Any = torch.empty(min(BLOCK, size - start), dtype=torch.uint8)
+            source.readinto(block.numpy())  # only rank 0's holds anything
+            block = block.to(this.device)
+            torch.distributed.broadcast(block, 0)
+            file.write(block.cpu().numpy())
+    ranks.any_rank(False)  # it is complete for every rank of its host
 
 
 def write(directory: Path, step: int, state: dict[str, Any], best: dict[str, Any] | Path | None = None) -> Path:
@@ -156,7 +157,7 @@ def write(directory: Path, step: int, state: dict[str, Any], best: dict[str, Any
         reason = "the disk is full" if free < 1 else str(error).splitlines()[0][:120]
         raise UserError(
             f"A checkpoint could not be written to {directory}, where {free:.1f} MiB are free ({reason}); {last}; "
-            "free some space and start the same command again."
+            "free some space and start the command again with --resume auto."
         ) from error
     try:
         _load(path)

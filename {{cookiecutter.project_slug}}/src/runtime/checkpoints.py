@@ -8,7 +8,6 @@ import json
 import math
 import sys
 import time
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,10 +17,10 @@ import torch
 from pytorch_lightning.callbacks import BatchSizeFinder, Checkpoint, LearningRateFinder
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
-from runtime import ranks, resume, signals, watchdog
+from runtime import loop_state, ranks, resume, signals, watchdog
 from runtime.checkpoint_files import AsyncCheckpointIO, newest
 from runtime.command_line import Option
-from runtime.loop_state import set_progress
+from runtime.divided import equally_many
 from runtime.report import UserError, atomic_write
 
 ASK_SECONDS = 0.3  # about how often the ranks agree whether to stop or to save
@@ -69,9 +68,11 @@ class Checkpoints(Checkpoint):
         self.rerun = RERUN + (" with --resume auto" * (options.get("resume") != "auto"))
         self.best_score = -self.sign * math.inf
         self.data = ""
-        # In global batches; whether `batch` was the epoch's last, validation comes next, training is complete.
-        self.position = {"step": 0, "epoch": 0, "batch": 0, "batches": 0, "total": 0}
-        self.position |= {"last": False, "validate": False, "done": False}
+        # In global batches; in a rank's, `accumulate` of which make a global one, an epoch's last perhaps of fewer;
+        # whether `batch` was the epoch's last, validation comes next, training is complete.
+        self.position = dict.fromkeys(("step", "epoch", "batch", "batches", "total"), 0)
+        self.position |= dict.fromkeys(("accumulate", "rank_batches", "all_rank_batches"), 0)
+        self.position |= dict.fromkeys(("last", "validate", "done"), False)
         self.saved_at = time.monotonic()
         self.asks: dict[str, dict[str, float]] = {}
         self.stopping = self.due = False
@@ -134,13 +135,12 @@ class Checkpoints(Checkpoint):
         self.disk.written = at = state["position"]
         self.position = dict(at)
         trainer.should_stop = bool(self.resumed["done"])  # by EarlyStopping, say
-        if tuple(state["monitor"]) == (self.monitor, self.mode):
+        if (was := tuple(state["monitor"])) == (self.mode, self.monitor):
             self.best_score = state["best_score"]
         elif trainer.is_global_zero:
             self.disk.best = None
-            was = "{1} {0}".format(*state["monitor"])
-            now = f"{self.mode} {self.monitor}"
-            print(f"resume: best was {was} and is now {now}; the best weights are chosen from here on", flush=True)
+            now = f"{self.mode} {self.monitor}; the best weights are chosen from here on"
+            print(f"resume: best was {' '.join(was)} and is now {now}", flush=True)
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         if state["data"] != getattr(datamodule, "fingerprint", ""):
             raise UserError(
@@ -152,15 +152,17 @@ class Checkpoints(Checkpoint):
             datamodule.start = (epoch, batch)
         elif trainer.is_global_zero:
             print(f"resume: {resume.inexact(epoch, batch, at['batches'])}", flush=True)
-        warnings.filterwarnings("ignore", ".*your dataloader is not resumable.*")  # the line above says it
-        set_progress(
-            checkpoint["loops"]["fit_loop"], step=at["step"], epoch=epoch, batch=batch, last=bool(batch and at["last"]),
-            validate=bool(at["validate"]), accumulate=trainer.accumulate_grad_batches, max_steps=trainer.max_steps,
+        mine, all_mine = at["rank_batches"] if batch else 0, at["all_rank_batches"]
+        if (accumulate := trainer.accumulate_grad_batches) != at["accumulate"]:
+            mine, all_mine = batch * accumulate, at["step"] * accumulate
+        loop_state.set_progress(
+            checkpoint["loops"]["fit_loop"], step=at["step"], epoch=epoch, batches=mine, all_batches=all_mine,
+            last=bool(batch and at["last"]), validate=bool(at["validate"]), max_steps=trainer.max_steps,
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         run = {"options": self.options, "global_batch": self.global_batch, "data": self.data}
-        best = {"monitor": (self.monitor, self.mode), "best_score": self.best_score}
+        best = {"monitor": (self.mode, self.monitor), "best_score": self.best_score}
         return {**run, "position": dict(self.position), **best}
 
     # Saving and stopping
@@ -176,9 +178,9 @@ class Checkpoints(Checkpoint):
         if self.position["batches"] not in (0, batches):
             raise UserError(
                 f"The checkpoint was made with {self.position['batches']} global batches per epoch, now there are "
-                f"{batches}: the data changed; train from the start with --resume never."
+                f"{batches}; bring back the data and the loader of then, or train from the start with --resume never."
             )
-        self.position |= {"batches": batches, "total": int(total)}
+        self.position |= {"batches": batches, "total": int(total), "accumulate": trainer.accumulate_grad_batches}
         self.saved_at = time.monotonic()
         self.data = getattr(trainer.datamodule, "fingerprint", "")  # type: ignore[attr-defined]
         self._ask(trainer, "train")
@@ -188,7 +190,9 @@ class Checkpoints(Checkpoint):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save the end of the epoch before: only now are its metrics logged and its schedulers updated."""
         if self.due:
-            self._save(trainer)
+            self._save(trainer, wait=self.stopping)
+        if self.stopping:
+            self._stop(trainer)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -197,10 +201,14 @@ class Checkpoints(Checkpoint):
         last, accumulate = trainer.is_last_batch, trainer.accumulate_grad_batches
         if (batch_idx + 1) % accumulate and not last:  # gradients are being accumulated: no checkpoint holds those
             return
-        loop = trainer.fit_loop
-        validate = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
         self.position |= {"step": self.position["step"] + 1, "epoch": trainer.current_epoch, "last": last}
-        self.position |= {"batch": math.ceil((batch_idx + 1) / accumulate), "validate": validate}
+        self.position |= {"batch": math.ceil((batch_idx + 1) / accumulate), "rank_batches": batch_idx + 1}
+        self.position |= {"all_rank_batches": trainer.fit_loop.epoch_loop.total_batch_idx + 1}
+        self.position |= {"validate": loop_state.validates_next(trainer)}
+        loop_state.check_count(trainer, self.position["step"])
+        ends = last or self.position["step"] == self.position["total"]
+        if ends and not self.position["validate"]:  # the epoch's end follows at once, and is saved after its hooks
+            return
         if self.stopping:
             self._save(trainer, wait=True)
             self._stop(trainer)
@@ -208,6 +216,7 @@ class Checkpoints(Checkpoint):
             self._save(trainer, omit=True)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.even = equally_many(trainer.val_dataloaders)
         if trainer.state.fn == "validate":
             self._load_best(trainer, pl_module)
 
@@ -242,15 +251,16 @@ class Checkpoints(Checkpoint):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.position["last"]:  # not where max_steps ended it
-            self.position |= {"epoch": self.position["epoch"] + 1, "batch": 0, "last": False}
+            self.position |= {"epoch": self.position["epoch"] + 1, "batch": 0, "rank_batches": 0, "last": False}
         self.due = True
-        trainer.fit_loop._restarting = False  # or ReduceLROnPlateau leaves out the epoch that was resumed
+        loop_state.end_restart(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.position["done"] = True
         self._save(trainer, wait=True)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.even = equally_many(trainer.test_dataloaders)
         self._load_best(trainer, pl_module)
 
     def _load_best(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -285,7 +295,7 @@ class Checkpoints(Checkpoint):
             except OSError as error:
                 raise UserError(
                     f"The model is saved, but not that the run is finished, in {self.directory} ({error.strerror}); "
-                    "free some space, or the same command resumes this run."
+                    "free some space, and start the command again with --resume auto: it trains nothing anew."
                 ) from None
             self.lock.release()
 
@@ -296,7 +306,7 @@ class Checkpoints(Checkpoint):
         """
         ask = self.asks.setdefault(phase, {"left": 1, "every": 1, "since": time.monotonic()})
         ask["left"] -= 1
-        if ask["left"] > 0:
+        if ask["left"] > 0 or (phase != "train" and not self.even):
             return
         now = time.monotonic()
         due = trainer.is_global_zero and now - self.saved_at > 60 * self.minutes

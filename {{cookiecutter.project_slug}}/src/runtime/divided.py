@@ -1,12 +1,16 @@
 """Whether the ranks train on different data: a loader that hands two ranks the same batches is refused by name."""
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities.data import sized_len
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
+from torch.utils.data import IterableDataset
 
 from runtime import ranks
 from runtime.report import UserError
@@ -45,6 +49,17 @@ def repeating(first: list[int], second: list[int]) -> list[int]:
     pairs = list(zip(first, second, strict=True))
     ((most, times),) = Counter(pair for pair in pairs if pair[0] != pair[1]).most_common(1) or [((0, 0), 0)]
     return [rank for rank, pair in enumerate(pairs) if pair == most and times > 1]
+
+
+def equally_many(loaders: Any) -> bool:
+    """Whether every rank gets as many batches from its loaders as the others do; no stream promises it. Collective."""
+    this = ranks.cluster()
+    each = CombinedLoader(loaders, "sequential").flattened
+    streams = any(isinstance(getattr(loader, "dataset", None), IterableDataset) for loader in each)
+    slots = torch.zeros(this.world_size)  # a sum is all that SMDDP has
+    slots[this.rank] = math.nan if streams else sum(sized_len(loader) or 0 for loader in each)
+    first, *others = ranks.all_sum(slots).tolist()
+    return all(first == other for other in others)
 
 
 def leaves(item: Any, depth: int = 0) -> Iterator[Any]:

@@ -1,13 +1,68 @@
-"""The state of Lightning's training loop, as a run that is resumed in the middle of an epoch needs it."""
+"""Lightning's training loop (2.6.6): where it is, when it validates, and how a resumed run is put in its middle.
+
+What has no public name there is used in this file alone.
+"""
 
 from typing import Any
 
+import pytorch_lightning as pl
+
+from runtime.report import UserError
+
+
+class ValidationSteps(pl.Callback):
+    """Validates after every so many optimizer steps of an epoch, and at its end; with 0 at its end alone.
+
+    ``Trainer(val_check_interval)`` leaves an epoch's end out where the interval does not divide it.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._set(trainer)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._set(trainer)
+
+    def _set(self, trainer: pl.Trainer) -> None:
+        """Have Lightning validate at each epoch's batches that ``val_check_batch`` divides: also at the last one."""
+        if self.steps:
+            done = trainer.fit_loop.epoch_loop.batch_idx + 1
+            trainer.val_check_batch = done if trainer.is_last_batch else self.steps * trainer.accumulate_grad_batches
+
+
+def steps(trainer: pl.Trainer) -> int:
+    """Global batches so far, as loggers number them; ``global_step`` counts the steps of each of several optimizers."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def validates_next(trainer: pl.Trainer) -> bool:
+    """Whether validation follows the batch that was just trained on."""
+    loop = trainer.fit_loop
+    return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
+
+
+def check_count(trainer: pl.Trainer, step: int) -> None:
+    """Refuse ``max_steps``, which the Trainer compares with ``global_step``, where that is not ``step``."""
+    if trainer.max_steps != -1 and trainer.global_step != step:
+        raise UserError(
+            f"max_steps={trainer.max_steps} would end training too early or too late: in manual optimization Lightning "
+            f"counts each optimizer's steps, {trainer.global_step} after {step} global batches; set epochs, or the "
+            "Trainer's limit_train_batches, instead."
+        )
+
+
+def end_restart(trainer: pl.Trainer) -> None:
+    """From here on a resumed run is like any other, or ReduceLROnPlateau leaves out the epoch that was resumed."""
+    trainer.fit_loop._restarting = False
+
 
 def set_progress(
-    fit_loop: dict[str, Any], *, step: int, epoch: int, batch: int, last: bool, validate: bool, accumulate: int,
+    fit_loop: dict[str, Any], *, step: int, epoch: int, batches: int, all_batches: int, last: bool, validate: bool,
     max_steps: int,
 ) -> None:  # fmt: skip
-    """Write a position into the state of Lightning's fit loop (2.6.6) as if a run had just got there.
+    """Write a position into the state of Lightning's fit loop as if a run had just got there.
 
     What Lightning saves depends on the hook that saves and on accumulation, and after some it repeats or leaves out
     an epoch's end.
@@ -15,10 +70,10 @@ def set_progress(
     Args:
         step: global batches in all.
         epoch: complete epochs.
-        batch: global batches of the next epoch.
-        last: whether that is all of them.
+        batches: of a rank, in the next epoch; each that is accumulated counts.
+        all_batches: of a rank, in all epochs.
+        last: whether the epoch has no more.
         validate: whether validation comes next.
-        accumulate: batches of a rank per global batch.
         max_steps: the Trainer's.
     """
 
@@ -27,13 +82,12 @@ def set_progress(
             counters = fit_loop[name][when]
             counters |= {key: first if key in ("ready", "started") else second for key in counters}
 
-    begun = epoch + (batch > 0)
+    begun = epoch + (batches > 0)
     set_counters("epoch_progress", begun, epoch, begun, epoch)
-    done, all_done = batch * accumulate, step * accumulate
-    set_counters("epoch_loop.batch_progress", done, done, all_done, all_done)
+    set_counters("epoch_loop.batch_progress", batches, batches, all_batches, all_batches)
     fit_loop["epoch_loop.batch_progress"]["is_last_batch"] = last
     set_counters("epoch_loop.val_loop.batch_progress", int(validate), 0, int(validate), 0)
     fit_loop["epoch_loop.val_loop.batch_progress"]["is_last_batch"] = False
     # Lightning counts one more before the next batch: after validation and, with max_steps, at the start of an epoch.
-    counted = validate or (batch == 0 and max_steps != -1)
+    counted = validate or (batches == 0 and max_steps != -1)
     fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = step - counted

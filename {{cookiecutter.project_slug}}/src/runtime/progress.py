@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers.logger import Logger
 
-from runtime import ranks, report
+from runtime import loop_state, ranks, report
 from runtime.divided import leaves
 
 
@@ -59,7 +59,7 @@ class Reporter(pl.Callback, Logger):
 
     def _restart_interval(self) -> None:
         self.loss, self.batches, self.samples = 0.0, 0, 0
-        self.since, self.logged_step = time.perf_counter(), self.trainer.global_step
+        self.since = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -69,7 +69,8 @@ class Reporter(pl.Callback, Logger):
             self.loss = self.loss + loss.detach()
             self.batches += 1
         self.samples += next((len(x) for x in leaves(batch) if isinstance(x, torch.Tensor) and x.ndim), 1)
-        if trainer.global_step // self.every > self.logged_step // self.every:
+        complete = (batch_idx + 1) % self.accumulate == 0 or trainer.is_last_batch
+        if complete and (loop_state.steps(trainer) + 1) % self.every == 0:
             self._close_interval()
 
     def _close_interval(self, steps_ago: int = 0) -> None:
@@ -82,7 +83,7 @@ class Reporter(pl.Callback, Logger):
             "lr": self.trainer.optimizers[0].param_groups[0]["lr"],
             "samples_per_second": self.samples * self.trainer.world_size / seconds,
         }
-        index = self.trainer.fit_loop.epoch_loop._batches_that_stepped - steps_ago  # as Lightning numbers steps, from 0
+        index = loop_state.steps(self.trainer) - steps_ago  # as Lightning numbers steps, from 0
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=index)
         self._restart_interval()
@@ -112,7 +113,7 @@ class Reporter(pl.Callback, Logger):
         if not trainer.is_global_zero or not values:
             return
         fitting = trainer.state.fn == "fit"
-        row = {"step": step + 1 if fitting and step is not None else trainer.global_step}
+        row = {"step": step + 1 if fitting and step is not None else loop_state.steps(trainer)}
         row["epoch"] = trainer.current_epoch + fitting
         if trainer.state.fn != "validate":  # which has nothing to do with the curves of training
             if not self.rows or self.rows[-1]["step"] != row["step"]:
@@ -128,7 +129,7 @@ class Reporter(pl.Callback, Logger):
             every: Any = trainer.callbacks  # type: ignore[attr-defined]
             reasons = filter(None, (getattr(callback, "stopping_reason_message", None) for callback in every))
             reason = next(reasons, "trainer.should_stop was set")
-            print(f"training ended early, at step {trainer.global_step} of {self.total}: {reason}", flush=True)
+            print(f"training ended early, at step {loop_state.steps(trainer)} of {self.total}: {reason}", flush=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Also of a run that was resumed when its training was complete already."""

@@ -86,7 +86,7 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
             raise ClusterError(f"{this.name(this.rank)} had to end: {cause}") from None
         full = re.search("No space left on device|Disk quota exceeded", str(error))
         if full and not isinstance(error, UserError):
-            raise UserError(f"{cause}; free some space and start the same command again.") from None
+            raise UserError(f"{cause}; free some space and start the command again with --resume auto.") from None
         raise
     finally:
         _store = None

@@ -20,7 +20,7 @@ def sentence(error: BaseException) -> str:
     """What to say in place of a stack trace; empty where the error is no mistake of the user's."""
     if isinstance(error, BrokenPipeError):  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
-        return "Nothing reads standard output any more; start the same command again to resume."
+        return "Nothing reads standard output any more; start the command again with --resume auto."
     lightnings = type(error).__name__ == "MisconfigurationException"
     return str(error) if lightnings or isinstance(error, UserError) else ""
 
@@ -163,6 +163,7 @@ def quiet() -> None:
         ".*sync_dist=True.*",  # the model logs what is summed over ranks already
         ".*Checkpoint directory.*exists and is not empty.*",
         ".*number of training batches.*smaller than the logging interval.*",
+        ".*your dataloader is not resumable.*",  # checkpoints.py says it where it is so
     ):
         warnings.filterwarnings("ignore", message)
 

@@ -66,17 +66,18 @@ def decide(
     differing = [*differences(state, run, declared)]
     if wanted == "auto" and finished(path):
         return {"path": "", "message": f"not from {path}, that run is finished; training from the start"}
+    fixed = [name for name in differing if name not in declared or declared[name].resume != "path"]
     if wanted == "auto" and differing:
         raise UserError(
-            f"{directory} holds an unfinished run, {at}, whose {differing[0]} differs; rerun with the original options "
-            "to resume, pass --resume never to discard it, or name another --output_dir to keep it."
+            f"{directory} holds an unfinished run, {at}, whose {(fixed or differing)[0]} differs; rerun with the "
+            f"original options to resume, pass {'' if fixed else f'--resume {path} to resume with the new ones, '}"
+            "--resume never to discard it, or name another --output_dir to keep it."
         )
-    for name in differing:
-        if name not in declared or declared[name].resume != "path":
-            raise UserError(
-                f"--resume {wanted!r}: its {name} differs, and the optimizer's state or the position in the data would "
-                "not be valid; rerun with the original value, or train from the start with --resume never."
-            )
+    if fixed:
+        raise UserError(
+            f"--resume {wanted!r}: its {fixed[0]} differs, and the optimizer's state or the position in the data would "
+            "not be valid; rerun with the original value, or train from the start with --resume never."
+        )
     if path.parent.resolve() != directory.resolve() and (own := newest(directory)) and not finished(own):
         raise UserError(
             f"--resume {wanted!r}: {directory} holds an unfinished run of its own, which this one would replace; "

@@ -3,8 +3,10 @@
 A run that is resumed in the middle of an epoch draws what it would have drawn, and adds in the same order.
 """
 
+import random
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -14,6 +16,10 @@ from runtime import ranks
 
 class StepSeed(pl.Callback):
     """Seeds what is drawn in a step (dropout, say), and keeps DDP's order of adding up for a run that resumes.
+
+    Before each batch is fetched, torch's, numpy's and Python's generators are seeded, for augmentation in this process;
+    before it is trained on, torch's once more. A step is a batch of a rank: each that is accumulated has numbers of its
+    own.
 
     DDP rearranges its buckets once, after the first step, in the order in which that step finished the gradients, so
     that a bucket is sent while the rest is computed. A number's place in a bucket decides in which order a ring of
@@ -40,6 +46,8 @@ class StepSeed(pl.Callback):
         self._seed(trainer, -1 - self.epoch)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.fit_loop.epoch_loop.batch_idx >= 0:  # within an epoch; at its start the loader draws its order next
+            self._seed(trainer, self._next_step(trainer))
         self.batches, self.hooks, self.buffers = 0, [], [buffer.clone() for buffer in pl_module.buffers()]
         if isinstance(trainer.strategy.model, DistributedDataParallel):
             trained = [p for p in pl_module.parameters() if p.requires_grad]
@@ -57,13 +65,25 @@ class StepSeed(pl.Callback):
         self.batches += 1
         if self.batches == 2:
             self._after_first_batch(trainer, pl_module)
-        micro_step = trainer.fit_loop.epoch_loop.total_batch_idx  # counts what accumulation does not step for
-        self._seed(trainer, micro_step)
+        self._seed(trainer, trainer.fit_loop.epoch_loop.total_batch_idx, fetching=False)
 
-    def _seed(self, trainer: pl.Trainer, index: int) -> None:
-        number = ((self.seed * 1_000_003 + index) * 65_537 + trainer.global_rank) % 2**63
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._seed(trainer, self._next_step(trainer))
+
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._seed(trainer, self._next_step(trainer))  # its loaders drew in between
+
+    @staticmethod
+    def _next_step(trainer: pl.Trainer) -> int:
+        return trainer.fit_loop.epoch_loop.total_batch_idx + 1
+
+    def _seed(self, trainer: pl.Trainer, index: int, fetching: bool = True) -> None:
+        number = ((self.seed * 1_000_003 + index) * 65_537 + trainer.global_rank + 32_768 * fetching) % 2**63
         torch.default_generator.manual_seed(number)
-        if trainer.strategy.root_device.type == "cuda":  # torch.manual_seed takes up to 1 ms for kinds not in use
+        if fetching:
+            random.seed(number % 2**32)  # a longer number takes longer
+            np.random.seed(number % 2**32)
+        elif trainer.strategy.root_device.type == "cuda":  # torch.manual_seed takes up to 1 ms for kinds not in use
             torch.cuda.manual_seed(number)
 
     def _after_first_batch(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

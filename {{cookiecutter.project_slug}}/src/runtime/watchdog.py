@@ -20,7 +20,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from runtime import ranks, signals
+from runtime import loop_state, ranks, signals
 from runtime.report import write_failure
 
 VERDICT_FRACTION = 0.6  # of the time allowed passes before a verdict; the rest is for the ranks to read it, and stacks
@@ -82,8 +82,9 @@ class HangWatchdog(pl.Callback):
 
     def setup(self, *_: Any, **__: Any) -> None:
         if self.cluster.world_size > 1 and not self.threads:
-            self.over.clear()
-            self.threads = [threading.Thread(target=part, daemon=True) for part in (self._guard, self._beat)]
+            self.over = threading.Event()  # not the last one's, which its threads may not have seen yet
+            parts = (self._guard, self._beat)
+            self.threads = [threading.Thread(target=part, args=(self.over,), daemon=True) for part in parts]
             for thread in self.threads:
                 thread.start()
 
@@ -96,17 +97,17 @@ class HangWatchdog(pl.Callback):
         self._start()
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._mark(f"step {trainer.global_step}")
+        self._mark(f"step {loop_state.steps(trainer)}")
 
     def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._mark(f"backward of step {trainer.global_step}")
+        self._mark(f"backward of step {loop_state.steps(trainer)}")
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._mark(f"update of step {trainer.global_step}")
+        self._mark(f"update of step {loop_state.steps(trainer)}")
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._warm_up("train", self.marks > 5)
-        self._mark(f"fetching the batch after step {trainer.global_step}")
+        self._mark(f"fetching the batch after step {loop_state.steps(trainer)}")
 
     def on_validation_start(self, *_: Any, over: bool = False) -> None:
         self._warm_up("validation", over)
@@ -150,15 +151,15 @@ class HangWatchdog(pl.Callback):
         self.over.set()
         self.threads.clear()
 
-    def _guard(self) -> None:
+    def _guard(self, over: threading.Event) -> None:
         """What needs no other rank: neither this rank nor the store may be silent for long."""
         me = self.cluster.name(self.cluster.rank)
-        while not self.over.is_set():
+        while not over.is_set():
             # Should native code hold the interpreter's lock, this thread stands too, and C ends the process.
             faulthandler.dump_traceback_later(
                 self.seconds * FIRST if not self.warm else self.seconds, exit=True, file=sys.__stderr__ or 2
             )
-            self.over.wait(self.interval)
+            over.wait(self.interval)
             unheard = time.monotonic() - self.heard
             if self.armed and unheard > self.seconds * VERDICT_FRACTION:
                 self._end(f"{self.cluster.name(0)} has not answered for {unheard:.0f} s; {me} was in {self._where()}")
@@ -166,20 +167,20 @@ class HangWatchdog(pl.Callback):
                 self._end(f"{me} stopped {idle:.0f} s ago in {self.what}, {self._where()}")
         faulthandler.cancel_dump_traceback_later()
 
-    def _beat(self) -> None:
+    def _beat(self, over: threading.Event) -> None:
         store = ranks.another_store()
         keys = [f"beat/{rank}" for rank in range(self.cluster.world_size)]
         judge = self.cluster.rank < 2
         limit = self.seconds * VERDICT_FRACTION + self.cluster.rank * 2 * self.interval
         latest: dict[int, tuple[str, float]] = {}
         beats = pauses = 0
-        while not self.over.is_set():
+        while not over.is_set():
             beats += 1
             mine = {"beat": beats, "marks": self.marks, "idle": self._idle(), "at": f"{self.what}, {self._where()}"}
             try:
                 store.set(keys[self.cluster.rank], json.dumps(mine))
                 if store.check(["cause"]):
-                    self._follow(store)
+                    self._follow(store, over)
                     return
                 if store.check(["hang"]):
                     verdict = store.get("hang").decode()
@@ -202,15 +203,15 @@ class HangWatchdog(pl.Callback):
                 self.heard = time.monotonic()
             except RuntimeError:  # the store is gone, and with it rank 0: the collectives say so as well
                 return
-            self.over.wait(self.interval)
+            over.wait(self.interval)
 
-    def _follow(self, store: Any) -> None:
+    def _follow(self, store: Any, over: threading.Event) -> None:
         """Another rank failed: leave with its cause, unless this one, on gloo, notices by itself."""
         cause, mine = store.get("cause").decode(), f"end/{self.cluster.rank}"
         if store.check([mine]):
             return
         store.set(mine, "")  # it was read, which the other one waits for
-        if not self.over.wait(FOLLOW_SECONDS):
+        if not over.wait(FOLLOW_SECONDS):
             write_failure(cause)
             os.write(2, f"error: {self.cluster.name(self.cluster.rank)} had to end: {cause}\n".encode())
             os._exit(1)

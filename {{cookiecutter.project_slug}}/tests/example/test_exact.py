@@ -7,7 +7,9 @@ import errno
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,8 +218,11 @@ def test_what_is_not_gone_on_with(
     capsys.readouterr()
     run(words, resume=str(path), gradient_clip_val=2.0, output_dir="other", max_steps=6)
     assert f"resume: from {path}, step 3 of 36" in capsys.readouterr().out
-    with pytest.raises(UserError, match="holds an unfinished run, step 3 of 36, whose lr differs"):
-        run(words, lr=1e-3)
+    with pytest.raises(UserError, match=r"run, step 3 of 36, whose lr differs; .* to resume, pass --resume never"):
+        run(words, lr=1e-3, gradient_clip_val=2.0)
+    with pytest.raises(UserError, match=r"whose max_steps differs; .* to resume with the new ones, --resu") as refusal:
+        run(words, max_steps=6)
+    assert f"--resume {path} to" in str(refusal.value)
     changed = Path("changed.csv")
     changed.write_bytes(Path(words).read_bytes())
     with pytest.raises(UserError, match="its dataset differs"):
@@ -309,7 +314,9 @@ def test_a_full_disk_ends_the_run_in_a_sentence(words: str) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "could not be written to outputs/checkpoints" in str(refusal.value)
-    assert f"the last good one is {kept}; free some space" in str(refusal.value)
+    assert f"the last good one is {kept}; free some space and start the command again with --resume auto" in str(
+        refusal.value
+    )
     assert "\n" not in str(refusal.value)
     assert checkpoint_files.newest(Path("outputs/checkpoints")) == kept
     assert not list(Path("outputs/checkpoints").glob(".*.ckpt"))
@@ -335,6 +342,24 @@ def test_time_at_rest_does_not_count_as_a_hang(monkeypatch: pytest.MonkeyPatch) 
         assert mine._idle() == 0
     now = 195.0
     assert mine._idle() == 5
+
+
+def test_a_watchdog_that_is_used_again_has_new_threads_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SimpleNamespace(set=lambda *_: None, check=lambda _: False, add=lambda *_: 0, get=lambda _: b"{}")
+    monkeypatch.setattr(ranks, "another_store", lambda: store)
+    mine = watchdog.HangWatchdog(3.0)
+    mine.cluster = replace(mine.cluster, world_size=2)
+    mine.setup()
+    first = [*mine.threads]
+    mine._stop()
+    mine.setup()
+    for thread in first:
+        thread.join(2)
+    assert not any(thread.is_alive() for thread in first) and all(thread.is_alive() for thread in mine.threads)
+    second = [*mine.threads]
+    mine._stop()
+    for thread in second:  # or its timer would end the process of the tests
+        thread.join(2)
 
 
 def test_a_hang_is_placed_in_the_owners_code(monkeypatch: pytest.MonkeyPatch) -> None:
