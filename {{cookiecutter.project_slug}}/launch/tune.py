@@ -1,7 +1,7 @@
 """Search the ranges of job.toml's [tune] for the options with the best MONITOR, by SageMaker's hyperparameter tuning.
 
 Every training job of it is the one of job.toml, but for the options in the ranges, and without a folder for
-checkpoints, which all of them would share: one that is interrupted begins again.
+checkpoints, which all of them might share: one that is interrupted begins again.
 """
 
 from collections.abc import Iterator
