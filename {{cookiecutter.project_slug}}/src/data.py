@@ -3,23 +3,21 @@
 To train on something else, replace this file: README.md, "Your own task", says what train.py relies on.
 """
 
-import contextlib
 import itertools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
 from options import DataOptions
 from runtime import batches, prepared, readers
-from runtime.report import UserError, root_cause
 
 LANGUAGES = "ar bg cs da de el en es fa fi fr he hi hu id it ja ko lt nl pl pt ro ru sv th tr uk vi zh".split()  # noqa: SIM905
 TEXT_COLUMNS = ("text", "sentence", "content", "phrase", "review", "document", "input")
@@ -66,12 +64,7 @@ class Data(pl.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Build the data set at ``self.path``, unless a verified copy is there. Runs once per node."""
-        seconds = prepared.prepare(self.path, self._build)
-        if seconds is not None:
-            sizes = prepared.read(self.path)["sizes"]
-            parts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
-            what = f"{sum(sizes.values()):,} texts ({parts}) of {self.options.dataset!r}"
-            print(f"prepare_data: {what} in {self.path}, {seconds:.1f} s", flush=True)
+        prepared.prepare(self.path, self._build, f"texts of {self.options.dataset!r}")
 
     def _build(self, directory: Path) -> dict[str, Any]:
         chosen = self.options
@@ -150,7 +143,7 @@ def tokenizer(model_name: str) -> Tokenizer:
         UserError: the checkpoint has none, or cannot be reached.
     """
     if model_name == "bytecnn":
-        return Tokenizer(_encode_bytes, 0)
+        return Tokenizer(readers.encode_bytes, 0)
     from transformers import AutoConfig, AutoTokenizer
 
     with checkpoint_errors(model_name):  # without False transformers asks standard input whether to run its code
@@ -170,16 +163,6 @@ def tokenizer(model_name: str) -> Tokenizer:
     return Tokenizer(encode, pad_id)
 
 
-def _encode_bytes(texts: pa.Array | list[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
-    if isinstance(texts, list):
-        texts = pa.array([text.encode("utf-8", "replace") or b" " for text in texts])
-    cut = pc.binary_slice(texts.cast(pa.binary()), 0, max_length)
-    _, ends, content = cut.buffers()
-    offsets = np.frombuffer(ends, np.int32)[cut.offset : cut.offset + len(cut) + 1]
-    ids = np.frombuffer(content, np.uint8)[offsets[0] : offsets[-1]] + np.uint8(1)  # UTF-8 has no byte above 244
-    return ids, np.diff(offsets)
-
-
 def pad(sequences: tuple[np.ndarray, np.ndarray], pad_id: int) -> dict[str, torch.Tensor]:
     """What ``Tokenizer.encode`` gives for B texts → ``input_ids`` and ``attention_mask``, both (B, longest)."""
     ids, lengths = sequences
@@ -187,20 +170,13 @@ def pad(sequences: tuple[np.ndarray, np.ndarray], pad_id: int) -> dict[str, torc
     return {"input_ids": input_ids, "attention_mask": mask}
 
 
-@contextlib.contextmanager
-def checkpoint_errors(model_name: str) -> Iterator[None]:
+def checkpoint_errors(model_name: str) -> AbstractContextManager[None]:
     """Turn what transformers raises for a checkpoint that cannot be had into one sentence."""
-    local = Path(model_name).exists()
-    if not local:
-        readers.offline_if_unreachable()
-    try:
-        yield
-    except Exception as error:  # the hub, the network and each kind of model have exceptions of their own
-        reason = root_cause(error) if local else readers.hub_reason(error)
-        raise UserError(
-            f"--model_name {model_name!r} could not be loaded: it is not bytecnn, nor a folder that holds a Hugging "
-            f"Face checkpoint with its tokenizer, nor a hub name that can be reached from here ({reason})."
-        ) from error
+    sentence = (
+        f"--model_name {model_name!r} could not be loaded: it is not bytecnn, nor a folder that holds a Hugging Face "
+        "checkpoint with its tokenizer, nor a hub name that can be reached from here"
+    )
+    return readers.hub_errors(sentence, local=Path(model_name).exists())
 
 
 def _tokenizer_files(model_name: str) -> list[Path]:

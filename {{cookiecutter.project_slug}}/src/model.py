@@ -184,17 +184,8 @@ class Model(pl.LightningModule):
 
     def draw(self, directory: Path) -> None:
         """Write ``confusion.png``: each true class's row as shares of that class, so that rare classes are seen."""
-        from matplotlib.colors import PowerNorm
-
-        matrix = self.test_confusion.cpu()
-        figure, _ = self.confusion.plot(matrix, add_text=False, labels=self.labels, cmap="Blues")
-        axis = figure.axes[0]
-        axis.images[0].set_norm(PowerNorm(0.5, 0, 1))  # the root makes small shares visible
-        side = min(4 + 0.2 * len(self.labels), 24)
-        figure.set(size_inches=(side, side), layout_engine="constrained")
-        for name in (*axis.get_xticklabels(), *axis.get_yticklabels()):
-            name.set(fontsize=8, parse_math=False)  # a label may hold dollar signs
-        report.save_figure(figure, directory / "confusion.png")
+        figure, _ = self.confusion.plot(self.test_confusion.cpu(), add_text=False, labels=self.labels, cmap="Blues")
+        report.save_matrix(figure, directory / "confusion.png")
 
 
 def build(model_name: str, labels: list[str]) -> nn.Module:
@@ -244,9 +235,8 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, to
             max_length = AutoTokenizer.from_pretrained(directory, trust_remote_code=False).model_max_length
             tokenize = data.tokenizer(str(directory))
     except Exception as error:  # safetensors, transformers and json each have exceptions of their own
-        reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
         raise UserError(
-            f"{directory} holds no trained model that can be read ({type(error).__name__}: {reason}); "
+            f"{directory} holds no trained model ({type(error).__name__}: {report.root_cause(error)}); "
             "expected config.json and model.safetensors as training writes them: train first, or name the folder."
         ) from error
     encode, pad_id = tokenize

@@ -102,14 +102,14 @@ class AsyncCheckpointIO(CheckpointIO):
         try:
             if lacking.any():
                 _send(path, received, bool(lacking[this.node_rank]))
-            state = _load(received if lacking[this.node_rank] else path)
+            state = load(received if lacking[this.node_rank] else path)
             ranks.any_rank(False)  # all ranks of a host have mapped the file
         finally:
             received.unlink(missing_ok=True)
         if this.device == "cpu":  # else the optimizer would keep the mapped file
             state["optimizer_states"] = snapshot(state.get("optimizer_states", []))
         if this.rank == 0 and (best := best_file(path)):
-            self.best = snapshot(_load(best))
+            self.best = snapshot(load(best))
             self._best_file = best if best.parent == self.directory else None  # else it is written anew
         return state
 
@@ -160,7 +160,7 @@ def write(directory: Path, step: int, state: dict[str, Any], best: dict[str, Any
             "free some space and start the command again with --resume auto."
         ) from error
     try:
-        _load(path)
+        load(path)
     except Exception as error:  # unpickling knows no bounds
         path.unlink()
         raise UserError(
@@ -221,14 +221,14 @@ def _write_file(directory: Path, stem: str, content: Mapping[str, Any]) -> Path:
     return path
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
 
 
 def best_file(path: Path) -> Path | None:
     """The file of best weights that a checkpoint names; None if it names none, or cannot be read."""
     try:
-        name = _load(path)["best_file"]
+        name = load(path)["best_file"]
     except Exception:  # unpickling knows no bounds
         return None
     return path.with_name(name) if re.fullmatch(r"\d+-best-[0-9a-f]+\.ckpt", name) else None

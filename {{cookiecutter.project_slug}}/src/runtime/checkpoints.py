@@ -36,10 +36,8 @@ class Checkpoints(Checkpoint):
         directory: on SageMaker the folder it syncs with S3 and restores on every host; rank 0's is enough.
         options: of this run, plain values. The product of ``batch_size``, ``accumulate_grad_batches`` and the world
             size has to stay the same in a resumed run.
-        minutes: between two checkpoints; each epoch's end has one anyway.
-        steps: optimizer steps between two checkpoints; 0: by minutes alone.
-        monitor: the validation metric whose best value marks the best weights.
-        mode: ``max`` or ``min``, whichever of that metric is best; UserError for anything else.
+        minutes, steps: between two checkpoints, as options.py explains them.
+        monitor, mode: the validation metric whose ``max`` or ``min`` marks the best weights; UserError for other modes.
         declared: the options by their names: their defaults, and which of them may differ in a resumed run.
     """
 

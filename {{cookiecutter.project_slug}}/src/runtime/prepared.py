@@ -1,8 +1,8 @@
 """A folder of flat files that is built once per node, complete or not there at all, and verified before it is used.
 
-seconds = prepare(path, build)        # in one process per node; `build` writes arrays with `write`
-facts = read(path)                    # in every process
-rows = Rows(path, "train")            # memory-mapped: rows.arrays["ids"], rows.index
+prepare(path, build, "rows")  # in one process per node; `build` writes arrays with `write`
+facts = read(path)            # in every process
+rows = Rows(path, "train")    # memory-mapped: rows.arrays["ids"], rows.index
 """
 
 import contextlib
@@ -29,14 +29,15 @@ HOLD_OUT = 10  # one row in ten validates, another one in ten tests,
 LARGEST = 50_000  # but at most so many rows each: more would tell little more, and every epoch waits for them
 
 
-def prepare(path: Path, build: Callable[[Path], dict[str, Any]]) -> float | None:
-    """Have ``path`` built, unless a verified copy is there; the seconds that it took, or None where nothing was done.
+def prepare(path: Path, build: Callable[[Path], dict[str, Any]], what: str) -> None:
+    """Have ``path`` built, unless a verified copy is there, and say how many of ``what`` it holds.
 
     It is built beside its place and renamed into it when complete, so a process that is killed leaves nothing that
     looks finished; a second process waits at the lock, which the system lets go of when its owner ends.
 
     Args:
-        build: writes files into the folder that it is given, and returns facts for :func:`read`, plain JSON.
+        build: writes files into the folder that it is given, and returns facts for :func:`read`, plain JSON: ``sizes``,
+            how many rows each split has, and any others.
 
     Raises:
         UserError: the disk is full, or no folder can be made there; and whatever ``build`` raises.
@@ -46,7 +47,7 @@ def prepare(path: Path, build: Callable[[Path], dict[str, Any]]) -> float | None
     building = ensure_dir(path.parent) / f".{path.name}"
     with FileLock(f"{path}.lock"):
         if verified(path):
-            return None
+            return
         started = time.perf_counter()
         shutil.rmtree(building, ignore_errors=True)  # of one that was killed
         try:
@@ -67,7 +68,10 @@ def prepare(path: Path, build: Callable[[Path], dict[str, Any]]) -> float | None
             raise
         finally:
             shutil.rmtree(building, ignore_errors=True)
-        return time.perf_counter() - started
+        sizes = facts["sizes"]
+        parts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
+        seconds = time.perf_counter() - started
+        print(f"prepare_data: {sum(sizes.values()):,} {what} ({parts}) in {path}, {seconds:.1f} s", flush=True)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -43,12 +43,11 @@ _store: torch.distributed.Store | None = None  # where the ranks of this session
 
 
 @contextlib.contextmanager
-def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
+def session() -> Iterator[Cluster]:
     """From the first rank variable to the end of the process group.
 
     An error that ends it is one sentence in SageMaker's failure file, on every host, with the rank and host that began
-    it: a rank that only lost another one says so instead of its own stack trace. `meet_seconds` is how long to wait for
-    every rank; None: the variable DIST_MEET_SECONDS, else 180.
+    it: a rank that only lost another one says so instead of its own stack trace.
 
     Raises:
         ClusterError: the environment is refused, or a rank did not come in time or went away.
@@ -60,7 +59,7 @@ def session(meet_seconds: float | None = None) -> Iterator[Cluster]:
         this = cluster()
         rank_zero_only.rank = this.rank  # type: ignore[attr-defined]  # plain mpirun sets nothing Lightning guesses by
         if this.world_size > 1:
-            _store = _rendezvous(this, _seconds(meet_seconds or os.environ.get("DIST_MEET_SECONDS", "180")))
+            _store = _rendezvous(this, _meet_seconds())
         else:
             _print_table([_rank_info(this)], this.launcher)
         yield this
@@ -141,8 +140,9 @@ def _abandon_group(error: Exception) -> None:
         signals.exit_without_cleanup()
 
 
-def _seconds(text: str | float) -> float:
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(text)) or not 0 < float(text) <= 86400:
+def _meet_seconds() -> float:
+    text = os.environ.get("DIST_MEET_SECONDS", "180")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text) or not 0 < float(text) <= 86400:
         raise ClusterError(f"DIST_MEET_SECONDS={text} is no time to wait; set it to seconds such as 180.")
     return float(text)
 

@@ -4,6 +4,7 @@ Memory does not grow with the data. Which columns there have to be is the caller
 error is one sentence.
 """
 
+import contextlib
 import csv
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -107,16 +109,10 @@ def read(
 def _read_hub(dataset: str, columns: Sequence[Column], builtin: Sequence[str]) -> dict[str, Pieces]:
     import datasets
 
-    offline_if_unreachable()
     datasets.disable_progress_bars()
-    try:
+    names = ", nor ".join([*builtin, "training", "a path"])
+    with hub_errors(f"--dataset {dataset!r} is neither {names}, and could not be loaded from the Hugging Face hub"):
         loaded = datasets.load_dataset(dataset)
-    except Exception as error:  # the hub, the network and the builder each have exceptions of their own
-        names = "".join(f"{name}, nor " for name in builtin)
-        raise UserError(
-            f"--dataset {dataset!r} is neither {names}training, nor a path, and could not be loaded from the "
-            f"Hugging Face hub ({hub_reason(error)}); check the name and the network."
-        ) from error
     parts = {SPLITS[name]: rows for name, rows in loaded.items() if name in SPLITS}
     if "train" not in parts:
         raise UserError(f"--dataset {dataset!r} has splits {', '.join(loaded)}; expected one named train.")
@@ -208,22 +204,36 @@ def check_strings(values: pa.Array, name: str, split: str, done: int) -> pa.Arra
     return values
 
 
-def offline_if_unreachable() -> None:
-    """Where there is no network, let the hub's client look in its cache at once: it would retry for half a minute."""
+def encode_bytes(texts: pa.Array | list[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """UTF-8 bytes plus one of all strings, one after the other, cut at ``max_length``; and each one's length."""
+    if isinstance(texts, list):
+        texts = pa.array([text.encode("utf-8", "replace") or b" " for text in texts])
+    cut = pc.binary_slice(texts.cast(pa.binary()), 0, max_length)
+    _, ends, content = cut.buffers()
+    offsets = np.frombuffer(ends, np.int32)[cut.offset : cut.offset + len(cut) + 1]
+    ids = np.frombuffer(content, np.uint8)[offsets[0] : offsets[-1]] + np.uint8(1)  # UTF-8 has no byte above 244
+    return ids, np.diff(offsets)
+
+
+@contextlib.contextmanager
+def hub_errors(sentence: str, local: bool = False) -> Iterator[None]:
+    """Turn whatever is raised in here, by the hub's client or by readers of ``local`` files, into one sentence.
+
+    Where there is no network the client looks in its cache at once: it would retry for half a minute.
+    """
     import huggingface_hub
 
     huggingface_hub.logging.set_verbosity_error()
     try:
-        if not getproxies():
+        if not local and not getproxies():
             socket.getaddrinfo(urlsplit(huggingface_hub.constants.ENDPOINT).hostname, 443)
     except OSError:
         import datasets
 
         huggingface_hub.constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-
-
-def hub_reason(error: BaseException) -> str:
-    """Why the hub gave nothing, in one line."""
-    import huggingface_hub
-
-    return "no network, no copy in the cache" if huggingface_hub.constants.HF_HUB_OFFLINE else root_cause(error)
+    try:
+        yield
+    except Exception as error:  # the hub, the network and each kind of content have exceptions of their own
+        offline = huggingface_hub.constants.HF_HUB_OFFLINE and not local
+        reason = "no network, no copy in the cache" if offline else root_cause(error)
+        raise UserError(f"{sentence} ({reason}); check the name{'' if local else ' and the network'}.") from error

@@ -193,6 +193,19 @@ def pyplot() -> Any:
     return pyplot
 
 
+def save_matrix(figure: Any, path: Path) -> None:
+    """Write a figure of a matrix of shares, 0 to 1, whose rows and columns have names."""
+    from matplotlib.colors import PowerNorm
+
+    axis = figure.axes[0]
+    axis.images[0].set_norm(PowerNorm(0.5, 0, 1))  # the root makes small shares visible
+    side = min(4 + 0.2 * len(axis.get_yticklabels()), 24)
+    figure.set(size_inches=(side, side), layout_engine="constrained")
+    for name in (*axis.get_xticklabels(), *axis.get_yticklabels()):
+        name.set(fontsize=8, parse_math=False)  # it may hold dollar signs
+    save_figure(figure, path)
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure, whole or not at all, and let go of it."""
     with atomic_write(path) as temporary:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from runtime.checkpoint_files import NAME, finished, newest, whole
+from runtime.checkpoint_files import NAME, finished, load, newest, whole
 from runtime.command_line import Option
 from runtime.prepared import digest
 from runtime.report import UserError, ensure_dir
@@ -59,7 +59,7 @@ def decide(
             "name another one, or say auto."
         )
     try:
-        state = torch.load(path, weights_only=True, mmap=True, map_location="cpu")["callbacks"][read]
+        state = load(path)["callbacks"][read]
     except Exception as error:  # unpickling knows no bounds
         raise UserError(f"{path} is not a checkpoint of this program ({type(error).__name__}).") from error
     at = "step {step} of {total}".format(**state["position"])
