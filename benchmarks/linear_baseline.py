@@ -1,8 +1,11 @@
 """What a linear model makes of the example's data: character 1- to 3-grams, the project's own split.
 
-.venv/bin/python -m pip install scikit-learn && .venv/bin/python benchmarks/linear_baseline.py
+.venv/bin/python -m pip install scikit-learn && .venv/bin/python benchmarks/linear_baseline.py --seed 0
+
+Compare with `python src/train.py --seed 0`: the seed determines the split.
 """
 
+import argparse
 import os
 import sys
 import time
@@ -19,8 +22,11 @@ def main() -> None:
     from sklearn.linear_model import SGDClassifier
     from sklearn.metrics import accuracy_score, f1_score
 
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    seed = parser.parse_args().seed
     os.chdir(PROJECT)
-    data = Data()
+    data = Data(seed=seed)
     data.prepare_data()
     data.setup()
     train, test = data.splits["train"], data.splits["test"]
@@ -31,7 +37,7 @@ def main() -> None:
 
     started = time.perf_counter()
     grams = HashingVectorizer(analyzer="char_wb", ngram_range=(1, 3), lowercase=False, alternate_sign=False)
-    model = SGDClassifier(loss="log_loss", alpha=1e-6, max_iter=50, random_state=0)
+    model = SGDClassifier(loss="log_loss", alpha=1e-6, max_iter=50, random_state=seed)
     model.fit(grams.transform(texts(train)), train.column("classes"))
     answers = model.predict(grams.transform(texts(test)))
     truth = test.column("classes")

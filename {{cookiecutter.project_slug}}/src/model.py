@@ -1,4 +1,4 @@
-"""The model: a byte-level CNN, or any Hugging Face sequence classifier, trained with AdamW.
+"""The model: a byte-level CNN with n-grams, or any Hugging Face sequence classifier, trained with AdamW.
 
 To train something else, replace this file: README.md, "Your own task", says what train.py relies on.
 """
@@ -23,9 +23,11 @@ from runtime.report import UserError, atomic_write
 
 
 class ByteCNN(nn.Module):
-    """Kim, *Convolutional Neural Networks for Sentence Classification* (2014), over UTF-8 bytes.
+    """Kim, *Convolutional Neural Networks for Sentence Classification* (2014), over bytes, with fastText's n-grams.
 
-    Embed, convolve with several kernel sizes, keep each filter's largest answer, drop out, classify.
+    Embed, convolve with several kernel sizes, keep each filter's largest answer, drop out. Beside it the mean embedding
+    of a text's n-grams, hashed into buckets (Bojanowski et al. 2017; Joulin et al. 2017); then classify. Embeddings of
+    n-grams start at zero: one that training never met adds nothing.
     """
 
     def __init__(
@@ -35,26 +37,37 @@ class ByteCNN(nn.Module):
         filters: int = 128,
         kernel_sizes: Sequence[int] = (2, 3, 4, 5),
         dropout: float = 0.3,
+        buckets: int = 32749,  # a prime
+        grams: int = 32,
+        longest_gram: int = 4,
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = dict(
-            classes=classes, embedding=embedding, filters=filters, kernel_sizes=[*kernel_sizes], dropout=dropout
-        )
+            classes=classes, embedding=embedding, filters=filters, kernel_sizes=[*kernel_sizes], dropout=dropout,
+            buckets=buckets, grams=grams, longest_gram=longest_gram,
+        )  # fmt: skip
         self.embed = nn.Embedding(257, embedding, padding_idx=0)
         self.convolutions = nn.ModuleList(nn.Conv1d(embedding, filters, size) for size in kernel_sizes)
+        self.grams = nn.EmbeddingBag(buckets + 1, grams, mode="mean", padding_idx=0)
+        nn.init.zeros_(self.grams.weight)
         self.dropout = nn.Dropout(dropout)
-        self.classify = nn.Linear(filters * len(kernel_sizes), classes)
+        self.classify = nn.Linear(filters * len(kernel_sizes) + grams, classes)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """(B, L) ids and mask → (B, classes) logits, the same however far the batch is padded."""
+        input_ids = F.pad(input_ids, (1, 0))  # a zero on either side of a text says where it begins and ends
+        padding = F.pad(attention_mask == 0, (1, 0))[:, None]
         x = self.embed(input_ids).transpose(1, 2)
-        padding = (attention_mask == 0)[:, None]
         pooled = []
         for convolution, size in zip(self.convolutions, self.config["kernel_sizes"], strict=True):
             # A window may reach past the end of a text into zeros, never start there.
             y = convolution(F.pad(x, (0, size - 1)))
             pooled.append(y.masked_fill(padding, -math.inf).amax(2))
-        return self.classify(self.dropout(F.relu(torch.cat(pooled, 1))))
+        codes = [input_ids]
+        for size in range(1, self.config["longest_gram"]):
+            codes.append((codes[-1] * 257 + F.pad(input_ids, (0, size))[:, size:]) % self.config["buckets"])
+        grams = self.grams((torch.stack(codes, 1) + 1).masked_fill(padding, 0).flatten(1))
+        return self.classify(torch.cat([self.dropout(F.relu(torch.cat(pooled, 1))), grams], 1))
 
 
 class Model(pl.LightningModule):

@@ -47,11 +47,29 @@ def fresh(classes: int = 3, **options: object) -> model.Model:
 
 def test_answers_do_not_depend_on_padding() -> None:
     net = model.ByteCNN(5).eval()
+    torch.nn.init.normal_(net.grams.weight)  # zeros would hide a wrong n-gram
     encode = data.tokenizer("bytecnn").encode
     for text in ("a", "ab", "Île", "a longer text"):
         alone = net(**data.pad(encode([text], 99), 0))
         together = net(**data.pad(encode([text, "a far longer text than that one was"], 99), 0))
         torch.testing.assert_close(alone[0], together[0])
+
+
+def test_the_network_sees_the_n_grams_of_a_text_and_no_other() -> None:
+    """Each n-gram of 1 to 4 bytes that begins at the text's start, marked by a zero, or in the text, once."""
+    net = model.ByteCNN(5)
+    seen = []
+    net.grams.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    net(**data.pad(data.tokenizer("bytecnn").encode(["abé", "a far longer one"], 99), 0))
+    ids = [0, *(byte + 1 for byte in "abé".encode())]
+    expected = []
+    for size in range(1, 5):
+        for start in range(len(ids)):
+            code = 0
+            for i in range(start, start + size):
+                code = code * 257 + (ids[i] if i < len(ids) else 0)
+            expected.append(code % net.config["buckets"] + 1)
+    assert sorted(i for i in seen[0][0].tolist() if i) == sorted(expected)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 8])
