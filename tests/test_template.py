@@ -136,11 +136,14 @@ def test_licenses(license: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("answers", "tests"), [({}, "tests"), (ODD, "tests/test_launch.py")], ids=["default", "odd"])
-def test_generated_projects_pass_their_own_checks(answers: dict[str, object], tests: str, tmp_path: Path) -> None:
+def test_generated_projects_pass_their_own_tests_and_the_machinerys(
+    answers: dict[str, object], tests: str, tmp_path: Path
+) -> None:
     """What runs is the same bytes whatever the answers, so only the tests that read job.toml run for odd ones too."""
     made = bake(tmp_path, **answers)
     for tool in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):  # and mypy: make lint
         made.run("python", "-m", *tool)
+    shutil.copytree(Path(__file__).parent / "machinery", made.path / "tests", dirs_exist_ok=True)
     chosen = ["-n", "0", "-k", "not stack_trace"] if answers else []  # those are of any job.toml
     made.run("python", "-m", "pytest", "-p", "no:cacheprovider", *chosen, tests)
 

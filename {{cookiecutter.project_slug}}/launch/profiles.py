@@ -74,7 +74,7 @@ RESERVED_VARIABLES = (
 # 120 s later. This one starts what the image would have started, and sends SIGTERM to every process whose command line
 # names train.py, except launchers: torchrun and mpirun would give the ranks less time than SageMaker does (30 s, and
 # 1 s). The ranks save and exit, and the launchers after them. AWS takes one line of at most 256 characters
-# (CreateTrainingJob, ContainerEntrypoint). Proven on a replica of the container's processes (tests/test_entry.py).
+# (CreateTrainingJob, ContainerEntrypoint). Proven on a replica of the container's processes, in the template's tests.
 FORWARDING = [
     "bash",
     "-c",

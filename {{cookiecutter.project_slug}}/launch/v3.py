@@ -1,7 +1,7 @@
 """Version 3 of the SageMaker SDK in the place of version 2, where it is what is installed (`make sdk-v3`).
 
 v3 has no estimator and no launcher for SMDDP, and its driver for mpirun starts too few ranks. So v2's request is made
-here (tests/test_v3.py compares them) and v3's `TrainingJob` sends it: the image's own toolkit starts train.py.
+here (the template's tests compare them) and v3's `TrainingJob` sends it: the image's own toolkit starts train.py.
 """
 
 import copy

@@ -150,6 +150,15 @@ def test_every_option_changes_something(
     assert len(same) < len(alone[1]) - 1, f"--{name} changes nothing; use it, or remove it"
 
 
+@pytest.mark.skipif(not (PROJECT / "launch").is_dir(), reason="the project has no launch/")
+def test_the_job_passes_preflight() -> None:
+    """As far as it can be judged without an account and an index of packages."""
+    from launch import findings, job, preflight
+
+    found, made = preflight.offline_checks(job.load(PROJECT / "job.toml"))
+    assert made and not findings.refused(found), [str(finding) for finding in found]
+
+
 @pytest.mark.skipif(not (PROJECT / "rehearsal").is_dir(), reason="the project has no rehearsal/")
 def test_the_rehearsal_passes(options: dict[str, Any], place: Path, tmp_path: Path) -> None:
     hosts = "2" if sys.platform == "linux" else "1"
