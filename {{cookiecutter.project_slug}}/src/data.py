@@ -56,9 +56,9 @@ class Data(pl.LightningDataModule):
         else:
             self._source = readers.find_source(dataset, [BUILTIN])
         chosen = self.options
-        tokenizer_files = readers.stamps(_tokenizer_files(chosen.model_name))
+        files = sorted(f for f in Path(chosen.model_name).glob("*") if f.suffix in (".json", ".txt", ".model"))
         columns = (chosen.text_column, chosen.label_column)
-        facts = [5, self._source, chosen.model_name, tokenizer_files, chosen.max_length, columns, chosen.seed]
+        facts = [5, self._source, chosen.model_name, readers.stamps(files), chosen.max_length, columns, chosen.seed]
         name = "".join(c if c.isalnum() else "-" for c in Path(dataset).name)[:40]
         self.path = Path(chosen.data_dir) / f"{name}-{prepared.json_digest(facts)[:12]}"
 
@@ -177,11 +177,6 @@ def checkpoint_errors(model_name: str) -> AbstractContextManager[None]:
         "checkpoint with its tokenizer, nor a hub name that can be reached from here"
     )
     return readers.hub_errors(sentence, local=Path(model_name).exists())
-
-
-def _tokenizer_files(model_name: str) -> list[Path]:
-    found = Path(model_name).glob("*") if Path(model_name).is_dir() else ()
-    return sorted(f for f in found if f.suffix in (".json", ".txt", ".model"))
 
 
 def cldr() -> tuple[list[str], list[str]]:

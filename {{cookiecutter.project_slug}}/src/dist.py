@@ -40,11 +40,7 @@ def get_local_rank() -> int:
 
 
 def get_initialization_info(compression: str = "none", bucket_cap_mb: int = 25) -> tuple[Strategy, int, int]:
-    """``(strategy, devices, num_nodes)`` for ``Trainer``; ``devices`` counts one host's.
-
-    Args:
-        compression: of gradients between ranks: none, fp16, bf16 or powersgd.
-        bucket_cap_mb: largest size in MiB of the buckets in which they are sent.
+    """``(strategy, devices, num_nodes)`` for ``Trainer``; ``devices`` counts one host's. Options: as in options.py.
 
     Raises:
         ClusterError: the backend does not have that compression.
