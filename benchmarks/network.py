@@ -3,7 +3,10 @@
     python benchmarks/network.py --megabytes 64 --rounds 3     # as root: it makes two network namespaces
 
 The ranks are processes in namespaces of their own, joined by a pair of links that `tc` shapes. Each round trains with
-every compression in turn; the ratios are of the medians of a round's steps.
+every compression in turn; the ratios are of the medians of a round's steps. Beside each stands what a model says:
+the time of a step without communication plus 2 (n - 1) / n times the bytes over the bandwidth, which is what a ring of
+n ranks sends (NVIDIA/nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth"). It knows nothing of communication beside
+computation, which makes a step shorter, nor of headers and of copying and compressing gradients, which make it longer.
 """
 
 import argparse
@@ -19,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SRC = next(ROOT.glob("{{*}}/src"))
 KINDS = ("none", "fp16", "powersgd")
+SHARE = {"none": 1.0, "fp16": 0.5}  # of the bytes; PowerSGD's are few, its computing is not
 LINK = """
 ip netns add {0}; ip netns add {1}
 ip link add eth0 netns {0} type veth peer name eth0 netns {1}
@@ -68,8 +72,18 @@ def rank(out: str, megabytes: int, rounds: int, steps: int) -> None:
 
     found: list[dict[str, float]] = []
     with dist.session() as cluster:
+        model = Model()
+        optimizer = model.configure_optimizers()
+        seconds = []
+        for batch in model.train_dataloader():  # without communication
+            started = time.perf_counter()
+            optimizer.zero_grad()
+            model.training_step(batch, 0).backward()
+            optimizer.step()
+            seconds.append(time.perf_counter() - started)
+        alone = statistics.median(seconds[4:])
         for number in range(rounds):
-            found.append({})
+            found.append({"alone": alone, "bytes": sum(p.numel() * 4 for p in model.parameters())})
             for kind in KINDS[number % 3 :] + KINDS[: number % 3]:
                 strategy, devices, num_nodes = dist.get_initialization_info(kind)
                 clock = Clock()
@@ -90,7 +104,7 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=64, help="of gradients")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--rate", default="1gbit", help="in gbit")
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
@@ -119,12 +133,18 @@ def main() -> int:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False)
     rounds = json.loads(Path(out).read_text())
+    bits_per_second = float(arguments.rate.removesuffix("gbit")) * 1e9
     print(f"{arguments.rate}, {arguments.megabytes} MB of gradients, 2 ranks, {arguments.rounds} rounds")
+    print(f"without communication {1000 * rounds[0]['alone']:.0f} ms/step")
     for kind in KINDS:
         ratios = sorted(found[kind] / found["none"] for found in rounds)
         step = statistics.median(found[kind] for found in rounds)
         spread = f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
-        print(f"{kind:9} {1000 * step:7.0f} ms/step  {spread}")
+        print(f"{kind:9} {1000 * step:7.0f} ms/step  {spread}", end="")
+        if kind in SHARE:
+            said = rounds[0]["alone"] + 2 * (2 - 1) / 2 * rounds[0]["bytes"] * SHARE[kind] * 8 / bits_per_second
+            print(f"  model: {1000 * said:.0f} ms, measured {step / said:.2f} of it", end="")
+        print()
     return 0
 
 

@@ -74,8 +74,8 @@ class Turns:
         self.changed.notify_all()
 
 
-def compare(rounds: dict[str, list[list[float]]], base: str) -> None:
-    """Print milliseconds per step of each training, and its ratio to one of them.
+def compare(rounds: dict[str, list[list[float]]], base: str) -> dict[str, tuple[float, float, float]]:
+    """Print milliseconds per step of each training, and its ratio to one of them, which it returns with its interval.
 
     Turns are summed over stretches of STRETCH steps, which hold whatever comes once in so many; a ratio is that of the
     sums of all, and its interval holds 95 of 100 ratios of stretches drawn anew. What a step costs that has nothing
@@ -94,6 +94,7 @@ def compare(rounds: dict[str, list[list[float]]], base: str) -> None:
     print(f"{turns} turns of {STEPS} steps")
     print(f"{'training':12} {'ms/step':>8} {'ratio':>7}   95 % interval   {'median':>7}   95 % interval")
     draw = random.Random(0)
+    found = {}
     for name, mine in sums.items():
         pairs = list(zip(mine, sums[base], strict=True))
 
@@ -105,10 +106,12 @@ def compare(rounds: dict[str, list[list[float]]], base: str) -> None:
         both = zip(itertools.chain(*rounds[name]), itertools.chain(*rounds[base]), strict=True)
         single = [one / other for one, other in both]
         medians = sorted(statistics.median(draw.choices(single, k=len(single))) for _ in range(1000))
+        found[name] = (ratio(pairs), again[25], again[974])
         print(
             f"{name:12} {step:8.2f} {ratio(pairs):7.3f}   {again[25]:.3f} to {again[974]:.3f}  "
             f"{statistics.median(single):7.3f}   {medians[25]:.3f} to {medians[974]:.3f}"
         )
+    return found
 
 
 class Seat:
