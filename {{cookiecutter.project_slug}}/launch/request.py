@@ -36,6 +36,7 @@ NOT_TAKEN = {"self", "args", "kwargs", "git_config", "training_recipe", "recipe_
 
 os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # v2 is chosen knowingly: v3 has no estimator, no SMDDP
 logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output, already when imported
+logging.getLogger("botocore.credentials").setLevel(logging.WARNING)  # or each client tells where it found them
 
 
 def job_name(job: Job) -> str:
