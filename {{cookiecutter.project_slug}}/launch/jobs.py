@@ -92,8 +92,8 @@ def summary(job: dict[str, Any]) -> dict[str, str]:
         "trained": clock(job.get("TrainingTimeInSeconds", 0)),
         "billed": clock(job.get("BillableTimeInSeconds", 0)),
     }
-    passing = ("sagemaker_submit_directory", "sagemaker_job_name")  # of one job alone
-    return dict(sorted(metrics.items())) | facts | {k: v for k, v in sorted(options.items()) if k not in passing}
+    told = {k: v for k, v in sorted(options.items()) if not k.startswith("sagemaker_") or k.endswith("_enabled")}
+    return dict(sorted(metrics.items())) | facts | told
 
 
 def stop(name: str, where: str) -> str:

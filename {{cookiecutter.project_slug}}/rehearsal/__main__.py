@@ -174,7 +174,7 @@ def rehearse(plan: Plan, run: Path) -> dict[str, Any]:
         if importlib.util.find_spec(module) is None:
             raise UserError(f"{module}, which a rehearsal needs, is not installed; run make rehearse")
     terminal = sys.stdout.isatty()  # whatever FORCE_COLOR says, which notebooks set: a spinner would fill their output
-    console = Console(highlight=False, soft_wrap=True, width=None if terminal else 120, force_terminal=terminal)
+    console = Console(highlight=False, soft_wrap=True, width=None if terminal else 100, force_terminal=terminal)
     why = hosts.without_mpirun(plan) if plan.distribution in MPI else ""
     mpirun = plan.distribution in MPI and not why
     launcher = {"torch_distributed": "torchrun", "none": "no launcher"}.get(plan.distribution, "mpirun")
