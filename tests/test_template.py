@@ -144,8 +144,8 @@ def test_generated_projects_pass_their_own_tests_and_the_machinerys(
     for tool in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):  # and mypy: make lint
         made.run("python", "-m", *tool)
     shutil.copytree(Path(__file__).parent / "machinery", made.path / "tests", dirs_exist_ok=True)
-    chosen = ["-n", "0", "-k", "not stack_trace"] if answers else []  # those are of any job.toml
-    made.run("python", "-m", "pytest", "-p", "no:cacheprovider", *chosen, tests)
+    chosen = ["-k", "not stack_trace"] if answers else []  # those are of any job.toml
+    made.run("python", "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", *chosen, tests)
 
 
 @pytest.mark.parametrize(

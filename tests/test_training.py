@@ -264,9 +264,10 @@ def test_a_terminal_gets_a_live_bar_and_a_log_does_not(tmp_path: Path, words: Pa
 def test_compiled(project: Project, words: Path) -> None:
     """The inner network is compiled; logging, saving and testing go on as before."""
     need("g++")
-    header, *rows = words.read_text(encoding="utf-8").splitlines()
+    rows = [line.split(",") for line in words.read_text(encoding="utf-8").splitlines()]
     alike = project.path / "alike.csv"  # every length is compiled for, so each word gets the same
-    alike.write_text("\n".join([header, *(f"{3 * row[0]}{row}"[:8] + row[row.index(",") :] for row in rows)]))
+    rows[1:] = [[(8 * text)[:8], label] for text, label in rows[1:]]
+    alike.write_text("\n".join(map(",".join, rows)), encoding="utf-8")
     found = project.run(
         "python", "src/train.py", "--dataset", str(alike), *SMALL, "--compile", "True", "--max_steps", "8",
         "--output_dir", "compiled", TORCHINDUCTOR_COMPILE_THREADS="1",

@@ -55,7 +55,7 @@ class ByteCNN(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """(B, L) ids and mask → (B, classes) logits, the same however far the batch is padded."""
-        input_ids = F.pad(input_ids, (1, 0))  # a zero on either side of a text says where it begins and ends
+        input_ids = F.pad(input_ids, (1, 0), value=256)  # where a text begins: 255 is no byte of UTF-8
         padding = F.pad(attention_mask == 0, (1, 0))[:, None]
         x = self.embed(input_ids).transpose(1, 2)
         pooled = []

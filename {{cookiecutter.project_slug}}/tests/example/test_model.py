@@ -56,12 +56,12 @@ def test_answers_do_not_depend_on_padding() -> None:
 
 
 def test_the_network_sees_the_n_grams_of_a_text_and_no_other() -> None:
-    """Each n-gram of 1 to 4 bytes that begins at the text's start, marked by a zero, or in the text, once."""
+    """Each n-gram of 1 to 4 bytes that begins at the mark before the text or in the text, once."""
     net = model.ByteCNN(5)
     seen = []
     net.grams.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     net(**data.pad(data.tokenizer("bytecnn").encode(["abé", "a far longer one"], 99), 0))
-    ids = [0, *(byte + 1 for byte in "abé".encode())]
+    ids = [256, *(byte + 1 for byte in "abé".encode())]
     expected = []
     for size in range(1, 5):
         for start in range(len(ids)):
