@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--megabytes", type=int, default=64, help="of gradients")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--rate", default="1gbit", help="in gbit")
+    parser.add_argument("--rate", type=float, default=1.0, help="in gbit")
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:
@@ -115,7 +115,8 @@ def main() -> int:
     names = [f"ddp{os.getpid()}-{i}" for i in range(2)]
     out = tempfile.mkdtemp(prefix="network-") + "/seconds.json"
     try:
-        subprocess.run(["sh", "-ec", LINK.format(*names, pair=" ".join(names), rate=arguments.rate)], check=True)
+        link = LINK.format(*names, pair=" ".join(names), rate=f"{arguments.rate}gbit")
+        subprocess.run(["sh", "-ec", link], check=True)
         ranks = []
         for number, name in enumerate(names):
             variables = {"RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 7777}
@@ -133,8 +134,8 @@ def main() -> int:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False)
     rounds = json.loads(Path(out).read_text())
-    bits_per_second = float(arguments.rate.removesuffix("gbit")) * 1e9
-    print(f"{arguments.rate}, {arguments.megabytes} MB of gradients, 2 ranks, {arguments.rounds} rounds")
+    bits_per_second = arguments.rate * 1e9
+    print(f"{arguments.rate:g} gbit, {arguments.megabytes} MB of gradients, 2 ranks, {arguments.rounds} rounds")
     print(f"without communication {1000 * rounds[0]['alone']:.0f} ms/step")
     for kind in KINDS:
         ratios = sorted(found[kind] / found["none"] for found in rounds)

@@ -9,7 +9,8 @@ The same network, CLDR names in global batches of 64, a few steps at a time in t
     ideal loop     the same loop over our loader
     Lightning      stock, with Trainer's defaults (bar, summary, ModelCheckpoint, its logger) over our loader, and
                    `self.log` of the loss in each step, as Lightning's own examples have it
-    ours           train.py's callbacks; what their thread has not written when a turn ends is waited for
+    ours           train.py's callbacks but DataDividedCheck and ValidationSteps; what their thread has not written when
+                   a turn ends is waited for
 
 With --bert a small BERT of random weights, one token per letter, on rows of 2 to 12 words in batches of 64 per rank, by
 ours and by the Hugging Face Trainer (hf; hf grouped with `group_by_length`): its defaults, without reports and saving.
@@ -175,6 +176,9 @@ sys.exit(0)
 """
 
 
+COLOURS = "#31608f", "#a8480b", "#3f7a3f", "#6b4a8c"
+
+
 def write_bert(folder: Path) -> None:
     """A BERT of two layers of 128 with a tokenizer of letters, and 8,000 rows of 2 to 12 words of 3 to 8 letters."""
     import torch
@@ -213,7 +217,7 @@ def draw(path: Path, found: dict[str, dict[str, tuple[float, ...]]], title: str)
         at = [i + (number - (len(found) - 1) / 2) * height for i in range(len(names))]
         values, low, high = zip(*(ratios[name] for name in names), strict=True)
         spread = [[v - a for v, a in zip(values, low, strict=True)], [b - v for v, b in zip(values, high, strict=True)]]
-        axis.barh(at, values, height * 0.9, xerr=spread, capsize=3, label=ranks, color=("#31608f", "#a8480b")[number])
+        axis.barh(at, values, height * 0.9, xerr=spread, capsize=3, label=ranks, color=COLOURS[number % 4])
         for y, value in zip(at, values, strict=True):
             axis.text(0.01, y, f"{value:.3f}", va="center", fontsize=9, color="white")
     axis.set_yticks(range(len(names)), names)

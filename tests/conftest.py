@@ -39,7 +39,8 @@ class Project:
     def run(self, *command: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command in the project's folder; `python` is this environment's."""
         words = [sys.executable if word == "python" else word for word in command]
-        clean = {k: v for k, v in os.environ.items() if not re.match(r"SM_|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$", k)}
+        foreign = r"SM_|OMPI_|(RANK|WORLD_SIZE|LOCAL_RANK|MLFLOW_TRACKING_URI|HUB_TOKEN_SECRET)$"
+        clean = {name: value for name, value in os.environ.items() if not re.match(foreign, name)}
         found = subprocess.run(
             words, cwd=self.path, env={**clean, "PYTHONUTF8": "1", **environment}, text=True, capture_output=True
         )

@@ -27,5 +27,6 @@ def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs in an empty folder, on one host, outside SageMaker."""
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
-        if name.startswith(("SM_", "OMPI_", "SMDATAPARALLEL_")) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        other = name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MLFLOW_TRACKING_URI", "HUB_TOKEN_SECRET")
+        if other or name.startswith(("SM_", "OMPI_", "SMDATAPARALLEL_")):
             monkeypatch.delenv(name)

@@ -15,6 +15,20 @@ from runtime import batches, divided, ranks
 from runtime.report import UserError
 
 
+class Numberless:
+    """Batches in a loader that has no length."""
+
+    def __iter__(self) -> Any:
+        yield from (A, B)
+
+
+@pytest.mark.parametrize("loader, equally", [(DataLoader([1, 2]), True), (Numberless(), False)])  # type: ignore[arg-type]
+def test_equally_many_batches_are_promised_by_a_length(loader: Any, equally: bool, monkeypatch: Any) -> None:
+    monkeypatch.setattr(ranks, "cluster", lambda: SimpleNamespace(world_size=2, rank=0))
+    monkeypatch.setattr(ranks, "all_sum", lambda slots: slots + slots.flip(0))  # the other rank's are the same
+    assert divided.equally_many([DataLoader([1]), loader]) is equally  # type: ignore[arg-type]
+
+
 @dataclass
 class Batch:
     x: Any

@@ -302,9 +302,11 @@ class Checkpoints(Checkpoint):
 
         Collective: all ranks count the same batches, and derive from the same sums after how many to ask again.
         """
+        if phase != "train" and not self.even:
+            return
         ask = self.asks.setdefault(phase, {"left": 1, "every": 1, "since": time.monotonic()})
         ask["left"] -= 1
-        if ask["left"] > 0 or (phase != "train" and not self.even):
+        if ask["left"] > 0:
             return
         now = time.monotonic()
         due = trainer.is_global_zero and now - self.saved_at > 60 * self.minutes

@@ -52,12 +52,13 @@ def repeating(first: list[int], second: list[int]) -> list[int]:
 
 
 def equally_many(loaders: Any) -> bool:
-    """Whether every rank gets as many batches from its loaders as the others do; no stream promises it. Collective."""
+    """Whether all ranks get equally many batches; no stream and no loader without a length promises it. Collective."""
     this = ranks.cluster()
     each = CombinedLoader(loaders, "sequential").flattened
     streams = any(isinstance(getattr(loader, "dataset", None), IterableDataset) for loader in each)
     slots = torch.zeros(this.world_size)  # a sum is all that SMDDP has
-    slots[this.rank] = math.nan if streams else sum(sized_len(loader) or 0 for loader in each)
+    sizes = [sized_len(loader) for loader in each]
+    slots[this.rank] = math.nan if streams or None in sizes else sum(filter(None, sizes))
     first, *others = ranks.all_sum(slots).tolist()
     return all(first == other for other in others)
 

@@ -35,4 +35,4 @@ def lightning() -> None:
             del sys.modules[name]
     plot = sys.modules["torchmetrics.utilities.plot"]
     # Every plot calls this first. Loading the module again, now with matplotlib, puts torchmetrics' own in its place.
-    plot._error_on_missing_matplotlib = lambda: importlib.reload(plot)  # type: ignore[attr-defined]
+    plot._error_on_missing_matplotlib = lambda: importlib.reload(plot)._error_on_missing_matplotlib()  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ class ValidationSteps(pl.Callback):
 
 
 def steps(trainer: pl.Trainer) -> int:
-    """Global batches so far, as loggers number them; ``global_step`` counts the steps of each of several optimizers."""
+    """Global batches complete before this batch's end; ``global_step`` counts each of several optimizers' steps."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 

@@ -219,7 +219,7 @@ def encode_bytes(texts: pa.Array | list[str], max_length: int) -> tuple[np.ndarr
 def hub_errors(sentence: str, local: bool = False) -> Iterator[None]:
     """Turn whatever is raised in here, by the hub's client or by readers of ``local`` files, into one sentence.
 
-    Where there is no network the client looks in its cache at once: it would retry for half a minute.
+    Where there is no network the client looks in its cache at once: it would otherwise retry for half a minute.
     """
     import huggingface_hub
 
@@ -235,5 +235,5 @@ def hub_errors(sentence: str, local: bool = False) -> Iterator[None]:
         yield
     except Exception as error:  # the hub, the network and each kind of content have exceptions of their own
         offline = huggingface_hub.constants.HF_HUB_OFFLINE and not local
-        reason = "no network, no copy in the cache" if offline else root_cause(error)
+        reason = "not in the cache, and no network or HF_HUB_OFFLINE" if offline else root_cause(error)
         raise UserError(f"{sentence} ({reason}); check the name{'' if local else ' and the network'}.") from error

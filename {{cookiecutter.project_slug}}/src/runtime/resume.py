@@ -41,7 +41,7 @@ def decide(
 
     Args:
         wanted: ``auto``, ``never`` or a path.
-        run: ``options`` and ``global_batch``, as a checkpoint has them.
+        run: ``options``, ``global_batch`` and ``position``, as a checkpoint has them.
         declared: all options, for their defaults, and which may differ.
         read: name of the callback whose state has all that.
 
@@ -62,10 +62,15 @@ def decide(
         state = load(path)["callbacks"][read]
     except Exception as error:  # unpickling knows no bounds
         raise UserError(f"{path} is not a checkpoint of this program ({type(error).__name__}).") from error
-    at = "step {step} of {total}".format(**state["position"])
-    differing = [*differences(state, run, declared)]
     if wanted == "auto" and finished(path):
         return {"path": "", "message": f"not from {path}, that run is finished; training from the start"}
+    if not run["position"].keys() <= state["position"].keys():
+        raise UserError(
+            f"{path} was made by an older version of src/runtime; finish the run with that one, or train from the "
+            "start with --resume never."
+        )
+    at = "step {step} of {total}".format(**state["position"])
+    differing = [*differences(state, run, declared)]
     fixed = [name for name in differing if name not in declared or declared[name].resume != "path"]
     if wanted == "auto" and differing:
         raise UserError(
@@ -75,8 +80,9 @@ def decide(
         )
     if fixed:
         raise UserError(
-            f"--resume {wanted!r}: its {fixed[0]} differs, and the optimizer's state or the position in the data would "
-            "not be valid; rerun with the original value, or train from the start with --resume never."
+            f"--resume {wanted!r}: its {fixed[0]} differs, and the optimizer's state or the position in the data, or "
+            "whether validation comes next, would not be valid; rerun with the original value, or train from the start "
+            "with --resume never."
         )
     if path.parent.resolve() != directory.resolve() and (own := newest(directory)) and not finished(own):
         raise UserError(

@@ -97,17 +97,17 @@ class HangWatchdog(pl.Callback):
         self._start()
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._mark(f"step {loop_state.steps(trainer)}")
+        self._mark(f"step {loop_state.steps(trainer) + 1}")
 
     def on_before_backward(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._mark(f"backward of step {loop_state.steps(trainer)}")
+        self._mark(f"backward of step {loop_state.steps(trainer) + 1}")
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._mark(f"update of step {loop_state.steps(trainer)}")
+        self._mark(f"update of step {loop_state.steps(trainer) + 1}")
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self._warm_up("train", self.marks > 5)
-        self._mark(f"fetching the batch after step {loop_state.steps(trainer)}")
+        self._mark(f"fetching the batch after step {loop_state.steps(trainer) + 1}")
 
     def on_validation_start(self, *_: Any, over: bool = False) -> None:
         self._warm_up("validation", over)

@@ -90,7 +90,8 @@ def _ranks(body: Callable[[], dict], folder: Path, world_size: int, kill_at: int
 def _rank(body: Callable[..., dict], folder: Path, rank: int, variables: dict[str, str]) -> None:
     """One process: its own folder, output and variables."""
     for name in list(os.environ):
-        if name.startswith(("SM_", "OMPI_")) or name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        other = name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MLFLOW_TRACKING_URI", "HUB_TOKEN_SECRET")
+        if other or name.startswith(("SM_", "OMPI_")):
             del os.environ[name]
     os.environ.update(variables)
     os.chdir(folder)

@@ -152,10 +152,14 @@ def test_every_option_changes_something(
 
 @pytest.mark.skipif(not (PROJECT / "launch").is_dir(), reason="the project has no launch/")
 def test_the_job_passes_preflight() -> None:
-    """As far as it can be judged without an account and an index of packages."""
+    """As far as it can be judged without an account and an index of packages.
+
+    ``ACCEPTED`` in tests/small.py, where it is, names keys whose refusal you know to be wrong, as ``--accept`` does.
+    """
     from launch import findings, job, preflight
 
     found, made = preflight.offline_checks(job.load(PROJECT / "job.toml"))
+    found = findings.ordered(found, getattr(small, "ACCEPTED", ()))
     assert made and not findings.refused(found), [str(finding) for finding in found]
 
 
