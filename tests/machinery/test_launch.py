@@ -261,6 +261,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "environment name": ({"environment.1A": "x"}, "environment.1A: "),
     "spot that never resumes": ({"spot.enabled": True, "hyperparameters.resume": "never"}, "would begin there again"),
     "secret": ({"environment.HF_TOKEN": "hf_" + "a" * 34}, "HF_TOKEN: looks like a secret"),
+    "secret in an address": ({"environment.PIP_INDEX_URL": "https://me:secret@pypi.x/"}, "PIP_INDEX_URL: looks like"),
+    "secret store without a name": ({"hub_token_secret": "ssm:"}, 'hub_token_secret: "ssm:" names no secret'),
     "secret in a table": ({"estimator.a": {"b": {"api_key": "s3cr3t-s3cr3t"}}}, "estimator.a.b.api_key: looks like"),
     "hyperparameter of 2501": ({"hyperparameters.dataset": "x" * 2500}, "hyperparameters.dataset: 2502 .* 2500"),
     "keep-alive": ({"keep_alive_s": 21_601}, "keep_alive_s: 21601, and AWS allows 21600"),
@@ -400,6 +402,8 @@ def test_mlflow_is_told_to_the_container(good, tmp_path, monkeypatch):
     found, made = preflight.offline_checks(replace(good, mlflow=server, environment={}))
     assert not findings.refused(found), found
     assert made["Environment"] == {"MLFLOW_TRACKING_URI": server, "MLFLOW_EXPERIMENT_NAME": "language-id"}
+    own = request.environment(replace(good, mlflow=server, environment={"MLFLOW_EXPERIMENT_NAME": "mine"}))
+    assert own["MLFLOW_EXPERIMENT_NAME"] == "mine"
 
 
 def test_a_folder_of_a_bucket_holds_all_of_a_job(good):
@@ -593,7 +597,7 @@ TUNE = {
 
 def test_the_tuning_request_searches_the_ranges_with_the_jobs_own_estimator(good):
     wanted = replace(good, tune=Tune(max_jobs=9, parallel=3, **TUNE), spot=Spot(True, 90_000))
-    found, made = tune.judged(wanted)
+    found, made = tune.judged(wanted, [])
     assert not found and re.fullmatch(r"language-id-\d{6}-\d{6}", made["HyperParameterTuningJobName"])
     search, own = made["HyperParameterTuningJobConfig"], made["TrainingJobDefinition"]
     assert search["HyperParameterTuningJobObjective"] == {"Type": "Maximize", "MetricName": "val/accuracy"}
@@ -630,6 +634,12 @@ def test_sdk_v3_does_not_tune(good, monkeypatch):
         ({"tune.ranges.lr": {"min": 1.0, "max": 2.0, "scale": "log"}}, 'tune: .*"log" is not known'),
         ({"tune.ranges.precision": ["8-bit"]}, "tune.ranges.precision: found '8-bit'"),
         ({"tune.ranges.epochs": 3}, "tune.ranges.epochs: neither"),
+        ({"tune.ranges.lr": [[0.1]]}, "tune.ranges.lr: neither"),
+        ({"tune.ranges.precision": {"min": 1, "max": 2}}, "tune.ranges.precision: .* is no number"),
+        ({"tune.ranges.dropout": {"min": 0, "max": 0.5, "scale": "Logarithmic"}}, "tune.ranges.dropout: .* above 0"),
+        ({"tune.ranges.epochs": {"min": 1, "max": 9, "scale": "ReverseLogarithmic"}}, "tune.ranges.epochs: .* below"),
+        ({"tune.ranges.lr": [0.1], "estimator.training_plan": "arn:x"}, "estimator.training_plan: a tuning job cannot"),
+        ({"tune.ranges.lr": [0.1], "image": "nonsense"}, 'image: "nonsense" is neither'),
         ({"tune.ranges.lr": [1.0], "tune.parallel": 30}, "tune.parallel: 30 is above max_jobs; at most 20"),
     ],
 )
@@ -644,10 +654,10 @@ def test_cost_is_never_invented(good):
     assert "at most 2 instances × 24 h" in account.cost(good, offline=True)
     assert not re.search(r"\d USD|an hour", account.cost(good, offline=True))
     said = account.cost(replace(good, price_per_hour=2.0, keep_alive_s=1800))
-    made_of = "2 instances × 24 h (max_run_s) + 0.5 h (keep_alive_s) × 2 USD"
+    made_of = "2 instances × (24 h (max_run_s) + 0.5 h (keep_alive_s)) × 2 USD"
     assert said == f"cost    4.00 USD an hour, at most 98.00 USD: {made_of}"
-    said = account.cost(replace(good, price_per_hour=2.0), jobs=20)
-    assert "4.00 USD an hour, at most 1,920.00 USD: 20 jobs × 2 instances × 24 h" in said
+    said = account.cost(replace(good, price_per_hour=2.0, tune=Tune(max_jobs=20, parallel=3)), tuning=True)
+    assert "12.00 USD an hour, at most 1,920.00 USD: 20 jobs × 2 instances × 24 h" in said
 
 
 def test_help_answers_without_the_sdk():

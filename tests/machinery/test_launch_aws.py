@@ -831,7 +831,7 @@ def test_tuning_is_sent_as_its_dry_run_shows(aws, good, monkeypatch, capsys):
     assert main(["tune"]) == 0
     said = capsys.readouterr().out
     assert asked["CreateHyperParameterTuningJob"] == shown and "at most 960.00 USD: 20 jobs ×" in said
-    assert "sent    language-id-tune; its jobs: python -m launch list; to stop it: aws sagemaker stop-hyper" in said
+    assert "its jobs: python -m launch list --region us-east-1; to stop it: aws sagemaker stop-hyper" in said
 
 
 def test_the_account_is_asked_whether_it_may_tune_so_many_at_a_time(aws, good, monkeypatch):

@@ -27,6 +27,7 @@ from runtime.report import UserError
 
 # Commands about jobs that were sent, which need no job.toml.
 OF_JOBS = ("list", "attach", "stop", "why", "compare", "fetch", "deploy", "undeploy")
+INSTANCE = "ml.m5.xlarge"  # a deployment's, where none is named
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
             kind = command.add_mutually_exclusive_group().add_argument
             kind("--serverless", action="store_true", help="an endpoint on CPUs that costs while it answers")
             kind("--transform", nargs=2, metavar=("FROM", "TO"), help="answer every line of files in S3")
-            add("--instance", default="ml.m5.xlarge", help="instance type (%(default)s)")
+            add("--instance", default=INSTANCE, help="instance type (%(default)s)")
             add("--count", type=int, default=1, help="instances (%(default)s)")
             add("--image", default="", metavar="URI", help="inference image (AWS's own for PyTorch)")
     return main
@@ -123,30 +124,29 @@ def submit(options: argparse.Namespace) -> int:
 
     job, tuning = jobs_file.load(options.job), options.command == "tune"
     found, made = checks.offline_checks(job)
+    found, search = tune.judged(job, found) if tuning else (found, None)
     if not options.dry_run and made:
         aws.client("sts", job.region).get_caller_identity()  # without credentials nothing can be sent
         found += [*account.check(job, made, tuning), *requirements.resolved(job)]
-    if tuning:
-        more, search = tune.judged(job)
-        found += more
     found = findings.ordered(found, options.accept)
     for finding in found:
         print(finding, file=sys.stderr)
     if findings.refused(found):
         return 1
-    made = made or request.dry_run(job)  # says why there is none, where that error was accepted
+    build = tune.tuning_request if tuning else request.training_request
+    made = (search if tuning else made) or request.dry_run(job, build)  # says why there is none, where it was accepted
     if options.dry_run:
-        print(json.dumps(search if tuning else made, indent=2))
+        print(json.dumps(made, indent=2))
         return 0
     print(checks.summary(job))
-    print(account.cost(job, jobs=job.tune.max_jobs if tuning else 1))
+    print(account.cost(job, tuning=tuning))
     if not confirmed("Send it?", options.yes):
         print("nothing was sent")
         return 1
     if tuning:
         name = tune.submit(job)
         stop = f"aws sagemaker stop-hyper-parameter-tuning-job --region {job.region} --hyper-parameter-tuning-job-name"
-        print(f"sent    {name}; its jobs: python -m launch list; to stop it: {stop} {name}")
+        print(f"sent    {name}; its jobs: python -m launch list --region {job.region}; to stop it: {stop} {name}")
         return 0
     name = request.submit(job)
     jobs.remember(name, job.region)
@@ -196,6 +196,8 @@ def of_jobs(options: argparse.Namespace) -> int:
 def deploy(options: argparse.Namespace, region: str) -> int:
     from launch.deploy import deploy, plan
 
+    if options.serverless and (options.instance, options.count) != (INSTANCE, 1):
+        raise UserError("--serverless takes no --instance and no --count; remove them, or --serverless")
     where = (options.instance, options.count, options.serverless, options.transform, options.image)
     made = plan(options.name, region, *where)
     print(made.cost)

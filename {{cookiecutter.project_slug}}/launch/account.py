@@ -1,6 +1,7 @@
 """What is wrong with a job in this AWS account: read-only questions to IAM, EC2, S3, quotas and prices."""
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from fnmatch import fnmatch
 from ipaddress import ip_network
 from typing import Any
 
-from launch import aws, profiles, request
+from launch import aws, request
 from launch.findings import Finding, error, from_sentence, skipped, warning
 from launch.job import Job
 from runtime import hub
@@ -39,15 +40,14 @@ class Asked:
 
     def addresses(self) -> dict[str, str]:
         """Folders in S3 by their key in job.toml, without the SDK's default bucket, which it makes itself."""
-        found = {f"channels.{c['ChannelName']}": s3(c) for c in self.request.get("InputDataConfig", [])}
+        found = {
+            f"channels.{channel['ChannelName']}": str(channel["DataSource"].get("S3DataSource", {}).get("S3Uri", ""))
+            for channel in self.request.get("InputDataConfig", [])
+        }
         found["bucket"] = self.request["OutputDataConfig"]["S3OutputPath"]
         found["checkpoint_s3"] = self.request.get("CheckpointConfig", {}).get("S3Uri", "")
         made_by_sdk = f"s3://sagemaker-{self.job.region}-"
         return {key: uri for key, uri in found.items() if uri and not uri.startswith(made_by_sdk)}
-
-
-def s3(channel: dict[str, Any]) -> str:
-    return str(channel["DataSource"].get("S3DataSource", {}).get("S3Uri", ""))
 
 
 def check(job: Job, made: dict[str, Any], tuning: bool = False) -> list[Finding]:
@@ -184,7 +184,8 @@ def vpc(asked: Asked) -> Iterator[Finding]:
         yield error("network", f"subnets and groups of {len(vpcs)} VPCs ({', '.join(vpcs)})", "take them from one")
     if asked.job.instance_count == 1:
         return
-    zones, efa = sorted({subnet["AvailabilityZone"] for subnet in subnets}), profiles.has_efa(instance)
+    zones = sorted({subnet["AvailabilityZone"] for subnet in subnets})
+    efa = bool(re.match(r"ml\.(p3dn\.|p4d|p5|p6|trn)", instance))
     if len(zones) > 1 and efa:
         problem = f"{len(zones)} zones ({', '.join(zones)}), and EFA of {instance} works within one"
         yield error("network.subnets", problem, "keep the subnets of one zone")
@@ -305,19 +306,21 @@ def price(region: str, instance_type: str, use: str = "Training") -> float | Non
     return max(prices, default=0) or None
 
 
-def cost(job: Job, *, offline: bool = False, jobs: int = 1) -> str:
-    """An hour's price of one job, and the most that so many can cost: at the user's price, else AWS's, else none."""
+def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
+    """What runs at once costs in an hour, and all at most: at the user's price, else AWS's, else none."""
+    jobs, together = (job.tune.max_jobs, job.tune.parallel) if tuning else (1, 1)
     hourly = job.price_per_hour or None
     if hourly is None and not offline:
         hourly = price(job.region, job.instance_type)
-    seconds, kept = job.max_run_s + job.keep_alive_s, f" + {job.keep_alive_s / 3600:g} h (keep_alive_s)"
-    made_of = f"{job.instance_count} instances × {job.max_run_s / 3600:g} h (max_run_s)"
-    made_of = (f"{jobs} jobs × " if jobs > 1 else "") + made_of + (kept if job.keep_alive_s else "")
+    seconds, hours = job.max_run_s + job.keep_alive_s, f"{job.max_run_s / 3600:g} h (max_run_s)"
+    if job.keep_alive_s:
+        hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
+    made_of = (f"{jobs} jobs × " if jobs > 1 else "") + f"{job.instance_count} instances × {hours}"
     if hourly is None:
         return f"cost    at most {made_of}; set price_per_hour to see it in US dollars"
     each = job.instance_count * hourly
     most = jobs * each * seconds / 3600
-    return f"cost    {each:,.2f} USD an hour, at most {most:,.2f} USD: {made_of} × {hourly:g} USD"
+    return f"cost    {together * each:,.2f} USD an hour, at most {most:,.2f} USD: {made_of} × {hourly:g} USD"
 
 
 def listed(value: Any) -> list[Any]:

@@ -6,6 +6,7 @@ configuration or a transform job. After a step that fails all of it is removed a
 """
 
 import math
+import re
 import shutil
 import sys
 import tarfile
@@ -36,6 +37,7 @@ class Deployment:
     region: str
     trained: str  # S3 address of the job's own archive
     archive: str  # S3 address of the archive with code
+    key: str  # KMS key that the job's output is encrypted with; empty: AWS's own
     requests: dict[str, dict[str, Any]]  # in order: Model, then EndpointConfig and Endpoint, or TransformJob
     cost: str
 
@@ -49,6 +51,8 @@ def plan(
         UserError: the job has no model, there is no input, or the model is too large for a serverless endpoint.
     """
     refuse_options(instance, count, transform)
+    if not image and re.match(r"ml\.[a-z]+\d+g", instance):
+        raise UserError(f"--instance {instance} is Graviton (ARM), which AWS's images are not for; take one of x86")
     client = aws.client("sagemaker", region)
     job = describe(job_name, client)
     if serverless and (job.get("VpcConfig") or job.get("EnableNetworkIsolation")):
@@ -59,6 +63,7 @@ def plan(
     if not models:
         status = job["TrainingJobStatus"]
         raise UserError(f"{job_name} is {status} and has no model.tar.gz in S3; name a job that completed")
+    key = job["OutputDataConfig"].get("KmsKeyId", "")
     registry, _, own = job["AlgorithmSpecification"]["TrainingImage"].partition("/")
     if not image and not own.startswith(("pytorch:", "pytorch-training:")):
         raise UserError(f"{job_name} trained in {own}, not in AWS's image; name one for inference with --image")
@@ -76,6 +81,7 @@ def plan(
     }
     if transform:
         requests, until = {"TransformJob": transform_job(name, region, instance, count, *transform)}, "all is answered"
+        requests["TransformJob"]["TransformOutput"] |= {"KmsKeyId": key} if key else {}
     else:
         # Server, torch and transformers take some 2 GB, and while weights are loaded they are in memory twice.
         gb = math.ceil(2 + 2 * models[0]["Size"] / 2**30) if serverless else 0
@@ -88,7 +94,7 @@ def plan(
     found = client.list_tags(ResourceArn=job["TrainingJobArn"])["Tags"]
     tags = [tag for tag in found if not tag["Key"].startswith("aws:")]
     made = {kind: {**request, "Tags": tags} for kind, request in {"Model": model, **requests}.items()}
-    return Deployment(name, region, trained, archive, made, f"cost    {cost}")
+    return Deployment(name, region, trained, archive, key, made, f"cost    {cost}")
 
 
 def refuse_options(instance: str, count: int, transform: list[str] | None) -> None:
@@ -97,7 +103,7 @@ def refuse_options(instance: str, count: int, transform: list[str] | None) -> No
         raise UserError(f"--count {count} is not a number of instances; give 1 or more")
     known = aws.shape("TransformInstanceType" if transform else "ProductionVariantInstanceType").enum
     if instance not in known:
-        cure = f"{near(instance, known)} If it is new, pip install --upgrade boto3"
+        cure = f"{near(instance, known)}; if it is new, pip install --upgrade boto3"
         raise UserError(f"--instance {instance} is not known to the installed botocore; {cure}")
     for uri in transform or ():
         if not aws.s3_uri(uri):
@@ -144,7 +150,8 @@ def deploy(made: Deployment) -> str:
             s3, old, new = aws.client("s3", made.region), Path(folder, "old"), Path(folder, "new")
             s3.download_file(*aws.s3_location(made.trained), str(old))
             pack(old, new)
-            s3.upload_file(str(new), *aws.s3_location(made.archive))
+            encrypted = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": made.key} if made.key else None
+            s3.upload_file(str(new), *aws.s3_location(made.archive), ExtraArgs=encrypted)
         for each, request in made.requests.items():
             aws.call(client, "Create", each, made.name, **request)
         print(f"making  {made.name}, which takes some minutes", flush=True)

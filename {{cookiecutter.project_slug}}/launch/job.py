@@ -1,6 +1,5 @@
 """`job.toml`, read and typed: the one description of a job that `launch` and `rehearsal` share."""
 
-import difflib
 import json
 import tomllib
 from dataclasses import MISSING, dataclass, field, fields
@@ -9,6 +8,7 @@ from types import UnionType
 from typing import Any, get_args, get_origin
 
 from launch import ROOT
+from launch.findings import near
 from runtime.report import UserError
 
 Value = str | int | float | bool
@@ -126,8 +126,7 @@ def _build(cls: type, table: dict[str, Any], prefix: str, problems: list[str]) -
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            near = difflib.get_close_matches(key[:200], known, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known are {', '.join(known)}"
+            hint = near(key, known)
             problems.append(f"{prefix}{_show(key)[1:-1]} = {_show(value)} is not a key of job.toml; {hint}")
             continue
         values[key] = _typed(known[key], value, prefix, problems)

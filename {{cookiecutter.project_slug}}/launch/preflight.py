@@ -23,7 +23,7 @@ CHANNELS = "/opt/ml/input/data/"  # where the container finds them
 
 SECRET = re.compile(
     r"A[KS]IA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|\bxox[abp]-"
-    r"|\b(hf_|gh[pousr]_|github_pat_|sk-)[A-Za-z0-9_-]{30,}"
+    r"|\b(hf_|gh[pousr]_|github_pat_|sk-)[A-Za-z0-9_-]{30,}|://[^/\s:@]+:[^/\s@]+@"
 )
 SECRET_NAME = re.compile(r"(^|_)(secret|token|password|passwd|api_?key|access_key|credentials?)(_|$)", re.I)
 SECRET_FILE = re.compile(r"\.env(\..+)?|.*\.(pem|key|p12)|id_(rsa|ed25519|ecdsa)|credentials(\.json)?|\.netrc", re.I)
@@ -157,6 +157,8 @@ def fields(job: Job) -> Iterator[Finding]:
         yield error("mlflow", f'"{job.mlflow}" names no server', "give the ARN of your MLflow tracking server or app")
     elif job.mlflow and not requirements.lists("sagemaker-mlflow"):
         yield error("mlflow", "the container has no client for it", "add sagemaker-mlflow to src/requirements.txt")
+    if not re.fullmatch(r"(ssm:[\w./:-]+|(?!ssm:)[\w/+=.@:-]+)?", job.hub_token_secret, re.ASCII):
+        yield error("hub_token_secret", f'"{job.hub_token_secret}" names no secret', 'a name, an ARN, or "ssm:NAME"')
     if job.checkpoint_s3 not in ("", "auto"):
         if not aws.s3_uri(job.checkpoint_s3):
             yield error("checkpoint_s3", f'"{job.checkpoint_s3}" is not an S3 address', 'as in "s3://bucket/folder/"')

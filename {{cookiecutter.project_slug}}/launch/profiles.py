@@ -117,11 +117,6 @@ def gpus(instance_type: str) -> int | None:
     return None if _GPU_FAMILIES.match(family(instance_type)) else 0
 
 
-def has_efa(instance_type: str) -> bool:
-    """Whether hosts of this type talk over EFA, which works within one zone only."""
-    return bool(re.match(r"p3dn$|p4d|p5|p6|trn", family(instance_type)))
-
-
 def launcher(job: Job) -> str:
     """The launcher that `distribution` means; `auto` follows the instance, as job.toml says."""
     if job.distribution != "auto":

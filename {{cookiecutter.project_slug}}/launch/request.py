@@ -4,7 +4,6 @@ import inspect
 import io
 import logging
 import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -68,8 +67,8 @@ def metric_definitions() -> list[dict[str, str]]:
 def environment(job: Job) -> dict[str, str]:
     """Variables of the container: [environment], and what keys of job.toml tell train.py."""
     own = {hub.SECRET: job.hub_token_secret, "MLFLOW_TRACKING_URI": job.mlflow}
-    own["MLFLOW_EXPERIMENT_NAME"] = job.name if job.mlflow else ""
-    return {**job.environment, **{name: value for name, value in own.items() if value}}
+    named = {"MLFLOW_EXPERIMENT_NAME": job.name} if job.mlflow else {}
+    return {**named, **job.environment, **{name: value for name, value in own.items() if value}}
 
 
 def options(job: Job, bucket: str, name: str) -> dict[str, Any]:
@@ -216,11 +215,12 @@ def dry_run(job: Job, build: Any = training_request, name: str = "") -> dict[str
     """
     import boto3
     from botocore.awsrequest import AWSResponse
+    from urllib3 import HTTPResponse
 
     def hold(request: Any, event_name: str, **_: Any) -> AWSResponse:  # the last stop before the network
         if ".s3." not in event_name:
             raise RuntimeError(f"a dry run sends nothing, and {event_name} was about to")
-        return AWSResponse(request.url, 200, {}, _Body())
+        return AWSResponse(request.url, 200, {}, HTTPResponse(io.BytesIO(), preload_content=False))
 
     sdk()  # where none is installed, ModuleNotFoundError says so
     try:
@@ -236,10 +236,3 @@ def dry_run(job: Job, build: Any = training_request, name: str = "") -> dict[str
     except Exception as error:  # the SDK raises whatever it comes across in values of [estimator] and [channels]
         said = f"{type(error).__name__}: {report.root_cause(error)}"
         raise UserError(f"the SageMaker SDK cannot build a request of this job ({said}); correct that value") from error
-
-
-class _Body(io.BytesIO):
-    """An empty HTTP body with the one method of urllib3's that botocore calls."""
-
-    def stream(self, **_: Any) -> Iterator[bytes]:
-        yield self.read()

@@ -52,10 +52,12 @@ def resolved(job: Job, path: Path = FILE) -> Iterator[Finding]:
         return
     try:
         installs = [item["metadata"] for item in resolve(path, profile)]
-    except Unresolved as reason:
-        if reason.unreachable:
+    except subprocess.CalledProcessError as refusal:
+        if re.search(r"(?i)connection (broken|error)|timed out", refusal.stderr):
             yield skipped(key, "pip reached no package index", "run preflight again with a network")
         else:
+            lines = (line.removeprefix("ERROR: ") for line in refusal.stderr.splitlines() if "WARNING" not in line)
+            reason = " ".join(lines)[-400:]
             yield error(key, f"pip finds no set for Python {profile.python}: {reason}", "change the pins")
         return
     for item in installs:
@@ -67,15 +69,6 @@ def resolved(job: Job, path: Path = FILE) -> Iterator[Finding]:
             return
 
 
-class Unresolved(Exception):
-    """What pip said when it found no solution, and whether that was for want of a package index."""
-
-    def __init__(self, said: str) -> None:
-        lines = (line.removeprefix("ERROR: ") for line in said.splitlines() if "WARNING" not in line)
-        super().__init__(" ".join(lines)[-400:])
-        self.unreachable = bool(re.search(r"(?i)connection (broken|error)|timed out", said))
-
-
 def resolve(path: Path, profile: profiles.Profile) -> list[dict[str, Any]]:
     """What pip would install into the image: its report's entries. Nothing is downloaded but metadata.
 
@@ -83,7 +76,7 @@ def resolve(path: Path, profile: profiles.Profile) -> list[dict[str, Any]]:
     Linux. Environment markers are those of the interpreter that runs this, since pip has no option for them.
 
     Raises:
-        Unresolved: there is no solution, or no package index.
+        CalledProcessError: there is no solution, or no package index.
     """
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -97,8 +90,7 @@ def resolve(path: Path, profile: profiles.Profile) -> list[dict[str, Any]]:
         command += ["--dry-run", "--quiet", "--report", str(home / "report.json"), "--requirement", str(path)]
         command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={profile.python}"]
         command += [f"--platform=manylinux_2_{glibc}_x86_64" for glibc in range(17, 36)]  # 2.35 is Ubuntu 22.04's
-        done = subprocess.run([*command, "--retries=1", "--timeout=20"], capture_output=True, text=True, cwd=ROOT)
-        if done.returncode:
-            raise Unresolved(done.stderr)
+        command += ["--retries=1", "--timeout=20"]
+        subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
         installs: list[dict[str, Any]] = json.loads((home / "report.json").read_text())["install"]
         return installs

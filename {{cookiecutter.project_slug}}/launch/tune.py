@@ -1,7 +1,7 @@
 """Search the ranges of job.toml's [tune] for the options with the best MONITOR, by SageMaker's hyperparameter tuning.
 
-Every training job of it is the one of job.toml, but for the options in the ranges, and without a folder for
-checkpoints, which all of them might share: one that is interrupted begins again.
+Every training job of it is the one of job.toml, but for the options in the ranges, what a tuning job cannot carry,
+and a folder for checkpoints, which all of them might share: one that is interrupted begins again.
 """
 
 from collections.abc import Iterator
@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from launch import aws, preflight, request, v3
-from launch.findings import Finding, error
-from launch.job import Job
+from launch.findings import Finding, error, from_sentence, refused, warning
+from launch.job import Job, Value
 from options import MODE, MONITOR, OPTIONS
 from runtime import command_line
+from runtime.report import UserError
 
 
 def check(job: Job) -> Iterator[Finding]:
@@ -24,13 +25,26 @@ def check(job: Job) -> Iterator[Finding]:
         yield error("tune.ranges", "there are none to search", "add one, as in lr = { min = 1e-4, max = 1e-2 }")
     if job.tune.parallel > job.tune.max_jobs:
         yield error("tune.parallel", f"{job.tune.parallel} is above max_jobs", f"at most {job.tune.max_jobs}")
+    for key in ("forward_stop", "keep_alive_s", "estimator.enable_remote_debug"):
+        if getattr(job, key, job.estimator.get(key.rpartition(".")[2])):
+            yield warning(key, "a tuning job cannot carry it", "its jobs run without it")
+    if "training_plan" in job.estimator:
+        yield error("estimator.training_plan", "a tuning job cannot carry it", "remove it, or submit single jobs")
+    declared = command_line.declared(OPTIONS)
     for option, given in job.tune.ranges.items():
         key, values = f"tune.ranges.{option}", given
+        kind = declared[option].type if option in declared else float  # which is said below
         if isinstance(given, dict):
             values = [given[end] for end in ("min", "max") if type(given.get(end)) in (int, float)]
             if len(values) < 2 or given.keys() - {"min", "max", "scale"} or not values[0] < values[1]:
                 yield error(key, "no range", 'as in { min = 1e-4, max = 1e-2, scale = "Logarithmic" }')
-        elif not isinstance(given, list) or not given:
+            elif not isinstance(kind, type) or not issubclass(kind, int | float) or kind is bool:
+                yield error(key, "a range, and the option is no number", "give a list of its values")
+            elif (scale := given.get("scale")) == "Logarithmic" and values[0] <= 0:
+                yield error(key, "AWS takes Logarithmic above 0 alone", "raise min, or leave scale out")
+            elif scale == "ReverseLogarithmic" and (values[0] < 0 or values[1] >= 1 or issubclass(kind, int)):
+                yield error(key, "AWS takes ReverseLogarithmic for fractions below 1 alone", "leave scale out")
+        elif not isinstance(given, list) or not given or not all(isinstance(value, Value) for value in given):
             yield error(key, "neither a range nor a list", "as in { min = 1, max = 8 }, or [16, 32, 64]")
             continue
         for value in values:
@@ -38,13 +52,16 @@ def check(job: Job) -> Iterator[Finding]:
                 yield replace(found, key=key)
 
 
-def judged(job: Job) -> tuple[list[Finding], dict[str, Any] | None]:
-    """All of this that takes no network, and the request; what the job itself is judged by is preflight's."""
-    found, made = [*check(job)], None
-    if not found:
+def judged(job: Job, found: list[Finding]) -> tuple[list[Finding], dict[str, Any] | None]:
+    """What preflight `found`, and all of this that takes no network; and the request, if one can be made."""
+    found, made = [*found, *check(job)], None
+    try:
         made = request.dry_run(job, tuning_request, job_name(job))
         limits = preflight.violations(made, aws.shape("CreateHyperParameterTuningJobRequest"))
-        found = [error(f"tune: {path}", problem, cure) for path, problem, cure in limits]
+        found += [error(f"tune: {path}", problem, cure) for path, problem, cure in limits]
+    except UserError as problem:
+        if not refused(found):  # else it is one of these
+            found.append(from_sentence("tune", str(problem)))
     return found, made
 
 
@@ -61,7 +78,7 @@ def tuner(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:
         if isinstance(given, list):
             ranges[option] = sdk.CategoricalParameter(given)
         else:
-            whole = isinstance(declared[option].default, int)
+            whole = issubclass(declared[option].type, int)
             kind = sdk.IntegerParameter if whole else sdk.ContinuousParameter
             ranges[option] = kind(given["min"], given["max"], scaling_type=given.get("scale", "Auto"))
     made = request.estimator(replace(job, checkpoint_s3=""), session, role, bucket, name)

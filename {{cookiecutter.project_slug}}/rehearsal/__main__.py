@@ -40,7 +40,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         usage="%(prog)s [--hosts 2] [--processes 2] [--distribution …] [options] [-- --epochs 1 --lr 1e-3 …]",
         description=__doc__,
         epilog="What is not given comes from job.toml. Exit status: 0 if every host succeeded and every check passed, "
-        "1 if not, 2 for a mistake on this command line, 130 after Ctrl-C.",
+        "1 if not, 2 for a mistake on this command line or in job.toml, 130 after Ctrl-C.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -100,7 +100,8 @@ def plan(args: argparse.Namespace) -> Plan:
         job = dataclasses.replace(job, forward_stop=True)
     if job.hub_token_secret:
         notes.append("hub_token_secret is not read here: export HF_TOKEN, and let it in with --inherit HF_TOKEN")
-    job = dataclasses.replace(job, hub_token_secret="", mlflow="")  # nothing is logged to the server either
+    kept = {name: value for name, value in job.environment.items() if not name.startswith("MLFLOW_")}
+    job = dataclasses.replace(job, hub_token_secret="", mlflow="", environment=kept)  # nor is a server logged to
     made, note = request.make(job) if own else (request.without_sdk(job), "")
     profile = profiles.profile(job)
     remote = {k: v if isinstance(v, str) else str(v.get("s3_data", "")) for k, v in job.channels.items()}

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from rehearsal.hosts import Host, Plan
+from rehearsal.hosts import Host, Plan, environment
 
 Rank = dict[str, Any]
 RECURRING = 0.1  # of what a rank sees in an epoch may be there twice, else what ranks have in common proves nothing
@@ -208,7 +207,7 @@ def _predicts(plan: Plan, run: Path, hosts: list[Host]) -> Check:
     if not program.is_file():
         return Check(name, "skipped", "no predict.py in the source folder")
     command = [sys.executable, str(program), "--model_dir", str(hosts[0].base / "model"), "--sample"]
-    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(run / "tmp")}
+    env = {**environment(plan, run, hosts[0], 7777, mpirun=False), "PYTHONPATH": ""}  # without the stubs
     try:
         done = subprocess.run(command, cwd=run, env=env, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:

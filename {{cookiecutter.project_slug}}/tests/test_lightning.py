@@ -565,7 +565,7 @@ def test_mlflow_is_lightnings_own_logger_where_a_server_is_named(monkeypatch):
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", Logger)
     env = {"MLFLOW_TRACKING_URI": "arn:x", "MLFLOW_EXPERIMENT_NAME": "words", "TRAINING_JOB_NAME": "words-1"}
     (logger,) = tracking.mlflow_loggers({"lr": 0.1}, env)
-    assert isinstance(logger, Logger)
+    assert isinstance(logger, Logger) and env["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
     assert made == {"experiment": "words", "run_name": "words-1", "tracking_uri": "arn:x", "options": {"lr": 0.1}}
 
 
@@ -576,3 +576,12 @@ def test_mlflow_that_is_not_installed_is_a_sentence(monkeypatch):
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", missing)
     with pytest.raises(UserError, match="not installed; add sagemaker-mlflow to src"):
         tracking.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "arn:x"})
+
+
+def test_an_mlflow_server_that_does_not_answer_is_a_sentence_without_its_address(monkeypatch):
+    def silent(*_: Any, tracking_uri: str, **__: Any) -> None:
+        raise ConnectionError(f"API request to {tracking_uri} failed")
+
+    monkeypatch.setattr(pl.loggers, "MLFlowLogger", silent)
+    with pytest.raises(UserError, match="API request to its address failed"):
+        tracking.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "http://me:secret@x"})

@@ -250,7 +250,11 @@ def test_a_serverless_endpoint_gets_the_memory_that_the_model_needs(account, cap
 def test_a_batch_transform_leaves_its_answers_alone(account, capsys, monkeypatch, file, kind):
     account.client("s3").put_object(Bucket="language-id", Key=file, Body=b"x")
     asked = record(monkeypatch)
+    sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].output_data_config["KmsKeyId"] = "alias/mine"
     assert run("deploy", "--transform", "s3://language-id/in/", "s3://language-id/out/") == 0
+    encrypted = asked["PutObject"]["ServerSideEncryption"], asked["PutObject"]["SSEKMSKeyId"]
+    assert encrypted == ("aws:kms", "alias/mine")
+    assert asked["CreateTransformJob"]["TransformOutput"]["KmsKeyId"] == "alias/mine"
     assert "answers s3://language-id/out/" in capsys.readouterr().out
     made = asked["CreateTransformJob"]
     assert made["TransformInput"]["ContentType"] == kind and made["TransformOutput"]["Accept"] == LINES
@@ -338,6 +342,8 @@ def test_a_job_that_cannot_be_deployed_is_refused_in_a_sentence(account, capsys)
         (("--count", "0"), "--count 0 is not a number of instances"),
         (("--instance", "ml.m5.xlagre"), "--instance ml.m5.xlagre is not known .*; did you mean ml.m5.xlarge?"),
         (("--transform", "s3://language-id/in", "out"), "--transform out is not an S3 address"),
+        (("--serverless", "--count", "3"), "--serverless takes no --instance and no --count"),
+        (("--instance", "ml.c7g.xlarge"), "--instance ml.c7g.xlarge is Graviton"),
         (("--serverless",), "ran in a VPC or isolated, and serverless endpoints cannot"),
     ],
 )

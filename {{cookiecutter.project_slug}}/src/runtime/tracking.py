@@ -1,26 +1,32 @@
 """Lightning's own logger of MLflow, where MLFLOW_TRACKING_URI names a server: job.toml's key `mlflow` sets it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from runtime.report import UserError
+from runtime.report import UserError, root_cause
 
 
-def mlflow_loggers(options: Mapping[str, Any], env: Mapping[str, str]) -> list[Any]:
+def mlflow_loggers(options: Mapping[str, Any], env: MutableMapping[str, str]) -> list[Any]:
     """A logger for `Trainer` that has noted the run's options, named as the job; none where no server is named.
 
     Raises:
-        UserError: mlflow is not installed.
+        UserError: mlflow is not installed, or the server cannot be used.
     """
     if not (server := env.get("MLFLOW_TRACKING_URI")):
         return []
     from pytorch_lightning.loggers import MLFlowLogger
 
+    # mlflow's own patience is minutes, and a slow server would look like a hang of training.
+    env.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    env.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     experiment = env.get("MLFLOW_EXPERIMENT_NAME", "lightning_logs")
     try:
         logger = MLFlowLogger(experiment, run_name=env.get("TRAINING_JOB_NAME"), tracking_uri=server)
+        logger.log_hyperparams(dict(options))
+        return [logger]
     except ModuleNotFoundError:
         cure = "add sagemaker-mlflow to src/requirements.txt, which brings mlflow, or unset it"
-        raise UserError(f"MLFLOW_TRACKING_URI={server} is set, but mlflow is not installed; {cure}.") from None
-    logger.log_hyperparams(dict(options))
-    return [logger]
+        raise UserError(f"MLFLOW_TRACKING_URI is set, but mlflow is not installed; {cure}.") from None
+    except Exception as error:  # of mlflow, of the network, or of a store
+        said = root_cause(error).replace(server, "its address")  # which may hold a password
+        raise UserError(f"MLFLOW_TRACKING_URI's server cannot be used ({said}); correct it, or unset it.") from None

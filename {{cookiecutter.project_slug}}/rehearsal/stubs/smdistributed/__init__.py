@@ -1,1 +1,0 @@
-"""Stub of AWS's package of this name, which only AWS's images hold; found only while a rehearsal runs."""

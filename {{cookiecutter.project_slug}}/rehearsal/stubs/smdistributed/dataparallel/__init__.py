@@ -1,1 +1,0 @@
-"""Stub of SMDDP: the documented contract over gloo, to prove wiring. It says nothing about SMDDP itself."""
