@@ -40,10 +40,8 @@ class Asked:
 
     def addresses(self) -> dict[str, str]:
         """Folders in S3 by their key in job.toml, without the SDK's default bucket, which it makes itself."""
-        found = {
-            f"channels.{channel['ChannelName']}": str(channel["DataSource"].get("S3DataSource", {}).get("S3Uri", ""))
-            for channel in self.request.get("InputDataConfig", [])
-        }
+        inputs = {c["ChannelName"]: c["DataSource"] for c in self.request.get("InputDataConfig", [])}
+        found = {f"channels.{name}": data.get("S3DataSource", {}).get("S3Uri", "") for name, data in inputs.items()}
         found["bucket"] = self.request["OutputDataConfig"]["S3OutputPath"]
         found["checkpoint_s3"] = self.request.get("CheckpointConfig", {}).get("S3Uri", "")
         made_by_sdk = f"s3://sagemaker-{self.job.region}-"

@@ -10,9 +10,7 @@ from typing import Any
 from runtime.report import UserError
 
 REFUSED_KEYS = "UnrecognizedClientException InvalidClientTokenId SignatureDoesNotMatch InvalidAccessKeyId AuthFailure"
-TRANSIENT = re.compile(
-    r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|ServiceUnavailable|Internal(Failure|Err)"
-)
+TRANSIENT = r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|ServiceUnavailable|Internal(Failure|Err)"
 
 
 def client(service: str, region: str) -> Any:
@@ -86,7 +84,7 @@ def transient(problem: Exception) -> bool:
     """Whether asking again later may succeed: no network, throttled, or a failure inside AWS."""
     from botocore import exceptions as e
 
-    return isinstance(problem, e.HTTPClientError | e.ConnectionError) or bool(TRANSIENT.search(code(problem)))
+    return isinstance(problem, e.HTTPClientError | e.ConnectionError) or bool(re.search(TRANSIENT, code(problem)))
 
 
 @contextmanager
@@ -131,9 +129,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, e.NoCredentialsError | e.PartialCredentialsError):
         return f"there are no AWS credentials here; {sign_in()}"
     if isinstance(error, e.ProfileNotFound):
-        return (
-            f"{str(error)[:1].lower()}{str(error)[1:]}; set AWS_PROFILE to one that aws configure list-profiles prints"
-        )
+        said = f"{str(error)[:1].lower()}{str(error)[1:]}"
+        return f"{said}; set AWS_PROFILE to one that aws configure list-profiles prints"
     if isinstance(error, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
         return f"the single sign-on session cannot be used ({error}); {sign_in()}"
     if isinstance(error, e.HTTPClientError | e.ConnectionError):

@@ -153,9 +153,7 @@ def unpack(archive: Path, target: Path) -> None:
                 raise UserError(f"the archive needs more than is free on the disk of {target}; free some, or use --to")
             tar.extractall(target, filter="data")
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise UserError(
-            f"the archive cannot be unpacked ({error}); fetch it again, or see what the job saved"
-        ) from error
+        raise UserError(f"the archive cannot be unpacked ({error}); fetch it again, or see what was saved") from error
 
 
 def print_rows(rows: list[dict[str, str]]) -> None:

@@ -194,9 +194,8 @@ def addresses(job: Job) -> Iterator[Finding]:
         elif aws.s3_uri(job.checkpoint_s3):
             data, kept = f"{address.rstrip('/')}/", f"{job.checkpoint_s3.rstrip('/')}/"
             if data.startswith(kept) or kept.startswith(data):
-                yield error(
-                    "checkpoint_s3", f"it and {key} overlap, and checkpoints would be data", "name another folder"
-                )
+                problem = f"it and {key} overlap, and checkpoints would be data"
+                yield error("checkpoint_s3", problem, "name another folder")
         variable = f"SM_CHANNEL_{name.upper()}"
         if not re.fullmatch(r"\w+", name, re.ASCII):
             yield error(key, f"{variable} is not a valid variable name", "use letters, digits and underscores")

@@ -107,9 +107,7 @@ def parameters() -> list[str]:
 
 def channels(job: Job) -> dict[str, Any] | None:
     """What `fit` takes as inputs: an S3 address, or a table as the SDK's TrainingInput or FileSystemInput."""
-    made = {
-        name: given if isinstance(given, str) else channel_class(given)(**given) for name, given in job.channels.items()
-    }
+    made = {key: each if isinstance(each, str) else channel_class(each)(**each) for key, each in job.channels.items()}
     return made or None
 
 
