@@ -559,6 +559,12 @@ def test_what_only_this_machine_has_is_warned_of_and_a_tokenizer_is_no_secret(go
     ]
 
 
+def test_a_monitor_that_is_no_metric_is_warned_of(monkeypatch):
+    monkeypatch.setattr("options.MONITOR", "val/los")
+    (found,) = preflight.source()
+    assert str(found).startswith("warning src/options.py: MONITOR, val/los, is not among METRICS; correct one of them")
+
+
 def test_source_folder(tmp_path):
     folder = tmp_path / "src"
     folder.mkdir()

@@ -361,6 +361,11 @@ def source(folder: Path = SRC) -> Iterator[Finding]:
     for needed in ("train.py", "requirements.txt"):
         if not (folder / needed).is_file():
             yield error(f"{folder.name}/{needed}", "is missing", "the container looks for it there")
+    from options import METRICS, MONITOR
+
+    if MONITOR not in METRICS:
+        cure = "correct one of them: a run whose validation does not log it ends before it trains"
+        yield warning("src/options.py", f"MONITOR, {MONITOR}, is not among METRICS", cure)
     size = 0
     for path in sorted(p for p in folder.rglob("*") if "__pycache__" not in p.parts):
         name = path.relative_to(folder.parent).as_posix()
