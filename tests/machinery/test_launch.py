@@ -261,7 +261,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "environment name": ({"environment.1A": "x"}, "environment.1A: "),
     "spot that never resumes": ({"spot.enabled": True, "hyperparameters.resume": "never"}, "would begin there again"),
     "secret": ({"environment.HF_TOKEN": "hf_" + "a" * 34}, "HF_TOKEN: looks like a secret"),
-    "secret in an address": ({"environment.PIP_INDEX_URL": "https://me:secret@pypi.x/"}, "PIP_INDEX_URL: looks like"),
+    "secret in an address": (
+        {"environment.PIP_INDEX_URL": "https://me:secret@a.example/"},
+        "PIP_INDEX_URL: looks like",
+    ),
     "secret store without a name": ({"hub_token_secret": "ssm:"}, 'hub_token_secret: "ssm:" names no secret'),
     "secret in a table": ({"estimator.a": {"b": {"api_key": "s3cr3t-s3cr3t"}}}, "estimator.a.b.api_key: looks like"),
     "hyperparameter of 2501": ({"hyperparameters.dataset": "x" * 2500}, "hyperparameters.dataset: 2502 .* 2500"),

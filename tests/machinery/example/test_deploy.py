@@ -21,7 +21,7 @@ import model
 import predict
 from launch import deploy, request
 from launch.__main__ import main
-from test_launch_aws import ACCOUNT, REGION, record
+from moto_account import ACCOUNT, REGION, record
 
 LABELS = ["greek", "latin", "cyrillic"]
 WORDS = ["αβγδ", "abcd", "", "x" * 600, "\u2028"]
