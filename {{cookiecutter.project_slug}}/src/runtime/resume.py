@@ -25,7 +25,7 @@ def lock(directory: Path) -> FileLock:
         raise UserError(
             f"Another run is writing to {directory}; wait for its end, or name another --output_dir."
         ) from None
-    except NotImplementedError:  # some network file systems
+    except NotImplementedError:  # of filelock 3, as in older images, where a file system has no flock; 4 does without
         print(f"warning: files cannot be locked in {directory}; let no other run write there", file=sys.stderr)
     except OSError as error:
         raise UserError(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -370,6 +371,24 @@ def test_a_hang_is_placed_in_the_owners_code(monkeypatch: pytest.MonkeyPatch) ->
     call = compile("ranks.sum_over_ranks(ones)", model.__file__, "exec")  # as torchmetrics does for model.py
     exec(call, {"ranks": ranks, "ones": torch.ones(1)})  # noqa: S102
     assert [place.split(":")[0] for place in seen] == ["watchdog.py", "model.py"]
+
+
+def test_a_file_system_without_locks_stops_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The system's answer, whatever filelock makes of it; then what its older versions make of it."""
+    fcntl = pytest.importorskip("fcntl", reason="POSIX only")
+
+    def absent(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", absent)
+        resume.lock(tmp_path / "one").release()
+    capsys.readouterr()
+    monkeypatch.setattr(resume.FileLock, "acquire", Mock(side_effect=NotImplementedError))
+    resume.lock(tmp_path / "other")
+    assert "let no other run write there" in capsys.readouterr().err
 
 
 def test_two_runs_do_not_write_to_one_folder(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
