@@ -22,7 +22,8 @@ def environment(torch: str, python: str) -> Path:
         raise UserError("--image-versions: the image's torch is not known here; set image in job.toml to a profile")
     home = Path(sys.prefix) / f"image-{torch}"
     own = home / "bin" / "python"
-    if (home / "made").is_file():
+    asked = (ROOT / "src" / "requirements.txt", ROOT / "pyproject.toml")
+    if (made := home / "made").is_file() and made.stat().st_mtime > max(path.stat().st_mtime for path in asked):
         return own
     print(f"making {home} with torch {torch}, which takes minutes", flush=True)
     pip = [sys.executable, "-m", "pip", "--python", str(own), "install", "--quiet"]
@@ -39,7 +40,7 @@ def environment(torch: str, python: str) -> Path:
     mpi, version = Path(sys.prefix) / "open-mpi", f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
     if mpi.is_dir() and (home / version).is_dir():  # mpi4py is built for one Python
         (home / "open-mpi").symlink_to(mpi)
-    (home / "made").touch()
+    made.touch()
     return own
 
 
