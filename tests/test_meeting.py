@@ -57,33 +57,31 @@ def test_a_rank_that_does_not_come_is_named_in_time(
 
 
 RESTARTED = """
-import os, time
+import os, sys, time
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import dist
 from runtime import ranks
-with dist.session() as cluster:
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        if cluster.rank == 1:
-            raise ValueError("the first attempt's")
-        time.sleep(60)  # torchrun ends it
-    elif cluster.rank == 1:
-        time.sleep(8)  # says nothing
-    else:
-        print("cause:", ranks._cause(cluster, RuntimeError("gloo: Connection closed by peer")), flush=True)
+def rank():
+    with dist.session() as cluster:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if cluster.rank == 1:
+                raise ValueError("the first attempt's")
+            time.sleep(60)  # the agent ends it
+        elif cluster.rank == 1:
+            time.sleep(8)  # says nothing
+        else:
+            print("cause:", ranks._cause(cluster, RuntimeError("gloo: Connection closed by peer")), flush=True)
+address = {"rdzv_backend": "static", "rdzv_endpoint": f"127.0.0.1:{sys.argv[1]}", "rdzv_configs": {"rank": 0}}
+config = LaunchConfig(1, 1, 2, **address, run_id="none", max_restarts=1, monitor_interval=0.1, start_method="fork")
+elastic_launch(config, rank)()
 """
 
 
 def test_a_restart_does_not_hear_of_the_attempt_before(project: Project, tmp_path: Path) -> None:
-    """torchrun's agent keeps the store from one attempt to the next."""
-    script = tmp_path / "restarted.py"
-    script.write_text(RESTARTED)
-    options = ["--nproc_per_node", "2", "--max_restarts", "1", "--master_port", str(free_port())]
-    said = project.run(
-        *("python", "-m", "torch.distributed.run", *options, str(script)),
-        PYTHONPATH=str(project.path / "src"),
-        CUDA_VISIBLE_DEVICES="",
-        DIST_MEET_SECONDS="60",
-    )
-    assert "cause: rank 1 on host localhost exited without an error message" in said.stdout, said.stdout
+    """torchrun's agent keeps the store from one attempt to the next. Its ranks are forked."""
+    env = clean() | {"PYTHONPATH": str(project.path / "src"), "CUDA_VISIBLE_DEVICES": "", "DIST_MEET_SECONDS": "60"}
+    status, said = forked.start(RESTARTED, tmp_path / "log", env, str(free_port())).wait(200)
+    assert status == 0 and "cause: rank 1 on host localhost exited without an error message" in said, said
 
 
 ENDING = """

@@ -11,16 +11,9 @@ from pathlib import Path
 
 import forked
 import pytest
-from conftest import Project, bake, need, weights
+from conftest import Project, bake, free_port, need, weights
 
 SMALL = ["--epochs", "2", "--lr", "0.01", "--log_every", "5"]
-
-
-def torchrun(
-    project: Project, ranks: int, *options: str, check: bool = True, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    launcher = ["python", "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return project.run(*launcher, "src/train.py", *options, check=check, **environment)
 
 
 def test_two_ranks_train_what_one_trains(tmp_path: Path, words: Path) -> None:
@@ -47,18 +40,9 @@ if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
 """,
         encoding="utf-8",
     )
-    two = torchrun(
-        made,
-        2,
-        "--dataset",
-        str(words),
-        *SMALL,
-        "--batch_size",
-        "16",
-        "--output_dir",
-        "two",
-        PYTHONPATH=str(made.path / "watch"),
-    )
+    launcher = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "src/train.py"]
+    command = ["--dataset", str(words), *SMALL, "--batch_size", "16", "--output_dir", "two"]
+    two = made.run(*launcher, *command, PYTHONPATH=str(made.path / "watch"))
     assert two.stdout.count("prepare_data:") == 1
     assert len(re.findall(r"^test/accuracy 0\.\d{4}$|^test/accuracy 1\.0000$", two.stdout, re.M)) == 1
     ranks = [(made.path / "watch" / f"rank{rank}.json").read_text() for rank in range(2)]
@@ -75,6 +59,19 @@ if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
     assert all(abs(a - b) < 0.15 for a, b in zip(first, second, strict=True)), (first, second)
     assert float(one.stdout.splitlines()[-1].split()[1]) > 0.9
     assert not running(made), "a process was left behind"
+
+
+def two_ranks(project: Project, log: Path, *options: str, **environment: str) -> tuple[list[int], list[str]]:
+    """Statuses and output of two ranks of train.py in the project's folder, forked."""
+    code = f"import os, sys; os.chdir({str(project.path)!r}); import train; sys.exit(train.main())"
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= {**os.environ, "PYTHONPATH": str(project.path / "src"), "PYTHONUTF8": "1", **environment}
+    log.mkdir()
+    ranks = [
+        forked.start(code, log / str(i), {**shared, "RANK": str(i), "LOCAL_RANK": str(i)}, *options) for i in range(2)
+    ]
+    statuses, said = zip(*[rank.wait(200) for rank in ranks], strict=True)
+    return list(statuses), list(said)
 
 
 ORDINARY = """
@@ -117,17 +114,18 @@ def test_an_ordinary_loader_is_divided_and_one_that_repeats_is_refused(tmp_path:
         file.write(ORDINARY)
     (made.path / "seen").mkdir()
     command = ["--dataset", str(words), "--epochs", "2", "--batch_size", "16", "--log_every", "1"]
-    torchrun(made, 2, *command, "--output_dir", "divided")
+    statuses, said = two_ranks(made, tmp_path / "divided", *command, "--output_dir", "divided")
+    assert statuses == [0, 0], said
     epochs = [[made.read(f"seen/{epoch}-{rank}").split() for rank in range(2)] for epoch in range(2)]
     for first, second in epochs:
         assert len(first) == len(second) > 100
         assert sorted(map(int, first + second)) == list(range(2 * len(first))), "each sample once"
     assert epochs[0] != epochs[1]
 
-    found = torchrun(made, 2, *command, "--output_dir", "repeated", check=False, STREAM="1")
-    assert found.returncode == 1
-    assert re.search(r"^error: Ranks 0, 1 of 2 were given the same batches, .* DataLoader, .*\.$", found.stderr, re.M)
-    assert "step=1 " in found.stdout and "step=2 " not in found.stdout, "before the second step"
+    statuses, said = two_ranks(made, tmp_path / "repeated", *command, "--output_dir", "repeated", STREAM="1")
+    assert statuses == [1, 1]
+    assert re.search(r"^error: Ranks 0, 1 of 2 were given the same batches, .* DataLoader, .*\.$", said[0], re.M)
+    assert "step=1 " in said[0] and "step=2 " not in said[0], "before the second step"
 
 
 def running(project: Project) -> list[str]:
@@ -269,7 +267,7 @@ def test_compiled(project: Project, words: Path) -> None:
     rows[1:] = [[(8 * text)[:8], label] for text, label in rows[1:]]
     alike.write_text("\n".join(map(",".join, rows)), encoding="utf-8")
     found = project.run(
-        "python", "src/train.py", "--dataset", str(alike), *SMALL, "--compile", "True", "--max_steps", "8",
+        "python", "src/train.py", "--dataset", str(alike), "--epochs", "1", "--batch_size", "30", "--compile", "True",
         "--output_dir", "compiled", TORCHINDUCTOR_COMPILE_THREADS="1",
     )  # fmt: skip
     assert re.fullmatch(r"test/accuracy [01]\.\d{4}", found.stdout.splitlines()[-1])

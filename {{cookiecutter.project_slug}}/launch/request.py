@@ -10,7 +10,7 @@ from typing import Any
 from launch import SRC, aws, profiles, v3
 from launch.job import Job
 from options import METRICS
-from runtime import hub, report
+from runtime import hub, imports, report
 from runtime.report import UserError
 
 # In a dry run these stand for what only an account knows.
@@ -135,14 +135,15 @@ def estimator(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:
 
 
 def sdk() -> Any:
-    """The SDK, imported only when needed (about 2 s), and without its remarks; v3 by v2's names."""
-    if v3.installed():
-        return v3.sdk()
-    import sagemaker
-    import sagemaker.config
-    import sagemaker.inputs
-    import sagemaker.pytorch
-    import sagemaker.tuner
+    """The SDK, imported only when needed (about 1 s), and without its remarks; v3 by v2's names."""
+    with imports.uncollected():
+        if v3.installed():
+            return v3.sdk()
+        import sagemaker
+        import sagemaker.config
+        import sagemaker.inputs
+        import sagemaker.pytorch
+        import sagemaker.tuner
 
     logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
     return sagemaker
