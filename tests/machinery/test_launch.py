@@ -106,8 +106,9 @@ def test_job_toml_names_every_mistake_at_once(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(
         'nmae = "x"\nregion = 7\ninstance_type = "ml.g5.xlarge"\ninstance_count = true\nmax_run_s = 0\n'
-        "volume_gb = 1.5\n"
-        'distribution = "mpi"\nspot = 3\n[network]\nsubnets = "subnet-1"\n[hyperparameters]\nlr = [1]\n[tags]\na = 1\n'
+        "volume_gb = 1.5\nmax_wait_s = 60\n"
+        'distribution = "mpi"\nspot = 3\n[network]\nsubnets = "subnet-1"\nvolume_gb = 9\n'
+        "[hyperparameters]\nlr = [1]\n[tags]\na = 1\n"
     )
     with pytest.raises(job.JobError) as raised:
         job.load(path)
@@ -123,6 +124,8 @@ def test_job_toml_names_every_mistake_at_once(tmp_path):
         'network.subnets = "subnet-1"': "list",
         "hyperparameters.lr = [1]": "number",
         "tags.a = 1": "text",
+        "max_wait_s = 60": "move it to [spot]",
+        "network.volume_gb = 9": "move it above the first [table]",
     }
     problems = str(raised.value).split("\n")
     assert len(problems) == len(expected)
@@ -250,6 +253,13 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "SMDDP on p3dn": ({"distribution": "smddp", "instance_type": "ml.p3dn.24xlarge"}, "SMDDP does not run on ml.p3dn"),
     "SMDDP on p5": ({"distribution": "smddp", "instance_type": "ml.p5.48xlarge"}, "SMDDP does not run on ml.p5.48xl"),
     "mistyped hyperparameter": ({"hyperparameters.epoch": 3}, "hyperparameters.epoch: .* did you mean epochs"),
+    "key among the hyperparameters": ({"hyperparameters.max_run_s": 60}, "max_run_s: .*; move it above the first"),
+    "option among the parameters": ({"estimator.epochs": 3}, r"estimator.epochs: .*; move it to \[hyperparameters\]"),
+    "spot's among the parameters": ({"estimator.max_wait_s": 3}, r"estimator.max_wait_s: .*; move it to \[spot\]"),
+    "second channel that nobody reads": (
+        DATA | {"channels.more": "s3://bucket/x"},
+        'channels.more: .*; give an option its folder, "/opt/ml/input/data/more", or remove it',
+    ),
     "lr as a word": ({"hyperparameters.lr": "fast"}, "hyperparameters.lr: found 'fast', expected a finite number"),
     "lr below zero": ({"hyperparameters.lr": -1.0}, "hyperparameters.lr: .*expected a finite number above 0"),
     "max_wait below max_run": ({"spot.enabled": True, "spot.max_wait_s": 60}, "spot.max_wait_s: 60 is below"),
@@ -607,7 +617,8 @@ TUNE = {
 def test_the_tuning_request_searches_the_ranges_with_the_jobs_own_estimator(good):
     wanted = replace(good, tune=Tune(max_jobs=9, parallel=3, **TUNE), spot=Spot(True, 90_000))
     found, made = tune.judged(wanted, [])
-    assert not found and re.fullmatch(r"language-id-\d{6}-\d{6}", made["HyperParameterTuningJobName"])
+    assert [each.key for each in found] == ["hyperparameters.lr"]  # a warning
+    assert re.fullmatch(r"language-id-\d{6}-\d{6}", made["HyperParameterTuningJobName"])
     search, own = made["HyperParameterTuningJobConfig"], made["TrainingJobDefinition"]
     assert search["HyperParameterTuningJobObjective"] == {"Type": "Maximize", "MetricName": "val/accuracy"}
     assert search["ResourceLimits"] == {"MaxNumberOfTrainingJobs": 9, "MaxParallelTrainingJobs": 3}
@@ -627,7 +638,7 @@ def test_the_tuning_request_searches_the_ranges_with_the_jobs_own_estimator(good
 
 def test_sdk_v3_does_not_tune(good, monkeypatch):
     monkeypatch.setattr("launch.v3.installed", lambda: True)
-    wanted = replace(good, tune=Tune(ranges={"lr": [0.1]}))
+    wanted = replace(good, tune=Tune(ranges={"dropout": [0.1]}))
     assert [str(f) for f in tune.check(wanted)] == [
         "error   tune: it needs the estimator of SDK v2, and v3 is installed here; use .venv/bin/python"
     ]
@@ -639,7 +650,8 @@ def test_sdk_v3_does_not_tune(good, monkeypatch):
         ({}, "tune.ranges: there are none"),
         ({"tune.ranges.learning": [1, 2]}, "tune.ranges.learning: train.py has no such option"),
         ({"tune.ranges.lr": {"min": -1.0, "max": 1.0}}, "tune.ranges.lr: found '-1.0'"),
-        ({"tune.ranges.lr": {"min": 1.0, "max": 0.1}}, "tune.ranges.lr: no range"),
+        ({"tune.ranges.lr": {"min": 1.0}}, "tune.ranges.lr: no range"),
+        ({"tune.ranges.lr": {"min": 1, "max": 0.01}}, "tune.ranges.lr: min = 1 is not below max = 0.01"),
         ({"tune.ranges.lr": {"min": 1.0, "max": 2.0, "scale": "log"}}, 'tune: .*"log" is not known'),
         ({"tune.ranges.precision": ["8-bit"]}, "tune.ranges.precision: found '8-bit'"),
         ({"tune.ranges.epochs": 3}, "tune.ranges.epochs: neither"),
@@ -656,7 +668,15 @@ def test_what_cannot_be_tuned_is_refused_like_hyperparameters(tmp_path, capsys, 
     path = edited(tmp_path / "job.toml", changes)
     assert main(["tune", "--dry-run", "--job", str(path)]) == 1
     said = capsys.readouterr()
-    assert re.search(f"(?m)^error   {line}", said.err) and not said.out, said.err
+    assert len(re.findall(f"(?m)^error   {line}", said.err)) == 1 and not said.out, said.err
+
+
+def test_preflight_reads_the_ranges_too(tmp_path, capsys):
+    changes = {"hyperparameters.lr": 0.1, "tune.ranges.lr": {"min": 1e-4, "max": 1e-2}, "tune.ranges.epoch": [1]}
+    assert main(["preflight", "--offline", "--job", str(edited(tmp_path / "job.toml", changes))]) == 1
+    said = capsys.readouterr().out
+    assert "warning hyperparameters.lr: [tune.ranges] has it too; tuning takes its values from there" in said
+    assert "error   tune.ranges.epoch: train.py has no such option; did you mean epochs?" in said
 
 
 def test_cost_is_never_invented(good):

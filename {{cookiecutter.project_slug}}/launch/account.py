@@ -313,7 +313,8 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     seconds, hours = job.max_run_s + job.keep_alive_s, f"{job.max_run_s / 3600:g} h (max_run_s)"
     if job.keep_alive_s:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
-    made_of = (f"{jobs} jobs × " if jobs > 1 else "") + f"{job.instance_count} instances × {hours}"
+    instances = f"{job.instance_count} instance{'s' * (job.instance_count > 1)}"
+    made_of = (f"{jobs} jobs × " if jobs > 1 else "") + f"{instances} × {hours}"
     if hourly is None:
         return f"cost    at most {made_of}; set price_per_hour to see it in US dollars"
     each = job.instance_count * hourly

@@ -43,7 +43,7 @@ def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list
     """Errors first. An error whose key is accepted becomes a warning; an accepted key without an error is named."""
     found = [
         replace(each, level="warning", cure="accepted") if each.level == "error" and each.key in accepted else each
-        for each in findings
+        for each in dict.fromkeys(findings)  # both ends of a range may have the same
     ]
     for key in sorted(set(accepted) - {each.key for each in found if each.cure == "accepted"}):
         errors = [each.key for each in found if each.level == "error"]

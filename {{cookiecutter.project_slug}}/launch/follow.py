@@ -233,7 +233,8 @@ def report_ending(outcome: Outcome, console: Any) -> None:
     if trained and billed is not None:
         saved = f"; spot saved {1 - billed / trained:.0%}" if job.get("EnableManagedSpotTraining") else ""
         hosts = job["ResourceConfig"].get("InstanceCount", "all its")
-        console.print(f"It trained {clock(trained)} and is billed {clock(billed)} on {hosts} instances{saved}.")
+        instances = f"{hosts} instance{'s' * (hosts != 1)}"
+        console.print(f"It trained {clock(trained)} and is billed {clock(billed)} on {instances}{saved}.")
 
 
 def last_words(lines: list[Line], count: int = 20) -> tuple[str, list[str]]:

@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -95,7 +95,15 @@ class Job:
     tune: Tune = field(default_factory=Tune)
 
 
-KEYS = tuple(each.name for each in fields(Job))
+KEYS = {each.name: "" for each in fields(Job)}  # and the table that each belongs to
+KEYS |= {key.name: each.name for each in fields(Job) if is_dataclass(each.type) for key in fields(each.type)}
+
+
+def home(key: str) -> str:
+    """The cure of a key that stands in another table than its own; empty for a key that has none."""
+    if key not in KEYS:
+        return ""
+    return f"move it to [{KEYS[key]}]" if KEYS[key] else "move it above the first [table]"
 
 
 def load(path: str | Path = ROOT / "job.toml") -> Job:
@@ -126,7 +134,7 @@ def _build(cls: type, table: dict[str, Any], prefix: str, problems: list[str]) -
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            hint = near(key, known)
+            hint = home(key) or near(key, known)
             problems.append(f"{prefix}{_show(key)[1:-1]} = {_show(value)} is not a key of job.toml; {hint}")
             continue
         values[key] = _typed(known[key], value, prefix, problems)

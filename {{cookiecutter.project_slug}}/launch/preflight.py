@@ -5,14 +5,14 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from launch import ROOT, SRC, aws, profiles, request, requirements, v3
 from launch.findings import Finding, error, from_sentence, near, ordered, refused, skipped, warning
-from launch.job import KEYS, Job
+from launch.job import KEYS, Job, home
 from runtime import hub
 from runtime.report import UserError
 
@@ -35,10 +35,12 @@ SOURCES |= {"TrainingJobName": "name", "HyperParameters": "hyperparameters", "In
 TYPES = {"string": str, "integer": int, "long": int, "boolean": bool, "list": list, "map": dict, "structure": dict}
 
 
-def run(job: Job, *, offline: bool = False, accept: Collection[str] = ()) -> list[Finding]:
+def run(
+    job: Job, *, offline: bool = False, accept: Collection[str] = (), more: Iterable[Finding] = ()
+) -> list[Finding]:
     """All findings, errors first: job.toml, the request, `src/`, its requirements, and the AWS account."""
     found, made = offline_checks(job)
-    found += requirements.resolved(job)
+    found += [*more, *requirements.resolved(job)]
     if not offline and made:
         from launch import account
 
@@ -131,8 +133,8 @@ def image(job: Job, *, today: date | None = None) -> Iterator[Finding]:
 def misplaced(job: Job) -> Iterator[Finding]:
     """Keys of job.toml that were written below a [table], and so belong to it."""
     for table, entries in (("tags", job.tags), ("environment", job.environment)):
-        for key in entries.keys() & set(KEYS):
-            cure = f"move it above the first [table], or pass --accept {table}.{key} if it is meant"
+        for key in entries.keys() & KEYS.keys():
+            cure = f"{home(key)}, or pass --accept {table}.{key} if it is meant"
             yield error(f"{table}.{key}", f"{key} is a key of job.toml and stands in [{table}]", cure)
 
 
@@ -214,8 +216,11 @@ def reading(job: Job) -> Iterator[Finding]:
     for name in job.channels:
         by_path = any(f"{value}/".startswith(f"{CHANNELS}{name}/") for value in read.values())
         if not (name in read.values() or by_path or f"SM_CHANNEL_{name.upper()}" in own_code):
-            cure = 'name it training and set hyperparameters.dataset = "training", or remove it'
-            yield error(f"channels.{name}", "every host would download it and no option reads it", cure)
+            cure = 'name it training and set hyperparameters.dataset = "training"'
+            if "training" in job.channels:
+                cure = f'give an option its folder, "{CHANNELS}{name}"'
+            problem = "every host would download it and no option reads it"
+            yield error(f"channels.{name}", problem, f"{cure}, or remove it")
     for option, value in read.items():
         key, needed = f"hyperparameters.{option}", "training" if value == "training" else ""
         if value.startswith(CHANNELS):
@@ -245,7 +250,7 @@ def hyperparameters(job: Job) -> Iterator[Finding]:
     for key, value in job.hyperparameters.items():
         name = f"hyperparameters.{key}"
         if key not in declared:
-            yield error(name, "train.py has no such option", near(key, declared))
+            yield error(name, "train.py has no such option", home(key) or near(key, declared))
         elif old_torchrun and (clash := profiles.abbreviates(key)):
             problem = f"torchrun on Python 3.11 takes --{key} for one of its own ({', '.join(clash)}) and exits"
             yield error(name, problem, "rename the option in src/options.py")
@@ -290,12 +295,17 @@ def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def sdk_parameters(job: Job) -> Iterator[Finding]:
     """[estimator] holds what the SDK's estimator takes and job.toml has no key of its own for."""
+    from options import OPTIONS
+    from runtime import command_line
+
     known = request.parameters() if job.estimator else []
     for key in job.estimator:
         if key in request.OWN_KEYS:
             yield error(f"estimator.{key}", "job.toml has a key of its own for it", f"set {request.OWN_KEYS[key]}")
         elif key not in known:
-            yield error(f"estimator.{key}", "the SDK's estimator takes no such value from here", near(key, known))
+            own = "move it to [hyperparameters]" if key in command_line.declared(OPTIONS) else home(key)
+            problem = "the SDK's estimator takes no such value from here"
+            yield error(f"estimator.{key}", problem, own or near(key, known))
     if job.estimator.get("enable_network_isolation") and requirements.lists(""):
         problem = "an isolated container reaches no package index, so pip cannot install src/requirements.txt"
         yield error("estimator.enable_network_isolation", problem, "take an image that holds them, and empty the file")

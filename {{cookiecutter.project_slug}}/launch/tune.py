@@ -34,10 +34,14 @@ def check(job: Job) -> Iterator[Finding]:
     for option, given in job.tune.ranges.items():
         key, values = f"tune.ranges.{option}", given
         kind = declared[option].type if option in declared else float  # which is said below
+        if option in job.hyperparameters:
+            yield warning(f"hyperparameters.{option}", "[tune.ranges] has it too", "tuning takes its values from there")
         if isinstance(given, dict):
             values = [given[end] for end in ("min", "max") if type(given.get(end)) in (int, float)]
-            if len(values) < 2 or given.keys() - {"min", "max", "scale"} or not values[0] < values[1]:
+            if len(values) < 2 or given.keys() - {"min", "max", "scale"}:
                 yield error(key, "no range", 'as in { min = 1e-4, max = 1e-2, scale = "Logarithmic" }')
+            elif not values[0] < values[1]:
+                yield error(key, f"min = {values[0]:g} is not below max = {values[1]:g}", "raise max, or lower min")
             elif not isinstance(kind, type) or not issubclass(kind, int | float) or kind is bool:
                 yield error(key, "a range, and the option is no number", "give a list of its values")
             elif (scale := given.get("scale")) == "Logarithmic" and values[0] <= 0:

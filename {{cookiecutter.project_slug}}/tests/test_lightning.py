@@ -527,6 +527,9 @@ def test_a_mistake_that_lightning_finds_is_a_sentence(
     monkeypatch.setattr(train, "train", lambda **_: fit(Manual))
     assert train.main() == 1
     assert "error: Automatic gradient clipping is not supported for manual optimization" in capsys.readouterr().err
+    monkeypatch.setattr(train, "train", lambda **_: fit(callbacks=(callbacks.EarlyStopping("val/los"),)))
+    assert train.main() == 1
+    assert "error: Early stopping conditioned on metric `val/los` which is not available" in capsys.readouterr().err
 
 
 def test_standard_output_that_nobody_reads_ends_in_a_sentence(

@@ -180,6 +180,7 @@ def find_columns(names: Sequence[str], columns: Sequence[Column], where: str) ->
             candidates = [c for c in names if c not in found]
         if len(candidates) != 1 or candidates[0] not in names:
             problem = f"several could be the {name}" if len(candidates) > 1 else f"none is the {name}"
+            problem = f"none is {given!r}" if given else problem
             raise UserError(f"{where} has columns {', '.join(names)}: {problem}; name it with --{name}_column.")
         found.append(candidates[0])
     return found

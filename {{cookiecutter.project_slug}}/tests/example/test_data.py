@@ -346,7 +346,7 @@ GOOD = [{"text": f"word {i}", "label": "ab"[i % 2]} for i in range(30)]
         (lambda: jsonl("notes.txt", 1), {}, "no data file"),
         (lambda: jsonl("a.jsonl", {"a": "x", "b": "y"}), {}, "none is the text; name it with --text_column"),
         (lambda: jsonl("a.jsonl", {"text": "x", "review": "y", "label": 1}), {}, "several could be the text"),
-        (lambda: jsonl("a.jsonl", *GOOD), {"label_column": "nope"}, "none is the label"),
+        (lambda: jsonl("a.jsonl", *GOOD), {"label_column": "nope"}, "none is 'nope'"),
         (lambda: jsonl("a.jsonl", *GOOD[:3]), {}, "split is empty: too few rows"),
         (lambda: jsonl("a.jsonl", *GOOD[::2]), {}, "a single class, 'a'"),
         (

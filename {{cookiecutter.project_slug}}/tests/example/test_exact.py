@@ -22,10 +22,16 @@ from runtime import batches, checkpoint_files, checkpoints, ranks, report, resum
 from runtime.report import UserError
 
 
+class Small(model.ByteCNN):
+    def __init__(self, classes: int, buckets: int = 263, **config: Any) -> None:
+        super().__init__(classes, buckets=buckets, **config)
+
+
 @pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take most of a short run's time, and test_train.py looks at them."""
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures, which test_train.py looks at, and large checkpoints take most of a short run's time."""
     monkeypatch.setattr(report, "save_figure", lambda figure, path: report.pyplot().close(figure))
+    monkeypatch.setattr(model, "ByteCNN", Small)
 
 
 class Crash(Exception):
@@ -373,6 +379,7 @@ def test_a_hang_is_placed_in_the_owners_code(monkeypatch: pytest.MonkeyPatch) ->
     assert [place.split(":")[0] for place in seen] == ["watchdog.py", "model.py"]
 
 
+@pytest.mark.filterwarnings("ignore:flock not supported")
 def test_a_file_system_without_locks_stops_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
