@@ -638,7 +638,7 @@ def test_the_tuning_request_searches_the_ranges_with_the_jobs_own_estimator(good
 
 def test_sdk_v3_does_not_tune(good, monkeypatch):
     monkeypatch.setattr("launch.v3.installed", lambda: True)
-    wanted = replace(good, tune=Tune(ranges={"dropout": [0.1]}))
+    wanted = replace(good, tune=Tune(ranges={"weight_decay": [0.1]}))
     assert [str(f) for f in tune.check(wanted)] == [
         "error   tune: it needs the estimator of SDK v2, and v3 is installed here; use .venv/bin/python"
     ]
