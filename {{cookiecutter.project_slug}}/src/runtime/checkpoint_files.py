@@ -64,12 +64,13 @@ class AsyncCheckpointIO(CheckpointIO):
         if self.position != self.written:
             self._memory = snapshot(checkpoint, self._memory)
             copied = torch.cuda.current_stream().record_event() if torch.cuda.is_available() else None
-            if self._best_write:
-                self._best_file = best_file(self._best_write.result())
+            if self._best_write:  # once: the checkpoint that it names is not kept for ever
+                self._best_file, self._best_write = best_file(self._best_write.result()), None
             self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
             best = (self._best_file or self.best) if self.best else None
             self._pending = self._thread.submit(self._write, self.position["step"], copied, best)
-            self._best_write = self._best_write or self._pending
+            if best is self.best:
+                self._best_write = self._pending
             self.written = self.position
         if self.wait and self._pending:
             self._pending.exception()

@@ -308,6 +308,19 @@ def test_the_newest_few_are_kept(words: str, monkeypatch: pytest.MonkeyPatch) ->
     assert best().keys() == outcome()["state_dict"].keys()
 
 
+def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path) -> None:
+    disk, written = checkpoint_files.AsyncCheckpointIO(tmp_path), []
+    for step in range(1, 2 * checkpoint_files.KEEP + 4):
+        if step in (1, checkpoint_files.KEEP + 3):
+            disk.keep_best({"weight": torch.tensor(float(step))})
+        disk.position = {"step": step}
+        disk.save_checkpoint({"weight": torch.tensor(0.0)}, "")
+        disk.finish()
+        written.append(checkpoint_files.best_file(checkpoint_files.numbered(tmp_path)[0][1]))
+    assert len(set(written)) == 2 and None not in written
+    assert written[checkpoint_files.KEEP + 1] != written[checkpoint_files.KEEP + 2]
+
+
 def test_a_full_disk_ends_the_run_in_a_sentence(words: str) -> None:
     """The limit of a file's size stands for the disk's end: the same writes fail, and anybody may set it."""
     resource = pytest.importorskip("resource", reason="POSIX only")
