@@ -752,7 +752,7 @@ def _short(line: str) -> str:
     return line.replace("resume: ", "").rpartition("/")[2]
 
 
-ROUND = {"kills": 3, "stops": 4, "damage": 10, "hangs": 1, "ranks": 2, "hosts": 1, "full": 3, "metrics": 1}
+ROUND = {"kills": 3, "stops": 4, "damage": 10, "hangs": 1, "ranks": 2, "hosts": 1, "full": 2, "metrics": 1}
 
 
 def main() -> int:
@@ -760,7 +760,7 @@ def main() -> int:
     parser.add_argument("what", nargs="+", metavar="WHAT", help=f"{', '.join(ROUND)}, or kills:3 for three; or all")
     parser.add_argument("--count", type=int, default=10, help="trials of each WHAT without a number of its own")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=5.0, help="of `all`: nothing is begun later")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of `all`: no more is begun then")
     parser.add_argument("--hang_seconds", type=float, default=60.0)
     parser.add_argument("--keep", action="store_true", help="leave the runs' folders")
     arguments = parser.parse_args()
@@ -774,7 +774,7 @@ def main() -> int:
     began, failed, total, round_ = time.monotonic(), 0, 0, 0
     while not round_ or (everything and time.monotonic() - began < 60 * arguments.minutes):
         for what, count in plan:
-            if everything and time.monotonic() - began > 60 * arguments.minutes:
+            if round_ and everything and time.monotonic() - began > 60 * arguments.minutes:
                 break
             place = folder / f"{what}{round_}"
             place.mkdir()

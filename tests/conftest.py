@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two ranks on two cores, beside 
 
 
 # A third of a quiet minute and more each: begun last, one of them would be waited for.
-LONG = ("pass_their_own_tests_and_the_machinerys[default]", "[kills:", "from_configuration_to_prediction")
+LONG = ("passes_its_own_tests_and_the_machinerys", "[kills:", "from_configuration_to_prediction")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -11,7 +11,7 @@ import two_hosts
 from conftest import Project, need
 
 
-@pytest.mark.parametrize(("distribution", "processes"), [("smddp", 2), ("pytorchddp", 1)])
+@pytest.mark.parametrize(("distribution", "processes"), [("smddp", 1), ("pytorchddp", 2)])
 def test_two_hosts_under_real_mpirun(
     distribution: str,
     processes: int,

@@ -65,7 +65,8 @@ def two_ranks(project: Project, log: Path, *options: str, **environment: str) ->
     """Statuses and output of two ranks of train.py in the project's folder, forked."""
     code = f"import os, sys; os.chdir({str(project.path)!r}); import train; sys.exit(train.main())"
     shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    shared |= {**os.environ, "PYTHONPATH": str(project.path / "src"), "PYTHONUTF8": "1", **environment}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SM_", "OMPI_", "TORCHELASTIC_"))}
+    shared = {**clean, **shared, "PYTHONPATH": str(project.path / "src"), "PYTHONUTF8": "1", **environment}
     log.mkdir()
     ranks = [
         forked.start(code, log / str(i), {**shared, "RANK": str(i), "LOCAL_RANK": str(i)}, *options) for i in range(2)

@@ -76,7 +76,10 @@ def test_lightning_comes_without_what_nobody_uses() -> None:
         "import torch, torchmetrics; metric = torchmetrics.ConfusionMatrix('multiclass', num_classes=3)\n"
         "metric.update(torch.tensor([0, 1, 2]), torch.tensor([0, 2, 2])); figure, _ = metric.plot()\n"
         "metric.plot(ax=figure.axes[0]); assert type(figure).__module__ == 'matplotlib.figure'\n"
-        "from torchmetrics.text.bert import BERTScore; import scipy, transformers"
+        "from torchmetrics.text.bert import BERTScore; import scipy, transformers\n"
+        "import gc; assert gc.isenabled() and gc.get_freeze_count() > 100_000\n"
+        "try:\n with imports.uncollected(): assert not gc.isenabled(); import no_such_module\n"
+        "except ImportError: assert gc.isenabled()"
     )
     subprocess.run([sys.executable, "-c", code], cwd=SRC, check=True)
 

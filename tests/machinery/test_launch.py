@@ -107,7 +107,7 @@ def test_job_toml_names_every_mistake_at_once(tmp_path):
     path.write_text(
         'nmae = "x"\nregion = 7\ninstance_type = "ml.g5.xlarge"\ninstance_count = true\nmax_run_s = 0\n'
         "volume_gb = 1.5\nmax_wait_s = 60\n"
-        'distribution = "mpi"\nspot = 3\n[network]\nsubnets = "subnet-1"\nvolume_gb = 9\n'
+        'distribution = "mpi"\nspot.epochs = 3\n[network]\nsubnets = "subnet-1"\nvolume_gb = 9\ntags = 1\n'
         "[hyperparameters]\nlr = [1]\n[tags]\na = 1\n"
     )
     with pytest.raises(job.JobError) as raised:
@@ -120,12 +120,13 @@ def test_job_toml_names_every_mistake_at_once(tmp_path):
         "max_run_s = 0": "from 1 to",
         "volume_gb = 1.5": "whole number",
         'distribution = "mpi"': "one of auto, smddp, torch_distributed, pytorchddp, none",
-        "spot = 3": "[spot]",
         'network.subnets = "subnet-1"': "list",
         "hyperparameters.lr = [1]": "number",
         "tags.a = 1": "text",
-        "max_wait_s = 60": "move it to [spot]",
-        "network.volume_gb = 9": "move it above the first [table]",
+        "max_wait_s = 60": "set it in [spot]",
+        "network.volume_gb = 9": "set it above the first [table]",
+        "spot.epochs = 3": "set it in [hyperparameters]",
+        "network.tags": "write its entries below [tags]",
     }
     problems = str(raised.value).split("\n")
     assert len(problems) == len(expected)
@@ -253,9 +254,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "SMDDP on p3dn": ({"distribution": "smddp", "instance_type": "ml.p3dn.24xlarge"}, "SMDDP does not run on ml.p3dn"),
     "SMDDP on p5": ({"distribution": "smddp", "instance_type": "ml.p5.48xlarge"}, "SMDDP does not run on ml.p5.48xl"),
     "mistyped hyperparameter": ({"hyperparameters.epoch": 3}, "hyperparameters.epoch: .* did you mean epochs"),
-    "key among the hyperparameters": ({"hyperparameters.max_run_s": 60}, "max_run_s: .*; move it above the first"),
-    "option among the parameters": ({"estimator.epochs": 3}, r"estimator.epochs: .*; move it to \[hyperparameters\]"),
-    "spot's among the parameters": ({"estimator.max_wait_s": 3}, r"estimator.max_wait_s: .*; move it to \[spot\]"),
+    "key among the hyperparameters": ({"hyperparameters.max_run_s": 60}, "max_run_s: .*; set it above the first"),
+    "option among the parameters": ({"estimator.epochs": 3}, r"estimator.epochs: .*; set it in \[hyperparameters\]"),
+    "spot's among the parameters": ({"estimator.max_wait_s": 3}, r"estimator.max_wait_s: .*; set it in \[spot\]"),
     "second channel that nobody reads": (
         DATA | {"channels.more": "s3://bucket/x"},
         'channels.more: .*; give an option its folder, "/opt/ml/input/data/more", or remove it',
@@ -652,6 +653,7 @@ def test_sdk_v3_does_not_tune(good, monkeypatch):
         ({"tune.ranges.lr": {"min": -1.0, "max": 1.0}}, "tune.ranges.lr: found '-1.0'"),
         ({"tune.ranges.lr": {"min": 1.0}}, "tune.ranges.lr: no range"),
         ({"tune.ranges.lr": {"min": 1, "max": 0.01}}, "tune.ranges.lr: min = 1 is not below max = 0.01"),
+        ({"tune.ranges.lr": {"min": 10**400, "max": 1}}, "tune.ranges.lr: min = 10000*… is not below max = 1"),
         ({"tune.ranges.lr": {"min": 1.0, "max": 2.0, "scale": "log"}}, 'tune: .*"log" is not known'),
         ({"tune.ranges.precision": ["8-bit"]}, "tune.ranges.precision: found '8-bit'"),
         ({"tune.ranges.epochs": 3}, "tune.ranges.epochs: neither"),
@@ -671,12 +673,17 @@ def test_what_cannot_be_tuned_is_refused_like_hyperparameters(tmp_path, capsys, 
     assert len(re.findall(f"(?m)^error   {line}", said.err)) == 1 and not said.out, said.err
 
 
-def test_preflight_reads_the_ranges_too(tmp_path, capsys):
+def test_preflight_reads_the_ranges_too(tmp_path, capsys, monkeypatch):
     changes = {"hyperparameters.lr": 0.1, "tune.ranges.lr": {"min": 1e-4, "max": 1e-2}, "tune.ranges.epoch": [1]}
     assert main(["preflight", "--offline", "--job", str(edited(tmp_path / "job.toml", changes))]) == 1
     said = capsys.readouterr().out
     assert "warning hyperparameters.lr: [tune.ranges] has it too; tuning takes its values from there" in said
     assert "error   tune.ranges.epoch: train.py has no such option; did you mean epochs?" in said
+    with monkeypatch.context() as patch:  # nor does it refuse what only a tuning job cannot be
+        patch.setattr("launch.v3.installed", lambda: True)
+        changes = {"tune.ranges.lr": [0.1], "estimator.training_plan": "arn:aws:sagemaker:us-east-1:123456789012:x"}
+        main(["preflight", "--offline", "--job", str(edited(tmp_path / "job.toml", changes))])
+    assert "tune" not in capsys.readouterr().out
 
 
 def test_cost_is_never_invented(good):

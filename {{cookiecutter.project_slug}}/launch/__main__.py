@@ -14,6 +14,7 @@ python -m launch deploy JOB           its model as an endpoint, or --transform F
 """
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -97,8 +98,7 @@ def preflight(options: argparse.Namespace) -> int:
         raise UserError("--channel gives data to a rehearsal, and none was asked for; add --rehearse")
     try:
         job = jobs_file.load(options.job)
-        more = tune.check(job) if job.tune.ranges else ()
-        found = checks.run(job, offline=options.offline, accept=options.accept, more=more)
+        found = checks.run(job, offline=options.offline, accept=options.accept, also=tune.ranges(job))
     except jobs_file.JobError as error:
         job, found = None, [findings.from_sentence("job.toml", line) for line in str(error).split("\n")]
     refused = findings.refused(found)
@@ -210,4 +210,6 @@ def deploy(options: argparse.Namespace, region: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    gc.freeze()  # else Python would look through every module of the SDK for garbage once more
+    sys.exit(status)

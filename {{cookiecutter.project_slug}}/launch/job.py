@@ -95,15 +95,21 @@ class Job:
     tune: Tune = field(default_factory=Tune)
 
 
-KEYS = {each.name: "" for each in fields(Job)}  # and the table that each belongs to
+TABLES = {each.name for each in fields(Job) if is_dataclass(each.type) or get_origin(each.type) is dict}
+KEYS = {each.name: "" for each in fields(Job)}  # and the table that each stands in
 KEYS |= {key.name: each.name for each in fields(Job) if is_dataclass(each.type) for key in fields(each.type)}
 
 
 def home(key: str) -> str:
     """The cure of a key that stands in another table than its own; empty for a key that has none."""
+    from options import OPTIONS
+    from runtime import command_line
+
     if key not in KEYS:
-        return ""
-    return f"move it to [{KEYS[key]}]" if KEYS[key] else "move it above the first [table]"
+        return "set it in [hyperparameters]" if key in command_line.declared(OPTIONS) else ""
+    if key in TABLES:
+        return f"write its entries below [{key}]"
+    return f"set it in [{KEYS[key]}]" if KEYS[key] else "set it above the first [table]"
 
 
 def load(path: str | Path = ROOT / "job.toml") -> Job:
@@ -135,7 +141,7 @@ def _build(cls: type, table: dict[str, Any], prefix: str, problems: list[str]) -
     for key, value in table.items():
         if key not in known:
             hint = home(key) or near(key, known)
-            problems.append(f"{prefix}{_show(key)[1:-1]} = {_show(value)} is not a key of job.toml; {hint}")
+            problems.append(f"{prefix}{show(key)[1:-1]} = {show(value)} is not a key of job.toml; {hint}")
             continue
         values[key] = _typed(known[key], value, prefix, problems)
     for name, f in known.items():
@@ -151,18 +157,18 @@ def _typed(f: Any, value: Any, prefix: str, problems: list[str]) -> Any:
         return _build(wanted, value, f"{f.name}.", problems)
     judged = {key: (value, wanted)}
     if get_origin(wanted) is dict and isinstance(value, dict):
-        judged = {f"{key}.{_show(name)[1:-1]}": (item, get_args(wanted)[1]) for name, item in value.items()}
+        judged = {f"{key}.{show(name)[1:-1]}": (item, get_args(wanted)[1]) for name, item in value.items()}
     before = len(problems)
     for name, (item, kind) in judged.items():
         if not _is_a(item, kind):
             expected = EXPECTED.get(get_origin(kind) or kind) or EXPECTED.get(kind) or f"a table, [{key}]"
-            shown = f"a {type(item).__name__}" if name.startswith("environment.") else _show(item)  # perhaps a secret
+            shown = f"a {type(item).__name__}" if name.startswith("environment.") else show(item)  # perhaps a secret
             problems.append(f"{name} = {shown} is not valid: expected {expected}")
     low, high, choices = (f.metadata.get(name) for name in ("low", "high", "choices"))
     if len(problems) == before and choices and value not in choices:
-        problems.append(f"{key} = {_show(value)} is not valid: expected one of {', '.join(choices)}")
+        problems.append(f"{key} = {show(value)} is not valid: expected one of {', '.join(choices)}")
     if len(problems) == before and low is not None and not low <= value <= high:  # nan is not
-        problems.append(f"{key} = {_show(value)} is not valid: expected a number from {low:g} to {high:g}")
+        problems.append(f"{key} = {show(value)} is not valid: expected a number from {low:g} to {high:g}")
     return value
 
 
@@ -177,7 +183,7 @@ def _is_a(value: Any, kind: Any) -> bool:
     return kind is Any or type(value) is kind or (kind is float and type(value) is int)
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     """A value about as TOML writes it, cut to one short line."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)

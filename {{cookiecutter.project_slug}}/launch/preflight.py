@@ -36,11 +36,11 @@ TYPES = {"string": str, "integer": int, "long": int, "boolean": bool, "list": li
 
 
 def run(
-    job: Job, *, offline: bool = False, accept: Collection[str] = (), more: Iterable[Finding] = ()
+    job: Job, *, offline: bool = False, accept: Collection[str] = (), also: Iterable[Finding] = ()
 ) -> list[Finding]:
-    """All findings, errors first: job.toml, the request, `src/`, its requirements, and the AWS account."""
+    """All findings, errors first: job.toml, the request, `src/`, its requirements, the AWS account, and `also`."""
     found, made = offline_checks(job)
-    found += [*more, *requirements.resolved(job)]
+    found += [*also, *requirements.resolved(job)]
     if not offline and made:
         from launch import account
 
@@ -295,17 +295,13 @@ def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def sdk_parameters(job: Job) -> Iterator[Finding]:
     """[estimator] holds what the SDK's estimator takes and job.toml has no key of its own for."""
-    from options import OPTIONS
-    from runtime import command_line
-
     known = request.parameters() if job.estimator else []
     for key in job.estimator:
         if key in request.OWN_KEYS:
             yield error(f"estimator.{key}", "job.toml has a key of its own for it", f"set {request.OWN_KEYS[key]}")
         elif key not in known:
-            own = "move it to [hyperparameters]" if key in command_line.declared(OPTIONS) else home(key)
             problem = "the SDK's estimator takes no such value from here"
-            yield error(f"estimator.{key}", problem, own or near(key, known))
+            yield error(f"estimator.{key}", problem, home(key) or near(key, known))
     if job.estimator.get("enable_network_isolation") and requirements.lists(""):
         problem = "an isolated container reaches no package index, so pip cannot install src/requirements.txt"
         yield error("estimator.enable_network_isolation", problem, "take an image that holds them, and empty the file")

@@ -11,7 +11,7 @@ from typing import Any
 
 from launch import aws, preflight, request, v3
 from launch.findings import Finding, error, from_sentence, refused, warning
-from launch.job import Job, Value
+from launch.job import Job, Value, show
 from options import MODE, MONITOR, OPTIONS
 from runtime import command_line
 from runtime.report import UserError
@@ -30,6 +30,11 @@ def check(job: Job) -> Iterator[Finding]:
             yield warning(key, "a tuning job cannot carry it", "its jobs run without it")
     if "training_plan" in job.estimator:
         yield error("estimator.training_plan", "a tuning job cannot carry it", "remove it, or submit single jobs")
+    yield from ranges(job)
+
+
+def ranges(job: Job) -> Iterator[Finding]:
+    """[tune.ranges] alone, as preflight judges it whether or not it is to be searched now."""
     declared = command_line.declared(OPTIONS)
     for option, given in job.tune.ranges.items():
         key, values = f"tune.ranges.{option}", given
@@ -41,7 +46,8 @@ def check(job: Job) -> Iterator[Finding]:
             if len(values) < 2 or given.keys() - {"min", "max", "scale"}:
                 yield error(key, "no range", 'as in { min = 1e-4, max = 1e-2, scale = "Logarithmic" }')
             elif not values[0] < values[1]:
-                yield error(key, f"min = {values[0]:g} is not below max = {values[1]:g}", "raise max, or lower min")
+                lower, upper = map(show, values)
+                yield error(key, f"min = {lower} is not below max = {upper}", "raise max, or lower min")
             elif not isinstance(kind, type) or not issubclass(kind, int | float) or kind is bool:
                 yield error(key, "a range, and the option is no number", "give a list of its values")
             elif (scale := given.get("scale")) == "Logarithmic" and values[0] <= 0:

@@ -7,6 +7,7 @@ over gloo on the CPU; ranks, weights and outputs are verified. No job is sent; a
 import argparse
 import contextlib
 import dataclasses
+import gc
 import importlib.util
 import json
 import os
@@ -301,4 +302,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    gc.freeze()  # else Python would look through every module of the SDK for garbage once more
+    sys.exit(status)

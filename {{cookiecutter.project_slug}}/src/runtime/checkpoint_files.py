@@ -69,7 +69,7 @@ class AsyncCheckpointIO(CheckpointIO):
             self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
             best = (self._best_file or self.best) if self.best else None
             self._pending = self._thread.submit(self._write, self.position["step"], copied, best)
-            if best is self.best:
+            if best and best is self.best:
                 self._best_write = self._pending
             self.written = self.position
         if self.wait and self._pending:

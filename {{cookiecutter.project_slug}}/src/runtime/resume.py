@@ -1,12 +1,13 @@
 """Which checkpoint a run may resume from, and in one sentence why it may not."""
 
+import errno
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock, SoftFileLock, Timeout
 
 from runtime.checkpoint_files import NAME, finished, load, newest, whole
 from runtime.command_line import Option
@@ -22,15 +23,17 @@ def lock(directory: Path) -> FileLock:
     try:
         made.acquire(timeout=LOCK_SECONDS)
     except Timeout:
+        # Without flock, filelock 4 leaves a file as a mark, which a killed process of another host does not take away.
+        left = f" (or remove {made.lock_file}, if there is none)" if isinstance(made, SoftFileLock) else ""
         raise UserError(
-            f"Another run is writing to {directory}; wait for its end, or name another --output_dir."
+            f"Another run is writing to {directory}; wait for its end{left}, or name another --output_dir."
         ) from None
-    except NotImplementedError:  # of filelock 3, as in older images, where a file system has no flock; 4 does without
+    except (NotImplementedError, OSError) as error:  # the first is filelock 3's, as in older images
+        if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise UserError(
+                f"Nothing can be written to {directory} ({error.strerror}); name another --output_dir."
+            ) from None
         print(f"warning: files cannot be locked in {directory}; let no other run write there", file=sys.stderr)
-    except OSError as error:
-        raise UserError(
-            f"Nothing can be written to {directory} ({error.strerror}); name another --output_dir."
-        ) from None
     return made
 
 
