@@ -20,7 +20,6 @@ What comes after the last step is left out of the time: validation, the test, pi
 import argparse
 import contextlib
 import io
-import math
 import os
 import platform
 import sys
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import turns
-from turns import Seat, Turns
+from turns import Seat, Turns, optimizer_and_schedule
 
 PROJECT = Path(__file__).parent.parent / "build" / "language-identification"
 sys.path.insert(0, str(PROJECT / "src"))
@@ -53,18 +52,7 @@ def hand(seat: Seat, batch_size: int, threads: int = 1) -> None:
     net = ByteCNN(len(data.labels))
     loader = data.train_dataloader()
     total = len(loader)
-    decay = [p for p in net.parameters() if p.ndim > 1]
-    rest = [p for p in net.parameters() if p.ndim <= 1]
-    groups = [{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=2e-3, fused=True)
-    rising = round(total * 0.06)
-
-    def share(step: int) -> float:
-        if step < rising:
-            return (step + 1) / rising
-        return 0.5 * (1 + math.cos(math.pi * (step - rising) / (total - rising)))
-
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    optimizer, schedule = optimizer_and_schedule(net, total)
     loader.sampler.set_epoch(0)  # type: ignore[attr-defined]
     for batch in loader:
         seat.step()

@@ -29,7 +29,7 @@ import stress
 import turns
 
 SCRIPT = """
-import json, math, os, sys
+import json, os, sys
 import datasets
 import pytorch_lightning as pl, torch
 from torch.nn import functional as F
@@ -94,15 +94,7 @@ def loop(seat, parts):
         loader = data.train_dataloader()
     plain = ByteCNN(len(data.labels))
     net = DistributedDataParallel(plain) if cluster.world_size > 1 else plain
-    groups = [{"params": [p for p in plain.parameters() if p.ndim > 1], "weight_decay": 0.01},
-              {"params": [p for p in plain.parameters() if p.ndim <= 1], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=2e-3, fused=True)
-    rising = round(MAX_STEPS * 0.06)
-    def share(step):
-        if step < rising:
-            return (step + 1) / rising
-        return 0.5 * (1 + math.cos(math.pi * min(1, (step - rising) / (MAX_STEPS - rising))))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    optimizer, schedule = turns.optimizer_and_schedule(plain, MAX_STEPS)
     loader.sampler.set_epoch(0)
     for number, batch in enumerate(loader):
         if number == MAX_STEPS:

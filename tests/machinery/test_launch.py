@@ -121,7 +121,7 @@ def test_job_toml_names_every_mistake_at_once(tmp_path):
         "volume_gb = 1.5": "whole number",
         'distribution = "mpi"': "one of auto, smddp, torch_distributed, pytorchddp, none",
         'network.subnets = "subnet-1"': "list",
-        "hyperparameters.lr = [1]": "number",
+        "hyperparameters.lr = [1]": "[tune.ranges]",
         "tags.a = 1": "text",
         "max_wait_s = 60": "set it in [spot]",
         "network.volume_gb = 9": "set it above the first [table]",
@@ -257,6 +257,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "key among the hyperparameters": ({"hyperparameters.max_run_s": 60}, "max_run_s: .*; set it above the first"),
     "option among the parameters": ({"estimator.epochs": 3}, r"estimator.epochs: .*; set it in \[hyperparameters\]"),
     "spot's among the parameters": ({"estimator.max_wait_s": 3}, r"estimator.max_wait_s: .*; set it in \[spot\]"),
+    "channel that an option names, and no code reads": (
+        {"channels.train": "s3://bucket/x", "hyperparameters.dataset": "train"},
+        "channels.train: .*no option reads it; name it training",
+    ),
     "second channel that nobody reads": (
         DATA | {"channels.more": "s3://bucket/x"},
         'channels.more: .*; give an option its folder, "/opt/ml/input/data/more", or remove it',
@@ -618,7 +622,7 @@ TUNE = {
 def test_the_tuning_request_searches_the_ranges_with_the_jobs_own_estimator(good):
     wanted = replace(good, tune=Tune(max_jobs=9, parallel=3, **TUNE), spot=Spot(True, 90_000))
     found, made = tune.judged(wanted, [])
-    assert [each.key for each in found] == ["hyperparameters.lr"]  # a warning
+    assert [each.key for each in found] == ["spot", "hyperparameters.lr"]  # warnings
     assert re.fullmatch(r"language-id-\d{6}-\d{6}", made["HyperParameterTuningJobName"])
     search, own = made["HyperParameterTuningJobConfig"], made["TrainingJobDefinition"]
     assert search["HyperParameterTuningJobObjective"] == {"Type": "Maximize", "MetricName": "val/accuracy"}
@@ -651,10 +655,10 @@ def test_sdk_v3_does_not_tune(good, monkeypatch):
         ({}, "tune.ranges: there are none"),
         ({"tune.ranges.learning": [1, 2]}, "tune.ranges.learning: train.py has no such option"),
         ({"tune.ranges.lr": {"min": -1.0, "max": 1.0}}, "tune.ranges.lr: found '-1.0'"),
-        ({"tune.ranges.lr": {"min": 1.0}}, "tune.ranges.lr: no range"),
+        ({"tune.ranges.lr": {"min": 1.0}}, r"tune.ranges.lr: \{\"min\": 1.0\} is no range"),
         ({"tune.ranges.lr": {"min": 1, "max": 0.01}}, "tune.ranges.lr: min = 1 is not below max = 0.01"),
         ({"tune.ranges.lr": {"min": 10**400, "max": 1}}, "tune.ranges.lr: min = 10000*… is not below max = 1"),
-        ({"tune.ranges.lr": {"min": 1.0, "max": 2.0, "scale": "log"}}, 'tune: .*"log" is not known'),
+        ({"tune.ranges.lr": {"min": 1.0, "max": 2.0, "scale": "log"}}, 'tune.ranges.lr: scale = "log" is none of AWS'),
         ({"tune.ranges.precision": ["8-bit"]}, "tune.ranges.precision: found '8-bit'"),
         ({"tune.ranges.epochs": 3}, "tune.ranges.epochs: neither"),
         ({"tune.ranges.lr": [[0.1]]}, "tune.ranges.lr: neither"),

@@ -110,7 +110,9 @@ def preflight(options: argparse.Namespace) -> int:
     if job:
         print(checks.summary(job))
         print(account.cost(job, offline=options.offline))
-    refusal = "preflight failed: fix the errors above, or pass --accept KEY for one that does not apply"
+    refusal = "preflight failed: fix the errors above"
+    if job:
+        refusal += ", or pass --accept KEY for one that does not apply"
     print(refusal if refused else "preflight passed")
     if options.rehearse and job and not refused:
         local = [word for channel in options.channel for word in ("--channel", channel)]

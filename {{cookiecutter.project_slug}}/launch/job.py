@@ -141,6 +141,8 @@ def _build(cls: type, table: dict[str, Any], prefix: str, problems: list[str]) -
     for key, value in table.items():
         if key not in known:
             hint = home(key) or near(key, known)
+            if prefix == "tune." and not _is_a(value, Value):
+                hint = "set it in [tune.ranges]"
             problems.append(f"{prefix}{show(key)[1:-1]} = {show(value)} is not a key of job.toml; {hint}")
             continue
         values[key] = _typed(known[key], value, prefix, problems)
@@ -163,6 +165,8 @@ def _typed(f: Any, value: Any, prefix: str, problems: list[str]) -> Any:
         if not _is_a(item, kind):
             expected = EXPECTED.get(get_origin(kind) or kind) or EXPECTED.get(kind) or f"a table, [{key}]"
             shown = f"a {type(item).__name__}" if name.startswith("environment.") else show(item)  # perhaps a secret
+            if name.startswith("hyperparameters.") and isinstance(item, dict | list):
+                expected += "; what is to be searched stands in [tune.ranges]"
             problems.append(f"{name} = {shown} is not valid: expected {expected}")
     low, high, choices = (f.metadata.get(name) for name in ("low", "high", "choices"))
     if len(problems) == before and choices and value not in choices:

@@ -215,7 +215,8 @@ def reading(job: Job) -> Iterator[Finding]:
     own_code = "".join(path.read_text(encoding="utf-8", errors="replace") for path in SRC.glob("*.py"))
     for name in job.channels:
         by_path = any(f"{value}/".startswith(f"{CHANNELS}{name}/") for value in read.values())
-        if not (name in read.values() or by_path or f"SM_CHANNEL_{name.upper()}" in own_code):
+        by_name = name in read.values() and (name == "training" or "SM_CHANNEL_" in own_code)
+        if not (by_name or by_path or f"SM_CHANNEL_{name.upper()}" in own_code):
             cure = 'name it training and set hyperparameters.dataset = "training"'
             if "training" in job.channels:
                 cure = f'give an option its folder, "{CHANNELS}{name}"'
@@ -300,7 +301,7 @@ def sdk_parameters(job: Job) -> Iterator[Finding]:
         if key in request.OWN_KEYS:
             yield error(f"estimator.{key}", "job.toml has a key of its own for it", f"set {request.OWN_KEYS[key]}")
         elif key not in known:
-            problem = "the SDK's estimator takes no such value from here"
+            problem = "[estimator] cannot hold it: the SDK's estimator has no such parameter for a job"
             yield error(f"estimator.{key}", problem, home(key) or near(key, known))
     if job.estimator.get("enable_network_isolation") and requirements.lists(""):
         problem = "an isolated container reaches no package index, so pip cannot install src/requirements.txt"
@@ -315,7 +316,7 @@ def limits(made: dict[str, Any]) -> Iterator[Finding]:
         if key == "name":
             cure = "use letters, digits and hyphens, at most 47: a timestamp is added"
         if key == "instance_type":
-            cure += "; if AWS has it since a short while, pip install --upgrade boto3, or --accept instance_type"
+            cure += " If it is newer than that: pip install --upgrade boto3, or --accept instance_type"
         yield error(key, problem, cure)
 
 

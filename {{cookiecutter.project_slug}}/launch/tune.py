@@ -16,6 +16,8 @@ from options import MODE, MONITOR, OPTIONS
 from runtime import command_line
 from runtime.report import UserError
 
+SCALES = ("Auto", "Logarithmic", "ReverseLogarithmic", "Linear")  # of HyperParameterScalingType
+
 
 def check(job: Job) -> Iterator[Finding]:
     """[tune] as preflight judges [hyperparameters]: options that exist, and values that they take."""
@@ -23,18 +25,20 @@ def check(job: Job) -> Iterator[Finding]:
         yield error("tune", "it needs the estimator of SDK v2, and v3 is installed here", "use .venv/bin/python")
     if not job.tune.ranges:
         yield error("tune.ranges", "there are none to search", "add one, as in lr = { min = 1e-4, max = 1e-2 }")
-    if job.tune.parallel > job.tune.max_jobs:
-        yield error("tune.parallel", f"{job.tune.parallel} is above max_jobs", f"at most {job.tune.max_jobs}")
     for key in ("forward_stop", "keep_alive_s", "estimator.enable_remote_debug"):
         if getattr(job, key, job.estimator.get(key.rpartition(".")[2])):
             yield warning(key, "a tuning job cannot carry it", "its jobs run without it")
+    if job.spot.enabled:
+        yield warning("spot", "the jobs of a search keep no checkpoints", "one that is interrupted begins again")
     if "training_plan" in job.estimator:
         yield error("estimator.training_plan", "a tuning job cannot carry it", "remove it, or submit single jobs")
     yield from ranges(job)
 
 
 def ranges(job: Job) -> Iterator[Finding]:
-    """[tune.ranges] alone, as preflight judges it whether or not it is to be searched now."""
+    """What is wrong with [tune] whether or not it is to be searched now, as preflight judges it."""
+    if job.tune.parallel > job.tune.max_jobs:
+        yield error("tune.parallel", f"{job.tune.parallel} is above max_jobs", f"at most {job.tune.max_jobs}")
     declared = command_line.declared(OPTIONS)
     for option, given in job.tune.ranges.items():
         key, values = f"tune.ranges.{option}", given
@@ -44,22 +48,25 @@ def ranges(job: Job) -> Iterator[Finding]:
         if isinstance(given, dict):
             values = [given[end] for end in ("min", "max") if type(given.get(end)) in (int, float)]
             if len(values) < 2 or given.keys() - {"min", "max", "scale"}:
-                yield error(key, "no range", 'as in { min = 1e-4, max = 1e-2, scale = "Logarithmic" }')
+                example = 'as in { min = 1e-4, max = 1e-2, scale = "Logarithmic" }'
+                yield error(key, f"{show(given)} is no range", example)
             elif not values[0] < values[1]:
                 lower, upper = map(show, values)
                 yield error(key, f"min = {lower} is not below max = {upper}", "raise max, or lower min")
             elif not isinstance(kind, type) or not issubclass(kind, int | float) or kind is bool:
                 yield error(key, "a range, and the option is no number", "give a list of its values")
-            elif (scale := given.get("scale")) == "Logarithmic" and values[0] <= 0:
-                yield error(key, "AWS takes Logarithmic above 0 alone", "raise min, or leave scale out")
+            elif (scale := given.get("scale", "Auto")) not in SCALES:
+                yield error(key, f"scale = {show(scale)} is none of AWS's", f"expected one of {', '.join(SCALES)}")
+            elif scale == "Logarithmic" and values[0] <= 0:
+                yield error(key, "a Logarithmic scale needs a min above 0", "raise min, or leave scale out")
             elif scale == "ReverseLogarithmic" and (values[0] < 0 or values[1] >= 1 or issubclass(kind, int)):
-                yield error(key, "AWS takes ReverseLogarithmic for fractions below 1 alone", "leave scale out")
+                yield error(key, "a ReverseLogarithmic scale is for fractions from 0 to below 1", "leave scale out")
         elif not isinstance(given, list) or not given or not all(isinstance(value, Value) for value in given):
             yield error(key, "neither a range nor a list", "as in { min = 1, max = 8 }, or [16, 32, 64]")
             continue
         for value in values:
             for found in preflight.hyperparameters(replace(job, hyperparameters={option: value})):
-                yield replace(found, key=key)
+                yield replace(found, key=key, cure="correct the range" if option in declared else found.cure)
 
 
 def judged(job: Job, found: list[Finding]) -> tuple[list[Finding], dict[str, Any] | None]:

@@ -407,6 +407,10 @@ class InOrder(Numbers):
         return DataLoader(Jittered(*rows(6 * STEPS).tensors), sampler=sampler, batch_size=None)
 
 
+class AtOnce(callbacks.EarlyStopping):
+    """Of a type of its own: train.py may have an EarlyStopping already."""
+
+
 @pytest.mark.parametrize(
     ("model", "arguments", "options", "crashes"),
     [
@@ -427,7 +431,7 @@ def test_a_resumed_run_ends_as_the_uninterrupted(
     fit: Callable, model: type, arguments: dict, options: dict, crashes: list
 ) -> None:
     def go(output: str, **more: Any) -> pl.Trainer:
-        stopper = callbacks.EarlyStopping("val/loss", divergence_threshold=-1.0)  # at once, where epochs are many
+        stopper = AtOnce("val/loss", divergence_threshold=-1.0)  # where epochs are many
         extra = (stopper,) if options.get("epochs") == 9 else ()
         settings = {"output_dir": output, "checkpoint_steps": 1, **options, **more}
         return fit(model, InOrder, trainer=arguments, callbacks=extra, **settings)
@@ -529,7 +533,12 @@ def test_a_mistake_that_lightning_finds_is_a_sentence(
     assert "error: Automatic gradient clipping is not supported for manual optimization" in capsys.readouterr().err
     monkeypatch.setattr(train, "train", lambda **_: fit(callbacks=(callbacks.EarlyStopping("val/los"),)))
     assert train.main() == 1
-    assert "error: Early stopping conditioned on metric `val/los` which is not available" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "error: EarlyStopping waits for val/los, but validation logged val/loss; name one of" in said.err
+    assert "step=1 " not in said.out
+    monkeypatch.setattr(train, "train", lambda **_: fit(callbacks=(callbacks.EarlyStopping("train/los"),)))
+    assert train.main() == 1
+    assert "error: Early stopping conditioned on metric `train/los` which is not available" in capsys.readouterr().err
 
 
 def test_standard_output_that_nobody_reads_ends_in_a_sentence(

@@ -11,6 +11,7 @@ from pytorch_lightning.loggers.logger import Logger
 
 from runtime import loop_state, ranks, report
 from runtime.divided import leaves
+from runtime.report import UserError
 
 
 class Reporter(pl.Callback, Logger):
@@ -38,6 +39,17 @@ class Reporter(pl.Callback, Logger):
         self.trainer = trainer
         if self not in trainer.loggers:
             trainer.loggers = [*trainer.loggers, self]
+
+    def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Lightning would find out after an epoch, or with ``strict=False`` never."""
+        logged = trainer.callback_metrics
+        for stopper in trainer.early_stopping_callbacks:
+            kinds = {name.partition("/")[0] for name in logged}  # train/… is not logged yet
+            if stopper.monitor not in logged and stopper.monitor.partition("/")[0] in kinds:
+                raise UserError(
+                    f"EarlyStopping waits for {stopper.monitor}, but validation logged {', '.join(sorted(logged))}; "
+                    "name one of these."
+                )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.total, self.accumulate = int(trainer.estimated_stepping_batches), trainer.accumulate_grad_batches
@@ -125,7 +137,7 @@ class Reporter(pl.Callback, Logger):
         pass  # abstract in Logger
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.should_stop and trainer.is_global_zero:
+        if trainer.should_stop and trainer.is_global_zero and loop_state.steps(trainer) < self.total:
             every: Any = trainer.callbacks  # type: ignore[attr-defined]
             reasons = filter(None, (getattr(callback, "stopping_reason_message", None) for callback in every))
             reason = next(reasons, "trainer.should_stop was set")

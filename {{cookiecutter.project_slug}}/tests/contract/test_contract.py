@@ -169,8 +169,11 @@ def test_the_rehearsal_passes(options: dict[str, Any], place: Path, tmp_path: Pa
     pairs = [word for name, value in options.items() if name != "epochs" for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "rehearsal", "--hosts", hosts, "--processes", "1" if hosts == "2" else "2"]
     command += ["--distribution", "torch_distributed", "--batches", "4", "--json", str(tmp_path / "report.json")]
-    job = tomllib.loads((PROJECT / "job.toml").read_text(encoding="utf-8"))
-    command += [f"--channel={name}={place}" for name in job.get("channels", {})]  # the small run's data, not S3's
+    job = (PROJECT / "job.toml").read_text(encoding="utf-8")
+    command += [f"--channel={name}={place}" for name in tomllib.loads(job).get("channels", {})]  # not S3's
+    table = re.compile(r"^\[hyperparameters\].*\n(?:(?!\[).*\n)*", re.M)  # of other data than the small run's
+    (tmp_path / "job.toml").write_text(table.sub("", job), encoding="utf-8")
+    command += ["--job", str(tmp_path / "job.toml")]
     found = subprocess.run([*command, "--", *pairs], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
     report = json.loads((tmp_path / "report.json").read_text())

@@ -185,6 +185,17 @@ class Crash(Exception):
     """What ends a run here."""
 
 
+USE = """
+
+class Tried(Model):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 - self.options.tried)
+
+
+Model = Tried
+"""
+
+
 def test_an_option_is_one_line_and_its_use(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,15 +213,14 @@ def test_an_option_is_one_line_and_its_use(
 
     src = tmp_path / "src"
     shutil.copytree(Path(model.__file__).parent, src, ignore=shutil.ignore_patterns("__pycache__"))
-    for file, place, added in (
-        ("options.py", "    lr: PositiveFloat", '    smoothing: Ratio = option(0.0, "label smoothing")\n'),
-        ("model.py", 'reduction="none")\n        return (losses', "label_smoothing=self.options.smoothing, "),
-    ):
-        text = (src / file).read_text(encoding="utf-8")
-        assert text.count(place) == 1
-        (src / file).write_text(text.replace(place, added + place), encoding="utf-8")
+    text, place = (src / "options.py").read_text(encoding="utf-8"), "    lr: PositiveFloat"
+    assert text.count(place) == 1
+    declared = '    tried: Ratio = option(0.0, "what is taken off the loss")\n'
+    (src / "options.py").write_text(text.replace(place, declared + place), encoding="utf-8")
+    with (src / "model.py").open("a", encoding="utf-8") as file:
+        file.write(USE)
     code = "import json, sys, train\nfor words in sys.argv[1:]: train.train(**train.parse(json.loads(words)))"
-    other = [*options, "--output_dir", "other", "--smoothing", "0.5"]
+    other = [*options, "--output_dir", "other", "--tried", "0.5"]
     command = [sys.executable, "-c", code, json.dumps(options), json.dumps(other)]
     environment = {**os.environ, "PYTHONPATH": str(src)}
     said = subprocess.run(command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE).stdout
