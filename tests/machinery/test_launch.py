@@ -683,11 +683,13 @@ def test_preflight_reads_the_ranges_too(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "warning hyperparameters.lr: [tune.ranges] has it too; tuning takes its values from there" in said
     assert "error   tune.ranges.epoch: train.py has no such option; did you mean epochs?" in said
-    with monkeypatch.context() as patch:  # nor does it refuse what only a tuning job cannot be
-        patch.setattr("launch.v3.installed", lambda: True)
-        changes = {"tune.ranges.lr": [0.1], "estimator.training_plan": "arn:aws:sagemaker:us-east-1:123456789012:x"}
-        main(["preflight", "--offline", "--job", str(edited(tmp_path / "job.toml", changes))])
-    assert "tune" not in capsys.readouterr().out
+    changes = {"tune.ranges.lr": [0.1], "estimator.training_plan": "arn:aws:sagemaker:us-east-1:123456789012:x"}
+    path = edited(tmp_path / "job.toml", changes)  # what only a tuning job cannot be is not refused
+    main(["preflight", "--offline", "--job", str(path)])
+    said = capsys.readouterr().out
+    assert "job     2 ×" in said and "tun" not in said
+    monkeypatch.setattr("launch.v3.installed", lambda: True)
+    assert findings.refused(tune.check(job.load(path))) and not findings.refused(tune.ranges(job.load(path)))
 
 
 def test_cost_is_never_invented(good):

@@ -316,6 +316,7 @@ def limits(made: dict[str, Any]) -> Iterator[Finding]:
         if key == "name":
             cure = "use letters, digits and hyphens, at most 47: a timestamp is added"
         if key == "instance_type":
+            cure += "" if cure.endswith("?") else "."
             cure += " If it is newer than that: pip install --upgrade boto3, or --accept instance_type"
         yield error(key, problem, cure)
 
