@@ -411,13 +411,14 @@ def test_tuning_is_sent_as_its_dry_run_shows(aws, good, monkeypatch, capsys):
     asked = record(monkeypatch)
     monkeypatch.setattr("sagemaker.telemetry.telemetry_logging._send_telemetry_request", lambda *_: pytest.fail("sent"))
     monkeypatch.setattr(tune, "job_name", lambda job: f"{job.name}-tune")
-    job = replace(good, tune=Tune(ranges={"lr": {"min": 1e-4, "max": 1e-2}}), price_per_hour=1.0)
+    job = replace(good, tune=Tune(ranges={"lr": {"min": 1e-4, "max": 1e-2}}), price_per_hour=1.0, keep_alive_s=600)
     monkeypatch.setattr("launch.job.load", lambda _: job)
     assert main(["tune", "--dry-run"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert main(["tune"]) == 0
-    said = capsys.readouterr().out
+    said, warned = capsys.readouterr()
     assert asked["CreateHyperParameterTuningJob"] == shown and "at most 960.00 USD: 20 jobs ×" in said
+    assert "keep_alive_s: a tuning job cannot carry it" in warned and "keep_alive_s" not in said
     assert "its jobs: python -m launch list --region us-east-1; to stop it: aws sagemaker stop-hyper" in said
 
 

@@ -195,9 +195,14 @@ def test_help_answers_at_once() -> None:
         (["--keep", "/"], ["--keep /", "exists"]),
         (["--", "epochs", "1"], ["'epochs'", "--name value"]),
         (["--", "--epochs"], ["'--epochs'"]),
+        (["--source-dir", "src", "--", "--epoch", "1"], ["epoch: train.py has no such option", "did you mean epochs?"]),
+        (["--source-dir", "src", "--", "--lr", "fast"], ["lr: found 'fast'", "expected a finite number above 0"]),
     ],
 )
-def test_a_mistake_is_one_sentence(argv: list[str], words: list[str], tmp_path: Path) -> None:
+def test_a_mistake_is_one_sentence(
+    argv: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
     source = [] if "--source-dir" in argv else ["--source-dir", str(_stranger(tmp_path))]
     with pytest.raises(UserError) as error:
         parsed(tmp_path, *source, *argv)

@@ -127,7 +127,10 @@ def submit(options: argparse.Namespace) -> int:
 
     job, tuning = jobs_file.load(options.job), options.command == "tune"
     found, made = checks.offline_checks(job)
-    found, search = tune.judged(job, found) if tuning else (found, None)
+    search = None
+    if tuning:
+        found, search = tune.judged(job, found)
+        job = tune.carried(job)
     if not options.dry_run and made:
         aws.client("sts", job.region).get_caller_identity()  # without credentials nothing can be sent
         found += [*account.check(job, made, tuning), *requirements.resolved(job)]

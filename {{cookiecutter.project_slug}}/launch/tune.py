@@ -82,6 +82,11 @@ def judged(job: Job, found: list[Finding]) -> tuple[list[Finding], dict[str, Any
     return found, made
 
 
+def carried(job: Job) -> Job:
+    """The job without what a tuning job cannot carry, which is neither sent nor paid for."""
+    return replace(job, keep_alive_s=0, forward_stop=False, checkpoint_s3="")
+
+
 def job_name(job: Job) -> str:
     """A tuning job's name has at most 32 characters, to which AWS adds those of its training jobs."""
     return f"{job.name[:16].rstrip('-')}-{datetime.now(UTC):%y%m%d-%H%M%S}"
@@ -98,7 +103,7 @@ def tuner(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:
             whole = issubclass(declared[option].type, int)
             kind = sdk.IntegerParameter if whole else sdk.ContinuousParameter
             ranges[option] = kind(given["min"], given["max"], scaling_type=given.get("scale", "Auto"))
-    made = request.estimator(replace(job, checkpoint_s3=""), session, role, bucket, name)
+    made = request.estimator(carried(job), session, role, bucket, name)
     counts: dict[str, Any] = {"max_jobs": job.tune.max_jobs, "max_parallel_jobs": job.tune.parallel}
     goal = "Maximize" if MODE == "max" else "Minimize"
     return sdk.HyperparameterTuner(made, MONITOR, ranges, request.metric_definitions(), objective_type=goal, **counts)

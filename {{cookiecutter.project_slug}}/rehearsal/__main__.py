@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from launch import ROOT, SRC, profiles  # also puts src/ on the path
+from launch import ROOT, SRC, preflight, profiles  # also puts src/ on the path
 from launch import job as jobs
 from launch.findings import print_error
 from rehearsal import checks, hosts, image, request, requirements
@@ -95,6 +95,8 @@ def plan(args: argparse.Namespace) -> Plan:
         job = dataclasses.replace(job, hyperparameters={}, channels={})
     values = {**job.hyperparameters, **after}
     job = dataclasses.replace(job, instance_count=count, distribution=distribution, hyperparameters=values)
+    for finding in preflight.hyperparameters(job) if own else ():  # now, and not once every host has started
+        raise UserError(f"{finding.key}: {finding.problem}; {finding.cure}")
     notes = []
     if fault == "stop-host" and not job.forward_stop:
         notes.append("forward_stop is false in job.toml: SageMaker's SIGTERM would not reach training; see --lose-host")

@@ -8,23 +8,21 @@ Rank variables are read by runtime/cluster.py alone; Lightning is told everythin
 """
 
 import os
-from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed
 from lightning_fabric.plugins import ClusterEnvironment
-from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
-from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from runtime.all_reduce import verify_all_reduce
 from runtime.cluster import Cluster, ClusterError
+from runtime.prepare_data import prepare_data_now
 from runtime.ranks import cluster, session
 
-__all__ = ["cluster", "get_global_rank", "get_initialization_info", "get_local_rank", "precision", "session"]
+__all__ = ["cluster", "get_global_rank", "get_initialization_info", "get_local_rank", "session"]
 
 POWERSGD_START = 100  # steps with whole gradients, while they change most
 
@@ -54,19 +52,6 @@ def get_initialization_info(compression: str = "none", bucket_cap_mb: int = 25) 
         raise ClusterError("compression=bf16 needs NCCL, and this job runs on gloo; set it to fp16 or powersgd.")
     kind = SmddpStrategy if this.backend == "smddp" else ClusterStrategy
     return kind(this, compression, bucket_cap_mb), this.local_world_size, this.num_nodes
-
-
-def precision(wanted: str) -> Any:
-    """Trainer's ``precision``; auto is bf16-mixed where the GPU computes in it, 16-mixed on older GPUs, else 32-true.
-
-    tf32 is 32-true with matrix products in TF32; 32-true itself leaves TF32 out everywhere.
-    """
-    gpu = cluster().accelerator == "gpu"
-    torch.backends.cudnn.allow_tf32 = wanted == "tf32"  # torch's default allows convolutions what products may not
-    torch.set_float32_matmul_precision("high" if wanted == "tf32" else "highest")
-    if wanted == "auto" and gpu:
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "16-mixed"
-    return "32-true" if wanted in ("auto", "tf32") else wanted
 
 
 class LauncherEnvironment(ClusterEnvironment):
@@ -166,7 +151,7 @@ class SmddpStrategy(ClusterStrategy):
     """
 
     def setup_environment(self) -> None:
-        self._prepare_data()
+        prepare_data_now(self)
         if not torch.distributed.is_initialized():
             import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
 
@@ -178,24 +163,6 @@ class SmddpStrategy(ClusterStrategy):
                 "smddp", rank=self.global_rank, world_size=self.world_size, timeout=self._timeout
             )
         super().setup_environment()  # finds the group and leaves it as it is
-
-    def _prepare_data(self) -> None:
-        """Prepare data here, just before Lightning's data connector would, and leave it nothing to do.
-
-        The connector opens a gloo group when there is a group already and ``prepare_data`` is overridden. Before the
-        first run the other ranks wait in the rendezvous; in a later one, ``test`` after ``fit``, the data is ready.
-        """
-        module = self.lightning_module
-        assert module is not None
-        datamodule: Any = getattr(module.trainer, "datamodule", None)
-        owners: Any = ((datamodule, LightningDataModule), (module, LightningModule))
-        for owner, base in owners:
-            if owner is None or not is_overridden("prepare_data", owner):
-                continue
-            if self.local_rank == 0 and (owner.prepare_data_per_node or self.node_rank == 0):
-                owner.prepare_data()
-            owner.prepare_data = MethodType(base.prepare_data, owner)
-            self.barrier()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Sum, then divide where the mean was asked for."""

@@ -107,12 +107,8 @@ class Model(pl.LightningModule):
             self.net.compile(dynamic=True)
         self.mean_loss = torchmetrics.MeanMetric(dist_sync_fn=ranks.sum_over_ranks).set_dtype(torch.float64)
         options: Any = dict(num_classes=len(self.labels), ignore_index=-100, dist_sync_fn=ranks.sum_over_ranks)
-        self.scores = torchmetrics.MetricCollection(
-            {
-                "accuracy": MulticlassAccuracy(average="micro", **options),
-                "macro_f1": MulticlassF1Score(average="macro", **options),
-            }
-        )
+        accuracy, f1 = MulticlassAccuracy(average="micro", **options), MulticlassF1Score(average="macro", **options)
+        self.scores = torchmetrics.MetricCollection({"accuracy": accuracy, "macro_f1": f1})
         self.confusion = MulticlassConfusionMatrix(normalize="true", **options)
 
     def forward(self, batch: dict[str, Any]) -> torch.Tensor:

@@ -34,6 +34,7 @@ def train(**options: Any) -> None:
         from runtime.checkpoints import Checkpoints
         from runtime.divided import DataDividedCheck
         from runtime.loop_state import ValidationSteps
+        from runtime.precision import trainer_precision
         from runtime.progress import Reporter
         from runtime.seeds import StepSeed
         from runtime.tracking import mlflow_loggers
@@ -54,7 +55,7 @@ def train(**options: Any) -> None:
             strategy=strategy,
             devices=devices,
             num_nodes=num_nodes,
-            precision=dist.precision(training.precision),
+            precision=trainer_precision(training.precision, cluster.accelerator),
             deterministic=training.deterministic,
             max_epochs=training.epochs,
             max_steps=training.max_steps,
@@ -95,19 +96,7 @@ def parse(argv: list[str]) -> dict[str, Any]:
 
 def main() -> int:
     """0 when the model is trained; 2 for a mistake on the command line; 1 for one found later; 143 when stopped."""
-    signals.install()
-    status = 2
-    try:
-        options = parse(sys.argv[1:])
-        status = 1
-        train(**options)
-    except Exception as error:
-        if not (sentence := report.sentence(error)):
-            raise
-        print(f"error: {sentence}", file=sys.stderr)
-        report.write_failure(sentence)
-        return signals.status(status)
-    return signals.complete()
+    return signals.run(parse, train)
 
 
 if __name__ == "__main__":

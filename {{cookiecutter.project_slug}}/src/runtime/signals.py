@@ -12,7 +12,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
+
+from runtime import report
 
 STATUS = 128 + signal.SIGTERM
 GRACE = 3.0  # seconds in which a process has to leave once nothing is left to save
@@ -31,6 +34,28 @@ class Stopped(SystemExit):
         global _deadline
         super().__init__(STATUS)
         _deadline = time.monotonic() + GRACE
+
+
+def run(parse: Callable[[list[str]], dict[str, Any]], job: Callable[..., None]) -> int:
+    """Do the job with the options of this command line, and say in one sentence what the user can mend.
+
+    Returns:
+        The status of the process: 0 when the job is done; 2 for a mistake on the command line; 1 for one that was
+        found later; 143 when it was told to stop.
+    """
+    install()
+    failed = 2
+    try:
+        options = parse(sys.argv[1:])
+        failed = 1
+        job(**options)
+    except Exception as error:
+        if not (sentence := report.sentence(error)):
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        report.write_failure(sentence)
+        return status(failed)
+    return complete()
 
 
 def install() -> None:
