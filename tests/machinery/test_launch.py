@@ -145,6 +145,12 @@ def test_what_is_not_toml_is_said_in_a_sentence(tmp_path, content, capsys):
     assert not said.out and len(said.err.splitlines()) == 2 and "Traceback" not in said.err
 
 
+def test_a_key_that_stands_twice_is_named_as_such(tmp_path):
+    (tmp_path / "job.toml").write_text('tags = 1\n[tags]\nteam = "nlp"\n')
+    with pytest.raises(job.JobError, match=r"a key or a table of this name stands further up \(at line 2, .*\); corr"):
+        job.load(tmp_path / "job.toml")
+
+
 @pytest.mark.parametrize(
     ("instance", "count", "launcher"),
     [
@@ -679,10 +685,13 @@ def test_what_cannot_be_tuned_is_refused_like_hyperparameters(tmp_path, capsys, 
 
 def test_preflight_reads_the_ranges_too(tmp_path, capsys, monkeypatch):
     changes = {"hyperparameters.lr": 0.1, "tune.ranges.lr": {"min": 1e-4, "max": 1e-2}, "tune.ranges.epoch": [1]}
+    changes["tune.ranges.weight_decay"] = [0.1, 0.01]
     assert main(["preflight", "--offline", "--job", str(edited(tmp_path / "job.toml", changes))]) == 1
     said = capsys.readouterr().out
     assert "warning hyperparameters.lr: [tune.ranges] has it too; tuning takes its values from there" in said
     assert "error   tune.ranges.epoch: train.py has no such option; did you mean epochs?" in said
+    two = "warning tune.ranges.weight_decay: [0.1, 0.01] is a list of two values, and no other is tried"
+    assert f"{two}; for all between them write {{ min = 0.01, max = 0.1 }}" in said
     changes = {"tune.ranges.lr": [0.1], "estimator.training_plan": "arn:aws:sagemaker:us-east-1:123456789012:x"}
     path = edited(tmp_path / "job.toml", changes)  # what only a tuning job cannot be is not refused
     main(["preflight", "--offline", "--job", str(path)])

@@ -125,7 +125,8 @@ def load(path: str | Path = ROOT / "job.toml") -> Job:
     except UnicodeDecodeError as error:
         raise JobError(f"{path} is not UTF-8 text, which TOML requires; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
-        said = "its tables or lists are nested too deeply" if isinstance(error, RecursionError) else error
+        said = "its tables or lists are nested too deeply" if isinstance(error, RecursionError) else str(error)
+        said = said.replace("Cannot overwrite a value", "a key or a table of this name stands further up")
         raise JobError(f"{path} is not valid TOML: {said}; correct that line") from error
     problems: list[str] = []
     job = _build(Job, table, "", problems)

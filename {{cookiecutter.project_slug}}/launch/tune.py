@@ -64,6 +64,9 @@ def ranges(job: Job) -> Iterator[Finding]:
         elif not isinstance(given, list) or not given or not all(isinstance(value, Value) for value in given):
             yield error(key, "neither a range nor a list", "as in { min = 1, max = 8 }, or [16, 32, 64]")
             continue
+        elif len(given) == 2 and all(type(value) in (int, float) for value in given):
+            example = f"for all between them write {{ min = {show(min(given))}, max = {show(max(given))} }}"
+            yield warning(key, f"{show(given)} is a list of two values, and no other is tried", example)
         for value in values:
             for found in preflight.hyperparameters(replace(job, hyperparameters={option: value})):
                 yield replace(found, key=key, cure="correct the range" if option in declared else found.cure)
