@@ -1,32 +1,26 @@
 """job.toml, what fits what, the request that would be sent, and the mistakes that preflight has to find."""
 
 import dataclasses
-import functools
 import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 from typing import Any
 
-import botocore.loaders
-import botocore.session
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launch import ROOT, account, findings, job, preflight, profiles, request, requirements, tune
+from launch import ROOT, account, findings, job, preflight, profiles, request, requirements
 from launch.__main__ import main
 from launch.job import Job, Network, Spot, Tune
 from options import METRICS, OPTIONS
 from runtime import report
 from runtime.command_line import Ratio, option
+from small_job import GOOD, ROLE, edited
 
-# AWS's models and endpoints are parsed once: the SDK does so for each request.
-botocore.loaders.create_loader = botocore.session.create_loader = functools.cache(botocore.loaders.create_loader)
-ROLE = "arn:aws:iam::123456789012:role/training"
 BUCKET = "sagemaker-us-east-1-123456789012"
 INSTANCE = {"sagemaker_instance_type": '"ml.p4d.24xlarge"'}
 MPI = INSTANCE | {"sagemaker_distributed_dataparallel_custom_mpi_options": '"--NCCL_DEBUG=WARN"'}  # or it says INFO
@@ -53,44 +47,7 @@ NETWORK = Network(["subnet-0123456789abcdef0"], ["sg-0123456789abcdef0"], encryp
 
 @pytest.fixture
 def good() -> Job:
-    return Job(
-        name="language-id",
-        region="us-east-1",
-        instance_type="ml.p4d.24xlarge",
-        instance_count=2,
-        role=ROLE,
-        hyperparameters={"epochs": 6, "lr": 2e-3, "dataset": "cldr", "compile": False},
-        environment={"NCCL_DEBUG": "WARN"},
-        tags={"project": "x"},
-    )
-
-
-ANSWERS = {"aws_region": "us-east-1", "instance_type": "ml.p4d.24xlarge", "instance_count": 2, "distribution": "auto"}
-
-
-def edited(path: Path, changes: dict[str, Any]) -> Path:
-    """The project's own job.toml with some values changed or added: `key`, or `table.key`."""
-    text = (ROOT / "job.toml").read_text(encoding="utf-8")
-    for name, answer in ANSWERS.items():  # in the template itself, where job.toml has no answers yet
-        text = re.sub(rf"{{{{ ?cookiecutter.{name} ?}}}}", str(answer), text)
-    text = re.sub(r"\{\{ cookiecutter.spot .*?\}\}", "false", text)
-    text = re.sub(r"\{\{ .*?\}\}", "language-id", text)
-    for key, value in changes.items():
-        table, _, name = key.rpartition(".")
-        start = re.search(rf"(?m)^\[{table}\].*\n", text).end() if table else 0  # type: ignore[union-attr]
-        end = start + len(re.split(r"(?m)^\[", text[start:])[0])
-        bare = name if re.fullmatch(r"[\w-]+", name) else json.dumps(name)
-        line = f"{bare} = {toml(value)}"
-        section, found = re.subn(rf"(?m)^{name} = [^#\n]*", lambda _, line=line: f"{line} ", text[start:end])
-        text = text[:start] + ("" if found else f"{line}\n") + section + text[end:]
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + " }"
-    return json.dumps(value)
+    return GOOD
 
 
 def offline(wanted: Job) -> list[str]:
@@ -617,88 +574,6 @@ def test_requirements_that_name_torch(good, tmp_path, line):
     found = list(requirements.named(good, tmp_path / "requirements.txt"))
     assert not list(requirements.resolved(good, tmp_path / "requirements.txt"))  # once is enough
     assert [f.level for f in found] == ["error"] and "would replace" in str(found[0]) and line in str(found[0])
-
-
-TUNE = {
-    "ranges": {"lr": {"min": 1e-4, "max": 1e-2, "scale": "Logarithmic"}, "max_length": {"min": 16, "max": 64}}
-    | {"precision": ["32-true", "bf16-mixed"]}
-}
-
-
-def test_the_tuning_request_searches_the_ranges_with_the_jobs_own_estimator(good):
-    wanted = replace(good, tune=Tune(max_jobs=9, parallel=3, **TUNE), spot=Spot(True, 90_000))
-    found, made = tune.judged(wanted, [])
-    assert [each.key for each in found] == ["spot", "hyperparameters.lr"]  # warnings
-    assert re.fullmatch(r"language-id-\d{6}-\d{6}", made["HyperParameterTuningJobName"])
-    search, own = made["HyperParameterTuningJobConfig"], made["TrainingJobDefinition"]
-    assert search["HyperParameterTuningJobObjective"] == {"Type": "Maximize", "MetricName": "val/accuracy"}
-    assert search["ResourceLimits"] == {"MaxNumberOfTrainingJobs": 9, "MaxParallelTrainingJobs": 3}
-    assert {kind: [r["Name"] for r in ranges] for kind, ranges in search["ParameterRanges"].items()} == {
-        "ContinuousParameterRanges": ["lr"],
-        "IntegerParameterRanges": ["max_length"],
-        "CategoricalParameterRanges": ["precision"],
-    }
-    single = request.dry_run(wanted)
-    static = own["StaticHyperParameters"].items() - single["HyperParameters"].items()
-    elsewhere = {"sagemaker_job_name", "sagemaker_submit_directory"}
-    assert {key for key, _ in static} - elsewhere == {"sagemaker_estimator_class_name", "sagemaker_estimator_module"}
-    assert single["HyperParameters"].keys() - own["StaticHyperParameters"].keys() == {"lr"}
-    assert own["AlgorithmSpecification"].items() <= single["AlgorithmSpecification"].items()
-    assert "CheckpointConfig" not in own and own["EnableManagedSpotTraining"] and made["Tags"] == single["Tags"]
-
-
-def test_sdk_v3_does_not_tune(good, monkeypatch):
-    monkeypatch.setattr("launch.v3.installed", lambda: True)
-    wanted = replace(good, tune=Tune(ranges={"weight_decay": [0.1]}))
-    assert [str(f) for f in tune.check(wanted)] == [
-        "error   tune: it needs the estimator of SDK v2, and v3 is installed here; use .venv/bin/python"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
-        ({}, "tune.ranges: there are none"),
-        ({"tune.ranges.learning": [1, 2]}, "tune.ranges.learning: train.py has no such option"),
-        ({"tune.ranges.lr": {"min": -1.0, "max": 1.0}}, "tune.ranges.lr: found '-1.0'"),
-        ({"tune.ranges.lr": {"min": 1.0}}, r"tune.ranges.lr: \{\"min\": 1.0\} is no range"),
-        ({"tune.ranges.lr": {"min": 1, "max": 0.01}}, "tune.ranges.lr: min = 1 is not below max = 0.01"),
-        ({"tune.ranges.lr": {"min": 10**400, "max": 1}}, "tune.ranges.lr: min = 10000*… is not below max = 1"),
-        ({"tune.ranges.lr": {"min": 1.0, "max": 2.0, "scale": "log"}}, 'tune.ranges.lr: scale = "log" is none of AWS'),
-        ({"tune.ranges.precision": ["8-bit"]}, "tune.ranges.precision: found '8-bit'"),
-        ({"tune.ranges.epochs": 3}, "tune.ranges.epochs: neither"),
-        ({"tune.ranges.lr": [[0.1]]}, "tune.ranges.lr: neither"),
-        ({"tune.ranges.precision": {"min": 1, "max": 2}}, "tune.ranges.precision: .* is no number"),
-        ({"tune.ranges.dropout": {"min": 0, "max": 0.5, "scale": "Logarithmic"}}, "tune.ranges.dropout: .* above 0"),
-        ({"tune.ranges.epochs": {"min": 1, "max": 9, "scale": "ReverseLogarithmic"}}, "tune.ranges.epochs: .* below"),
-        ({"tune.ranges.lr": [0.1], "estimator.training_plan": "arn:x"}, "estimator.training_plan: a tuning job cannot"),
-        ({"tune.ranges.lr": [0.1], "image": "nonsense"}, 'image: "nonsense" is neither'),
-        ({"tune.ranges.lr": [1.0], "tune.parallel": 30}, "tune.parallel: 30 is above max_jobs; at most 20"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused_like_hyperparameters(tmp_path, capsys, changes, line):
-    path = edited(tmp_path / "job.toml", changes)
-    assert main(["tune", "--dry-run", "--job", str(path)]) == 1
-    said = capsys.readouterr()
-    assert len(re.findall(f"(?m)^error   {line}", said.err)) == 1 and not said.out, said.err
-
-
-def test_preflight_reads_the_ranges_too(tmp_path, capsys, monkeypatch):
-    changes = {"hyperparameters.lr": 0.1, "tune.ranges.lr": {"min": 1e-4, "max": 1e-2}, "tune.ranges.epoch": [1]}
-    changes["tune.ranges.weight_decay"] = [0.1, 0.01]
-    assert main(["preflight", "--offline", "--job", str(edited(tmp_path / "job.toml", changes))]) == 1
-    said = capsys.readouterr().out
-    assert "warning hyperparameters.lr: [tune.ranges] has it too; tuning takes its values from there" in said
-    assert "error   tune.ranges.epoch: train.py has no such option; did you mean epochs?" in said
-    two = "warning tune.ranges.weight_decay: [0.1, 0.01] is a list of two values, and no other is tried"
-    assert f"{two}; for all between them write {{ min = 0.01, max = 0.1 }}" in said
-    changes = {"tune.ranges.lr": [0.1], "estimator.training_plan": "arn:aws:sagemaker:us-east-1:123456789012:x"}
-    path = edited(tmp_path / "job.toml", changes)  # what only a tuning job cannot be is not refused
-    main(["preflight", "--offline", "--job", str(path)])
-    said = capsys.readouterr().out
-    assert "job     2 ×" in said and "tun" not in said
-    monkeypatch.setattr("launch.v3.installed", lambda: True)
-    assert findings.refused(tune.check(job.load(path))) and not findings.refused(tune.ranges(job.load(path)))
 
 
 def test_cost_is_never_invented(good):
