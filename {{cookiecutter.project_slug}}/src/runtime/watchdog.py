@@ -241,7 +241,8 @@ class HangWatchdog(pl.Callback):
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = traceback.extract_stack(frame) if frame else []
         src = Path(__file__).parents[1]  # source files of this project: runtime/ and the owner's beside it
-        own = [f for f in stack if src in Path(f.filename).parents and Path(f.filename).name != "train.py"]
+        outer = (src / "train.py", src / "runtime" / "signals.py")  # of every rank's stack, whatever it does
+        own = [f for f in stack if src in Path(f.filename).parents and Path(f.filename) not in outer]
         owners = [f for f in own if Path(f.filename).parent == src]  # it says more than the machinery that called it
         mine = owners or own or stack
         return f"{Path(mine[-1].filename).name}:{mine[-1].lineno} {mine[-1].name}" if mine else "no code"
