@@ -106,6 +106,24 @@ def test_launchers(
     )
 
 
+DRIFT = """
+Model.on_train_batch_end = lambda self, *_: [p.data.mul_(1 + self.global_rank / 100) for p in self.parameters()]
+"""
+
+
+def test_ranks_that_drift_apart_are_found_though_all_test_the_best_weights_of_one(
+    project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
+) -> None:
+    shutil.copytree(project.path / "src", tmp_path / "src")
+    with (tmp_path / "src" / "model.py").open("a", encoding="utf-8") as file:
+        file.write(DRIFT)
+    command = ["--source-dir", str(tmp_path / "src"), "--hosts", "1", "--processes", "2"]
+    command += ["--distribution", "torch_distributed", "--", "--dataset", str(words), "--max_steps", "4"]
+    report = rehearse(project, tmp_path, *command, **without_sdk)
+    failed = [name for name, verdict in verdicts(report).items() if verdict == "failed"]
+    assert failed == ["weights-identical"] and report["exit_status"] == 1, report["output"]
+
+
 def test_real_mpirun_on_one_host(project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]) -> None:
     """Open MPI from its wheel, nothing of the system; the job is started again after its host is lost."""
     need("unshare")

@@ -43,6 +43,14 @@ def classes(**fields: tuple[type, object]) -> tuple[type, type]:
         ),
         ({"depth": (int, command_line.shared(2))}, "Second.depth is shared, but no other class declares it"),
         ({"depth": (int, 2)}, "Second.depth has no default with an explanation; declare it as depth: int = option"),
+        (
+            {"depth": (int, command_line.option(1, "how deep", resume="x"))},
+            "Second.depth: found resume='x', expected one",
+        ),
+        (
+            {"depth": (command_line.Ratio, command_line.option(2.0, "how deep"))},
+            "Second.depth: found 2.0 as its default, expected a number from 0 to below 1",
+        ),
     ],
 )
 def test_a_declaration_that_cannot_be_is_refused_in_a_sentence(fields: dict, expected: str) -> None:

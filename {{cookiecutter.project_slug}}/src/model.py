@@ -19,6 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionM
 import data
 from options import ModelOptions
 from runtime import ranks, report
+from runtime.metrics import WeightedMean
 from runtime.report import UserError, atomic_write
 
 
@@ -105,8 +106,9 @@ class Model(pl.LightningModule):
             self.net.gradient_checkpointing_enable()  # type: ignore[operator]
         if self.options.compile:  # the network, not this module: self.log breaks under torch.compile (Lightning#21836)
             self.net.compile(dynamic=True)
-        self.mean_loss = torchmetrics.MeanMetric(dist_sync_fn=ranks.sum_over_ranks).set_dtype(torch.float64)
+        self.mean_loss = WeightedMean()
         options: Any = dict(num_classes=len(self.labels), ignore_index=-100, dist_sync_fn=ranks.sum_over_ranks)
+        options["validate_args"] = False  # which would make a GPU wait at each batch
         accuracy, f1 = MulticlassAccuracy(average="micro", **options), MulticlassF1Score(average="macro", **options)
         self.scores = torchmetrics.MetricCollection({"accuracy": accuracy, "macro_f1": f1})
         self.confusion = MulticlassConfusionMatrix(normalize="true", **options)
@@ -205,7 +207,7 @@ def build(model_name: str, labels: list[str]) -> nn.Module:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    with data.checkpoint_errors(model_name):
+    with data.checkpoint_errors(model_name), torch.device("cpu"):  # on another one it would ask for accelerate
         net = transformers.AutoModelForSequenceClassification.from_pretrained(
             model_name,
             num_labels=len(labels),

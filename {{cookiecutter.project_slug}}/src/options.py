@@ -27,7 +27,7 @@ class ModelOptions:
 
     model_name: str = option("bytecnn", "bytecnn, or a Hugging Face sequence classifier by name or path", resume="data")
     max_length: PositiveInt = option(256, "longest text in tokens; what is longer is cut off", resume="data")
-    lr: PositiveFloat = option(2e-3, "highest learning rate, reached after warm-up", resume="optimizer")
+    lr: PositiveFloat = option(2e-3, "highest learning rate; to fine-tune about 2e-5", resume="optimizer")
     weight_decay: NonNegativeFloat = option(0.01, "of AdamW, on matrices only", resume="optimizer")
     warmup_ratio: Ratio = option(0.06, "fraction of all steps in which the learning rate rises from 0")
     lr_scaling: Literal["none", "linear"] = option(
@@ -40,33 +40,12 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class DataOptions:
-    """What `data.Data` takes."""
-
-    RESUME = "data"  # these options decide which samples a step sees, except where one says otherwise
-
-    dataset: str = option(
-        "cldr", "cldr (built in), training (the job's channel), a hub name, or a path (csv, jsonl, parquet, arrow)"
-    )
-    model_name: str = shared(ModelOptions.model_name)  # its tokenizer makes the tokens
-    max_length: PositiveInt = shared(ModelOptions.max_length)
-    batch_size: PositiveInt = option(
-        64, "samples per rank and step; the global batch is this × world size × accumulate_grad_batches", resume="free"
-    )
-    text_column: str = option("", "name of the text column; empty: found by its usual names")
-    label_column: str = option("", "name of the label column; empty: found by its usual names")
-    seed: Seed = option(0, "determines splits, order of samples, initial weights and dropout")
-    num_workers: OrMinusOne = option(-1, "loader processes per rank; -1: 2 on a GPU, 0 on a CPU", resume="free")
-    data_dir: str = option("prepared", "folder of each node where prepared data is kept", resume="free")
-
-
-@dataclass(frozen=True)
 class TrainingOptions:
     """What `train.train` gives to the Trainer and its callbacks."""
 
     epochs: PositiveInt = option(6, "passes over the training data")
     max_steps: OrMinusOne = option(-1, "stop after this many optimizer steps; -1: no limit, epochs decide")
-    seed: Seed = shared(DataOptions.seed)
+    seed: Seed = option(0, "determines splits, order of samples, initial weights and dropout", resume="data")
     accumulate_grad_batches: PositiveInt = option(1, "batches per rank and optimizer step", resume="free")
     gradient_clip_val: NonNegativeFloat = option(1.0, "largest norm of the gradient; 0: no clipping")
     precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "16-mixed"] = option(
@@ -92,6 +71,27 @@ class TrainingOptions:
         0, "steps between two validations within an epoch, besides that at its end; 0: none", resume="optimizer"
     )
     log_every: PositiveInt = option(50, "optimizer steps between two lines of the log", resume="free")
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """What `data.Data` takes."""
+
+    RESUME = "data"  # these options decide which samples a step sees, except where one says otherwise
+
+    dataset: str = option(
+        "cldr", "cldr (built in), training (the job's channel), a hub name, or a path (csv, jsonl, parquet, arrow)"
+    )
+    model_name: str = shared(ModelOptions.model_name)  # its tokenizer makes the tokens
+    max_length: PositiveInt = shared(ModelOptions.max_length)
+    batch_size: PositiveInt = option(
+        64, "samples per rank and step; the global batch is this × world size × accumulate_grad_batches", resume="free"
+    )
+    text_column: str = option("", "name of the text column; empty: found by its usual names")
+    label_column: str = option("", "name of the label column; empty: found by its usual names")
+    seed: Seed = shared(TrainingOptions.seed)
+    num_workers: OrMinusOne = option(-1, "loader processes per rank; -1: 2 on a GPU, 0 on a CPU", resume="free")
+    data_dir: str = option("prepared", "folder of each node where prepared data is kept", resume="free")
 
 
 OPTIONS = (DataOptions, ModelOptions, TrainingOptions)

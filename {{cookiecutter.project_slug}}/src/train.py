@@ -1,11 +1,9 @@
-"""Train a text classifier; the same command on a laptop, under torchrun and on a SageMaker cluster.
+"""Train, test and save the model; the same command on a laptop, under torchrun and on a SageMaker cluster.
 
 One process:         python src/train.py --epochs 6
 One host, 2 ranks:   torchrun --nproc_per_node 2 src/train.py --batch_size 32
 Two hosts, 2 ranks:  torchrun --nnodes 2 --node_rank {0,1} --nproc_per_node 2 --master_addr HOST0 src/train.py
 SageMaker:           python -m launch submit        (of job.toml; `python -m rehearsal` simulates it here first)
-
-Every option is declared in options.py.
 """
 
 import os

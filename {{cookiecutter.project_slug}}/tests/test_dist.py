@@ -258,6 +258,7 @@ def train_two_steps(buffer: torch.nn.Module, callback: seeds.StepSeed) -> Any:
     """Two steps under DDP; each one's buckets, as numbers of parameters; whether it broadcasts buffers in each step."""
     net: Any = Unordered(buffer)
     ddp = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1)
+    ddp.device_ids, ddp.device_type = [0], "cpu"  # on GPUs DDP looks at what it is called with
     strategy = SimpleNamespace(model=ddp, root_device=torch.device("cpu"))
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=0, batch_idx=-1))
     trainer: Any = SimpleNamespace(strategy=strategy, global_rank=0, fit_loop=loop)

@@ -182,6 +182,42 @@ def test_a_metric_that_validation_does_not_log_is_named_before_training(fit: Cal
         fit(Named, best=("maximum", "val/loss"))
 
 
+def test_what_the_test_at_the_end_lacks_is_named_before_training(fit: Callable) -> None:
+    class Untested(Line):
+        test_step = pl.LightningModule.test_step
+
+    class Without(Numbers):
+        test_dataloader = pl.LightningDataModule.test_dataloader
+
+    with pytest.raises(UserError, match="are tested when training ends, and Untested has no test_step; add it"):
+        fit(Untested)
+    with pytest.raises(UserError, match="are tested when training ends, and Without has no test_dataloader; add it"):
+        fit(data=Without)
+    assert not list(Path("outputs/checkpoints").glob("*.ckpt"))
+
+
+def test_a_training_loss_that_the_model_logs_is_the_only_one(fit: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train/loss", 7.0)
+            return super().training_step(batch, batch_idx)
+
+    fit(Own)
+    assert re.findall(r"train/loss=(\S+)", capsys.readouterr().out) == ["7"] * 4
+    assert [row["train/loss"] for row in curves() if "train/loss" in row] == ["7.0"] * 4
+
+
+def test_the_rate_of_a_line_is_that_of_its_step(fit: Callable) -> None:
+    class Falling(Line):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), 1.0)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 2.0**-step)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    fit(Falling)
+    assert [(row["step"], row["lr"]) for row in curves()[:2] if "lr" in row] == [("4", "0.125"), ("8", "0.0078125")]
+
+
 def test_the_validation_before_training_changes_nothing_after_it(
     fit: Callable, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -512,7 +548,7 @@ def test_what_a_checkpoint_cannot_be_resumed_with_is_a_sentence(
 
 
 def test_a_stream_trains_for_max_steps(fit: Callable, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match="no length, so no number of epochs ends it; pass --max_steps"):
+    with pytest.raises(UserError, match="no length, so its number of steps is not known; pass --max_steps"):
         fit(data=Stream)
     assert fit(data=Stream, epochs=9, max_steps=STEPS + 3).global_step == STEPS + 3
     fit(data=Stream, epochs=9, max_steps=STEPS + 3, output_dir="b", checkpoint_steps=1, crash=("on_train_batch_end", 3))

@@ -6,7 +6,8 @@ The rest of the project's own options.py stays as it is.
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.command_line import NonNegativeFloat, PositiveFloat, PositiveInt, Seed, option
+from options import TrainingOptions  # of the project's own
+from runtime.command_line import NonNegativeFloat, PositiveFloat, PositiveInt, Seed, option, shared
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class DataOptions:
         "training", "a folder with images.npy and labels.npy; training: the job's channel of that name"
     )
     batch_size: PositiveInt = option(32, "images per rank and step", resume="free")
-    seed: Seed = option(0, "determines splits, order and initial weights")
+    seed: Seed = shared(TrainingOptions.seed)
 
 
 METRICS = ("train/loss", "val/loss", "val/f1", "test/loss", "test/f1")

@@ -6,7 +6,8 @@ The rest of the project's own options.py stays as it is.
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.command_line import PositiveFloat, PositiveInt, Seed, option
+from options import TrainingOptions  # of the project's own
+from runtime.command_line import PositiveFloat, PositiveInt, Seed, option, shared
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class DataOptions:
         "training", "a csv file of numbers, or a folder that holds one; training: the job's channel of that name"
     )
     batch_size: PositiveInt = option(32, "rows per rank and step", resume="free")
-    seed: Seed = option(0, "determines splits, order and initial weights")
+    seed: Seed = shared(TrainingOptions.seed)
 
 
 METRICS = ("train/loss", "val/rmse", "val/mae", "test/rmse", "test/mae")

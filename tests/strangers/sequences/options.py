@@ -6,7 +6,8 @@ The rest of the project's own options.py stays as it is.
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.command_line import PositiveFloat, PositiveInt, Seed, option
+from options import TrainingOptions  # of the project's own
+from runtime.command_line import PositiveFloat, PositiveInt, Seed, option, shared
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class DataOptions:
     )
     batch_size: PositiveInt = option(32, "windows per rank and step", resume="free")
     window: PositiveInt = option(32, "bytes that each window predicts")
-    seed: Seed = option(0, "determines splits, order and initial weights")
+    seed: Seed = shared(TrainingOptions.seed)
 
 
 METRICS = ("train/loss", "val/perplexity", "test/perplexity")

@@ -94,13 +94,17 @@ class Recorder(Callback):
         self.seen["metrics"] |= {name: value for name, value in values.items() if not name.startswith("train")}
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        parts = (part for item in sorted(pl_module.state_dict().items()) for part in leaves(item))
-        self.seen["weights"] = digest(parts)
-        self.save()
+        self._note_weights(dict(pl_module.named_parameters()))  # a BatchNorm's statistics are a rank's own
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.on_validation_end(trainer, pl_module)
-        self.on_fit_end(trainer, pl_module)
+        self._note_weights(pl_module.state_dict())
+
+    def _note_weights(self, state: dict[str, Any]) -> None:
+        """Add to the digest: what was trained counts also where one rank's best weights are tested by all."""
+        parts = [part for item in sorted(state.items()) for part in leaves(item)]
+        self.seen["weights"] = digest([self.seen.get("weights", ""), *parts])
+        self.save()
 
     def _watch_prepare_data(self, kind: type) -> None:
         original = vars(kind)["prepare_data"]

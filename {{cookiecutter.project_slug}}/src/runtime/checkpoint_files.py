@@ -276,7 +276,8 @@ def snapshot(state: Any, into: Any = None) -> Any:
     """A copy in main memory that training does not change.
 
     New memory costs many times what the copy does: the system has to clear each page. Beside a GPU the memory is pinned
-    and the copy asynchronous: it is complete when the current stream is.
+    and the copy asynchronous: it is complete when the current stream is. (torch makes each pinned block a power of two:
+    the memory may be twice the state's.)
 
     Args:
         into: an earlier copy, not needed any more; its memory is used again where it fits.

@@ -171,7 +171,7 @@ class Checkpoints(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         batches, total = trainer.num_training_batches, trainer.estimated_stepping_batches
         if not 0 <= total < math.inf:
-            raise UserError("The training data has no length, so no number of epochs ends it; pass --max_steps.")
+            raise UserError("The training data has no length, so its number of steps is not known; pass --max_steps.")
         batches = 0 if math.isinf(batches) else math.ceil(batches / trainer.accumulate_grad_batches)
         if self.position["batches"] not in (0, batches):
             raise UserError(

@@ -83,7 +83,7 @@ def declared(classes: Classes) -> dict[str, Option]:
     """Every option of ``classes`` by its name.
 
     Raises:
-        UserError: a name is declared twice, or without an explanation or a default.
+        UserError: a name is declared twice, without an explanation or a default, or with a default not of its type.
     """
     found: dict[str, Option] = {}
     for cls in classes:
@@ -103,6 +103,15 @@ def declared(classes: Classes) -> dict[str, Option]:
                     "rename one of them, or make one shared()."
                 )
             resume = metadata["resume"] or getattr(cls, "RESUME", "path")
+            if resume not in get_args(Resume):
+                known = ", ".join(get_args(Resume))
+                raise UserError(f"{cls.__name__}.{name}: found resume={resume!r}, expected one of {known}.")
+            if (kind := types[name]) in EXPECTED:
+                try:
+                    kind(each.default)
+                except (ValueError, TypeError):
+                    found_default = f"found {each.default!r} as its default"
+                    raise UserError(f"{cls.__name__}.{name}: {found_default}, expected {EXPECTED[kind]}.") from None
             found[name] = Option(types[name], each.default, metadata["help"], resume, cls.__name__)
     for cls in classes:
         for each in fields(cls):

@@ -8,10 +8,21 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from runtime import loop_state, ranks, report
 from runtime.divided import leaves
 from runtime.report import UserError
+
+
+def refuse_without_test(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    """Raises UserError where the test that follows training cannot be; Lightning would find out when training ends."""
+    datamodule: Any = getattr(trainer, "datamodule", None)
+    without = "" if is_overridden("test_step", pl_module) else f"{type(pl_module).__name__} has no test_step"
+    if not any(is_overridden("test_dataloader", owner) for owner in (pl_module, datamodule)):
+        without = f"{type(datamodule or pl_module).__name__} has no test_dataloader"
+    if without:
+        raise UserError(f"The best weights are tested when training ends, and {without}; add it.")
 
 
 class Reporter(pl.Callback, Logger):
@@ -33,12 +44,15 @@ class Reporter(pl.Callback, Logger):
         self.rows: list[dict[str, float]] = []
         self.loss: torch.Tensor | float = 0.0
         self.batches = self.samples = 0
+        self.lr = math.nan
         self.open = (0.0, 0.0)  # loss and global batches of an interval that a checkpoint cut in two
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.trainer = trainer
         if self not in trainer.loggers:
             trainer.loggers = [*trainer.loggers, self]
+        if stage == "fit":
+            refuse_without_test(trainer, pl_module)
 
     def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lightning would find out after an epoch, or with ``strict=False`` never."""
@@ -73,6 +87,9 @@ class Reporter(pl.Callback, Logger):
         self.loss, self.batches, self.samples = 0.0, 0, 0
         self.since = time.perf_counter()
 
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.lr = trainer.optimizers[0].param_groups[0]["lr"]  # at its end the scheduler has set the next step's
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -92,9 +109,11 @@ class Reporter(pl.Callback, Logger):
         seconds = time.perf_counter() - self.since
         values = {
             "train/loss": float(self._mean_loss()) * self.accumulate / self.batches,
-            "lr": self.trainer.optimizers[0].param_groups[0]["lr"],
+            "lr": self.lr,
             "samples_per_second": self.samples * self.trainer.world_size / seconds,
         }
+        if "train/loss" in self.trainer.callback_metrics:
+            del values["train/loss"]  # the model logs one of its own
         index = loop_state.steps(self.trainer) - steps_ago  # as Lightning numbers steps, from 0
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=index)
@@ -156,7 +175,8 @@ class Reporter(pl.Callback, Logger):
     def state_dict(self) -> dict[str, Any]:
         """Collective: the interval that is open when a checkpoint is made belongs to all ranks."""
         loss = float(self._mean_loss()) if self.batches else 0.0
-        return {"rows": self.rows, "loss": loss, "batches": self.batches / self.accumulate}
+        return {"rows": self.rows, "loss": loss, "batches": self.batches / self.accumulate, "lr": self.lr}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows, self.open = state_dict["rows"], (state_dict["loss"], state_dict["batches"])
+        self.lr = state_dict["lr"]

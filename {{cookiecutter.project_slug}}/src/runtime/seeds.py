@@ -101,9 +101,9 @@ def prebuild_ddp_buckets(ddp: DistributedDataParallel, order: list[torch.nn.Para
     """Let DDP arrange its gradient buckets now, by a backward pass of zeros that finishes gradients in this order."""
     module = ddp.module
     zeros = [(p * 0).sum() for p in reversed(order)]  # autograd goes from the last that was made to the first
-    vars(module)["forward"] = lambda: torch.stack(zeros).sum()
+    vars(module)["forward"] = lambda _: torch.stack(zeros).sum()
     try:
-        ddp().backward()
+        ddp(None).backward()  # an argument: with device_ids, as on GPUs, DDP takes the first of those that it moved
     finally:
         del vars(module)["forward"]
     module.zero_grad()

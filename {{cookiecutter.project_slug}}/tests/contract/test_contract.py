@@ -67,7 +67,8 @@ def test_the_ranks_agree(options: dict[str, Any], tmp_path: Path) -> None:
     first, second = runs.train(tmp_path, options, world_size=2)
     assert not set(first["batches"]) & set(second["batches"])
     assert first["last"] == second["last"] and first["best"] == second["best"]
-    assert first["validated"] == second["validated"] and first["metrics"] == second["metrics"], (
+    tested = [{k: v for k, v in rank["metrics"].items() if not k.startswith("train")} for rank in (first, second)]
+    assert first["validated"] == second["validated"] and tested[0] == tested[1], (  # a training metric is a rank's own
         "log metrics that are summed over the ranks: torchmetrics with ranks.sum_over_ranks, or sync_dist=True"
     )
 

@@ -145,6 +145,13 @@ def test_a_model_cut_short_is_refused_in_a_sentence(tmp_path: Path) -> None:
         model.load(tmp_path)
 
 
+def test_a_checkpoint_is_read_where_another_device_is_the_default(tiny_bert: str) -> None:
+    """As in configure_model on a GPU: transformers would make a device map of it, for which it needs accelerate."""
+    with torch.device("meta"):
+        net = model.build(tiny_bert, ["a", "b"])
+    assert {parameter.device.type for parameter in net.parameters()} == {"cpu"}
+
+
 def test_a_checkpoints_own_greatest_length_holds(tiny_bert: str) -> None:
     assert len(data.tokenizer(tiny_bert).encode(["a" * 9999], 9999)[0]) == 512
 
