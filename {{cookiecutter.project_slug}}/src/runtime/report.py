@@ -21,7 +21,9 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, BrokenPipeError):  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
         return "Nothing reads standard output any more; start the command again with --resume auto."
-    lightnings = type(error).__name__ == "MisconfigurationException" or str(error).startswith("Early stopping cond")
+    if str(error).startswith("Early stopping conditioned on"):  # Lightning's, a RuntimeError
+        return f"{error} Where training may end before that is logged: EarlyStopping(..., strict=False)."
+    lightnings = type(error).__name__ == "MisconfigurationException"
     return str(error) if lightnings or isinstance(error, UserError) else ""
 
 
