@@ -300,7 +300,11 @@ def sync() -> Iterator[Row]:
             waits = sum(event.name in waiting for event in events) / 10
             # On a GPU a copy is three events, of torch, of CUDA and of the device: the last is counted.
             copies = (
-                sum("Memcpy" in each.name if device == "cuda" else each.name == "aten::copy_" for each in events) / 10
+                sum(
+                    each.name.startswith("Memcpy") if device == "cuda" else each.name == "aten::copy_"
+                    for each in events
+                )
+                / 10
             )
             counts[name] = waits, copies
         if device == "cuda":  # once more, for the lines of code that wait
@@ -372,8 +376,9 @@ def checkpoint() -> Iterator[Row]:
             detail=f"the first {stalls[0]:.2f} s",
         )
         yield row(f"{name} write", total / min(writes[1:]), 0.01 if small else 0.1, "GB/s", least=True)
-        # torch makes a pinned block a power of two: of 20 equal tensors each may take twice its size.
-        most = (2.0 if device == "cuda" else 1.3) * total / 1.0737 + 0.2
+        # torch makes a pinned block a power of two: of 20 equal tensors each may take twice its size. On a CPU the
+        # process has had that memory before, for other questions.
+        most = 2.0 * total / 1.0737 + 0.2 if device == "cuda" else None
         yield row(f"{name} memory", memory, most, "GiB of the host")
         path = checkpoint_files.newest(place / f"checkpoint{millions}")
         assert path
@@ -489,16 +494,17 @@ def two_ranks() -> Iterator[Row]:
         yield row(f"ranks one {name}: right ends", float(good), 1, "", least=True, detail=detail)
         yield row(f"ranks one {name}: until both have ended", seconds, limit, "s")
     # The last were stopped: when it resumes, DDP on several GPUs is called otherwise than on one.
+    assert name == "is told to stop"
     path = checkpoint_files.newest(Path(str(options["output_dir"])) / "checkpoints")
     assert path, "the run that was stopped left no checkpoint"
     done = int(path.name.partition("-step")[2].partition("-")[0])
     options |= {"epochs": done // 10 + 2, "resume": str(path)}  # ten global batches an epoch
     jobs = [start(rank, 2, "", options, folders[rank] / "resumed.txt", port) for rank in range(2)]
-    try:
-        found = [job.wait(150) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        jobs[0].wait(120), jobs[1].wait(30)
+    found = [job.poll() for job in jobs]  # None: it hangs
+    for job in jobs:
+        job.kill()
     said = (folders[0] / "resumed.txt").read_text()
     good = found == [0, 0] and "resume: from" in said
     yield row("ranks both resume", float(good), 1, "", least=True, detail=f"statuses {found}; {said[-200:]}")

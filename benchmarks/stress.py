@@ -502,6 +502,11 @@ torch.nn.Dropout.forward = lambda self, x: x  # its draws are of a rank, and ran
 """
 
 
+def places(state: dict) -> tuple:
+    """Where training stood; the rest of a position counts the batches of a rank."""
+    return itemgetter("step", "epoch", "batch", "done")(state["position"])
+
+
 def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
     """Kill a run of 2 ranks, go on with 1 or 4, or accumulating: the same global batches, weights but for rounding."""
     draw = random.Random(seed)
@@ -528,9 +533,8 @@ def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
         if finished:
             state = final_state(place)
             gap, best = difference(whole["weights"], state["weights"]), difference(whole["score"], state["score"])
-        place_of = itemgetter("step", "epoch", "batch", "done")  # the rest counts batches of a rank
-        same = finished and place_of(state["position"]) == place_of(whole["position"])
-        good = same and gap < 1e-4 and expected in resumed
+            resumed += "" if places(state) == places(whole) else f", which ended at {state['position']}"
+        good = finished and gap < 1e-4 and places(state) == places(whole) and expected in resumed
         yield (
             f"{'ok' if good else 'FAILED'} 2 ranks, then {many} accumulating {accumulate}: {_short(resumed)}; "
             f"largest difference of a weight {gap:.1e}, of the best validation accuracy {best:.1e}"

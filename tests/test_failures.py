@@ -103,30 +103,6 @@ def test_a_cause_is_known_everywhere_though_the_group_cannot_be_destroyed(projec
     assert status == 1 and said.splitlines()[-1] == f"error: rank 0 on host algo-1 had to end: {cause}"
 
 
-CLEANING = """
-from runtime import watchdog
-
-watchdog.CLEAN_UP_SECONDS = 2.0
-
-def before_step(model, i):
-    if RANK == 1 and i == 7:
-        torch.distributed.get_backend = lambda *_: "nccl"
-        pl.strategies.DDPStrategy.teardown = lambda *_: threading.Event().wait()
-        raise ValueError("the cable is broken")
-
-with dist.session():
-    fit()
-"""
-
-
-def test_a_rank_ends_though_its_clean_up_blocks(project: Project, tmp_path: Path) -> None:
-    """On NCCL it waits for the device, and a collective that is queued there may never be complete."""
-    began = time.monotonic()
-    statuses, said = zip(*[rank.wait(60) for rank in start(project, tmp_path, CLEANING)], strict=True)
-    assert statuses == (1, 1) and time.monotonic() - began < 30, said
-    assert (tmp_path / "output1" / "failure").read_text().endswith("failed: ValueError: the cable is broken")
-
-
 SLOW = """
 compiled = []
 torch._dynamo.config.optimize_ddp = False  # one graph, not one for each bucket

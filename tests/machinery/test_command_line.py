@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import make_dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -50,6 +51,19 @@ def classes(**fields: tuple[type, object]) -> tuple[type, type]:
         (
             {"depth": (command_line.Ratio, command_line.option(2.0, "how deep"))},
             "Second.depth: found 2.0 as its default, expected a number from 0 to below 1",
+        ),
+        (
+            {"depth": (int, command_line.option(2.5, "how deep"))},
+            "Second.depth: found 2.5 as its default, expected a whole",
+        ),
+        ({"depth": (bool, command_line.option("no", "how deep"))}, "Second.depth: found 'no' as its default, expected"),
+        (
+            {"depth": (str, command_line.option(3, "how deep"))},
+            "Second.depth: found 3 as its default, expected a string",
+        ),
+        (
+            {"depth": (Literal["a", "b"], command_line.option("c", "how deep"))},
+            "Second.depth: found 'c' as its default, expected a or b",
         ),
     ],
 )

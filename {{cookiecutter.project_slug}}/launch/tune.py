@@ -64,8 +64,10 @@ def ranges(job: Job) -> Iterator[Finding]:
         elif not isinstance(given, list) or not given or not all(isinstance(value, Value) for value in given):
             yield error(key, "neither a range nor a list", "as in { min = 1, max = 8 }, or [16, 32, 64]")
             continue
-        elif len(given) == 2 and all(type(value) in (int, float) for value in given):
-            example = f"for all between them write {{ min = {show(min(given))}, max = {show(max(given))} }}"
+        elif len(given) == 2 and all(type(value) in (int, float) for value in given) and given[0] != given[1]:
+            example = (
+                f"for all between them write {{ min = {show(min(given))}, max = {show(max(given))} }}, else leave it"
+            )
             yield warning(key, f"{show(given)} is a list of two values, and no other is tried", example)
         for value in values:
             for found in preflight.hyperparameters(replace(job, hyperparameters={option: value})):
@@ -86,7 +88,7 @@ def judged(job: Job, found: list[Finding]) -> tuple[list[Finding], dict[str, Any
 
 
 def carried(job: Job) -> Job:
-    """The job without what a tuning job cannot carry, which is neither sent nor paid for."""
+    """The job without keep-alive, stop forwarding and checkpoints, which a tuning job neither has nor pays for."""
     return replace(job, keep_alive_s=0, forward_stop=False, checkpoint_s3="")
 
 

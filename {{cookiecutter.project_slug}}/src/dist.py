@@ -10,7 +10,6 @@ Rank variables are read by runtime/cluster.py alone; Lightning is told everythin
 import os
 from typing import Any
 
-import torch
 import torch.distributed
 from lightning_fabric.plugins import ClusterEnvironment
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
@@ -19,8 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 from runtime.all_reduce import verify_all_reduce
 from runtime.cluster import Cluster, ClusterError
-from runtime.prepare_data import prepare_data_now
 from runtime.ranks import cluster, session
+from runtime.smddp_prepare import prepare_data_now
 
 __all__ = ["cluster", "get_global_rank", "get_initialization_info", "get_local_rank", "session"]
 

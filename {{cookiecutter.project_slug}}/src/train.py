@@ -33,7 +33,7 @@ def train(**options: Any) -> None:
         from runtime.divided import DataDividedCheck
         from runtime.loop_state import ValidationSteps
         from runtime.precision import trainer_precision
-        from runtime.progress import Reporter
+        from runtime.progress import Reporter, refuse_without_test
         from runtime.seeds import StepSeed
         from runtime.tracking import mlflow_loggers
         from runtime.watchdog import HangWatchdog
@@ -76,6 +76,7 @@ def train(**options: Any) -> None:
                 *mlflow_loggers(options, os.environ),
             ],
         )
+        refuse_without_test(model, data)  # now, and not when training ends
         trainer.fit(model, datamodule=data, ckpt_path=checkpoints.resume(training.resume), weights_only=True)
         trainer.test(model, datamodule=data, verbose=False)  # the best weights: checkpoints.py
         if trainer.is_global_zero:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dist
-from runtime import cluster, ranks, seeds
+from runtime import cluster, metrics, precision, ranks, seeds
 from runtime.cluster import ClusterError, Machine, locate
 from runtime.report import UserError
 
@@ -245,6 +245,23 @@ class Counter(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += self.step
         return x
+
+
+@pytest.mark.parametrize(("bf16", "chosen"), [(True, "bf16-mixed"), (False, "16-mixed")])
+def test_precision_follows_the_gpu(bf16: bool, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
+    assert precision.trainer_precision("auto", "gpu") == chosen
+    assert [precision.trainer_precision(p, "cpu") for p in ("auto", "tf32", "32-true")] == ["32-true"] * 3
+    assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
+
+
+def test_a_mean_has_weights_and_keeps_nan() -> None:
+    mean = metrics.WeightedMean()
+    mean.update(torch.tensor([1.0, 5.0]), torch.tensor([3.0, 0.0]))
+    mean.update(torch.tensor([3.0]), torch.tensor([1.0]))
+    assert mean.compute().item() == 1.5
+    mean.update(torch.tensor([float("nan")]), torch.tensor([1.0]))
+    assert mean.compute().isnan()
 
 
 @pytest.fixture

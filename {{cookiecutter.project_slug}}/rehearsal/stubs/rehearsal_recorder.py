@@ -27,10 +27,11 @@ SAMPLES = 20_000  # likewise
 
 
 class Recorder(Callback):
-    """Notes ranks, batches, metrics, final weights, calls of `prepare_data` and files written."""
+    """Notes ranks, batches, metrics, weights after training and test, calls of `prepare_data` and files written."""
 
     def __init__(self) -> None:
         self.path = Path(os.environ["REHEARSAL_EVIDENCE"]) / f"rank-{os.environ['REHEARSAL_HOST']}-{os.getpid()}.json"
+        self.weights: dict[str, str] = {}
         self.seen: dict[str, Any] = {"host": int(os.environ["REHEARSAL_HOST"])}
         self.seen |= {"prepare_data": [], "metrics": {}, "files": []}
         self._watch_files()
@@ -94,16 +95,17 @@ class Recorder(Callback):
         self.seen["metrics"] |= {name: value for name, value in values.items() if not name.startswith("train")}
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._note_weights(dict(pl_module.named_parameters()))  # a BatchNorm's statistics are a rank's own
+        # Parameters alone: a BatchNorm's statistics are a rank's own until all load the best weights of rank 0.
+        self._note_weights("trained", dict(pl_module.named_parameters()))
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.on_validation_end(trainer, pl_module)
-        self._note_weights(pl_module.state_dict())
+        self._note_weights("tested", pl_module.state_dict())
 
-    def _note_weights(self, state: dict[str, Any]) -> None:
-        """Add to the digest: what was trained counts also where one rank's best weights are tested by all."""
-        parts = [part for item in sorted(state.items()) for part in leaves(item)]
-        self.seen["weights"] = digest([self.seen.get("weights", ""), *parts])
+    def _note_weights(self, when: str, state: dict[str, Any]) -> None:
+        """What was trained counts, too: all ranks may test the best weights of one."""
+        self.weights[when] = digest(part for item in sorted(state.items()) for part in leaves(item))
+        self.seen["weights"] = ", ".join(f"{content} {when}" for when, content in self.weights.items())
         self.save()
 
     def _watch_prepare_data(self, kind: type) -> None:

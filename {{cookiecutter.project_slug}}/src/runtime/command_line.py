@@ -75,7 +75,7 @@ def option(default: Any, help: str, *, resume: Resume | None = None) -> Any:
 
 
 def shared(default: Any) -> Any:
-    """A field whose option another class declares: ``seed: Seed = shared(DataOptions.seed)``. Both get its value."""
+    """A field whose option another class declares, as in ``shared(TrainingOptions.seed)``. Both get its value."""
     return field(default=default, metadata={"shared": True})
 
 
@@ -106,18 +106,28 @@ def declared(classes: Classes) -> dict[str, Option]:
             if resume not in get_args(Resume):
                 known = ", ".join(get_args(Resume))
                 raise UserError(f"{cls.__name__}.{name}: found resume={resume!r}, expected one of {known}.")
-            if (kind := types[name]) in EXPECTED:
-                try:
-                    kind(each.default)
-                except (ValueError, TypeError):
-                    found_default = f"found {each.default!r} as its default"
-                    raise UserError(f"{cls.__name__}.{name}: {found_default}, expected {EXPECTED[kind]}.") from None
+            if not _fits(types[name], each.default):
+                expected = EXPECTED.get(types[name]) or " or ".join(map(str, get_args(types[name]))) or "a string"
+                raise UserError(f"{cls.__name__}.{name}: found {each.default!r} as its default, expected {expected}.")
             found[name] = Option(types[name], each.default, metadata["help"], resume, cls.__name__)
     for cls in classes:
         for each in fields(cls):
             if each.name not in found:
                 raise UserError(f"{cls.__name__}.{each.name} is shared, but no other class declares it as an option().")
     return found
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a default is of its option's type: a number, text, true or false, or one of several."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    plain = next((p for p in (bool, int, float, str) if isinstance(kind, type) and issubclass(kind, p)), None)
+    if plain and type(value) is not plain and (plain, type(value)) != (float, int):
+        return False
+    try:
+        return plain is None or kind(value) == value
+    except ValueError:  # beyond the limits of a restricted number
+        return False
 
 
 def complete(classes: Classes, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from runtime import ranks
 
 
 class WeightedMean(torchmetrics.Metric):
-    """Sum of values × weights, divided by the sum of the weights, in float64; nan stays nan.
+    """Sum of values × weights, divided by the sum of the weights, in float64; nan stays nan, whatever its weight.
 
     ``torchmetrics.MeanMetric`` looks for nan in each batch, for which a GPU has to be waited for; told not to
     (``nan_strategy="disable"``), torchmetrics 1.9 takes every weight for 1.

@@ -1,6 +1,7 @@
 """How training goes: lines of a log, and the curves at the end."""
 
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,13 @@ from runtime.divided import leaves
 from runtime.report import UserError
 
 
-def refuse_without_test(trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+def refuse_without_test(model: pl.LightningModule, data: pl.LightningDataModule) -> None:
     """Raises UserError where the test that follows training cannot be; Lightning would find out when training ends."""
-    datamodule: Any = getattr(trainer, "datamodule", None)
-    without = "" if is_overridden("test_step", pl_module) else f"{type(pl_module).__name__} has no test_step"
-    if not any(is_overridden("test_dataloader", owner) for owner in (pl_module, datamodule)):
-        without = f"{type(datamodule or pl_module).__name__} has no test_dataloader"
+    without = [] if is_overridden("test_step", model) else [f"{type(model).__name__} has no test_step"]
+    if not is_overridden("test_dataloader", data):
+        without.append(f"{type(data).__name__} has no test_dataloader")
     if without:
-        raise UserError(f"The best weights are tested when training ends, and {without}; add it.")
+        raise UserError(f"The best weights are tested when training ends, and {' and '.join(without)}; add what lacks.")
 
 
 class Reporter(pl.Callback, Logger):
@@ -45,14 +45,13 @@ class Reporter(pl.Callback, Logger):
         self.loss: torch.Tensor | float = 0.0
         self.batches = self.samples = 0
         self.lr = math.nan
+        self.told = False  # that the model logs a train/loss, too
         self.open = (0.0, 0.0)  # loss and global batches of an interval that a checkpoint cut in two
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self.trainer = trainer
         if self not in trainer.loggers:
             trainer.loggers = [*trainer.loggers, self]
-        if stage == "fit":
-            refuse_without_test(trainer, pl_module)
 
     def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lightning would find out after an epoch, or with ``strict=False`` never."""
@@ -112,8 +111,6 @@ class Reporter(pl.Callback, Logger):
             "lr": self.lr,
             "samples_per_second": self.samples * self.trainer.world_size / seconds,
         }
-        if "train/loss" in self.trainer.callback_metrics:
-            del values["train/loss"]  # the model logs one of its own
         index = loop_state.steps(self.trainer) - steps_ago  # as Lightning numbers steps, from 0
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=index)
@@ -143,6 +140,10 @@ class Reporter(pl.Callback, Logger):
         values = {name: float(value) for name, value in metrics.items() if name not in ("step", "epoch")}
         if not trainer.is_global_zero or not values:
             return
+        if "train/loss" in values and "samples_per_second" not in values and not self.told:
+            said = "the model logs a train/loss beside the interval's mean, which is logged for it"
+            print(f"warning: {said}; give the model's own another name", file=sys.stderr)
+            self.told = True
         fitting = trainer.state.fn == "fit"
         row = {"step": step + 1 if fitting and step is not None else loop_state.steps(trainer)}
         row["epoch"] = trainer.current_epoch + fitting
@@ -179,4 +180,4 @@ class Reporter(pl.Callback, Logger):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows, self.open = state_dict["rows"], (state_dict["loss"], state_dict["batches"])
-        self.lr = state_dict["lr"]
+        self.lr = state_dict.get("lr", math.nan)  # checkpoints of older versions have none

@@ -22,7 +22,7 @@ def sentence(error: BaseException) -> str:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
         return "Nothing reads standard output any more; start the command again with --resume auto."
     if str(error).startswith("Early stopping conditioned on"):  # Lightning's, a RuntimeError
-        return f"{error} Where training may end before that is logged: EarlyStopping(..., strict=False)."
+        return f"{error}. Where training may end before that is logged: EarlyStopping(..., strict=False)."
     lightnings = type(error).__name__ == "MisconfigurationException"
     return str(error) if lightnings or isinstance(error, UserError) else ""
 

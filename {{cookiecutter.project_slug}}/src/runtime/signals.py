@@ -1,4 +1,6 @@
-"""Stop signals: SIGTERM and SIGINT end a run in order, at any moment. Nothing heavy is imported, so this comes first.
+"""How a run ends: its status and the sentence for a mistake; and in order at SIGTERM and SIGINT, at any moment.
+
+Nothing heavy is imported, so this comes first.
 
 The handler only sets a flag where ranks work together (:func:`defer`): they agree on it between steps, write one
 checkpoint and leave together (`checkpoints.py`). Elsewhere it raises :class:`Stopped` on the spot. A process that does

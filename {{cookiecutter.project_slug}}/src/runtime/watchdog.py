@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 
 from runtime import loop_state, ranks, signals
 from runtime.report import write_failure
@@ -27,7 +26,6 @@ from runtime.report import write_failure
 VERDICT_FRACTION = 0.6  # of the time allowed passes before a verdict; the rest is for the ranks to read it, and stacks
 BEATS = 30  # in the time allowed
 FOLLOW_SECONDS = 3.0  # in which a rank has to notice by itself that another one failed
-CLEAN_UP_SECONDS = 30.0  # for Lightning's clean-up after an error; NCCL alone would let a rank wait for 30 minutes
 FIRST = 10  # times as long may the first batches of a phase take: compilers, caches and workers start
 
 _pauses = 0  # greater than 0 while all ranks wait on purpose
@@ -134,10 +132,6 @@ class HangWatchdog(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         if isinstance(exception, Exception) and not signals.leaving():
             ranks.record_failure(exception)  # before Lightning's own clean-up, which waits for the device
-            if torch.distributed.is_initialized() and torch.distributed.get_backend() != "gloo":
-                late = threading.Timer(CLEAN_UP_SECONDS, os._exit, [1])  # for what is queued may never be complete
-                late.daemon = True
-                late.start()
         self._stop()
 
     def _warm_up(self, phase: str, over: bool) -> None:
