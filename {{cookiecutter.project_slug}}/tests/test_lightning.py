@@ -574,7 +574,9 @@ def test_a_mistake_that_lightning_finds_is_a_sentence(
     assert "step=1 " not in said.out
     monkeypatch.setattr(train, "train", lambda **_: fit(callbacks=(callbacks.EarlyStopping("train/los"),)))
     assert train.main() == 1
-    assert "error: Early stopping conditioned on metric `train/los` which is not available" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "error: Early stopping conditioned on metric `train/los` which is not available" in said.err
+    assert said.err.rstrip().endswith("EarlyStopping(..., strict=False).")
 
 
 def test_standard_output_that_nobody_reads_ends_in_a_sentence(

@@ -22,7 +22,8 @@ def refuse_without_test(model: pl.LightningModule, data: pl.LightningDataModule)
     if not is_overridden("test_dataloader", data):
         without.append(f"{type(data).__name__} has no test_dataloader")
     if without:
-        raise UserError(f"The best weights are tested when training ends, and {' and '.join(without)}; add what lacks.")
+        found = " and ".join(without)
+        raise UserError(f"The best weights are tested when training ends, and {found}; add what is missing.")
 
 
 class Reporter(pl.Callback, Logger):
