@@ -73,6 +73,24 @@ def start(project: Project, tmp_path: Path, script: str) -> list[forked.Rank]:
     return ranks
 
 
+BOTH_FAIL = """
+with dist.session():
+    raise report.UserError("there is no such file; name another.")
+"""
+
+
+def test_a_mistake_that_all_ranks_find_is_a_sentence_on_each(project: Project, tmp_path: Path) -> None:
+    """Rank 0 keeps the store: were it the first to go, torch would print 14 frames of C++ on the others."""
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        ranks = start(project, folder, BOTH_FAIL)
+        for number, rank in enumerate(ranks):
+            status, said = rank.wait(60)
+            assert status == 1 and "TCPStore" not in said, said
+            assert "there is no such file" in (folder / f"output{number}" / "failure").read_text()
+
+
 BLOCKED = """
 torch.distributed.destroy_process_group = lambda *_: threading.Event().wait()
 

@@ -252,6 +252,15 @@ def test_hyperparameters_after_two_dashes() -> None:
     }
 
 
+def test_a_path_after_two_dashes_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    assert entry.pairs(["--dataset", "./mine", "--model_name", "org/none"]) == {
+        "dataset": str((tmp_path / "mine").resolve()),
+        "model_name": "org/none",
+    }
+
+
 GOOD: list[dict[str, Any]] = [
     {
         **{"host": rank // 2, "rank": rank, "local_rank": rank % 2, "node_rank": rank // 2, "world_size": 4},

@@ -164,7 +164,10 @@ def pairs(words: list[str]) -> dict[str, Any]:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--") or not (equals or rest):
             raise UserError(f"{name!r} after -- is not a hyperparameter; write --name value")
-        found[name[2:]] = text = value if equals else rest.pop(0)
+        text = value if equals else rest.pop(0)
+        if "/" in text and Path(text).exists():
+            text = str(Path(text).resolve())  # the hosts start train.py in a folder of their own
+        found[name[2:]] = text
         with contextlib.suppress(ValueError):
             found[name[2:]] = json.loads(text)
     return found

@@ -299,6 +299,7 @@ def _cause(this: Cluster, error: Exception) -> str:
             if len(ends) == this.world_size or time.monotonic() > deadline or (causes and lost and this.rank != 0):
                 break
             time.sleep(0.1)
+        time.sleep(0.3 * (this.rank == 0))  # or others, who look every 0.1 s, would meet the end of the store it keeps
     except torch.distributed.DistError:
         ends, causes = {rank: "" for rank in keys if rank != 0}, []
     if not lost or causes:
