@@ -547,6 +547,12 @@ def test_what_a_checkpoint_cannot_be_resumed_with_is_a_sentence(
     assert "resume: best was min val/loss and is now max val/loss; the best weights are chosen from here on" in said
 
 
+def test_a_training_without_end_is_refused(fit: Callable) -> None:
+    with pytest.raises(UserError, match="max_epochs and max_steps are both -1; set one of them"):
+        fit(trainer={"max_epochs": -1})
+    assert fit(trainer={"max_epochs": -1}, max_steps=3).global_step == 3
+
+
 def test_a_stream_trains_for_max_steps(fit: Callable, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="no length, so its number of steps is not known; pass --max_steps"):
         fit(data=Stream)

@@ -45,7 +45,7 @@ class AsyncCheckpointIO(CheckpointIO):
         self._best_file: Path | None = None  # where they are
         self._best_write: Future[Path] | None = None  # what puts them there
         self._memory: Any = None  # the last copy, which the next one overwrites
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Path] | None = None
 
     def keep_best(self, weights: Mapping[str, Any]) -> None:
@@ -66,7 +66,6 @@ class AsyncCheckpointIO(CheckpointIO):
             copied = torch.cuda.current_stream().record_event() if torch.cuda.is_available() else None
             if self._best_write:  # once: the checkpoint that it names is not kept for ever
                 self._best_file, self._best_write = best_file(self._best_write.result()), None
-            self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
             best = (self._best_file or self.best) if self.best else None
             self._pending = self._thread.submit(self._write, self.position["step"], copied, best)
             if best and best is self.best:
@@ -242,17 +241,13 @@ def numbered(directory: Path) -> list[tuple[int, Path]]:
 
 
 def newest(directory: Path) -> Path | None:
-    """The newest checkpoint that is whole; a warning names each that is not.
-
-    Raises:
-        UserError: there are checkpoints, and all are damaged. To start anew is for a person to say.
-    """
+    """The newest checkpoint that is whole; a warning names each that is not, and UserError says if none of them is."""
     known = numbered(directory)
     for _, path in known:
         if whole(path):
             return path
         print(f"warning: {path} is damaged ({path.stat().st_size} bytes), trying the one before", file=sys.stderr)
-    if known:
+    if known:  # to start anew is for a person to say
         raise UserError(f"All {len(known)} checkpoints in {directory} are damaged; to start anew say --resume never.")
     return None
 

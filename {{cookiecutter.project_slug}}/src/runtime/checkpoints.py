@@ -72,10 +72,10 @@ class Checkpoints(Checkpoint):
         self.position |= dict.fromkeys(("accumulate", "rank_batches", "all_rank_batches"), 0)
         self.position |= dict.fromkeys(("last", "validate", "done"), False)
         self.saved_at = time.monotonic()
-        self.asks: dict[str, dict[str, float]] = {}
+        self.asks: dict[Any, dict[str, float]] = {}  # by stage: training, validation, test
         self.stopping = self.due = False
         self.disk = AsyncCheckpointIO(directory)
-        self.resumed: dict[str, str] = {}  # what `resume` decided, where there is something to resume
+        self.resumed: dict[str, Any] = {}  # what `resume` decided, where there is something to resume
 
     # Resuming
 
@@ -87,18 +87,11 @@ class Checkpoints(Checkpoint):
         """
 
         def decide() -> str:
-            try:
-                self.lock = resume.lock(self.directory)
-                return json.dumps(resume.decide(wanted, self.directory, vars(self), self.declared, self.state_key))
-            except UserError as error:
-                return json.dumps({"error": str(error)})
+            self.lock = resume.lock(self.directory)
+            return json.dumps(resume.decide(wanted, self.directory, vars(self), self.declared, self.state_key))
 
         decision = json.loads(ranks.from_rank_0("resume", decide))
-        if "error" in decision:
-            raise UserError(decision["error"])
-        if ranks.cluster().rank == 0 and decision["message"]:
-            print(f"resume: {decision['message']}", flush=True)
-        if not decision["path"]:
+        if not decision:
             return None
         self.resumed, self.disk.digest = decision, decision["digest"]
         return Path(decision["path"])
@@ -115,6 +108,8 @@ class Checkpoints(Checkpoint):
                 f"{type(trainer.strategy).__name__} may keep parts of the weights on each rank, and Checkpoints needs "
                 "them whole; use what dist.get_initialization_info() returns, or see FSDP in docs/recipes.md."
             )
+        if stage == "fit" and trainer.max_epochs == trainer.max_steps == -1:
+            raise UserError("Training would have no end: max_epochs and max_steps are both -1; set one of them.")
         signals.replace_lightning_signal_handlers(trainer)
         signals.defer(f"{self.rerun} to resume")
         if self.resumed and stage == "fit":
@@ -132,7 +127,7 @@ class Checkpoints(Checkpoint):
         state = checkpoint["callbacks"][self.state_key]
         self.disk.written = at = state["position"]
         self.position = dict(at)
-        trainer.should_stop = bool(self.resumed["done"])  # by EarlyStopping, say
+        trainer.should_stop = self.resumed["done"]  # by EarlyStopping, say
         if (was := tuple(state["monitor"])) == (self.mode, self.monitor):
             self.best_score = state["best_score"]
         elif trainer.is_global_zero:
@@ -170,7 +165,7 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         batches, total = trainer.num_training_batches, trainer.estimated_stepping_batches
-        if not 0 <= total < math.inf:
+        if total < 0:
             raise UserError("The training data has no length, so its number of steps is not known; pass --max_steps.")
         batches = 0 if math.isinf(batches) else math.ceil(batches / trainer.accumulate_grad_batches)
         if self.position["batches"] not in (0, batches):
@@ -181,7 +176,7 @@ class Checkpoints(Checkpoint):
         self.position |= {"batches": batches, "total": int(total), "accumulate": trainer.accumulate_grad_batches}
         self.saved_at = time.monotonic()
         self.data = getattr(trainer.datamodule, "fingerprint", "")  # type: ignore[attr-defined]
-        self._ask(trainer, "train")
+        self._ask(trainer)
         if self.stopping:
             self._stop(trainer)
 
@@ -195,7 +190,7 @@ class Checkpoints(Checkpoint):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._ask(trainer, "train")
+        self._ask(trainer)
         last, accumulate = trainer.is_last_batch, trainer.accumulate_grad_batches
         if (batch_idx + 1) % accumulate and not last:  # gradients are being accumulated: no checkpoint holds those
             return
@@ -221,11 +216,13 @@ class Checkpoints(Checkpoint):
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if trainer.sanity_checking:
             return
-        self._ask(trainer, "validate")
+        self._ask(trainer)
         if self.stopping:
             if trainer.state.fn == "fit":
                 self._save(trainer, wait=True)
             self._stop(trainer)
+
+    on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
@@ -269,15 +266,8 @@ class Checkpoints(Checkpoint):
             pl_module.load_state_dict(self.disk.best)
         elif trainer.is_global_zero:
             print(f"warning: no validation gave a {self.monitor}; the last weights are taken", file=sys.stderr)
-        with torch.no_grad():
-            states = (state for state in pl_module.state_dict().values() if isinstance(state, torch.Tensor))
-            for tensor in states:
-                tensor.copy_(ranks.all_sum(tensor if trainer.is_global_zero else torch.zeros_like(tensor)))
-
-    def on_test_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        self._ask(trainer, "test")
-        if self.stopping:
-            self._stop(trainer)
+        for tensor in filter(torch.is_tensor, pl_module.state_dict().values()):
+            tensor.copy_(ranks.all_sum(tensor if trainer.is_global_zero else torch.zeros_like(tensor)))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -297,14 +287,14 @@ class Checkpoints(Checkpoint):
                 ) from None
             self.lock.release()
 
-    def _ask(self, trainer: pl.Trainer, phase: str) -> None:
+    def _ask(self, trainer: pl.Trainer) -> None:
         """Agree with the other ranks, at most every ASK_SECONDS, whether one was told to stop or a checkpoint is due.
 
         Collective: all ranks count the same batches, and derive from the same sums after how many to ask again.
         """
-        if phase != "train" and not self.even:
+        if not trainer.training and not self.even:
             return
-        ask = self.asks.setdefault(phase, {"left": 1, "every": 1, "since": time.monotonic()})
+        ask = self.asks.setdefault(trainer.state.stage, {"left": 1, "every": 1, "since": time.monotonic()})
         ask["left"] -= 1
         if ask["left"] > 0:
             return
@@ -338,8 +328,7 @@ class Checkpoints(Checkpoint):
 
     def _fail(self) -> None:
         """A checkpoint could not be written: rank 0 says why, and all leave."""
-        if ranks.cluster().rank == 0:
-            self.disk.finish()
+        self.disk.finish()  # raises it on rank 0; the others' have written nothing
         raise torch.distributed.DistNetworkError("rank 0 could not write a checkpoint")  # session() asks it why
 
     def _stop(self, trainer: pl.Trainer) -> None:

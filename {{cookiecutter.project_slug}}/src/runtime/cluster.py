@@ -118,9 +118,7 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
         raise ClusterError(
             f"{world_name}={world} spans {num_nodes} hosts, but MASTER_ADDR is unset; set it to rank 0's host."
         )
-    smddp = launcher == "mpirun" and _asked_for_smddp(env)
-    if smddp:
-        _check_smddp(env, machine)
+    smddp = launcher == "mpirun" and _asked_for_smddp(env, machine)
     device = _device(env, machine, local_rank, local_world, local_world_name)
     native = "nccl" if device != "cpu" and machine.has_nccl else "gloo"
     return Cluster(
@@ -183,18 +181,15 @@ def _same_version(one: str, other: str) -> bool:
     return version == other_version and (not build or not other_build or build == other_build)
 
 
-def _asked_for_smddp(env: Mapping[str, str]) -> bool:
+def _asked_for_smddp(env: Mapping[str, str], machine: Machine) -> bool:
     text = env.get("SM_FRAMEWORK_PARAMS", "{}")
     try:
         params = dict(json.loads(text))
     except (TypeError, ValueError):
         raise ClusterError(f"SM_FRAMEWORK_PARAMS={text} is not a JSON object; fix or unset it.") from None
-    if params.get("sagemaker_pytorch_ddp_enabled"):  # the toolkit looks at this one first
+    other = params.get("sagemaker_pytorch_ddp_enabled")  # the toolkit looks at this one first
+    if other or not params.get("sagemaker_distributed_dataparallel_enabled"):
         return False
-    return bool(params.get("sagemaker_distributed_dataparallel_enabled"))
-
-
-def _check_smddp(env: Mapping[str, str], machine: Machine) -> None:
     instance = env.get("SM_CURRENT_INSTANCE_TYPE", "unset")
     if instance not in SMDDP_INSTANCES:
         raise ClusterError(
@@ -203,9 +198,10 @@ def _check_smddp(env: Mapping[str, str], machine: Machine) -> None:
         )
     if not machine.has_smddp:
         raise ClusterError(
-            f"SM_FRAMEWORK_PARAMS={env['SM_FRAMEWORK_PARAMS']} asks for SMDDP, but this image has no "
+            f"SM_FRAMEWORK_PARAMS={text} asks for SMDDP, but this image has no "
             f"smdistributed.dataparallel; take image {SMDDP_IMAGE}, or set distribution to torch_distributed."
         )
+    return True
 
 
 def _device(env: Mapping[str, str], machine: Machine, local_rank: int, local_world_size: int, name: str) -> str:

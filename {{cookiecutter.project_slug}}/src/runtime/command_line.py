@@ -185,8 +185,7 @@ def parse(classes: Classes, argv: Sequence[str], description: str | None = None)
             raise UserError(f"{message[:1].upper()}{message[1:]}; see --help.") from None
         name = named[1] or named[2]
         kind = known[name].type
-        choices = " or ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
-        expected = choices or EXPECTED.get(kind, "a value")
+        expected = EXPECTED.get(kind) or " or ".join(map(str, get_args(kind))) or "a value"
         raise UserError(f"--{name}: found {given.get(name, '')!r}, expected {expected}.") from None
     return {name: _plain(options[name]) for name in known}
 

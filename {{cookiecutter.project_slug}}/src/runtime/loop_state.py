@@ -19,17 +19,13 @@ class ValidationSteps(pl.Callback):
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._set(trainer)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._set(trainer)
-
-    def _set(self, trainer: pl.Trainer) -> None:
+    def on_train_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Have Lightning validate at each epoch's batches that ``val_check_batch`` divides: also at the last one."""
         if self.steps:
             done = trainer.fit_loop.epoch_loop.batch_idx + 1
             trainer.val_check_batch = done if trainer.is_last_batch else self.steps * trainer.accumulate_grad_batches
+
+    on_train_batch_end = on_train_start
 
 
 def steps(trainer: pl.Trainer) -> int:

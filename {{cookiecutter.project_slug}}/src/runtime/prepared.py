@@ -40,12 +40,16 @@ def prepare(path: Path, build: Callable[[Path], dict[str, Any]], what: str) -> N
             how many rows each split has, and any others.
 
     Raises:
-        UserError: the disk is full, or no folder can be made there; and whatever ``build`` raises.
+        UserError: the disk is full, or no folder or lock can be made there; and whatever ``build`` raises.
     """
     from filelock import FileLock
 
     building = ensure_dir(path.parent) / f".{path.name}"
-    with FileLock(f"{path}.lock"):
+    try:
+        held = FileLock(f"{path}.lock").acquire()
+    except (NotImplementedError, OSError) as error:  # filelock 3 and 4 on some network file systems
+        raise UserError(f"No file can be locked in {path.parent} ({error}); set --data_dir to another folder.") from None
+    with held:
         if verified(path):
             return
         started = time.perf_counter()

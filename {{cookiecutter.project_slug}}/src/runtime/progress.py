@@ -18,9 +18,8 @@ from runtime.report import UserError
 
 def refuse_without_test(model: pl.LightningModule, data: pl.LightningDataModule) -> None:
     """Raises UserError where the test that follows training cannot be; Lightning would find out when training ends."""
-    without = [] if is_overridden("test_step", model) else [f"{type(model).__name__} has no test_step"]
-    if not is_overridden("test_dataloader", data):
-        without.append(f"{type(data).__name__} has no test_dataloader")
+    asked: Any = ((model, "test_step"), (data, "test_dataloader"))
+    without = [f"{type(owner).__name__} has no {method}" for owner, method in asked if not is_overridden(method, owner)]
     if without:
         found = " and ".join(without)
         raise UserError(f"The best weights are tested when training ends, and {found}; add what is missing.")

@@ -187,11 +187,7 @@ def find_columns(names: Sequence[str], columns: Sequence[Column], where: str) ->
 
 
 def check_strings(values: pa.Array, name: str, split: str, done: int) -> pa.Array:
-    """``values`` as strings, each of which is there and not empty; ``done`` rows of the split came before.
-
-    Raises:
-        UserError: naming the first row where that is not so.
-    """
+    """``values`` as strings; UserError names the first row without one. ``done`` rows of the split came before."""
     kind, wrong = values.type, 0
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         values = values.cast(pa.string())

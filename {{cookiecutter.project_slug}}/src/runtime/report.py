@@ -5,8 +5,10 @@ Nothing heavy is imported at the top: the launcher uses this file too.
 
 import contextlib
 import csv
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,11 +117,7 @@ def write_csv(rows: Sequence[Mapping[str, float]], directory: Path) -> list[str]
 
 
 def ensure_dir(path: Path) -> Path:
-    """``path``, made if it is not there.
-
-    Raises:
-        UserError: a file is in its place, or it may not be made.
-    """
+    """``path``, made if it is not there; UserError where a file is in its place, or it may not be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -154,9 +152,6 @@ def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, st
 
 def quiet() -> None:
     """Silence what Lightning says on every run and nobody can act on; its callbacks' messages stay."""
-    import logging
-    import warnings
-
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     logging.getLogger("pytorch_lightning.callbacks").setLevel(logging.INFO)
     for message in (

@@ -39,8 +39,8 @@ def lock(directory: Path) -> FileLock:
 
 def decide(
     wanted: str, directory: Path, run: Mapping[str, Any], declared: Mapping[str, Option], read: str
-) -> dict[str, str]:
-    """The checkpoint's ``path`` (empty: none), a ``message``, its ``digest``, and whether its training is ``done``.
+) -> dict[str, Any]:
+    """Choose a checkpoint and say which: its ``path``, ``digest``, and whether its training is ``done``; or nothing.
 
     Args:
         wanted: ``auto``, ``never`` or a path.
@@ -53,7 +53,7 @@ def decide(
     """
     path = newest(directory) if wanted == "auto" else None if wanted == "never" else Path(wanted)
     if path is None:
-        return {"path": "", "message": ""}
+        return {}
     if not path.is_file():
         raise UserError(f"--resume {wanted!r}: no such checkpoint; expected auto, never or a file.")
     if not whole(path):
@@ -66,7 +66,8 @@ def decide(
     except Exception as error:  # unpickling knows no bounds
         raise UserError(f"{path} is not a checkpoint of this program ({type(error).__name__}).") from error
     if wanted == "auto" and finished(path):
-        return {"path": "", "message": f"not from {path}, that run is finished; training from the start"}
+        print(f"resume: not from {path}, that run is finished; training from the start", flush=True)
+        return {}
     if not run["position"].keys() <= state["position"].keys():
         raise UserError(
             f"{path} was made by an older version of src/runtime; finish the run with that one, or train from the "
@@ -92,14 +93,10 @@ def decide(
             f"--resume {wanted!r}: {directory} holds an unfinished run of its own, which this one would replace; "
             "name another --output_dir, or resume that one: --resume auto."
         )
+    print(f"resume: from {path}, {at}", flush=True)
     known = NAME.fullmatch(path.name)
-    done = "yes" if state["position"]["done"] and not differing else ""
-    return {
-        "path": str(path),
-        "message": f"from {path}, {at}",
-        "digest": known[3] if known else digest(path),
-        "done": done,
-    }
+    done = state["position"]["done"] and not differing
+    return {"path": str(path), "digest": known[3] if known else digest(path), "done": done}
 
 
 def differences(state: Mapping[str, Any], run: Mapping[str, Any], declared: Mapping[str, Option]) -> Iterator[str]:

@@ -47,7 +47,7 @@ class StepSeed(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.fit_loop.epoch_loop.batch_idx >= 0:  # within an epoch; at its start the loader draws its order next
-            self._seed(trainer, self._next_step(trainer))
+            self._seed(trainer, trainer.fit_loop.epoch_loop.total_batch_idx + 1)
         self.batches, self.hooks, self.buffers = 0, [], [buffer.clone() for buffer in pl_module.buffers()]
         if isinstance(trainer.strategy.model, DistributedDataParallel):
             trained = [p for p in pl_module.parameters() if p.requires_grad]
@@ -67,15 +67,10 @@ class StepSeed(pl.Callback):
             self._after_first_batch(trainer, pl_module)
         self._seed(trainer, trainer.fit_loop.epoch_loop.total_batch_idx, fetching=False)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._seed(trainer, self._next_step(trainer))
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        self._seed(trainer, trainer.fit_loop.epoch_loop.total_batch_idx + 1)
 
-    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._seed(trainer, self._next_step(trainer))  # its loaders drew in between
-
-    @staticmethod
-    def _next_step(trainer: pl.Trainer) -> int:
-        return trainer.fit_loop.epoch_loop.total_batch_idx + 1
+    on_validation_end = on_train_batch_end  # its loaders drew in between
 
     def _seed(self, trainer: pl.Trainer, index: int, fetching: bool = True) -> None:
         number = ((self.seed * 1_000_003 + index) * 65_537 + trainer.global_rank + 32_768 * fetching) % 2**63

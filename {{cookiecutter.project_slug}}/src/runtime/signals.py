@@ -56,7 +56,7 @@ def run(parse: Callable[[list[str]], dict[str, Any]], job: Callable[..., None]) 
             raise
         print(f"error: {sentence}", file=sys.stderr)
         report.write_failure(sentence)
-        return status(failed)
+        return STATUS if _requested else failed
     return complete()
 
 
@@ -73,11 +73,6 @@ def install() -> None:
         os.register_at_fork(after_in_child=_forget)
     for number in (signal.SIGINT, signal.SIGTERM):  # last: from here one may come
         signal.signal(number, _handle)
-
-
-def status(otherwise: int) -> int:
-    """The status of this process: 143 if it was told to stop, whatever else came of that."""
-    return STATUS if _requested else otherwise
 
 
 def requested() -> bool:
@@ -202,7 +197,7 @@ def _watch(told: socket.socket) -> None:
             if not _deferred:
                 _deadline = min(_deadline, now + GRACE)
         if again or now > _deadline:
-            why = "a second signal" if again else f"{signal.Signals(signal.SIGTERM).name}, too slow to leave in order"
+            why = "a second signal" if again else f"{name()}, too slow to leave in order"
             os.write(2, f"ended by {why}; {_advice}\n".encode())
             os._exit(STATUS)
 

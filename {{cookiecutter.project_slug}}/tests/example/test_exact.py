@@ -19,7 +19,7 @@ import torch
 
 import model
 import train
-from runtime import batches, checkpoint_files, checkpoints, ranks, report, resume, watchdog
+from runtime import batches, checkpoint_files, checkpoints, prepared, ranks, report, resume, watchdog
 from runtime.report import UserError
 
 
@@ -414,6 +414,8 @@ def test_a_file_system_without_locks_stops_no_run(
     monkeypatch.setattr(resume.FileLock, "acquire", Mock(side_effect=NotImplementedError))
     resume.lock(tmp_path / "other")
     assert "let no other run write there" in capsys.readouterr().err
+    with pytest.raises(UserError, match="No file can be locked in .*; set --data_dir to another folder"):
+        prepared.prepare(tmp_path / "data", Mock(), "rows")  # another process there might write the same files
 
 
 def test_two_runs_do_not_write_to_one_folder(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
