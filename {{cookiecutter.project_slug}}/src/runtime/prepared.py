@@ -48,7 +48,9 @@ def prepare(path: Path, build: Callable[[Path], dict[str, Any]], what: str) -> N
     try:
         held = FileLock(f"{path}.lock").acquire()
     except (NotImplementedError, OSError) as error:  # filelock 3 and 4 on some network file systems
-        raise UserError(f"No file can be locked in {path.parent} ({error}); set --data_dir to another folder.") from None
+        raise UserError(
+            f"No file can be locked in {path.parent} ({error}); set --data_dir to another folder."
+        ) from None
     with held:
         if verified(path):
             return
