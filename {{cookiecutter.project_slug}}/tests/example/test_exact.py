@@ -414,7 +414,7 @@ def test_a_file_system_without_locks_stops_no_run(
     monkeypatch.setattr(resume.FileLock, "acquire", Mock(side_effect=NotImplementedError))
     resume.lock(tmp_path / "other")
     assert "let no other run write there" in capsys.readouterr().err
-    with pytest.raises(UserError, match="No file can be locked in .*; set --data_dir to another folder"):
+    with pytest.raises(UserError, match=r"No file can be locked in .*; set --data_dir to another folder"):
         prepared.prepare(tmp_path / "data", Mock(), "rows")  # another process there might write the same files
 
 
