@@ -37,28 +37,17 @@ PROFILES = {each.name: each for each in (
 )}
 # fmt: on
 
-# GPUs per instance, of the sizes and families that SageMaker trains on.
+# GPUs per instance, by its size, of the families that SageMaker trains on.
 _ONE = dict.fromkeys(("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge"), 1)
-_G4_TO_G6 = _ONE | {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8}
-_G7 = _ONE | {"12xlarge": 2, "24xlarge": 4, "48xlarge": 8}
 _GPUS = {
     "p2": {"xlarge": 1, "8xlarge": 8, "16xlarge": 16},
     "p3": {"2xlarge": 1, "8xlarge": 4, "16xlarge": 8},
-    "p3dn": {"24xlarge": 8},
-    "p4d": {"24xlarge": 8},
-    "p4de": {"24xlarge": 8},
+    **{family: {"24xlarge": 8} for family in ("p3dn", "p4d", "p4de")},
     "p5": {"4xlarge": 1, "48xlarge": 8},
-    "p5e": {"48xlarge": 8},
-    "p5en": {"48xlarge": 8},
-    "p6-b200": {"48xlarge": 8},
-    "p6-b300": {"48xlarge": 8},
-    "g4dn": _G4_TO_G6,
-    "g5": _G4_TO_G6,
-    "g6": _G4_TO_G6,
-    "g6e": _G4_TO_G6,
+    **{family: {"48xlarge": 8} for family in ("p5e", "p5en", "p6-b200", "p6-b300")},
+    **{family: _ONE | {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8} for family in ("g4dn", "g5", "g6", "g6e")},
+    **{family: _ONE | {"12xlarge": 2, "24xlarge": 4, "48xlarge": 8} for family in ("g7", "g7e")},
     "gr6": _ONE,
-    "g7": _G7,
-    "g7e": _G7,
 }
 _GPU_FAMILIES = re.compile(r"(p|g|gr)\d")  # p6e-gb200 too, whose count is not in the table
 
