@@ -149,14 +149,6 @@ def sdk() -> Any:
     return sagemaker
 
 
-def configured(given: str, path: str, config: dict[str, Any]) -> str:
-    """`given`, else the text that the SDK's configuration file holds at `path`, else nothing."""
-    found: Any = config
-    for part in path.split("."):
-        found = found.get(part, {})
-    return given or (found if isinstance(found, str) else "")
-
-
 def sagemaker_session(job: Job) -> Any:
     """An SDK session in the job's region. Usage telemetry is off unless job.toml turns it on."""
     import boto3
@@ -175,7 +167,7 @@ def execution_role(job: Job, session: Any) -> str:
     Raises:
         UserError: none is named, and the credentials are not a role's, as they are in Studio.
     """
-    if named := configured(job.role, ROLE_PATH, session.sagemaker_config):
+    if named := job.role or sdk().utils.get_config_value(ROLE_PATH, session.sagemaker_config):
         return str(session.expand_role(named))
     try:
         return str(sdk().get_execution_role(session))
@@ -225,8 +217,8 @@ def dry_run(job: Job, build: Any = training_request, name: str = "") -> dict[str
     try:
         boto_session = boto3.Session("dry-run", "dry-run", region_name=job.region)
         boto_session.events.register("before-send", hold)
-        config = sdk().config.load_sagemaker_config()
-        role, bucket = configured(job.role, ROLE_PATH, config), configured(job.bucket, BUCKET_PATH, config)
+        config, configured = sdk().config.load_sagemaker_config(), sdk().utils.get_config_value
+        role, bucket = job.role or configured(ROLE_PATH, config) or "", job.bucket or configured(BUCKET_PATH, config)
         if not role.startswith("arn:"):
             role = f"arn:{aws.partition(job.region)}:iam::{DRY_ACCOUNT}:role/{role or DRY_ROLE}"
         name, bucket = name or job_name(job), bucket or f"sagemaker-{job.region}-{[*role.split(':'), '', ''][4]}"

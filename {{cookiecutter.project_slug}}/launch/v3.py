@@ -53,13 +53,13 @@ def installed() -> bool:
 
 def sdk() -> Any:
     """v3's modules by the names that v2 has for them, and `PyTorch` below in the estimator's place."""
-    from sagemaker.core import config, image_uris, inputs
+    from sagemaker.core import common_utils, config, image_uris, inputs
     from sagemaker.core.helper import session_helper as helper
 
     logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
     sessions = {"Session": helper.Session, "get_execution_role": helper.get_execution_role}
-    own = SimpleNamespace(PyTorch=PyTorch)
-    return SimpleNamespace(config=config, image_uris=image_uris, inputs=inputs, pytorch=own, **sessions)
+    modules = {"config": config, "image_uris": image_uris, "inputs": inputs, "utils": common_utils}
+    return SimpleNamespace(pytorch=SimpleNamespace(PyTorch=PyTorch), **modules, **sessions)
 
 
 class PyTorch:
