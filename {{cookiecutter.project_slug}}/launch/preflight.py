@@ -1,6 +1,5 @@
 """What is wrong with a job before it is paid for: job.toml, the request that would be sent, and `src/`."""
 
-import functools
 import inspect
 import json
 import re
@@ -64,9 +63,13 @@ def offline_checks(job: Job) -> tuple[list[Finding], dict[str, Any] | None]:
 
 def cluster(job: Job) -> Iterator[Finding]:
     """Region, instances and launcher, each against the others."""
-    if job.region not in regions():
+    import botocore.session
+
+    session, partitions = botocore.session.get_session(), ("aws", "aws-cn", "aws-us-gov")
+    regions = [name for each in partitions for name in session.get_available_regions("sagemaker", each)]
+    if job.region not in regions:
         newer = "if AWS opened it later, pip install --upgrade boto3"
-        yield error("region", f'"{job.region}" is not a region of SageMaker', f"{near(job.region, regions())}; {newer}")
+        yield error("region", f'"{job.region}" is not a region of SageMaker', f"{near(job.region, regions)}; {newer}")
     instance, launcher, count = job.instance_type, profiles.launcher(job), job.instance_count
     gpus = profiles.gpus(instance)
     if profiles.family(instance).startswith(("trn", "p6e-gb200")):
@@ -415,11 +418,3 @@ def rehearsal(job: Job, path: Path = ROOT / "job.toml") -> list[str]:
     hosts, processes = min(job.instance_count, 2), min(profiles.gpus(job.instance_type) or 1, 2)
     command = [sys.executable, "-m", "rehearsal", "--hosts", str(hosts), "--processes", str(processes)]
     return [*command, "--distribution", profiles.launcher(job), "--job", str(path.resolve())]
-
-
-@functools.cache
-def regions() -> list[str]:
-    import botocore.session
-
-    session, partitions = botocore.session.get_session(), ("aws", "aws-cn", "aws-us-gov")
-    return [name for partition in partitions for name in session.get_available_regions("sagemaker", partition)]
