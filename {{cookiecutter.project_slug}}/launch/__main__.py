@@ -150,7 +150,7 @@ def submit(options: argparse.Namespace) -> int:
         print("nothing was sent")
         return 1
     if tuning:
-        name = tune.submit(job)
+        name = request.submit(job, tune.tuner, tune.job_name(job))
         stop = f"aws sagemaker stop-hyper-parameter-tuning-job --region {job.region} --hyper-parameter-tuning-job-name"
         print(f"sent    {name}; its jobs: python -m launch list --region {job.region}; to stop it: {stop} {name}")
         return 0

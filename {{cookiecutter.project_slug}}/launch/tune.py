@@ -121,8 +121,3 @@ def tuning_request(job: Job, session: Any, role: str, bucket: str, name: str) ->
     made._prepare_for_tuning(name)
     arguments = request.sdk().tuner._TuningJob._get_tuner_args(made, request.channels(job))
     return dict(session._get_tuning_request(**arguments))
-
-
-def submit(job: Job) -> str:
-    """Upload `src/` and start the tuning job; its name."""
-    return request.submit(job, tuner, job_name(job))
