@@ -65,10 +65,8 @@ def ranges(job: Job) -> Iterator[Finding]:
             yield error(key, "neither a range nor a list", "as in { min = 1, max = 8 }, or [16, 32, 64]")
             continue
         elif len(given) == 2 and all(type(value) in (int, float) for value in given) and given[0] != given[1]:
-            example = (
-                f"for all between them write {{ min = {show(min(given))}, max = {show(max(given))} }}, else leave it"
-            )
-            yield warning(key, f"{show(given)} is a list of two values, and no other is tried", example)
+            cure = f"for all between them write {{ min = {show(min(given))}, max = {show(max(given))} }}, else leave it"
+            yield warning(key, f"{show(given)} is a list of two values, and no other is tried", cure)
         for value in values:
             for found in preflight.hyperparameters(replace(job, hyperparameters={option: value})):
                 yield replace(found, key=key, cure="correct the range" if option in declared else found.cure)
