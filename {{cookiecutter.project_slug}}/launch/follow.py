@@ -15,6 +15,7 @@ from runtime.report import UserError
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # its streams: <job>/algo-<n>-<timestamp>, one for each host
 ENDED = ("Completed", "Failed", "Stopped")
+POLL_S = 5.0  # between two looks; AWS throttles more
 # What a rank says of itself: torch before tracebacks, [rank3]:, mpirun before every line, [1,mpirank:3,algo-1]<stdout>:
 RANK = re.compile(r"^\[rank(\d+)\]: ?|^\[\d+,(?:mpirank:)?(\d+)[^\]]*\]<std(?:out|err)>:\s?")
 ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)", re.S)  # torchrun's last table
@@ -64,11 +65,7 @@ class Outcome:
         return [row for line in self.lines if (row := line.metrics)]
 
     def curves(self) -> str:
-        """Path of a picture of the metrics over the steps, as far as the log tells them.
-
-        Raises:
-            UserError: it tells none yet.
-        """
+        """Path of a picture of the metrics over the steps; raises UserError if the log tells none yet."""
         rows = [row for row in self.rows if "step" in row]
         if not rows:
             raise UserError(f"{self.name} has logged no metrics that could be drawn; follow it first")
@@ -77,16 +74,11 @@ class Outcome:
         return str(folder / "curves.png")
 
 
-def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) -> Outcome:
+def follow(name: str, region: str, *, console: Any = None) -> Outcome:
     """Print status changes, log lines and progress until the job has ended, and say how it ended.
 
     No network, throttling and AWS's own failures are waited out; without permission to read logs, the status alone is
     followed. Ctrl-C ends the following, not the job.
-
-    Args:
-        name: of the training job.
-        region: where it runs.
-        poll_s: seconds between two looks; AWS throttles more.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -98,11 +90,10 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
             while not ended:
                 if wait:
                     time.sleep(wait)
-                wait = min(poll_s * 2 ** min(failures, 6), 60.0)
+                wait = min(POLL_S * 2 ** min(failures, 6), 60.0)
                 try:
-                    job, lines = describe(name, client), list[Line]()
-                    if logs:
-                        lines = new_lines(name, logs, tokens)
+                    job = describe(name, client)
+                    lines = new_lines(name, logs, tokens) if logs else []
                 except (BotoCoreError, ClientError) as problem:
                     if logs and aws.denied(problem) and "Log" in getattr(problem, "operation_name", ""):
                         console.print(f"{aws.explain(problem)}; following the status alone")
@@ -115,7 +106,7 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
                         raise
                     continue
                 ended = outcome.status in ENDED  # before this look: the log is later than the status
-                failures, wait = 0, poll_s
+                failures, wait = 0, POLL_S
                 outcome.job = job
                 for step in job.get("SecondaryStatusTransitions", [])[shown:]:
                     after = clock((step["StartTime"] - job["CreationTime"]).total_seconds())
@@ -138,7 +129,7 @@ def follow(name: str, region: str, *, poll_s: float = 5.0, console: Any = None) 
     return outcome
 
 
-def why(name: str, region: str) -> Outcome:
+def why(name: str, region: str) -> None:
     """Print how a job ended, which rank failed first, and its last lines."""
     from botocore.exceptions import ClientError
 
@@ -151,7 +142,6 @@ def why(name: str, region: str) -> Outcome:
             raise
         console.print(f"{aws.explain(problem)}; what follows is from the status alone")
     report_ending(outcome, console)
-    return outcome
 
 
 def terminal() -> Any:
@@ -163,11 +153,7 @@ def terminal() -> Any:
 
 
 def describe(name: str, client: Any) -> dict[str, Any]:
-    """DescribeTrainingJob.
-
-    Raises:
-        UserError: there is no such job in the region.
-    """
+    """DescribeTrainingJob's answer; raises UserError if the region has no such job."""
     if answer := aws.call(client, "Describe", "TrainingJob", name):
         return answer
     region = client.meta.region_name
