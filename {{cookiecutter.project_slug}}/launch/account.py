@@ -307,9 +307,7 @@ def price(region: str, instance_type: str, use: str = "Training") -> float | Non
 def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     """What runs at once costs in an hour, and all at most: at the user's price, else AWS's, else none."""
     jobs, together = (job.tune.max_jobs, job.tune.parallel) if tuning else (1, 1)
-    hourly = job.price_per_hour or None
-    if hourly is None and not offline:
-        hourly = price(job.region, job.instance_type)
+    hourly = job.price_per_hour or (None if offline else price(job.region, job.instance_type))
     seconds, hours = job.max_run_s + job.keep_alive_s, f"{job.max_run_s / 3600:g} h (max_run_s)"
     if job.keep_alive_s:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
