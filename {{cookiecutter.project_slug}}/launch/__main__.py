@@ -110,10 +110,8 @@ def preflight(options: argparse.Namespace) -> int:
     if job:
         print(checks.summary(job))
         print(account.cost(job, offline=options.offline))
-    refusal = "preflight failed: fix the errors above"
-    if job:
-        refusal += ", or pass --accept KEY for one that does not apply"
-    print(refusal if refused else "preflight passed")
+    accepting = ", or pass --accept KEY for one that does not apply" if job else ""
+    print(f"preflight failed: fix the errors above{accepting}" if refused else "preflight passed")
     if options.rehearse and job and not refused:
         local = [word for channel in options.channel for word in ("--channel", channel)]
         return subprocess.run([*checks.rehearsal(job, options.job), *local], cwd=ROOT).returncode
