@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -34,15 +34,13 @@ SOURCES |= {"TrainingJobName": "name", "HyperParameters": "hyperparameters", "In
 TYPES = {"string": str, "integer": int, "long": int, "boolean": bool, "list": list, "map": dict, "structure": dict}
 
 
-def run(
-    job: Job, *, offline: bool = False, accept: Collection[str] = (), also: Iterable[Finding] = ()
-) -> list[Finding]:
-    """All findings, errors first: job.toml, the request, `src/`, its requirements, the AWS account, and `also`."""
-    found, made = offline_checks(job)
-    found += [*also, *requirements.resolved(job)]
-    if not offline and made:
-        from launch import account
+def run(job: Job, *, offline: bool = False, accept: Collection[str] = ()) -> list[Finding]:
+    """All findings, errors first: job.toml, the request, `src/`, its requirements, and the AWS account."""
+    from launch import account, tune
 
+    found, made = offline_checks(job)
+    found += [*tune.ranges(job), *requirements.resolved(job)]
+    if not offline and made:
         found += account.check(job, made)
     return ordered(found, accept)
 
