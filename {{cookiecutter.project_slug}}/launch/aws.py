@@ -47,8 +47,7 @@ def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dic
     from botocore.exceptions import ClientError
 
     try:
-        answer: dict[str, Any] = getattr(client, xform_name(verb + kind))(**{f"{kind}Name": name, **parameters})
-        return answer
+        return getattr(client, xform_name(verb + kind))(**{f"{kind}Name": name, **parameters})
     except ClientError as error:
         if verb == "Create" or not re.search("not f(i|ou)nd", str(error)):
             raise

@@ -164,9 +164,8 @@ def new_lines(name: str, logs: Any, tokens: dict[str, str]) -> list[Line]:
     """Lines of all hosts that came since `tokens`, in order of time; `tokens` moves on when all were read."""
     found, read = list[Line](), dict(tokens)
     try:
-        pages = logs.get_paginator("describe_log_streams").paginate(
-            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/"
-        )
+        listing = logs.get_paginator("describe_log_streams")
+        pages = listing.paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{name}/")
         streams = [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
     except logs.exceptions.ResourceNotFoundException:
         return []  # no job of this account has logged yet

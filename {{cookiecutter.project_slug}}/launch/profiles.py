@@ -146,7 +146,6 @@ def flags(job: Job) -> dict[str, Any]:
 
 def encoded(hyperparameters: dict[str, Any], name: str, region: str, code: str) -> dict[str, str]:
     """Hyperparameters as the SDK sends them: JSON, with those by which the toolkit in the container finds train.py."""
-    own = {"program": "train.py", "submit_directory": code, "container_log_level": 20, "job_name": name}
-    own |= {"region": region}
+    own = dict(program="train.py", submit_directory=code, container_log_level=20, job_name=name, region=region)
     every = hyperparameters | {f"sagemaker_{key}": value for key, value in own.items()}
     return {key: json.dumps(value) for key, value in every.items()}

@@ -114,8 +114,7 @@ def channels(job: Job) -> dict[str, Any] | None:
 def channel_class(table: dict[str, Any]) -> type:
     """The SDK's class for a channel that is a table: a file system (FSx, EFS), or S3 with its options."""
     inputs = sdk().inputs
-    found: type = inputs.FileSystemInput if "file_system_id" in table else inputs.TrainingInput
-    return found
+    return inputs.FileSystemInput if "file_system_id" in table else inputs.TrainingInput
 
 
 def estimator(job: Job, session: Any, role: str, bucket: str, name: str) -> Any:

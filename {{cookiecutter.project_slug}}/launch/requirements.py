@@ -92,5 +92,4 @@ def resolve(path: Path, profile: profiles.Profile) -> list[dict[str, Any]]:
         command += [f"--platform=manylinux_2_{glibc}_x86_64" for glibc in range(17, 36)]  # 2.35 is Ubuntu 22.04's
         command += ["--retries=1", "--timeout=20"]
         subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-        installs: list[dict[str, Any]] = json.loads((home / "report.json").read_text())["install"]
-        return installs
+        return json.loads((home / "report.json").read_text())["install"]

@@ -81,9 +81,8 @@ class PyTorch:
             source = inputs.TrainingInput(source) if isinstance(source, str) else source
             made.setdefault("InputDataConfig", []).append({**source.config, "ChannelName": channel})
         code = f"{self.given['code_location'].rstrip('/')}/{name}/source/sourcedir.tar.gz"
-        made["HyperParameters"] = profiles.encoded(
-            self.given["hyperparameters"], name, self.session.boto_region_name, code
-        )
+        options, region = self.given["hyperparameters"], self.session.boto_region_name
+        made["HyperParameters"] = profiles.encoded(options, name, region, code)
         defaults = copy.deepcopy(self.session.sagemaker_config.get("SageMaker", {}).get("TrainingJob", {}))
         tagged = {tag["Key"] for tag in made.get("Tags", [])}
         if more := [tag for tag in defaults.pop("Tags", []) if tag["Key"] not in tagged]:
