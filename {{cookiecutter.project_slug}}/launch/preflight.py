@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator
@@ -227,19 +228,13 @@ def reading(job: Job) -> Iterator[Finding]:
         key, needed = f"hyperparameters.{option}", "training" if value == "training" else ""
         if value.startswith(CHANNELS):
             needed = value.removeprefix(CHANNELS).split("/")[0]
+        # A name alone, such as outputs, is not meant as a path. Path.exists raises where a text is too long for one.
+        elsewhere = value.startswith("s3://") or ("/" in value and os.path.exists(value))  # noqa: PTH110
         if needed and needed not in job.channels:
             yield error(key, f"[channels] has no {needed[:80]} to read", f'add {needed[:80]} = "s3://bucket/folder/"')
-        elif not needed and option in job.hyperparameters and (value.startswith("s3://") or is_local(value)):
+        elif not needed and option in job.hyperparameters and elsewhere:
             problem = f'"{value[:80]}" is a path that the training job cannot read'
             yield warning(key, problem, "upload it to S3 and name it under [channels]")
-
-
-def is_local(value: str) -> bool:
-    """Whether the text is a path of this machine; a name alone, such as outputs, is not meant as one."""
-    try:
-        return "/" in value and Path(value).exists()
-    except (OSError, ValueError):  # too long for a path, or with a zero byte
-        return False
 
 
 def hyperparameters(job: Job) -> Iterator[Finding]:
