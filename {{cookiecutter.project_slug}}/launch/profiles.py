@@ -52,7 +52,7 @@ _GPUS = {
 _GPU_FAMILIES = re.compile(r"(p|g|gr)\d")  # p6e-gb200 too, whose count is not in the table
 
 # Variables of the container that the toolkit or a launcher sets, or by which libraries take a host for another
-# cluster's: beginnings of names. A job's [environment] may not set them, and a rehearsal hides this machine's.
+# cluster's: beginnings of names. A job's [environment] may not set them.
 RESERVED_VARIABLES = (
     *("SM_", "SAGEMAKER_", "SMDATAPARALLEL_", "OMPI_", "PMIX_", "PET_", "TORCHELASTIC_", "SLURM_"),
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "NODE_RANK", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"),
