@@ -65,7 +65,8 @@ def check(job: Job, made: dict[str, Any], tuning: bool = False) -> list[Finding]
     def answers(question: Any) -> list[Finding]:
         found: list[Finding] = []
         try:
-            found.extend(question(asked))  # what was found before a question fails stays
+            for finding in question(asked):
+                found.append(finding)  # one by one: what was found before a question fails stays
         except (BotoCoreError, ClientError) as problem:
             found.append(from_sentence(question.__name__, aws.explain(problem), "it was not checked", "skipped"))
         return found
