@@ -29,6 +29,14 @@ def test_what_is_declared_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -
     json.dumps(train.parse([])), "plain values only: a checkpoint holds them"
 
 
+def test_an_option_may_be_a_list() -> None:
+    made = classes(shares=(list[float], command_line.option([0.1, 0.9], "how much")))
+    assert [*command_line.parse(made, [])["shares"]] == [0.1, 0.9]
+    assert [*command_line.parse(made, ["--shares", "[0.2, 0.5]"])["shares"]] == [0.2, 0.5]
+    with pytest.raises(UserError, match=r"--shares: found '0\.2,0\.5', expected a list such as \"\[1, 2\]\""):
+        command_line.parse(made, ["--shares", "0.2,0.5"])
+
+
 def classes(**fields: tuple[type, object]) -> tuple[type, type]:
     """Two classes of options: one has a `width`, the other has `fields`."""
     first = make_dataclass("First", [("width", int, command_line.option(1, "how wide"))], frozen=True)
@@ -59,7 +67,7 @@ def classes(**fields: tuple[type, object]) -> tuple[type, type]:
         ({"depth": (bool, command_line.option("no", "how deep"))}, "Second.depth: found 'no' as its default, expected"),
         (
             {"depth": (str, command_line.option(3, "how deep"))},
-            "Second.depth: found 3 as its default, expected a string",
+            "Second.depth: found 3 as its default, expected a text",
         ),
         (
             {"depth": (Literal["a", "b"], command_line.option("c", "how deep"))},

@@ -125,7 +125,9 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., pl.Trainer]:
 
         class Edited(pl.Trainer):
             def __init__(self, **given: Any) -> None:
-                given["callbacks"], given["logger"] = [*given["callbacks"], *callbacks], [*given["logger"], *loggers]
+                own = [each for each in given["callbacks"] if type(each).__module__.startswith("runtime.")]
+                given["callbacks"] = [*own, *callbacks]  # without those that this project's owner has added
+                given["logger"] = [*given["logger"][:1], *loggers]
                 super().__init__(**(given | (trainer or {})))
                 made.append(self)
 
@@ -547,6 +549,39 @@ def test_what_a_checkpoint_cannot_be_resumed_with_is_a_sentence(
     assert "resume: best was min val/loss and is now max val/loss; the best weights are chosen from here on" in said
 
 
+@pytest.mark.parametrize(("split", "named"), [("train", "training"), ("val", "validation")])
+def test_data_without_a_batch_is_refused(split: str, named: str, fit: Callable) -> None:
+    empty = {f"{split}_dataloader": lambda self: DataLoader(rows(3), 6, drop_last=True)}
+    with pytest.raises(UserError, match=f"There is not one batch of {named} data"):
+        fit(data=type("Empty", (Numbers,), empty))
+
+
+def test_training_that_diverges_ends_in_a_sentence(fit: Callable) -> None:
+    """A single loss that is not finite, of a step that a gradient scaler leaves out, does not end it."""
+
+    class Diverging(Line):
+        scaled = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            loss = super().training_step(batch, batch_idx) * (float("nan") if batch_idx == 5 else 1)
+            return loss.detach().requires_grad_() if self.scaled else loss
+
+    with pytest.raises(UserError, match=r"at step 8 net\.0\.weight has values that are not finite"):
+        fit(model=Diverging)
+    assert fit(model=type("Scaled", (Diverging,), {"scaled": True}), output_dir="b").global_step == 2 * STEPS
+
+
+def test_the_best_weights_are_named_by_their_step(fit: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    class Rising(Line):
+        def on_validation_epoch_end(self) -> None:
+            self.log("val/epoch", float(self.current_epoch))
+
+    fit(model=Rising, best=("min", "val/epoch"))
+    assert f"best weights: min val/epoch=0, of step {STEPS}, epoch 1\n" in capsys.readouterr().out
+    fit(model=Rising, best=("max", "val/epoch"), output_dir="b")
+    assert f"best weights: max val/epoch=1, of step {2 * STEPS}, epoch 2\n" in capsys.readouterr().out
+
+
 def test_a_training_without_end_is_refused(fit: Callable) -> None:
     with pytest.raises(UserError, match="max_epochs and max_steps are both -1; set one of them"):
         fit(trainer={"max_epochs": -1})
@@ -562,7 +597,7 @@ def test_a_stream_trains_for_max_steps(fit: Callable, capsys: pytest.CaptureFixt
     assert resumed.global_step == STEPS + 3
     assert "its loader begins anew for what is left of epoch 1" in capsys.readouterr().out
     fit(data=Stream, max_steps=3, output_dir="c")
-    assert "warning: no validation gave a val/loss; the last weights are taken" in capsys.readouterr().err
+    assert "warning: no validation gave a finite val/loss; the last weights are taken" in capsys.readouterr().err
 
 
 def test_a_mistake_that_lightning_finds_is_a_sentence(

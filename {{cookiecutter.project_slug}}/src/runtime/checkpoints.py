@@ -64,7 +64,7 @@ class Checkpoints(Checkpoint):
         per_rank = options.get("batch_size", 1) * options.get("accumulate_grad_batches", 1)
         self.global_batch = per_rank * ranks.cluster().world_size
         self.rerun = RERUN + (" with --resume auto" * (options.get("resume") != "auto"))
-        self.best_score = -self.sign * math.inf
+        self.best_score, self.best_at = -self.sign * math.inf, ""
         self.data = ""
         # In global batches; in a rank's, `accumulate` of which make a global one, an epoch's last perhaps of fewer;
         # whether `batch` was the epoch's last, validation comes next, training is complete.
@@ -129,7 +129,7 @@ class Checkpoints(Checkpoint):
         self.position = dict(at)
         trainer.should_stop = self.resumed["done"]  # by EarlyStopping, say
         if (was := tuple(state["monitor"])) == (self.mode, self.monitor):
-            self.best_score = state["best_score"]
+            self.best_score, self.best_at = state["best_score"], state.get("best_at", "before this was noted")
         elif trainer.is_global_zero:
             self.disk.best = None
             now = f"{self.mode} {self.monitor}; the best weights are chosen from here on"
@@ -155,7 +155,7 @@ class Checkpoints(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         run = {"options": self.options, "global_batch": self.global_batch, "data": self.data}
-        best = {"monitor": (self.mode, self.monitor), "best_score": self.best_score}
+        best = {"monitor": (self.mode, self.monitor), "best_score": self.best_score, "best_at": self.best_at}
         return {**run, "position": dict(self.position), **best}
 
     # Saving and stopping
@@ -230,13 +230,16 @@ class Checkpoints(Checkpoint):
         self.position["validate"] = False
         score = self._score(trainer)
         if self.sign * score > self.sign * self.best_score:
-            self.best_score = score
+            at = f"step {self.position['step']}, epoch {self.position['epoch'] + 1}"
+            self.best_score, self.best_at = score, at
             if trainer.is_global_zero:
                 self.disk.keep_best(pl_module.state_dict())
 
     def _score(self, trainer: pl.Trainer) -> float:
         """The monitored metric of a validation, the same on every rank."""
         if self.monitor not in trainer.callback_metrics:
+            if not sum(trainer.num_val_batches):
+                raise UserError("There is not one batch of validation data; see what val_dataloader is made of.")
             raise UserError(
                 f"The best weights are those of the {self.mode} {self.monitor}, but validation logged "
                 f"{', '.join(sorted(trainer.callback_metrics)) or 'nothing'}; log {self.monitor} in the model, or name "
@@ -254,6 +257,10 @@ class Checkpoints(Checkpoint):
         self.position["done"] = True
         self._save(trainer, wait=True)
 
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.num_training_batches:  # Lightning skips training without an error
+            raise UserError("There is not one batch of training data; see what train_dataloader is made of.")
+
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.even = equally_many(trainer.test_dataloaders)
         self._load_best(trainer, pl_module)
@@ -264,8 +271,9 @@ class Checkpoints(Checkpoint):
             return
         if self.disk.best is not None:
             pl_module.load_state_dict(self.disk.best)
+            print(f"best weights: {self.mode} {self.monitor}={self.best_score:.6g}, of {self.best_at}", flush=True)
         elif trainer.is_global_zero:
-            print(f"warning: no validation gave a {self.monitor}; the last weights are taken", file=sys.stderr)
+            print(f"warning: no validation gave a finite {self.monitor}; the last weights are taken", file=sys.stderr)
         for tensor in filter(torch.is_tensor, pl_module.state_dict().values()):
             tensor.copy_(ranks.all_sum(tensor if trainer.is_global_zero else torch.zeros_like(tensor)))
 

@@ -61,16 +61,26 @@ class Option:
     group: str
 
 
+def expected(kind: Any) -> str:
+    """What a value of an option's type looks like, in words."""
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, get_args(kind)))
+    if get_origin(kind) in (list, tuple):
+        return 'a list such as "[1, 2]"'
+    return EXPECTED.get(kind, "a text")
+
+
 def option(default: Any, help: str, *, resume: Resume | None = None) -> Any:
     """A field of a class of options.
 
     Args:
-        default: plain: text, a number, or true or false.
+        default: plain: text, a number, true or false, or a list of these.
         help: what `--help` says of it.
         resume: whether a run may resume with another value. ``free``: yes. ``path``: with ``--resume PATH`` alone.
             ``optimizer`` and ``data``: no, since the optimizer's state has the old value, or it determines which
             samples a step sees. None: as the class says in ``RESUME``, else ``path``.
     """
+    default = tuple(default) if isinstance(default, list) else default  # a dataclass takes nothing that may change
     return field(default=default, metadata={"help": help, "resume": resume})
 
 
@@ -107,8 +117,8 @@ def declared(classes: Classes) -> dict[str, Option]:
                 known = ", ".join(get_args(Resume))
                 raise UserError(f"{cls.__name__}.{name}: found resume={resume!r}, expected one of {known}.")
             if not _fits(types[name], each.default):
-                expected = EXPECTED.get(types[name]) or " or ".join(map(str, get_args(types[name]))) or "a string"
-                raise UserError(f"{cls.__name__}.{name}: found {each.default!r} as its default, expected {expected}.")
+                wanted = expected(types[name])
+                raise UserError(f"{cls.__name__}.{name}: found {each.default!r} as its default, expected {wanted}.")
             found[name] = Option(types[name], each.default, metadata["help"], resume, cls.__name__)
     for cls in classes:
         for each in fields(cls):
@@ -184,9 +194,8 @@ def parse(classes: Classes, argv: Sequence[str], description: str | None = None)
         if not named:
             raise UserError(f"{message[:1].upper()}{message[1:]}; see --help.") from None
         name = named[1] or named[2]
-        kind = known[name].type
-        expected = EXPECTED.get(kind) or " or ".join(map(str, get_args(kind))) or "a value"
-        raise UserError(f"--{name}: found {given.get(name, '')!r}, expected {expected}.") from None
+        wanted = expected(known[name].type)
+        raise UserError(f"--{name}: found {given.get(name, '')!r}, expected {wanted}.") from None
     return {name: _plain(options[name]) for name in known}
 
 

@@ -68,7 +68,8 @@ class Reporter(pl.Callback, Logger):
         self.total, self.accumulate = int(trainer.estimated_stepping_batches), trainer.accumulate_grad_batches
         if trainer.is_global_zero:
             datamodule: Any = getattr(trainer, "datamodule", None)
-            per_rank = getattr(datamodule, "batch_size", None) or getattr(trainer.train_dataloader, "batch_size", None)
+            sources = (datamodule, trainer.train_dataloader, getattr(trainer.train_dataloader, "sampler", None))
+            per_rank = next(filter(None, (getattr(source, "batch_size", None) for source in sources)), None)
             ranks_and_batches = f"world_size={trainer.world_size} x accumulate_grad_batches={self.accumulate}"
             if per_rank:
                 global_batch = per_rank * trainer.world_size * self.accumulate
@@ -114,7 +115,18 @@ class Reporter(pl.Callback, Logger):
         index = loop_state.steps(self.trainer) - steps_ago  # as Lightning numbers steps, from 0
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=index)
+        if not math.isfinite(values["train/loss"]):
+            self._refuse_divergence(index + 1)
         self._restart_interval()
+
+    def _refuse_divergence(self, step: int) -> None:
+        """Weights that are not finite stay so. A loss alone may be: a gradient scaler leaves such a step out."""
+        for name, weights in self.trainer.lightning_module.named_parameters():
+            if not weights.isfinite().all():
+                raise UserError(
+                    f"Training diverged: at step {step} {name} has values that are not finite, and all that follows "
+                    "would; lower the learning rate or clip gradients, and train from the start with --resume never."
+                )
 
     def _mean_loss(self) -> torch.Tensor:
         """The interval's sum of global batches' mean losses. Collective."""

@@ -83,8 +83,7 @@ def session() -> Iterator[Cluster]:
         write_failure(cause)
         if this and _lost_a_rank(error):
             raise ClusterError(f"{this.name(this.rank)} had to end: {cause}") from None
-        full = re.search("No space left on device|Disk quota exceeded", str(error))
-        if full and not isinstance(error, UserError):
+        if re.search("No space left on device|Disk quota exceeded", str(error)) and not isinstance(error, UserError):
             raise UserError(f"{cause}; free some space and start the command again with --resume auto.") from None
         raise
     finally:
@@ -305,8 +304,8 @@ def _cause(this: Cluster, error: Exception) -> str:
     if not lost or causes:
         return causes[0] if lost else own
     silent = ", ".join(this.name(rank) for rank in keys if rank not in {*ends, this.rank})
-    said = f"{silent} exited without an error message, possibly killed for lack of memory; see its log."
-    return said if silent else own
+    why = "exited without an error message, killed for lack of memory perhaps, or by native code; see its log."
+    return f"{silent} {why}" if silent else own
 
 
 def all_sum(tensor: Tensor) -> Tensor:

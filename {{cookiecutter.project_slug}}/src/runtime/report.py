@@ -7,6 +7,7 @@ import contextlib
 import csv
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,11 @@ def sentence(error: BaseException) -> str:
         return "Nothing reads standard output any more; start the command again with --resume auto."
     if str(error).startswith("Early stopping conditioned on"):  # Lightning's, a RuntimeError
         return f"{error}. Where training may end before that is logged: EarlyStopping(..., strict=False)."
+    if "parameters that were not used in producing the loss" in str(error):  # Lightning's, and torch's that it is from
+        return (
+            "On several ranks every parameter has to take part in the loss of every step, and some do not; freeze them "
+            "by requires_grad_(False), or give DDPStrategy in src/dist.py find_unused_parameters=True."
+        )
     lightnings = type(error).__name__ == "MisconfigurationException"
     return str(error) if lightnings or isinstance(error, UserError) else ""
 
@@ -74,7 +80,7 @@ def metric_regex(name: str) -> str:
     It reads both what :func:`format_metrics` prints (``val/loss=0.71``) and the last line of a run
     (``test/loss 0.8123``).
     """
-    return rf"(?:^|\s){name}[= ](-?[0-9.]+(?:e[-+]?[0-9]+)?|nan|-?inf)"
+    return rf"(?:^|\s){re.escape(name)}[= ](-?[0-9.]+(?:e[-+]?[0-9]+)?|nan|-?inf)"
 
 
 def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
@@ -147,7 +153,7 @@ def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, st
     if monitored in scores:
         print(f"{monitored} {scores[monitored]:.4f}", flush=True)
     else:
-        print(f"warning: test_step logs no {monitored}, as MONITOR in options.py asks", file=sys.stderr)
+        print(f"warning: the test gave no {monitored}, as MONITOR in options.py asks", file=sys.stderr)
 
 
 def quiet() -> None:

@@ -2,7 +2,7 @@
 
 import errno
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,17 +74,18 @@ def decide(
             "start with --resume never."
         )
     at = "step {step} of {total}".format(**state["position"])
-    differing = [*differences(state, run, declared)]
+    differing = differences(state, run, declared)
     fixed = [name for name in differing if name not in declared or declared[name].resume != "path"]
+    said = ", ".join(differing[name] for name in (fixed or [*differing])[:3])
     if wanted == "auto" and differing:
         raise UserError(
-            f"{directory} holds an unfinished run, {at}, whose {(fixed or differing)[0]} differs; rerun with the "
+            f"{directory} holds an unfinished run, {at}, and {said}; rerun with the "
             f"original options to resume, pass {'' if fixed else f'--resume {path} to resume with the new ones, '}"
             "--resume never to discard it, or name another --output_dir to keep it."
         )
     if fixed:
         raise UserError(
-            f"--resume {wanted!r}: its {fixed[0]} differs, and the optimizer's state or the position in the data, or "
+            f"--resume {wanted!r}: {said}, and the optimizer's state or the position in the data, or "
             "whether validation comes next, would not be valid; rerun with the original value, or train from the start "
             "with --resume never."
         )
@@ -99,12 +100,12 @@ def decide(
     return {"path": str(path), "digest": known[3] if known else digest(path), "done": done}
 
 
-def differences(state: Mapping[str, Any], run: Mapping[str, Any], declared: Mapping[str, Option]) -> Iterator[str]:
+def differences(state: Mapping[str, Any], run: Mapping[str, Any], declared: Mapping[str, Option]) -> dict[str, str]:
     """What differs between a checkpoint and a run; an option added since is at its default in the checkpoint."""
-    if state["global_batch"] != run["global_batch"]:
-        yield "global batch"
     stored = {name: option.default for name, option in declared.items()} | state["options"]
-    yield from (name for name, value in run["options"].items() if stored.get(name) != value)
+    was = {"global batch": state["global_batch"], **stored}
+    here = {"global batch": run["global_batch"], **run["options"]}
+    return {k: f"{k} was {was.get(k)!r} and is {v!r} now" for k, v in here.items() if was.get(k) != v}
 
 
 def inexact(epoch: int, batch: int, batches: int) -> str:

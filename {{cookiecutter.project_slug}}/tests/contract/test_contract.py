@@ -11,7 +11,7 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -132,7 +132,9 @@ def another(name: str, place: Path, options: dict[str, Any]) -> dict[str, Any]:
     value, kind = options.get(name, DECLARED[name].default), DECLARED[name].type
     if isinstance(value, bool):
         return {name: not value}
-    if get_origin(kind) and get_args(kind):
+    if isinstance(value, list | tuple) and value:
+        return {name: [*value[:-1], *another(name, place, {name: value[-1]}).values()]}
+    if get_origin(kind) is Literal:
         return {name: next(choice for choice in get_args(kind) if choice != value)}
     if isinstance(value, int):
         return {name: max(value // 2, 1) if value > 1 else value + 1}

@@ -209,13 +209,13 @@ def test_what_is_not_gone_on_with(
     path = checkpoint_files.newest(Path("outputs/checkpoints"))
     with pytest.raises(UserError, match="no such checkpoint; expected auto, never or a file"):
         run(words, resume="nowhere.ckpt")
-    with pytest.raises(UserError, match="its global batch differs"):
+    with pytest.raises(UserError, match="global batch was 16 and is 8 now"):
         run(words, resume=str(path), batch_size=8)
     Path("notes.ckpt").write_text("not a checkpoint")
     with pytest.raises(UserError, match=r"notes\.ckpt is not a checkpoint of this program"):
         run(words, resume="notes.ckpt")
     capsys.readouterr()
-    with pytest.raises(UserError, match="its lr differs, and the optimizer's state or"):
+    with pytest.raises(UserError, match=r"lr was 0\.002 and is 0.001 now, and the optimizer's state or"):
         run(words, resume=str(path), lr=1e-3)
     with monkeypatch.context() as patch:
         crash(patch, "on_train_batch_end", 4)
@@ -226,14 +226,18 @@ def test_what_is_not_gone_on_with(
     capsys.readouterr()
     run(words, resume=str(path), gradient_clip_val=2.0, output_dir="other", max_steps=6)
     assert f"resume: from {path}, step 3 of 36" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"run, step 3 of 36, whose lr differs; .* to resume, pass --resume never"):
+    with pytest.raises(
+        UserError, match=r"run, step 3 of 36, and lr was 0\.002 and is 0.001 now; .* to resume, pass --resume never"
+    ):
         run(words, lr=1e-3, gradient_clip_val=2.0)
-    with pytest.raises(UserError, match=r"whose max_steps differs; .* to resume with the new ones, --resu") as refusal:
+    with pytest.raises(
+        UserError, match=r"and max_steps was -1 and is 6 now; .* to resume with the new ones, --resu"
+    ) as refusal:
         run(words, max_steps=6)
     assert f"--resume {path} to" in str(refusal.value)
     changed = Path("changed.csv")
     changed.write_bytes(Path(words).read_bytes())
-    with pytest.raises(UserError, match="its dataset differs"):
+    with pytest.raises(UserError, match=r"dataset was .*words\.csv' and is 'changed\.csv' now"):
         run(str(changed), resume=str(path))
     run(words, resume="never", lr=1e-3, max_steps=6)
     capsys.readouterr()
@@ -255,9 +259,13 @@ def test_options_that_came_or_went_since_a_checkpoint(
     assert stored.pop("seed") == 0
     stored["gone"] = 7
     path = checkpoint_files.write(Path("outputs/checkpoints"), 3, state)
-    with pytest.raises(UserError, match="holds an unfinished run, step 3 of 36, whose gradient_clip_val differs"):
+    with pytest.raises(
+        UserError, match=r"holds an unfinished run, step 3 of 36, and gradient_clip_val was 1\.0 and is 0\.1"
+    ):
         run(words, gradient_clip_val=0.1)
-    with pytest.raises(UserError, match="its seed differs, and the optimizer's state or the position in the data"):
+    with pytest.raises(
+        UserError, match="seed was 0 and is 1 now, and the optimizer's state or the position in the data"
+    ):
         run(words, resume=str(path), seed=1)
     capsys.readouterr()
     run(words, num_workers=0, log_every=7)
