@@ -190,7 +190,10 @@ def test_notebook_sends_nothing_that_preflight_refuses(tmp_path: Path) -> None:
     text = job.read_text(encoding="utf-8").replace("volume_gb = 0", "volume_gb = 100")
     job.write_text(text.replace("keep_alive_s = 0", "keep_alive_s = 21601"), encoding="utf-8")
     cells = run_notebook(project, PLAY_NOTHING, **NO_AWS, PIP_NO_INDEX="1")
-    assert "error: preflight refuses this job" in said(cells, "PyTorch(")
+    assert "error: preflight or the rehearsal refuses this job" in said(cells, "PyTorch(")
+    job.write_text(text, encoding="utf-8")
+    cells = run_notebook(project, {"preflight.rehearsal(job)": "preflight.rehearsal = lambda _: ['false']"}, **NO_AWS)
+    assert "error: preflight or the rehearsal refuses this job" in said(cells, "PyTorch(")
 
 
 def test_notebook_without_aws(small: Project) -> None:

@@ -86,6 +86,31 @@ def test_layout_is_sagemakers(tmp_path: Path) -> None:
         assert all((host.base / name).is_dir() for name in ("model", "output/data", "checkpoints"))
 
 
+def test_an_option_with_a_channels_folder_is_given_the_local_one(tmp_path: Path) -> None:
+    """On every host, and after a restart, the same: options are compared."""
+    asked = plan(2, 1, channels={"training": tmp_path, "training2": tmp_path / "two"})
+    place = "/opt/ml/input/data/training"
+    paths = {"one": place, "two": f"{place}2/a.csv", "three": f"{place}/b", "other": "/opt/ml/model"}
+    asked.request["HyperParameters"] |= {name: json.dumps(path) for name, path in paths.items()}
+    for host in hosts.create_hosts(asked, tmp_path / "run"):
+        given = json.loads((host.base / "input/config/hyperparameters.json").read_text())
+        found = {name: json.loads(given[name]) for name in paths}
+        assert found == {
+            "one": f"{tmp_path}",
+            "two": f"{tmp_path}/two/a.csv",
+            "three": f"{tmp_path}/b",
+            "other": paths["other"],
+        }
+
+
+def test_a_channel_that_the_job_lacks_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('name = "x"\nregion = "eu-west-1"\ninstance_type = "ml.g5.xlarge"\ninstance_count = 1\n')
+    path.write_text(path.read_text() + '[channels]\ntraining = "s3://bucket/data/"\n')
+    with pytest.raises(UserError, match=r"--channel trainning is not among \[channels\] .* did you mean training"):
+        entry.plan(entry.parse(["--job", str(path), "--channel", f"trainning={tmp_path}"]))
+
+
 def test_environment_is_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of this shell but what Python and the network need, unless it is let in by name."""
     for name in ("RANK", "SM_HOSTS", "PYTHONPATH", "MASTER_PORT", "HF_TOKEN", "HF_HOME", "FORCE_COLOR", "https_proxy"):
@@ -357,12 +382,15 @@ def test_what_s3_kept_is_restored_on_every_host_and_is_nobodys_writing(tmp_path:
         (7, "abd", {"weights-as-undisturbed"}),
         (7, None, {"weights-identical", "weights-as-undisturbed"}),
         (None, "abc", {"resumes-from-checkpoint"}),
+        (20, "abc", {"resumes-from-checkpoint"}),
     ],
 )
 def test_a_restart_resumes_and_ends_with_the_same_weights(
     first_step: int | None, weights: str | None, failed: set[str], tmp_path: Path
 ) -> None:
     again = [{**rank, "first_step": first_step or 0, "weights": weights or str(rank["rank"])} for rank in GOOD]
+    if first_step == 20:  # training was over by then
+        again = [{**rank, "batches": [], "samples": []} for rank in again]
     (tmp_path / "evidence").mkdir()
     found = checks.judge(plan(2, 2), tmp_path, ended(tmp_path, success=""), again, GOOD)
     assert {check.name for check in found if check.verdict == "failed"} == failed

@@ -58,7 +58,7 @@ def refused(findings: Iterable[Finding]) -> bool:
 def raise_if_errors(findings: Iterable[Finding]) -> None:
     """Raises UserError if there is an error among the findings: what is refused is not sent."""
     if refused(findings):
-        raise UserError("preflight refuses this job; fix its errors and run all cells again")
+        raise UserError("preflight or the rehearsal refuses this job; fix its errors and run all cells again")
 
 
 def near(value: str, known: Iterable[str]) -> str:

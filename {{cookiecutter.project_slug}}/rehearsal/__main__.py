@@ -24,7 +24,7 @@ from typing import Any
 
 from launch import ROOT, SRC, preflight, profiles  # also puts src/ on the path
 from launch import job as jobs
-from launch.findings import print_error
+from launch.findings import near, print_error
 from rehearsal import checks, hosts, image, request, requirements
 from rehearsal.hosts import END, FAULTS, MPI, Host, Plan
 from runtime.report import UserError
@@ -83,6 +83,8 @@ def plan(args: argparse.Namespace) -> Plan:
     for name, folder in folders.items():
         if not (re.fullmatch(r"[A-Za-z0-9._-]+", name) and folder and Path(folder).is_dir()):
             raise UserError(f"--channel {name}={folder}: no such folder; write NAME=DIR")
+        if own and job.channels and name not in job.channels:
+            raise UserError(f"--channel {name} is not among [channels] of job.toml; {near(name, job.channels)}")
     fault, target = faults[0] if faults else ("", 0)
     after = pairs(args.hyperparameters)
     batches = args.batches
@@ -149,8 +151,21 @@ def refuse_contradictions(
         refuse(name not in os.environ, f"--inherit {name}: this shell has no such variable; export it first")
     for option, path in (("json", args.json), ("keep", args.keep)):
         taken = path and (path.is_dir() if option == "json" else path.exists())
-        unwritable = path and not os.access(path.parent, os.W_OK)
-        refuse(taken or unwritable, f"--{option} {path} exists or cannot be written; name another place")
+        refuse(
+            taken or (path and not writable(path)), f"--{option} {path} exists or cannot be written; name another place"
+        )
+
+
+def writable(path: Path) -> bool:
+    """Whether a file can be made there; root may write everywhere, and yet not to /proc."""
+    try:
+        with path.open("a"):
+            return True
+    except OSError:
+        return False
+    finally:
+        if path.is_file() and not path.stat().st_size:
+            path.unlink()
 
 
 def pairs(words: list[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from rehearsal.hosts import Host, Plan, environment
@@ -75,7 +76,7 @@ def _sentence(failure: str | None) -> str:
     """The first line of a failure file that says something."""
     lines = [line.strip() for line in (failure or "").splitlines()]
     telling = [re.sub(r'^ErrorMessage "', "", line) for line in lines if not re.match(r"(ExitCode|\w+Error:$|$)", line)]
-    return telling[0][:300] if telling else ""
+    return shorten(telling[0], 400, placeholder=" …") if telling else ""
 
 
 def _files(hosts: list[Host]) -> Check:
@@ -226,7 +227,9 @@ def _restart(ranks: list[Rank], undisturbed: list[Rank]) -> list[Check]:
     equal = again == alone and len(again) == 1 and "none" not in again
     began = f"after step {' or '.join(map(str, steps))}"
     said = f"{', '.join(sorted(again))} restarted and {', '.join(sorted(alone))} undisturbed"
-    resumed = _check("resumes-from-checkpoint", steps[0] > 0 if steps else None, began)
+    trained = any(rank.get("batches") for rank in ranks)
+    began += "" if trained else ", when nothing was left to train; interrupt a longer run: --batches, or -- --epochs"
+    resumed = _check("resumes-from-checkpoint", steps[0] > 0 and trained if steps else None, began)
     return [resumed, _check("weights-as-undisturbed", equal or None, said)]
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import site
@@ -126,6 +127,10 @@ def create_hosts(plan: Plan, run: Path) -> list[Host]:
     modes = {each["ChannelName"]: each.get("InputMode", "File") for each in plan.request.get("InputDataConfig", [])}
     copied = {"S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
     inputs = {name: {"TrainingInputMode": modes.get(name, "File"), **copied} for name in plan.channels}
+    options = dict(plan.request["HyperParameters"])
+    for name, folder in plan.channels.items():  # every host's own /opt/ml is elsewhere here, and their values are equal
+        place = re.compile(rf'(?<=")/opt/ml/input/data/{re.escape(name)}(?=[/"])')
+        options = {key: place.sub(str(Path(folder).resolve()), value) for key, value in options.items()}
     for host in hosts:
         for folder in ("input/config", "input/data", "model", "output/data", "checkpoints", "home"):
             (host.base / folder).mkdir(parents=True)
@@ -138,7 +143,7 @@ def create_hosts(plan: Plan, run: Path) -> list[Host]:
             (host.base / "input/data" / name).symlink_to(Path(path).resolve(), target_is_directory=True)
         code = {"sagemaker_submit_directory": json.dumps(str(host.base / "code"))}  # on S3 in the request
         config = {
-            "hyperparameters": {**plan.request["HyperParameters"], **code},
+            "hyperparameters": {**options, **code},
             "resourceconfig": {"current_host": host.address, **resources},
             "inputdataconfig": inputs,
         }

@@ -61,12 +61,14 @@ class Recorder(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.seen["first_step"] = trainer.global_step
-        self.first_epoch = -1 if "batches" in self.seen else trainer.current_epoch  # of the first fit alone
+        self.first_epoch: int | None = -1 if "batches" in self.seen else None  # of the first fit alone
         self.seen.setdefault("batches", [])
         self.seen.setdefault("samples", [])
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Note a digest of the batch with its number of samples, 0 where that cannot be told, and of each sample."""
+        if self.first_epoch is None:  # only now: a run that resumes at an epoch's end begins with the next one
+            self.first_epoch = trainer.current_epoch
         if trainer.current_epoch != self.first_epoch or len(self.seen["batches"]) == BATCHES:
             return
         tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor)]
