@@ -91,6 +91,27 @@ def test_a_mistake_that_all_ranks_find_is_a_sentence_on_each(project: Project, t
             assert "there is no such file" in (folder / f"output{number}" / "failure").read_text()
 
 
+UNUSED = """
+class Idle(Model):
+    def __init__(self):
+        super().__init__()
+        self.idle = torch.nn.Linear(1, 1)
+
+Model = Idle
+try:
+    with dist.session():
+        fit()
+except Exception as error:
+    print("said:", report.sentence(error), flush=True)
+"""
+
+
+def test_a_parameter_without_a_part_in_the_loss_is_a_sentence(project: Project, tmp_path: Path) -> None:
+    for rank in start(project, tmp_path, UNUSED):
+        _, said = rank.wait(60)
+        assert "said: On several ranks every parameter has to take part in the loss" in said, said
+
+
 BLOCKED = """
 torch.distributed.destroy_process_group = lambda *_: threading.Event().wait()
 

@@ -225,10 +225,10 @@ def _restart(ranks: list[Rank], undisturbed: list[Rank]) -> list[Check]:
     steps = sorted({rank.get("first_step", 0) for rank in ranks})
     again, alone = ({rank.get("weights", "none") for rank in attempt} for attempt in (ranks, undisturbed))
     equal = again == alone and len(again) == 1 and "none" not in again
-    began = f"after step {' or '.join(map(str, steps))}"
-    said = f"{', '.join(sorted(again))} restarted and {', '.join(sorted(alone))} undisturbed"
     trained = any(rank.get("batches") for rank in ranks)
-    began += "" if trained else ", when nothing was left to train; interrupt a longer run: --batches, or -- --epochs"
+    late = "nothing was left to train when it restarted; interrupt a longer run: --batches, or -- --epochs"
+    began = f"after step {' or '.join(map(str, steps))}" if trained or not steps else late
+    said = f"{', '.join(sorted(again))} restarted and {', '.join(sorted(alone))} undisturbed"
     resumed = _check("resumes-from-checkpoint", steps[0] > 0 and trained if steps else None, began)
     return [resumed, _check("weights-as-undisturbed", equal or None, said)]
 

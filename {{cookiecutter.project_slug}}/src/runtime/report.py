@@ -29,7 +29,7 @@ def sentence(error: BaseException) -> str:
     if "parameters that were not used in producing the loss" in str(error):  # Lightning's, and torch's that it is from
         return (
             "On several ranks every parameter has to take part in the loss of every step, and some do not; freeze them "
-            "by requires_grad_(False), or give DDPStrategy in src/dist.py find_unused_parameters=True."
+            "by requires_grad_(False), or add find_unused_parameters=True to ClusterStrategy in src/dist.py."
         )
     lightnings = type(error).__name__ == "MisconfigurationException"
     return str(error) if lightnings or isinstance(error, UserError) else ""
