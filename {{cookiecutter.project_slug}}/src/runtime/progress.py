@@ -68,12 +68,13 @@ class Reporter(pl.Callback, Logger):
         self.total, self.accumulate = int(trainer.estimated_stepping_batches), trainer.accumulate_grad_batches
         if trainer.is_global_zero:
             datamodule: Any = getattr(trainer, "datamodule", None)
-            sources = (datamodule, trainer.train_dataloader, getattr(trainer.train_dataloader, "sampler", None))
-            per_rank = next(filter(None, (getattr(source, "batch_size", None) for source in sources)), None)
+            loader, parts = trainer.train_dataloader, trainer.world_size * self.accumulate
+            per_rank = getattr(datamodule, "batch_size", None) or getattr(loader, "batch_size", None)
+            if whole := getattr(getattr(loader, "sampler", None), "global_batch", 0):  # runtime/batches.py's
+                per_rank = whole // parts
             ranks_and_batches = f"world_size={trainer.world_size} x accumulate_grad_batches={self.accumulate}"
             if per_rank:
-                global_batch = per_rank * trainer.world_size * self.accumulate
-                ranks_and_batches = f"global_batch={global_batch} ({per_rank} per rank x {ranks_and_batches})"
+                ranks_and_batches = f"global_batch={per_rank * parts} ({per_rank} per rank x {ranks_and_batches})"
             print(
                 f"{ranks_and_batches} max_lr={trainer.optimizers[0].defaults.get('lr', math.nan):g} steps={self.total} "
                 f"parameters={sum(p.numel() for p in pl_module.parameters())} precision={trainer.precision}",
