@@ -636,6 +636,11 @@ def test_standard_output_that_nobody_reads_ends_in_a_sentence(
     )
 
 
+def test_a_metrics_name_is_no_regular_expression() -> None:
+    line = report.format_metrics({"step": 3, "val/mape(%)": 2.5})
+    assert re.findall(report.metric_regex("val/mape(%)"), line) == ["2.5"]
+
+
 def test_a_batch_has_as_many_samples_as_its_first_tensor_has_rows() -> None:
     assert [len(leaf) for leaf in divided.leaves({"name": "a", "x": torch.zeros(3, 2)})] == [1, 3]
 
