@@ -31,6 +31,7 @@ def findings(job: Job) -> list[str]:
 def test_a_good_job_passes(aws, good):
     assert findings(good) == []
     assert findings(replace(good, role="training")) == []
+    assert findings(replace(good, estimator={"enable_network_isolation": True})) == []  # its code is uploaded later
 
 
 @pytest.mark.parametrize(

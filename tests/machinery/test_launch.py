@@ -376,6 +376,12 @@ def test_what_job_toml_has_no_key_for_goes_through_estimator(good, changes, path
     assert made == value
 
 
+def test_what_sdk_v3_lacks_is_said_to_be_its_own_lack(good, monkeypatch):
+    monkeypatch.setattr("launch.v3.installed", lambda: True)
+    (found,) = preflight.sdk_parameters(replace(good, estimator={"model_uri": "s3://bucket/x", "output_kms_key": "k"}))
+    assert "estimator.model_uri: [estimator] cannot hold it: SDK v3, which is installed here" in str(found)
+
+
 def test_mlflow_is_told_to_the_container(good, tmp_path, monkeypatch):
     (tmp_path / "requirements.txt").write_text("torchmetrics\nsagemaker-mlflow==0.5\n")
     monkeypatch.setattr(requirements, "FILE", tmp_path / "requirements.txt")

@@ -24,7 +24,8 @@ import functools, sys
 import botocore.session
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # AWS's models are parsed once
 from launch.__main__ import main
-sys.exit(max(main(["submit", "--dry-run", "--job", path]) for path in sys.argv[1:]))
+isolated = ["--accept", "estimator.enable_network_isolation"]
+sys.exit(max(main(["submit", "--dry-run", *isolated, "--job", path]) for path in sys.argv[1:]))
 """
 # moto is installed beside v2 alone: the end of the path leaves v3's own packages first.
 SEND = """
@@ -93,6 +94,7 @@ def test_the_request_is_the_one_of_v2(tmp_path, monkeypatch):
     more = """[environment]\nNCCL_DEBUG = "INFO"\n[tags]\nproject = "x"\n
 [estimator]\noutput_path = "s3://models/team/"\nmax_retry_attempts = 2\nenable_remote_debug = true
 output_kms_key = "alias/own"\nvolume_kms_key = "alias/other"\nenable_infra_check = false\ninput_mode = "FastFile"
+enable_network_isolation = true
 """
     stream = '[channels]\ntraining = { s3_data = "s3://data/x/", input_mode = "FastFile" }\n'
     stream += '[hyperparameters]\ndataset = "training"\nlr = 2e-3\ncompile = false\n'

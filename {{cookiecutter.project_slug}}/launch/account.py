@@ -41,7 +41,8 @@ class Asked:
     def addresses(self) -> dict[str, str]:
         """Folders in S3 by their key in job.toml, without the SDK's default bucket, which it makes itself."""
         inputs = {c["ChannelName"]: c["DataSource"] for c in self.request.get("InputDataConfig", [])}
-        found = {f"channels.{name}": data.get("S3DataSource", {}).get("S3Uri", "") for name, data in inputs.items()}
+        data = {name: inputs[name].get("S3DataSource", {}) for name in self.job.channels}  # not the SDK's own, `code`
+        found = {f"channels.{name}": source.get("S3Uri", "") for name, source in data.items()}
         found["bucket"] = self.request["OutputDataConfig"]["S3OutputPath"]
         found["checkpoint_s3"] = self.request.get("CheckpointConfig", {}).get("S3Uri", "")
         made_by_sdk = f"s3://sagemaker-{self.job.region}-"

@@ -297,7 +297,8 @@ def sdk_parameters(job: Job) -> Iterator[Finding]:
         if key in request.OWN_KEYS:
             yield error(f"estimator.{key}", "job.toml has a key of its own for it", f"set {request.OWN_KEYS[key]}")
         elif key not in known:
-            problem = "[estimator] cannot hold it: the SDK's estimator has no such parameter for a job"
+            sdk = "SDK v3, which is installed here (v2 may have it)," if v3.installed() else "the SDK's estimator"
+            problem = f"[estimator] cannot hold it: {sdk} has no such parameter for a job"
             yield error(f"estimator.{key}", problem, home(key) or near(key, known))
     if job.estimator.get("enable_network_isolation") and requirements.lists(""):
         problem = "an isolated container reaches no package index, so pip cannot install src/requirements.txt"

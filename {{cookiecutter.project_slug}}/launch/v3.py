@@ -5,7 +5,6 @@ here (the template's tests compare them) and v3's `TrainingJob` sends it: the im
 """
 
 import copy
-import json
 import logging
 from importlib.util import find_spec
 from pathlib import Path
@@ -77,13 +76,15 @@ class PyTorch:
             *structure, member = path.split(".")
             if self.given.get(parameter) is not None:
                 (made.setdefault(structure[0], {}) if structure else made)[member] = self.given[parameter]
-        for channel, source in (channels or {}).items():
+        defaults = copy.deepcopy(self.session.sagemaker_config.get("SageMaker", {}).get("TrainingJob", {}))
+        channels, code = dict(channels or {}), self.archive(name)
+        if made.get("EnableNetworkIsolation", defaults.get("EnableNetworkIsolation")):  # it cannot download its code
+            channels["code"], code = code, "/opt/ml/input/data/code/sourcedir.tar.gz"
+        for channel, source in channels.items():
             source = inputs.TrainingInput(source) if isinstance(source, str) else source
             made.setdefault("InputDataConfig", []).append({**source.config, "ChannelName": channel})
-        code = f"{self.given['code_location'].rstrip('/')}/{name}/source/sourcedir.tar.gz"
         options, region = self.given["hyperparameters"], self.session.boto_region_name
         made["HyperParameters"] = profiles.encoded(options, name, region, code)
-        defaults = copy.deepcopy(self.session.sagemaker_config.get("SageMaker", {}).get("TrainingJob", {}))
         tagged = {tag["Key"] for tag in made.get("Tags", [])}
         if more := [tag for tag in defaults.pop("Tags", []) if tag["Key"] not in tagged]:
             made["Tags"] = made.get("Tags", []) + more
@@ -94,6 +95,10 @@ class PyTorch:
         common_utils.merge_dicts(defaults, made)
         return {key: value for key, value in defaults.items() if value not in (False, {})}
 
+    def archive(self, name: str) -> str:
+        """Where src/ is uploaded to."""
+        return f"{self.given['code_location'].rstrip('/')}/{name}/source/sourcedir.tar.gz"
+
     def fit(self, channels: dict[str, Any] | None, *, wait: bool = False, job_name: str) -> None:
         """Upload the code and create the job. Nothing is waited for, whatever `wait` says: launch/follow.py follows."""
         from sagemaker.core.fw_utils import tar_and_upload_dir
@@ -101,7 +106,7 @@ class PyTorch:
         from sagemaker.core.utils.code_injection.codec import transform
 
         made, session = self.request(channels, job_name), self.session
-        bucket, code = aws.s3_location(json.loads(made["HyperParameters"]["sagemaker_submit_directory"]))
+        bucket, code = aws.s3_location(self.archive(job_name))
         output = made["OutputDataConfig"]
         key = output.get("KmsKeyId") if aws.s3_location(output["S3OutputPath"])[0] == bucket else None
         source = (bucket, code.rpartition("/")[0], self.entry_point, self.source_dir)
