@@ -275,7 +275,14 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "channel with a hyphen": ({"channels.my-data": "s3://bucket/x"}, "channels.my-data: SM_CHANNEL_MY-DATA"),
     "channel not in S3": ({"channels.training": "/data"}, 'channels.training: "/data" is not an S3 address'),
     "channel that nobody reads": ({"channels.train": "s3://bucket/x"}, "channels.train: .*no option reads it"),
-    "channel beside the demo's data": ({"channels.training": "s3://bucket/x"}, "channels.training: .*no option reads"),
+    "channel beside the demo's data": (
+        {"channels.training": "s3://bucket/x"},
+        'channels.training: .*no option reads it; set hyperparameters.dataset = "training", or remove it',
+    ),
+    "channel in another case": (
+        {"channels.Training": "s3://bucket/x", "hyperparameters.dataset": "training"},
+        "hyperparameters.dataset: .* no training to read; rename Training: case counts",
+    ),
     "channels by case": (DATA | {"channels.Training": "s3://bucket/y"}, "channels.training: Training sets SM_CHANNEL_"),
     "channel's mistyped option": (
         DATA | {"channels.training": {"s3_data": "s3://bucket/x", "input_mod": "FastFile"}},
@@ -532,18 +539,31 @@ def test_an_image_without_patches_is_said_and_its_alternative(good):
     assert "no security patches since 2025-10-29" in str(after[0]) and 'image = "current"' in str(after[0])
 
 
-def test_what_only_this_machine_has_is_warned_of_and_a_tokenizer_is_no_secret(good, tmp_path):
+@pytest.mark.parametrize(
+    ("value", "level", "cure"),
+    [
+        ("{folder}/here.csv", "error", "upload it to S3, name that under [channels], and the channel here"),
+        ("./none", "warning", "upload it"),
+        ("~/none", "warning", "upload it"),
+        ("C:\\data", "warning", "upload it"),
+        ("/data/none.CSV", "warning", "upload it"),
+        ("s3://bucket/x.csv", "warning", "name it under [channels], and the channel here"),
+        ("org/model", "", ""),
+        ("bert-base-cased", "", ""),
+        ("https://a.example/x.csv", "", ""),
+        ("/opt/ml/model/x.pt", "", ""),
+    ],
+)
+def test_what_only_this_machine_has_is_said(good, tmp_path, monkeypatch, value, level, cure):
+    """In job.toml, and as an option's default; folders for output are made where they are not."""
     (tmp_path / "here.csv").touch()
-    options = {
-        "dataset": str(tmp_path / "here.csv"),
-        "model_name": "s3://bucket/model",
-        "tokenizer_name": "bert-base-cased",
-    }
-    found = list(preflight.reading(replace(good, hyperparameters=options)))
-    assert [(f.level, f.key) for f in found] == [
-        ("warning", "hyperparameters.dataset"),
-        ("warning", "hyperparameters.model_name"),
-    ]
+    value = value.replace("{folder}", str(tmp_path))
+    new = dataclasses.make_dataclass("New", [("words", str, option(value, "their file", resume="data"))], frozen=True)
+    monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
+    for key, given in {"words": {}, "dataset": {"dataset": value, "words": "cldr"}}.items():
+        found = list(preflight.reading(replace(good, hyperparameters={"output_dir": value, **given})))
+        assert [(each.level, each.key) for each in found] == ([(level, f"hyperparameters.{key}")] if level else [])
+        assert not level or cure in str(found[0])
 
 
 def test_a_monitor_that_is_no_metric_is_warned_of(monkeypatch):

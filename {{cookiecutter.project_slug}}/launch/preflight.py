@@ -28,6 +28,8 @@ SECRET = re.compile(
 SECRET_NAME = re.compile(r"(^|_)(secret|token|password|passwd|api_?key|access_key|credentials?)(_|$)", re.I)
 SECRET_FILE = re.compile(r"\.env(\..+)?|.*\.(pem|key|p12)|id_(rsa|ed25519|ecdsa)|credentials(\.json)?|\.netrc", re.I)
 DATA_FILE = re.compile(r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt|pth?|safetensors)", re.I)
+# A text that can only be a path of this machine.
+LOCAL = re.compile(rf"(?!\w+://|/opt/ml/)((\.\.?[/\\]|~|[a-z]:[/\\]).*|{DATA_FILE.pattern})", re.I)
 
 # Where a value of the request comes from, for messages: member of CreateTrainingJob → key of job.toml.
 SOURCES = {v3.MEMBERS[key]: own.strip("[]") for key, own in request.OWN_KEYS.items() if key in v3.MEMBERS}
@@ -212,29 +214,42 @@ def reading(job: Job) -> Iterator[Finding]:
     from options import OPTIONS
     from runtime import command_line
 
-    options = {key: each.default for key, each in command_line.declared(OPTIONS).items()} | job.hyperparameters
+    declared = command_line.declared(OPTIONS)
+    options = {key: each.default for key, each in declared.items()} | job.hyperparameters
     read = {key: value for key, value in options.items() if isinstance(value, str)}
     own_code = "".join(path.read_text(encoding="utf-8", errors="replace") for path in SRC.glob("*.py"))
     for name in job.channels:
         by_path = any(f"{value}/".startswith(f"{CHANNELS}{name}/") for value in read.values())
         by_name = name in read.values() and (name == "training" or "SM_CHANNEL_" in own_code)
         if not (by_name or by_path or f"SM_CHANNEL_{name.upper()}" in own_code):
-            cure = 'name it training and set hyperparameters.dataset = "training"'
-            if "training" in job.channels:
-                cure = f'give an option its folder, "{CHANNELS}{name}"'
+            cure = 'set hyperparameters.dataset = "training"'
+            if name != "training":
+                folder = f'give an option its folder, "{CHANNELS}{name}"'
+                cure = folder if "training" in job.channels else f"name it training and {cure}"
             problem = "every host would download it and no option reads it"
             yield error(f"channels.{name}", problem, f"{cure}, or remove it")
     for option, value in read.items():
         key, needed = f"hyperparameters.{option}", "training" if value == "training" else ""
         if value.startswith(CHANNELS):
             needed = value.removeprefix(CHANNELS).split("/")[0]
+        twin = next((name for name in job.channels if name.lower() == needed.lower()), "")
         # A name alone, such as outputs, is not meant as a path. Path.exists raises where a text is too long for one.
-        elsewhere = value.startswith("s3://") or ("/" in value and os.path.exists(value))  # noqa: PTH110
+        path = f"{Path.home()}{value[1:]}" if value.startswith("~/") else value
+        exists = (LOCAL.fullmatch(value) or "/" in value) and os.path.exists(path)  # noqa: PTH110
+        # Neither data nor weights, so a folder for output; but resume may name a checkpoint.
+        written = option in declared and declared[option].resume in ("free", "path") and option != "resume"
         if needed and needed not in job.channels:
-            yield error(key, f"[channels] has no {needed[:80]} to read", f'add {needed[:80]} = "s3://bucket/folder/"')
-        elif not needed and option in job.hyperparameters and elsewhere:
-            problem = f'"{value[:80]}" is a path that the training job cannot read'
-            yield warning(key, problem, "upload it to S3 and name it under [channels]")
+            cure = f"rename {twin}: case counts" if twin else f'add {needed[:80]} = "s3://bucket/folder/"'
+            yield error(key, f"[channels] has no {needed[:80]} to read", cure)
+        elif needed or written:
+            continue
+        elif value.startswith("s3://"):
+            problem = f'"{value[:80]}" is an address, and the training job reads files'
+            yield warning(key, problem, "name it under [channels], and the channel here")
+        elif exists or LOCAL.fullmatch(value):
+            problem = f'"{value[:80]}" is a path of this machine, which the training job cannot read'
+            cure = "upload it to S3, name that under [channels], and the channel here"
+            yield (error if exists else warning)(key, problem, cure)
 
 
 def hyperparameters(job: Job) -> Iterator[Finding]:
