@@ -242,6 +242,12 @@ def test_buckets_and_channels(aws, good, monkeypatch):
     assert "channels.empty: there is no data at s3://language-id/marker/" in found[0]
     assert "channels.none: bucket absent-bucket does not exist" in found[1]
     assert "checkpoint_s3: bucket far-away is in eu-west-1, the job in us-east-1" in found[2]
+    elsewhere = {"output_path": "s3://absent-bucket/x", "code_location": "s3://far-away/code"}
+    wanted = replace(good, bucket="", estimator=elsewhere, channels={"training": "s3://a_b/x"}, checkpoint_s3="")
+    assert [line.split(",")[0] for line in findings(wanted)] == [  # nothing of a_b, which is no bucket's name
+        "error   estimator.output_path: bucket absent-bucket does not exist; create it in the job's region",
+        "error   estimator.code_location: bucket far-away is in eu-west-1",
+    ]
     record(monkeypatch, HeadBucket=refusal("403", "HeadBucket"))
     assert [line[:15] for line in findings(good)] == ["warning bucket:"]  # the job's role may see it
 

@@ -312,7 +312,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "bucket among the tags": ({"tags.bucket": "b"}, r"tags.bucket: bucket is a key of job.toml and stands in \[tags\]"),
     "role among the variables": ({"environment.role": "r"}, "environment.role: role is a key of job.toml"),
     "tag of AWS": ({"tags.aws:x": "1"}, "tags.aws:x: AWS keeps tags"),
-    "tag with a bracket": ({"tags.x": "a[b"}, r'tags.x.*: "a\[b" does not match'),
+    "tag with a bracket": ({"tags.x": "a[b"}, r'tags.x.*: "a\[b" does not match .*; take out \['),
     "role": ({"role": "arn:aws:iam::12:role/x"}, "role: "),
     "role of another partition": (
         {"region": "cn-north-1", "role": ROLE},
@@ -322,12 +322,36 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"estimator.output_kms_key": "arn:aws-cn:kms:cn-north-1:1:key/x"},
         "estimator.output_kms_key: .* is of partition aws-cn",
     ),
+    "key of another region": (
+        {"estimator.output_kms_key": "arn:aws:kms:eu-west-1:123456789012:key/x"},
+        "estimator.output_kms_key: .* is in eu-west-1, and the job in us-east-1",
+    ),
+    "MLflow of another region": (
+        {"mlflow": "arn:aws:sagemaker:eu-west-1:123456789012:mlflow-tracking-server/t"},
+        "mlflow: .* is in eu-west-1",
+    ),
+    "key for NVMe disks": (
+        {"estimator.volume_kms_key": "1234abcd-12ab-34cd-56ef-1234567890ab"},
+        "estimator.volume_kms_key: ml.p4d.24xlarge encrypts its own NVMe disks",
+    ),
+    "alias of the disk's key": (
+        {"instance_type": "ml.c5.xlarge", "instance_count": 1, "estimator.volume_kms_key": "alias/x"},
+        'estimator.volume_kms_key: "alias/x" is an alias',
+    ),
+    "pipe": ({"estimator.input_mode": "Pipe"}, "estimator.input_mode: a pipe holds no files"),
+    "channel in parts": (
+        DATA | {"channels.training": {"s3_data": "s3://bucket/x", "distribution": "ShardedByS3Key"}},
+        "channels.training.distribution: each host would get a part",
+    ),
+    "checkpoints elsewhere": ({"estimator.checkpoint_local_path": "/tmp"}, "estimator.checkpoint_local_path: training"),  # noqa: S108
+    "output not in S3": ({"estimator.output_path": "team/x"}, 'estimator.output_path: "team/x" is not an S3 address'),
+    "code not in S3": ({"estimator.code_location": "https://x"}, 'estimator.code_location: "https://x" is not an S3'),
     "bucket": ({"bucket": "s3://bucket"}, "bucket: "),
     "mistyped parameter": ({"estimator.max_retries": 3}, "estimator.max_retries: .*did you mean max_retry_attempts"),
     "parameter of its own": ({"estimator.volume_size": 3}, "estimator.volume_size: .*; set volume_gb"),
     "code of others": ({"estimator.git_config": {"repo": "x"}}, "estimator.git_config: "),
-    "31 retries": ({"estimator.max_retry_attempts": 31}, "RetryStrategy.MaximumRetryAttempts: 31, and AWS allows 30"),
-    "retries as text": ({"estimator.max_retry_attempts": "3"}, "RetryStrategy.MaximumRetryAttempts: '3' is not a int"),
+    "31 retries": ({"estimator.max_retry_attempts": 31}, "estimator.max_retry_attempts: 31, and AWS allows 30; low"),
+    "retries as text": ({"estimator.max_retry_attempts": "3"}, "estimator.max_retry_attempts: '3' is not a int"),
     "isolated, with pip": ({"estimator.enable_network_isolation": True}, "estimator.enable_network_isolation: an isol"),
     **{
         f"{name} in the environment": ({f"environment.{name}": "0"}, f"environment.{name}: the launcher or SageMaker")
@@ -362,8 +386,8 @@ def test_what_may_be_refused_wrongly_is_accepted_by_name(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "path", "value"),
     [
-        ({"output_kms_key": "alias/k", "volume_kms_key": "alias/v"}, "OutputDataConfig.KmsKeyId", "alias/k"),
-        ({"volume_kms_key": "alias/v"}, "ResourceConfig.VolumeKmsKeyId", "alias/v"),
+        ({"output_kms_key": "alias/k", "volume_kms_key": "1a-2b"}, "OutputDataConfig.KmsKeyId", "alias/k"),
+        ({"volume_kms_key": "1a-2b"}, "ResourceConfig.VolumeKmsKeyId", "1a-2b"),
         ({"input_mode": "FastFile"}, "AlgorithmSpecification.TrainingInputMode", "FastFile"),
         ({"max_retry_attempts": 3}, "RetryStrategy.MaximumRetryAttempts", 3),
         ({"enable_remote_debug": True}, "RemoteDebugConfig.EnableRemoteDebug", True),
@@ -376,7 +400,9 @@ def test_what_may_be_refused_wrongly_is_accepted_by_name(tmp_path, capsys):
     ],
 )
 def test_what_job_toml_has_no_key_for_goes_through_estimator(good, changes, path, value):
-    found, made = preflight.offline_checks(replace(good, estimator=changes))
+    found, made = preflight.offline_checks(
+        replace(good, instance_type="ml.p3.16xlarge", image="smddp", distribution="pytorchddp", estimator=changes)
+    )
     assert not findings.refused(found), found
     for part in path.split("."):
         made = made[part]
@@ -408,12 +434,12 @@ def test_a_folder_of_a_bucket_holds_all_of_a_job(good):
 
 
 def test_a_channel_may_be_streamed_or_a_file_system(good):
-    data = {"s3_data": "s3://bucket/x/", "input_mode": "FastFile", "distribution": "ShardedByS3Key"}
+    data = {"s3_data": "s3://bucket/x/", "input_mode": "FastFile", "s3_data_type": "ManifestFile"}
     wanted = replace(good, hyperparameters={"dataset": "training"}, channels={"training": data}, network=NETWORK)
     assert not any(line.startswith("error") for line in offline(wanted))
     (channel,) = request.dry_run(wanted)["InputDataConfig"]
     assert channel["InputMode"] == "FastFile"
-    assert channel["DataSource"]["S3DataSource"]["S3DataDistributionType"] == "ShardedByS3Key"
+    assert channel["DataSource"]["S3DataSource"]["S3DataType"] == "ManifestFile"
     wanted = replace(wanted, channels={"training": FSX})
     assert not any(line.startswith("error") for line in offline(wanted))
     (channel,) = request.dry_run(wanted)["InputDataConfig"]
@@ -560,8 +586,8 @@ def test_what_only_this_machine_has_is_said(good, tmp_path, monkeypatch, value, 
     value = value.replace("{folder}", str(tmp_path))
     new = dataclasses.make_dataclass("New", [("words", str, option(value, "their file", resume="data"))], frozen=True)
     monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
-    for key, given in {"words": {}, "dataset": {"dataset": value, "words": "cldr"}}.items():
-        found = list(preflight.reading(replace(good, hyperparameters={"output_dir": value, **given})))
+    for key, more in {"words": {}, "dataset": {"dataset": value, "words": "cldr"}}.items():
+        found = list(preflight.reading(replace(good, hyperparameters={"output_dir": value, **more})))
         assert [(each.level, each.key) for each in found] == ([(level, f"hyperparameters.{key}")] if level else [])
         assert not level or cure in str(found[0])
 

@@ -24,8 +24,8 @@ import functools, sys
 import botocore.session
 botocore.session.create_loader = functools.cache(botocore.session.create_loader)  # AWS's models are parsed once
 from launch.__main__ import main
-isolated = ["--accept", "estimator.enable_network_isolation"]
-sys.exit(max(main(["submit", "--dry-run", *isolated, "--job", path]) for path in sys.argv[1:]))
+accepted = ["--accept", "estimator.enable_network_isolation", "--accept", "estimator.volume_kms_key"]
+sys.exit(max(main(["submit", "--dry-run", *accepted, "--job", path]) for path in sys.argv[1:]))
 """
 # moto is installed beside v2 alone: the end of the path leaves v3's own packages first.
 SEND = """
@@ -82,7 +82,7 @@ def timeless(made: dict[str, Any]) -> Any:
 
 def test_the_request_is_the_one_of_v2(tmp_path, monkeypatch):
     """Every launcher, on spot and in a VPC; neither, with [estimator]; and always the SDK's own configuration file."""
-    defaults = {"OutputDataConfig": {"KmsKeyId": "alias/all"}, "ResourceConfig": {"VolumeKmsKeyId": "alias/disk"}}
+    defaults = {"OutputDataConfig": {"KmsKeyId": "alias/all"}, "ResourceConfig": {"VolumeKmsKeyId": "1a-2b"}}
     defaults |= {"EnableNetworkIsolation": False, "Environment": {"FROM_FILE": "1"}}
     defaults |= {"Tags": [{"Key": "project", "Value": "theirs"}, {"Key": "team", "Value": "x"}]}
     config = tmp_path / "config.yaml"  # JSON is YAML
@@ -93,7 +93,7 @@ def test_the_request_is_the_one_of_v2(tmp_path, monkeypatch):
     paths = [written(tmp_path / f"{index}.toml", *case) for index, case in enumerate(cases)]
     more = """[environment]\nNCCL_DEBUG = "INFO"\n[tags]\nproject = "x"\n
 [estimator]\noutput_path = "s3://models/team/"\nmax_retry_attempts = 2\nenable_remote_debug = true
-output_kms_key = "alias/own"\nvolume_kms_key = "alias/other"\nenable_infra_check = false\ninput_mode = "FastFile"
+output_kms_key = "alias/own"\nvolume_kms_key = "3c-4d"\nenable_infra_check = false\ninput_mode = "FastFile"
 enable_network_isolation = true
 """
     stream = '[channels]\ntraining = { s3_data = "s3://data/x/", input_mode = "FastFile" }\n'

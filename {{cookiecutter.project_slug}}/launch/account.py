@@ -14,6 +14,8 @@ from launch.findings import Finding, error, from_sentence, skipped, warning
 from launch.job import Job
 from runtime import hub
 
+OUTPUT, CODE = "estimator.output_path", "estimator.code_location"
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -43,10 +45,12 @@ class Asked:
         inputs = {c["ChannelName"]: c["DataSource"] for c in self.request.get("InputDataConfig", [])}
         data = {name: inputs[name].get("S3DataSource", {}) for name in self.job.channels}  # not the SDK's own, `code`
         found = {f"channels.{name}": source.get("S3Uri", "") for name, source in data.items()}
-        found["bucket"] = self.request["OutputDataConfig"]["S3OutputPath"]
+        own = self.job.estimator
+        found[OUTPUT if "output_path" in own else "bucket"] = self.request["OutputDataConfig"]["S3OutputPath"]
+        found[CODE] = str(own.get("code_location", ""))
         found["checkpoint_s3"] = self.request.get("CheckpointConfig", {}).get("S3Uri", "")
-        made_by_sdk = f"s3://sagemaker-{self.job.region}-"
-        return {key: uri for key, uri in found.items() if uri and not uri.startswith(made_by_sdk)}
+        made_by_sdk = f"s3://sagemaker-{self.job.region}-"  # and what is no address is said without asking AWS
+        return {key: uri for key, uri in found.items() if aws.s3_uri(str(uri)) and not uri.startswith(made_by_sdk)}
 
 
 def check(job: Job, made: dict[str, Any], tuning: bool = False) -> list[Finding]:
@@ -110,14 +114,14 @@ def permissions(asked: Asked) -> Iterator[Finding]:
     start, region = found["Arn"].split(":iam::")[0], asked.job.region
     place = f"{start}:{{}}:{region}:{asked.account}"
     folders = {key: f"{start}:s3:::{uri.removeprefix('s3://').rstrip('/')}" for key, uri in asked.addresses().items()}
-    reads = [f"{folder}/*" for key, folder in folders.items() if key != "bucket"]
-    writes = [f"{folder}/*" for key, folder in folders.items() if not key.startswith("channels.")]
+    reads = [f"{folder}/*" for key, folder in folders.items() if key not in ("bucket", OUTPUT)]
+    writes = [f"{folder}/*" for key, folder in folders.items() if not key.startswith(("channels.", CODE))]
+    code = [f"{folders[key]}/*" for key in (CODE, OUTPUT, "bucket") if key in folders][:1]
     action, kind_of_job = "CreateTrainingJob", "training-job"
     if asked.tuning:
         action, kind_of_job = "CreateHyperParameterTuningJob", "hyper-parameter-tuning-job"
     job, log = place.format("sagemaker") + f":{kind_of_job}/*", place.format("logs") + ":log-group:/aws/sagemaker/*"
-    mine = [(f"sagemaker:{action}", [job]), ("iam:PassRole", [found["Arn"]])]
-    mine += [("s3:PutObject", [f"{folders['bucket']}/*"])] if "bucket" in folders else []  # the code
+    mine = [(f"sagemaker:{action}", [job]), ("iam:PassRole", [found["Arn"]]), ("s3:PutObject", code)]
     if asked.job.tags:
         mine.append(("sagemaker:AddTags", [job]))
     its = [("s3:GetObject", reads), ("s3:PutObject", writes), ("logs:PutLogEvents", [log])]

@@ -1,4 +1,4 @@
-"""boto3 clients, and what AWS's errors mean: one sentence each, with a cure that the caller can carry out."""
+"""boto3 clients, what botocore's model refuses, and what AWS's errors mean: one sentence each, with its cure."""
 
 import functools
 import os
@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from launch.findings import near
 from runtime.report import UserError
 
 REFUSED_KEYS = "UnrecognizedClientException InvalidClientTokenId SignatureDoesNotMatch InvalidAccessKeyId AuthFailure"
 TRANSIENT = r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|ServiceUnavailable|Internal(Failure|Err)"
+
+TYPES = {"string": str, "integer": int, "long": int, "boolean": bool, "list": list, "map": dict, "structure": dict}
 
 
 def client(service: str, region: str) -> Any:
@@ -28,6 +31,41 @@ def shape(name: str) -> Any:
     import botocore.session
 
     return botocore.session.get_session().get_service_model("sagemaker").shape_for(name)
+
+
+def violations(value: Any, model: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
+    """What of `value` is beyond the limits of a botocore shape: (path within it, problem, cure)."""
+    expected = TYPES.get(model.type_name)
+    if expected and (not isinstance(value, expected) or isinstance(value, bool) != (expected is bool)):
+        yield path, f"{str(value)[:80]!r} is not a {model.type_name}", "correct its type"
+        return
+    most, least, pattern = (model.metadata.get(key) for key in ("max", "min", "pattern"))
+    size, unit = (value, "") if isinstance(value, int) else (len(value), " entries")
+    if isinstance(value, str):
+        unit = " characters"
+        pattern = re.sub(r"\\p\{(.)\}", lambda found: {"L": r"\w", "N": r"\d"}.get(found[1], r"\s"), pattern or "")
+    if most is not None and size > most:
+        cure = "shorten it; what is long belongs into a file of src/ or under [channels]" if unit else "lower it"
+        yield path, f"{size}{unit}, and AWS allows {most}", cure
+    elif isinstance(value, str) and pattern and not re.fullmatch(pattern, value):
+        allowed = re.fullmatch(r"\(?(\[[^[]+\])[*+]\)?", pattern)  # where it is a class of characters, and that alone
+        wrong = [each for each in dict.fromkeys(value) if allowed and not re.match(allowed[1], each)]
+        yield path, f'"{value[:80]}" does not match {pattern}', f"take out {' '.join(wrong)}" if wrong else "change it"
+    elif isinstance(value, str) and model.enum and value not in model.enum:
+        yield path, f'"{value[:80]}" is not known to the installed botocore', near(value, model.enum)
+    if least is not None and size < least:
+        yield path, f"{size}{unit}, and AWS requires {least}", "lengthen it" if unit else "raise it"
+    if model.type_name == "map":
+        for key, item in value.items():
+            yield from violations(key, model.key, f"{path}.{key[:40]}")
+            yield from violations(item, model.value, f"{path}.{key[:40]}")
+    elif model.type_name == "list":
+        for item in value:
+            name = next((str(item[key]) for key in ("Name", "Key", "ChannelName") if key in item), "")
+            yield from violations(item, model.member, f"{path}.{name[:40]}" if name else path)
+    elif model.type_name == "structure":
+        for key, item in value.items():
+            yield from violations(item, model.members[key], f"{path}.{key}" if path else key)
 
 
 def partition(region: str) -> str:

@@ -19,6 +19,7 @@ from runtime.report import UserError
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
 USUAL_INSTANCES, MOST_INSTANCES = 20, 1000  # AWS's default quota for one job; beyond the other it is a slip of the pen
 MAX_SOURCE_MB = 50  # ample for code; every host downloads and unpacks it before training
+S3_EXAMPLE = 'as in "s3://bucket/folder/"'
 CHANNELS = "/opt/ml/input/data/"  # where the container finds them
 
 SECRET = re.compile(
@@ -31,10 +32,16 @@ DATA_FILE = re.compile(r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt
 # A text that can only be a path of this machine.
 LOCAL = re.compile(rf"(?!\w+://|/opt/ml/)((\.\.?[/\\]|~|[a-z]:[/\\]).*|{DATA_FILE.pattern})", re.I)
 
+# What the SDK takes and src/ cannot work with: key of [estimator] or of a channel → value (empty: any), problem, cure.
+UNFIT = {
+    "input_mode": ("Pipe", "a pipe holds no files, and src/ reads folders of files", 'take "File" or "FastFile"'),
+    "distribution": ("ShardedByS3Key", "each host would get a part, and the ranks divide all data", "remove it"),
+    "checkpoint_local_path": ("", "training keeps its checkpoints in /opt/ml/checkpoints", "remove it"),
+}
+
 # Where a value of the request comes from, for messages: member of CreateTrainingJob → key of job.toml.
-SOURCES = {v3.MEMBERS[key]: own.strip("[]") for key, own in request.OWN_KEYS.items() if key in v3.MEMBERS}
+SOURCES = {path: request.OWN_KEYS.get(key, f"estimator.{key}").strip("[]") for key, path in v3.MEMBERS.items()}
 SOURCES |= {"TrainingJobName": "name", "HyperParameters": "hyperparameters", "InputDataConfig": "channels"}
-TYPES = {"string": str, "integer": int, "long": int, "boolean": bool, "list": list, "map": dict, "structure": dict}
 
 
 def run(job: Job, *, offline: bool = False, accept: Collection[str] = ()) -> list[Finding]:
@@ -55,7 +62,7 @@ def offline_checks(job: Job) -> tuple[list[Finding], dict[str, Any] | None]:
     made = None
     try:
         made = request.dry_run(job)
-        found += [*limits(made), *visible(job, made), *partitions(job, made)]
+        found += [*limits(made), *visible(job, made), *keys(job, made)]
     except UserError as problem:
         if not refused(found):  # else it is one of these
             found.append(from_sentence("job.toml", str(problem)))
@@ -167,7 +174,7 @@ def fields(job: Job) -> Iterator[Finding]:
         yield error("hub_token_secret", f'"{job.hub_token_secret}" names no secret', 'a name, an ARN, or "ssm:NAME"')
     if job.checkpoint_s3 not in ("", "auto"):
         if not aws.s3_uri(job.checkpoint_s3):
-            yield error("checkpoint_s3", f'"{job.checkpoint_s3}" is not an S3 address', 'as in "s3://bucket/folder/"')
+            yield error("checkpoint_s3", f'"{job.checkpoint_s3}" is not an S3 address', S3_EXAMPLE)
         elif not re.fullmatch(r"s3://[^/]+/.*[^/].*", job.checkpoint_s3):
             problem = f"{job.checkpoint_s3} is a whole bucket, and every host would download it"
             yield error("checkpoint_s3", problem, "name a folder in it")
@@ -196,7 +203,7 @@ def addresses(job: Job) -> Iterator[Finding]:
             if not job.network.subnets:
                 yield error(key, "a file system can be reached in your VPC alone", "fill [network]")
         elif not aws.s3_uri(address):
-            yield error(key, f'"{address}" is not an S3 address', 'as in "s3://bucket/folder/"')
+            yield error(key, f'"{address}" is not an S3 address', S3_EXAMPLE)
         elif aws.s3_uri(job.checkpoint_s3):
             data, kept = f"{address.rstrip('/')}/", f"{job.checkpoint_s3.rstrip('/')}/"
             if data.startswith(kept) or kept.startswith(data):
@@ -315,6 +322,15 @@ def sdk_parameters(job: Job) -> Iterator[Finding]:
             sdk = "SDK v3, which is installed here (v2 may have it)," if v3.installed() else "the SDK's estimator"
             problem = f"[estimator] cannot hold it: {sdk} has no such parameter for a job"
             yield error(f"estimator.{key}", problem, home(key) or near(key, known))
+    for key in job.estimator.keys() & {"output_path", "code_location"}:
+        if not aws.s3_uri(str(job.estimator[key])):
+            yield error(f"estimator.{key}", f'"{job.estimator[key]}" is not an S3 address', S3_EXAMPLE)
+    tables = {f"channels.{name}": given for name, given in job.channels.items() if isinstance(given, dict)}
+    for table, entries in {**tables, "estimator": job.estimator}.items():
+        for key in entries.keys() & UNFIT.keys():
+            value, problem, cure = UNFIT[key]
+            if value in ("", entries[key]):
+                yield error(f"{table}.{key}", problem, cure)
     if job.estimator.get("enable_network_isolation") and requirements.lists(""):
         problem = "an isolated container reaches no package index, so pip cannot install src/requirements.txt"
         yield error("estimator.enable_network_isolation", problem, "take an image that holds them, and empty the file")
@@ -322,9 +338,8 @@ def sdk_parameters(job: Job) -> Iterator[Finding]:
 
 def limits(made: dict[str, Any]) -> Iterator[Finding]:
     """The request against botocore's model of CreateTrainingJob: types, lengths, counts, ranges, patterns, names."""
-    for path, problem, cure in violations(made, aws.shape("CreateTrainingJobRequest")):
-        member = next((each for each in SOURCES if f"{path}.".startswith(f"{each}.")), None)
-        key = SOURCES[member] + path[len(member) :] if member else path
+    for path, problem, cure in aws.violations(made, aws.shape("CreateTrainingJobRequest")):
+        key = key_of(path)
         if key == "name":
             cure = "use letters, digits and hyphens, at most 47: a timestamp is added"
         if key == "instance_type":
@@ -333,47 +348,30 @@ def limits(made: dict[str, Any]) -> Iterator[Finding]:
         yield error(key, problem, cure)
 
 
-def violations(value: Any, model: Any, path: str = "") -> Iterator[tuple[str, str, str]]:
-    """What of `value` is beyond the limits of a botocore shape: (path within it, problem, cure)."""
-    fix = "change it; what is long belongs into a file of src/ or under [channels]" if path else ""
-    expected = TYPES.get(model.type_name)
-    if expected and (not isinstance(value, expected) or isinstance(value, bool) != (expected is bool)):
-        yield path, f"{str(value)[:80]!r} is not a {model.type_name}", "correct its type"
-        return
-    most, least, pattern = (model.metadata.get(key) for key in ("max", "min", "pattern"))
-    size, unit = (value, "") if isinstance(value, int) else (len(value), " entries")
-    if isinstance(value, str):
-        unit = " characters"
-        pattern = re.sub(r"\\p\{(.)\}", lambda found: {"L": r"\w", "N": r"\d"}.get(found[1], r"\s"), pattern or "")
-    if most is not None and size > most:
-        yield path, f"{size}{unit}, and AWS allows {most}", fix
-    elif isinstance(value, str) and pattern and not re.fullmatch(pattern, value):
-        yield path, f'"{value[:80]}" does not match {pattern}', fix
-    elif isinstance(value, str) and model.enum and value not in model.enum:
-        yield path, f'"{value[:80]}" is not known to the installed botocore', near(value, model.enum)
-    if least is not None and size < least:
-        yield path, f"{size}{unit}, and AWS requires {least}", fix
-    if model.type_name == "map":
-        for key, item in value.items():
-            yield from violations(key, model.key, f"{path}.{key[:40]}")
-            yield from violations(item, model.value, f"{path}.{key[:40]}")
-    elif model.type_name == "list":
-        for item in value:
-            name = next((str(item[key]) for key in ("Name", "Key", "ChannelName") if key in item), "")
-            yield from violations(item, model.member, f"{path}.{name[:40]}" if name else path)
-    elif model.type_name == "structure":
-        for key, item in value.items():
-            yield from violations(item, model.members[key], f"{path}.{key}" if path else key)
+def key_of(path: str) -> str:
+    """A member of the request as job.toml has it."""
+    member = next((each for each in SOURCES if f"{path}.".startswith(f"{each}.")), None)
+    return SOURCES[member] + path[len(member) :] if member else path
 
 
-def partitions(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
-    """ARNs are of the region's partition: China and GovCloud have their own."""
-    mine, arns = aws.partition(job.region), {f"estimator.{key}": value for key, value in job.estimator.items()}
-    for key, arn in {"role": made["RoleArn"], **arns}.items():
-        found = re.match(r"arn:(aws[a-z-]*):", str(arn))
+def keys(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
+    """ARNs are of the job's region and partition (China and GovCloud have their own), and the disk takes the key."""
+    mine, places = aws.partition(job.region), ("RoleArn", "OutputDataConfig", "ResourceConfig")
+    arns = {key_of(path): text for path, text in texts({place: made[place] for place in places})} | {
+        "mlflow": job.mlflow
+    }
+    for key, arn in {**arns, **{f"estimator.{key}": value for key, value in job.estimator.items()}}.items():
+        found = re.match(r"arn:(aws[a-z-]*):[\w-]*:([\w-]*):", str(arn))
         if found and found[1] != mine:
             problem = f'"{arn}" is of partition {found[1]}, and {job.region} is in {mine}'
             yield error(key, problem, "take one from there")
+        elif found and found[2] not in ("", job.region):
+            yield error(key, f'"{arn}" is in {found[2]}, and the job in {job.region}', "take one of the job's region")
+    key, disk = "estimator.volume_kms_key", str(made["ResourceConfig"].get("VolumeKmsKeyId", ""))
+    if disk and profiles.nvme(job.instance_type):
+        yield error(key, f"{job.instance_type} encrypts its own NVMe disks, and AWS refuses a key", "remove it")
+    elif "alias/" in disk:
+        yield error(key, f'"{disk}" is an alias, which AWS takes for output_kms_key alone', "give the key's ID or ARN")
 
 
 def source(folder: Path = SRC) -> Iterator[Finding]:

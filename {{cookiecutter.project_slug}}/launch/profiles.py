@@ -106,6 +106,11 @@ def gpus(instance_type: str) -> int | None:
     return None if _GPU_FAMILIES.match(family(instance_type)) else 0
 
 
+def nvme(instance_type: str) -> bool:
+    """Whether the instance has NVMe disks of its own: AWS encrypts these itself, and refuses a KMS key for them."""
+    return bool(re.match(r".*\d.*d|p[5-9]|gr?[5-9]|trn", family(instance_type)))  # a d, as in p4d and g4dn, or these
+
+
 def launcher(job: Job) -> str:
     """The launcher that `distribution` means; `auto` follows the instance, as job.toml says."""
     if job.distribution != "auto":

@@ -77,7 +77,7 @@ def judged(job: Job, found: list[Finding]) -> tuple[list[Finding], dict[str, Any
     found, made = [*found, *check(job)], None
     try:
         made = request.dry_run(job, tuning_request, job_name(job))
-        limits = preflight.violations(made, aws.shape("CreateHyperParameterTuningJobRequest"))
+        limits = aws.violations(made, aws.shape("CreateHyperParameterTuningJobRequest"))
         found += [error(f"tune: {path}", problem, cure) for path, problem, cure in limits]
     except UserError as problem:
         if not refused(found):  # else it is one of these
