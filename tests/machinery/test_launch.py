@@ -64,7 +64,8 @@ def test_job_toml_names_every_mistake_at_once(tmp_path):
     path.write_text(
         'nmae = "x"\nregion = 7\ninstance_type = "ml.g5.xlarge"\ninstance_count = true\nmax_run_s = 0\n'
         "volume_gb = 1.5\nmax_wait_s = 60\n"
-        'distribution = "mpi"\nspot.epochs = 3\n[network]\nsubnets = "subnet-1"\nvolume_gb = 9\ntags = 1\n'
+        'distribution = "mpi"\nspot.epochs = 3\nmax_retry_attempts = 2\nvolume_size = 9\n'
+        '[network]\nsubnets = "subnet-1"\nvolume_gb = 9\ntags = 1\n'
         "[hyperparameters]\nlr = [1]\n[tags]\na = 1\n"
     )
     with pytest.raises(job.JobError) as raised:
@@ -83,6 +84,8 @@ def test_job_toml_names_every_mistake_at_once(tmp_path):
         "max_wait_s = 60": "set it in [spot]",
         "network.volume_gb = 9": "set it above the first [table]",
         "spot.epochs = 3": "set it in [hyperparameters]",
+        "max_retry_attempts = 2": "set it in [estimator]",
+        "volume_size = 9": "set volume_gb",
         "network.tags": "write its entries below [tags]",
     }
     problems = str(raised.value).split("\n")
@@ -102,9 +105,23 @@ def test_what_is_not_toml_is_said_in_a_sentence(tmp_path, content, capsys):
     assert not said.out and len(said.err.splitlines()) == 2 and "Traceback" not in said.err
 
 
-def test_a_key_that_stands_twice_is_named_as_such(tmp_path):
-    (tmp_path / "job.toml").write_text('tags = 1\n[tags]\nteam = "nlp"\n')
-    with pytest.raises(job.JobError, match=r"a key or a table of this name stands further up \(at line 2, .*\); corr"):
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            'tags = 1\n[tags]\nteam = "nlp"\n',
+            r"a key or a table of this name stands further up \(at line 2, .*\); corr",
+        ),
+        ("[tags]\n[spot]\n[tags]\n", r"a key or a table of this name stands further up \(at line 3, .*\); corr"),
+        (
+            "forward_stop = True",
+            r"no value of TOML: text stands in straight quotes, true and false are lower case \(at",
+        ),
+    ],
+)
+def test_what_is_not_toml_is_said_in_plain_words(tmp_path, content, said):
+    (tmp_path / "job.toml").write_text(content)
+    with pytest.raises(job.JobError, match=said):
         job.load(tmp_path / "job.toml")
 
 
@@ -249,6 +266,8 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "keep-alive": ({"keep_alive_s": 21_601}, "keep_alive_s: 21601, and AWS allows 21600"),
     "29 days": ({"max_run_s": 29 * 86_400}, "max_run_s: "),
     "no such instance": ({"instance_type": "ml.p4d.24xlagre"}, "did you mean ml.p4d.24xlarge.*--accept instance_type"),
+    "instance in capitals": ({"instance_type": "ML.G5.12XLARGE"}, "instance_type: .*; did you mean ml.g5.12xlarge?"),
+    "unlike any parameter": ({"estimator.zzzzzz": 3}, "estimator.zzzzzz: .*; known are .*, …$"),
     "no such region": ({"region": "us-eats-1"}, "did you mean us-east-1"),
     "no such image": ({"image": "curent"}, "did you mean current"),
     "image elsewhere": ({"image": f"{ECR.replace('us-east', 'eu-west')}/x:1"}, "image: it is in eu-west-1"),
@@ -309,8 +328,19 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "mlflow: the container has no client for it; add sagemaker-mlflow",
     ),
     "MLflow by name": ({"mlflow": "my-server"}, 'mlflow: "my-server" names no server'),
-    "bucket among the tags": ({"tags.bucket": "b"}, r"tags.bucket: bucket is a key of job.toml and stands in \[tags\]"),
-    "role among the variables": ({"environment.role": "r"}, "environment.role: role is a key of job.toml"),
+    "bucket among the tags": (
+        {"tags.bucket": "b"},
+        r"tags.bucket: bucket stands in \[tags\] .*; set it above the first",
+    ),
+    "role among the variables": ({"environment.role": "r"}, r"environment.role: role stands in \[environment\]"),
+    "option among the tags": (
+        {"tags.epochs": "3"},
+        r"tags.epochs: .*; set it in \[hyperparameters\], or pass --accept",
+    ),
+    "parameter among the options": (
+        {"hyperparameters.max_retry_attempts": 2},
+        r"attempts: .*; set it in \[estimator\]",
+    ),
     "tag of AWS": ({"tags.aws:x": "1"}, "tags.aws:x: AWS keeps tags"),
     "tag with a bracket": ({"tags.x": "a[b"}, r'tags.x.*: "a\[b" does not match .*; take out \['),
     "role": ({"role": "arn:aws:iam::12:role/x"}, "role: "),

@@ -1,6 +1,7 @@
 """`job.toml`, read and typed: the one description of a job that `launch` and `rehearsal` share."""
 
 import json
+import re
 import tomllib
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -102,14 +103,19 @@ KEYS |= {key.name: each.name for each in fields(Job) if is_dataclass(each.type) 
 
 def home(key: str) -> str:
     """The cure of a key that stands in another table than its own; empty for a key that has none."""
+    from launch import request, v3
     from options import OPTIONS
     from runtime import command_line
 
-    if key not in KEYS:
-        return "set it in [hyperparameters]" if key in command_line.declared(OPTIONS) else ""
     if key in TABLES:
         return f"write its entries below [{key}]"
-    return f"set it in [{KEYS[key]}]" if KEYS[key] else "set it above the first [table]"
+    if key in KEYS:
+        return f"set it in [{KEYS[key]}]" if KEYS[key] else "set it above the first [table]"
+    if key in command_line.declared(OPTIONS):
+        return "set it in [hyperparameters]"
+    if key in request.OWN_KEYS:
+        return f"set {request.OWN_KEYS[key]}"
+    return "set it in [estimator]" if key in v3.MEMBERS else ""
 
 
 def load(path: str | Path = ROOT / "job.toml") -> Job:
@@ -126,7 +132,10 @@ def load(path: str | Path = ROOT / "job.toml") -> Job:
         raise JobError(f"{path} is not UTF-8 text, which TOML requires; save it as UTF-8") from error
     except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a plain ValueError
         said = "its tables or lists are nested too deeply" if isinstance(error, RecursionError) else str(error)
-        said = said.replace("Cannot overwrite a value", "a key or a table of this name stands further up")
+        twice = r"Cannot (overwrite a value|declare \(.*\) twice)"
+        said = re.sub(twice, "a key or a table of this name stands further up", said)
+        hint = "no value of TOML: text stands in straight quotes, true and false are lower case"
+        said = said.replace("Invalid value", hint)
         raise JobError(f"{path} is not valid TOML: {said}; correct that line") from error
     problems: list[str] = []
     job = _build(Job, table, "", problems)

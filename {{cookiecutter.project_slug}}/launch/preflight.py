@@ -12,7 +12,7 @@ from typing import Any
 
 from launch import ROOT, SRC, aws, profiles, request, requirements, v3
 from launch.findings import Finding, error, from_sentence, near, ordered, refused, skipped, warning
-from launch.job import KEYS, Job, home
+from launch.job import Job, home
 from runtime import hub
 from runtime.report import UserError
 
@@ -78,6 +78,7 @@ def cluster(job: Job) -> Iterator[Finding]:
     if job.region not in regions:
         newer = "if AWS opened it later, pip install --upgrade boto3"
         yield error("region", f'"{job.region}" is not a region of SageMaker', f"{near(job.region, regions)}; {newer}")
+    yield from limits({"ResourceConfig": {"InstanceType": job.instance_type}})  # the SDK may make no request of it
     instance, launcher, count = job.instance_type, profiles.launcher(job), job.instance_count
     gpus = profiles.gpus(instance)
     if profiles.family(instance).startswith(("trn", "p6e-gb200")):
@@ -142,11 +143,11 @@ def image(job: Job, *, today: date | None = None) -> Iterator[Finding]:
 
 
 def misplaced(job: Job) -> Iterator[Finding]:
-    """Keys of job.toml that were written below a [table], and so belong to it."""
+    """Keys and options that were written below another [table], and so belong to it."""
     for table, entries in (("tags", job.tags), ("environment", job.environment)):
-        for key in entries.keys() & KEYS.keys():
+        for key in filter(home, entries):
             cure = f"{home(key)}, or pass --accept {table}.{key} if it is meant"
-            yield error(f"{table}.{key}", f"{key} is a key of job.toml and stands in [{table}]", cure)
+            yield error(f"{table}.{key}", f"{key} stands in [{table}] and has a place of its own", cure)
 
 
 def fields(job: Job) -> Iterator[Finding]:
