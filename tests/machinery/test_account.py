@@ -147,8 +147,11 @@ def test_a_way_out_of_the_subnets_for_pip(aws, good):
     subnet, group = network(aws, routed=False)
     open_to_itself(aws, group)
     job = replace(good, network=Network([subnet], [group]))
-    (found,) = findings(job)
-    assert found.startswith(f"warning network.subnets: {subnet} has no route to a NAT gateway") and "for S3" in found
+    pip, s3 = findings(job)
+    assert pip.startswith(f"warning network.subnets: {subnet} has no route to a NAT gateway: pip cannot")
+    assert s3.startswith(f"error   network.subnets: {subnet} has neither an endpoint for S3 nor a NAT gateway: hosts")
+    mirrored = replace(job, environment={"PIP_INDEX_URL": "https://pip.example/simple"})
+    assert findings(mirrored) == [s3]
     ec2 = aws.client("ec2")
     vpc = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
     gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
@@ -156,7 +159,15 @@ def test_a_way_out_of_the_subnets_for_pip(aws, good):
     (table,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"]
     route = {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": "0.0.0.0/0", "GatewayId": gateway}
     ec2.create_route(**route)
-    assert len(findings(job)) == 1  # SageMaker's hosts have no public address
+    assert findings(job) == [pip, s3]  # SageMaker's hosts have no public address
+    endpoint = {"VpcId": vpc, "ServiceName": "com.amazonaws.us-east-1.s3", "VpcEndpointType": "Interface"}
+    made = ec2.create_vpc_endpoint(**endpoint, SubnetIds=[subnet])["VpcEndpoint"]["VpcEndpointId"]
+    assert findings(mirrored) == []
+    ec2.delete_vpc_endpoints(VpcEndpointIds=[made])
+    gateway = {**endpoint, "VpcEndpointType": "Gateway", "RouteTableIds": [table["RouteTableId"]]}
+    made = ec2.create_vpc_endpoint(**gateway)["VpcEndpoint"]["VpcEndpointId"]
+    assert findings(mirrored) == []
+    ec2.delete_vpc_endpoints(VpcEndpointIds=[made])
     ec2.delete_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0")
     way_out(aws, subnet)
     assert findings(job) == []

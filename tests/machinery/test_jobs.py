@@ -310,6 +310,25 @@ def test_compare_puts_metrics_and_options_side_by_side(aws, sent, capsys):
     assert "0.912346" in capsys.readouterr().out
 
 
+def test_jobs_that_do_not_differ_and_what_is_not_deployed(aws, sent, capsys):
+    assert main(["compare", *[sent.training_job_name] * 2, "--region", REGION]) == 0
+    assert "they do not differ" in capsys.readouterr().out
+    assert main(["undeploy", "nope", "--region", REGION]) == 1
+    assert "removed nothing: nope is not deployed in us-east-1" in capsys.readouterr().out
+
+
+def test_ctrl_c_says_whether_something_was_sent(aws, good, monkeypatch, capsys):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launch.job.load", lambda _: good)
+    for step, said in {"account.cost": "interrupted; nothing was sent\n", "follow.follow": "interrupted\n"}.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(f"launch.{step}", interrupt)
+            assert main(["submit"]) == 130
+        assert capsys.readouterr().err.endswith(said)
+
+
 @pytest.mark.parametrize(("answer", "sends"), [("y", True), ("", False), ("no", False)])
 def test_the_price_is_confirmed_on_a_terminal(aws, good, monkeypatch, capsys, answer, sends):
     asked = record(monkeypatch)

@@ -261,6 +261,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         "PIP_INDEX_URL: looks like",
     ),
     "secret store without a name": ({"hub_token_secret": "ssm:"}, 'hub_token_secret: "ssm:" names no secret'),
+    "token where its secret's name belongs": (
+        {"hub_token_secret": "hf_" + "a" * 34},
+        "hub_token_secret: looks like a secret.*; .*give the name of that secret here",
+    ),
     "secret in a table": ({"estimator.a": {"b": {"api_key": "s3cr3t-s3cr3t"}}}, "estimator.a.b.api_key: looks like"),
     "hyperparameter of 2501": ({"hyperparameters.dataset": "x" * 2500}, "hyperparameters.dataset: 2502 .* 2500"),
     "keep-alive": ({"keep_alive_s": 21_601}, "keep_alive_s: 21601, and AWS allows 21600"),

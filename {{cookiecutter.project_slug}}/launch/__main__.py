@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     add("--rehearse", action="store_true", help="then simulate the job on this machine")
     add("--channel", action="append", default=[], metavar="NAME=DIR", help="for --rehearse: local data")
     for name in ("tune", "submit"):
-        add = commands.add_parser(name, parents=[shared, judged, priced]).add_argument
+        command = commands.add_parser(name, parents=[shared, judged, priced])
+        command.set_defaults(unsent="; nothing was sent")  # as long as that is so
+        add = command.add_argument
         add("--dry-run", action="store_true", help="print the request as JSON and send nothing")
     add("--no-follow", action="store_true", help="print the job's name and exit")
     for name in OF_JOBS:
@@ -86,6 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, OSError) as error:
         findings.print_error(error)
     except KeyboardInterrupt:
+        print(f"interrupted{getattr(options, 'unsent', '')}", file=sys.stderr)
         return 130
     return 1
 
@@ -147,6 +150,7 @@ def submit(options: argparse.Namespace) -> int:
     if not confirmed("Send it?", options.yes):
         print("nothing was sent")
         return 1
+    options.unsent = ""
     if tuning:
         name = request.submit(job, tune.tuner, tune.job_name(job))
         stop = f"aws sagemaker stop-hyper-parameter-tuning-job --region {job.region} --hyper-parameter-tuning-job-name"
@@ -184,7 +188,7 @@ def of_jobs(options: argparse.Namespace) -> int:
     elif options.command == "list":
         jobs.print_rows(jobs.table(region))
     elif options.command == "compare":
-        jobs.print_rows(jobs.compare([name, *options.others], region))
+        jobs.print_rows(jobs.compare([name, *options.others], region), "they do not differ")
     elif options.command == "fetch":
         folder = jobs.fetch(name, region, options.to)
         print(f'the model is in {folder}; ask it: python src/predict.py --model_dir {folder} "a text"')
@@ -193,7 +197,9 @@ def of_jobs(options: argparse.Namespace) -> int:
     elif options.command == "undeploy":
         from launch.deploy import undeploy
 
-        print(f"removed {', '.join(undeploy(name, region)) or f'nothing: {name} is not deployed in {region}'}")
+        removed = undeploy(name, region)
+        print(f"removed {', '.join(removed) or f'nothing: {name} is not deployed in {region}'}")
+        return int(not removed)
     return 0
 
 

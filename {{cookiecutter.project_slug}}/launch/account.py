@@ -181,7 +181,7 @@ def vpc(asked: Asked) -> Iterator[Finding]:
         message = refusal.response["Error"]["Message"]
         yield error(f"network.{key}", f"{message} in {asked.job.region}", "correct the ID, or the region")
         return
-    yield from way_out(ec2, subnets)
+    yield from way_out(asked, ec2, subnets)
     vpcs = sorted({item["VpcId"] for item in subnets + groups})
     if len(vpcs) > 1:
         yield error("network", f"subnets and groups of {len(vpcs)} VPCs ({', '.join(vpcs)})", "take them from one")
@@ -212,10 +212,11 @@ def opens(rule: dict[str, Any], groups: list[str], places: list[str], efa: bool)
     return (named or (covered and not efa)) and (rule["IpProtocol"] == "-1" or (ports and not efa))
 
 
-def way_out(ec2: Any, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
+def way_out(asked: Asked, ec2: Any, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
     """The subnets lead to the internet, from which pip installs requirements.txt, and to S3."""
     vpcs = sorted({subnet["VpcId"] for subnet in subnets})
-    tables = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": vpcs}])["RouteTables"]
+    within = {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
+    tables = ec2.describe_route_tables(**within)["RouteTables"]
     for subnet in subnets:
         own = [t for t in tables if any(a.get("SubnetId") == subnet["SubnetId"] for a in t["Associations"])]
         main = [t for t in tables if t["VpcId"] == subnet["VpcId"] and any(a.get("Main") for a in t["Associations"])]
@@ -224,10 +225,15 @@ def way_out(ec2: Any, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
         routes = [route for table in own or main for route in table["Routes"]]
         default = [r for r in routes if r.get("DestinationCidrBlock") == "0.0.0.0/0"]
         if all(str(route.get("GatewayId", "")).startswith("igw-") for route in default):
-            problem = f"{subnet['SubnetId']} has no route to a NAT gateway: pip cannot install requirements.txt"
-            to_s3 = any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes)
-            cure = "add one, or set PIP_INDEX_URL in [environment] to an index in your VPC"
-            yield warning("network.subnets", problem, cure if to_s3 else f"{cure}, and add an endpoint for S3")
+            if "PIP_INDEX_URL" not in asked.request.get("Environment", {}):
+                problem = f"{subnet['SubnetId']} has no route to a NAT gateway: pip cannot install requirements.txt"
+                cure = "add one, or set PIP_INDEX_URL in [environment] to an index in your VPC"
+                yield warning("network.subnets", problem, cure)
+            if not any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes):
+                found = ec2.describe_vpc_endpoints(**within)["VpcEndpoints"]  # one on the subnets has no route
+                if not any(each["ServiceName"].endswith(".s3") and each["SubnetIds"] for each in found):
+                    problem = f"{subnet['SubnetId']} has neither an endpoint for S3 nor a NAT gateway"
+                    yield error("network.subnets", f"{problem}: hosts cannot read their data", "add one of them")
 
 
 def buckets(asked: Asked) -> Iterator[Finding]:

@@ -156,13 +156,13 @@ def unpack(archive: Path, target: Path) -> None:
         raise UserError(f"the archive cannot be unpacked ({error}); fetch it again, or see what was saved") from error
 
 
-def print_rows(rows: list[dict[str, str]]) -> None:
-    """Print rows as a table whose columns are the first row's keys."""
+def print_rows(rows: list[dict[str, str]], none: str = "no jobs") -> None:
+    """Print rows as a table whose columns are the first row's keys; `none` says that there are none."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
 
-    columns = [Column(name, overflow="fold") for name in (rows or [{"no jobs": ""}])[0]]
+    columns = [Column(name, overflow="fold") for name in (rows or [{none: ""}])[0]]
     table = Table(*columns)
     for row in rows:
         table.add_row(*map(escape, row.values()))

@@ -300,6 +300,8 @@ def visible(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
         named = SECRET_NAME.search(path.rpartition(".")[2]) and path != f"environment.{hub.SECRET}" and len(value) > 8
         if SECRET.search(value) or named:
             cure = "keep it in Secrets Manager and read it there (of the Hugging Face hub: hub_token_secret)"
+            if path == f"environment.{hub.SECRET}":
+                path, cure = "hub_token_secret", "keep it in Secrets Manager, and give the name of that secret here"
             yield error(path, "looks like a secret, and the AWS console shows it", cure)
 
 
