@@ -346,7 +346,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         r"attempts: .*; set it in \[estimator\]",
     ),
     "tag of AWS": ({"tags.aws:x": "1"}, "tags.aws:x: AWS keeps tags"),
-    "tag with a bracket": ({"tags.x": "a[b"}, r'tags.x.*: "a\[b" does not match .*; take out \['),
+    "tag with a bracket": ({"tags.x": "a[b"}, r'tags.x.*: "a\[b" does not match .*; take out .\[.$'),
     "role": ({"role": "arn:aws:iam::12:role/x"}, "role: "),
     "role of another partition": (
         {"region": "cn-north-1", "role": ROLE},

@@ -49,8 +49,9 @@ def violations(value: Any, model: Any, path: str = "") -> Iterator[tuple[str, st
         yield path, f"{size}{unit}, and AWS allows {most}", cure
     elif isinstance(value, str) and pattern and not re.fullmatch(pattern, value):
         allowed = re.fullmatch(r"\(?(\[[^[]+\])[*+]\)?", pattern)  # where it is a class of characters, and that alone
-        wrong = [each for each in dict.fromkeys(value) if allowed and not re.match(allowed[1], each)]
-        yield path, f'"{value[:80]}" does not match {pattern}', f"take out {' '.join(wrong)}" if wrong else "change it"
+        wrong = [repr(each) for each in dict.fromkeys(value) if allowed and not re.match(allowed[1], each)]
+        cure = f"take out {', '.join(wrong)}" if wrong else "change it"
+        yield path, f'"{value[:80]}" does not match {pattern}', cure
     elif isinstance(value, str) and model.enum and value not in model.enum:
         yield path, f'"{value[:80]}" is not known to the installed botocore', near(value, model.enum)
     if least is not None and size < least:

@@ -65,5 +65,5 @@ def near(value: str, known: Iterable[str]) -> str:
     """The cure of a name that does not exist; it may be one that differs by case alone."""
     names = {name.lower(): name for name in known}
     found = difflib.get_close_matches(value[:200].lower(), names, n=1, cutoff=0.5)
-    listed = [*list(names.values())[:12], *["…"] * (len(names) > 12)]
-    return f"did you mean {names[found[0]]}?" if found else f"known are {', '.join(listed)}"
+    listed = ", ".join([*names.values()][:12]) + ", …" * (len(names) > 12)
+    return f"did you mean {names[found[0]]}?" if found else f"known are {listed}"

@@ -328,12 +328,10 @@ def sdk_parameters(job: Job) -> Iterator[Finding]:
     for key in job.estimator.keys() & {"output_path", "code_location"}:
         if not aws.s3_uri(str(job.estimator[key])):
             yield error(f"estimator.{key}", f'"{job.estimator[key]}" is not an S3 address', S3_EXAMPLE)
-    tables = {f"channels.{name}": given for name, given in job.channels.items() if isinstance(given, dict)}
-    for table, entries in {**tables, "estimator": job.estimator}.items():
-        for key in entries.keys() & UNFIT.keys():
-            value, problem, cure = UNFIT[key]
-            if value in ("", entries[key]):
-                yield error(f"{table}.{key}", problem, cure)
+    for path, text in texts({"channels": job.channels, "estimator": job.estimator}):
+        value, problem, cure = UNFIT.get(path.rpartition(".")[2], (None, "", ""))
+        if value in ("", text):
+            yield error(path, problem, cure)
     if job.estimator.get("enable_network_isolation") and requirements.lists(""):
         problem = "an isolated container reaches no package index, so pip cannot install src/requirements.txt"
         yield error("estimator.enable_network_isolation", problem, "take an image that holds them, and empty the file")
@@ -360,11 +358,9 @@ def key_of(path: str) -> str:
 def keys(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
     """ARNs are of the job's region and partition (China and GovCloud have their own), and the disk takes the key."""
     mine, places = aws.partition(job.region), ("RoleArn", "OutputDataConfig", "ResourceConfig")
-    arns = {key_of(path): text for path, text in texts({place: made[place] for place in places})} | {
-        "mlflow": job.mlflow
-    }
-    for key, arn in {**arns, **{f"estimator.{key}": value for key, value in job.estimator.items()}}.items():
-        found = re.match(r"arn:(aws[a-z-]*):[\w-]*:([\w-]*):", str(arn))
+    for path, arn in texts({"mlflow": job.mlflow, **{place: made[place] for place in places}}):
+        key = key_of(path)
+        found = re.match(r"arn:(aws[a-z-]*):[\w-]*:([\w-]*):", arn)
         if found and found[1] != mine:
             problem = f'"{arn}" is of partition {found[1]}, and {job.region} is in {mine}'
             yield error(key, problem, "take one from there")
