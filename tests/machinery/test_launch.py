@@ -621,9 +621,11 @@ def test_what_only_this_machine_has_is_said(good, tmp_path, monkeypatch, value, 
     new = dataclasses.make_dataclass("New", [("words", str, option(value, "their file", resume="data"))], frozen=True)
     monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
     for key, more in {"words": {}, "dataset": {"dataset": value, "words": "cldr"}}.items():
-        found = list(preflight.reading(replace(good, hyperparameters={"output_dir": value, **more})))
+        found = list(preflight.reading(replace(good, hyperparameters={"output_dir": str(tmp_path), **more})))
         assert [(each.level, each.key) for each in found] == ([(level, f"hyperparameters.{key}")] if level else [])
         assert not level or cure in str(found[0])
+    (found,) = preflight.reading(replace(good, hyperparameters={"words": "cldr", "data_dir": f"{tmp_path}/here.csv"}))
+    assert (found.level, found.key) == ("error", "hyperparameters.data_dir"), "a file is no folder for output"
 
 
 def test_a_monitor_that_is_no_metric_is_warned_of(monkeypatch):

@@ -244,8 +244,9 @@ def reading(job: Job) -> Iterator[Finding]:
         # A name alone, such as outputs, is not meant as a path. Path.exists raises where a text is too long for one.
         path = f"{Path.home()}{value[1:]}" if value.startswith("~/") else value
         exists = (LOCAL.fullmatch(value) or "/" in value) and os.path.exists(path)  # noqa: PTH110
-        # Neither data nor weights, so a folder for output; but resume may name a checkpoint.
-        written = option in declared and declared[option].resume in ("free", "path") and option != "resume"
+        # An option that is neither of data nor of weights may name a folder for output, which need not be there.
+        output = option in declared and declared[option].resume in ("free", "path")
+        written = output and not (exists and os.path.isfile(path))  # noqa: PTH113
         if needed and needed not in job.channels:
             cure = f"rename {twin}: case counts" if twin else f'add {needed[:80]} = "s3://bucket/folder/"'
             yield error(key, f"[channels] has no {needed[:80]} to read", cure)
