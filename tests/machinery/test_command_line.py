@@ -30,11 +30,15 @@ def test_what_is_declared_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_option_may_be_a_list() -> None:
-    made = classes(shares=(list[float], command_line.option([0.1, 0.9], "how much")))
-    assert [*command_line.parse(made, [])["shares"]] == [0.1, 0.9]
-    assert [*command_line.parse(made, ["--shares", "[0.2, 0.5]"])["shares"]] == [0.2, 0.5]
-    with pytest.raises(UserError, match=r"--shares: found '0\.2,0\.5', expected a list such as \"\[1, 2\]\""):
-        command_line.parse(made, ["--shares", "0.2,0.5"])
+    """Its default and a value alike are plain, as a checkpoint holds and compares them."""
+    for kind in (float, command_line.Ratio):
+        made = classes(shares=(list[kind], command_line.option([0.1, 0.9], "how much")))
+        for given in ([], ["--shares", "[0.1, 0.9]"]):
+            found = command_line.parse(made, given)["shares"]
+            assert found == [0.1, 0.9] and type(found) is list and {*map(type, found)} == {float}
+        assert command_line.parse(made, ["--shares", "[0.2]"])["shares"] == [0.2]
+        with pytest.raises(UserError, match=r"--shares: found '0\.2,0\.5', expected a list such as \"\[1, 2\]\""):
+            command_line.parse(made, ["--shares", "0.2,0.5"])
 
 
 def classes(**fields: tuple[type, object]) -> tuple[type, type]:

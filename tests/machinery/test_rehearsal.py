@@ -88,19 +88,17 @@ def test_layout_is_sagemakers(tmp_path: Path) -> None:
 
 def test_an_option_with_a_channels_folder_is_given_the_local_one(tmp_path: Path) -> None:
     """On every host, and after a restart, the same: options are compared."""
-    asked = plan(2, 1, channels={"training": tmp_path, "training2": tmp_path / "two"})
+    data = tmp_path / 'a"b'
+    data.mkdir()
+    asked = plan(2, 1, channels={"training": data, "training2": tmp_path})
     place = "/opt/ml/input/data/training"
-    paths = {"one": place, "two": f"{place}2/a.csv", "three": f"{place}/b", "other": "/opt/ml/model"}
-    asked.request["HyperParameters"] |= {name: json.dumps(path) for name, path in paths.items()}
+    wanted = {place: f"{data}", f"{place}/b": f"{data}/b", f"{place}2/a.csv": f"{tmp_path}/a.csv", "/opt/ml/model": ""}
+    asked.request["HyperParameters"] |= {path: json.dumps(path) for path in wanted}
+    asked.request["HyperParameters"]["list"] = json.dumps(json.dumps([f"{place}2"]))
     for host in hosts.create_hosts(asked, tmp_path / "run"):
         given = json.loads((host.base / "input/config/hyperparameters.json").read_text())
-        found = {name: json.loads(given[name]) for name in paths}
-        assert found == {
-            "one": f"{tmp_path}",
-            "two": f"{tmp_path}/two/a.csv",
-            "three": f"{tmp_path}/b",
-            "other": paths["other"],
-        }
+        assert {path: json.loads(given[path]) for path in wanted} == {path: to or path for path, to in wanted.items()}
+        assert json.loads(json.loads(given["list"])) == [str(tmp_path)]
 
 
 def test_a_channel_that_the_job_lacks_is_named(tmp_path: Path) -> None:

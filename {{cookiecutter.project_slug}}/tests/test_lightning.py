@@ -549,11 +549,21 @@ def test_what_a_checkpoint_cannot_be_resumed_with_is_a_sentence(
     assert "resume: best was min val/loss and is now max val/loss; the best weights are chosen from here on" in said
 
 
-@pytest.mark.parametrize(("split", "named"), [("train", "training"), ("val", "validation")])
+@pytest.mark.parametrize(("split", "named"), [("train", "training"), ("val", "validation"), ("test", "test")])
 def test_data_without_a_batch_is_refused(split: str, named: str, fit: Callable) -> None:
     empty = {f"{split}_dataloader": lambda self: DataLoader(rows(3), 6, drop_last=True)}
     with pytest.raises(UserError, match=f"There is not one batch of {named} data"):
         fit(data=type("Empty", (Numbers,), empty))
+
+
+def test_a_stream_without_a_batch_is_refused_and_trained_on_once_it_has_some(fit: Callable) -> None:
+    class Empty(Stream):
+        Rows = type("Nothing", (IterableDataset,), {"__iter__": lambda self: iter(())})
+
+    for data, options in ((Empty, {}), (Numbers, {"trainer": {"limit_train_batches": 0}})):
+        with pytest.raises(UserError, match="There is not one batch of training data"):
+            fit(data=data, max_steps=3, **options)
+    assert fit(data=Stream, max_steps=3).global_step == 3
 
 
 def test_training_that_diverges_ends_in_a_sentence(fit: Callable) -> None:
@@ -577,9 +587,9 @@ def test_the_best_weights_are_named_by_their_step(fit: Callable, capsys: pytest.
             self.log("val/epoch", float(self.current_epoch))
 
     fit(model=Rising, best=("min", "val/epoch"))
-    assert f"best weights: min val/epoch=0, of step {STEPS}, epoch 1\n" in capsys.readouterr().out
+    assert f"best weights: min val/epoch: 0, after step {STEPS} in epoch 1\n" in capsys.readouterr().out
     fit(model=Rising, best=("max", "val/epoch"), output_dir="b")
-    assert f"best weights: max val/epoch=1, of step {2 * STEPS}, epoch 2\n" in capsys.readouterr().out
+    assert f"best weights: max val/epoch: 1, after step {2 * STEPS} in epoch 2\n" in capsys.readouterr().out
 
 
 def test_a_training_without_end_is_refused(fit: Callable) -> None:

@@ -109,7 +109,7 @@ class Checkpoints(Checkpoint):
                 "them whole; use what dist.get_initialization_info() returns, or see FSDP in docs/recipes.md."
             )
         if stage == "fit" and trainer.max_epochs == trainer.max_steps == -1:
-            raise UserError("Training would have no end: max_epochs and max_steps are both -1; set one of them.")
+            raise UserError("The number of steps is not known: max_epochs and max_steps are both -1; set one of them.")
         signals.replace_lightning_signal_handlers(trainer)
         signals.defer(f"{self.rerun} to resume")
         if self.resumed and stage == "fit":
@@ -129,7 +129,7 @@ class Checkpoints(Checkpoint):
         self.position = dict(at)
         trainer.should_stop = self.resumed["done"]  # by EarlyStopping, say
         if (was := tuple(state["monitor"])) == (self.mode, self.monitor):
-            self.best_score, self.best_at = state["best_score"], state.get("best_at", "before this was noted")
+            self.best_score, self.best_at = state["best_score"], state.get("best_at", "")
         elif trainer.is_global_zero:
             self.disk.best = None
             now = f"{self.mode} {self.monitor}; the best weights are chosen from here on"
@@ -230,7 +230,7 @@ class Checkpoints(Checkpoint):
         self.position["validate"] = False
         score = self._score(trainer)
         if self.sign * score > self.sign * self.best_score:
-            at = f"step {self.position['step']}, epoch {self.position['epoch'] + 1}"
+            at = f", after step {self.position['step']} in epoch {self.position['epoch'] + 1}"
             self.best_score, self.best_at = score, at
             if trainer.is_global_zero:
                 self.disk.keep_best(pl_module.state_dict())
@@ -254,11 +254,12 @@ class Checkpoints(Checkpoint):
         loop_state.end_restart(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_fit_end(trainer, pl_module)  # before a checkpoint says that training is done
         self.position["done"] = True
         self._save(trainer, wait=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.num_training_batches:  # Lightning skips training without an error
+        if not self.position["step"] and trainer.max_steps:  # Lightning ends such a training without an error
             raise UserError("There is not one batch of training data; see what train_dataloader is made of.")
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -271,13 +272,15 @@ class Checkpoints(Checkpoint):
             return
         if self.disk.best is not None:
             pl_module.load_state_dict(self.disk.best)
-            print(f"best weights: {self.mode} {self.monitor}={self.best_score:.6g}, of {self.best_at}", flush=True)
+            print(f"best weights: {self.mode} {self.monitor}: {self.best_score:.6g}{self.best_at}", flush=True)
         elif trainer.is_global_zero:
             print(f"warning: no validation gave a finite {self.monitor}; the last weights are taken", file=sys.stderr)
         for tensor in filter(torch.is_tensor, pl_module.state_dict().values()):
             tensor.copy_(ranks.all_sum(tensor if trainer.is_global_zero else torch.zeros_like(tensor)))
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "test" and not sum(trainer.num_test_batches):  # nor did it load the best weights
+            raise UserError("There is not one batch of test data; see what test_dataloader is made of.")
         if stage != "fit":
             signals.exit_on_signal()  # what follows is rank 0's own
 
@@ -336,7 +339,7 @@ class Checkpoints(Checkpoint):
 
     def _fail(self) -> None:
         """A checkpoint could not be written: rank 0 says why, and all leave."""
-        self.disk.finish()  # raises it on rank 0; the others' have written nothing
+        self.disk.finish()  # raises it on rank 0; other ranks write nothing
         raise torch.distributed.DistNetworkError("rank 0 could not write a checkpoint")  # session() asks it why
 
     def _stop(self, trainer: pl.Trainer) -> None:

@@ -119,7 +119,8 @@ def declared(classes: Classes) -> dict[str, Option]:
             if not _fits(types[name], each.default):
                 wanted = expected(types[name])
                 raise UserError(f"{cls.__name__}.{name}: found {each.default!r} as its default, expected {wanted}.")
-            found[name] = Option(types[name], each.default, metadata["help"], resume, cls.__name__)
+            default = [*each.default] if isinstance(each.default, tuple) else each.default
+            found[name] = Option(types[name], default, metadata["help"], resume, cls.__name__)
     for cls in classes:
         for each in fields(cls):
             if each.name not in found:
@@ -201,4 +202,6 @@ def parse(classes: Classes, argv: Sequence[str], description: str | None = None)
 
 def _plain(value: Any) -> Any:
     """Restricted numbers are of classes of their own, which a checkpoint that may hold plain data only would refuse."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
     return next((kind(value) for kind in (bool, int, float, str) if isinstance(value, kind)), value)

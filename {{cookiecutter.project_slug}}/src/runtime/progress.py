@@ -123,10 +123,10 @@ class Reporter(pl.Callback, Logger):
     def _refuse_divergence(self, step: int) -> None:
         """Weights that are not finite stay so. A loss alone may be: a gradient scaler leaves such a step out."""
         for name, weights in self.trainer.lightning_module.named_parameters():
-            if not weights.isfinite().all():
+            if weights.requires_grad and not weights.isfinite().all():
                 raise UserError(
-                    f"Training diverged: at step {step} {name} has values that are not finite, and all that follows "
-                    "would; lower the learning rate or clip gradients, and train from the start with --resume never."
+                    f"Training diverged: at step {step} {name} has values that are not finite, and they stay so; "
+                    "lower the learning rate or clip gradients, and train from the start with --resume never."
                 )
 
     def _mean_loss(self) -> torch.Tensor:

@@ -25,7 +25,7 @@ import torch.distributed
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
-from runtime import signals
+from runtime import report, signals
 from runtime.cluster import Cluster, ClusterError, Machine, locate
 from runtime.report import UserError, write_failure
 
@@ -103,10 +103,10 @@ def record_failure(error: BaseException) -> None:
 
 
 def _sentence(error: BaseException) -> str:
-    line = (str(error).strip().splitlines() or [""])[0]
-    if isinstance(error, UserError) and _store is None:
+    told = report.sentence(error)
+    line = (told or f"{type(error).__name__}: {str(error).strip()}").splitlines()[0]
+    if told and _store is None:
         return line
-    line = line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"
     return f"{cluster().name(cluster().rank)} failed: {line}"
 
 

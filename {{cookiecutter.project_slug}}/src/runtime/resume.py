@@ -85,8 +85,8 @@ def decide(
         )
     if fixed:
         raise UserError(
-            f"--resume {wanted!r}: {said}, and the optimizer's state or the position in the data, or "
-            "whether validation comes next, would not be valid; rerun with the original value, or train from the start "
+            f"--resume {wanted!r}: {said}; with that the optimizer's state, the position in the data, or "
+            "whether validation comes next would not be valid: rerun with the original value, or train from the start "
             "with --resume never."
         )
     if path.parent.resolve() != directory.resolve() and (own := newest(directory)) and not finished(own):

@@ -66,7 +66,7 @@ class HangWatchdog(pl.Callback):
         self.marks, self.marked, self.what = 0, time.monotonic(), "before training"
         self.armed = self.warm = False
         self.warmed: set[str] = set()  # phases whose first batches are over
-        self.updates = 0
+        self.batches = 0
         self.heard = time.monotonic()
         self.over = threading.Event()
         self.threads: list[threading.Thread] = []
@@ -104,11 +104,11 @@ class HangWatchdog(pl.Callback):
         self._mark(f"backward of step {loop_state.steps(trainer) + 1}")
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.updates += 1
         self._mark(f"update of step {loop_state.steps(trainer) + 1}")
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        self._warm_up("train", self.updates > 1)
+        self.batches += 1
+        self._warm_up("train", self.batches > trainer.accumulate_grad_batches)
         self._mark(f"fetching the batch after step {loop_state.steps(trainer) + 1}")
 
     def on_validation_start(self, *_: Any, over: bool = False) -> None:
