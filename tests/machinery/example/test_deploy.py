@@ -229,7 +229,7 @@ def test_an_endpoint_is_made_and_removed(account, capsys, instance):
     assert left(account) == before, "what answers stays"
     assert run("undeploy") == 0 and "removed Endpoint, EndpointConfig, Model" in capsys.readouterr().out
     assert left(account) == []
-    assert run("undeploy") == 0 and "removed nothing: " in capsys.readouterr().out
+    assert run("undeploy") == 1 and "removed nothing: " in capsys.readouterr().out
 
 
 def test_a_serverless_endpoint_gets_the_memory_that_the_model_needs(account, capsys, monkeypatch):
