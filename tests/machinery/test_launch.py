@@ -337,9 +337,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         r"tags.bucket: bucket stands in \[tags\] .*; set it above the first",
     ),
     "role among the variables": ({"environment.role": "r"}, r"environment.role: role stands in \[environment\]"),
-    "option among the tags": (
-        {"tags.epochs": "3"},
-        r"tags.epochs: .*; set it in \[hyperparameters\], or pass --accept",
+    "option among the variables": (
+        {"environment.epochs": "3"},
+        r"environment.epochs: .*; set it in \[hyperparameters\], or pass --accept",
     ),
     "parameter among the options": (
         {"hyperparameters.max_retry_attempts": 2},
@@ -359,10 +359,6 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "key of another region": (
         {"estimator.output_kms_key": "arn:aws:kms:eu-west-1:123456789012:key/x"},
         "estimator.output_kms_key: .* is in eu-west-1, and the job in us-east-1",
-    ),
-    "MLflow of another region": (
-        {"mlflow": "arn:aws:sagemaker:eu-west-1:123456789012:mlflow-tracking-server/t"},
-        "mlflow: .* is in eu-west-1",
     ),
     "key for NVMe disks": (
         {"estimator.volume_kms_key": "1234abcd-12ab-34cd-56ef-1234567890ab"},
@@ -403,6 +399,12 @@ def test_preflight_refuses(tmp_path, mistake):
     assert any(re.search(line, error) for error in errors), errors
     assert all(re.match(r"error   [\w./\[\]: -]+: .+; .+", error) for error in errors), errors
     assert not findings.refused(findings.ordered(found, [finding.key for finding in found]))
+
+
+def test_a_tag_may_have_an_options_name(good):
+    found = preflight.misplaced(replace(good, tags={"epochs": "3", "environment": "prod", "max_run_s": "60"}))
+    levels = {each.key: each.level for each in found}
+    assert levels == {"tags.epochs": "warning", "tags.environment": "warning", "tags.max_run_s": "error"}
 
 
 def test_what_may_be_refused_wrongly_is_accepted_by_name(tmp_path, capsys):
@@ -612,6 +614,8 @@ def test_an_image_without_patches_is_said_and_its_alternative(good):
         ("bert-base-cased", "", ""),
         ("https://a.example/x.csv", "", ""),
         ("/opt/ml/model/x.pt", "", ""),
+        ("/", "", ""),
+        ("/tmp", "", ""),  # noqa: S108
     ],
 )
 def test_what_only_this_machine_has_is_said(good, tmp_path, monkeypatch, value, level, cure):

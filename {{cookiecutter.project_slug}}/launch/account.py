@@ -116,7 +116,9 @@ def permissions(asked: Asked) -> Iterator[Finding]:
     folders = {key: f"{start}:s3:::{uri.removeprefix('s3://').rstrip('/')}" for key, uri in asked.addresses().items()}
     reads = [f"{folder}/*" for key, folder in folders.items() if key not in ("bucket", OUTPUT)]
     writes = [f"{folder}/*" for key, folder in folders.items() if not key.startswith(("channels.", CODE))]
-    code = [f"{folders[key]}/*" for key in (CODE, OUTPUT, "bucket") if key in folders][:1]
+    own = asked.job.estimator
+    upload = CODE if "code_location" in own else OUTPUT if "output_path" in own else "bucket"
+    code = [f"{folders[upload]}/*"] if upload in folders else []
     action, kind_of_job = "CreateTrainingJob", "training-job"
     if asked.tuning:
         action, kind_of_job = "CreateHyperParameterTuningJob", "hyper-parameter-tuning-job"
@@ -167,7 +169,7 @@ def vpc(asked: Asked) -> Iterator[Finding]:
     """
     from botocore.exceptions import ClientError
 
-    network, instance = asked.request.get("VpcConfig"), asked.job.instance_type
+    network = asked.request.get("VpcConfig")
     if not network:
         return
     ec2 = asked.client("ec2")
@@ -181,12 +183,17 @@ def vpc(asked: Asked) -> Iterator[Finding]:
         message = refusal.response["Error"]["Message"]
         yield error(f"network.{key}", f"{message} in {asked.job.region}", "correct the ID, or the region")
         return
-    yield from way_out(asked, ec2, subnets)
     vpcs = sorted({item["VpcId"] for item in subnets + groups})
     if len(vpcs) > 1:
         yield error("network", f"subnets and groups of {len(vpcs)} VPCs ({', '.join(vpcs)})", "take them from one")
-    if asked.job.instance_count == 1:
-        return
+    if asked.job.instance_count > 1:
+        yield from between_hosts(asked, subnets, groups)
+    yield from way_out(asked, ec2, subnets)  # last: where it may not be asked, what came before stays
+
+
+def between_hosts(asked: Asked, subnets: list[dict[str, Any]], groups: list[dict[str, Any]]) -> Iterator[Finding]:
+    """One zone for EFA, and security groups that let the hosts in and out."""
+    instance = asked.job.instance_type
     zones = sorted({subnet["AvailabilityZone"] for subnet in subnets})
     efa = bool(re.match(r"ml\.(p3dn\.|p4d|p5|p6|trn)", instance))
     if len(zones) > 1 and efa:
@@ -223,6 +230,8 @@ def way_out(asked: Asked, ec2: Any, subnets: list[dict[str, Any]]) -> Iterator[F
         # Where a route leads, by the kind of its gateway. SageMaker's hosts have no public address: an internet
         # gateway (igw-) alone lets nothing through, while an endpoint (vpce-) is the way to S3.
         routes = [route for table in own or main for route in table["Routes"]]
+        if not routes:
+            continue  # of a VPC that another account shares, whose tables may not be seen
         default = [r for r in routes if r.get("DestinationCidrBlock") == "0.0.0.0/0"]
         if all(str(route.get("GatewayId", "")).startswith("igw-") for route in default):
             if "PIP_INDEX_URL" not in asked.request.get("Environment", {}):
@@ -231,9 +240,13 @@ def way_out(asked: Asked, ec2: Any, subnets: list[dict[str, Any]]) -> Iterator[F
                 yield warning("network.subnets", problem, cure)
             if not any(str(route.get("GatewayId", "")).startswith("vpce-") for route in routes):
                 found = ec2.describe_vpc_endpoints(**within)["VpcEndpoints"]  # one on the subnets has no route
-                if not any(each["ServiceName"].endswith(".s3") and each["SubnetIds"] for each in found):
+                if not any(e.get("ServiceName", "").endswith(".s3") and e.get("SubnetIds") for e in found):
                     problem = f"{subnet['SubnetId']} has neither an endpoint for S3 nor a NAT gateway"
-                    yield error("network.subnets", f"{problem}: hosts cannot read their data", "add one of them")
+                    # Other networks, to which its other routes lead, may have one.
+                    gateways = [str(route.get("GatewayId", "")) for route in routes]
+                    elsewhere = not all(gateway.startswith(("local", "igw-")) for gateway in gateways)
+                    level = warning if elsewhere else error
+                    yield level("network.subnets", f"{problem}: hosts cannot read their data", "add one of them")
 
 
 def buckets(asked: Asked) -> Iterator[Finding]:

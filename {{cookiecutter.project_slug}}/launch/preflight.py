@@ -12,7 +12,7 @@ from typing import Any
 
 from launch import ROOT, SRC, aws, profiles, request, requirements, v3
 from launch.findings import Finding, error, from_sentence, near, ordered, refused, skipped, warning
-from launch.job import Job, home
+from launch.job import KEYS, TABLES, Job, home
 from runtime import hub
 from runtime.report import UserError
 
@@ -146,8 +146,10 @@ def misplaced(job: Job) -> Iterator[Finding]:
     """Keys and options that were written below another [table], and so belong to it."""
     for table, entries in (("tags", job.tags), ("environment", job.environment)):
         for key in filter(home, entries):
+            # A tag is likelier to be called seed or environment on purpose than max_run_s.
+            level = warning if table == "tags" and (key not in KEYS or key in TABLES) else error
             cure = f"{home(key)}, or pass --accept {table}.{key} if it is meant"
-            yield error(f"{table}.{key}", f"{key} stands in [{table}] and has a place of its own", cure)
+            yield level(f"{table}.{key}", f"{key} stands in [{table}] and has a place of its own", cure)
 
 
 def fields(job: Job) -> Iterator[Finding]:
@@ -245,17 +247,16 @@ def reading(job: Job) -> Iterator[Finding]:
         path = f"{Path.home()}{value[1:]}" if value.startswith("~/") else value
         exists = (LOCAL.fullmatch(value) or "/" in value) and os.path.exists(path)  # noqa: PTH110
         # An option that is neither of data nor of weights may name a folder for output, which need not be there.
-        output = option in declared and declared[option].resume in ("free", "path")
+        output = option in declared and declared[option].resume in ("free", "path") and option != "resume"
         written = output and not (exists and os.path.isfile(path))  # noqa: PTH113
+        everywhere = value.startswith("/opt/ml/") or value.strip("/.") in ("", "tmp", "dev/shm")
         if needed and needed not in job.channels:
             cure = f"rename {twin}: case counts" if twin else f'add {needed[:80]} = "s3://bucket/folder/"'
             yield error(key, f"[channels] has no {needed[:80]} to read", cure)
-        elif needed or written:
-            continue
         elif value.startswith("s3://"):
             problem = f'"{value[:80]}" is an address, and the training job reads files'
             yield warning(key, problem, "name it under [channels], and the channel here")
-        elif exists or LOCAL.fullmatch(value):
+        elif (exists or LOCAL.fullmatch(value)) and not (needed or written or everywhere):
             problem = f'"{value[:80]}" is a path of this machine, which the training job cannot read'
             cure = "upload it to S3, name that under [channels], and the channel here"
             yield (error if exists else warning)(key, problem, cure)
@@ -365,7 +366,7 @@ def keys(job: Job, made: dict[str, Any]) -> Iterator[Finding]:
         if found and found[1] != mine:
             problem = f'"{arn}" is of partition {found[1]}, and {job.region} is in {mine}'
             yield error(key, problem, "take one from there")
-        elif found and found[2] not in ("", job.region):
+        elif found and found[2] not in ("", job.region) and key != "mlflow":  # which is asked where it is
             yield error(key, f'"{arn}" is in {found[2]}, and the job in {job.region}', "take one of the job's region")
     key, disk = "estimator.volume_kms_key", str(made["ResourceConfig"].get("VolumeKmsKeyId", ""))
     if disk and profiles.nvme(job.instance_type):
