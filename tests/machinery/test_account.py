@@ -160,6 +160,11 @@ def test_a_way_out_of_the_subnets_for_pip(aws, good):
     route = {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": "0.0.0.0/0", "GatewayId": gateway}
     ec2.create_route(**route)
     assert findings(job) == [pip, s3]  # SageMaker's hosts have no public address
+    transit = ec2.create_transit_gateway()["TransitGateway"]["TransitGatewayId"]
+    other = {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": "10.9.0.0/16"}
+    ec2.create_route(**other, TransitGatewayId=transit)  # where an endpoint may be
+    assert findings(job) == [pip, s3.replace("error  ", "warning")]
+    ec2.delete_route(**other)
     endpoint = {"VpcId": vpc, "ServiceName": "com.amazonaws.us-east-1.s3", "VpcEndpointType": "Interface"}
     made = ec2.create_vpc_endpoint(**endpoint, SubnetIds=[subnet])["VpcEndpoint"]["VpcEndpointId"]
     assert findings(mirrored) == []
