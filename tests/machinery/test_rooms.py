@@ -1,6 +1,7 @@
 """The machinery in `src/runtime` knows nothing of the owner's files beside it, nor of any task, and stays readable."""
 
 import ast
+import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,3 +77,17 @@ def test_each_file_of_the_machinery_can_be_read_in_one_sitting(path: Path) -> No
 def test_the_check_of_words_sees_them() -> None:
     code = 'def score(accuracy):\n    """label"""\n    return x.label["val/accuracy"], f"{y} labels"'
     assert {word for _, word in words(ast.parse(code))} & TASK == {"accuracy", "label", "labels"}
+
+
+@pytest.mark.parametrize("room", ["launch", "rehearsal"])
+def test_no_import_goes_in_a_circle(room: str) -> None:
+    """Inside functions neither: there a circle is only hidden."""
+    files = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in (SRC.parent / room).glob("*.py")}
+    below = {}
+    for name, tree in files.items():
+        froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        modules = {node.module.partition(".")[2] for node in froms if (node.module or "").startswith(f"{room}.")}
+        modules |= {each.name for node in froms if node.module == room for each in node.names}
+        below[name] = modules & files.keys()
+    assert any(below.values())
+    graphlib.TopologicalSorter(below).prepare()  # raises CycleError

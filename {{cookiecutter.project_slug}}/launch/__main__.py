@@ -94,14 +94,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def preflight(options: argparse.Namespace) -> int:
-    from launch import account
+    from launch import account, tune
     from launch import preflight as checks
 
     if options.channel and not options.rehearse:
         raise UserError("--channel gives data to a rehearsal, and none was asked for; add --rehearse")
     try:
         job = jobs_file.load(options.job)
-        found = checks.run(job, offline=options.offline, accept=options.accept)
+        found = checks.run(job, offline=options.offline, accept=options.accept, also=tune.ranges(job))
     except jobs_file.JobError as error:
         job, found = None, [findings.from_sentence("job.toml", line) for line in str(error).split("\n")]
     refused = findings.refused(found)

@@ -100,10 +100,51 @@ TABLES = {each.name for each in fields(Job) if is_dataclass(each.type) or get_or
 KEYS = {each.name: "" for each in fields(Job)}  # and the table that each stands in
 KEYS |= {key.name: each.name for each in fields(Job) if is_dataclass(each.type) for key in fields(each.type)}
 
+# Parameters of the SDK's estimator that job.toml sets by a key of its own, and which.
+OWN_KEYS = dict(
+    pair.split("=")
+    for pair in """role=role instance_type=instance_type instance_count=instance_count distribution=distribution
+    image_uri=image framework_version=image py_version=image base_job_name=name sagemaker_session=region
+    volume_size=volume_gb max_run=max_run_s keep_alive_period_in_seconds=keep_alive_s checkpoint_s3_uri=checkpoint_s3
+    container_entry_point=forward_stop use_spot_instances=spot.enabled max_wait=spot.max_wait_s
+    subnets=network.subnets security_group_ids=network.security_groups encrypt_inter_container_traffic=network.encrypt
+    hyperparameters=[hyperparameters] environment=[environment] tags=[tags] entry_point=src/train.py source_dir=src/
+    metric_definitions=src/options.py""".split()  # noqa: SIM905
+)
+
+# Where the parameters of v2's estimator stand in CreateTrainingJob.
+MEMBERS = {
+    **{"role": "RoleArn", "environment": "Environment", "tags": "Tags", "output_kms_key": "OutputDataConfig.KmsKeyId"},
+    "image_uri": "AlgorithmSpecification.TrainingImage",
+    "input_mode": "AlgorithmSpecification.TrainingInputMode",
+    "metric_definitions": "AlgorithmSpecification.MetricDefinitions",
+    "container_entry_point": "AlgorithmSpecification.ContainerEntrypoint",
+    "enable_sagemaker_metrics": "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries",
+    "instance_type": "ResourceConfig.InstanceType",
+    "instance_count": "ResourceConfig.InstanceCount",
+    "volume_size": "ResourceConfig.VolumeSizeInGB",
+    "volume_kms_key": "ResourceConfig.VolumeKmsKeyId",
+    "keep_alive_period_in_seconds": "ResourceConfig.KeepAlivePeriodInSeconds",
+    "training_plan": "ResourceConfig.TrainingPlanArn",
+    "max_run": "StoppingCondition.MaxRuntimeInSeconds",
+    "max_wait": "StoppingCondition.MaxWaitTimeInSeconds",
+    "max_retry_attempts": "RetryStrategy.MaximumRetryAttempts",
+    "use_spot_instances": "EnableManagedSpotTraining",
+    "output_path": "OutputDataConfig.S3OutputPath",
+    "checkpoint_s3_uri": "CheckpointConfig.S3Uri",
+    "subnets": "VpcConfig.Subnets",
+    "security_group_ids": "VpcConfig.SecurityGroupIds",
+    "encrypt_inter_container_traffic": "EnableInterContainerTrafficEncryption",
+    "enable_network_isolation": "EnableNetworkIsolation",
+    "enable_remote_debug": "RemoteDebugConfig.EnableRemoteDebug",
+    "enable_session_tag_chaining": "SessionChainingConfig.EnableSessionTagChaining",
+    "enable_infra_check": "InfraCheckConfig.EnableInfraCheck",
+    "disable_profiler": "ProfilerConfig.DisableProfiler",
+}
+
 
 def home(key: str) -> str:
     """The cure of a key that stands in another table than its own; empty for a key that has none."""
-    from launch import request, v3
     from options import OPTIONS
     from runtime import command_line
 
@@ -113,9 +154,9 @@ def home(key: str) -> str:
         return f"set it in [{KEYS[key]}]" if KEYS[key] else "set it above the first [table]"
     if key in command_line.declared(OPTIONS):
         return "set it in [hyperparameters]"
-    if key in request.OWN_KEYS:
-        return f"set {request.OWN_KEYS[key]}"
-    return "set it in [estimator]" if key in v3.MEMBERS else ""
+    if key in OWN_KEYS:
+        return f"set {OWN_KEYS[key]}"
+    return "set it in [estimator]" if key in MEMBERS else ""
 
 
 def load(path: str | Path = ROOT / "job.toml") -> Job:

@@ -5,14 +5,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from launch import ROOT, SRC, aws, profiles, request, requirements, v3
 from launch.findings import Finding, error, from_sentence, near, ordered, refused, skipped, warning
-from launch.job import KEYS, TABLES, Job, home
+from launch.job import KEYS, MEMBERS, OWN_KEYS, TABLES, Job, home
 from runtime import hub
 from runtime.report import UserError
 
@@ -40,16 +40,18 @@ UNFIT = {
 }
 
 # Where a value of the request comes from, for messages: member of CreateTrainingJob → key of job.toml.
-SOURCES = {path: request.OWN_KEYS.get(key, f"estimator.{key}").strip("[]") for key, path in v3.MEMBERS.items()}
+SOURCES = {path: OWN_KEYS.get(key, f"estimator.{key}").strip("[]") for key, path in MEMBERS.items()}
 SOURCES |= {"TrainingJobName": "name", "HyperParameters": "hyperparameters", "InputDataConfig": "channels"}
 
 
-def run(job: Job, *, offline: bool = False, accept: Collection[str] = ()) -> list[Finding]:
-    """All findings, errors first: job.toml, the request, `src/`, its requirements, and the AWS account."""
-    from launch import account, tune
+def run(
+    job: Job, *, offline: bool = False, accept: Collection[str] = (), also: Iterable[Finding] = ()
+) -> list[Finding]:
+    """All findings, errors first: job.toml, the request, `src/`, its requirements, the AWS account, and `also`."""
+    from launch import account
 
     found, made = offline_checks(job)
-    found += [*tune.ranges(job), *requirements.resolved(job)]
+    found += [*also, *requirements.resolved(job)]
     if not offline and made:
         found += account.check(job, made)
     return ordered(found, accept)
@@ -321,8 +323,8 @@ def sdk_parameters(job: Job) -> Iterator[Finding]:
     """[estimator] holds what the SDK's estimator takes and job.toml has no key of its own for."""
     known = request.parameters() if job.estimator else []
     for key in job.estimator:
-        if key in request.OWN_KEYS:
-            yield error(f"estimator.{key}", "job.toml has a key of its own for it", f"set {request.OWN_KEYS[key]}")
+        if key in OWN_KEYS:
+            yield error(f"estimator.{key}", "job.toml has a key of its own for it", f"set {OWN_KEYS[key]}")
         elif key not in known:
             sdk = "SDK v3, which is installed here (v2 may have it)," if v3.installed() else "the SDK's estimator"
             problem = f"[estimator] cannot hold it: {sdk} has no such parameter for a job"

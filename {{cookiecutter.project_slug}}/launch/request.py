@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from launch import SRC, aws, profiles, v3
-from launch.job import Job
+from launch.job import MEMBERS, OWN_KEYS, Job
 from options import METRICS
 from runtime import hub, imports, report
 from runtime.report import UserError
@@ -17,17 +17,6 @@ from runtime.report import UserError
 DRY_ACCOUNT = "000000000000"
 DRY_ROLE = "placeholder-for-dry-run"
 
-# Parameters of the SDK's estimator that job.toml sets by a key of its own, and which.
-OWN_KEYS = dict(
-    pair.split("=")
-    for pair in """role=role instance_type=instance_type instance_count=instance_count distribution=distribution
-    image_uri=image framework_version=image py_version=image base_job_name=name sagemaker_session=region
-    volume_size=volume_gb max_run=max_run_s keep_alive_period_in_seconds=keep_alive_s checkpoint_s3_uri=checkpoint_s3
-    container_entry_point=forward_stop use_spot_instances=spot.enabled max_wait=spot.max_wait_s
-    subnets=network.subnets security_group_ids=network.security_groups encrypt_inter_container_traffic=network.encrypt
-    hyperparameters=[hyperparameters] environment=[environment] tags=[tags] entry_point=src/train.py source_dir=src/
-    metric_definitions=src/options.py""".split()  # noqa: SIM905
-)
 ROLE_PATH = "SageMaker.TrainingJob.RoleArn"  # in the SDK's configuration file
 BUCKET_PATH = "SageMaker.PythonSDK.Modules.Session.DefaultS3Bucket"
 # Parameters that take the SDK's own objects, or would fetch and run code from elsewhere.
@@ -99,7 +88,7 @@ def options(job: Job, bucket: str, name: str) -> dict[str, Any]:
 def parameters() -> list[str]:
     """What [estimator] may hold: the parameters of the SDK's estimator that job.toml has no key of its own for."""
     if v3.installed():
-        return sorted({*v3.MEMBERS, "code_location"} - OWN_KEYS.keys())
+        return sorted({*MEMBERS, "code_location"} - OWN_KEYS.keys())
     classes = sdk().pytorch.PyTorch.__mro__
     names = {name for cls in classes for name in inspect.signature(cls.__init__).parameters}
     return sorted(names - NOT_TAKEN - OWN_KEYS.keys())

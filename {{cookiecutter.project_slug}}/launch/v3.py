@@ -12,36 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from launch import aws, profiles
-
-# Where the parameters of v2's estimator stand in CreateTrainingJob.
-MEMBERS = {
-    **{"role": "RoleArn", "environment": "Environment", "tags": "Tags", "output_kms_key": "OutputDataConfig.KmsKeyId"},
-    "image_uri": "AlgorithmSpecification.TrainingImage",
-    "input_mode": "AlgorithmSpecification.TrainingInputMode",
-    "metric_definitions": "AlgorithmSpecification.MetricDefinitions",
-    "container_entry_point": "AlgorithmSpecification.ContainerEntrypoint",
-    "enable_sagemaker_metrics": "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries",
-    "instance_type": "ResourceConfig.InstanceType",
-    "instance_count": "ResourceConfig.InstanceCount",
-    "volume_size": "ResourceConfig.VolumeSizeInGB",
-    "volume_kms_key": "ResourceConfig.VolumeKmsKeyId",
-    "keep_alive_period_in_seconds": "ResourceConfig.KeepAlivePeriodInSeconds",
-    "training_plan": "ResourceConfig.TrainingPlanArn",
-    "max_run": "StoppingCondition.MaxRuntimeInSeconds",
-    "max_wait": "StoppingCondition.MaxWaitTimeInSeconds",
-    "max_retry_attempts": "RetryStrategy.MaximumRetryAttempts",
-    "use_spot_instances": "EnableManagedSpotTraining",
-    "output_path": "OutputDataConfig.S3OutputPath",
-    "checkpoint_s3_uri": "CheckpointConfig.S3Uri",
-    "subnets": "VpcConfig.Subnets",
-    "security_group_ids": "VpcConfig.SecurityGroupIds",
-    "encrypt_inter_container_traffic": "EnableInterContainerTrafficEncryption",
-    "enable_network_isolation": "EnableNetworkIsolation",
-    "enable_remote_debug": "RemoteDebugConfig.EnableRemoteDebug",
-    "enable_session_tag_chaining": "SessionChainingConfig.EnableSessionTagChaining",
-    "enable_infra_check": "InfraCheckConfig.EnableInfraCheck",
-    "disable_profiler": "ProfilerConfig.DisableProfiler",
-}
+from launch.job import MEMBERS
 
 
 def installed() -> bool:

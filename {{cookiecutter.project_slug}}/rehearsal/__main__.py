@@ -151,9 +151,8 @@ def refuse_contradictions(
         refuse(name not in os.environ, f"--inherit {name}: this shell has no such variable; export it first")
     for option, path in (("json", args.json), ("keep", args.keep)):
         taken = path and (path.is_dir() if option == "json" else path.exists())
-        refuse(
-            taken or (path and not writable(path)), f"--{option} {path} exists or cannot be written; name another place"
-        )
+        unfit = taken or (path and not writable(path))
+        refuse(unfit, f"--{option} {path} exists or cannot be written; name another place")
 
 
 def writable(path: Path) -> bool:

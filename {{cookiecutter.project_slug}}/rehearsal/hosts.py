@@ -130,7 +130,7 @@ def create_hosts(plan: Plan, run: Path) -> list[Host]:
     options = dict(plan.request["HyperParameters"])
     for name, folder in plan.channels.items():  # every host's own /opt/ml is elsewhere here, and their values are equal
         place = re.compile(rf'(?<=")/opt/ml/input/data/{re.escape(name)}(?=[/"\\])')  # JSON, perhaps with a list within
-        local = json.dumps(str(Path(folder).resolve()), ensure_ascii=False).strip('"')
+        local = json.dumps(str(Path(folder).resolve()), ensure_ascii=False)[1:-1]
         options = {key: place.sub(local.replace("\\", r"\\"), value) for key, value in options.items()}
     for host in hosts:
         for folder in ("input/config", "input/data", "model", "output/data", "checkpoints", "home"):

@@ -26,9 +26,8 @@ def sentence(error: BaseException) -> str:
         return "Nothing reads standard output any more; start the command again with --resume auto."
     if str(error).startswith("Early stopping conditioned on"):  # Lightning's, a RuntimeError
         return f"{error}. Where training may end before that is logged: EarlyStopping(..., strict=False)."
-    if re.search(
-        "parameters that were not used in producing (the )?loss", str(error)
-    ):  # Lightning's words, and torch's
+    # Lightning's words, and torch's.
+    if re.search("parameters that were not used in producing (the )?loss", str(error)):
         return (
             "On several ranks every parameter has to take part in the loss of every step, and some do not; freeze them "
             "by requires_grad_(False), or add find_unused_parameters=True to ClusterStrategy in src/dist.py."

@@ -373,6 +373,18 @@ def test_time_at_rest_does_not_count_as_a_hang(monkeypatch: pytest.MonkeyPatch) 
     assert mine._idle() == 5
 
 
+def test_training_is_warm_after_a_whole_update_and_a_batch_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog.loop_state, "steps", lambda _: 0)
+    mine, trainer = watchdog.HangWatchdog(60), SimpleNamespace(accumulate_grad_batches=3)
+    for _ in range(9):
+        mine.on_validation_batch_end()  # the validation before training
+    warm = []
+    for _ in range(4):
+        mine.on_train_batch_end(trainer)
+        warm.append(mine.warm)
+    assert warm == [False, False, False, True]
+
+
 def test_a_watchdog_that_is_used_again_has_new_threads_only(monkeypatch: pytest.MonkeyPatch) -> None:
     store = SimpleNamespace(set=lambda *_: None, check=lambda _: False, add=lambda *_: 0, get=lambda _: b"{}")
     monkeypatch.setattr(ranks, "another_store", lambda: store)
