@@ -7,8 +7,8 @@ The same network, CLDR names in global batches of 64, a few steps at a time in t
 
     stock parts    a loop of ten lines over `datasets`, a padding collator, DataLoader; DistributedDataParallel
     ideal loop     the same loop over our loader
-    Lightning      stock, with Trainer's defaults (bar, summary, ModelCheckpoint, its logger) over our loader, and
-                   `self.log` of the loss in each step, as Lightning's own examples have it
+    Lightning      stock, with Trainer's defaults (bar, summary, ModelCheckpoint, its logger, DDPStrategy on several
+                   ranks) over our loader, and `self.log` of the loss in each step, as Lightning's own examples have it
     ours           train.py's callbacks but DataDividedCheck and ValidationSteps; what their thread has not written when
                    a turn ends is waited for
 
@@ -127,6 +127,8 @@ def fit(seat, kind, turn):
         trainer = pl.Trainer(callbacks=mine, logger=logger, enable_progress_bar=False, enable_model_summary=False,
                              num_sanity_val_steps=0, limit_val_batches=0, **options)
     else:
+        if cluster.world_size > 1:  # its own, told of the ranks
+            options |= {"strategy": "ddp", "plugins": [dist.LauncherEnvironment(cluster)]}
         trainer = pl.Trainer(callbacks=[Sitting(seat)], use_distributed_sampler=False, num_sanity_val_steps=0,
                              default_root_dir=outputs, limit_val_batches=0, **options)
     model = {"model_name": "bert", "lr": 5e-5} if BERT else {}

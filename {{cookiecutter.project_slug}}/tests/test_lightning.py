@@ -16,7 +16,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import torchmetrics
-from pytorch_lightning import callbacks
+from pytorch_lightning import callbacks, profilers
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import train
@@ -231,6 +231,16 @@ def test_the_validation_before_training_changes_nothing_after_it(
         lines[f"{output} rows"] = model.trained
     assert same(weights("checked"), weights("unchecked")) and curves("checked") == curves("unchecked")
     assert lines["checked"] == lines["unchecked"] and lines["checked rows"] == lines["unchecked rows"]
+
+
+def test_a_profiler_measures_where_one_is_asked_for(fit: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = profilers.SimpleProfiler()
+    fit(trainer={"profiler": own})
+    assert own.recorded_durations["run_training_batch"]
+    began: list[str] = []
+    monkeypatch.setattr(profilers.PassThroughProfiler, "start", lambda _, name: began.append(name))
+    fit(output_dir="plain")
+    assert not [name for name in began if "batch" in name]
 
 
 def test_what_is_logged_is_once_in_lines_curves_and_every_logger(
