@@ -1,6 +1,7 @@
 """What a linear model makes of the example's data: character 1- to 3-grams, the project's own split.
 
-.venv/bin/python -m pip install scikit-learn && .venv/bin/python benchmarks/linear_baseline.py --seed 0
+    make project && .venv/bin/python -m pip install scikit-learn
+    .venv/bin/python benchmarks/linear_baseline.py --seed 0
 
 Compare with `python src/train.py --seed 0`: the seed determines the split.
 """
@@ -16,15 +17,18 @@ sys.path.insert(0, str(PROJECT / "src"))
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    seed = parser.parse_args().seed
+    if not (PROJECT / "src" / "train.py").is_file():
+        sys.exit(f"error: {PROJECT} is not there; make project generates it.")
+
     from data import Data
     from runtime.prepared import Rows
     from sklearn.feature_extraction.text import HashingVectorizer
     from sklearn.linear_model import SGDClassifier
     from sklearn.metrics import accuracy_score, f1_score
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    seed = parser.parse_args().seed
     os.chdir(PROJECT)
     data = Data(seed=seed)
     data.prepare_data()

@@ -9,6 +9,7 @@ The same network, CLDR names in global batches of 64, a few steps at a time in t
     ideal loop     the same loop over our loader
     Lightning      stock, with Trainer's defaults (bar, summary, ModelCheckpoint, its logger, DDPStrategy on several
                    ranks) over our loader, and `self.log` of the loss in each step, as Lightning's own examples have it
+    bare Trainer   nothing but Lightning's loop around the steps, with our strategy
     ours           train.py's callbacks but DataDividedCheck and ValidationSteps; what their thread has not written when
                    a turn ends is waited for
 
@@ -126,13 +127,17 @@ def fit(seat, kind, turn):
         logger = pl.loggers.TensorBoardLogger(outputs, name="t", version="")
         trainer = pl.Trainer(callbacks=mine, logger=logger, enable_progress_bar=False, enable_model_summary=False,
                              num_sanity_val_steps=0, limit_val_batches=0, **options)
+    elif kind == "bare Trainer":
+        trainer = pl.Trainer(callbacks=[Sitting(seat)], use_distributed_sampler=False, num_sanity_val_steps=0,
+                             logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                             enable_model_summary=False, limit_val_batches=0, **options)
     else:
         if cluster.world_size > 1:  # its own, told of the ranks
             options |= {"strategy": "ddp", "plugins": [dist.LauncherEnvironment(cluster)]}
         trainer = pl.Trainer(callbacks=[Sitting(seat)], use_distributed_sampler=False, num_sanity_val_steps=0,
                              default_root_dir=outputs, limit_val_batches=0, **options)
     model = {"model_name": "bert", "lr": 5e-5} if BERT else {}
-    trainer.fit((Model if kind == "ours" else Logging)(**model), datamodule=data)
+    trainer.fit((Logging if kind == "Lightning" else Model)(**model), datamodule=data)
 
 def hugging_face(seat, kind, turn):
     import transformers
@@ -155,7 +160,7 @@ def hugging_face(seat, kind, turn):
 if BERT:
     rounds = {"ours": [], "hf": [], "hf grouped": []}
 else:
-    rounds = {"ours": [], "stock parts": [], "ideal loop": [], "Lightning": []}
+    rounds = {"ours": [], "stock parts": [], "ideal loop": [], "bare Trainer": [], "Lightning": []}
 ways = {"stock parts": lambda seat, *_: loop(seat, True), "ideal loop": lambda seat, *_: loop(seat, False),
         "hf": hugging_face, "hf grouped": hugging_face}
 with dist.session() as cluster:

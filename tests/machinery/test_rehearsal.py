@@ -86,7 +86,7 @@ def test_layout_is_sagemakers(tmp_path: Path) -> None:
         assert all((host.base / name).is_dir() for name in ("model", "output/data", "checkpoints"))
 
 
-def test_an_option_with_a_channels_folder_is_given_the_local_one(tmp_path: Path) -> None:
+def test_an_option_or_variable_with_a_channels_folder_is_given_the_local_one(tmp_path: Path) -> None:
     """On every host, and after a restart, the same: options are compared."""
     data = tmp_path / 'a"b'
     data.mkdir()
@@ -95,7 +95,10 @@ def test_an_option_with_a_channels_folder_is_given_the_local_one(tmp_path: Path)
     wanted = {place: f"{data}", f"{place}/b": f"{data}/b", f"{place}2/a.csv": f"{tmp_path}/a.csv", "/opt/ml/model": ""}
     asked.request["HyperParameters"] |= {path: json.dumps(path) for path in wanted}
     asked.request["HyperParameters"]["list"] = json.dumps(json.dumps([f"{place}2"]))
+    asked.request["Environment"] = {"WORDS": f"{place}/b", "PLACES": f"{place}:{place}2/a:{place}-3"}
     for host in hosts.create_hosts(asked, tmp_path / "run"):
+        variables = hosts.environment(asked, tmp_path / "run", host, 7777, mpirun=False)
+        assert variables["WORDS"] == f"{data}/b" and variables["PLACES"] == f"{data}:{tmp_path}/a:{place}-3"
         given = json.loads((host.base / "input/config/hyperparameters.json").read_text())
         assert {path: json.loads(given[path]) for path in wanted} == {path: to or path for path, to in wanted.items()}
         assert json.loads(json.loads(given["list"])) == [str(tmp_path)]

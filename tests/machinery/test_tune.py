@@ -81,13 +81,14 @@ def test_what_cannot_be_tuned_is_refused_like_hyperparameters(tmp_path, capsys, 
 
 def test_preflight_reads_the_ranges_too(tmp_path, capsys, monkeypatch):
     changes = {"hyperparameters.lr": 0.1, "tune.ranges.lr": {"min": 1e-4, "max": 1e-2}, "tune.ranges.epoch": [1]}
-    changes["tune.ranges.weight_decay"] = [0.1, 0.01]
+    changes |= {"tune.ranges.weight_decay": [0.1, 0.01], "tune.ranges.seed": {"min": 0, "max": 5}}
     assert main(["preflight", "--offline", "--job", str(edited(tmp_path / "job.toml", changes))]) == 1
     said = capsys.readouterr().out
     assert "warning hyperparameters.lr: [tune.ranges] has it too; tuning takes its values from there" in said
     assert "error   tune.ranges.epoch: train.py has no such option; did you mean epochs?" in said
     two = "warning tune.ranges.weight_decay: [0.1, 0.01] is a list of two values, and no other is tried"
     assert f"{two}; for all between them write {{ min = 0.01, max = 0.1 }}, else leave it" in said
+    assert "warning tune.ranges.seed: each seed divides the data anew, so these jobs' scores do not compare" in said
     changes = {"tune.ranges.lr": [0.1], "estimator.training_plan": "arn:aws:sagemaker:us-east-1:123456789012:x"}
     path = edited(tmp_path / "job.toml", changes)  # what only a tuning job cannot be is not refused
     main(["preflight", "--offline", "--job", str(path)])

@@ -127,11 +127,7 @@ def create_hosts(plan: Plan, run: Path) -> list[Host]:
     modes = {each["ChannelName"]: each.get("InputMode", "File") for each in plan.request.get("InputDataConfig", [])}
     copied = {"S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
     inputs = {name: {"TrainingInputMode": modes.get(name, "File"), **copied} for name in plan.channels}
-    options = dict(plan.request["HyperParameters"])
-    for name, folder in plan.channels.items():  # every host's own /opt/ml is elsewhere here, and their values are equal
-        place = re.compile(rf'(?<=")/opt/ml/input/data/{re.escape(name)}(?=[/"\\])')  # JSON, perhaps with a list within
-        local = json.dumps(str(Path(folder).resolve()), ensure_ascii=False)[1:-1]
-        options = {key: place.sub(local.replace("\\", r"\\"), value) for key, value in options.items()}
+    options = with_local_channels(plan, plan.request["HyperParameters"], as_json=True)
     for host in hosts:
         for folder in ("input/config", "input/data", "model", "output/data", "checkpoints", "home"):
             (host.base / folder).mkdir(parents=True)
@@ -157,6 +153,17 @@ def create_hosts(plan: Plan, run: Path) -> list[Host]:
     return hosts
 
 
+def with_local_channels(plan: Plan, values: Mapping[str, str], as_json: bool) -> dict[str, str]:
+    """Each channel's folder of this machine in place of the container's: every host's /opt/ml is elsewhere here."""
+    local = dict(values)
+    for name, folder in plan.channels.items():
+        place = re.compile(rf"(?<![\w/])/opt/ml/input/data/{re.escape(name)}(?![\w.-])")
+        path = str(Path(folder).resolve())
+        path = json.dumps(path, ensure_ascii=False)[1:-1] if as_json else path
+        local = {key: place.sub(path.replace("\\", r"\\"), value) for key, value in local.items()}
+    return local
+
+
 def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> dict[str, str]:
     """The container's variables: the job's and few of this shell's, with the stubs first on both paths."""
     kept = {k: v for k, v in os.environ.items() if k in plan.inherit or k.upper() in INHERITED}
@@ -176,7 +183,7 @@ def environment(plan: Plan, run: Path, host: Host, port: int, mpirun: bool) -> d
         "HOME": str(host.base / "home"),  # without your caches, tokens and credentials
         "PYTHONUSERBASE": site.getuserbase(),
         **kept,
-        **plan.request.get("Environment", {}),
+        **with_local_channels(plan, plan.request.get("Environment", {}), as_json=False),
         **open_mpi,
         "PATH": os.pathsep.join([*map(str, paths), kept.get("PATH", os.defpath)]),
         "PYTHONPATH": os.pathsep.join(map(str, python_path)),

@@ -76,7 +76,8 @@ def decide(
     at = "step {step} of {total}".format(**state["position"])
     differing = differences(state, run, declared)
     fixed = [name for name in differing if name not in declared or declared[name].resume != "path"]
-    said = ", ".join(differing[name] for name in (fixed or [*differing])[:3])
+    named = [differing[name] for name in fixed or differing]
+    said = ", ".join(named[:3]) + f" and {len(named) - 3} more" * (len(named) > 3)
     if wanted == "auto" and differing:
         raise UserError(
             f"{directory} holds an unfinished run, {at}, and {said}; rerun with the "
