@@ -59,21 +59,25 @@ def identity(caller: str) -> dict[str, str]:
 
 
 def test_the_caller_may_send_the_job_and_the_role_may_read_and_write(aws, good, monkeypatch):
-    """By IAM's own simulation; only the caller's own lack refuses, since a bucket's policy may let the role in."""
+    """By IAM's own simulation, of this job's name; no lack on S3 refuses, since a bucket's own policy may allow it."""
     asked: list[dict[str, Any]] = []
-    answer = simulated("iam:PassRole", "s3:GetObject")
+    answer = simulated("iam:PassRole", "s3:GetObject", "s3:PutObject")
     record(monkeypatch, SimulatePrincipalPolicy=lambda arguments: asked.append(arguments) or answer(arguments))
     aws.client("s3").put_object(Bucket="language-id", Key="data/x", Body=b"x")
     found = findings(replace(good, channels={"training": "s3://language-id/data"}, tags={"a": "b"}))
     role = f"arn:aws:iam::{ACCOUNT}:role/training"
     assert [line.split(" on ")[0] for line in found] == [
         "error   caller.iam:PassRole: moto may not iam:PassRole",
+        "warning caller.s3:PutObject: moto may not s3:PutObject",
         "warning role.s3:GetObject: training may not s3:GetObject",
+        "warning role.s3:PutObject: training may not s3:PutObject",
     ]
-    assert role in found[0] and "arn:aws:s3:::language-id/data/*" in found[1]
+    assert role in found[0] and "arn:aws:s3:::language-id/data/*" in found[2]
     by = {(a["PolicySourceArn"].split(":")[5], a["ActionNames"][0]) for a in asked}
     assert by >= {("user/moto", "sagemaker:CreateTrainingJob"), ("user/moto", "sagemaker:AddTags")}
     assert by >= {("role/training", "s3:PutObject"), ("role/training", "logs:PutLogEvents")}
+    (creating,) = (a for a in asked if a["ActionNames"] == ["sagemaker:CreateTrainingJob"])
+    assert f":training-job/{good.name}-" in creating["ResourceArns"][0]
     (passing,) = (a for a in asked if a["ActionNames"] == ["iam:PassRole"])
     assert passing["ContextEntries"][0]["ContextKeyValues"] == ["sagemaker.amazonaws.com"]
 

@@ -119,10 +119,12 @@ def permissions(asked: Asked) -> Iterator[Finding]:
     own = asked.job.estimator
     upload = CODE if "code_location" in own else OUTPUT if "output_path" in own else "bucket"
     code = [f"{folders[upload]}/*"] if upload in folders else []
-    action, kind_of_job = "CreateTrainingJob", "training-job"
+    action, kind_of_job, key = "CreateTrainingJob", "training-job", "TrainingJobName"
     if asked.tuning:
-        action, kind_of_job = "CreateHyperParameterTuningJob", "hyper-parameter-tuning-job"
-    job, log = place.format("sagemaker") + f":{kind_of_job}/*", place.format("logs") + ":log-group:/aws/sagemaker/*"
+        kind_of_job, key = "hyper-parameter-tuning-job", "HyperParameterTuningJobName"
+        action = "CreateHyperParameterTuningJob"
+    job = place.format("sagemaker") + f":{kind_of_job}/{asked.request.get(key, '*')}"  # a policy may tell of names
+    log = place.format("logs") + ":log-group:/aws/sagemaker/*"
     mine = [(f"sagemaker:{action}", [job]), ("iam:PassRole", [found["Arn"]]), ("s3:PutObject", code)]
     if asked.job.tags:
         mine.append(("sagemaker:AddTags", [job]))
@@ -146,7 +148,7 @@ def permissions(asked: Asked) -> Iterator[Finding]:
         for action, resources in wanted if arn else ():
             if resources and not allowed(iam, arn, action, resources):
                 problem = f"{arn.rpartition('/')[2]} may not {action} on {', '.join(resources)}"
-                if who == "caller":
+                if who == "caller" and not action.startswith("s3:"):
                     yield error(f"{who}.{action}", problem, "ask for that permission")
                 else:  # a bucket's own policy, which is not simulated, may allow it
                     yield warning(f"{who}.{action}", problem, "add it, unless a bucket's policy allows it")
