@@ -58,7 +58,7 @@ class Data(pl.LightningDataModule):
         chosen = self.options
         files = sorted(f for f in Path(chosen.model_name).glob("*") if f.suffix in (".json", ".txt", ".model"))
         columns = (chosen.text_column, chosen.label_column)
-        facts = [5, self._source, chosen.model_name, readers.stamps(files), chosen.max_length, columns, chosen.seed]
+        facts = [6, self._source, chosen.model_name, readers.stamps(files), chosen.max_length, columns, chosen.seed]
         name = "".join(c if c.isalnum() else "-" for c in Path(dataset).name)[:40]
         self.path = Path(chosen.data_dir) / f"{name}-{prepared.json_digest(facts)[:12]}"
 

@@ -1,5 +1,6 @@
 """Every rank trains on its own part: Lightning divides what does not divide itself, and what repeats is refused."""
 
+import math
 from collections import UserDict
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 import torch
 from pytorch_lightning.trainer.connectors.data_connector import _DataConnector
 from pytorch_lightning.trainer.states import RunningStage
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from runtime import batches, divided, ranks
 from runtime.report import UserError
@@ -54,10 +55,16 @@ def test_lightning_leaves_the_projects_own_loaders_alone_and_divides_others() ->
     assert isinstance(made.sampler, DistributedSampler) and len(made.sampler) == 20
 
 
-def see(monkeypatch: pytest.MonkeyPatch, *loaders: list[Any]) -> int:
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        yield from ()
+
+
+def see(monkeypatch: pytest.MonkeyPatch, *loaders: list[Any], workers: int = 0) -> int:
     """Hand each rank its batches, as rank 0 of them lives it; how often the ranks had to wait for each other."""
     sums, at = 0, 0
     trainer: Any = SimpleNamespace(world_size=len(loaders), global_rank=0, is_last_batch=False)
+    trainer.train_dataloader, trainer.num_training_batches = DataLoader(Stream(), num_workers=workers), math.inf
 
     def all_sum(slots: torch.Tensor) -> torch.Tensor:
         nonlocal sums
@@ -69,7 +76,9 @@ def see(monkeypatch: pytest.MonkeyPatch, *loaders: list[Any]) -> int:
 
     monkeypatch.setattr(ranks, "all_sum", all_sum)
     check = divided.DataDividedCheck()
-    check.on_train_start(trainer, None)  # type: ignore[arg-type]
+    with monkeypatch.context() as lengths:
+        lengths.setattr(ranks, "all_sum", lambda counts: counts)  # of streams: not known
+        check.on_train_start(trainer, None)  # type: ignore[arg-type]
     for at, batch in enumerate(loaders[0]):
         trainer.is_last_batch = at + 1 == len(loaders[0])
         check.on_train_batch_start(trainer, None, batch, at)
@@ -84,7 +93,8 @@ A, B, C, D, E, F = ({"x": torch.tensor([[i, 1.0]])} for i in range(6))
     [
         ([[A, B, C], [D, E, F]], 2),
         ([[A, B, C], [A, E, F]], 2),  # one alone may be chance
-        ([[A, A, A], [A, A, A]], 2),  # the data is uniform
+        ([[A, A, A], [A, A, A]], 3),  # the data is uniform
+        ([[A] * 20, [A] * 20], 17),
         ([[A], [A]], 1),  # a sampler repeats the only sample that there is
         ([[A, B, C], [A]], 1),  # rank 1 would not come again
         ([[A, B, C]], 0),
@@ -102,6 +112,38 @@ def test_ranks_with_the_same_batches_are_refused_in_a_sentence(monkeypatch: pyte
     assert "ordinary DataLoader" in str(refusal.value) and "\n" not in str(refusal.value)
     with pytest.raises(UserError, match=r"^Ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12 were given the same batches"):
         see(monkeypatch, *[[A, B]] * 12)
+
+
+def test_workers_that_repeat_a_stream_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"^Each of the train loader's 2 workers gives the same batches, "):
+        see(monkeypatch, [A, A, B, B], [A, A, B, B], workers=2)
+    with pytest.raises(UserError, match=r"^Each of the train loader's 3 workers .* sees each 3 times; "):
+        see(monkeypatch, [A, A, A, B], workers=3)
+    assert see(monkeypatch, [A, B, C], workers=2) == 2 and see(monkeypatch, [A, A, B], workers=1) == 0
+    with pytest.raises(UserError, match="Ranks 0, 1 of 2 were given the same batches"):
+        see(monkeypatch, [A, A, B], [A, A, B], workers=1)
+
+
+def test_ranks_with_different_numbers_of_batches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "all_sum", lambda counts: counts + torch.tensor([0, 11]))
+    trainer: Any = SimpleNamespace(world_size=2, global_rank=0, num_training_batches=10)
+    with pytest.raises(UserError, match="An epoch has 10 batches on rank 0 and 11 on rank 1, and each step takes all"):
+        divided.refuse_different_lengths(trainer)
+    trainer.num_training_batches = math.inf
+    divided.refuse_different_lengths(trainer)
+    trainer.num_training_batches = 11
+    divided.refuse_different_lengths(trainer)
+
+
+@pytest.mark.parametrize("other, equal", [(0.5, True), (0.5000001, True), (0.51, False), (math.nan, False)])
+def test_a_metric_of_one_ranks_part_is_refused(other: float, equal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "cluster", lambda: SimpleNamespace(world_size=2, rank=0))
+    monkeypatch.setattr(ranks, "all_sum", lambda values: values + torch.tensor([0.0, other]))
+    if equal:
+        assert divided.equal_on_ranks("val/x", 0.5) == 0.5
+    else:
+        with pytest.raises(UserError, match=rf"^val/x is 0\.5 on rank 0, {other:g} on rank 1: of a part"):
+            divided.equal_on_ranks("val/x", 0.5)
 
 
 def test_a_digest_is_of_all_that_a_batch_holds() -> None:

@@ -20,7 +20,7 @@ from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from runtime import loop_state, ranks, resume, signals, watchdog
 from runtime.checkpoint_files import AsyncCheckpointIO, newest
 from runtime.command_line import Option
-from runtime.divided import equally_many
+from runtime.divided import equal_on_ranks, equally_many
 from runtime.report import UserError, atomic_write
 
 ASK_SECONDS = 0.3  # about how often the ranks agree whether to stop or to save
@@ -245,7 +245,7 @@ class Checkpoints(Checkpoint):
                 f"{', '.join(sorted(trainer.callback_metrics)) or 'nothing'}; log {self.monitor} in the model, or name "
                 "another metric as MONITOR."
             )
-        return float(trainer.callback_metrics[self.monitor])
+        return equal_on_ranks(self.monitor, float(trainer.callback_metrics[self.monitor]))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.position["last"]:  # not where max_steps ended it

@@ -1,4 +1,4 @@
-"""Whether the ranks train on different data: a loader that hands two ranks the same batches is refused by name."""
+"""Whether the ranks train on different data, on equally much, and agree on what it gave; else they are refused."""
 
 import hashlib
 import math
@@ -15,17 +15,25 @@ from torch.utils.data import IterableDataset
 from runtime import ranks
 from runtime.report import UserError
 
+MOST = 17  # batches that are compared: one more than the workers whose repetition is told from uniform data
+
 
 class DataDividedCheck(pl.Callback):
     """Compares the ranks' first two batches of a fit, before the second is trained on. Collective.
 
-    Not refused is what proves nothing: two batches of a rank that are equal themselves, for then the data is uniform,
-    and an epoch of one batch, where data may be so little that a sampler has to give a sample to two ranks.
+    Where a rank's batches are equal themselves, more are compared: loader workers that do not divide a stream among
+    them give each batch in turn. Not refused is what proves nothing: uniform data, and an epoch of one batch, where
+    data may be so little that a sampler has to give a sample to two ranks.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        each = CombinedLoader(trainer.train_dataloader, "sequential").flattened
+        streams = [loader for loader in each if isinstance(getattr(loader, "dataset", None), IterableDataset)]
+        self.workers = max((getattr(loader, "num_workers", 0) for loader in streams), default=0)
         self.seen: list[list[int]] = []  # for each batch, the ranks' digests
-        self.done = trainer.world_size == 1
+        self.done = trainer.world_size == 1 and self.workers < 2
+        if trainer.world_size > 1:
+            refuse_different_lengths(trainer)
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self.done:
@@ -34,8 +42,18 @@ class DataDividedCheck(pl.Callback):
         slots[trainer.global_rank], slots[-1] = digest(batch), trainer.is_last_batch
         *digests, ended = ranks.all_sum(slots).tolist()
         self.seen.append(digests)
-        self.done = len(self.seen) == 2 or ended > 0  # a rank whose epoch has ended would not come to the second sum
-        if len(self.seen) == 2 and (same := repeating(*self.seen)):
+        of_ranks = [*zip(*self.seen, strict=True)]
+        told = all(len(set(mine)) > 1 for mine in of_ranks)
+        self.done = told or len(self.seen) == MOST or ended > 0  # a rank whose epoch has ended would not come again
+        if self.workers > 1 and any(
+            len(mine) == self.workers + 1 and len(set(mine[:-1])) == 1 < len(set(mine)) for mine in of_ranks
+        ):
+            raise UserError(
+                f"Each of the train loader's {self.workers} workers gives the same batches, so training sees each "
+                f"{self.workers} times; let the IterableDataset give every worker a part of its own "
+                "(torch.utils.data.get_worker_info), or set num_workers to 1."
+            )
+        if same := repeating(of_ranks):
             named = ", ".join(map(str, same[:8])) + f" and {len(same) - 8} more" * (len(same) > 8)
             raise UserError(
                 f"Ranks {named} of {trainer.world_size} were given the same batches, two in a row, and would train on "
@@ -44,11 +62,46 @@ class DataDividedCheck(pl.Callback):
             )
 
 
-def repeating(first: list[int], second: list[int]) -> list[int]:
-    """The largest set of ranks with the same first and the same second batch; of each batch the digests, by rank."""
-    pairs = list(zip(first, second, strict=True))
-    ((most, times),) = Counter(pair for pair in pairs if pair[0] != pair[1]).most_common(1) or [((0, 0), 0)]
-    return [rank for rank, pair in enumerate(pairs) if pair == most and times > 1]
+def repeating(of_ranks: list[tuple[int, ...]]) -> list[int]:
+    """The largest set of ranks with the same batches, which are not all equal; each rank's digests are given."""
+    ((most, times),) = Counter(mine for mine in of_ranks if len(set(mine)) > 1).most_common(1) or [((), 0)]
+    return [rank for rank, mine in enumerate(of_ranks) if mine == most and times > 1]
+
+
+def refuse_different_lengths(trainer: pl.Trainer) -> None:
+    """A step takes all ranks: one whose batches end early would leave the others waiting. Collective.
+
+    Raises:
+        UserError: the ranks' numbers of training batches are known, and differ.
+    """
+    counts = torch.zeros(trainer.world_size, dtype=torch.int64)
+    counts[trainer.global_rank] = -1 if math.isinf(trainer.num_training_batches) else trainer.num_training_batches
+    found = ranks.all_sum(counts).tolist()
+    if -1 not in found and len(set(found)) > 1:
+        least, most = min(found), max(found)
+        raise UserError(
+            f"An epoch has {least} batches on rank {found.index(least)} and {most} on rank {found.index(most)}, and "
+            "each step takes all ranks; give every rank as many, as DistributedSampler and GlobalBatches do."
+        )
+
+
+def equal_on_ranks(name: str, value: float) -> float:
+    """A metric's value, which rank 0 prints and chooses the best weights by, for all. Collective.
+
+    Raises:
+        UserError: another rank has another value.
+    """
+    this = ranks.cluster()
+    values = torch.zeros(this.world_size)
+    values[this.rank] = value
+    values = ranks.all_sum(values)
+    if not torch.isclose(values, values[0], rtol=1e-5, equal_nan=True).all():
+        shown = ", ".join(f"{found:.6g} on rank {rank}" for rank, found in enumerate(values.tolist()[:3]))
+        raise UserError(
+            f"{name} is {shown}: of a part of the data each; sum it over the ranks: log a torchmetrics metric, or "
+            "self.log(..., sync_dist=True) where the batches are equally large."
+        )
+    return value
 
 
 def equally_many(loaders: Any) -> bool:

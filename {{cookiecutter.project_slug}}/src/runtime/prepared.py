@@ -26,6 +26,7 @@ META = "meta.json"
 STAMP = "verified.json"  # sizes and times of the files when they were hashed
 CHUNK = 1 << 18  # elements of an array that are worked on at a time
 HOLD_OUT = 10  # one row in ten validates, another one in ten tests,
+MANY = 100  # rows of which most have a class of their own: these are no classes
 LARGEST = 50_000  # but at most so many rows each: more would tell little more, and every epoch waits for them
 
 
@@ -213,12 +214,20 @@ def _encode(
         rows, elements = rows + len(lengths), elements + len(ids)
 
 
+def _name(value: Any) -> str:
+    """A class's name: 1.0, which pandas makes of 1 where a value is missing, is 1."""
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
 def _codes(values: pa.Array, codes: dict[str, int]) -> np.ndarray:
-    """Each value's code, (N,) int32, which new values are given; -1 where it is null or empty."""
+    """Each value's code, (N,) int32, which new values are given; -1 where it is null, empty or NaN."""
     if pa.types.is_nested(values.type):
         raise UserError(f"A class is {values[0].as_py()!r}, a {values.type}; expected text or a number.")
     coded = values.dictionary_encode()
-    found = [-1 if v in (None, "") else codes.setdefault(str(v), len(codes)) for v in coded.dictionary.to_pylist()]
+    found = [
+        -1 if v in (None, "") or v != v else codes.setdefault(_name(v), len(codes))
+        for v in coded.dictionary.to_pylist()
+    ]
     return np.array([*found, -1], np.int32)[coded.indices.fill_null(len(found)).to_numpy()]
 
 
@@ -232,6 +241,11 @@ def _check_classes(folder: Path, names: list[str], known: int, column: str) -> N
     elif written.min() < 0:
         row = written.argmin() + 1
         raise UserError(f"Row {row} of the {split} split has no {column}; expected one; correct or remove it.")
+    elif split == "train" and len(written) >= MANY and 2 * len(names) > len(written):
+        raise UserError(
+            f"The {column} has {len(names):,} different values in {len(written):,} rows of the train split, so it "
+            f"names no classes; name the right column with --{column}_column."
+        )
     elif split == "train" and len(names) < 2:
         raise UserError(f"The data has a single class, {names[0]!r}; two or more are needed.")
     elif split != "train" and (new := names[known:]):

@@ -83,8 +83,8 @@ def session() -> Iterator[Cluster]:
         write_failure(cause)
         if this and _lost_a_rank(error):
             raise ClusterError(f"{this.name(this.rank)} had to end: {cause}") from None
-        if re.search("No space left on device|Disk quota exceeded", str(error)) and not isinstance(error, UserError):
-            raise UserError(f"{cause}; free some space and start the command again with --resume auto.") from None
+        if report.full_disk(error) and not isinstance(error, UserError):
+            raise UserError(cause) from None
         raise
     finally:
         _store = None
@@ -304,7 +304,7 @@ def _cause(this: Cluster, error: Exception) -> str:
     if not lost or causes:
         return causes[0] if lost else own
     silent = ", ".join(this.name(rank) for rank in keys if rank not in {*ends, this.rank})
-    why = "exited without an error message, killed for lack of memory perhaps, or by native code; see its log."
+    why = "exited without an error message: for lack of memory perhaps, in native code or out of batches; see its log."
     return f"{silent} {why}" if silent else own
 
 

@@ -6,9 +6,11 @@ error is one sentence.
 
 import contextlib
 import csv
+import json
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +27,11 @@ from runtime.report import UserError, root_cause
 READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".arrow": "arrow"}
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "val")
+SPLITS |= {f"{word}{more}": split for word, split in SPLITS.items() for more in ("set", "data")}
+EITHER = ("eval", "evaluation", "evalset", "evaldata")  # some mean validation, others the test
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 NOT_DATA = r"\.|cache-.*\.arrow|(state|dataset_info|dataset_dict)\.json"  # what datasets.save_to_disk adds
+SWALLOWED = r"\t[^\n]*\n|\n[^\n]*\t"  # rows of a tsv within one of its fields
 ROWS = 8192  # of a piece
 BLOCK = 2 << 20  # bytes of csv that are parsed at a time, about 35 ahead; a longer row is refused
 
@@ -65,11 +71,27 @@ def find_source(dataset: str, builtin: Sequence[str] = ()) -> list[Any]:
         return ["hub", dataset]
     path = path.absolute()  # not resolved: a link's own name tells what its target holds
     files = [path] if path.is_file() else sorted(path.rglob("*"))
-    files = [f for f in files if f.suffix in READERS and f.is_file() and not re.match(NOT_DATA, f.name)]
-    files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+    files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts) and f.is_file()]
+    if packed := [f for f in files if f.suffix.lower() in PACKED]:
+        raise UserError(f"--dataset {dataset!r}: {packed[0]} is compressed; unpack it, or take it out of the folder.")
+    files = [f for f in files if f.suffix.lower() in READERS and not re.match(NOT_DATA, f.name) and _is_of_a_save(f)]
     if not files:
         raise UserError(f"--dataset {dataset!r}: no data file in {path}; expected one of {', '.join(READERS)}.")
+    ((name, times),) = Counter(f.with_suffix("") for f in files).most_common(1)
+    if times > 1:
+        raise UserError(
+            f"--dataset {dataset!r}: {name}.* are {times} files, of the same rows perhaps; leave one there."
+        )
     return [str(path), stamps(files)]
+
+
+def _is_of_a_save(file: Path) -> bool:
+    """Whether datasets.save_to_disk's list of files has this one: an earlier save may have left more."""
+    try:
+        saved = json.loads((file.parent / "state.json").read_text(encoding="utf-8"))["_data_files"]
+        return file.suffix != ".arrow" or file.name in [each["filename"] for each in saved]
+    except (OSError, ValueError, KeyError, TypeError):  # no such list
+        return True
 
 
 def stamps(files: Sequence[Path]) -> list[list[Any]]:
@@ -98,7 +120,9 @@ def read(
     files: dict[str, list[Path]] = {"train": []}
     for path in (Path(f) for f, *_ in stamped):
         below = str(path.relative_to(root).with_suffix("")) if path != Path(root) else ""
-        words = [word for word in re.findall("[a-z]+", below.lower()) if word in SPLITS]
+        words = [word for word in re.findall("[a-z]+", below.lower()) if word in SPLITS or word in EITHER]
+        if words and words[-1] in EITHER:
+            raise UserError(f"{path} may be for validation or for the test; name it, or its folder, val… or test….")
         files.setdefault(SPLITS[words[-1]] if words else "train", []).append(path)
     if not files["train"]:
         found = ", ".join([*files][1:])
@@ -120,7 +144,7 @@ def _read_hub(dataset: str, columns: Sequence[Column], builtin: Sequence[str]) -
 
 
 def _read_file(path: Path, columns: Sequence[Column], scratch: Path) -> Pieces:
-    reader = READERS[path.suffix]
+    reader = READERS[path.suffix.lower()]
     try:
         if reader == "csv":
             yield from _read_csv(path, columns)
@@ -138,7 +162,7 @@ def _read_file(path: Path, columns: Sequence[Column], scratch: Path) -> Pieces:
 
 def _read_csv(path: Path, columns: Sequence[Column]) -> Pieces:
     """Every column is text: a reader that guesses makes 7 of 007, and nothing of NA, which is Namibia."""
-    separator = "\t" if path.suffix == ".tsv" else ","
+    separator = "\t" if path.suffix.lower() == ".tsv" else ","
     with path.open(newline="", encoding="utf-8-sig") as file:
         found = find_columns(next(csv.reader(file, delimiter=separator), []), columns, str(path))
     batches = pyarrow.csv.open_csv(
@@ -147,7 +171,14 @@ def _read_csv(path: Path, columns: Sequence[Column]) -> Pieces:
         pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
         pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(found, pa.string()), include_columns=found),
     )
-    return ([c[at : at + ROWS] for c in batch.columns] for batch in batches for at in range(0, len(batch), ROWS))
+    for batch in batches:
+        for column in batch.columns if separator == "\t" else ():
+            if (at := pc.index(pc.match_substring_regex(column, SWALLOWED), True).as_py()) >= 0:
+                raise UserError(
+                    f"{path}: a quotation mark opens the field {column[at].as_py()[:40]!r}… and takes in rows up to "
+                    "the next one; double a field's own marks and quote it, or save the data as jsonl or parquet."
+                )
+        yield from ([c[at : at + ROWS] for c in batch.columns] for at in range(0, len(batch), ROWS))
 
 
 def _pieces(rows: Any, columns: Sequence[Column], where: str) -> Pieces:

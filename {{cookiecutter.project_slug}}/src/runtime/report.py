@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,8 +33,18 @@ def sentence(error: BaseException) -> str:
             "On several ranks every parameter has to take part in the loss of every step, and some do not; freeze them "
             "by requires_grad_(False), or add find_unused_parameters=True to ClusterStrategy in src/dist.py."
         )
-    lightnings = type(error).__name__ == "MisconfigurationException"
-    return str(error) if lightnings or isinstance(error, UserError) else ""
+    if type(error).__name__ == "MisconfigurationException" or isinstance(error, UserError):
+        return str(error)
+    return full_disk(error)
+
+
+def full_disk(error: BaseException) -> str:
+    """What to say where a full disk is the cause; else empty. TensorBoard's logger wraps it in an error of its own."""
+    for cause in error_chain(error):
+        if re.search("No space left on device|Disk quota exceeded", str(cause)):
+            line = f"{type(cause).__name__}: {str(cause).splitlines()[0]}"
+            return f"{line}; free some space and start the command again with --resume auto."
+    return ""
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -157,10 +168,17 @@ def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, st
         print(f"warning: the test gave no {monitored}, as MONITOR in options.py asks", file=sys.stderr)
 
 
+def _quiet_on_a_full_disk(args: Any) -> None:
+    """TensorBoard's thread hands its error to the main one, where it becomes a sentence."""
+    if not full_disk(args.exc_value):
+        threading.__excepthook__(args)
+
+
 def quiet() -> None:
     """Silence what Lightning says on every run and nobody can act on; its callbacks' messages stay."""
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     logging.getLogger("pytorch_lightning.callbacks").setLevel(logging.INFO)
+    threading.excepthook = _quiet_on_a_full_disk
     for message in (
         ".*does not have many workers.*",  # tiny texts: workers would only cost memory
         ".*isinstance.treespec, LeafSpec.*",  # torch 2.13 about Lightning 2.6.6

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import pickle
 import tracemalloc
 from collections import Counter
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -205,7 +208,7 @@ def test_formats(kind: str, rows: list[tuple[str, str]], monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "names", [("train", "validation", "test-1"), ("a/training", "a/dev.en", "imdb_test"), ("x", "val/1", "Test2")]
+    "names", [("trainset", "validation", "test-1"), ("a/training", "a/dev.en", "imdb_testset"), ("x", "val/1", "Test2")]
 )
 def test_splits_that_are_given_are_kept(names: tuple[str, str, str], rows: list[tuple[str, str]]) -> None:
     for name, part in zip(names, (rows[0::2], rows[1::4], rows[3::4]), strict=True):
@@ -336,6 +339,23 @@ def jsonl(name: str, *rows: object) -> str:
 GOOD = [{"text": f"word {i}", "label": "ab"[i % 2]} for i in range(30)]
 
 
+def both(*names: str) -> None:
+    Path("own").mkdir()
+    for name in names:
+        jsonl(f"own/{name}", *GOOD)
+
+
+def tsv(*texts: str, nan: bool = False) -> str:
+    """Or, with `nan`, a parquet file whose labels are numbers of which one is missing."""
+    if nan:
+        labels = pa.array([1.0, 0.0, 1.0, 0.0, math.nan])
+        pq.write_table(pa.table({"text": [*"abcde"], "label": labels}), "a.parquet")
+        return "a.parquet"
+    lines = ["text\tlabel", *(f"{text}\t{'ba'[i % 2]}" for i, text in enumerate(texts))]
+    Path("a.tsv").write_text("\n".join(lines), encoding="utf-8")
+    return "a.tsv"
+
+
 @pytest.mark.parametrize(
     ("make", "options", "expected"),
     [
@@ -360,6 +380,16 @@ GOOD = [{"text": f"word {i}", "label": "ab"[i % 2]} for i in range(30)]
         (lambda: jsonl("a.parquet", *GOOD), {}, "could not be read as parquet"),
         (lambda: (Path("a.csv").write_bytes(bytes(range(256))), "a.csv")[1], {}, "could not be read as csv"),
         (lambda: (Path("a.jsonl").write_text(""), "a.jsonl")[1], {}, "a.jsonl"),
+        (
+            lambda: jsonl("a.jsonl", *({**row, "label": i} for i, row in enumerate(4 * GOOD))),
+            {},
+            "120 different values",
+        ),
+        (lambda: (both("a.jsonl", "a.jsonl.gz"), "own")[1], {}, "a.jsonl.gz is compressed; unpack it"),
+        (lambda: (both("a.jsonl", "a.json"), "own")[1], {}, "a.* are 2 files, of the same rows perhaps"),
+        (lambda: (both("train.jsonl", "eval.jsonl"), "own")[1], {}, "eval.jsonl may be for validation or for the test"),
+        (lambda: tsv('"a', "b", 'c"', "d"), {}, "opens the field 'a\\tb\\nb\\ta\\nc'… and takes in rows up to"),
+        (lambda: tsv("a", "b", nan=True), {}, "Row 5 of the train split has no label"),
     ],
 )
 def test_bad_data_is_refused_in_a_sentence(make, options: dict[str, str], expected: str) -> None:  # type: ignore[no-untyped-def]
@@ -369,6 +399,24 @@ def test_bad_data_is_refused_in_a_sentence(make, options: dict[str, str], expect
     assert "\n" not in str(refusal.value)
     left = {path.suffix for path in Path("prepared").glob("*")} if Path("prepared").exists() else set()
     assert left <= {".lock"}
+
+
+def test_a_class_has_one_name_whatever_type_a_file_gives_it() -> None:
+    """pandas makes floats of integers where one was missing."""
+    Path("own").mkdir()
+    for name, labels in (("a", [0, 1] * 20), ("b", [0.0, 1.0] * 20), ("C", ["0", "1"] * 20)):
+        table = pa.table({"text": [f"{name}{i}" for i in range(40)], "label": labels})
+        pq.write_table(table, f"own/{name}.{'PARQUET' if name == 'C' else 'parquet'}")
+    made = prepared("own")
+    assert made.labels == ["0", "1"] and sum(len(split) for split in made.splits.values()) == 120
+
+
+def test_a_save_into_the_folder_of_an_earlier_one_is_read_alone() -> None:
+    for many, shards in ((300, 3), (100, 1)):
+        table = {"text": [f"{many} {i}" for i in range(many)], "label": [i % 2 for i in range(many)]}
+        datasets.Dataset.from_dict(table).save_to_disk("saved", num_shards=shards)
+    assert len([*Path("saved").glob("*.arrow")]) == 4
+    assert all(text.startswith("100 ") for text in texts_of(prepared("saved")))
 
 
 def test_an_unseen_label_is_refused() -> None:

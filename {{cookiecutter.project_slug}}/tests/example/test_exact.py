@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
 import model
@@ -357,6 +358,15 @@ def test_a_full_disk_at_the_very_end_is_a_sentence(words: str, monkeypatch: pyte
 
     monkeypatch.setattr(checkpoints, "atomic_write", full)
     with pytest.raises(UserError, match="model is saved, but not that the run is finished, in outputs/checkpoints"):
+        run(words, epochs=1, max_steps=3)
+
+
+def test_a_full_disk_that_a_logger_wraps_is_a_sentence(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:  # as TensorBoard's, in Lightning 2.6.6
+        raise ValueError("you tried to log 0.5") from OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pl.loggers.TensorBoardLogger, "log_metrics", full)
+    with pytest.raises(UserError, match=r"^OSError: \[Errno 28\] No space left on device; free some space and start"):
         run(words, epochs=1, max_steps=3)
 
 
