@@ -36,9 +36,10 @@ def verdicts(report: dict[str, Any]) -> dict[str, str]:
     return {check["name"]: check["verdict"] for check in report["checks"]}
 
 
-def options(words: Path, world_size: int) -> list[str]:
+def options(words: Path, world_size: int, epochs: int = 2) -> list[str]:
     """A short run whose global batch is 48, however many ranks share it."""
-    return ["--", "--dataset", str(words), "--epochs", "2", "--batch_size", str(48 // world_size), "--log_every", "5"]
+    given = {"dataset": words, "epochs": epochs, "batch_size": 48 // world_size, "log_every": 5}
+    return ["--", *(part for name, value in given.items() for part in (f"--{name}", str(value)))]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,8 @@ def test_ranks_that_drift_apart_are_found_though_all_test_the_best_weights_of_on
 def test_real_mpirun_on_one_host(project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]) -> None:
     """Open MPI from its wheel, nothing of the system; the job is started again after its host is lost."""
     need("unshare")
-    command = ["--hosts", "1", "--distribution", "smddp", "--lose-host", "1", *options(words, 2)]
+    command = ["--hosts", "1", "--distribution", "smddp", "--lose-host", "1"]
+    command += options(words, 2, epochs=8)  # the loss has to come before training's end
     report = rehearse(project, tmp_path, *command, "--checkpoint_steps", "2", **without_sdk)
     if not report["mpirun"] and "may not mount" in report["launcher"]:
         need(root=True)

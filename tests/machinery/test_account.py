@@ -371,7 +371,9 @@ def test_the_notebook_writes_out_the_same_estimator():
 def test_the_account_is_asked_whether_it_may_tune_so_many_at_a_time(aws, good, monkeypatch):
     record(monkeypatch, SimulatePrincipalPolicy=simulated("sagemaker:CreateHyperParameterTuningJob"))
     job = replace(good, tune=Tune(parallel=3))
-    found = [str(finding) for finding in account.check(job, request.dry_run(job), tuning=True)]
+    made = {**request.dry_run(job), "HyperParameterTuningJobName": "words-1"}
+    found = [str(finding) for finding in account.check(job, made, tuning=True)]
+    assert ":hyper-parameter-tuning-job/words-1" in found[0]
     assert [line.split(" is above")[0].split(" on ")[0] for line in found] == [
         "error   caller.sagemaker:CreateHyperParameterTuningJob: moto may not sagemaker:CreateHyperParameterTuningJob",
         "error   instance_count: 6",

@@ -88,7 +88,7 @@ def test_preflight_reads_the_ranges_too(tmp_path, capsys, monkeypatch):
     assert "error   tune.ranges.epoch: train.py has no such option; did you mean epochs?" in said
     two = "warning tune.ranges.weight_decay: [0.1, 0.01] is a list of two values, and no other is tried"
     assert f"{two}; for all between them write {{ min = 0.01, max = 0.1 }}, else leave it" in said
-    assert "warning tune.ranges.seed: each seed divides the data anew, so these jobs' scores do not compare" in said
+    assert "warning tune.ranges.seed: each seed may divide the data anew, and then these jobs' scores do" in said
     changes = {"tune.ranges.lr": [0.1], "estimator.training_plan": "arn:aws:sagemaker:us-east-1:123456789012:x"}
     path = edited(tmp_path / "job.toml", changes)  # what only a tuning job cannot be is not refused
     main(["preflight", "--offline", "--job", str(path)])

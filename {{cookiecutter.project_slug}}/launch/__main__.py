@@ -134,7 +134,8 @@ def submit(options: argparse.Namespace) -> int:
         job = tune.carried(job)
     if not options.dry_run and made:
         aws.client("sts", job.region).get_caller_identity()  # without credentials nothing can be sent
-        found += [*account.check(job, made, tuning), *requirements.resolved(job)]
+        named = {**made, "HyperParameterTuningJobName": search["HyperParameterTuningJobName"]} if search else made
+        found += [*account.check(job, named, tuning), *requirements.resolved(job)]
     found = findings.ordered(found, options.accept)
     for finding in found:
         print(finding, file=sys.stderr)

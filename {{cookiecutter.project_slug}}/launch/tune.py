@@ -45,9 +45,9 @@ def ranges(job: Job) -> Iterator[Finding]:
         kind = declared[option].type if option in declared else float  # which is said below
         if option in job.hyperparameters:
             yield warning(f"hyperparameters.{option}", "[tune.ranges] has it too", "tuning takes its values from there")
-        if option == "seed":
+        if option == "seed" and not (isinstance(given, list) and len(given) == 1):
             cure = "search other options, and repeat the best job with other seeds"
-            yield warning(key, "each seed divides the data anew, so these jobs' scores do not compare", cure)
+            yield warning(key, "each seed may divide the data anew, and then these jobs' scores do not compare", cure)
         if isinstance(given, dict):
             values = [given[end] for end in ("min", "max") if type(given.get(end)) in (int, float)]
             if len(values) < 2 or given.keys() - {"min", "max", "scale"}:

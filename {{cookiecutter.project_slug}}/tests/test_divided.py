@@ -94,7 +94,7 @@ A, B, C, D, E, F = ({"x": torch.tensor([[i, 1.0]])} for i in range(6))
         ([[A, B, C], [D, E, F]], 2),
         ([[A, B, C], [A, E, F]], 2),  # one alone may be chance
         ([[A, A, A], [A, A, A]], 3),  # the data is uniform
-        ([[A] * 20, [A] * 20], 17),
+        ([[A] * 40, [A] * 40], 32),
         ([[A], [A]], 1),  # a sampler repeats the only sample that there is
         ([[A, B, C], [A]], 1),  # rank 1 would not come again
         ([[A, B, C]], 0),
@@ -107,7 +107,7 @@ def test_what_is_divided_or_proves_nothing_is_not_refused(
 
 
 def test_ranks_with_the_same_batches_are_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"^Ranks 0, 2 of 3 were given the same batches, .*GlobalBatches\.$") as refusal:
+    with pytest.raises(UserError, match=r"^Ranks 0, 2 of 3 were given the same batches .*GlobalBatches\.$") as refusal:
         see(monkeypatch, [A, B, C], [D, E, F], [A, B, F])
     assert "ordinary DataLoader" in str(refusal.value) and "\n" not in str(refusal.value)
     with pytest.raises(UserError, match=r"^Ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12 were given the same batches"):
@@ -116,10 +116,12 @@ def test_ranks_with_the_same_batches_are_refused_in_a_sentence(monkeypatch: pyte
 
 def test_workers_that_repeat_a_stream_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^Each of the train loader's 2 workers gives the same batches, "):
-        see(monkeypatch, [A, A, B, B], [A, A, B, B], workers=2)
+        see(monkeypatch, [A, A, B, B], [C, C, D, D], workers=2)
     with pytest.raises(UserError, match=r"^Each of the train loader's 3 workers .* sees each 3 times; "):
-        see(monkeypatch, [A, A, A, B], workers=3)
+        see(monkeypatch, [A, A, A, B, B, B], workers=3)
     assert see(monkeypatch, [A, B, C], workers=2) == 2 and see(monkeypatch, [A, A, B], workers=1) == 0
+    assert see(monkeypatch, [A, A, B, A, B, B], workers=2) == 4, "one block may be chance"
+    assert see(monkeypatch, [A, A, B, B], [C, D, E, F], workers=2) == 3, "the other rank's are divided"
     with pytest.raises(UserError, match="Ranks 0, 1 of 2 were given the same batches"):
         see(monkeypatch, [A, A, B], [A, A, B], workers=1)
 
@@ -135,15 +137,20 @@ def test_ranks_with_different_numbers_of_batches_are_refused(monkeypatch: pytest
     divided.refuse_different_lengths(trainer)
 
 
-@pytest.mark.parametrize("other, equal", [(0.5, True), (0.5000001, True), (0.51, False), (math.nan, False)])
-def test_a_metric_of_one_ranks_part_is_refused(other: float, equal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "cluster", lambda: SimpleNamespace(world_size=2, rank=0))
-    monkeypatch.setattr(ranks, "all_sum", lambda values: values + torch.tensor([0.0, other]))
+@pytest.mark.parametrize("other, equal", [(0.5, True), (0.5001, True), (0.51, False), (math.nan, False)])
+def test_a_metric_of_one_ranks_part_is_refused_before_training_and_warned_of_later(
+    other: float, equal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ranks, "cluster", lambda: SimpleNamespace(world_size=3, rank=0))
+    monkeypatch.setattr(ranks, "all_sum", lambda values: values + torch.tensor([0.0, 0.5, other]))
+    assert divided.equal_on_ranks("val/x", 0.5, refuse=False) == 0.5
+    said = capsys.readouterr().err
     if equal:
-        assert divided.equal_on_ranks("val/x", 0.5) == 0.5
+        assert divided.equal_on_ranks("val/x", 0.5, refuse=True) == 0.5 and not said
     else:
-        with pytest.raises(UserError, match=rf"^val/x is 0\.5 on rank 0, {other:g} on rank 1: of a part"):
-            divided.equal_on_ranks("val/x", 0.5)
+        assert said.startswith(f"warning: val/x is 0.5 on rank 0 and {other:g} on rank 2, of a part of the data each p")
+        with pytest.raises(UserError, match=rf"^val/x is 0\.5 on rank 0 and {other:g} on rank 2, .*sync_dist=True"):
+            divided.equal_on_ranks("val/x", 0.5, refuse=True)
 
 
 def test_a_digest_is_of_all_that_a_batch_holds() -> None:

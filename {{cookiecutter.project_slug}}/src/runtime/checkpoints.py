@@ -245,7 +245,7 @@ class Checkpoints(Checkpoint):
                 f"{', '.join(sorted(trainer.callback_metrics)) or 'nothing'}; log {self.monitor} in the model, or name "
                 "another metric as MONITOR."
             )
-        return equal_on_ranks(self.monitor, float(trainer.callback_metrics[self.monitor]))
+        return equal_on_ranks(self.monitor, float(trainer.callback_metrics[self.monitor]), trainer.sanity_checking)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.position["last"]:  # not where max_steps ended it

@@ -26,7 +26,7 @@ META = "meta.json"
 STAMP = "verified.json"  # sizes and times of the files when they were hashed
 CHUNK = 1 << 18  # elements of an array that are worked on at a time
 HOLD_OUT = 10  # one row in ten validates, another one in ten tests,
-MANY = 100  # rows of which most have a class of their own: these are no classes
+MANY = 1_000  # rows of which most have a class of their own: these are no classes
 LARGEST = 50_000  # but at most so many rows each: more would tell little more, and every epoch waits for them
 
 
@@ -199,7 +199,9 @@ def write_classified(
         missing = [name for name in sizes if split == "train" and name not in given]
         sizes |= write(directory / "rows", split_rows(written, [split, *missing], seed))
     for split in (split for split, size in sizes.items() if not size):
-        raise UserError(f"The {split} split is empty: too few rows; add some, or a file for it.")
+        raise UserError(
+            f"The {split} split is empty: too few rows for {len(classes)} classes; add some, or a file for it."
+        )
     return classes, sizes
 
 

@@ -84,7 +84,7 @@ def session() -> Iterator[Cluster]:
         if this and _lost_a_rank(error):
             raise ClusterError(f"{this.name(this.rank)} had to end: {cause}") from None
         if report.full_disk(error) and not isinstance(error, UserError):
-            raise UserError(cause) from None
+            raise UserError(cause if this else report.full_disk(error)) from None
         raise
     finally:
         _store = None

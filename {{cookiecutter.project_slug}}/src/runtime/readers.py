@@ -31,7 +31,6 @@ SPLITS |= {f"{word}{more}": split for word, split in SPLITS.items() for more in 
 EITHER = ("eval", "evaluation", "evalset", "evaldata")  # some mean validation, others the test
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 NOT_DATA = r"\.|cache-.*\.arrow|(state|dataset_info|dataset_dict)\.json"  # what datasets.save_to_disk adds
-SWALLOWED = r"\t[^\n]*\n|\n[^\n]*\t"  # rows of a tsv within one of its fields
 ROWS = 8192  # of a piece
 BLOCK = 2 << 20  # bytes of csv that are parsed at a time, about 35 ahead; a longer row is refused
 
@@ -71,10 +70,13 @@ def find_source(dataset: str, builtin: Sequence[str] = ()) -> list[Any]:
         return ["hub", dataset]
     path = path.absolute()  # not resolved: a link's own name tells what its target holds
     files = [path] if path.is_file() else sorted(path.rglob("*"))
-    files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts) and f.is_file()]
-    if packed := [f for f in files if f.suffix.lower() in PACKED]:
+    files = [f for f in files if not any(part.startswith(".") for part in f.relative_to(path).parts)]
+    packed = [f for f in files if f.suffix.lower() in PACKED and Path(f.stem).suffix.lower() in READERS]
+    if packed:
         raise UserError(f"--dataset {dataset!r}: {packed[0]} is compressed; unpack it, or take it out of the folder.")
-    files = [f for f in files if f.suffix.lower() in READERS and not re.match(NOT_DATA, f.name) and _is_of_a_save(f)]
+    files = [f for f in files if f.suffix.lower() in READERS and f.is_file() and not re.match(NOT_DATA, f.name)]
+    saves = {folder: _saved(folder) for folder in {f.parent for f in files if f.suffix == ".arrow"}}
+    files = [f for f in files if f.suffix != ".arrow" or f.name in (saves[f.parent] or {f.name})]
     if not files:
         raise UserError(f"--dataset {dataset!r}: no data file in {path}; expected one of {', '.join(READERS)}.")
     ((name, times),) = Counter(f.with_suffix("") for f in files).most_common(1)
@@ -85,13 +87,13 @@ def find_source(dataset: str, builtin: Sequence[str] = ()) -> list[Any]:
     return [str(path), stamps(files)]
 
 
-def _is_of_a_save(file: Path) -> bool:
-    """Whether datasets.save_to_disk's list of files has this one: an earlier save may have left more."""
+def _saved(folder: Path) -> set[str]:
+    """The files that datasets.save_to_disk names as a folder's: an earlier save may have left more. Empty: no list."""
     try:
-        saved = json.loads((file.parent / "state.json").read_text(encoding="utf-8"))["_data_files"]
-        return file.suffix != ".arrow" or file.name in [each["filename"] for each in saved]
-    except (OSError, ValueError, KeyError, TypeError):  # no such list
-        return True
+        listed = json.loads((folder / "state.json").read_text(encoding="utf-8"))["_data_files"]
+        return {each["filename"] for each in listed}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def stamps(files: Sequence[Path]) -> list[list[Any]]:
@@ -164,21 +166,34 @@ def _read_csv(path: Path, columns: Sequence[Column]) -> Pieces:
     """Every column is text: a reader that guesses makes 7 of 007, and nothing of NA, which is Namibia."""
     separator = "\t" if path.suffix.lower() == ".tsv" else ","
     with path.open(newline="", encoding="utf-8-sig") as file:
-        found = find_columns(next(csv.reader(file, delimiter=separator), []), columns, str(path))
+        names = next(csv.reader(file, delimiter=separator), [])
+    found = find_columns(names, columns, str(path))
+    read = names if separator == "\t" and len({*names}) == len(names) else found  # all, for what is looked for below
     batches = pyarrow.csv.open_csv(
         path,
         pyarrow.csv.ReadOptions(block_size=BLOCK),
         pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(found, pa.string()), include_columns=found),
+        pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(read, pa.string()), include_columns=read),
     )
     for batch in batches:
-        for column in batch.columns if separator == "\t" else ():
-            if (at := pc.index(pc.match_substring_regex(column, SWALLOWED), True).as_py()) >= 0:
-                raise UserError(
-                    f"{path}: a quotation mark opens the field {column[at].as_py()[:40]!r}… and takes in rows up to "
-                    "the next one; double a field's own marks and quote it, or save the data as jsonl or parquet."
-                )
-        yield from ([c[at : at + ROWS] for c in batch.columns] for at in range(0, len(batch), ROWS))
+        for name in names if read is names else ():
+            _refuse_swallowed_rows(batch.column(name), names.index(name), len(names), path)
+        arrays = [batch.column(name) for name in found]
+        yield from ([array[at : at + ROWS] for array in arrays] for at in range(0, len(batch), ROWS))
+
+
+def _refuse_swallowed_rows(fields: pa.Array, before: int, columns: int, path: Path) -> None:
+    """Many a tsv quotes nothing. A field that begins with a quotation mark then goes on to the next row that has one.
+
+    Such a field holds the rest of its row, whole rows, and the beginning of one: the tabs tell.
+    """
+    rest, whole, begun = (f"[^\t\n]*(\t[^\t\n]*){{{tabs}}}" for tabs in (columns - 1 - before, columns - 1, before))
+    at = pc.index(pc.match_substring_regex(fields, f"^{rest}\n({whole}\n)*{begun}$"), True).as_py()
+    if at >= 0:
+        raise UserError(
+            f"{path}: a quotation mark opens the field {fields[at].as_py()[:40]!r}… and takes in rows up to the next "
+            "one; double a field's own marks and quote it, or save the data as jsonl or parquet."
+        )
 
 
 def _pieces(rows: Any, columns: Sequence[Column], where: str) -> Pieces:

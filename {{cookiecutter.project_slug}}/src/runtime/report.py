@@ -51,7 +51,7 @@ def error_chain(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what it was raised from, the innermost last."""
     while error:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def root_cause(error: BaseException) -> str:
@@ -168,17 +168,19 @@ def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, st
         print(f"warning: the test gave no {monitored}, as MONITOR in options.py asks", file=sys.stderr)
 
 
-def _quiet_on_a_full_disk(args: Any) -> None:
-    """TensorBoard's thread hands its error to the main one, where it becomes a sentence."""
-    if not full_disk(args.exc_value):
-        threading.__excepthook__(args)
-
-
 def quiet() -> None:
     """Silence what Lightning says on every run and nobody can act on; its callbacks' messages stay."""
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     logging.getLogger("pytorch_lightning.callbacks").setLevel(logging.INFO)
-    threading.excepthook = _quiet_on_a_full_disk
+    shown = threading.excepthook
+
+    def but_for_tensorboards(args: Any) -> None:
+        """Its thread hands an error on to the main one, where a full disk becomes a sentence."""
+        if type(args.thread).__name__ != "_AsyncWriterThread" or not full_disk(args.exc_value):
+            shown(args)
+
+    if getattr(shown, "__name__", "") != but_for_tensorboards.__name__:
+        threading.excepthook = but_for_tensorboards
     for message in (
         ".*does not have many workers.*",  # tiny texts: workers would only cost memory
         ".*isinstance.treespec, LeafSpec.*",  # torch 2.13 about Lightning 2.6.6

@@ -345,15 +345,14 @@ def both(*names: str) -> None:
         jsonl(f"own/{name}", *GOOD)
 
 
-def tsv(*texts: str, nan: bool = False) -> str:
-    """Or, with `nan`, a parquet file whose labels are numbers of which one is missing."""
-    if nan:
-        labels = pa.array([1.0, 0.0, 1.0, 0.0, math.nan])
-        pq.write_table(pa.table({"text": [*"abcde"], "label": labels}), "a.parquet")
-        return "a.parquet"
-    lines = ["text\tlabel", *(f"{text}\t{'ba'[i % 2]}" for i, text in enumerate(texts))]
+def tsv(*lines: str) -> str:
     Path("a.tsv").write_text("\n".join(lines), encoding="utf-8")
     return "a.tsv"
+
+
+def parquet(texts: list[str], labels: list[float]) -> str:
+    pq.write_table(pa.table({"text": texts, "label": labels}), "a.parquet")
+    return "a.parquet"
 
 
 @pytest.mark.parametrize(
@@ -381,15 +380,17 @@ def tsv(*texts: str, nan: bool = False) -> str:
         (lambda: (Path("a.csv").write_bytes(bytes(range(256))), "a.csv")[1], {}, "could not be read as csv"),
         (lambda: (Path("a.jsonl").write_text(""), "a.jsonl")[1], {}, "a.jsonl"),
         (
-            lambda: jsonl("a.jsonl", *({**row, "label": i} for i, row in enumerate(4 * GOOD))),
+            lambda: jsonl("a.jsonl", *({**row, "label": i} for i, row in enumerate(40 * GOOD))),
             {},
-            "120 different values",
+            "1,200 different values",
         ),
         (lambda: (both("a.jsonl", "a.jsonl.gz"), "own")[1], {}, "a.jsonl.gz is compressed; unpack it"),
         (lambda: (both("a.jsonl", "a.json"), "own")[1], {}, "a.* are 2 files, of the same rows perhaps"),
         (lambda: (both("train.jsonl", "eval.jsonl"), "own")[1], {}, "eval.jsonl may be for validation or for the test"),
-        (lambda: tsv('"a', "b", 'c"', "d"), {}, "opens the field 'a\\tb\\nb\\ta\\nc'… and takes in rows up to"),
-        (lambda: tsv("a", "b", nan=True), {}, "Row 5 of the train split has no label"),
+        (lambda: tsv("text\tlabel", '"a\tx', 'b"\ty'), {}, "opens the field 'a\\tx\\nb'… and takes in rows"),
+        (lambda: tsv("note\ttext\tlabel", '"a\tx\t1', "b\ty\t2", 'c"\tz\t1'), {}, "opens the field 'a\\tx\\t1\\nb"),
+        (lambda: tsv("label\ttext", '1\t"a', "2\tb", '1\tc"'), {}, "opens the field 'a\\n2\\tb\\n1\\tc'"),
+        (lambda: parquet([*"abcde"], [1.0, 0.0, 1.0, 0.0, math.nan]), {}, "Row 5 of the train split has no label"),
     ],
 )
 def test_bad_data_is_refused_in_a_sentence(make, options: dict[str, str], expected: str) -> None:  # type: ignore[no-untyped-def]
@@ -399,6 +400,14 @@ def test_bad_data_is_refused_in_a_sentence(make, options: dict[str, str], expect
     assert "\n" not in str(refusal.value)
     left = {path.suffix for path in Path("prepared").glob("*")} if Path("prepared").exists() else set()
     assert left <= {".lock"}
+
+
+def test_a_text_of_a_tsv_may_hold_tabs_and_lines_where_it_is_quoted() -> None:
+    code = "if x:\n\treturn 1\nreturn 2"
+    with Path("a.tsv").open("w", newline="") as file:
+        rows = [(f"{code} {i}", "ab"[i % 2]) for i in range(40)]
+        csv.writer(file, delimiter="\t").writerows([("text", "label"), *rows])
+    assert sorted(texts_of(prepared("a.tsv"))) == sorted(text for text, _ in rows)
 
 
 def test_a_class_has_one_name_whatever_type_a_file_gives_it() -> None:

@@ -368,6 +368,12 @@ def test_a_full_disk_that_a_logger_wraps_is_a_sentence(words: str, monkeypatch: 
     monkeypatch.setattr(pl.loggers.TensorBoardLogger, "log_metrics", full)
     with pytest.raises(UserError, match=r"^OSError: \[Errno 28\] No space left on device; free some space and start"):
         run(words, epochs=1, max_steps=3)
+    with pytest.raises(KeyError) as another:
+        try:
+            full()
+        except ValueError:
+            raise KeyError("of another kind") from None
+    assert not report.sentence(another.value)
 
 
 def test_time_at_rest_does_not_count_as_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
