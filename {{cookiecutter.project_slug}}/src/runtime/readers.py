@@ -32,6 +32,7 @@ EITHER = ("eval", "evaluation", "evalset", "evaldata")  # some mean validation, 
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 NOT_DATA = r"\.|cache-.*\.arrow|(state|dataset_info|dataset_dict)\.json"  # what datasets.save_to_disk adds
 ROWS = 8192  # of a piece
+WIDEST = 100  # columns of a tsv that is searched for swallowed rows: pyarrow's patterns repeat at most 1,000 times
 BLOCK = 2 << 20  # bytes of csv that are parsed at a time, about 35 ahead; a longer row is refused
 
 Pieces = Iterator[list[pa.Array]]  # an array per column, all of one length, at most ROWS
@@ -168,7 +169,8 @@ def _read_csv(path: Path, columns: Sequence[Column]) -> Pieces:
     with path.open(newline="", encoding="utf-8-sig") as file:
         names = next(csv.reader(file, delimiter=separator), [])
     found = find_columns(names, columns, str(path))
-    read = names if separator == "\t" and len({*names}) == len(names) else found  # all, for what is looked for below
+    known = separator == "\t" and len({*names}) == len(names) <= WIDEST
+    read = names if known else found  # all, for what is looked for below
     batches = pyarrow.csv.open_csv(
         path,
         pyarrow.csv.ReadOptions(block_size=BLOCK),

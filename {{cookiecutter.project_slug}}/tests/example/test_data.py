@@ -410,6 +410,12 @@ def test_a_text_of_a_tsv_may_hold_tabs_and_lines_where_it_is_quoted() -> None:
     assert sorted(texts_of(prepared("a.tsv"))) == sorted(text for text, _ in rows)
 
 
+def test_a_tsv_may_be_wide() -> None:
+    rows = ["\t".join([f"word {i}", "ab"[i % 2], *["0"] * 1200]) for i in range(40)]
+    Path("a.tsv").write_text("\n".join(["\t".join(["text", "label", *map(str, range(1200))]), *rows]))
+    assert len(texts_of(prepared("a.tsv"))) == 40
+
+
 def test_a_class_has_one_name_whatever_type_a_file_gives_it() -> None:
     """pandas makes floats of integers where one was missing."""
     Path("own").mkdir()
