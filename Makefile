@@ -12,10 +12,10 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test lint bench gpu stress sdk-v3 clean project
+.PHONY: help demo test package-tests template-tests lint types wheel bench gpu stress clean project
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 UV := $(if $(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),,$(shell uv pip install --help 2>/dev/null | grep -q -e --group && command -v uv))
 INSTALL = $(if $(UV),$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python,$(BIN)/python -m pip install --quiet)
@@ -50,17 +50,26 @@ $(VENV)/.tests: $(VENV)/.template $(SOURCE)/Makefile $(SOURCE)/pyproject.toml $(
 	@$(INSTALL) --group tests
 	@touch $@
 
-sdk-v3: $(VENV)/.tests project
-	@$(IN_PROJECT) sdk-v3
-
-test: $(VENV)/.tests  ## generate projects, and prove what the README says of them
+# In an environment that has everything, pytest itself runs as well: .venv/bin/python -m pytest tests/package/data
+test: $(VENV)/.tests  ## all tests: make test ARGS="-k resume", make test ARGS="-n 0 -x"
 	$(BIN)/python -m pytest $(ARGS)
 
-lint: $(VENV)/.tests  ## style and format of everything, types of the generated project
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory project
-	@$(IN_PROJECT) lint
+package-tests: $(VENV)/.tests  ## tests of the package, from the checkout: no project is generated
+	$(BIN)/python -m pytest tests/package $(ARGS)
+
+template-tests: $(VENV)/.tests  ## tests of generated projects
+	$(BIN)/python -m pytest tests/template $(ARGS)
+
+# vendor/ is named: the project's own configuration, which is the nearest, leaves it out.
+lint: $(VENV)/.tests types  ## style, format and types of everything
+	$(BIN)/ruff check . '$(SOURCE)/vendor'
+	$(BIN)/ruff format --check . '$(SOURCE)/vendor'
+
+types: $(VENV)/.tests
+	cd '$(SOURCE)' && ../$(BIN)/mypy --exclude rehearsal/stubs/ src vendor/smlightning/smlightning
+
+wheel: $(VENV)/.template  ## the package as a wheel in dist/, for an index of your own
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist '$(SOURCE)/vendor/smlightning'
 
 bench: $(VENV)/.tests project  ## the generated project against a hand-written loop
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/epoch_time.py $(ARGS)
@@ -72,4 +81,4 @@ stress: $(VENV)/.tests  ## stop, kill, damage and hang real runs: make stress AR
 	$(BIN)/python benchmarks/stress.py $(ARGS)
 
 clean:  ## remove generated projects and the environment
-	rm -rf build $(VENV)
+	rm -rf build dist $(VENV)

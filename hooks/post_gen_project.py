@@ -8,9 +8,10 @@ from pathlib import Path
 
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 
-# A template that is worked on holds caches, and cookiecutter copies whatever it finds. Caches only: where a project is
-# generated over an older one, everything else is its owner's.
-for name in ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"):
+# A template that is worked on holds caches, and cookiecutter copies whatever it finds. Caches
+# only: where a project is generated over an older one, everything else is its owner's.
+CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", "*.egg-info")
+for name in CACHES:
     for path in Path().rglob(name):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -18,19 +19,26 @@ for name in ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hyp
 def git(*arguments: str) -> str:
     """What git says, or nothing."""
     try:
-        found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False, timeout=20)
+        found = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=False, timeout=20
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
-# `make update` asks cruft, which wants to know the repository and commit of the template; cruft, where it generates,
-# notes both itself. cookiecutter names a folder as it was typed: relative to where it was called, of which PWD is left.
+# `make update` asks cruft, which wants to know the repository and commit of the template; cruft,
+# where it generates, notes both itself. cookiecutter names a folder as it was typed: relative to
+# where it was called, of which PWD is left.
 called_from = os.environ.get("PWD", ".")
 template = Path(called_from, ANSWERS.get("_repo_dir", "nowhere"))
 if git("-C", str(template), "ls-files", "cookiecutter.json"):
     local = Path(called_from, ANSWERS["_template"]).exists()
-    url = str(template.resolve()) if local else git("-C", str(template), "remote", "get-url", "origin")
+    url = (
+        str(template.resolve())
+        if local
+        else git("-C", str(template), "remote", "get-url", "origin")
+    )
     answers = {key: value for key, value in ANSWERS.items() if not key.startswith("_")}
     link = {
         "template": url,
@@ -39,7 +47,9 @@ if git("-C", str(template), "ls-files", "cookiecutter.json"):
         "directory": None,
         "context": {"cookiecutter": {**answers, "_template": url}},
     }
-    Path(".cruft.json").write_text(json.dumps(link, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+    Path(".cruft.json").write_text(
+        json.dumps(link, ensure_ascii=False, indent=2) + "\n", encoding="utf-8"
+    )
 
 print(
     f"""

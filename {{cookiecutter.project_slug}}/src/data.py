@@ -1,14 +1,17 @@
-"""The data: prepared once per node, memory-mapped by every rank, in an order determined by seed and epoch.
+"""The data: read, encoded and stored once per node, then memory-mapped by every rank.
 
-To train on something else, replace this file: README.md, "Your own task", says what train.py relies on.
+The way of a row: `Data.prepare_data` reads it (tables.read), encodes it (encode_rows) and stores
+it (store.write); `Data.setup` opens the store; a loader chooses the rows of each batch
+(batches.loader), and `BatchDataset` gathers them.
+
+To train on something else, replace this file: README.md, "Your own task".
 """
 
-import itertools
 import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,182 +20,270 @@ import torch
 from torch.utils.data import DataLoader
 
 from options import DataOptions
-from runtime import batches, prepared, readers
+from smlightning.data import batches, store, tables, text
+from smlightning.errors import UserError
+from smlightning.pretrained import PretrainedTokenizer, tokenizer_files
 
-LANGUAGES = "ar bg cs da de el en es fa fi fr he hi hu id it ja ko lt nl pl pt ro ru sv th tr uk vi zh".split()  # noqa: SIM905
+VERSION = 7  # of what prepare_data writes; another number prepares all data anew
+BUILTIN = "cldr"
+LANGUAGES = (
+    "ar", "bg", "cs", "da", "de", "el", "en", "es", "fa", "fi", "fr", "he", "hi", "hu", "id",
+    "it", "ja", "ko", "lt", "nl", "pl", "pt", "ro", "ru", "sv", "th", "tr", "uk", "vi", "zh",
+)  # fmt: skip
 TEXT_COLUMNS = ("text", "sentence", "content", "phrase", "review", "document", "input")
 LABEL_COLUMNS = ("label", "labels", "language", "category", "class", "target", "intent")
-BUILTIN = "cldr"
+SPLITS = ("train", "val", "test")
+HOLD_OUT = 10  # one row in ten validates, another one tests, where the data has no such split;
+LARGEST = 50_000  # at most so many: more would tell little more, and every epoch waits for them
+MANY = 1_000  # rows, most of them with a value of their own: these values are no labels
 
 
 class Data(pl.LightningDataModule):
-    """Texts and their labels. Options are the fields of `options.DataOptions`, read as ``self.options.name``.
+    """Texts and their labels. Options: the fields of `options.DataOptions`.
 
-    Batches are dictionaries of tensors, B samples padded to the longest of them, L tokens:
-    ``input_ids`` (B, L) int64; ``attention_mask`` (B, L) int64; ``label`` (B,) int64; ``weight`` (B,) float32, 1 for
-    a sample and 0 for a filler that only evens out the ranks; ``scale``, a float: the weighted sum of the samples'
-    losses times ``scale``, averaged over ranks as DDP does and over accumulated batches as Lightning does, is the mean
-    over the global batch.
+    A batch is a dictionary of B samples, padded to the longest of them, L tokens:
+    ``input_ids`` and ``attention_mask`` (B, L) int64; ``label`` (B,) int64; ``weight`` (B,)
+    float32, 0 for a filler that evens out the ranks, else 1; ``scale``: `batches.Share`.
 
-    ``start``, (epoch, global batches), is where training goes on: `checkpoints.py` sets it before the loader is made.
-
-    Raises:
-        UserError: from ``prepare_data``, where the data is unavailable or invalid.
+    ``start``, (epoch, global batches), is where training goes on; a resumed run sets it.
     """
 
     def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
         super().__init__()
-        self.prepare_data_per_node = True  # every node has a disk of its own
         self.options = DataOptions(dataset, **options)
-        self.batch_size = self.options.batch_size  # for the log: runtime/progress.py
-        self.labels: list[str] = []
-        self.fingerprint = ""  # of tokens, labels and their order, after setup
-        self.splits: dict[str, prepared.Rows] = {}
+        self.prepare_data_per_node = True  # every node has a disk of its own
+        self.batch_size = self.options.batch_size  # for the log
         self.start = (0, 0)
-        if dataset == BUILTIN:
-            import babel
+        self.labels: list[str] = []
+        self.splits: dict[str, store.Rows] = {}
+        self.fingerprint = ""  # of tokens, labels and their order, after setup
+        self.source = None if dataset == BUILTIN else tables.find_source(dataset, [BUILTIN])
+        self.path = store.path_for(self.options.data_dir, dataset, self._facts())
 
-            self._source: list[Any] = [BUILTIN, babel.__version__]
-        else:
-            self._source = readers.find_source(dataset, [BUILTIN])
+    def _facts(self) -> list[Any]:
+        """All that decides what `prepare_data` writes."""
         chosen = self.options
-        files = sorted(f for f in Path(chosen.model_name).glob("*") if f.suffix in (".json", ".txt", ".model"))
-        columns = (chosen.text_column, chosen.label_column)
-        facts = [6, self._source, chosen.model_name, readers.stamps(files), chosen.max_length, columns, chosen.seed]
-        name = "".join(c if c.isalnum() else "-" for c in Path(dataset).name)[:40]
-        self.path = Path(chosen.data_dir) / f"{name}-{prepared.json_digest(facts)[:12]}"
+        source = self.source.facts() if self.source else [BUILTIN, version("babel")]
+        tokens = tables.file_stamps(tokenizer_files(chosen.model_name))
+        columns = [chosen.text_column, chosen.label_column]
+        return [
+            VERSION, source, chosen.model_name, tokens, chosen.max_length, columns, chosen.seed
+        ]  # fmt: skip
 
     def prepare_data(self) -> None:
-        """Build the data set at ``self.path``, unless a verified copy is there. Runs once per node."""
-        prepared.prepare(self.path, self._build, f"texts of {self.options.dataset!r}")
+        """Store all rows at ``self.path``, unless a verified copy is there. Once per node.
 
-    def _build(self, directory: Path) -> dict[str, Any]:
-        chosen = self.options
-        tokenize = tokenizer(chosen.model_name)
+        Raises:
+            UserError: the data is unavailable or invalid.
+        """
+        with store.prepare(self.path, f"texts of {self.options.dataset!r}") as folder:
+            if folder is None:
+                return
+            tokens = tokenizer(self.options.model_name)
+            codes: dict[str, int] = {}  # of the labels, in order of appearance
+            for split, pieces in self._read(folder / "scratch").items():
+                known = len(codes)
+                encoded = encode_rows(pieces, split, tokens, self.options.max_length, codes)
+                store.write(folder / split, encoded)
+                check_labels(folder / split, list(codes), known)
+            shutil.rmtree(folder / "scratch", ignore_errors=True)
+            labels = sort_labels(folder, codes)
+            write_splits(folder, self.options.seed)
+            store.write_facts(folder, {"labels": labels, "pad_id": tokens.pad_id})
+
+    def _read(self, scratch: Path) -> dict[str, tables.Pieces]:
+        """Texts and labels of each split, piece by piece."""
+        if self.source is None:
+            return {"train": iter([[pa.array(column) for column in cldr()]])}
         columns = [
-            readers.Column("text", chosen.text_column, TEXT_COLUMNS),
-            readers.Column("label", chosen.label_column, LABEL_COLUMNS),
+            tables.Column("text", self.options.text_column, TEXT_COLUMNS),
+            tables.Column("label", self.options.label_column, LABEL_COLUMNS),
         ]
-        if chosen.dataset == BUILTIN:
-            splits: dict[str, readers.Pieces] = {"train": iter([[pa.array(column) for column in cldr()]])}
-        else:
-            splits = readers.read(chosen.dataset, self._source, columns, directory / "cache", [BUILTIN])
-        labels, sizes = prepared.write_classified(
-            directory, splits, lambda texts: tokenize.encode(texts, chosen.max_length), chosen.seed, ("text", "label")
-        )
-        shutil.rmtree(directory / "cache", ignore_errors=True)
-        return {"labels": labels, "pad_id": tokenize.pad_id, "sizes": sizes}
+        return tables.read(self.source, columns, scratch)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the prepared data, memory-mapped; a second call changes nothing."""
+        """Open the stored data, memory-mapped; a second call changes nothing."""
         if not self.splits:
-            facts = prepared.read(self.path)
-            self.labels, self.pad_id, self.fingerprint = facts["labels"], facts["pad_id"], facts["digest"]
-            self.splits = {split: prepared.Rows(self.path, split) for split in facts["sizes"]}
+            facts = store.read_facts(self.path)
+            self.labels, self.pad_id = facts["labels"], facts["pad_id"]
+            self.fingerprint = store.fingerprint(self.path)
+            self.splits = {split: store.Rows(self.path, split) for split in SPLITS}
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader("train", self.options.seed)
+        return self._loader("train", self.options.seed, self.start)
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader("val", None)
+        return self._loader("val")
 
     def test_dataloader(self) -> DataLoader:
-        return self._loader("test", None)
+        return self._loader("test")
 
-    def _loader(self, split: str, seed: int | None) -> DataLoader:
+    def _loader(
+        self, split: str, seed: int | None = None, start: tuple[int, int] = (0, 0)
+    ) -> DataLoader:
         rows, chosen = self.splits[split], self.options
-        start = self.start if split == "train" else (0, 0)
         dataset = BatchDataset(rows, self.pad_id)
         lengths = rows.column("lengths")
-        return batches.loader(dataset, lengths, chosen.batch_size, self.trainer, seed, start, chosen.num_workers)
+        return batches.loader(
+            dataset, lengths, chosen.batch_size, self.trainer, seed, start, chosen.num_workers
+        )
 
 
 class BatchDataset(torch.utils.data.Dataset):
-    """Turns what `runtime.batches.GlobalBatches` yields into the batch `Data` describes."""
+    """Gathers the rows of a `batches.Share` into the batch that `Data` describes."""
 
-    def __init__(self, rows: prepared.Rows, pad_id: int) -> None:
-        self.rows, self.pad_id = rows, pad_id
+    def __init__(self, rows: store.Rows, pad_id: int) -> None:
+        self.rows = rows
+        self.pad_id = pad_id
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, key: tuple[np.ndarray, int, float]) -> dict[str, Any]:
-        chosen, real, scale = key
-        arrays, at = self.rows.arrays, self.rows.index[chosen]
-        input_ids, mask = batches.pad(arrays["ids"], arrays["starts"][at], arrays["lengths"][at], self.pad_id)
+    def __getitem__(self, share: batches.Share) -> dict[str, Any]:
+        arrays = self.rows.arrays
+        at = self.rows.index[share.rows]
+        starts, lengths = arrays["starts"][at], arrays["lengths"][at]
+        input_ids, mask = batches.pad(arrays["ids"], starts, lengths, self.pad_id)
+        weight = np.arange(len(at)) < share.real
         return {
             "input_ids": input_ids,
             "attention_mask": mask,
-            "label": torch.from_numpy(arrays["classes"][at].astype(np.int64)),
-            "weight": torch.from_numpy((np.arange(len(at)) < real).astype(np.float32)),
-            "scale": scale,
+            "label": torch.from_numpy(arrays["labels"][at].astype(np.int64)),
+            "weight": torch.from_numpy(weight.astype(np.float32)),
+            "scale": share.scale,
         }
 
 
-class Tokenizer(NamedTuple):
-    """``encode(texts, max_length)``: token ids of all texts, one after the other, and each one's length, at least 1."""
-
-    encode: Callable[[pa.Array | list[str], int], tuple[np.ndarray, np.ndarray]]
-    pad_id: int  # fills up a batch
+def tokenizer(model_name: str) -> text.Tokenizer:
+    """Bytes for the byte CNN, else the checkpoint's own; UserError where there is none."""
+    return text.ByteTokenizer() if model_name == "bytecnn" else PretrainedTokenizer(model_name)
 
 
-def tokenizer(model_name: str) -> Tokenizer:
-    """UTF-8 bytes plus one for the byte CNN, else the checkpoint's own tokenizer, cut at the checkpoint's own length.
+def encode_rows(
+    pieces: tables.Pieces, split: str, tokens: text.Tokenizer, max_length: int, codes: dict
+) -> Iterator[dict[str, np.ndarray]]:
+    """Pieces of texts and labels as the arrays that are stored: those of `text.encode`, labels."""
+    for arrays, (labels,) in text.encode(pieces, "text", split, tokens, max_length):
+        yield {**arrays, "labels": encode_labels(labels, codes)}
 
-    Raises:
-        UserError: the checkpoint has none, or cannot be reached.
+
+def encode_labels(values: pa.Array, codes: dict[str, int]) -> np.ndarray:
+    """(N,) int32: each label's code, -1 where it is null, empty or NaN. Adds new labels' codes."""
+    if pa.types.is_nested(values.type):
+        problem = f"A label is {values[0].as_py()!r}, a {values.type}; expected text or a number"
+        raise UserError(problem, "name another column with --label_column")
+    encoded = values.dictionary_encode()
+    numbers = []
+    for value in encoded.dictionary.to_pylist():
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # pandas makes 1.0 of 1 where another value is missing
+        missing = value is None or value == "" or value != value
+        numbers.append(-1 if missing else codes.setdefault(str(value), len(codes)))
+    numbers.append(-1)  # of null
+    indices = encoded.indices.fill_null(len(numbers) - 1).to_numpy()
+    return np.array(numbers, np.int32)[indices]
+
+
+def check_labels(folder: Path, names: list[str], known: int) -> None:
+    """Refuse a stored split whose labels cannot be used; remove one whose labels are secret.
+
+    Args:
+        names: of all labels so far; the first ``known`` are of earlier splits.
     """
-    if model_name == "bytecnn":
-        return Tokenizer(readers.encode_bytes, 0)
-    from transformers import AutoConfig, AutoTokenizer
-
-    with checkpoint_errors(model_name):  # without False transformers asks standard input whether to run its code
-        own = AutoTokenizer.from_pretrained(model_name, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(model_name, trust_remote_code=False)
-    positions = getattr(config, "max_position_embeddings", None)
-    longest = min(own.model_max_length, positions or own.model_max_length)  # past it the network has no positions
-    pad_id = next((i for i in (own.pad_token_id, own.eos_token_id) if i is not None), 0)  # decoders often have no pad
-
-    def encode(texts: pa.Array | list[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
-        given = texts if isinstance(texts, list) else texts.to_pylist()
-        rows = own(given, truncation=True, max_length=min(max_length, longest))["input_ids"]  # on all cores
-        rows = [ids or [pad_id] for ids in rows]
-        ids = np.fromiter(itertools.chain.from_iterable(rows), np.min_scalar_type(len(own)))
-        return ids, np.array([len(row) for row in rows])
-
-    return Tokenizer(encode, pad_id)
-
-
-def pad(sequences: tuple[np.ndarray, np.ndarray], pad_id: int) -> dict[str, torch.Tensor]:
-    """What ``Tokenizer.encode`` gives for B texts → ``input_ids`` and ``attention_mask``, both (B, longest)."""
-    ids, lengths = sequences
-    input_ids, mask = batches.pad(ids, lengths.cumsum() - lengths, lengths, pad_id)
-    return {"input_ids": input_ids, "attention_mask": mask}
+    split = folder.name
+    labels = store.arrays(folder).get("labels")
+    wrong_column = "name the right column with --label_column"
+    if labels is None:
+        raise UserError(f"The {split} split is empty", "give at least one row")
+    if split != "train" and labels.max() < 0:
+        shutil.rmtree(folder)  # a public test set whose labels are kept secret tests nothing here
+    elif labels.min() < 0:
+        problem = f"Row {labels.argmin() + 1} of the {split} split has no label; expected one"
+        raise UserError(problem, "correct or remove it")
+    elif split == "train" and len(labels) >= MANY and 2 * len(names) > len(labels):
+        values = f"{len(names):,} different values in {len(labels):,} rows of the train split"
+        raise UserError(f"The label has {values}, so it names no classes", wrong_column)
+    elif split == "train" and len(names) < 2:
+        problem = f"The data has a single label, {names[0]!r}; two or more are needed"
+        raise UserError(problem, wrong_column)
+    elif split != "train" and len(names) > known:
+        problem = f"The label {names[known]!r} of the {split} split does not occur in training"
+        raise UserError(problem, "add or remove it")
 
 
-def checkpoint_errors(model_name: str) -> AbstractContextManager[None]:
-    """Turn what transformers raises for a checkpoint that cannot be had into one sentence."""
-    sentence = (
-        f"--model_name {model_name!r} could not be loaded: it is not bytecnn, nor a folder that holds a Hugging Face "
-        "checkpoint with its tokenizer, nor a hub name that can be reached from here"
-    )
-    return readers.hub_errors(sentence, local=Path(model_name).exists())
+def stored_splits(folder: Path) -> list[str]:
+    return [split for split in SPLITS if (folder / split).exists()]
+
+
+def sort_labels(folder: Path, codes: dict[str, int]) -> list[str]:
+    """Number the stored labels in order of name, not of appearance; returns the names."""
+    labels = sorted(codes)
+    numbers = {name: number for number, name in enumerate(labels)}
+    new = np.array([numbers[name] for name in codes], np.int32)
+    for split in stored_splits(folder):
+        for chunk in store.chunks(store.arrays(folder / split, "r+")["labels"]):
+            chunk[:] = new[chunk]
+    return labels
+
+
+def write_splits(folder: Path, seed: int) -> None:
+    """Write which rows each split has; what is missing is held out of the rows for training."""
+    given = stored_splits(folder)
+    missing = [split for split in SPLITS if split not in given]
+    for split in given:
+        labels = store.arrays(folder / split)["labels"]
+        splits = ["train", *missing] if split == "train" else [split]
+        store.write(folder / store.INDEX, split_rows(labels, splits, seed))
+    rows = store.arrays(folder / store.INDEX)
+    for split in SPLITS:
+        if split not in rows:
+            problem = f"The {split} split is empty: the data has too few rows"
+            raise UserError(problem, "add some, or a file for it")
+
+
+def split_rows(labels: np.ndarray, splits: list[str], seed: int) -> Iterator[dict[str, np.ndarray]]:
+    """The row numbers of each of ``splits``, a chunk of rows after the other.
+
+    Of each label, one row in HOLD_OUT goes to each split but the first, which has all others; of
+    large data fewer, at most LARGEST in all. One row of each label is never held out, so that
+    training knows it. (`datasets` refuses to stratify where a label occurs once.)
+    """
+    step = max(HOLD_OUT, -(-len(labels) // LARGEST))
+    smallest = np.min_scalar_type(len(labels))  # every rank holds these numbers
+    random = np.random.default_rng(seed)
+    known = np.zeros(labels.max() + 1, bool)
+    first_row = passed = 0  # of the chunk; how many rows before it could be held out
+    for chunk in store.chunks(labels):
+        order = random.permutation(len(chunk))
+        order = order[np.argsort(chunk[order], kind="stable")]  # by label, within one at random
+        ordered = chunk[order]
+        kept = (np.diff(ordered, prepend=-1) > 0) & ~known[ordered]
+        known[ordered] = True
+        order = order[~kept]
+        split = np.zeros(len(chunk), np.int8)
+        for number in range(1, len(splits)):
+            split[order[(number - 1 - passed) % step :: step]] = number
+        rows = {name: np.flatnonzero(split == i) + first_row for i, name in enumerate(splits)}
+        yield {name: numbers.astype(smallest) for name, numbers in rows.items()}
+        first_row += len(chunk)
+        passed += len(order)
 
 
 def cldr() -> tuple[list[str], list[str]]:
-    """Names of territories, languages, currencies, scripts, months and days, and the language each is written in.
+    """Names of territories, languages, currencies, scripts, months and days; their languages.
 
-    Unicode's CLDR as Babel carries it. Names that two of the languages share are left out: nobody could tell.
+    Unicode's CLDR, as Babel carries it, without names that two of the languages share.
     """
     from babel import Locale
 
     written_in: dict[str, set[str]] = {}
     for language in LANGUAGES:
         locale = Locale.parse(language)
-        names = [locale.territories, locale.languages, locale.currencies, locale.scripts]
-        names += [width for kind in (locale.months, locale.days) for form in kind.values() for width in form.values()]
-        for name in {value for table in names for value in table.values()}:
-            if any(c.isalpha() for c in name):
+        lists = [locale.territories, locale.languages, locale.currencies, locale.scripts]
+        for calendar in (locale.months, locale.days):
+            lists += [names for widths in calendar.values() for names in widths.values()]
+        for name in {name for names in lists for name in names.values()}:
+            if any(character.isalpha() for character in name):
                 written_in.setdefault(name, set()).add(language)
-    unique = sorted((name, *languages) for name, languages in written_in.items() if len(languages) == 1)
-    return [name for name, _ in unique], [language for _, language in unique]
+    unique = sorted(name for name, languages in written_in.items() if len(languages) == 1)
+    return unique, [written_in[name].pop() for name in unique]

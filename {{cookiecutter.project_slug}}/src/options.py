@@ -1,14 +1,15 @@
-"""Every option of model, data and training; what a run measures, and which of it says that a model is best.
+"""Every option of model, data and training; what a run measures, and which metric is monitored.
 
-An option is one line: type, default and explanation make `--name` on the command line and the check of job.toml's
-hyperparameters; `Model` and `Data` read it as `self.options.name`. `resume` says whether a run may resume with another
-value: `option` in runtime/command_line.py. Nothing heavy is imported, since the launcher reads this file too.
+An option is a typed field with a default and an explanation. It becomes `--name` on the command
+line and is checked in job.toml's hyperparameters; `Model` and `Data` read it as
+`self.options.name`. `resume` says whether a run may resume with another value: see `option` in
+smlightning/options.py. Nothing heavy is imported, since the launcher reads this file, too.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.command_line import (
+from smlightning.options import (
     NonNegativeFloat,
     NonNegativeInt,
     OrMinusOne,
@@ -25,13 +26,17 @@ from runtime.command_line import (
 class ModelOptions:
     """What `model.Model` takes."""
 
-    model_name: str = option("bytecnn", "bytecnn, or a Hugging Face sequence classifier by name or path", resume="data")
-    max_length: PositiveInt = option(256, "longest text in tokens; what is longer is cut off", resume="data")
-    lr: PositiveFloat = option(2e-3, "highest learning rate; to fine-tune about 2e-5", resume="optimizer")
-    weight_decay: NonNegativeFloat = option(0.01, "of AdamW, on matrices only", resume="optimizer")
-    warmup_ratio: Ratio = option(0.06, "fraction of all steps in which the learning rate rises from 0")
+    RESUME = "optimizer"  # whose state has the old value, unless an option says otherwise
+
+    model_name: str = option(
+        "bytecnn", "bytecnn, or a Hugging Face sequence classifier by name or path", resume="data"
+    )
+    max_length: PositiveInt = option(256, "tokens of a text, the rest is cut off", resume="data")
+    lr: PositiveFloat = option(2e-3, "highest learning rate; to fine-tune about 2e-5")
+    weight_decay: NonNegativeFloat = option(0.01, "of AdamW, on matrices only")
+    warmup_ratio: Ratio = option(0.06, "share of steps in which lr rises", resume="path")
     lr_scaling: Literal["none", "linear"] = option(
-        "none", "linear multiplies lr by the world size (a heuristic; raise warmup_ratio with it)", resume="optimizer"
+        "none", "linear multiplies lr by the world size (a heuristic; raise warmup_ratio with it)"
     )
     compile: bool = option(False, "torch.compile the network", resume="free")
     gradient_checkpointing: bool = option(
@@ -43,78 +48,80 @@ class ModelOptions:
 class TrainingOptions:
     """What `train.train` gives to the Trainer and its callbacks."""
 
-    epochs: PositiveInt = option(6, "passes over the training data")
-    max_steps: OrMinusOne = option(-1, "stop after this many optimizer steps; -1: no limit, epochs decide")
-    seed: Seed = option(0, "determines splits, order of samples, initial weights and dropout", resume="data")
-    accumulate_grad_batches: PositiveInt = option(1, "batches per rank and optimizer step", resume="free")
-    gradient_clip_val: NonNegativeFloat = option(1.0, "largest norm of the gradient; 0: no clipping")
+    RESUME = "free"  # a resumed run may have other values, unless an option says otherwise
+
+    epochs: PositiveInt = option(6, "passes over the training data", resume="path")
+    max_steps: OrMinusOne = option(-1, "optimizer steps in all; -1: no limit", resume="path")
+    seed: Seed = option(0, "determines splits, order, initial weights, dropout", resume="data")
+    accumulate_grad_batches: PositiveInt = option(1, "batches per rank and optimizer step")
+    gradient_clip_val: NonNegativeFloat = option(1.0, "largest norm; 0: none", resume="path")
     precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "16-mixed"] = option(
-        "auto", "auto: bf16-mixed on GPUs, 16-mixed on those without bf16, 32-true on a CPU; tf32: 32-true with TF32"
+        "auto",
+        "auto: bf16-mixed on GPUs, 16-mixed on older ones, 32-true on a CPU; tf32: 32-true in TF32",
+        resume="path",
     )
     compression: Literal["none", "fp16", "bf16", "powersgd"] = option(
-        "none", "of gradients between ranks; powersgd (rank 2, from step 100 on) does not resume exactly"
+        "none",
+        "of gradients between ranks; powersgd (rank 2, from step 100 on) does not resume exactly",
+        resume="path",
     )
-    bucket_cap_mb: PositiveInt = option(25, "largest size in MiB in which gradients are sent", resume="free")
-    deterministic: bool = option(False, "allow only GPU kernels that give the same numbers each time", resume="free")
-    output_dir: str = option("outputs", "folder of all results; on SageMaker its own folders", resume="free")
+    bucket_cap_mb: PositiveInt = option(25, "largest size in MiB in which gradients are sent")
+    deterministic: bool = option(False, "allow only GPU kernels that repeat their numbers")
+    output_dir: str = option("outputs", "folder of all results; on SageMaker its own folders")
     resume: str = option(
-        "auto", "auto (where an unfinished run of these options stopped), never, or a checkpoint's path", resume="free"
+        "auto",
+        "auto (where an unfinished run of these options stopped), never, or a checkpoint's path",
     )
     checkpoint_minutes: PositiveFloat = option(
-        5.0, "between two checkpoints; an epoch's end and a stop signal make one anyway", resume="free"
+        5.0, "between two checkpoints; an epoch's end and a stop signal make one anyway"
     )
-    checkpoint_steps: NonNegativeInt = option(0, "steps between two checkpoints; 0: by minutes alone", resume="free")
+    checkpoint_steps: NonNegativeInt = option(0, "steps between two checkpoints; 0: by minutes")
     hang_seconds: PositiveFloat = option(
-        60.0, "hang timeout; after 60 % of it the stalled rank is reported and the job is aborted", resume="free"
+        60.0, "hang timeout; after 60 % of it the stalled rank is reported and the job is aborted"
     )
     val_check_steps: NonNegativeInt = option(
-        0, "steps between two validations within an epoch, besides that at its end; 0: none", resume="optimizer"
+        0, "steps between two validations within an epoch; 0: one at its end", resume="optimizer"
     )
-    log_every: PositiveInt = option(50, "optimizer steps between two lines of the log", resume="free")
+    log_every: PositiveInt = option(50, "optimizer steps between two lines of the log")
 
 
 @dataclass(frozen=True)
 class DataOptions:
     """What `data.Data` takes."""
 
-    RESUME = "data"  # these options decide which samples a step sees, except where one says otherwise
+    RESUME = "data"  # unless an option says otherwise: they decide which samples a step sees
 
     dataset: str = option(
-        "cldr", "cldr (built in), training (the job's channel), a hub name, or a path (csv, jsonl, parquet, arrow)"
+        "cldr", "cldr (built in), training (the channel), a hub name, or a path (csv, jsonl, …)"
     )
-    model_name: str = shared(ModelOptions.model_name)  # its tokenizer makes the tokens
+    model_name: str = shared(ModelOptions.model_name)  # its tokenizer encodes the texts
     max_length: PositiveInt = shared(ModelOptions.max_length)
     batch_size: PositiveInt = option(
-        64, "samples per rank and step; the global batch is this × world size × accumulate_grad_batches", resume="free"
+        64,
+        "samples per rank and step; global batch: this × world size × accumulate_grad_batches",
+        resume="free",
     )
     text_column: str = option("", "name of the text column; empty: found by its usual names")
     label_column: str = option("", "name of the label column; empty: found by its usual names")
     seed: Seed = shared(TrainingOptions.seed)
-    num_workers: OrMinusOne = option(-1, "loader processes per rank; -1: 2 on a GPU, 0 on a CPU", resume="free")
-    data_dir: str = option("prepared", "folder of each node where prepared data is kept", resume="free")
+    num_workers: OrMinusOne = option(-1, "per rank; -1: 2 on a GPU, 0 on a CPU", resume="free")
+    data_dir: str = option("prepared", "folder of each host for prepared data", resume="free")
 
 
 OPTIONS = (DataOptions, ModelOptions, TrainingOptions)
-"""The classes whose options make the command line, in the order of `--help`; no name may occur twice."""
+"""The classes whose options make the command line, in the order of `--help`."""
 
 METRICS = (
-    "train/loss",
-    "val/loss",
-    "val/accuracy",
-    "val/macro_f1",
-    "test/loss",
-    "test/accuracy",
-    "test/macro_f1",
-    "lr",
-    "samples_per_second",
-)
+    "train/loss", "val/loss", "val/accuracy", "val/macro_f1",
+    "test/loss", "test/accuracy", "test/macro_f1", "lr", "samples_per_second",
+)  # fmt: skip
 """Every metric that a run prints; the launcher turns each into a SageMaker metric definition."""
 
 MONITOR = "val/accuracy"
-"""The validation metric whose best value marks the best weights; a run ends with the same metric of the test set."""
+"""The validation metric that marks the best weights; a run ends with the test's of that name."""
 
 MODE: Literal["max", "min"] = "max"
 """Whether the highest or the lowest value of MONITOR is best."""
 
 SAMPLE = "Île de la Réunion"
-"""What `predict.py --sample` asks the model; the rehearsal does so with a model that it has trained."""
+"""The text of `predict.py --sample`; the rehearsal predicts it with its trained model."""

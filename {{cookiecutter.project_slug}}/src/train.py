@@ -1,10 +1,12 @@
-"""Train, test and save the model; the same command on a laptop, under torchrun and on a SageMaker cluster.
+"""Train, test and save the model; the same command on a laptop, under torchrun and on SageMaker.
 
 One process:         python src/train.py --epochs 6
 One host, 2 ranks:   torchrun --nproc_per_node 2 src/train.py --batch_size 32
-Two hosts, 2 ranks:  torchrun --nnodes 2 --node_rank {0,1} --nproc_per_node 2 --master_addr HOST0 src/train.py
-SageMaker:           python -m launch submit        (of job.toml; `python -m rehearsal` simulates it here first)
+Two hosts, 4 ranks:  torchrun --nnodes 2 --node_rank {0,1} --master_addr HOST0 (as above)
+SageMaker:           python -m smlightning submit  (of job.toml; `rehearse` simulates it here)
 """
+
+# ruff: noqa: E402  (the command line is read before the imports that take seconds)
 
 import os
 import sys
@@ -12,42 +14,67 @@ import time
 from typing import Any
 
 from options import MODE, MONITOR, OPTIONS, DataOptions, ModelOptions, TrainingOptions
-from runtime import command_line, hub, imports, report, signals
+from smlightning import errors, hub
+from smlightning.cluster import signals
+from smlightning.options import arguments_for, declared_options, parse_command_line, with_defaults
+from smlightning.training import imports
+
+
+def parse(argv: list[str]) -> dict[str, Any]:
+    """The options of a command line; raises UserError."""
+    return parse_command_line(OPTIONS, argv, __doc__)
+
+
+if __name__ == "__main__":  # --help and a wrong option answer at once
+    command_line = signals.begin(parse)
+imports.lightning()
+
+import pytorch_lightning as pl
+
+import dist
+from data import Data
+from model import Model
+from smlightning.checkpoints.callback import Checkpoints
+from smlightning.data.division import DataDividedCheck
+from smlightning.reports import log
+from smlightning.reports.history import MetricHistory
+from smlightning.reports.lines import LogLines
+from smlightning.reports.mlflow import mlflow_loggers
+from smlightning.reports.profiler import NoProfiler
+from smlightning.reports.progress import ProgressReport
+from smlightning.training.buckets import BucketOrder
+from smlightning.training.checks import EarlyStoppingCheck, refuse_without_test
+from smlightning.training.loop import ValidationSteps
+from smlightning.training.precision import trainer_precision
+from smlightning.training.seeds import StepSeed
+from smlightning.training.watchdog import HangWatchdog
 
 
 def train(**options: Any) -> None:
-    """Train, test the best weights, save what `predict.py` loads. Options that are not given have their defaults."""
+    """Train, test the best weights, save what `predict.py` loads; defaults are options.py's."""
     started = time.perf_counter()
-    options = command_line.complete(OPTIONS, options)
-    training = TrainingOptions(**command_line.select(TrainingOptions, options))
-    imports.lightning()
-    import dist
-
+    options = with_defaults(OPTIONS, options)
+    training = TrainingOptions(**arguments_for(TrainingOptions, options))
     with dist.session() as cluster:
         hub.sign_in(cluster.local_rank, os.environ)
-        import pytorch_lightning as pl
-
-        from data import Data
-        from model import Model
-        from runtime.checkpoints import Checkpoints
-        from runtime.divided import DataDividedCheck
-        from runtime.loop_state import ValidationSteps
-        from runtime.precision import trainer_precision
-        from runtime.progress import Reporter, refuse_without_test
-        from runtime.seeds import StepSeed
-        from runtime.tracking import mlflow_loggers
-        from runtime.watchdog import HangWatchdog
-
-        report.quiet()
+        log.quiet()
         pl.seed_everything(training.seed, verbose=False)
-        outputs, model_dir = report.output_dirs(training.output_dir)
+        outputs, model_dir = log.output_dirs(training.output_dir)
+        data = Data(**arguments_for(DataOptions, options))
+        model = Model(**arguments_for(ModelOptions, options))
+        refuse_without_test(model, data)  # now, and not when training ends
         checkpoints = Checkpoints(
-            model_dir.parent / "checkpoints", options, training.checkpoint_minutes, training.checkpoint_steps,
-            monitor=MONITOR, mode=MODE, declared=command_line.declared(OPTIONS),
-        )  # fmt: skip
-        data = Data(**command_line.select(DataOptions, options))
-        model = Model(**command_line.select(ModelOptions, options))
-        strategy, devices, num_nodes = dist.get_initialization_info(training.compression, training.bucket_cap_mb)
+            model_dir.parent / "checkpoints",
+            options,
+            training.checkpoint_minutes,
+            training.checkpoint_steps,
+            monitor=MONITOR,
+            mode=MODE,
+            declared=declared_options(OPTIONS),
+        )
+        compression, bucket_cap_mb = training.compression, training.bucket_cap_mb
+        strategy, devices, num_nodes = dist.get_initialization_info(compression, bucket_cap_mb)
+        history = MetricHistory()
         trainer = pl.Trainer(
             accelerator=cluster.accelerator,
             strategy=strategy,
@@ -63,40 +90,36 @@ def train(**options: Any) -> None:
             num_sanity_val_steps=1,  # whether validation logs MONITOR is said before training
             enable_progress_bar=sys.stdout.isatty(),
             enable_model_summary=False,
+            profiler=NoProfiler(),
             callbacks=[
                 HangWatchdog(training.hang_seconds),
                 DataDividedCheck(),
                 StepSeed(training.seed),
+                BucketOrder(),
                 ValidationSteps(training.val_check_steps),
-                Reporter(training.log_every, outputs),  # a logger too: runtime/progress.py
+                EarlyStoppingCheck(),
+                ProgressReport(training.log_every, outputs, history),
                 checkpoints,
             ],
             logger=[
+                LogLines(history),
                 pl.loggers.TensorBoardLogger(outputs, name="tensorboard", version=""),
                 *mlflow_loggers(options, os.environ),
             ],
         )
-        refuse_without_test(model, data)  # now, and not when training ends
-        trainer.fit(model, datamodule=data, ckpt_path=checkpoints.resume(training.resume), weights_only=True)
-        trainer.test(model, datamodule=data, verbose=False)  # the best weights: checkpoints.py
+        resume_from = checkpoints.resume(training.resume)
+        trainer.fit(model, datamodule=data, ckpt_path=resume_from, weights_only=True)
+        checkpoints.load_best_weights(model)
+        trainer.test(model, datamodule=data, verbose=False)
         if trainer.is_global_zero:
             model.save(model_dir)
-            with report.optional("Model.draw"):
+            with errors.warn_on_failure("Model.draw"):
                 model.draw(outputs)
-            rest = {"time": f"{time.perf_counter() - started:.0f} s", "model": f"{model_dir}", "curves": f"{outputs}"}
-            report.print_result(trainer.callback_metrics, MONITOR, rest)
+            seconds = f"{time.perf_counter() - started:.0f} s"
+            places = {"time": seconds, "model": str(model_dir), "curves": str(outputs)}
+            log.print_result(trainer.callback_metrics, MONITOR, places)
     checkpoints.finish()
 
 
-def parse(argv: list[str]) -> dict[str, Any]:
-    """The options of a command line, checked; raises UserError."""
-    return command_line.parse(OPTIONS, argv, __doc__)
-
-
-def main() -> int:
-    """0 when the model is trained; 2 for a mistake on the command line; 1 for one found later; 143 when stopped."""
-    return signals.run(parse, train)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # 0: trained; 2: a mistaken command line; 1: found later; 143: stopped
+    sys.exit(signals.run(train, command_line))

@@ -1,4 +1,4 @@
-"""A run of seconds, on which tests/contract/ tries your data.py and model.py: rewrite it when you replace those."""
+"""A run of seconds, on which the contract tries your data.py and model.py: rewrite it with them."""
 
 import csv
 import random
@@ -9,7 +9,7 @@ ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "аб
 
 
 def options(folder: Path) -> dict[str, Any]:
-    """Write some data into ``folder``; the options of a run on it: two epochs, each of six batches or more."""
+    """Write data into ``folder``; the options of a run: two epochs of six batches or more."""
     draw = random.Random(0)
     path = folder / "words.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -17,29 +17,33 @@ def options(folder: Path) -> dict[str, Any]:
         rows.writerow(["text", "label", "other_text", "other_label"])
         for name, alphabet in ALPHABETS.items():
             for _ in range(45):
-                one, other = ("".join(draw.choices(alphabet, k=draw.randint(1, 12))) for _ in range(2))
+                one, other = (
+                    "".join(draw.choices(alphabet, k=draw.randint(1, 12))) for _ in range(2)
+                )
                 rows.writerow([one, name, other, len(other) % 2])
     return {"dataset": str(path), "epochs": 2, "batch_size": 12, "lr": 0.01, "log_every": 2}
 
 
 def changed(name: str, folder: Path) -> dict[str, Any]:
-    """Another value of an option, where the contract cannot choose one: of every text, and of some numbers.
+    """Another value of an option, where the contract cannot choose one: of every text.
 
-    Nothing: the contract takes the other boolean, another choice, a larger or smaller number.
+    Empty: the contract takes the other boolean, another choice, a larger or smaller number.
     """
     if name == "dataset":
         copy = folder / "other.csv"
-        copy.write_text((folder / "words.csv").read_text(encoding="utf-8").replace("α", "β"), encoding="utf-8")
+        copy.write_text(
+            (folder / "words.csv").read_text(encoding="utf-8").replace("α", "β"), encoding="utf-8"
+        )
         return {name: str(copy)}
     values = {"text_column": "other_text", "label_column": "other_label", "data_dir": "elsewhere"}
     return {name: values[name]} if name in values else {}
 
 
 ELSEWHERE = {
-    "num_workers": "changes who makes the same batches: tests/example/test_exact.py",
-    "gradient_checkpointing": "of a Hugging Face checkpoint: tests/example/test_train.py",
-    "model_name": "tests/example/test_train.py fine-tunes a Hugging Face checkpoint",
+    "num_workers": "changes who makes the same batches: tests/example/test_data.py",
+    "gradient_checkpointing": "of a Hugging Face checkpoint: tests/example/test_model.py",
+    "model_name": "tests/example/test_model.py fine-tunes a Hugging Face checkpoint",
     "lr_scaling": "acts on several ranks: tests/example/test_model.py",
     "compile": "changes how fast the same numbers are computed",
 }
-"""Options that the contract leaves to other tests, or that cannot change what a run of one rank gives; and why."""
+"""Options that the contract does not try: a run of one rank shows no effect of them."""

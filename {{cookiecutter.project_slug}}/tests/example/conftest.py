@@ -1,4 +1,4 @@
-"""A small data set and a small Hugging Face checkpoint, for the example's tests."""
+"""Small data and a small Hugging Face checkpoint, for the tests of the example."""
 
 import csv
 import random
@@ -8,10 +8,17 @@ import pytest
 
 from small import ALPHABETS
 
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+}
+
 
 @pytest.fixture(scope="session")
 def rows() -> list[tuple[str, str]]:
-    """240 words in three alphabets, of 1 to 12 letters, and which alphabet it is: easy to learn."""
+    """240 words in three alphabets, of 1 to 12 letters, and their alphabets: easy to learn."""
     draw = random.Random(0)
     return [
         ("".join(draw.choices(alphabet, k=draw.randint(1, 12))), name)
@@ -31,20 +38,25 @@ def words(rows: list[tuple[str, str]], tmp_path: Path) -> str:
 
 @pytest.fixture(scope="session")
 def tiny_bert(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Path of a freshly made BERT of two layers with a tokenizer of its own."""
+    """Path of a BERT of two layers, with random weights and a token for every letter."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-    path = tmp_path_factory.mktemp("tiny-bert")
     letters = sorted({letter for text, _ in rows for letter in text})
-    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters])}
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL.values(), *letters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(path)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+    )
     torch.manual_seed(0)
-    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    BertForSequenceClassification(BertConfig(vocab_size=len(vocabulary), **size)).save_pretrained(path)
+    path = tmp_path_factory.mktemp("tiny-bert")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL).save_pretrained(path)
+    BertForSequenceClassification(config).save_pretrained(path)
     return str(path)

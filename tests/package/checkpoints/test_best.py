@@ -1,0 +1,27 @@
+"""Which of two validations is the better one."""
+
+import math
+
+import pytest
+
+from smlightning.checkpoints.best import Best
+from smlightning.checkpoints.position import Position
+from smlightning.errors import UserError
+
+
+@pytest.mark.parametrize(("mode", "better", "worse"), [("max", 0.9, 0.1), ("min", 0.1, 0.9)])
+def test_the_mode_says_which_value_is_better(mode: str, better: float, worse: float) -> None:
+    best = Best("val/x", mode)  # type: ignore[arg-type]
+    for value in (math.nan, math.inf, -math.inf):
+        assert not best.improved_by(value)
+    assert best.improved_by(0.5)
+    best = best.replaced_by(0.5, Position(step=7, epoch=1))
+    assert (best.score, best.step, best.epoch) == (0.5, 7, 2)
+    assert best.improved_by(better) and not best.improved_by(worse) and not best.improved_by(0.5)
+    assert Best.from_dict(best.to_dict()) == best
+
+
+def test_another_mode_is_refused() -> None:
+    with pytest.raises(UserError) as refusal:
+        Best("val/x", "maximum")  # type: ignore[arg-type]
+    assert "'maximum'" in refusal.value.problem and "val/x" in refusal.value.cure

@@ -1,0 +1,170 @@
+"""What a run does with its checkpoints: which it resumes from, and what it refuses."""
+
+import errno
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import callbacks
+
+from small_training import (
+    BATCHES,
+    SIZE,
+    Fit,
+    Line,
+    Numbers,
+    Resumable,
+    directory,
+    newest_state,
+    same,
+    saved_weights,
+)
+from smlightning.checkpoints import files
+from smlightning.errors import UserError
+
+HALFWAY = ("on_train_batch_end", BATCHES + 3)
+
+
+def resume_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = capsys.readouterr().out.splitlines()
+    return [line for line in lines if line.startswith("resume: ")]
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"data": Resumable, "checkpoint_steps": 3}
+    fit(**options, output_dir="alone")
+    fit(**options, crash=HALFWAY)
+    (_, newest), (_, before), *_ = files.numbered(directory())
+    newest.write_bytes(newest.read_bytes()[:-100])
+    capsys.readouterr()
+    fit(**options)
+    output = capsys.readouterr()
+    assert f"warning: {newest} " in output.err and f"resume: from {before}, " in output.out
+    assert same(saved_weights("alone"), saved_weights())
+
+
+def test_a_run_that_is_finished_or_discarded_is_not_resumed(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(max_steps=3)
+    fit(max_steps=3)
+    (line,) = resume_lines(capsys)
+    assert "finished" in line
+    fit(crash=HALFWAY)
+    with pytest.raises(UserError):
+        fit(lr=0.5)
+    fit(lr=0.5, resume="never")
+    assert resume_lines(capsys)[1:] == []
+
+
+def test_another_path_and_more_steps(fit: Fit) -> None:
+    fit(data=Resumable, max_steps=3)
+    path = files.newest(directory())
+    trainer = fit(data=Resumable, max_steps=5, output_dir="b", resume=str(path))
+    assert trainer.global_step == 5
+    best = files.best_file(files.newest(directory("b")) or Path())
+    assert best is None or best.parent == directory("b")
+
+
+def test_data_that_changed_is_not_resumed_with(fit: Fit) -> None:
+    other = type("Other", (Resumable,), {"fingerprint": "other points"})
+    fit(data=Resumable, checkpoint_steps=1, crash=HALFWAY)
+    with pytest.raises(UserError) as refusal:
+        fit(data=other)
+    assert "--resume never" in refusal.value.cure
+    fit(data=Resumable)
+
+
+def test_another_number_of_batches_is_not_resumed_with(fit: Fit) -> None:
+    class Fewer(Numbers):
+        def train_dataloader(self) -> Any:
+            loader = super().train_dataloader()
+            return torch.utils.data.DataLoader(loader.dataset, 2 * SIZE)
+
+    fit(checkpoint_steps=1, crash=HALFWAY)
+    with pytest.raises(UserError) as refusal:
+        fit(data=Fewer)
+    assert f"{BATCHES} " in refusal.value.problem and f"{BATCHES // 2}" in refusal.value.problem
+
+
+def test_another_architecture_is_not_resumed_with(fit: Fit) -> None:
+    class Wider(Line):
+        width = 7
+
+    fit(checkpoint_steps=1, crash=HALFWAY)
+    with pytest.raises(UserError) as refusal:
+        fit(Wider)
+    assert "net.0.weight: (4, 1) there, (7, 1) here" in refusal.value.problem
+
+
+def test_another_monitor_chooses_anew(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(checkpoint_steps=1, crash=HALFWAY)
+    capsys.readouterr()
+    fit(best=("max", "val/loss"))
+    _, changed, _ = resume_lines(capsys)
+    assert "min val/loss" in changed and "max val/loss" in changed
+    assert newest_state()["callbacks"]["Checkpoints"]["best"]["step"] == 2 * BATCHES
+
+
+def test_an_ordinary_loader_within_an_epoch(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    """As exactly as is said: some samples twice, others not at all."""
+    before = fit(crash=HALFWAY, checkpoint_steps=1).lightning_module.trained[BATCHES:]
+    capsys.readouterr()
+    after = fit(checkpoint_steps=1).lightning_module.trained
+    _, line = resume_lines(capsys)
+    assert "inexact" in line and "5 batches" in line
+    times = Counter(row for batch in before + after for row in batch)
+    assert len(before) == 3 and len(after) == 5
+    assert max(times.values()) == 2 and len(times) < SIZE * BATCHES
+
+
+def test_an_ordinary_loader_at_an_epochs_start(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(crash=("on_train_epoch_start", 2))
+    capsys.readouterr()
+    whole = fit().lightning_module.trained
+    _, line = resume_lines(capsys)
+    assert "inexact" not in line and "epoch 2" in line
+    assert sorted(row for batch in whole for row in batch) == list(range(SIZE * BATCHES))
+
+
+def test_model_checkpoint_writes_lightnings_files(fit: Fit) -> None:
+    """Where and how it says, beside ours; and such a file can be resumed from by nobody but
+    Lightning.
+    """
+    saver = callbacks.ModelCheckpoint("elsewhere", filename="mine", save_last=True)
+    fit(callbacks=(saver,))
+    assert sorted(p.name for p in Path("elsewhere").iterdir()) == ["last.ckpt", "mine.ckpt"]
+    content = torch.load("elsewhere/mine.ckpt", weights_only=True)
+    assert "best_file" not in content and "state_dict" in content
+    assert all("best_file" in files.load(path) for _, path in files.numbered(directory()))
+
+
+def test_a_full_disk_at_the_very_end(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "atomic_write", full)
+    with pytest.raises(UserError) as refusal:
+        fit(max_steps=3)
+    assert str(directory()) in refusal.value.problem and "--resume auto" in refusal.value.cure
+    assert saved_weights()
+
+
+def test_a_full_disk_in_training_ends_it(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = files.write
+
+    def full(folder: Path, step: int, *args: Any) -> Path:
+        if step < 6:
+            return written(folder, step, *args)
+        raise UserError("no space", "free some")
+
+    monkeypatch.setattr(files, "write", full)
+    with pytest.raises(UserError, match="no space"):
+        fit(data=Resumable, checkpoint_steps=1, epochs=99)
+    assert files.newest(directory())

@@ -1,0 +1,217 @@
+"""A run that ends anywhere and is resumed ends as if nothing had happened, in every bit that
+training decides.
+
+Several ranks, kills and stops from outside: tests/template/test_nothing_lost.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import callbacks
+
+from small_training import (
+    BATCHES,
+    SIZE,
+    Fit,
+    InOrder,
+    Line,
+    Manual,
+    Plateau,
+    Resumable,
+    best_weights,
+    curve_rows,
+    directory,
+    newest_state,
+    same,
+    saved_weights,
+)
+from smlightning.checkpoints import files
+from smlightning.data import batches
+
+
+class Workers(Resumable):
+    """What a loader's worker draws is not a function of numbers, so nothing is drawn there."""
+
+    workers = 1
+    jitter = 0.0
+
+
+class AtOnce(callbacks.EarlyStopping):
+    """Of a type of its own: train.py may have an EarlyStopping already."""
+
+
+def assert_same(alone: str, resumed: str, case: Any) -> None:
+    """Weights, optimizer, schedule, best weights, position and curves."""
+    whole, again = newest_state(alone), newest_state(resumed)
+    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+        assert same(whole[part], again[part]), (part, case)
+    for part in ("best", "position"):
+        mine, theirs = (state["callbacks"]["Checkpoints"][part] for state in (whole, again))
+        assert mine == theirs, (part, case)
+    if whole["best_file"]:
+        assert same(best_weights(alone), best_weights(resumed)), case
+    assert same(saved_weights(alone), saved_weights(resumed)), case
+    assert curve_rows(alone) == curve_rows(resumed), case
+
+
+# An epoch has 8 batches; validation and the test have 2 each. Checkpoints: every 3 steps.
+MOMENTS = [
+    ("on_train_batch_end", 2),  # before the first checkpoint
+    ("on_train_batch_end", 5),
+    ("on_train_batch_end", BATCHES),  # the first epoch is trained, validation is not begun
+    ("on_train_batch_end", 2 * BATCHES + 1),
+    ("on_validation_batch_end", 3),  # after the two of the validation before training
+    ("on_train_epoch_end", 2),
+    ("on_train_end", 1),
+    ("on_test_batch_end", 1),
+    ("finish", 1),
+]
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment[0]}-{moment[1]}")
+def test_a_run_that_ends_at_any_moment(
+    moment: tuple[str, int], fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"epochs": 3, "checkpoint_steps": 3, "batch_size": SIZE}
+    fit(data=Resumable, output_dir="alone", **options)
+    fit(data=Resumable, output_dir="resumed", crash=moment, **options)
+    if moment[0] != "finish":
+        expected = files.newest(directory("resumed"))
+        capsys.readouterr()
+        fit(data=Resumable, output_dir="resumed", **options)
+        lines = capsys.readouterr().out.splitlines()
+        resumed = [line for line in lines if line.startswith("resume: ")]
+        assert len(resumed) == bool(expected)
+        assert all(str(expected) in line for line in resumed)
+    assert_same("alone", "resumed", moment)
+
+
+CASES: dict[str, tuple[type, type, dict[str, Any], dict[str, Any], tuple[str, int]]] = {
+    "accumulation": (
+        Line, Resumable, {}, {"accumulate_grad_batches": 2, "seed": 2**32 - 1},
+        ("on_train_batch_end", 11),
+    ),
+    "accumulation that divides no epoch, at its last batch": (
+        Line, InOrder, {}, {"accumulate_grad_batches": 3}, ("on_train_batch_end", 8),
+    ),
+    "accumulation that divides no epoch, in the second": (
+        Line, InOrder, {}, {"accumulate_grad_batches": 3}, ("on_train_batch_end", 11),
+    ),
+    "max_steps": (Line, Resumable, {}, {"max_steps": 13}, ("on_train_batch_end", 10)),
+    "max_steps at the last step": (
+        Line, Resumable, {}, {"max_steps": 11, "log_every": 3}, ("on_train_batch_end", 11),
+    ),
+    "loader workers": (Line, Workers, {}, {}, ("on_train_batch_end", 11)),
+    "loader workers, an epoch's last batch": (Line, Workers, {}, {}, ("on_train_batch_end", 8)),
+    "two optimizers": (
+        Manual, Resumable, {}, {"gradient_clip_val": 0.0}, ("on_train_batch_end", 13),
+    ),
+    "two optimizers, an epoch's end": (
+        Manual, Resumable, {}, {"gradient_clip_val": 0.0}, ("on_train_epoch_start", 2),
+    ),
+    "plateau": (Plateau, Resumable, {}, {"epochs": 3}, ("on_train_batch_end", 11)),
+    "plateau, an epoch's last batch": (
+        Plateau, Resumable, {}, {"epochs": 3}, ("on_train_batch_end", 16),
+    ),
+    "plateau, an epoch's end": (
+        Plateau, Resumable, {}, {"epochs": 3, "checkpoint_steps": 0}, ("on_train_epoch_start", 2),
+    ),
+    "plateau, another epoch's end": (
+        Plateau, Resumable, {}, {"epochs": 3, "checkpoint_steps": 0}, ("on_train_epoch_start", 3),
+    ),
+    "val_check_interval, before a validation": (
+        Line, Resumable, {"val_check_interval": 3}, {}, ("on_train_batch_end", 3),
+    ),
+    "val_check_interval, within a validation": (
+        Line, Resumable, {"val_check_interval": 3}, {}, ("on_validation_batch_end", 5),
+    ),
+    "val_check_steps, before a validation": (
+        Line, Resumable, {}, {"val_check_steps": 3}, ("on_train_batch_end", 3),
+    ),
+    "val_check_steps, after a validation": (
+        Line, Resumable, {}, {"val_check_steps": 3}, ("on_train_batch_end", 4),
+    ),
+    "val_check_steps, at an epoch's last batch": (
+        Line, Resumable, {}, {"val_check_steps": 3}, ("on_train_batch_end", 8),
+    ),
+    "val_check_steps, in the validation before training": (
+        Line, Resumable, {}, {"val_check_steps": 3}, ("on_validation_batch_end", 2),
+    ),
+    "val_check_steps, within the first validation": (
+        Line, Resumable, {}, {"val_check_steps": 3}, ("on_validation_batch_end", 3),
+    ),
+    "val_check_steps, within the epoch's last validation": (
+        Line, Resumable, {}, {"val_check_steps": 3}, ("on_validation_batch_end", 6),
+    ),
+    "val_check_steps, at its end": (
+        Line, Resumable, {}, {"val_check_steps": 3}, ("on_validation_batch_end", 7),
+    ),
+    "val_check_steps and accumulation": (
+        Plateau, Resumable, {}, {"val_check_steps": 3, "accumulate_grad_batches": 2},
+        ("on_train_batch_end", 10),
+    ),
+    "validation every second epoch": (
+        Line, Resumable, {"check_val_every_n_epoch": 2}, {"log_every": 3},
+        ("on_train_batch_end", 8),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whatever_the_loop_does(name: str, fit: Fit) -> None:
+    model, data, arguments, options, crash = CASES[name]
+    options = {"checkpoint_steps": 1, **options}
+    alone = fit(model, data, trainer=arguments, output_dir="alone", **options)
+    fit(model, data, trainer=arguments, output_dir="resumed", crash=crash, **options)
+    again = fit(model, data, trainer=arguments, output_dir="resumed", **options)
+    assert again.global_step == alone.global_step
+    assert_same("alone", "resumed", name)
+
+
+def test_a_training_that_early_stopping_ended_is_complete(fit: Fit) -> None:
+    """Resumed in its test, it trains no further."""
+    stopping = {"epochs": 9, "checkpoint_steps": 1}
+
+    def go(output: str, **more: Any) -> int:
+        stopper = AtOnce("val/loss", divergence_threshold=-1.0)
+        options = {"output_dir": output, **stopping, **more}
+        return fit(data=Resumable, callbacks=(stopper,), **options).global_step
+
+    assert go("alone") == BATCHES
+    go("resumed", crash=("on_test_batch_end", 1))
+    assert go("resumed") == BATCHES
+    assert_same("alone", "resumed", "EarlyStopping")
+
+
+def test_batches_that_ranks_and_accumulation_divide_anew() -> None:
+    """From 2 ranks to 1 or 4, in the middle of an epoch: the rest of the samples, each once."""
+    lengths = torch.randint(1, 30, (103,), generator=torch.Generator().manual_seed(0)).tolist()
+    whole = batches.GlobalBatches(lengths, 16, seed=5)
+    whole.set_epoch(1)
+    expected = [sorted(rows) for rows, _, _ in whole]
+    for world_size, accumulate in ((1, 1), (1, 4), (2, 2), (4, 1), (3, 5)):
+        seen: list[list[int]] = [[] for _ in expected[3:]]
+        for rank in range(world_size):
+            order = batches.GlobalBatches(
+                lengths, 16, rank, world_size, 5, accumulate, start=(1, 3)
+            )
+            assert len(order) == len(expected) * accumulate
+            for i, (rows, real, scale) in enumerate(order):
+                seen[i // accumulate].extend(rows[:real])
+                size = len(expected[3 + i // accumulate])
+                assert scale == pytest.approx(world_size * accumulate / size)
+            order.set_epoch(2)
+            assert len(list(order)) == len(order)
+        assert [sorted(rows) for rows in seen] == expected[3:]
+
+
+def test_the_files_are_the_same_where_the_run_was_resumed(fit: Fit) -> None:
+    """Nothing that a run leaves beside its checkpoints tells that it was interrupted."""
+    options = {"checkpoint_steps": 3}
+    fit(data=Resumable, output_dir="alone", **options)
+    fit(data=Resumable, output_dir="resumed", crash=("on_train_batch_end", 11), **options)
+    fit(data=Resumable, output_dir="resumed", **options)
+    names = [sorted(p.name for p in Path(f).iterdir()) for f in ("alone", "resumed")]
+    assert names[0] == names[1]

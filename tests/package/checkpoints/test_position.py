@@ -1,0 +1,86 @@
+"""A position in training: what each event makes of it, and what a resumed run derives from it."""
+
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from smlightning.checkpoints.position import Position
+
+START = Position().started(batches_per_epoch=4, total_steps=8, accumulate=3)
+
+
+def batch(position: Position, rank_batches: int, **given: bool) -> Position:
+    flags = {"last": False, "validation_next": False, **given}
+    return position.after_batch(
+        epoch=position.epoch,
+        rank_batches=rank_batches,
+        all_rank_batches=10 * position.epoch + rank_batches,
+        **flags,
+    )
+
+
+def test_a_position_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        START.step = 3  # type: ignore[misc]
+
+
+def test_an_epoch_batch_by_batch() -> None:
+    second = batch(batch(START, 3), 6)
+    assert (second.step, second.batch, second.rank_batches) == (2, 2, 6)
+    assert second.next_start() == (0, 2)
+    last = batch(batch(second, 9), 10, last=True, validation_next=True)  # accumulation ends early
+    assert (last.step, last.batch, last.epoch_trained) == (4, 4, True)
+    assert last.next_start() == (0, 4), "validation still belongs to this epoch"
+    assert not last.at_epoch_end
+    validated = last.after_validation()
+    assert validated.next_start() == (1, 0) and validated.at_epoch_end
+    ended = validated.after_epoch()
+    assert (ended.epoch, ended.batch, ended.rank_batches, ended.epoch_trained) == (1, 0, 0, False)
+    assert ended.all_rank_batches == 10 and ended.next_start() == (1, 0)
+    assert not ended.complete and ended.finished().complete
+
+
+def test_training_that_ends_within_an_epoch_stays_there() -> None:
+    ended = replace(batch(batch(START, 3), 6), total_steps=2)
+    assert ended.at_epoch_end
+    assert ended.after_epoch() == ended
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "counts"), [(3, (6, 16)), (1, (2, 6)), (2, (4, 12))], ids=["same", "1", "2"]
+)
+def test_what_a_rank_counts_where_accumulation_changes(
+    accumulate: int, counts: tuple[int, int]
+) -> None:
+    """With the same one, Lightning's own counts: an epoch's last global batch may be of fewer."""
+    position = START
+    for rank_batches in (3, 6, 9):
+        position = batch(position, rank_batches)
+    position = batch(position, 10, last=True).after_epoch()
+    position = batch(batch(position, 3), 6)
+    assert position.step == 6
+    assert position.rank_counts(accumulate) == counts
+
+
+def test_no_batch_is_left_out_at_an_epochs_start() -> None:
+    trained = replace(
+        START, step=4, batch=4, rank_batches=10, all_rank_batches=10, epoch_trained=True
+    )
+    assert trained.rank_counts(3) == (0, 10)
+
+
+def test_it_is_stored_as_plain_values() -> None:
+    position = batch(START, 3)
+    assert Position.from_dict(position.to_dict()) == position
+    assert all(type(value) in (int, bool) for value in position.to_dict().values())
+
+
+@pytest.mark.parametrize("change", [{"gone": 1}, {"step": None}], ids=["more", "fewer"])
+def test_another_formats_values_are_refused(change: dict[str, int | None]) -> None:
+    values = {**START.to_dict(), **change}
+    with pytest.raises(ValueError, match="expected"):
+        Position.from_dict({name: value for name, value in values.items() if value is not None})
+
+
+def test_it_says_which_step_of_how_many() -> None:
+    assert str(replace(START, step=3)) == "step 3 of 8"

@@ -1,0 +1,132 @@
+"""What the writer writes, when it waits, and what it leaves out."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from smlightning.checkpoints import files
+from smlightning.checkpoints.position import Position
+from smlightning.checkpoints.snapshot import snapshot
+from smlightning.checkpoints.writer import CheckpointWriter
+from smlightning.errors import UserError
+
+
+def steps(directory: Path) -> list[int]:
+    """Of the checkpoints there, newest first."""
+    return [
+        int(path.name.split("-")[1].removeprefix("step")) for _, path in files.numbered(directory)
+    ]
+
+
+class Gate:
+    """Holds the writer's thread before each file."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        write = files.write
+
+        def waiting(*args: Any) -> Path:
+            assert self.opened.wait(20)
+            return write(*args)
+
+        monkeypatch.setattr(files, "write", waiting)
+
+
+def test_training_may_change_what_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    writer, weights = CheckpointWriter(tmp_path), torch.ones(3)
+    writer.write({"weights": weights}, Position(step=1))
+    weights.zero_()
+    gate.opened.set()
+    writer.finish()
+    assert files.load(files.numbered(tmp_path)[0][1])["weights"].tolist() == [1, 1, 1]
+
+
+def test_one_that_may_be_skipped_is_while_another_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    writer = CheckpointWriter(tmp_path)
+    writer.write({"x": 1}, Position(step=1))
+    writer.write({"x": 2}, Position(step=2), skip_if_busy=True)
+    threading.Timer(0.1, gate.opened.set).start()
+    writer.write({"x": 3}, Position(step=3))  # follows the first
+    writer.finish()
+    assert steps(tmp_path) == [3, 1]
+
+
+def test_it_is_on_disk_when_waited_for_and_not_written_twice(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path)
+    for wait in (True, True):
+        writer.write({"x": 1}, Position(step=1), wait=wait)
+        assert steps(tmp_path) == [1]
+    writer.write({"x": 1}, Position(step=1).finished(), wait=True)
+    assert steps(tmp_path) == [1, 1]
+
+
+def test_the_position_that_a_run_resumed_from_is_not_written_again(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path)
+    writer.resume_from(Position(step=4), None)
+    writer.write({"x": 1}, Position(step=4), wait=True)
+    assert steps(tmp_path) == []
+
+
+def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path) -> None:
+    writer, written = CheckpointWriter(tmp_path), []
+    for step in range(1, 2 * files.KEEP + 4):
+        if step in (1, files.KEEP + 3):
+            writer.keep_best({"weight": torch.tensor(float(step))})
+        writer.write({"weight": torch.tensor(0.0)}, Position(step=step), wait=True)
+        written.append(files.best_file(files.numbered(tmp_path)[0][1]))
+    assert len(set(written)) == 2 and None not in written
+    assert written[files.KEEP + 1] != written[files.KEEP + 2]
+    assert len(files.numbered(tmp_path)) == files.KEEP
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["same folder", "another folder"])
+def test_best_weights_of_the_run_before_are_kept(elsewhere: bool, tmp_path: Path) -> None:
+    before = tmp_path / "before" if elsewhere else tmp_path
+    first = CheckpointWriter(before)
+    first.keep_best({"weight": torch.tensor(5.0)})
+    first.write({"x": 1}, Position(step=1), wait=True)
+    best = files.best_file(files.numbered(before)[0][1])
+    again = CheckpointWriter(tmp_path)
+    again.resume_from(Position(step=1), best)
+    assert again.best_weights and again.best_weights["weight"] == 5
+    again.write({"x": 2}, Position(step=2), wait=True)
+    named = files.best_file(files.numbered(tmp_path)[0][1])
+    assert named and named.parent == tmp_path
+    assert (named == best) is not elsewhere
+    assert files.load(named)["weight"] == 5
+
+
+def test_a_failure_is_told_and_raised_when_asked_for(tmp_path: Path) -> None:
+    writer = CheckpointWriter(tmp_path)
+    writer.write({"path": Path("somewhere")}, Position(step=1), wait=True)
+    assert writer.failed()
+    writer.write({"x": 1}, Position(step=2), wait=True)
+    assert steps(tmp_path) == [], "after a failure nothing more is written"
+    with pytest.raises(UserError):
+        writer.finish()
+
+
+def test_a_snapshot_uses_the_memory_of_the_one_before() -> None:
+    state = {"a": torch.ones(2), "list": [torch.zeros(3), 4], "pair": (torch.ones(1), "x")}
+    first = snapshot(state)
+    state["a"] += 1
+    second = snapshot(state, first)
+    assert second["a"] is first["a"] and second["a"].tolist() == [2, 2]
+    assert second["list"][0] is first["list"][0] and second["pair"][0] is first["pair"][0]
+    assert second["list"][1] == 4 and second["pair"][1] == "x"
+    other = snapshot({"a": torch.ones(5), "list": [], "pair": torch.ones(1)}, first)
+    assert other["a"] is not first["a"] and other["a"].tolist() == [1] * 5
+
+
+def test_a_state_dict_keeps_what_it_knows_of_versions() -> None:
+    weights = torch.nn.BatchNorm1d(2).state_dict()
+    assert snapshot(weights)._metadata == weights._metadata  # type: ignore[attr-defined]

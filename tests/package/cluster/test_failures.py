@@ -1,0 +1,335 @@
+"""A rank that fails, compiles or sends less, in real training of two ranks as on two hosts."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import forked
+from smlightning.testing.environment import outside_a_job
+from smlightning.testing.processes import free_port
+
+TRAINING = """
+import os, sys, threading, time
+import pytorch_lightning as pl, torch, torch._dynamo
+import dist
+from smlightning.reports import log
+from smlightning import errors
+from smlightning.training.seeds import StepSeed
+from smlightning.training.watchdog import HangWatchdog
+
+RANK = int(os.environ["RANK"])
+
+class Net(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x)
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        first, second, last = (torch.nn.Linear(*size) for size in ((64, 600), (600, 600), (600, 1)))
+        self.net = Net(first, torch.nn.ReLU(), second, last)
+
+    def training_step(self, batch, i):
+        before_step(self, i)
+        return self.net(batch[: 1 + i // 10]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.randn(160, 64), batch_size=4)
+
+def before_step(model, i):
+    pass
+
+def fit(hang_seconds=30.0, more=(), **options):
+    log.quiet()
+    strategy, devices, num_nodes = dist.get_initialization_info(**options)
+    trainer = pl.Trainer(accelerator="cpu", strategy=strategy, devices=devices,
+                         num_nodes=num_nodes, max_epochs=1,
+                         callbacks=[HangWatchdog(hang_seconds), StepSeed(0), *more], logger=False,
+                         enable_checkpointing=bool(more), enable_progress_bar=False,
+                         enable_model_summary=False, num_sanity_val_steps=0)
+    model = Model()
+    trainer.fit(model)
+    return model, trainer
+"""
+
+
+def start(tmp_path: Path, script: str) -> list[forked.Rank]:
+    """Two ranks on two hosts, each with an output folder of its own."""
+    shared = dict(
+        outside_a_job(os.environ),
+        WORLD_SIZE="2",
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
+        CUDA_VISIBLE_DEVICES="",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(free_port()),
+        SM_HOSTS=json.dumps(["algo-1", "algo-2"]),
+    )
+    path = tmp_path / "job.py"  # a file: Dynamo compiles nothing of a string's code
+    path.write_text(TRAINING + script)
+    code = f"import runpy; runpy.run_path({str(path)!r})"
+    ranks = []
+    for rank in range(2):
+        output = tmp_path / f"output{rank}"
+        output.mkdir()
+        mine = {
+            "RANK": str(rank),
+            "SM_CURRENT_HOST": f"algo-{rank + 1}",
+            "SM_OUTPUT_DIR": str(output),
+        }
+        ranks.append(forked.start(code, tmp_path / f"log{rank}", shared | mine))
+    return ranks
+
+
+BOTH_FAIL = """
+with dist.session():
+    raise errors.UserError("there is no such file", "name another")
+"""
+
+
+def test_a_mistake_that_all_ranks_find_is_a_sentence_on_each(tmp_path: Path) -> None:
+    """Rank 0 keeps the store: if it left first, torch would print frames of C++ on the others."""
+    for attempt in range(3):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        ranks = start(folder, BOTH_FAIL)
+        for number, rank in enumerate(ranks):
+            status, said = rank.wait(60)
+            assert status == 1 and "TCPStore" not in said, said
+            assert "there is no such file" in (folder / f"output{number}" / "failure").read_text()
+
+
+UNUSED = """
+class Idle(Model):
+    def __init__(self):
+        super().__init__()
+        self.idle = torch.nn.Linear(1, 1)
+
+Model = Idle
+with dist.session():
+    fit()
+"""
+
+
+def test_a_parameter_without_a_part_in_the_loss_is_a_sentence(tmp_path: Path) -> None:
+    for number, rank in enumerate(start(tmp_path, UNUSED)):
+        _, said = rank.wait(60)
+        cause = (tmp_path / f"output{number}" / "failure").read_text()
+        assert "failed: on several ranks every parameter has to take part in the loss" in cause, (
+            said
+        )
+
+
+BLOCKED = """
+torch.distributed.destroy_process_group = lambda *_: threading.Event().wait()
+
+def before_step(model, i):
+    if RANK == 1 and i == 7:
+        print("raising", flush=True)
+        raise ValueError("the cable is broken")
+
+try:
+    with dist.session():
+        fit()
+finally:
+    time.sleep(60 * RANK)  # as long as this process lives, no connection of the other rank's breaks
+"""
+
+
+def test_a_cause_is_known_everywhere_though_the_group_cannot_be_destroyed(tmp_path: Path) -> None:
+    ranks = start(tmp_path, BLOCKED)
+    while not ranks[1].log.exists() or "raising" not in ranks[1].log.read_text():
+        assert all(rank.process.is_alive() for rank in ranks), [
+            rank.log.read_text() for rank in ranks
+        ]
+        time.sleep(0.05)
+    raised = time.monotonic()
+    status, said = ranks[0].wait(20)
+    ranks[1].process.kill()
+    assert time.monotonic() - raised < 10
+    cause = "rank 1 on host algo-2 failed: ValueError: the cable is broken"
+    assert [(tmp_path / f"output{rank}" / "failure").read_text() for rank in range(2)] == [
+        cause,
+        cause,
+    ]
+    assert (
+        status == 1 and said.splitlines()[-1] == f"error: rank 0 on host algo-1 had to end: {cause}"
+    )
+
+
+SLOW = """
+compiled = []
+torch._dynamo.config.optimize_ddp = False  # one graph, not one for each bucket
+
+def backend(graph, inputs):
+    compiled.append(graph)
+    time.sleep(6 * (RANK == 1 and len(compiled) == 2))
+    return graph
+
+def before_step(model, i):
+    if {compile} and i == 0:
+        model.net.compile(backend=backend, dynamic=False)
+    elif not {compile}:
+        time.sleep(6 * (RANK == 1 and i == 10))
+
+with dist.session():
+    fit(hang_seconds=4.0)
+assert len(compiled) == 2 * {compile}, len(compiled)
+"""
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_compiling_is_no_hang(compile: bool, tmp_path: Path) -> None:
+    """Batches change their shape: a rank compiles for longer than the hang timeout."""
+    statuses, said = zip(
+        *[r.wait(120) for r in start(tmp_path, SLOW.format(compile=compile))], strict=True
+    )
+    assert statuses == ((0, 0) if compile else (1, 1)), said
+    assert compile or any("rank 1 on host algo-2 stopped taking part" in text for text in said), (
+        said
+    )
+
+
+UNEVEN = """
+from pathlib import Path
+from smlightning.cluster import session
+from smlightning.cluster import collectives
+from smlightning.checkpoints.callback import Checkpoints
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from torch.ones(2 + 30 * RANK, 64)
+
+def evaluate(model, batch, i):
+    model.seen = i + 1
+
+def log_sum(model):
+    seen = collectives.all_sum(torch.tensor(float(model.seen))).item()
+    model.log("val/loss", seen), model.log("test/loss", seen)
+
+Model.validation_step = Model.test_step = evaluate
+Model.on_validation_epoch_end = Model.on_test_epoch_end = log_sum
+Model.val_dataloader = Model.test_dataloader = lambda model: torch.utils.data.DataLoader(Stream())
+with dist.session():
+    kept = Checkpoints(Path(os.environ["SM_OUTPUT_DIR"]), {}, monitor="val/loss")
+    kept.resume("never")
+    model, trainer = fit(more=[kept])
+    trainer.test(model, verbose=False)
+    assert trainer.callback_metrics["test/loss"] == 2 + 32, trainer.callback_metrics
+"""
+
+
+def test_ranks_may_evaluate_different_numbers_of_batches(tmp_path: Path) -> None:
+    """They agree on nothing in between: one at its end would answer with another sum."""
+    for rank in start(tmp_path, UNEVEN):
+        status, said = rank.wait(60)
+        assert status == 0, said
+
+
+RECEIVED = """
+import signal
+from pathlib import Path
+from smlightning.checkpoints import files as checkpoint_files
+from smlightning.checkpoints import reader
+from smlightning.cluster import session
+from smlightning.cluster import collectives
+
+reader.BLOCK = 1000
+HOW = {how!r}
+folder = Path(os.environ["SM_OUTPUT_DIR"])
+received = folder / ".received-000001-step000007-0123456789abcdef.ckpt"
+checksum = ""
+state = {{"weights": torch.arange(5000.0), "optimizer_states": []}}
+path = folder / received.name.removeprefix(".received-")
+if RANK == 0:
+    checksum = checkpoint_files.write(folder, 7, state).stem[-16:]
+    next(folder.glob("*.ckpt")).rename(path)
+    if HOW == "cut off":
+        broadcast, blocks = torch.distributed.broadcast, []
+        def dying(*args):
+            blocks.append(args)
+            if len(blocks) == 5:
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
+            broadcast(*args)
+        torch.distributed.broadcast = dying
+elif HOW == "damaged":
+    path.write_bytes(b"cut off")
+elif HOW == "full":
+    received.symlink_to("/dev/full")
+with dist.session():
+    torch.distributed.init_process_group("gloo", rank=RANK, world_size=2)
+    checksum = session.from_rank_0("digest", lambda: checksum)
+    loaded = reader.read(path, checksum, folder)
+    assert torch.equal(loaded["weights"], state["weights"])
+"""
+
+
+@pytest.mark.parametrize("how", ["lacking", "damaged", "cut off", "full"])
+def test_a_host_without_the_checkpoint_gets_that_of_rank_0(how: str, tmp_path: Path) -> None:
+    ranks = start(tmp_path, RECEIVED.format(how=how))
+    statuses, said = zip(*[rank.wait(60) for rank in ranks], strict=True)
+    full = "rank 1 on host algo-2 failed: OSError: [Errno 28] No space left on device"
+    sentences = {
+        "cut off": [
+            None,
+            "rank 1 on host algo-2 had to end: "
+            "rank 0 on host algo-1 exited without an error message",
+        ],
+        "full": [
+            f"rank 0 on host algo-1 had to end: {full}",
+            f"{full}; free some space and start the command again",
+        ],
+    }
+    expected = {"cut off": (-9, 1), "full": (1, 1)}.get(how, (0, 0))
+    assert statuses == expected, said
+    for text, sentence in zip(said, sentences.get(how, [None, None]), strict=True):
+        assert sentence is None or sentence in text.strip().splitlines()[-1], text
+    left = [path.name for path in (tmp_path / "output1").iterdir() if path.name != "failure"]
+    kept = ["000001-step000007-0123456789abcdef.ckpt"] if how == "damaged" else []
+    assert left == kept, "what was received is gone"
+
+
+COMPRESSED = """
+from smlightning.cluster import strategies
+strategies.POWERSGD_START = 5
+sent = []
+all_reduce = torch.distributed.all_reduce
+
+def counting(tensor, *args, **kwargs):
+    sent.append((tensor.dtype, tensor.numel()))
+    return all_reduce(tensor, *args, **kwargs)
+
+torch.distributed.all_reduce = counting
+weights, numbers = {}, {}
+with dist.session():
+    for compression in ("none", "fp16", "powersgd"):
+        del sent[:]
+        model, _ = fit(compression=compression, bucket_cap_mb=1)
+        weights[compression] = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        is_power = compression == "powersgd"
+        numbers[compression] = [n for dtype, n in sent if dtype == torch.float16 or is_power]
+        both = [torch.empty_like(weights[compression]) for _ in range(2)]
+        torch.distributed.all_gather(both, weights[compression])
+        assert torch.equal(*both), compression
+# Two buckets, of half the size.
+assert numbers["fp16"][-2:] == [600 * 600 + 600 + 601, 64 * 600 + 600], numbers
+# Vectors as they are, then two factors of the matrices.
+assert max(numbers["powersgd"][-3:]) < 4000, numbers
+for compression in ("fp16", "powersgd"):
+    off = (weights[compression] - weights["none"]).norm() / weights["none"].norm()
+    assert 0 < off < 0.01, (compression, off)
+"""
+
+
+def test_gradients_are_compressed(tmp_path: Path) -> None:
+    for rank in start(tmp_path, COMPRESSED):
+        status, said = rank.wait(120)
+        assert status == 0, said

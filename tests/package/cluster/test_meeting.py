@@ -1,0 +1,241 @@
+"""A job's start and end: ranks meet or are missed by name; SMDDP's stub keeps to its contract."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import forked
+from smlightning import rehearsal
+from smlightning.testing.environment import outside_a_job
+from smlightning.testing.processes import free_port
+
+SESSION = """
+import sys, time
+import dist
+from smlightning import errors
+started = time.monotonic()
+try:
+    with dist.session():
+        pass
+except errors.UserError as error:
+    sys.exit(f"{error} after {time.monotonic() - started:.0f} s")
+"""
+
+
+def start(rank: int, port: int, seconds: int, log: Path) -> forked.Rank:
+    """One of four ranks on two hosts, as Open MPI would start it."""
+    environment = dict(
+        outside_a_job(os.environ),
+        OMPI_COMM_WORLD_RANK=str(rank),
+        OMPI_COMM_WORLD_SIZE="4",
+        OMPI_COMM_WORLD_LOCAL_RANK=str(rank % 2),
+        OMPI_COMM_WORLD_LOCAL_SIZE="2",
+        SM_HOSTS=json.dumps(["algo-1", "algo-2"]),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        DIST_MEET_SECONDS=str(seconds),
+        CUDA_VISIBLE_DEVICES="",
+    )
+    return forked.start(SESSION, log / str(rank), environment)
+
+
+@pytest.mark.parametrize("absent, host", [(None, ""), (3, "algo-2"), (0, "algo-1")])
+def test_a_rank_that_does_not_come_is_named_in_time(
+    absent: int | None, host: str, tmp_path: Path
+) -> None:
+    port, seconds = free_port(), 100 if absent is None else 8
+    ranks = [start(rank, port, seconds, tmp_path) for rank in range(4) if rank != absent]
+    statuses, said = zip(*[rank.wait(200) for rank in ranks], strict=True)
+    if absent is None:
+        assert statuses == (0, 0, 0, 0), said
+        table = said[0].splitlines()
+        assert table[0].split() == [
+            "host",
+            "node",
+            "rank",
+            "local",
+            "rank",
+            "device",
+            "backend",
+            "shared",
+            "memory",
+        ]
+        assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: mpirun" in table[5]
+        return
+    assert statuses == (1, 1, 1), said
+    for text in said:
+        assert f"rank {absent} on host {host} did not" in text and "within 8 s" in text, text
+        assert "Traceback" not in text and int(text.split()[-2]) <= 12, text
+
+
+RESTARTED = """
+import os, sys, time
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+import dist
+from smlightning.cluster import session
+def rank():
+    with dist.session() as cluster:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if cluster.rank == 1:
+                raise ValueError("the first attempt's")
+            time.sleep(60)  # the agent ends it
+        elif cluster.rank == 1:
+            time.sleep(8)  # says nothing
+        else:
+            error = RuntimeError("gloo: Connection closed by peer")
+            print("cause:", session.cause(error), flush=True)
+config = LaunchConfig(1, 1, 2, rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{sys.argv[1]}",
+                      rdzv_configs={"rank": 0}, run_id="none", max_restarts=1,
+                      monitor_interval=0.1, start_method="fork")
+elastic_launch(config, rank)()
+"""
+
+
+def test_a_restart_does_not_hear_of_the_attempt_before(tmp_path: Path) -> None:
+    """torchrun's agent keeps the store from one attempt to the next. Its ranks are forked."""
+    environment = dict(outside_a_job(os.environ), CUDA_VISIBLE_DEVICES="", DIST_MEET_SECONDS="60")
+    agent = forked.start(RESTARTED, tmp_path / "log", environment, str(free_port()))
+    status, said = agent.wait(200)
+    assert (
+        status == 0 and "cause: rank 1 on host localhost exited without an error message" in said
+    ), said
+
+
+ENDING = """
+import os, signal, sys, threading, time
+import dist
+from smlightning import errors
+from smlightning.cluster import signals
+signals.install()
+def later(number):
+    threading.Timer(1, os.kill, (os.getpid(), number)).start()
+def hide():  # as fsspec's exists does
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    except:
+        pass
+    raise FileNotFoundError("not what ended it")
+try:
+    with dist.session() as cluster:
+        if cluster.rank == int(sys.argv[1]):
+            %s
+        if cluster.rank == 0:
+            time.sleep(3)
+            print(f"saved at {time.time()}")
+except errors.UserError as error:
+    sys.exit(f"error: {error}")
+print(f"ended at {time.time()}")
+sys.exit(signals.complete())
+"""
+
+
+@pytest.mark.parametrize(
+    "rank, what, statuses, words",
+    [
+        (0, "pass", [0, 0], "ended at"),
+        (
+            0,
+            "raise ValueError('no room')",
+            [1, 1],
+            "had to end: rank 0 on host localhost failed: ValueError: no room",
+        ),
+        (0, "later(signal.SIGTERM)", [143, 143], ""),
+        (
+            0,
+            "later(signal.SIGKILL)",
+            [-9, 1],
+            "rank 0 on host localhost exited without an error message",
+        ),
+        (1, "later(signal.SIGTERM)", [143, 143], ""),  # it waits for rank 0 by then
+        (0, "hide()", [143, 143], ""),
+        (1, "hide()", [143, 143], ""),
+        (
+            1,
+            "later(signal.SIGKILL)",
+            [1, -9, 0],
+            "had to end: rank 1 on host localhost exited without an error message",
+        ),
+    ],
+)
+def test_the_others_wait_until_rank_0_is_done(
+    rank: int, what: str, statuses: list[int], words: str, tmp_path: Path
+) -> None:
+    size = str(len(statuses))
+    env = dict(
+        outside_a_job(os.environ),
+        WORLD_SIZE=size,
+        LOCAL_WORLD_SIZE=size,
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(free_port()),
+        CUDA_VISIBLE_DEVICES="",
+    )
+    ranks = [
+        forked.start(
+            ENDING % what,
+            tmp_path / str(i),
+            env | {"RANK": str(i), "LOCAL_RANK": str(i)},
+            str(rank),
+        )
+        for i in range(len(statuses))
+    ]
+    found, said = zip(*[process.wait(120) for process in ranks], strict=True)
+    assert list(found) == statuses, said
+    other = said[1 if rank == 0 else 0]
+    assert words in other and "Traceback" not in other, said
+    assert statuses != [143, 143] or "Error" not in said[0] + said[1], said
+    if statuses == [0, 0]:
+        saved, ended = (
+            float(text.split(f"{word} at ")[1].split()[0])
+            for word, text in zip(("saved", "ended"), said, strict=True)
+        )
+        assert ended > saved
+
+
+CONTRACT = """
+import sys, torch, torch.distributed as dist
+import smdistributed.dataparallel.torch.torch_smddp
+store = dist.HashStore()
+def refused(call):
+    try:
+        call()
+    except RuntimeError as error:
+        assert "SMDDP does not support" in str(error), error
+    else:
+        sys.exit(f"{call} was let through")
+one = dict(store=store, rank=0, world_size=1)
+refused(lambda: dist.init_process_group("smddp", device_id=torch.device("cuda:0"), **one))
+refused(lambda: dist.init_process_group("cpu:gloo,cuda:smddp", **one))
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+refused(lambda: dist.new_group(backend="smddp"))
+dist.destroy_process_group()
+dist.init_process_group("smddp", store=store, rank=0, world_size=1)
+x = torch.ones(2)
+for op in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
+    refused(lambda: dist.all_reduce(x, op=op))
+refused(lambda: dist.new_group())
+refused(lambda: dist.new_group(backend="gloo"))
+refused(lambda: dist.barrier(device_ids=[0]))
+refused(lambda: dist.all_gather_into_tensor(torch.empty(2), x))
+refused(lambda: dist.reduce_scatter_tensor(torch.empty(2), x))
+refused(lambda: dist.reduce(x, 0))
+dist.all_reduce(x); dist.barrier(); dist.broadcast(x, 0); dist.all_gather([torch.empty(2)], x)
+assert x.tolist() == [1, 1] and dist.get_backend() == "smddp"
+dist.broadcast_object_list([None], 0)
+dist.destroy_process_group()
+"""
+
+
+def test_the_stub_refuses_what_the_contract_does() -> None:
+    path = Path(rehearsal.__file__).parent / "stubs"
+    environment = {**os.environ, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-c", CONTRACT], env=environment, check=True)
+
+
+def test_the_stub_is_not_found_outside_a_rehearsal(tmp_path: Path) -> None:
+    found = subprocess.run([sys.executable, "-c", "import smdistributed"], capture_output=True)
+    assert found.returncode == 1

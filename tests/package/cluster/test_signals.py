@@ -1,0 +1,83 @@
+"""A signal stops a run in order; that Lightning has what is replaced: smlightning.testing."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import small
+
+import train
+from smlightning.checkpoints import files as checkpoint_files
+from smlightning.cluster import signals
+
+SRC = Path(train.__file__).parent
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_says_how_to_go_on_and_ends_with_143(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    options = {**small.options(tmp_path), "epochs": 300, "log_every": 5}
+    pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    command = [sys.executable, str(SRC / "train.py"), *pairs]
+    with Path("log").open("w") as log:
+        run = subprocess.Popen(command, stdout=log, stderr=log)
+    while "step=5 " not in Path("log").read_text() and run.poll() is None:
+        time.sleep(0.1)
+    run.send_signal(number)
+    asked = time.monotonic()
+    assert run.wait(20) == 143
+    assert time.monotonic() - asked < 10
+    last = Path("log").read_text().splitlines()[-1]
+    said = re.fullmatch(
+        rf"stopped by {number.name} at step (\d+) of \d+; start the same command .* to resume", last
+    )
+    assert said, last
+    path = checkpoint_files.newest(Path("outputs/checkpoints"))
+    assert path and f"-step{int(said[1]):06d}-" in path.name
+
+
+def python(code: str) -> subprocess.Popen:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen([sys.executable, "-c", code], **pipes)  # type: ignore[call-overload]
+    assert run.stdout.readline() == "ready\n"
+    return run
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    busy = (
+        "from smlightning.cluster import signals; import time; "
+        "signals.install(); signals.defer('go on'); "
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    run = python(busy)
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    run.send_signal(
+        signal.SIGINT
+    )  # the same one: a terminal and torchrun's agent both pass Ctrl-C on
+    time.sleep(signals.SAME + 0.2)
+    assert run.poll() is None
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(2) == 143
+    assert run.communicate()[1] == "ended by a second signal; go on\n"
+
+
+def test_native_code_that_does_not_return_is_ended() -> None:
+    """Python's handler never runs here: the main thread waits in C, as when the ranks meet."""
+    code = (
+        "from smlightning.cluster import signals; import threading, ctypes; "
+        "signals.install(); print('ready', flush=True); "
+        "ctypes.CDLL(None).pause(); ctypes.CDLL(None).sleep(60)"
+    )
+    run = python(code)
+    time.sleep(0.2)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(signals.GRACE + 3) == 143
+    assert "nothing was trained yet: start the same command again" in run.communicate()[1]

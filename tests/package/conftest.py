@@ -1,0 +1,100 @@
+"""What tests of the package share: a clean place to run in, with the template's own project to
+run on.
+"""
+
+import atexit
+import os
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from smlightning.testing.plugin import clean_place, same_signals
+
+__all__ = ["clean_place", "same_signals"]
+
+TEMPLATE = Path(__file__).parents[2]
+PROJECT = next(TEMPLATE.glob("{{*}}"))  # its Python files are the same bytes in every project
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Processes that tests start import the package and the project's files from this checkout.
+PATHS = [PROJECT / "vendor" / "smlightning", PROJECT / "src", PROJECT / "tests"]
+os.environ["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))
+# The answers that job.toml asks for; nothing else of a project has to be generated.
+ANSWERS = {
+    "project_slug": "language-identification",
+    "__job_name": "language-identification",
+    "aws_region": "us-east-1",
+    "instance_type": "ml.p4d.24xlarge",
+    "instance_count": "2",
+    "distribution": "auto",
+    "spot": False,
+}
+
+
+def project_folder() -> Path:
+    """A project of the checkout's own files and default answers, while this process lives."""
+    folder = Path(tempfile.mkdtemp(prefix="project-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    job = jinja2.Template((PROJECT / "job.toml").read_text(encoding="utf-8"))
+    (folder / "job.toml").write_text(job.render(cookiecutter=ANSWERS) + "\n", encoding="utf-8")
+    for name in ("src", "tests", "vendor", "pyproject.toml", "launch.ipynb"):
+        (folder / name).symlink_to(PROJECT / name)
+    return folder
+
+
+os.environ["SMLIGHTNING_PROJECT"] = str(project_folder())
+# Modules that tests share (small_job.py, …) lie beside them.
+HERE = Path(__file__).parent
+sys.path += [str(folder) for folder in (HERE, *HERE.iterdir()) if folder.is_dir()]
+
+
+@pytest.fixture(scope="session")
+def rows() -> list[tuple[str, str]]:
+    """240 words in three alphabets, of 1 to 12 letters, and which alphabet it is: easy to learn."""
+    import small  # the example's, and not before the paths above are set
+
+    draw = random.Random(0)
+    return [
+        ("".join(draw.choices(alphabet, k=draw.randint(1, 12))), name)
+        for name, alphabet in small.ALPHABETS.items()
+        for _ in range(80)
+    ]
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Path of a freshly made BERT of two layers with a tokenizer of its own."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("tiny-bert")
+    letters = sorted({letter for text, _ in rows for letter in text})
+    vocabulary = {
+        token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters])
+    }
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    special = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+    }
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(path)
+    torch.manual_seed(0)
+    size = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    BertForSequenceClassification(BertConfig(vocab_size=len(vocabulary), **size)).save_pretrained(
+        path
+    )
+    return str(path)

@@ -1,0 +1,98 @@
+"""Global batches: every sample once, whatever the world size, in an order of (seed, epoch)."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smlightning.data import batches
+from smlightning.data.batches import GlobalBatches
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=200),
+    per_rank=st.integers(1, 9),
+    world_size=st.integers(1, 4),
+    seed=st.one_of(st.none(), st.integers(0, 3)),
+    epoch=st.integers(0, 3),
+)
+def test_every_sample_once_whatever_the_world_size(
+    lengths: list[int], per_rank: int, world_size: int, seed: int | None, epoch: int
+) -> None:
+    size = per_rank * world_size
+    ranks = [GlobalBatches(lengths, size, rank, world_size, seed) for rank in range(world_size)]
+    alone = GlobalBatches(lengths, size, seed=seed)
+    for order in (*ranks, alone):
+        order.set_epoch(epoch)
+    assert {len(order) for order in ranks} == {len(alone)}
+    seen: list[int] = []
+    for whole, *shares in zip(alone, *ranks, strict=True):
+        assert len({len(share.rows) for share in shares}) == 1, "ranks would wait for each other"
+        together = [row for share in shares for row in share.rows[: share.real]]
+        assert sorted(together) == sorted(whole.rows[: whole.real])
+        assert len(shares[0].rows) >= min(2, per_rank), "a rank with a single row"
+        # DDP's mean over ranks of (sum of losses × scale) is the mean over the global batch.
+        scales = {round(share.scale * len(together) / world_size, 9) for share in shares}
+        assert scales == {1.0}
+        seen += together
+    assert sorted(seen) == list(range(len(lengths)))
+
+
+def rows_of(seed: int, epoch: int) -> list[list[int]]:
+    order = GlobalBatches(range(1, 101), 8, seed=seed)
+    order.set_epoch(epoch)
+    return [share.rows.tolist() for share in order]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    assert rows_of(0, 1) == rows_of(0, 1)
+    assert rows_of(0, 1) != rows_of(0, 2)
+    assert rows_of(0, 1) != rows_of(1, 1)
+
+
+def test_batches_are_grouped_by_length() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 4096)
+    order = GlobalBatches(lengths, 32, seed=0)
+    padded = sum(len(share.rows) * lengths[share.rows].max() for share in order)
+    assert padded < 1.1 * lengths.sum()  # in random order it is about 1.9
+
+
+def test_evaluation_begins_with_the_longest() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 100)
+    rows = np.concatenate([share.rows for share in GlobalBatches(lengths, 10)])
+    assert (np.diff(lengths[rows]) <= 0).all()
+
+
+def test_an_order_takes_few_bytes_a_row() -> None:
+    lengths = np.random.default_rng(0).integers(1, 500, 1_000_000).astype(np.uint32)
+    sampler = GlobalBatches(lengths, 64, seed=0)
+    tracemalloc.start()
+    order, _ = sampler.order()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(np.unique(order)) == len(lengths)
+    assert peak < 5e6, "with the lengths, 9 bytes a row"
+
+
+def test_padding() -> None:
+    flat = np.array([9, 1, 2, 3, 4, 5, 6], np.uint8)
+    values, mask = batches.pad(flat, np.array([1, 4]), np.array([2, 3]), fill=7)
+    assert values.dtype == mask.dtype == torch.int64
+    assert values.tolist() == [[1, 2, 7], [4, 5, 6]]
+    assert mask.tolist() == [[1, 1, 0], [1, 1, 1]]
+
+
+class Sizes(torch.utils.data.Dataset):
+    def __getitem__(self, share: batches.Share) -> int:
+        return share.real
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_gives_what_its_data_set_makes_of_a_share(num_workers: int) -> None:
+    lengths = range(1, 11)
+    loader = batches.loader(Sizes(), lengths, 4, num_workers=num_workers)
+    assert list(loader) == [4, 4, 2]
+    assert loader.num_workers == num_workers

@@ -1,0 +1,265 @@
+"""Sources are named and read as columns; what cannot be read rightly is refused."""
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from smlightning.data import tables
+from smlightning.data.tables import Column
+from smlightning.errors import UserError
+
+BODY = Column("body", usual=("body", "phrase"))
+KIND = Column("kind", usual=("kind", "class"))
+ROWS = [(f"phrase {number}", "abc"[number % 3]) for number in range(60)]
+
+
+def read(dataset: str, *columns: Column) -> dict[str, list[tuple]]:
+    """All rows of each split."""
+    source = tables.find_source(dataset)
+    splits = {}
+    for split, pieces in tables.read(source, columns or (BODY, KIND), Path("scratch")).items():
+        splits[split] = [row for arrays in pieces for row in rows_of(arrays)]
+    return splits
+
+
+def rows_of(arrays: list[pa.Array]) -> list[tuple]:
+    return list(zip(*(array.to_pylist() for array in arrays), strict=True))
+
+
+def write_csv(path: str, rows: list[tuple], separator: str = ",") -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=separator).writerows([("body", "kind"), *rows])
+    return path
+
+
+def write_lines(path: str, *lines: str) -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def write_json(path: str, *rows: object) -> str:
+    return write_lines(path, *(json.dumps(row) for row in rows))
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "parquet", "arrow"])
+def test_every_format_in_the_jobs_channel(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = datasets.Dataset.from_dict(
+        {
+            "id": list(range(len(ROWS))),
+            "phrase": [phrase for phrase, _ in ROWS],
+            "class": [kind for _, kind in ROWS],
+        }
+    )
+    channel = Path("channel")
+    channel.mkdir()
+    save: dict[str, Callable[[], object]] = {
+        "csv": lambda: table.to_csv(channel / "rows.csv"),
+        "tsv": lambda: table.to_csv(channel / "rows.tsv", sep="\t"),
+        "jsonl": lambda: table.to_json(channel / "rows.jsonl"),
+        "parquet": lambda: table.to_parquet(channel / "rows.parquet"),
+        "arrow": lambda: table.save_to_disk(str(channel)),
+    }
+    save[form]()
+    monkeypatch.setenv("SM_CHANNEL_TRAINING", str(channel.absolute()))
+    assert read("training") == {"train": ROWS}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("trainset", "validation", "test-1"),
+        ("a/training", "a/dev.en", "imdb_testset"),
+        ("x", "val/1", "Test2"),
+    ],
+)
+def test_names_tell_the_splits(names: tuple[str, str, str]) -> None:
+    parts = (ROWS[0::2], ROWS[1::4], ROWS[3::4])
+    for name, part in zip(names, parts, strict=True):
+        write_json(f"own/{name}.jsonl", *({"body": body, "kind": kind} for body, kind in part))
+    assert read("own") == dict(zip(("train", "val", "test"), parts, strict=True))
+
+
+def test_links_folders_and_copies_that_editors_keep() -> None:
+    """The hub's cache and DVC lay files out as links; folders and hidden files are not data."""
+    write_csv("store/0123abcd", ROWS)
+    write_csv("own/.ipynb_checkpoints/test-checkpoint.csv", ROWS)
+    Path("own/train.csv").symlink_to(Path("store/0123abcd").absolute())
+    Path("own/test.csv").mkdir()
+    for name in ("own", "own/train.csv"):
+        assert read(name) == {"train": ROWS}
+
+
+def test_a_file_that_is_named_is_for_training_wherever_it_lies() -> None:
+    assert read(write_csv("test/validation.csv", ROWS)) == {"train": ROWS}
+
+
+def test_a_changed_file_is_another_source() -> None:
+    path = write_csv("a.csv", ROWS)
+    before = tables.find_source(path).facts()
+    assert tables.find_source(path).facts() == before
+    os.utime(path, ns=(1, 1))
+    assert tables.find_source(path).facts() != before
+    assert tables.find_source("owner/name").facts() == ["hub", "owner/name"]
+
+
+def test_what_csv_holds_is_text() -> None:
+    rows = [("NA", "007"), ("None", "1.0"), ("12", "NA"), ("true", "2020-01-01")]
+    assert read(write_csv("a.csv", rows)) == {"train": rows}
+
+
+def test_csv_as_spreadsheets_write_it() -> None:
+    """A mark at the beginning, lines that end as on Windows, quoted commas, quotes and lines."""
+    rows = [(text, "x") for text in ("one, two", 'say "three"', "four\nfive", " six ", "Île")]
+    with Path("a.csv").open("w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file).writerows([("body", "kind"), *rows])
+    assert read("a.csv") == {"train": rows}
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_numbers_of_classes_become_their_names(form: str) -> None:
+    features = datasets.Features(
+        {"body": datasets.Value("large_string"), "kind": datasets.ClassLabel(names=["b", "a"])}
+    )
+    for name, kinds in (("train", [0, 1, 0]), ("test", [-1, -1, -1])):  # -1: kept secret
+        columns = {"body": ["x", "y", "z"], "kind": kinds}
+        table = datasets.Dataset.from_dict(columns, features=features)
+        if form == "parquet":
+            Path("own").mkdir(exist_ok=True)
+            table.to_parquet(f"own/{name}.parquet")
+        else:
+            table.save_to_disk(f"own/{name}")
+    rows = read("own")
+    assert rows["train"] == [("x", "b"), ("y", "a"), ("z", "b")]
+    assert rows["test"] == [("x", None), ("y", None), ("z", None)]
+
+
+def test_other_types_are_given_as_they_are() -> None:
+    pq.write_table(pa.table({"body": ["x", "y"], "kind": [1.5, None]}), "a.PARQUET")
+    assert read("a.PARQUET") == {"train": [("x", 1.5), ("y", None)]}
+
+
+def test_pieces_are_small_whatever_the_file_has() -> None:
+    many = 3 * tables.PIECE
+    table = pa.table({"body": ["x"] * many, "kind": ["y"] * many})
+    pq.write_table(table, "a.parquet", row_group_size=many)
+    write_csv("b.csv", [("x", "y")] * many)
+    for name in ("a.parquet", "b.csv"):
+        source = tables.find_source(name)
+        pieces = tables.read(source, (BODY, KIND), Path("scratch"))["train"]
+        sizes = [len(body) for body, _ in pieces]
+        assert sum(sizes) == many and max(sizes) <= tables.PIECE
+
+
+def test_what_datasets_leaves_beside_its_data_is_not_data() -> None:
+    table = datasets.Dataset.from_dict({"body": ["x", "y"], "kind": ["a", "b"]})
+    datasets.DatasetDict({"train": table}).save_to_disk("saved")
+    datasets.load_from_disk("saved")["train"].map(lambda row: row, load_from_cache_file=False)
+    assert list(Path("saved/train").glob("cache-*.arrow"))
+    assert read("saved") == {"train": [("x", "a"), ("y", "b")]}
+
+
+def test_a_save_into_the_folder_of_an_earlier_one_is_read_alone() -> None:
+    for many, shards in ((300, 3), (100, 1)):
+        columns = {"body": [f"{many} {i}" for i in range(many)], "kind": ["x"] * many}
+        datasets.Dataset.from_dict(columns).save_to_disk("saved", num_shards=shards)
+    assert len(list(Path("saved").glob("*.arrow"))) == 4
+    assert [body for body, _ in read("saved")["train"]] == [f"100 {i}" for i in range(100)]
+
+
+def test_a_quoted_field_of_a_tsv_may_hold_tabs_and_lines() -> None:
+    rows = [(f"if x:\n\treturn 1\nreturn {i}", "a") for i in range(40)]
+    assert read(write_csv("a.tsv", rows, "\t")) == {"train": rows}
+
+
+def test_a_tsv_may_be_wide() -> None:
+    header = ["body", "kind", *map(str, range(1200))]
+    lines = ["\t".join([f"x {i}", "a", *["0"] * 1200]) for i in range(40)]
+    write_lines("a.tsv", "\t".join(header), *lines)
+    assert len(read("a.tsv")["train"]) == 40
+
+
+@pytest.mark.parametrize(
+    ("lines", "field"),
+    [
+        (["body\tkind", '"a\tx', 'b"\ty'], "a\tx\nb"),
+        (["note\tbody\tkind", '"a\tx\t1', "b\ty\t2", 'c"\tz\t1'], "a\tx\t1\nb"),
+        (["kind\tbody", '1\t"a', "2\tb", '1\tc"'], "a\n2\tb\n1\tc"),
+    ],
+)
+def test_a_quotation_mark_that_swallows_rows_is_refused(lines: list[str], field: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        read(write_lines("a.tsv", *lines))
+    assert repr(field)[:-1] in refusal.value.problem
+
+
+def both(*names: str) -> str:
+    for name in names:
+        write_json(f"own/{name}", {"body": "x", "kind": "y"})
+    return "own"
+
+
+def file_of(name: str, content: bytes) -> str:
+    Path(name).write_bytes(content)
+    return name
+
+
+def folder() -> str:
+    Path("empty").mkdir()
+    return "empty"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "named"),
+    [
+        (lambda: "./nowhere.csv", "./nowhere.csv"),
+        (lambda: "a/b/c", "a/b/c"),
+        (lambda: "", "''"),
+        (lambda: "training", "SM_CHANNEL_TRAINING"),
+        (folder, "no data file"),
+        (lambda: write_json("notes.txt", 1), "no data file"),
+        (lambda: write_json("a.jsonl", {"a": "x", "b": "y"}), "none is the body"),
+        (lambda: write_json("a.jsonl", {"body": 1, "phrase": 2, "x": 3}), "several could be"),
+        (lambda: file_of("a.csv", b""), "none is the body"),
+        (lambda: both("a.parquet"), "a.parquet could not be read as parquet"),
+        (lambda: file_of("a.csv", bytes(range(256))), "a.csv could not be read as csv"),
+        (lambda: file_of("a.jsonl", b""), "a.jsonl"),
+        (lambda: both("a.jsonl", "a.jsonl.gz"), "a.jsonl.gz is compressed"),
+        (lambda: both("a.jsonl", "a.json"), "own/a.* are 2 files"),
+        (lambda: both("train.jsonl", "eval.jsonl"), "own/eval.jsonl may be for"),
+        (lambda: both("val.jsonl", "test.jsonl"), "test, val only"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_refused(dataset: Callable[[], str], named: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        read(dataset())
+    assert named in refusal.value.problem
+    assert refusal.value.cure
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_name_that_no_hub_gives() -> None:
+    """With a network the hub says no, without one its cache does; either way one sentence."""
+    source = tables.find_source("no-such-owner/no-such-data-set", ["builtin"])
+    with pytest.raises(UserError) as refusal:
+        tables.read(source, [BODY], Path("scratch"))
+    assert "neither builtin, nor training, nor a path" in refusal.value.problem
+
+
+def test_columns_are_found_by_name_or_as_the_only_one_left() -> None:
+    columns = [BODY, KIND]
+    assert tables.find_columns(["id", "Class", "PHRASE"], columns, "t") == ["PHRASE", "Class"]
+    assert tables.find_columns(["other", "body"], columns, "t") == ["body", "other"]
+    given = [Column("body", given="class"), KIND]
+    assert tables.find_columns(["kind", "class"], [given[0]], "t") == ["class"]
+    with pytest.raises(UserError) as refusal:
+        tables.find_columns(["body", "kind"], [Column("body", given="nope")], "t")
+    assert "'nope'" in refusal.value.problem and "--body_column" in refusal.value.cure

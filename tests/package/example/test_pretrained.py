@@ -1,0 +1,89 @@
+"""A Hugging Face checkpoint is read as it is, never executed, and refused in a sentence."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+
+import data
+import model
+from smlightning import pretrained
+from smlightning.errors import UserError
+from smlightning.pretrained import PretrainedTokenizer
+
+CLASSIFIER = "AutoModelForSequenceClassification"
+
+
+def test_a_checkpoints_own_greatest_length_holds(tiny_bert: str) -> None:
+    ids, lengths = PretrainedTokenizer(tiny_bert).encode(["a" * 9999], 9999)
+    assert len(ids) == 512 and lengths.tolist() == [512]
+
+
+def test_tokens_of_lists_and_of_columns(tiny_bert: str) -> None:
+    tokenizer = PretrainedTokenizer(tiny_bert)
+    assert tokenizer.pad_id == 0
+    ids, lengths = tokenizer.encode(["ab", "c"], 99)
+    same, _ = tokenizer.encode(pa.array(["ab", "c"]), 99)
+    assert ids.tolist() == same.tolist() and lengths.tolist() == [4, 3]
+    assert ids[[0, 4]].tolist() == [2, 2], "[CLS]"
+
+
+def test_a_network_is_read_where_another_device_is_the_default(tiny_bert: str) -> None:
+    """As on a GPU: transformers would make a device map of it, for which it needs accelerate."""
+    with torch.device("meta"):
+        net = pretrained.network(CLASSIFIER, tiny_bert, num_labels=2)
+    assert {parameter.device.type for parameter in net.parameters()} == {"cpu"}
+    assert net.training, "from_pretrained gives evaluation mode"
+    assert net.config.num_labels == 2
+
+
+USES: dict[str, Callable[[str], object]] = {
+    "predict": lambda folder: model.load(Path(folder)),
+    "tokenizer": data.tokenizer,
+    "network": lambda folder: pretrained.network(CLASSIFIER, folder),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_checkpoints_own_code_is_never_run(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers asks standard input whether it may, and there the texts to classify are."""
+    folder = Path("theirs")
+    folder.mkdir()
+    classes = {"AutoConfig": "mine.Mine", "AutoTokenizer": ["mine.Mine", None]}
+    content = json.dumps({"model_type": "mine", "auto_map": classes})
+    (folder / "config.json").write_text(content)
+    (folder / "tokenizer_config.json").write_text(content)
+    executed = Path("executed").absolute()
+    (folder / "mine.py").write_text(f"open({str(executed)!r}, 'w')\nclass Mine: pass\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n" * 9))
+    with pytest.raises(UserError) as refusal:
+        USES[use](str(folder))
+    assert "contains custom code" in refusal.value.problem
+    assert not executed.exists()
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused() -> None:
+    Path("config.json").write_text("{}")
+    with pytest.raises(UserError) as refusal:
+        pretrained.network(CLASSIFIER, ".")
+    assert "'.'" in refusal.value.problem and refusal.value.cure
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(tiny_bert: str) -> None:
+    """transformers would make one of five tokens, and all texts of the unknown one."""
+    Path("bare").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        Path("bare", name).write_bytes(Path(tiny_bert, name).read_bytes())
+    with pytest.raises(UserError) as refusal:
+        PretrainedTokenizer("bare")
+    assert "'bare'" in refusal.value.problem and "tokenizer.json" in refusal.value.cure
+
+
+def test_a_name_that_no_hub_gives() -> None:
+    with pytest.raises(UserError) as refusal:
+        pretrained.fetch("no-such-owner/no-such-checkpoint")
+    assert "no-such-owner/no-such-checkpoint" in refusal.value.problem

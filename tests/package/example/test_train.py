@@ -1,0 +1,158 @@
+"""The seam: `train.py` trains whatever `data.py` and `model.py` hold, and leaves what it promises.
+
+Replace those two and these tests still have to pass: give your data and model where the options are
+named.
+"""
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import data
+import model
+import predict
+import train
+from options import METRICS, DataOptions, ModelOptions
+from smlightning.errors import UserError
+from smlightning.reports import log
+
+SRC = Path(train.__file__).parent
+
+
+def run(words: str, **options: object) -> None:
+    train.train(
+        **{"dataset": words, "epochs": 2, "batch_size": 16, "lr": 0.01, "log_every": 5, **options}
+    )  # type: ignore[arg-type]
+
+
+def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(words)
+    out = capsys.readouterr().out
+    assert (
+        "global_batch=16 (16 per rank x world_size=1 x accumulate_grad_batches=1) "
+        "max_lr=0.01 steps=24" in out
+    )
+    last = out.splitlines()[-1]
+    assert re.fullmatch(r"test/accuracy [01]\.\d{4}", last)
+    assert float(last.split()[1]) > 0.9
+
+    for metric in (
+        "train/loss",
+        "val/loss",
+        "val/accuracy",
+        "val/macro_f1",
+        "lr",
+        "samples_per_second",
+    ):
+        values = re.findall(log.metric_regex(metric), out, re.M)
+        assert values and all(float(value) >= 0 for value in values), metric
+    for metric in METRICS:
+        assert re.search(log.metric_regex(metric), out, re.M), (
+            f"{metric} is promised and not printed"
+        )
+    assert re.findall(log.metric_regex("test/accuracy"), out, re.M)[-1] == last.split()[1]
+
+    with open("outputs/curves.csv", newline="") as file:  # noqa: PTH123
+        curves = list(csv.DictReader(file))
+    steps = [int(row["step"]) for row in curves]
+    assert steps == sorted(steps) and steps[-1] == 24
+    assert sum(bool(row["val/accuracy"]) for row in curves) == 2
+    rates = re.findall(log.metric_regex("lr"), out, re.M)
+    assert [float(rate) for rate in rates] == pytest.approx(
+        [float(row["lr"]) for row in curves if row["lr"]], rel=1e-5
+    )
+    for picture in ("curves.png", "confusion.png"):
+        assert Path("outputs", picture).read_bytes().startswith(b"\x89PNG")
+    assert list(Path("outputs/tensorboard").glob("events*"))
+
+    answers = dict(
+        predict.predict(["αβγδ", "abcd", "абвг"], predict.model_fn("outputs/model"), top=2)
+    )
+    assert [answers[text][0][0] for text in answers] == ["greek", "latin", "cyrillic"]
+    assert all(1 >= pairs[0][1] >= pairs[1][1] >= 0 for pairs in answers.values())
+
+
+def test_labels_are_drawn_as_they_are(tmp_path: Path) -> None:
+    made = model.Model()
+    made.labels, made.test_confusion = ["$10_$20", "$5^$"], torch.eye(2)
+    made.confusion = model.metrics.MulticlassConfusionMatrix(2)
+    made.draw(tmp_path)
+    assert (tmp_path / "confusion.png").is_file()
+
+
+def test_the_same_seed_gives_the_same_weights(words: str) -> None:
+    from safetensors.torch import load_file
+
+    weights = []
+    for seed, output in ((0, "a"), (0, "b"), (1, "c")):
+        run(words, seed=seed, output_dir=output, max_steps=5)
+        weights.append(load_file(f"{output}/model/model.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert not all(torch.equal(weights[0][name], weights[2][name]) for name in weights[0])
+
+
+def test_a_hugging_face_checkpoint_is_fine_tuned(
+    words: str, tiny_bert: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    run(words, model_name=tiny_bert, max_steps=3, gradient_checkpointing=True)
+    made = AutoModelForSequenceClassification.from_pretrained("outputs/model")
+    assert made.config.id2label == {0: "cyrillic", 1: "greek", 2: "latin"}
+    assert AutoTokenizer.from_pretrained("outputs/model")("αβ")["input_ids"][0] == 2
+    assert not [w for w in recwarn if "eval mode" in str(w.message)], (
+        "from_pretrained gave a network without dropout"
+    )
+    ((_, answers),) = predict.predict(["αβ"], predict.model_fn("outputs/model"))
+    assert sum(p for _, p in answers) == pytest.approx(1, abs=1e-5)
+
+
+def test_the_byte_cnn_has_no_gradient_checkpointing(words: str) -> None:
+    with pytest.raises(UserError, match="--gradient_checkpointing is for Hugging Face models"):
+        run(words, gradient_checkpointing=True)
+
+
+def test_sagemaker_says_where_things_go(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SM_MODEL_DIR", "ml/model")
+    monkeypatch.setenv("SM_OUTPUT_DATA_DIR", "ml/output/data")
+    run(words, max_steps=3)
+    assert Path("ml/model/config.json").is_file()
+    assert Path("ml/output/data/curves.csv").is_file()
+    assert not Path("outputs").exists()
+
+
+def test_data_and_model_take_their_options_as_keywords(words: str) -> None:
+    assert data.Data(words, batch_size=16, data_dir="elsewhere").options == DataOptions(
+        dataset=words, batch_size=16, data_dir="elsewhere"
+    )
+    assert model.Model().options == ModelOptions() and data.Data().options == DataOptions()
+    for use in (
+        lambda: data.Data(words, nosuch=1),
+        lambda: model.Model(nosuch=1),
+        lambda: train.train(nosuch=1),
+    ):
+        with pytest.raises(TypeError, match="nosuch"):
+            use()
+
+
+def test_predict_reads_standard_input(
+    words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(words, max_steps=12)
+    capfd.readouterr()
+    monkeypatch.setattr("sys.argv", ["predict.py", "--top", "1"])
+    typed = "αβγδ\nabcd\r\n".encode() + b"caf\xe9\n"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+    assert predict.main() == 0
+    lines = [line.split("\t") for line in capfd.readouterr().out.splitlines()]
+    assert [text for text, _ in lines] == ["αβγδ", "abcd", "caf\ufffd"]
+    assert re.fullmatch(r"greek 0\.\d{3}|greek 1\.000", lines[0][1])
+
+
+def test_predict_without_a_model_says_so() -> None:
+    with pytest.raises(UserError, match=r"nowhere holds no trained model.*train first"):
+        predict.model_fn("nowhere")

@@ -1,0 +1,120 @@
+"""An account in moto that may send a job, what is asked of it, and a job that fits."""
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import botocore.client
+import botocore.loaders
+import botocore.session
+import pytest
+from botocore.exceptions import ClientError
+from botocore.validate import ParamValidator
+from moto import mock_aws
+from moto.servicequotas.models import ServiceQuotasBackend
+from moto.servicequotas.responses import ServiceQuotasResponse
+
+from smlightning.launch import history, requirements
+from smlightning.launch.job import Job
+
+ACCOUNT, REGION = "123456789012", "us-east-1"
+LAMBDA = {
+    "Arn": "arn:aws:iam::123456789012:role/lambda",
+    "AssumeRolePolicyDocument": {"Statement": []},
+}
+TRUST = {
+    "Effect": "Allow",
+    "Principal": {"Service": ["sagemaker.amazonaws.com"]},
+    "Action": "sts:AssumeRole",
+}
+
+
+# AWS's models and endpoints are parsed once.
+botocore.loaders.create_loader = botocore.session.create_loader = functools.cache(
+    botocore.loaders.create_loader
+)
+
+
+@pytest.fixture
+def aws(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[boto3.Session]:
+    """An empty account with one role that SageMaker may take on, and a quota of four p4d."""
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
+        monkeypatch.setenv(f"AWS_{name}", "testing")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setattr(history, "FILE", str(tmp_path_factory.mktemp("history") / "jobs.jsonl"))
+    # pip would ask its index; the template's tests let it.
+    monkeypatch.setattr(requirements, "resolve", lambda *_: [])
+    record(monkeypatch, SimulatePrincipalPolicy=simulated())  # which moto does not know
+    quotas = [
+        {"QuotaName": f"ml.p4d.24xlarge for {kind}training job usage", "Value": 4.0}
+        for kind in ("", "spot ")
+    ]
+    quotas.append({"QuotaName": "Longest run time for a training job", "Value": 432_000.0})
+    # moto knows quotas of VPC only, and not the call for those that were granted
+    monkeypatch.setattr(
+        ServiceQuotasBackend, "list_aws_default_service_quotas", lambda *_, **__: quotas
+    )
+    listing = ServiceQuotasResponse.list_aws_default_service_quotas
+    monkeypatch.setattr(ServiceQuotasResponse, "list_service_quotas", listing, raising=False)
+    with mock_aws():
+        session = boto3.Session(region_name=REGION)
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [TRUST]})
+        session.client("iam").create_role(RoleName="training", AssumeRolePolicyDocument=policy)
+        session.client("s3").create_bucket(Bucket="language-id")
+        yield session
+
+
+@pytest.fixture
+def good() -> Job:
+    return Job(
+        name="language-id",
+        region=REGION,
+        instance_type="ml.p4d.24xlarge",
+        instance_count=2,
+        role=f"arn:aws:iam::{ACCOUNT}:role/training",
+        bucket="language-id",
+        hyperparameters={"epochs": 6, "lr": 2e-3},
+    )
+
+
+def simulated(*denied: str) -> Any:
+    """An answer of IAM's simulation that allows everything but these actions."""
+
+    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
+        (action,) = arguments["ActionNames"]
+        return {"EvaluationResults": [{"EvalActionName": action, "EvalDecision": decision(action)}]}
+
+    def decision(action: str) -> str:
+        return "implicitDeny" if action in denied else "allowed"
+
+    return answer
+
+
+def record(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> dict[str, Any]:
+    """What is asked of AWS, by operation; the given operations have these answers, not moto's."""
+    asked: dict[str, Any] = {}
+    call = botocore.client.BaseClient._make_api_call
+
+    def recording(client: Any, operation: str, arguments: dict[str, Any]) -> Any:
+        asked[operation] = arguments
+        if operation not in answers:
+            return call(client, operation, arguments)
+        model = client.meta.service_model.operation_model(operation).input_shape
+        assert not ParamValidator().validate(arguments, model).has_errors()
+        answer = answers[operation]
+        answer = answer(arguments) if callable(answer) else answer
+        answer = answer.pop(0) if isinstance(answer, list) else answer
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", recording)
+    return asked
+
+
+def refusal(code: str, operation: str = "GetCallerIdentity") -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": "no"}}, operation)

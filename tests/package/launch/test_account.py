@@ -1,0 +1,505 @@
+"""Preflight's questions to an account: the real boto3 and SDK against moto, in process."""
+
+import json
+import re
+from subprocess import CompletedProcess
+from typing import Any
+
+import boto3
+import botocore.client
+import botocore.loaders
+import botocore.session
+import pytest
+from botocore.exceptions import NoCredentialsError
+from moto_account import ACCOUNT, LAMBDA, REGION, TRUST, record, refusal, simulated
+from small_job import PROJECT
+
+from smlightning import hub
+from smlightning import project as projects
+from smlightning.__main__ import main
+from smlightning.errors import UserError
+from smlightning.launch import account, preflight, price, request
+from smlightning.launch import aws as launch_aws
+from smlightning.launch.findings import refused
+from smlightning.launch.job import Job, Network, Spot, Tune
+
+pytest_plugins = "moto_account"
+
+
+def findings(job: Job) -> list[str]:
+    return [str(finding) for finding in account.check(job, request.dry_run(job, PROJECT))]
+
+
+def test_a_good_job_passes(aws, good):
+    assert findings(good) == []
+    assert findings(good.replace(role="training")) == []
+    assert (
+        findings(good.replace(request={"EnableNetworkIsolation": True})) == []
+    )  # its code is uploaded later
+
+
+@pytest.mark.parametrize(
+    ("role", "said"),
+    [
+        ("", "role: empty, and these credentials are a user's"),
+        ("nobody", "role: nobody does not exist in account 123456789012"),
+        ("arn:aws:iam::999999999999:role/training", "role: it is in account 999999999999"),
+        (
+            f"arn:aws:iam::{ACCOUNT}:role/service-role/training",
+            f"training is arn:aws:iam::{ACCOUNT}:role/training",
+        ),
+        ("lambda", "role: lambda does not trust SageMaker"),
+        ("sso", "role: empty, and these credentials are single sign-on's, not an execution role's"),
+    ],
+)
+def test_role(aws, good, role, said, monkeypatch):
+    policy = {
+        "Version": "2012-10-17",
+        "Statement": TRUST | {"Principal": {"Service": "lambda.amazonaws.com"}},
+    }
+    aws.client("iam").create_role(RoleName="lambda", AssumeRolePolicyDocument=json.dumps(policy))
+    caller = "assumed-role/AWSReservedSSO_Admin_0123/me" if role == "sso" else "user/me"
+    record(monkeypatch, GetCallerIdentity=identity(caller))
+    found = findings(good.replace(role=role.removeprefix("sso")))
+    assert len(found) == 1 and said in found[0], found
+
+
+def identity(caller: str) -> dict[str, str]:
+    return {"UserId": "x", "Account": ACCOUNT, "Arn": f"arn:aws:sts::{ACCOUNT}:{caller}"}
+
+
+def test_the_caller_may_send_the_job_and_the_role_may_read_and_write(aws, good, monkeypatch):
+    """By IAM's simulation of this job's name; a bucket's policy may allow what IAM lacks."""
+    asked: list[dict[str, Any]] = []
+    answer = simulated("iam:PassRole", "s3:GetObject", "s3:PutObject")
+    record(
+        monkeypatch,
+        SimulatePrincipalPolicy=lambda arguments: asked.append(arguments) or answer(arguments),
+    )
+    aws.client("s3").put_object(Bucket="language-id", Key="data/x", Body=b"x")
+    found = findings(good.replace(channels={"training": "s3://language-id/data"}, tags={"a": "b"}))
+    role = f"arn:aws:iam::{ACCOUNT}:role/training"
+    assert [line.split(" on ")[0] for line in found] == [
+        "error   caller.iam:PassRole: moto may not iam:PassRole",
+        "warning caller.s3:PutObject: moto may not s3:PutObject",
+        "warning role.s3:GetObject: training may not s3:GetObject",
+        "warning role.s3:PutObject: training may not s3:PutObject",
+    ]
+    assert role in found[0] and "arn:aws:s3:::language-id/data/*" in found[2]
+    by = {(a["PolicySourceArn"].split(":")[5], a["ActionNames"][0]) for a in asked}
+    assert by >= {("user/moto", "sagemaker:CreateTrainingJob"), ("user/moto", "sagemaker:AddTags")}
+    assert by >= {("role/training", "s3:PutObject"), ("role/training", "logs:PutLogEvents")}
+    (creating,) = (a for a in asked if a["ActionNames"] == ["sagemaker:CreateTrainingJob"])
+    assert f":training-job/{good.name}-" in creating["ResourceArns"][0]
+    (passing,) = (a for a in asked if a["ActionNames"] == ["iam:PassRole"])
+    assert passing["ContextEntries"][0]["ContextKeyValues"] == ["sagemaker.amazonaws.com"]
+
+
+HUB = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hub-AbCdEf"
+
+
+@pytest.mark.parametrize(
+    ("secret", "action", "resource"),
+    [
+        ("hub", "secretsmanager:GetSecretValue", HUB.replace("AbCdEf", "*")),
+        (HUB, "secretsmanager:GetSecretValue", HUB),
+        (
+            "ssm:/team/hub",
+            "ssm:GetParameter",
+            "arn:aws:ssm:us-east-1:123456789012:parameter/team/hub",
+        ),
+    ],
+)
+def test_the_role_may_read_the_secret_that_the_request_names(
+    aws, good, monkeypatch, secret, action, resource
+):
+    record(monkeypatch, SimulatePrincipalPolicy=simulated(action))
+    job = good.replace(hub_token_secret=secret)
+    assert request.dry_run(job, PROJECT)["Environment"] == {"HUB_TOKEN_SECRET": secret}
+    assert not refused(preflight.offline_checks(job, projects.find())[0])
+    (found,) = findings(job)
+    assert found.startswith(f"warning role.{action}: training may not {action} on {resource}")
+
+
+@pytest.mark.parametrize("kind", ["plain", "arn", "ssm:"])
+def test_the_hubs_token_is_read_by_one_process_of_each_host(aws, kind, capsys):
+    made = aws.client("secretsmanager").create_secret(Name="hub", SecretString="hf_abc\n")
+    aws.client("ssm").put_parameter(Name="hub", Value="hf_abc", Type="SecureString")
+    name = {"plain": "hub", "arn": made["ARN"], "ssm:": "ssm:hub"}[kind]
+    env, other = ({"HUB_TOKEN_SECRET": name, "AWS_REGION": REGION} for _ in range(2))
+    hub.sign_in(0, env)
+    hub.sign_in(1, other)
+    assert env.pop("HF_TOKEN", "") == "hf_abc" and "HF_HUB_OFFLINE" not in env
+    assert "HF_TOKEN" not in other and other["HF_HUB_OFFLINE"] == "1"
+    assert "hf_" not in "".join(capsys.readouterr())
+    hub.sign_in(0, given := {"HUB_TOKEN_SECRET": "none", "HF_TOKEN": "hf_own"})
+    assert list(given.values()) == ["none", "hf_own"]
+
+
+def test_a_hub_token_that_cannot_be_read_is_a_sentence(aws):
+    aws.client("secretsmanager").create_secret(Name="keyed", SecretString='{"HF_TOKEN": "hf_abc"}')
+    for name, said in {
+        "keyed": "keyed holds",
+        "none": "cannot be read",
+        "ssm:none": "cannot be read",
+    }.items():
+        with pytest.raises(UserError, match=said) as raised:
+            hub.sign_in(0, {"HUB_TOKEN_SECRET": name, "AWS_REGION": REGION})
+        assert "hf_abc" not in str(raised.value) and raised.value.__cause__ is None
+
+
+def network(
+    aws: boto3.Session, *, cidr: str = "10.0.0.0/16", routed: bool = True
+) -> tuple[str, str]:
+    """A new VPC with one subnet and one security group without inbound rules: their IDs."""
+    ec2 = aws.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock=cidr)["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(
+        VpcId=vpc, CidrBlock=cidr.replace("/16", "/24"), AvailabilityZone="us-east-1a"
+    )["Subnet"]
+    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)
+    if routed:
+        way_out(aws, subnet["SubnetId"])
+    return subnet["SubnetId"], group["GroupId"]
+
+
+def way_out(aws: boto3.Session, subnet: str) -> None:
+    """A NAT gateway, to which the subnet's route table leads."""
+    ec2 = aws.client("ec2")
+    vpc = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
+    address = ec2.allocate_address(Domain="vpc")["AllocationId"]
+    gateway = ec2.create_nat_gateway(SubnetId=subnet, AllocationId=address)["NatGateway"][
+        "NatGatewayId"
+    ]
+    (table,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])[
+        "RouteTables"
+    ]
+    route = {
+        "RouteTableId": table["RouteTableId"],
+        "DestinationCidrBlock": "0.0.0.0/0",
+        "NatGatewayId": gateway,
+    }
+    ec2.create_route(**route)
+
+
+def test_a_way_out_of_the_subnets_for_pip(aws, good):
+    subnet, group = network(aws, routed=False)
+    open_to_itself(aws, group)
+    job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
+    pip, s3 = findings(job)
+    assert pip.startswith(
+        f"warning network.subnets: {subnet} has no route to a NAT gateway: pip cannot"
+    )
+    assert s3.startswith(
+        f"error   network.subnets: {subnet} has neither an endpoint for S3 nor a NAT gateway: hosts"
+    )
+    mirrored = job.replace(environment={"PIP_INDEX_URL": "https://pip.example/simple"})
+    assert findings(mirrored) == [s3]
+    ec2 = aws.client("ec2")
+    vpc = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
+    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
+    (table,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])[
+        "RouteTables"
+    ]
+    route = {
+        "RouteTableId": table["RouteTableId"],
+        "DestinationCidrBlock": "0.0.0.0/0",
+        "GatewayId": gateway,
+    }
+    ec2.create_route(**route)
+    assert findings(job) == [pip, s3]  # SageMaker's hosts have no public address
+    transit = ec2.create_transit_gateway()["TransitGateway"]["TransitGatewayId"]
+    other = {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": "10.9.0.0/16"}
+    ec2.create_route(**other, TransitGatewayId=transit)  # where an endpoint may be
+    assert findings(job) == [pip, s3.replace("error  ", "warning")]
+    ec2.delete_route(**other)
+    endpoint = {
+        "VpcId": vpc,
+        "ServiceName": "com.amazonaws.us-east-1.s3",
+        "VpcEndpointType": "Interface",
+    }
+    made = ec2.create_vpc_endpoint(**endpoint, SubnetIds=[subnet])["VpcEndpoint"]["VpcEndpointId"]
+    assert findings(mirrored) == []
+    ec2.delete_vpc_endpoints(VpcEndpointIds=[made])
+    gateway = {**endpoint, "VpcEndpointType": "Gateway", "RouteTableIds": [table["RouteTableId"]]}
+    made = ec2.create_vpc_endpoint(**gateway)["VpcEndpoint"]["VpcEndpointId"]
+    assert findings(mirrored) == []
+    ec2.delete_vpc_endpoints(VpcEndpointIds=[made])
+    ec2.delete_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0")
+    way_out(aws, subnet)
+    assert findings(job) == []
+
+
+def open_to_itself(aws: boto3.Session, group: str) -> None:
+    rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+    aws.client("ec2").authorize_security_group_ingress(GroupId=group, IpPermissions=rule)
+    aws.client("ec2").authorize_security_group_egress(GroupId=group, IpPermissions=rule)
+
+
+def test_security_groups_let_their_members_reach_each_other_both_ways(aws, good):
+    subnet, group = network(aws)
+    job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
+    found = findings(job)
+    assert [
+        bool(re.search("has no inbound rule", found[0])),
+        bool(re.search("has no outbound rule", found[1])),
+    ] == [True] * 2
+    assert all(
+        group in line and line.startswith("error   network.security_groups") for line in found
+    )
+    assert findings(job.replace(instance_count=1)) == []  # nobody to reach
+    assert (
+        len(findings(job.replace(instance_type="ml.g5.xlarge"))) == 2
+    )  # no EFA: the open outbound rule will do
+    open_to_itself(aws, group)
+    assert findings(job) == []
+
+
+def test_one_of_several_groups_or_without_efa_the_subnets_addresses_will_do(aws, good):
+    subnet, bare = network(aws)
+    ec2 = aws.client("ec2")
+    vpc = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
+    group = ec2.create_security_group(GroupName="h", Description="h", VpcId=vpc)["GroupId"]
+    open_to_itself(aws, group)
+    assert (
+        findings(good.replace(network=Network(subnets=[subnet], security_groups=[bare, group])))
+        == []
+    )
+    for block, works in (("10.9.0.0/16", False), ("10.0.0.0/8", True)):
+        rule = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": block}]}]
+        ec2.authorize_security_group_ingress(GroupId=bare, IpPermissions=rule)
+        found = findings(
+            good.replace(
+                network=Network(subnets=[subnet], security_groups=[bare]),
+                instance_type="ml.g5.xlarge",
+            )
+        )
+        assert any("inbound" in line for line in found) != works
+        assert any(
+            "inbound" in line
+            for line in findings(
+                good.replace(network=Network(subnets=[subnet], security_groups=[bare]))
+            )
+        )
+
+
+def test_a_trust_policy_with_a_wildcard_will_do(aws, good):
+    policy = json.dumps({"Version": "2012-10-17", "Statement": TRUST | {"Action": "sts:*"}})
+    aws.client("iam").create_role(RoleName="wild", AssumeRolePolicyDocument=policy)
+    assert findings(good.replace(role="wild")) == []
+
+
+def test_subnets_in_one_vpc_and_for_efa_in_one_zone(aws, good):
+    (first, group), (other, _) = network(aws), network(aws, cidr="10.1.0.0/16")
+    open_to_itself(aws, group)
+    assert (
+        "2 VPCs"
+        in findings(good.replace(network=Network(subnets=[first, other], security_groups=[group])))[
+            0
+        ]
+    )
+    vpc = aws.client("ec2").describe_subnets(SubnetIds=[first])["Subnets"][0]["VpcId"]
+    more = {"VpcId": vpc, "CidrBlock": "10.0.9.0/24", "AvailabilityZone": "us-east-1b"}
+    second = aws.client("ec2").create_subnet(**more)["Subnet"]["SubnetId"]
+    job = good.replace(network=Network(subnets=[first, second], security_groups=[group]))
+    assert ["2 zones (us-east-1a, us-east-1b)" in line for line in findings(job)] == [True]
+    assert not any("zones" in line for line in findings(job.replace(instance_type="ml.g5.xlarge")))
+    absent = findings(
+        good.replace(network=Network(subnets=["subnet-00000000"], security_groups=[group]))
+    )
+    assert len(absent) == 1 and "network.subnets" in absent[0] and "correct the ID" in absent[0]
+
+
+def test_rules_that_may_let_hosts_through_are_warned_of_where_efa_does_not_rule(aws, good):
+    subnet, group = network(aws)
+    ports = {
+        "IpProtocol": "tcp",
+        "FromPort": 1024,
+        "ToPort": 65535,
+        "UserIdGroupPairs": [{"GroupId": group}],
+    }
+    aws.client("ec2").authorize_security_group_ingress(GroupId=group, IpPermissions=[ports])
+    job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
+    assert findings(job.replace(instance_type="ml.g5.xlarge"))[0].startswith("warning ")
+    assert [line[:8] for line in findings(job)] == ["error   "] * 2
+
+
+def test_buckets_and_channels(aws, good, monkeypatch):
+    s3 = aws.client("s3")
+    far = {"LocationConstraint": "eu-west-1"}
+    boto3.client("s3", "eu-west-1").create_bucket(Bucket="far-away", CreateBucketConfiguration=far)
+    s3.put_object(Bucket="language-id", Key="data/train.csv", Body=b"x")
+    s3.put_object(Bucket="language-id", Key="marker/", Body=b"")
+    channels = {
+        "training": "s3://language-id/data/",
+        "empty": "s3://language-id/marker/",
+        "none": "s3://absent-bucket/x",
+    }
+    found = findings(good.replace(channels=channels, checkpoint_s3="s3://far-away/x"))
+    assert len(found) == 3, found
+    assert "channels.empty: there is no data at s3://language-id/marker/" in found[0]
+    assert "channels.none: bucket absent-bucket does not exist" in found[1]
+    assert "checkpoint_s3: bucket far-away is in eu-west-1, the job in us-east-1" in found[2]
+    elsewhere = {"OutputDataConfig": {"S3OutputPath": "s3://absent-bucket/x"}}
+    wanted = good.replace(
+        bucket="", request=elsewhere, channels={"training": "s3://a_b/x"}, checkpoint_s3=""
+    )
+    assert [
+        line.split(",")[0] for line in findings(wanted)
+    ] == [  # nothing of a_b, which is no bucket's name
+        "error   request.OutputDataConfig.S3OutputPath: bucket absent-bucket does not exist; "
+        "create it in the job's region",
+    ]
+    record(monkeypatch, HeadBucket=refusal("403", "HeadBucket"))
+    assert [line[:15] for line in findings(good)] == [
+        "warning bucket:"
+    ]  # the job's role may see it
+
+
+def test_quota(aws, good):
+    found = findings(good.replace(instance_count=5))
+    assert (
+        len(found) == 1
+        and 'instance_count: 5 is above the quota "ml.p4d.24xlarge for training' in found[0]
+    )
+    assert (
+        "for spot training job usage"
+        in findings(good.replace(instance_count=5, spot=Spot(enabled=True)))[0]
+    )
+    assert findings(good.replace(instance_type="ml.p5.48xlarge"))[0].startswith(
+        "skipped quota: AWS lists no"
+    )
+    assert "max_run_s: 432001 is above the quota" in findings(good.replace(max_run_s=432_001))[0]
+
+
+def test_the_account_is_asked_in_few_calls(aws, good, monkeypatch):
+    made, calls = request.dry_run(good, PROJECT), list[str]()
+    call = botocore.client.BaseClient._make_api_call
+    counting = lambda client, name, arguments: calls.append(name) or call(client, name, arguments)  # noqa: E731
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counting)
+    assert account.check(good, made) == [] and len(calls) <= 12, calls
+
+
+def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
+    """Findings printed and as JSON, an exit status; a rehearsal only of what is not refused."""
+    played: list[list[str]] = []
+    monkeypatch.setattr("smlightning.launch.requirements.resolve", lambda *_: [])
+    monkeypatch.setattr(
+        "subprocess.run",
+        lambda command, **_: played.append(command) or CompletedProcess(command, 7),
+    )
+    subnet, group = network(aws)
+    for job, status in (
+        (good.replace(network=Network(subnets=[subnet], security_groups=[group])), 1),
+        (good, 7),
+    ):
+        monkeypatch.setattr("smlightning.launch.job.load", lambda *_, job=job: job)
+        assert main(["preflight", "--rehearse", "--json", str(tmp_path / "x.json")]) == status
+        written, said = (
+            json.loads((tmp_path / "x.json").read_text(encoding="utf-8")),
+            capsys.readouterr().out,
+        )
+        assert written["ok"] == (status == 7) == bool(played)
+        levels = [finding["level"] for finding in written["findings"]]
+        assert levels == ["error", "error", "warning"][-3 if status == 1 else -1 :]
+        assert (f"error   network.security_groups: {group} has no inbound rule" in said) == (
+            status == 1
+        )
+    assert (
+        main(["preflight", "--channel", "training=here"]) == 1
+        and "add --rehearse" in capsys.readouterr().err
+    )
+    assert main(["preflight", "--rehearse", "--channel", "training=here"]) == 7
+    assert played[1][-2:] == ["--channel", "training=here"]
+    assert played[0][1:10] == [
+        "-m",
+        "smlightning",
+        "rehearse",
+        "--hosts",
+        "2",
+        "--processes",
+        "2",
+        "--distribution",
+        "smddp",
+    ]
+
+
+def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
+    def product(kind: str, dollars: str) -> str:
+        terms = {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": dollars}}}}}}
+        return json.dumps({"product": {"attributes": {"platoinstancetype": kind}}, "terms": terms})
+
+    asked = record(
+        monkeypatch,
+        GetProducts={"PriceList": [product("Hosting", "9"), product("Training", "2.5")]},
+    )
+    made_of = "2 instances × 24 h (max_run_s) × 2.5 USD"
+    assert price.cost(good) == f"cost    5.00 USD an hour, at most 120.00 USD: {made_of}"
+    wanted = {
+        "productFamily": "ML Instance",
+        "regionCode": REGION,
+        "instanceName": "ml.p4d.24xlarge",
+    }
+    assert {f["Field"]: f["Value"] for f in asked["GetProducts"]["Filters"]} == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "variables", "cure"),
+    [
+        ("", {}, "run aws configure"),
+        (
+            "[profile work]\nsso_session = x\n",
+            {"AWS_PROFILE": "work"},
+            "run aws sso login --profile work",
+        ),
+        ("", {"SAGEMAKER_APP_TYPE": "JupyterLab"}, "restart the Studio space"),
+    ],
+)
+def test_the_way_to_credentials_is_this_users_own(tmp_path, monkeypatch, config, variables, cure):
+    (tmp_path / "config").write_text(config)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cure in str(launch_aws.explain(NoCredentialsError())) and cure in str(
+        launch_aws.explain(refusal("ExpiredToken"))
+    )
+
+
+def test_what_may_not_be_asked_is_skipped_and_says_what_is_missing(aws, good, monkeypatch):
+    record(monkeypatch, GetRole=refusal("AccessDenied", "GetRole"))
+    assert [line.split(";")[0] for line in findings(good)] == [
+        "skipped permissions: these credentials may not call GetRole"
+    ]
+    denied = refusal("AccessDenied", "SimulatePrincipalPolicy")
+    record(monkeypatch, SimulatePrincipalPolicy=denied, GetRole=[{"Role": LAMBDA}])
+    assert [
+        line.split(";")[0] for line in findings(good.replace(role="lambda"))
+    ] == [  # what was found before stays
+        "error   role: lambda does not trust SageMaker",
+        "skipped permissions: these credentials may not call SimulatePrincipalPolicy",
+    ]
+
+
+def test_without_credentials_preflight_says_what_it_did_not_check(good, monkeypatch, tmp_path):
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    assert [line[:30] for line in findings(good)] == ["skipped AWS: no credentials he"]
+
+
+def test_the_account_is_asked_whether_it_may_tune_so_many_at_a_time(aws, good, monkeypatch):
+    record(
+        monkeypatch, SimulatePrincipalPolicy=simulated("sagemaker:CreateHyperParameterTuningJob")
+    )
+    job = good.replace(tune=Tune(parallel=3))
+    made = {**request.dry_run(job, PROJECT), "HyperParameterTuningJobName": "words-1"}
+    found = [str(finding) for finding in account.check(job, made, tuning=True)]
+    assert ":hyper-parameter-tuning-job/words-1" in found[0]
+    assert [line.split(" is above")[0].split(" on ")[0] for line in found] == [
+        "error   caller.sagemaker:CreateHyperParameterTuningJob: "
+        "moto may not sagemaker:CreateHyperParameterTuningJob",
+        "error   instance_count: 6",
+    ]

@@ -1,0 +1,204 @@
+"""The command line: what needs no package, what is sent, and what a mistake ends with."""
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import NoCredentialsError, ProfileNotFound
+from moto_account import REGION, record, refusal
+from sent_job import archive, log, put
+from small_job import PROJECT
+
+from smlightning import __main__ as command_line
+from smlightning import __version__, project
+from smlightning.__main__ import COMMANDS, main
+from smlightning.launch import archive as code
+from smlightning.launch import history, request, tune
+from smlightning.launch.job import Tune
+
+pytest_plugins = ("moto_account", "sent_job")
+
+HEAVY = {"boto3", "botocore", "torch", "pydantic", "rich", "jsonargparse", "yaml"}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["submit", "--help"], ["--version"], ["sbmit"]])
+def test_help_imports_nothing_heavy(words):
+    script = (
+        "import sys\n"
+        "from smlightning.__main__ import main\n"
+        "try:\n"
+        f"    main({words!r})\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code\n"
+        f"print(*({HEAVY!r} & sys.modules.keys()), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert not HEAVY & set(done.stderr.split())
+    if words == ["--help"]:
+        assert all(f"\n    {name}" in done.stdout for name in COMMANDS)
+    if words == ["--version"]:
+        assert done.stdout.split() == ["smlightning", __version__]
+
+
+def test_an_unknown_command_is_answered_by_the_nearest(capsys):
+    assert main(["sbmit"]) == 2
+    said = capsys.readouterr().err
+    assert '"sbmit"' in said and "submit?" in said and len(said.splitlines()) == 1
+
+
+def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "boto3", None)
+        assert main(["list"]) == 1
+    said = capsys.readouterr().err
+    assert "boto3" in said and "make setup" in said and "smlightning[launch]" in said
+    for module, extra in command_line.EXTRAS.items():
+        missing = command_line.missing(ModuleNotFoundError(name=f"{module}.part"))
+        assert module in missing.problem and f"smlightning[{extra}]" in missing.cure
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (refusal("ExpiredToken"), "aws configure"),
+        (refusal("InvalidClientTokenId"), "InvalidClientTokenId"),
+        (NoCredentialsError(), "aws configure"),
+        (ProfileNotFound(profile="x"), "AWS_PROFILE"),
+    ],
+)
+def test_every_command_says_in_a_sentence_why_aws_does_not_answer(
+    aws, good, monkeypatch, capsys, failure, said
+):
+    record(monkeypatch, GetCallerIdentity=failure, DescribeTrainingJob=failure)
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
+    for command in (
+        ["submit"],
+        *([name, "x", "--region", REGION] for name in ("attach", "stop", "fetch", "why")),
+    ):
+        assert main(command) == 1
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("error: ") and said in error and "; " in error
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments that name a job.toml which is no TOML, but whose line of the region can be read."""
+    (tmp_path / "job.toml").write_text(f'name = "x\nregion = "{REGION}"\n[')
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    return ["--job", str(tmp_path / "job.toml")]
+
+
+def test_a_broken_job_toml_keeps_nobody_from_a_billed_job(
+    aws, sent, broken, tmp_path, monkeypatch, capsys
+):
+    name = sent.training_job_name
+    put(aws, sent, archive(("config.json", tarfile.REGTYPE, b"{}")))
+    sent.training_job_status = sent.secondary_status = "InProgress"
+    asked = record(monkeypatch, StopTrainingJob={})  # which moto does not know
+    assert main(["stop", name, *broken]) == 0
+    assert asked["StopTrainingJob"] == {"TrainingJobName": name}
+    sent.training_job_status, sent.secondary_status = "Failed", "Failed"
+    sent.failure_reason = "AlgorithmError: exit code 1"
+    log(
+        aws,
+        name,
+        "algo-2",
+        "[rank9]: Traceback (most recent call last):",
+        "[rank9]: ValueError: nan",
+    )
+    for command, said in {
+        ("list",): f"{name} │ Failed",
+        ("attach", name): "AlgorithmError: exit code 1",
+        ("why", name): "rank 9 on algo-2",
+        ("fetch", name, "--to", str(tmp_path / "m")): str(tmp_path / "m"),
+    }.items():
+        assert main([*command, *broken]) == (1 if command[0] == "attach" else 0)
+        assert said in capsys.readouterr().out
+    assert main(["submit", *broken]) == 1  # which needs it whole
+    assert str(tmp_path / "job.toml") in capsys.readouterr().err
+
+
+def test_ctrl_c_says_whether_something_was_sent(aws, good, monkeypatch, capsys):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
+    for step, said in {
+        "price.cost": "nothing was sent\n",
+        "follow.follow": "interrupted\n",
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(f"smlightning.launch.{step}", interrupt)
+            assert main(["submit"]) == 130
+        assert capsys.readouterr().err.endswith(said)
+
+
+@pytest.mark.parametrize(("answer", "sends"), [("y", True), ("", False), ("no", False)])
+def test_the_price_is_confirmed_on_a_terminal(aws, good, monkeypatch, capsys, answer, sends):
+    asked = record(monkeypatch)
+    questions: list[str] = []
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good.replace(price_per_hour=2.0))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda text: questions.append(text) or answer)
+    assert main(["submit", "--no-follow"]) == (0 if sends else 1)
+    assert ("CreateTrainingJob" in asked) == sends and questions
+    said = capsys.readouterr().out
+    assert " 4.00 USD" in said and " 96.00 USD" in said
+
+
+def test_an_upload_that_is_denied_is_said_in_a_sentence(aws, good, monkeypatch, capsys):
+    record(monkeypatch, PutObject=[refusal("AccessDenied", "PutObject")])
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
+    assert main(["submit", "--yes"]) == 1
+    assert "PutObject" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_tuning_is_sent_as_its_dry_run_shows(aws, good, monkeypatch, capsys):
+    asked = record(monkeypatch)
+    monkeypatch.setattr(tune, "job_name", lambda job: f"{job.name}-tune")
+    job = good.replace(
+        tune=Tune(ranges={"lr": {"min": 1e-4, "max": 1e-2}}),
+        price_per_hour=1.0,
+        keep_alive_s=600,
+    )
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: job)
+    assert main(["tune", "--dry-run"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert main(["tune"]) == 0
+    said, warned = capsys.readouterr()
+    assert asked["CreateHyperParameterTuningJob"] == shown
+    assert " 960.00 USD" in said and "20 jobs" in said
+    assert "warning keep_alive_s: " in warned and "keep_alive_s" not in said
+    assert f"smlightning list --region {REGION}" in said
+    assert f"stop-hyper-parameter-tuning-job --region {REGION}" in said
+
+
+def test_the_command_from_submit_to_fetch(aws, good, tmp_path, monkeypatch, capsys):
+    """It sends exactly what the dry run shows, and `src/` as it is."""
+    asked = record(monkeypatch)
+    monkeypatch.setattr(request, "job_name", lambda job: f"{job.name}-20260101-000000")
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
+    assert main(["submit"]) == 0
+    said, name = capsys.readouterr().out, "language-id-20260101-000000"
+    assert asked["CreateTrainingJob"] == request.dry_run(good, PROJECT)
+    assert "job     2 × ml.p4d.24xlarge, smddp, torch 2.5.1 on Python 3.11" in said
+    assert f"sent    {name}\n" in said and f"fetch {name}" in said
+    assert history.remembered(project.find()) == {name: REGION}
+
+    s3 = aws.client("s3")
+    body = s3.get_object(Bucket="language-id", Key=f"{name}/source/sourcedir.tar.gz")["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(body)) as tar:
+        files = [member for member in tar if member.isfile() and "__pycache__" not in member.name]
+        contents = {member.name: tar.extractfile(member).read() for member in files}
+    assert contents == {name: path.read_bytes() for name, path in code.files(PROJECT.src).items()}
+
+    model = archive(("weights", tarfile.REGTYPE, b"w"))
+    s3.put_object(Bucket="language-id", Key=f"{name}/output/model.tar.gz", Body=model)
+    assert main(["fetch", name, "--to", str(tmp_path / "m")]) == 0
+    assert (tmp_path / "m" / "weights").read_bytes() == b"w"

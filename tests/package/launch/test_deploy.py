@@ -1,0 +1,472 @@
+"""A finished job's model answers requests: SageMaker's inference toolkit, boto3 against moto."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError, ConnectTimeoutError
+from moto import mock_aws
+from moto.sagemaker.models import sagemaker_backends
+from moto_account import ACCOUNT, REGION, record
+from sagemaker import image_uris
+
+import model
+import predict
+from smlightning import project
+from smlightning.__main__ import main
+from smlightning.launch import deploy, deploy_plan
+
+LABELS = ["greek", "latin", "cyrillic"]
+WORDS = ["αβγδ", "abcd", "", "x" * 600, "\u2028"]
+JSON, LINES, PLAIN = "application/json", "application/jsonlines", "text/plain"
+
+# What the model server does in the container: it puts model/code on Python's path and runs the
+# toolkit's handler.
+SERVER = """
+import json, sys
+from sagemaker_pytorch_serving_container.handler_service import HandlerService
+
+class Context:  # the model server's own, TorchServe's, needs Java
+    def __init__(self, folder, headers):
+        self.system_properties = {"model_dir": folder}
+        self.headers = headers
+        self.request_processor = [self]
+        self.status = 200
+    def get_request_properties(self):
+        return self.headers
+    def set_response_status(self, code, phrase):
+        self.status = code
+    def set_response_content_type(self, index, value):
+        self.type = value
+
+for folder in sys.argv[1:]:
+    service = HandlerService()
+    service.initialize(Context(folder, {}))
+    for body, headers in json.load(open("requests.json")):
+        context = Context(folder, headers)
+        (answer,) = service.handle([{"body": bytes(body, "latin-1")}], context)
+        print(json.dumps([context.status, getattr(context, "type", None), answer]))
+"""
+
+
+def posted(
+    body: str | bytes, content_type: str = JSON, accept: str | None = None
+) -> tuple[str, dict[str, str]]:
+    raw = body if isinstance(body, bytes) else body.encode()
+    return raw.decode("latin-1"), {"Content-Type": content_type} | (
+        {"Accept": accept} if accept else {}
+    )
+
+
+LINED = "".join(json.dumps(word) + "\n" for word in WORDS)
+GOOD = [
+    posted(json.dumps(WORDS)),
+    posted(
+        json.dumps([{"text": word} for word in WORDS]), "application/json; charset=utf-8", "*/*"
+    ),
+    posted(LINED, LINES, LINES),
+    posted("".join(f"{word}\r\n" for word in WORDS), PLAIN, "text/csv, application/json"),
+]
+ONE = [posted('"αβγδ"'), posted('{"text": "αβγδ", "label": "greek"}'), posted("αβγδ", PLAIN)]
+NONE = [posted("[]"), posted("", PLAIN), posted("", LINES)]
+ODD = [posted('"\\ud800"')]  # half of a surrogate pair, which JSON can hold and UTF-8 cannot
+BAD = [
+    (posted("{"), 400, "the body is not valid application/json: "),
+    (posted("[" * 100_000), 400, "the body is not valid application/json: it is nested too deeply"),
+    (posted('"a"\n{\n', LINES), 400, "the body is not valid application/jsonlines: "),
+    (posted(b"\xff\xfe", PLAIN), 400, "the body is not UTF-8"),
+    (posted("[1]"), 400, "record 1 is neither a text nor"),
+    (posted('["a", {"texts": "b"}]'), 400, "record 2 is neither a text nor"),
+    (posted("a,b", "text/csv"), 415, "found content type text/csv; send application/json"),
+    (
+        posted("a", "application/x-npy"),
+        415,
+        "found content type application/x-npy; send application/json",
+    ),
+    (
+        posted('"a"', JSON, "text/csv"),
+        406,
+        "the request accepts text/csv; answers are application/json",
+    ),
+]
+
+
+def saved(name: str, folder: Path) -> Path:
+    """A model of the example, saved as training saves it."""
+    made = model.Model(model_name=name)
+    made.labels = LABELS
+    made.net = model.build(name, LABELS)
+    made.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(
+    tiny_bert: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, list[Any]]]:
+    """Model → its folder, and the toolkit's answer to every request: status, content type, body."""
+    place = tmp_path_factory.mktemp("container")
+    requests = [*GOOD, *ONE, *NONE, *ODD, *(bad for bad, _, _ in BAD)]
+    (place / "requests.json").write_text(json.dumps(requests), encoding="utf-8")
+    folders = {"bytecnn": saved("bytecnn", place / "a"), "bert": saved(tiny_bert, place / "b")}
+    containers = []
+    for name, folder in folders.items():
+        with tarfile.open(place / "trained.tar.gz", "w:gz") as tar:
+            tar.add(folder, ".")
+        deploy.pack(place / "trained.tar.gz", place / "model.tar.gz", project.find().src)
+        with tarfile.open(place / "model.tar.gz") as tar:
+            tar.extractall(place / name, filter="data")
+        containers.append(str(place / name))
+    env = os.environ | {
+        "PYTHONPATH": f"{containers[0]}/code",
+        "SAGEMAKER_PROGRAM": deploy_plan.HANDLERS["SAGEMAKER_PROGRAM"],
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SERVER, *containers],
+        cwd=place,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 2 * len(requests)
+    return {
+        "bytecnn": (folders["bytecnn"], found[: len(requests)]),
+        "bert": (folders["bert"], found[len(requests) :]),
+    }
+
+
+@pytest.mark.parametrize("name", ["bytecnn", "bert"])
+def test_the_inference_toolkit_answers_as_predict_does(answers, name):
+    folder, found = answers[name]
+    expected = [
+        [{"label": label, "score": pytest.approx(p, abs=1e-5)} for label, p in each]
+        for _, each in predict.predict(WORDS, predict.model_fn(folder))
+    ]
+    assert len(expected[0]) == 3
+    for status, kind, body in found[: len(GOOD)]:
+        lines = body.splitlines() if kind == LINES else []
+        assert status == 200
+        assert ([json.loads(line) for line in lines] if lines else json.loads(body)) == expected
+    assert [kind for _, kind, _ in found[: len(GOOD)]] == [JSON, JSON, LINES, JSON]
+    rest = found[len(GOOD) :]
+    assert [json.loads(body) for _, _, body in rest[: len(ONE)]] == [[expected[0]]] * len(ONE)
+    assert [json.loads(body) for _, _, body in rest[len(ONE) : len(ONE) + len(NONE)]] == [[]] * len(
+        NONE
+    )
+    assert [status for status, _, _ in rest[len(ONE) + len(NONE) : -len(BAD)]] == [200] * len(ODD)
+
+
+@pytest.mark.parametrize("name", ["bytecnn", "bert"])
+def test_a_request_that_cannot_be_read_is_answered_by_its_status_and_a_sentence(answers, name):
+    for (_, status, said), (found, _, body) in zip(BAD, answers[name][1][-len(BAD) :], strict=True):
+        assert found == status, body
+        assert body.startswith(said) and "\n" in body, body  # the toolkit adds where it was raised
+
+
+# ---- what is made in the account
+
+JOB = "language-id-20260101-000000"
+TRAINED = f"{JOB}/output/model.tar.gz"
+IMAGES = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
+TAGS = [{"Key": "project", "Value": "language-id"}]
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[boto3.Session]:
+    """An account with a finished job and its model."""
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
+        monkeypatch.setenv(f"AWS_{name}", "testing")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    with mock_aws():
+        session = boto3.Session(region_name=REGION)
+        session.client("s3").create_bucket(Bucket="language-id")
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            for name in ("config.json", "code/old.py"):
+                tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+        session.client("s3").put_object(Bucket="language-id", Key=TRAINED, Body=packed.getvalue())
+        train(session, JOB)
+        yield session
+
+
+def train(
+    session: boto3.Session,
+    name: str,
+    image: str = f"{IMAGES}/pytorch:2.13-cu133-amzn2023-sagemaker",
+) -> None:
+    session.client("sagemaker").create_training_job(
+        TrainingJobName=name,
+        RoleArn=f"arn:aws:iam::{ACCOUNT}:role/training",
+        AlgorithmSpecification={"TrainingImage": image, "TrainingInputMode": "File"},
+        OutputDataConfig={"S3OutputPath": "s3://language-id/"},
+        ResourceConfig={
+            "InstanceType": "ml.p4d.24xlarge",
+            "InstanceCount": 2,
+            "VolumeSizeInGB": 100,
+        },
+        VpcConfig={"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]},
+        StoppingCondition={"MaxRuntimeInSeconds": 3600},
+        Tags=TAGS,
+    )
+
+
+def left(session: boto3.Session) -> list[str]:
+    """Everything in the account that a deployment may have made."""
+    made = session.client("sagemaker")
+    found = [item["EndpointName"] for item in made.list_endpoints()["Endpoints"]]
+    found += [
+        item["EndpointConfigName"] for item in made.list_endpoint_configs()["EndpointConfigs"]
+    ]
+    found += [item["ModelName"] for item in made.list_models()["Models"]]
+    keys = [
+        item["Key"]
+        for item in session.client("s3").list_objects_v2(Bucket="language-id")["Contents"]
+    ]
+    return found + [key for key in keys if "deploy" in key]
+
+
+def run(*words: str) -> int:
+    return main([words[0], JOB, "--region", REGION, *words[1:]])
+
+
+def sdk_image(instance: str) -> str:
+    """The newest image for inference that the SDK knows."""
+    choice = {"version": "2.6.0", "py_version": "py312", "instance_type": instance}
+    return str(image_uris.retrieve("pytorch", REGION, image_scope="inference", **choice))
+
+
+@pytest.mark.parametrize("instance", ["ml.m5.xlarge", "ml.g4dn.xlarge"])
+def test_an_endpoint_is_made_and_removed(account, capsys, instance):
+    assert run("deploy", "--instance", instance, "--count", "2") == 0
+    said = capsys.readouterr().out
+    assert f"cost    2 × {instance}" in said and f"--endpoint-name {JOB} " in said
+    client = account.client("sagemaker")
+    made = client.describe_model(ModelName=JOB)
+    container = made["PrimaryContainer"]
+    assert (
+        container["Image"] == sdk_image(instance)
+        and container["Environment"]["SAGEMAKER_PROGRAM"] == "predict.py"
+    )
+    assert made["VpcConfig"] == {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
+    assert client.list_tags(ResourceArn=made["ModelArn"])["Tags"] == TAGS
+    (variant,) = client.describe_endpoint_config(EndpointConfigName=JOB)["ProductionVariants"]
+    assert (variant["InstanceType"], variant["InitialInstanceCount"], variant["ModelName"]) == (
+        instance,
+        2,
+        JOB,
+    )
+    assert client.describe_endpoint(EndpointName=JOB)["EndpointStatus"] == "InService"
+    body = account.client("s3").get_object(
+        Bucket="language-id", Key=container["ModelDataUrl"].split("/", 3)[3]
+    )["Body"]
+    with tarfile.open(fileobj=io.BytesIO(body.read())) as tar:
+        names = {name.removeprefix("./") for name in tar.getnames()}
+    assert {
+        "config.json",
+        "code/predict.py",
+        "code/requirements.txt",
+        "code/smlightning/serving.py",
+    } <= names
+    assert not {
+        name for name in names if name in ("code/train.py", "code/old.py") or "__pycache__" in name
+    }
+
+    before = left(account)
+    assert run("deploy") == 1 and "is deployed already; remove it first" in capsys.readouterr().err
+    assert left(account) == before, "what answers stays"
+    assert (
+        run("undeploy") == 0
+        and "removed Endpoint, EndpointConfig, Model" in capsys.readouterr().out
+    )
+    assert left(account) == []
+    assert run("undeploy") == 1 and "removed nothing: " in capsys.readouterr().out
+
+
+def test_a_serverless_endpoint_gets_the_memory_that_the_model_needs(account, capsys, monkeypatch):
+    sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].vpc_config = None
+    assert run("deploy", "--serverless") == 0
+    assert "nothing while nobody asks, 3 GB by the second" in capsys.readouterr().out
+    (variant,) = account.client("sagemaker").describe_endpoint_config(EndpointConfigName=JOB)[
+        "ProductionVariants"
+    ]
+    assert variant["ServerlessConfig"] == {"MemorySizeInMB": 3072, "MaxConcurrency": 5}
+    container = account.client("sagemaker").describe_model(ModelName=JOB)["PrimaryContainer"]
+    assert container["Image"] == sdk_image("ml.m5.xlarge")
+    assert container["Environment"]["SAGEMAKER_MODEL_SERVER_WORKERS"] == "1"
+    record(monkeypatch, ListObjectsV2={"Contents": [{"Key": TRAINED, "Size": 2 * 2**30 + 1}]})
+    assert run("deploy", "--serverless") == 1
+    assert (
+        "needs some 7 GB, and a serverless endpoint has 6; use an instance"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(("file", "kind"), [("in/a.jsonl", LINES), ("in/a.txt", PLAIN)])
+def test_a_batch_transform_leaves_its_answers_alone(account, capsys, monkeypatch, file, kind):
+    account.client("s3").put_object(Bucket="language-id", Key=file, Body=b"x")
+    asked = record(monkeypatch)
+    sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].output_data_config["KmsKeyId"] = (
+        "alias/mine"
+    )
+    assert run("deploy", "--transform", "s3://language-id/in/", "s3://language-id/out/") == 0
+    encrypted = asked["PutObject"]["ServerSideEncryption"], asked["PutObject"]["SSEKMSKeyId"]
+    assert encrypted == ("aws:kms", "alias/mine")
+    assert asked["CreateTransformJob"]["TransformOutput"]["KmsKeyId"] == "alias/mine"
+    assert "answers s3://language-id/out/" in capsys.readouterr().out
+    made = asked["CreateTransformJob"]
+    assert (
+        made["TransformInput"]["ContentType"] == kind and made["TransformOutput"]["Accept"] == LINES
+    )
+    assert (
+        made["ModelName"] == asked["CreateModel"]["ModelName"] != JOB
+        and len(made["TransformJobName"]) <= 63
+    )
+    assert left(account) == [], "model and archive serve the transform alone"
+    assert run("deploy", "--transform", "s3://language-id/nothing/", "s3://language-id/out/") == 1
+    assert "there is no data at s3://language-id/nothing/" in capsys.readouterr().err
+
+
+def refused(operation: str) -> ClientError:
+    return ClientError({"Error": {"Code": "AccessDeniedException", "Message": "no"}}, operation)
+
+
+def interrupt(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+ABSENT = ClientError(
+    {"Error": {"Code": "ValidationException", "Message": "Could not find it"}}, "Describe"
+)
+FAILED = {
+    "EndpointStatus": "Failed",
+    "TransformJobStatus": "Failed",
+    "FailureReason": "no capacity",
+}
+TRANSFORM = ("--transform", "s3://language-id/language-id", "s3://language-id/out/")
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer", "options"),
+    [
+        ("CreateModel", refused("CreateModel"), ()),
+        ("CreateEndpointConfig", refused("CreateEndpointConfig"), ()),
+        ("CreateEndpoint", refused("CreateEndpoint"), ()),
+        ("CreateEndpoint", interrupt, ()),
+        ("DescribeEndpoint", [ABSENT, FAILED, FAILED], ()),
+        ("CreateTransformJob", refused("CreateTransformJob"), TRANSFORM),
+        ("DescribeTransformJob", [ABSENT, FAILED, FAILED], TRANSFORM),
+    ],
+)
+def test_a_step_that_fails_leaves_nothing(account, capsys, monkeypatch, operation, answer, options):
+    asked = record(monkeypatch, **{operation: answer})
+    assert run("deploy", *options) != 0
+    assert "PutObject" in asked and left(account) == []
+    said = capsys.readouterr().err
+    assert f"may not call {operation}" in said or "no capacity" in said or callable(answer)
+
+
+def test_waiting_outlasts_the_network_and_removing_waits_for_a_start(account, monkeypatch):
+    starting, ready = {"EndpointStatus": "Creating"}, {"EndpointStatus": "InService"}
+    lost = ConnectTimeoutError(endpoint_url="x")
+    answers = [ABSENT, starting, lost, starting, ready]
+    record(monkeypatch, DescribeEndpoint=answers)
+    assert run("deploy") == 0 and answers == []
+    answers += [starting, starting, ready]
+    assert run("undeploy") == 0 and answers == []
+    assert left(account) == []
+
+
+def test_ctrl_c_removes_what_was_made_as_soon_as_aws_lets_it(account, capsys, monkeypatch):
+    starting, ready, stopped = {"EndpointStatus": "Creating"}, {"EndpointStatus": "InService"}, []
+    monkeypatch.setattr(
+        "time.sleep", lambda _: stopped.append(1) or (interrupt() if len(stopped) == 1 else None)
+    )
+    record(monkeypatch, DescribeEndpoint=[ABSENT, starting, starting, starting, ready])
+    assert run("deploy") == 130 and left(account) == []
+    assert f"billed until: python -m smlightning undeploy {JOB}" in capsys.readouterr().out
+
+
+def test_ctrl_c_stops_a_transform(account, monkeypatch):
+    monkeypatch.setattr("time.sleep", interrupt)
+    busy = {"TransformJobStatus": "InProgress"}
+    asked = record(monkeypatch, DescribeTransformJob=[ABSENT, busy, busy], StopTransformJob={})
+    assert run("deploy", *TRANSFORM) == 130
+    assert asked["StopTransformJob"]["TransformJobName"].startswith(JOB) and left(account) == []
+
+
+def test_a_job_that_cannot_be_deployed_is_refused_in_a_sentence(account, capsys):
+    train(account, "own", "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1")
+    account.client("s3").put_object(Bucket="language-id", Key="own/output/model.tar.gz", Body=b"x")
+    assert main(["deploy", "own", "--region", REGION]) == 1
+    assert (
+        "own trained in mine:1, not in AWS's image; name one for inference"
+        in capsys.readouterr().err
+    )
+    assert main(["deploy", "own", "--region", REGION, "--image", "x"]) == 1  # not an archive
+    assert "the archive cannot be unpacked" in capsys.readouterr().err
+    sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].training_job_status = "Failed"
+    assert (
+        run("deploy") == 1
+        and f"{JOB} is Failed and has no model.tar.gz in S3" in capsys.readouterr().err
+    )
+    assert left(account) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--count", "0"), "--count 0 is not a number of instances"),
+        (
+            ("--instance", "ml.m5.xlagre"),
+            "--instance ml.m5.xlagre is not known .*; did you mean ml.m5.xlarge?",
+        ),
+        (("--transform", "s3://language-id/in", "out"), "--transform out is not an S3 address"),
+        (("--serverless", "--count", "3"), "--serverless takes no --instance and no --count"),
+        (("--instance", "ml.c7g.xlarge"), "--instance ml.c7g.xlarge is Graviton"),
+        (("--serverless",), "ran in a VPC or isolated, and serverless endpoints cannot"),
+    ],
+)
+def test_what_no_deployment_takes_is_refused_first(account, capsys, monkeypatch, options, said):
+    asked = record(monkeypatch)
+    assert run("deploy", *options) == 1
+    assert re.search(said, capsys.readouterr().err) and asked.keys() <= {"DescribeTrainingJob"}
+
+
+def test_the_price_is_said_and_confirmed_first(account, capsys, monkeypatch):
+    terms = {"OnDemand": {"x": {"priceDimensions": {"y": {"pricePerUnit": {"USD": "0.23"}}}}}}
+    product = {"product": {"attributes": {"platoinstancetype": "Hosting"}}, "terms": terms}
+    asked = record(monkeypatch, GetProducts={"PriceList": [json.dumps(product)]})
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: "n")
+    assert run("deploy", "--count", "2") == 1
+    assert "2 × ml.m5.xlarge, 0.46 USD an hour, until you undeploy it" in capsys.readouterr().out
+    assert "PutObject" not in asked and left(account) == []
+    assert run("deploy", "--yes") == 0
+
+
+def test_what_somebody_else_made_under_the_name_stays(account, capsys):
+    client, role = account.client("sagemaker"), f"arn:aws:iam::{ACCOUNT}:role/training"
+    client.create_model(ModelName="other", ExecutionRoleArn=role, PrimaryContainer={"Image": "x"})
+    variant = {
+        "VariantName": "a",
+        "ModelName": "other",
+        "InstanceType": "ml.m5.xlarge",
+        "InitialInstanceCount": 1,
+    }
+    client.create_endpoint_config(EndpointConfigName=JOB, ProductionVariants=[variant])
+    before = left(account)
+    assert run("deploy") == 1 and "is deployed already" in capsys.readouterr().err
+    assert left(account) == before == [JOB, "other"]

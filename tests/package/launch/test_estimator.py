@@ -1,0 +1,133 @@
+"""launch.ipynb's estimator of the SageMaker SDK's v2 sends the one request, and the same code."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sagemaker.pytorch
+from sagemaker.estimator import _TrainingJob
+from small_job import GOOD, PROJECT
+
+from smlightning import project as projects
+from smlightning.errors import UserError
+from smlightning.launch import archive, estimator, images, job, request
+
+CASES = [
+    path
+    for path in sorted((Path(__file__).parent / "requests").glob("*.json"))
+    if not path.stem.startswith("tune")
+]
+NAME = "language-id-20261123-010203"
+SRC = projects.find().src
+NOTEBOOK = SRC.parent / "launch.ipynb"
+
+
+def written_out(
+    wanted: job.Job, made: dict[str, Any], session: Any, package: Path
+) -> sagemaker.pytorch.PyTorch:
+    """The estimator of the notebook's cell."""
+    return sagemaker.pytorch.PyTorch(
+        entry_point="train.py",
+        source_dir=str(SRC),
+        dependencies=[str(package)],
+        image_uri=images.image_uri(wanted),
+        instance_type=wanted.instance_type,
+        instance_count=wanted.instance_count,
+        hyperparameters=request.hyperparameters(wanted),
+        metric_definitions=request.metric_definitions(PROJECT),
+        role=made["RoleArn"],
+        sagemaker_session=session,
+        **estimator.options(made),
+    )
+
+
+@pytest.fixture
+def uploads(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is put into S3: nothing leaves this machine."""
+    from boto3.s3.transfer import S3Transfer
+
+    sent: dict[str, Any] = {}
+
+    def hold(self: Any, filename: str, bucket: str, key: str, **given: Any) -> None:
+        content = Path(filename).read_bytes()
+        sent.update(uri=f"s3://{bucket}/{key}", content=content, extra=given["extra_args"])
+
+    monkeypatch.setattr(S3Transfer, "upload_file", hold)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    return sent
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_the_estimator_sends_the_request(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uploads: dict[str, Any]
+) -> None:
+    case = json.loads(path.read_text(encoding="utf-8"))
+    configuration = tmp_path / "config.yaml"
+    configuration.write_text(json.dumps(case["configuration"]), encoding="utf-8")
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(configuration))
+    wanted = job.from_table(case["job"], PROJECT)
+    made = request.dry_run(wanted, PROJECT, NAME)
+    session = estimator.session(wanted)
+    built = written_out(wanted, made, session, archive.copy_package(tmp_path))
+    built._prepare_for_training(NAME)
+    arguments = _TrainingJob.get_train_args(built, estimator.inputs(wanted), None)
+    assert session.get_train_request(**arguments) == made
+
+
+def test_the_estimators_archive_holds_the_same_files(
+    tmp_path: Path, uploads: dict[str, Any]
+) -> None:
+    made = request.dry_run(GOOD, PROJECT, NAME)
+    package = archive.copy_package(tmp_path)
+    built = written_out(GOOD, made, estimator.session(GOOD), package)
+    built._prepare_for_training(NAME)
+    assert uploads["uri"] == json.loads(made["HyperParameters"]["sagemaker_submit_directory"])
+    assert uploads["extra"] == {"ServerSideEncryption": "aws:kms"}
+    with tarfile.open(fileobj=io.BytesIO(uploads["content"])) as tar:
+        members = [each for each in tar if each.isfile() and "__pycache__" not in each.name]
+        files = {each.name: tar.extractfile(each).read() for each in members}  # type: ignore[union-attr]
+    assert files == {name: path.read_bytes() for name, path in archive.files(SRC).items()}
+
+
+def test_a_member_without_a_parameter_is_named() -> None:
+    extra = {"DebugHookConfig": {"S3OutputPath": "s3://bucket/x"}}
+    with pytest.raises(UserError) as raised:
+        estimator.options(request.dry_run(GOOD.replace(request=extra), PROJECT))
+    assert "DebugHookConfig.S3OutputPath" in raised.value.problem
+
+
+def test_a_channel_that_the_sdk_does_not_take_is_named() -> None:
+    channels = {"training": {"s3_data": "s3://bucket/x", "ShuffleConfig": {"Seed": 1}}}
+    with pytest.raises(UserError) as raised:
+        estimator.inputs(GOOD.replace(channels=channels))
+    assert "channels.training" in raised.value.problem
+
+
+def test_the_notebook_writes_out_this_estimator() -> None:
+    """Its arguments, by name and value, are those above."""
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"]]
+    (cell,) = [cell for cell in cells if "PyTorch(" in cell]
+    here = Path(__file__).read_text(encoding="utf-8")
+
+    def arguments(text: str) -> list[str]:
+        lines = text.split("PyTorch(\n")[1].split(")\n")[0]
+        return [line.strip() for line in lines.splitlines() if "=" in line or "**" in line]
+
+    expected = " ".join(arguments(here.split("def written_out")[1])).replace("wanted", "job")
+    for name, other in (
+        ("str(SRC)", "str(project.src)"),
+        ("PROJECT", "project"),
+        ("made", "built"),
+    ):
+        expected = expected.replace(name, other)
+    assert " ".join(arguments(cell)) == expected
+
+
+def test_the_session_reports_nothing() -> None:
+    configuration = estimator.session(GOOD).sagemaker_config
+    assert configuration["SageMaker"]["PythonSDK"]["Modules"]["TelemetryOptOut"] is True

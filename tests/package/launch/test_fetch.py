@@ -1,0 +1,71 @@
+"""Fetching a job's model, and archives that may not be unpacked."""
+
+import tarfile
+
+import pytest
+from moto_account import REGION
+from sent_job import archive, put
+
+from smlightning.errors import UserError
+from smlightning.launch import fetch
+
+pytest_plugins = ("moto_account", "sent_job")
+
+
+def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
+    put(aws, sent, archive(("./", tarfile.DIRTYPE, b""), ("./config.json", tarfile.REGTYPE, b"{}")))
+    put(aws, sent, archive(("curves.csv", tarfile.REGTYPE, b"step\n")), "output.tar.gz")
+    folder = fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
+    assert sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*")) == [
+        "config.json",
+        "output",
+        "output/curves.csv",
+    ]
+    assert [p.name for p in (tmp_path / "models").iterdir()] == ["x"]
+    with pytest.raises(UserError) as raised:
+        fetch.fetch(sent.training_job_name, REGION, folder)
+    assert str(folder) in raised.value.problem and "--to" in raised.value.cure
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        archive(("../evil", tarfile.REGTYPE, b"x")),
+        archive(("a/../../evil", tarfile.REGTYPE, b"x")),
+        archive(("link", tarfile.SYMTYPE, b"/etc"), ("link/evil", tarfile.REGTYPE, b"x")),
+        archive(("link", tarfile.LNKTYPE, b"../../evil")),
+        archive(("dev", tarfile.CHRTYPE, b"")),
+        archive(("fifo", tarfile.FIFOTYPE, b"")),
+        archive(("config.json", tarfile.REGTYPE, b"x" * 10_000))[:60],
+        b"no archive",
+        b"",
+    ],
+    ids=[
+        "parent",
+        "inner parent",
+        "link",
+        "hard link",
+        "device",
+        "fifo",
+        "cut off",
+        "text",
+        "empty",
+    ],
+)
+def test_fetch_refuses_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
+    put(aws, sent, body)
+    with pytest.raises(UserError, match="archive"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
+    assert not list((tmp_path / "models").iterdir()) and not list(tmp_path.glob("evil"))
+
+
+def test_fetch_without_a_model(aws, sent, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="s3://language-id/"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(fetch, "describe", lambda *_: {"TrainingJobStatus": "Failed"})
+        with pytest.raises(UserError, match="smlightning attach"):
+            fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
+    sent.training_job_status = "InProgress"
+    with pytest.raises(UserError, match="InProgress"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")

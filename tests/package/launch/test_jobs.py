@@ -1,0 +1,81 @@
+"""Jobs that were sent: remembered, compared and stopped."""
+
+from pathlib import Path
+
+import pytest
+from moto.sagemaker.models import sagemaker_backends
+from moto_account import ACCOUNT, REGION, record
+
+from smlightning import project as projects
+from smlightning.__main__ import main
+from smlightning.errors import UserError
+from smlightning.launch import fetch, follow, history, jobs
+
+pytest_plugins = ("moto_account", "sent_job")
+
+
+def test_a_job_that_was_launched_here_is_found_in_its_region(aws, sent, tmp_path, monkeypatch):
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    here = projects.Project(tmp_path)  # without a job.toml
+    with pytest.raises(UserError, match="--region"):
+        history.region_of(here, "x")
+    history.remember(here, "x", "eu-west-1")
+    with Path(history.FILE).open("a") as file:
+        file.write("damaged\n[]\n")
+    assert history.region_of(here, "x") == "eu-west-1"
+    assert history.region_of(here, "x", given="us-west-2") == "us-west-2"
+    assert history.latest(here, "eu-west-1", 5) == ["x"]
+
+
+def test_compare_puts_metrics_and_options_side_by_side(aws, sent, capsys):
+    made = aws.client("sagemaker").describe_training_job(TrainingJobName=sent.training_job_name)
+    keys = (
+        "RoleArn",
+        "AlgorithmSpecification",
+        "OutputDataConfig",
+        "ResourceConfig",
+        "StoppingCondition",
+    )
+    options = {"epochs": "9", "lr": "0.1", "sagemaker_job_name": "other"}
+    again = {
+        "TrainingJobName": "other",
+        "HyperParameters": options,
+        **{key: made[key] for key in keys},
+    }
+    aws.client("sagemaker").create_training_job(**again)
+    backend = sagemaker_backends[ACCOUNT][REGION].training_jobs
+    for name, value in ((sent.training_job_name, 0.8), ("other", 0.9123456)):
+        backend[name].final_metric_data_list = [
+            {"MetricName": "test/accuracy", "Value": value, "Timestamp": 0}
+        ]
+    rows = jobs.compare([sent.training_job_name, "other"], REGION)
+    assert rows == [
+        {"": "test/accuracy", sent.training_job_name: "0.8", "other": "0.912346"},
+        {"": "epochs", sent.training_job_name: "6", "other": "9"},
+        {"": "lr", sent.training_job_name: "", "other": "0.1"},
+    ]
+    assert main(["compare", sent.training_job_name, "other", "--region", REGION]) == 0
+    assert "0.912346" in capsys.readouterr().out
+
+
+def test_jobs_that_do_not_differ_and_what_is_not_deployed(aws, sent, capsys):
+    assert main(["compare", *[sent.training_job_name] * 2, "--region", REGION]) == 0
+    assert sent.training_job_name not in capsys.readouterr().out
+    assert main(["undeploy", "nope", "--region", REGION]) == 1
+    said = capsys.readouterr().out
+    assert "nope" in said and REGION in said
+
+
+def test_stop(aws, sent, monkeypatch):
+    assert "Completed" in jobs.stop(sent.training_job_name, REGION)
+    sent.training_job_status = "InProgress"
+    asked = record(monkeypatch, StopTrainingJob={})  # which moto does not know
+    assert "120 s" in jobs.stop(sent.training_job_name, REGION)
+    assert asked["StopTrainingJob"] == {"TrainingJobName": sent.training_job_name}
+
+
+def test_a_job_that_is_not_there(aws):
+    commands = (jobs.stop, follow.follow, follow.why, fetch.model_address)
+    for command in commands:
+        with pytest.raises(UserError, match=f'"nope" in {REGION}'):
+            command("nope", REGION)

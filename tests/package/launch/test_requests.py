@@ -1,0 +1,108 @@
+"""The requests of many jobs, member by member, against those that the SageMaker SDK's v2 built.
+
+Each file of requests/ holds a job, an SDK configuration file, and what the estimator of SDK
+v2.257.7 (or its tuner) made of them, without MetricDefinitions, which are of src/options.py.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.validate import ParamValidator
+from small_job import GOOD, PROJECT
+
+from smlightning.launch import aws, job, request, tune
+from smlightning.reports import log
+
+CASES = sorted((Path(__file__).parent / "requests").glob("*.json"))
+NAME = "language-id-20261123-010203"
+TUNING_NAME = "language-id-261123-010203"
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_the_request_is_the_sdks(path: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    case = json.loads(path.read_text(encoding="utf-8"))
+    configuration = tmp_path / "config.yaml"  # JSON is YAML
+    configuration.write_text(json.dumps(case["configuration"]), encoding="utf-8")
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(configuration))
+    wanted = job.from_table(case["job"], PROJECT)
+    if "tune" in case["job"]:
+        built = tune.tuning_request(wanted, PROJECT, request.dry_destination(wanted), TUNING_NAME)
+        shape, algorithm = "CreateHyperParameterTuningJobRequest", built["TrainingJobDefinition"]
+    else:
+        built = request.dry_run(wanted, PROJECT, NAME)
+        shape, algorithm = "CreateTrainingJobRequest", built
+    assert list(aws.violations(built, aws.shape(shape))) == []
+    metrics = algorithm["AlgorithmSpecification"].pop("MetricDefinitions")
+    assert metrics == request.metric_definitions(PROJECT)
+    assert built == case["request"]
+
+
+GROUPS = [{"InstanceGroupName": "one", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 2}]
+
+
+@pytest.mark.parametrize(
+    ("resources", "left"),
+    [
+        ({"InstanceGroups": GROUPS}, set()),
+        ({"InstancePreferences": [{"InstanceType": "ml.g5.12xlarge"}]}, {"InstanceCount"}),
+        (
+            {"InstancePreferences": [{"InstanceType": "ml.g5.12xlarge", "InstanceCount": 2}]},
+            set(),
+        ),
+    ],
+)
+def test_groups_and_preferences_replace_type_and_count(resources: Any, left: set[str]) -> None:
+    built = request.dry_run(GOOD.replace(request={"ResourceConfig": resources}), PROJECT, NAME)
+    members = built["ResourceConfig"]
+    assert members.keys() & {"InstanceType", "InstanceCount"} == left
+    assert members.items() >= resources.items()
+    assert list(aws.violations(built, aws.shape("CreateTrainingJobRequest"))) == []
+
+
+def test_a_profiler_of_ones_own_replaces_the_default() -> None:
+    profiler = {"S3OutputPath": "s3://bucket/profiles/", "ProfilingIntervalInMilliseconds": 500}
+    built = request.dry_run(GOOD.replace(request={"ProfilerConfig": profiler}), PROJECT, NAME)
+    assert built["ProfilerConfig"] == profiler
+
+
+def test_a_channel_takes_members_by_their_own_names() -> None:
+    given = {"s3_data": "s3://bucket/x", "ShuffleConfig": {"Seed": 3}}
+    (channel,) = request.dry_run(GOOD.replace(channels={"training": given}), PROJECT)[
+        "InputDataConfig"
+    ]
+    assert channel["ShuffleConfig"] == {"Seed": 3}
+    assert channel["DataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/x"
+
+
+def test_names_hold_the_time_and_are_different() -> None:
+    assert re.fullmatch(r"language-id-\d{8}-\d{6}", request.job_name(GOOD))
+    name = tune.job_name(GOOD.replace(name="x" * 47))
+    assert re.fullmatch(r"x{16}-\d{6}-\d{6}", name)
+
+
+def test_metrics_are_read_from_the_lines_that_training_prints() -> None:
+    values = {"step": 7, "epoch": 1, "train/loss": 1.5, "val/accuracy": 2e-05, "lr": 0.002}
+    values["samples_per_second"] = 1e6
+    printed = log.format_metrics(values)
+    for definition in request.metric_definitions(PROJECT):
+        match = re.search(definition["Regex"], printed)
+        assert (float(match[1]) if match else None) == values.get(definition["Name"])
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_what_botocore_refuses_is_a_violation(path: Path) -> None:
+    """A wrong type, an unknown member, and members that are missing."""
+    built = json.loads(path.read_text(encoding="utf-8"))["request"]
+    shape = aws.shape(
+        "CreateHyperParameterTuningJobRequest"
+        if "TrainingJobDefinition" in built
+        else "CreateTrainingJobRequest"
+    )
+    assert not ParamValidator().validate(built, shape).has_errors()
+    for change in ({"RoleArn": 7}, {"Nonsense": {}}, {"Tags": [{"Key": 1}]}):
+        wrong = {**built, **change}
+        assert ParamValidator().validate(wrong, shape).has_errors()
+        assert list(aws.violations(wrong, shape))

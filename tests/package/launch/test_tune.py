@@ -1,0 +1,148 @@
+"""What may be searched, and the request that a search would be."""
+
+import re
+
+import pytest
+from small_job import GOOD, PROJECT, edited
+
+from smlightning import project as projects
+from smlightning.__main__ import main
+from smlightning.launch import findings, job, request, tune
+from smlightning.launch.job import Job, Spot, Tune
+
+TUNE = {
+    "ranges": {
+        "lr": {"min": 1e-4, "max": 1e-2, "scale": "Logarithmic"},
+        "max_length": {"min": 16, "max": 64},
+    }
+    | {"precision": ["32-true", "bf16-mixed"]}
+}
+
+
+@pytest.fixture
+def good() -> Job:
+    return GOOD
+
+
+def test_the_tuning_request_searches_the_ranges_with_the_jobs_own_estimator(good):
+    wanted = good.replace(
+        tune=Tune(max_jobs=9, parallel=3, **TUNE), spot=Spot(enabled=True, max_wait_s=90_000)
+    )
+    found, made = tune.judged(wanted, projects.find(), [])
+    assert [each.key for each in found] == ["spot", "hyperparameters.lr"]  # warnings
+    assert re.fullmatch(r"language-id-\d{6}-\d{6}", made["HyperParameterTuningJobName"])
+    search, own = made["HyperParameterTuningJobConfig"], made["TrainingJobDefinition"]
+    assert search["HyperParameterTuningJobObjective"] == {
+        "Type": "Maximize",
+        "MetricName": "val/accuracy",
+    }
+    assert search["ResourceLimits"] == {"MaxNumberOfTrainingJobs": 9, "MaxParallelTrainingJobs": 3}
+    assert {
+        kind: [r["Name"] for r in ranges] for kind, ranges in search["ParameterRanges"].items()
+    } == {
+        "ContinuousParameterRanges": ["lr"],
+        "IntegerParameterRanges": ["max_length"],
+        "CategoricalParameterRanges": ["precision"],
+    }
+    single = request.dry_run(wanted, PROJECT)
+    static = own["StaticHyperParameters"].items() - single["HyperParameters"].items()
+    elsewhere = {"sagemaker_job_name", "sagemaker_submit_directory"}
+    assert {key for key, _ in static} - elsewhere == {
+        "sagemaker_estimator_class_name",
+        "sagemaker_estimator_module",
+    }
+    assert single["HyperParameters"].keys() - own["StaticHyperParameters"].keys() == {"lr"}
+    assert own["AlgorithmSpecification"].items() <= single["AlgorithmSpecification"].items()
+    assert (
+        "CheckpointConfig" not in own
+        and own["EnableManagedSpotTraining"]
+        and made["Tags"] == single["Tags"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "tune.ranges: there are none"),
+        ({"tune.ranges.learning": [1, 2]}, "tune.ranges.learning: train.py has no such option"),
+        ({"tune.ranges.lr": {"min": -1.0, "max": 1.0}}, "tune.ranges.lr: found '-1.0'"),
+        ({"tune.ranges.lr": {"min": 1.0}}, r"tune.ranges.lr: \{\"min\": 1.0\} is no range"),
+        (
+            {"tune.ranges.lr": {"min": 1, "max": 0.01}},
+            "tune.ranges.lr: min = 1 is not below max = 0.01",
+        ),
+        (
+            {"tune.ranges.lr": {"min": 10**400, "max": 1}},
+            "tune.ranges.lr: min = 10000*… is not below max = 1",
+        ),
+        (
+            {"tune.ranges.lr": {"min": 1.0, "max": 2.0, "scale": "log"}},
+            'tune.ranges.lr: scale = "log" is none of AWS',
+        ),
+        ({"tune.ranges.precision": ["8-bit"]}, "tune.ranges.precision: found '8-bit'"),
+        ({"tune.ranges.epochs": 3}, "tune.ranges.epochs: neither"),
+        ({"tune.ranges.lr": [[0.1]]}, "tune.ranges.lr: neither"),
+        ({"tune.ranges.precision": {"min": 1, "max": 2}}, "tune.ranges.precision: .* is no number"),
+        (
+            {"tune.ranges.dropout": {"min": 0, "max": 0.5, "scale": "Logarithmic"}},
+            "tune.ranges.dropout: .* above 0",
+        ),
+        (
+            {"tune.ranges.epochs": {"min": 1, "max": 9, "scale": "ReverseLogarithmic"}},
+            "tune.ranges.epochs: .* below",
+        ),
+        (
+            {"tune.ranges.lr": [0.1], "request.ResourceConfig": {"TrainingPlanArn": "arn:x"}},
+            "request.ResourceConfig.TrainingPlanArn: a tuning job cannot",
+        ),
+        ({"tune.ranges.lr": [0.1], "image": "nonsense"}, 'image: "nonsense" is neither'),
+        (
+            {"tune.ranges.lr": [1.0], "tune.parallel": 30},
+            "tune.parallel: 30 is above max_jobs; at most 20",
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_like_hyperparameters(tmp_path, capsys, changes, line):
+    path = edited(tmp_path / "job.toml", changes)
+    assert main(["tune", "--dry-run", "--job", str(path)]) == 1
+    said = capsys.readouterr()
+    assert len(re.findall(f"(?m)^error   {line}", said.err)) == 1 and not said.out, said.err
+
+
+def test_preflight_reads_the_ranges_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("smlightning.launch.requirements.resolve", lambda *_: [])  # asks an index
+    changes = {
+        "hyperparameters.lr": 0.1,
+        "tune.ranges.lr": {"min": 1e-4, "max": 1e-2},
+        "tune.ranges.epoch": [1],
+    }
+    changes |= {"tune.ranges.weight_decay": [0.1, 0.01], "tune.ranges.seed": {"min": 0, "max": 5}}
+    assert (
+        main(["preflight", "--offline", "--job", str(edited(tmp_path / "job.toml", changes))]) == 1
+    )
+    said = capsys.readouterr().out
+    assert (
+        "warning hyperparameters.lr: [tune.ranges] has it too; tuning takes its values from there"
+        in said
+    )
+    assert "error   tune.ranges.epoch: train.py has no such option; did you mean epochs?" in said
+    two = (
+        "warning tune.ranges.weight_decay: [0.1, 0.01] is a list of two values, "
+        "and no other is tried"
+    )
+    assert f"{two}; for all between them write {{ min = 0.01, max = 0.1 }}, else leave it" in said
+    assert (
+        "warning tune.ranges.seed: each seed may divide the data anew, "
+        "and then these jobs' scores do" in said
+    )
+    changes = {
+        "tune.ranges.lr": [0.1],
+        "request.ResourceConfig": {"TrainingPlanArn": "arn:aws:sagemaker:us-east-1:123456789012:x"},
+    }
+    path = edited(tmp_path / "job.toml", changes)  # what only a tuning job cannot be is not refused
+    main(["preflight", "--offline", "--job", str(path)])
+    said = capsys.readouterr().out
+    assert "job     2 ×" in said and "tun" not in said
+    assert findings.refused(
+        tune.check(job.load(path, PROJECT), projects.find())
+    ) and not findings.refused(tune.ranges(job.load(path, PROJECT), projects.find()))

@@ -1,0 +1,85 @@
+"""Attempts with small programs in the toolkit's place: output, time limits, signals."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_rehearsal import script, small_plan, small_request, stranger
+
+from smlightning.rehearsal import attempts
+from smlightning.rehearsal.attempts import Cluster
+from smlightning.rehearsal.hosts import Host, create_hosts
+from smlightning.rehearsal.plan import STOP_HOST, Fault, Plan
+
+Play = Callable[[Plan, str], tuple[list[Host], list[tuple[int, str]]]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Runs a program in place of the toolkit on every host: the hosts, and who printed what."""
+
+    def run(plan: Plan, program: str) -> tuple[list[Host], list[tuple[int, str]]]:
+        toolkit = script(tmp_path / "toolkit", program)
+        monkeypatch.setattr(attempts.sys, "executable", toolkit)
+        folder = tmp_path / "run"
+        hosts = create_hosts(plan, folder)
+        lines = attempts.run_hosts(plan, folder, hosts, Cluster(tmp_path, 7777, False))
+        return hosts, [(host.index, line) for host, line in lines if line]
+
+    return run
+
+
+def test_the_requests_entry_point_starts_the_host_and_sees_its_processes_alone(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = small_request(1, "torch_distributed")
+    shell = "mkdir -p processes/self; echo $NCCL_DEBUG; cd /proc/self; pwd"
+    request["AlgorithmSpecification"]["ContainerEntrypoint"] = ["bash", "-c", shell]
+    request["Environment"] = {"NCCL_DEBUG": "INFO"}
+    [host], lines = play(small_plan(1, 1, request=request), "exit 9")
+    folder = (host.base / "processes/self").resolve()
+    assert lines == [(0, "INFO"), (0, str(folder))] and host.exit_code == 0
+
+
+def test_a_host_that_never_falls_silent_is_ended_in_time(play: Play, tmp_path: Path) -> None:
+    started = time.monotonic()
+    plan = small_plan(1, 1, source=stranger(tmp_path / "code"), timeout=1)
+    [host], lines = play(plan, "while sleep 0.05; do echo said; done")
+    assert lines[0] == (0, "said") and host.overdue and time.monotonic() - started < 10
+
+
+def test_the_toolkits_listing_is_in_the_log_alone(play: Play, tmp_path: Path) -> None:
+    lines = [
+        "before",
+        "2026-11-22 02:35:39,966 sagemaker-training-toolkit INFO     No Neurons detected",
+        "Training Env:",
+        "{",
+        "SM_HOSTS=[]",
+        "",
+        "Invoking script with the following command:",
+        "it",
+    ]
+    text = "\n".join(lines)
+    plan = small_plan(1, 1, source=stranger(tmp_path / "code"))
+    [host], printed = play(plan, f"echo '{text}'")
+    assert [line for _, line in printed] == [lines[0], *lines[-2:]]
+    assert (host.base / "log.txt").read_text().splitlines() == lines
+
+
+def test_a_stop_reaches_the_ranks_of_one_host_through_the_forwarding_entry(
+    play: Play, tmp_path: Path
+) -> None:
+    """The script that is sent, on hosts that share /proc: neither launcher nor other host."""
+    rank = "trap 'echo rank told; exit 3' TERM; while sleep 0.1; do :; done"
+    script(tmp_path / "train.py", f"touch $REHEARSAL_EVIDENCE/in-training-$REHEARSAL_HOST; {rank}")
+    launcher = f"trap 'echo launcher told' TERM; sh {tmp_path}/train.py & wait $!; wait $!"
+    script(tmp_path / "torchrun", launcher)
+    request = small_request(2, "torch_distributed", forward_stop=True)
+    plan = small_plan(2, 1, source=stranger(tmp_path / "code"), request=request)
+    plan = replace(plan, fault=Fault(STOP_HOST, 1), grace=5)
+    hosts, lines = play(plan, f"sh {tmp_path}/torchrun train.py")
+    assert (1, "rank told") in lines and hosts[1].exit_code == 3 and not hosts[1].overdue
+    assert (1, "launcher told") not in lines
+    assert hosts[0].overdue, "the other host was told nothing before its end"

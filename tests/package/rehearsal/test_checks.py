@@ -1,0 +1,278 @@
+"""Each check: good evidence passes, and each fault fails the check that is named for it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_rehearsal import GOOD, ended_hosts, good_ranks, small_plan, stranger, succeeded
+from torch.utils.data import DistributedSampler
+
+from smlightning.rehearsal import checks
+from smlightning.rehearsal.checks import FAILED, PASSED, SKIPPED, Check
+from smlightning.rehearsal.evidence import Attempt, Rank
+from smlightning.rehearsal.hosts import Host
+from smlightning.rehearsal.plan import Fault
+
+PLAN = small_plan(2, 2, request={})
+NAMES = [
+    "hosts-succeeded",
+    "success-or-failure-file",
+    "world-size",
+    "ranks-complete",
+    "node-ranks",
+    "prepare-data-once-per-node",
+    "data-divided",
+    "weights-identical",
+    "metrics-identical",
+    "one-writer",
+    "model-predicts",
+]
+FOR_ALL = ["Data.prepare_data in fit", "Model.prepare_data in fit for all nodes"]
+# What goes wrong, the check that finds it, and other facts of some ranks by number.
+FAULTS: list[tuple[str, str, dict[int, dict[str, Any]]]] = [
+    ("a rank alone", "world-size", {1: {"world_size": 1}}),
+    ("a rank twice", "ranks-complete", {1: {"rank": 0}}),
+    ("node 0 everywhere", "node-ranks", {number: {"node_rank": 0} for number in range(4)}),
+    ("on every rank", "prepare-data-once-per-node", {3: {"prepare_data": ["x in fit"]}}),
+    ("not on node 1", "prepare-data-once-per-node", {2: {"prepare_data": []}}),
+    ("for all nodes on node 1", "prepare-data-once-per-node", {2: {"prepare_data": FOR_ALL}}),
+    (
+        "a batch twice",
+        "data-divided",
+        {2: {"batches": [*GOOD[2].batches, GOOD[1].batches[3]]}},
+    ),
+    ("samples twice", "data-divided", {3: {"samples": list(reversed(GOOD[0].samples))}}),
+    ("another model", "weights-identical", {2: {"weights": "abd"}}),
+    ("a metric of a rank's own", "metrics-identical", {2: {"metrics": {"test/accuracy": 0.4}}}),
+    (
+        "one metric more",
+        "metrics-identical",
+        {2: {"metrics": {"test/accuracy": 0.5, "more": 1.0}}},
+    ),
+    ("two writers", "one-writer", {2: {"files": ["model/config.json"]}}),
+]
+
+
+def by_name(verdicts: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in verdicts}
+
+
+def failed(verdicts: list[Check]) -> set[str]:
+    return {check.name for check in verdicts if check.verdict == FAILED}
+
+
+def test_good_evidence_passes_under_stable_names(tmp_path: Path) -> None:
+    verdicts = checks.judge(PLAN, succeeded(tmp_path))
+    assert [check.name for check in verdicts] == NAMES
+    assert [check.verdict for check in verdicts] == [PASSED] * 10 + [SKIPPED], verdicts
+
+
+@pytest.mark.parametrize("fault, check, changes", FAULTS, ids=[fault for fault, *_ in FAULTS])
+def test_each_check_finds_its_fault(
+    fault: str, check: str, changes: dict[int, dict[str, Any]], tmp_path: Path
+) -> None:
+    verdicts = checks.judge(PLAN, succeeded(tmp_path, good_ranks(changes)))
+    assert check in failed(verdicts)
+
+
+def test_a_host_that_failed_and_says_success_is_found(tmp_path: Path) -> None:
+    attempt = succeeded(tmp_path)
+    attempt.hosts[1].exit_code = 1
+    found = failed(checks.judge(PLAN, attempt))
+    assert found == {"hosts-succeeded", "success-or-failure-file"}
+
+
+@pytest.mark.parametrize("seen", [0, 2])
+def test_after_a_failure_the_cause_is_given_once_and_what_lacks_evidence_is_skipped(
+    seen: int, tmp_path: Path
+) -> None:
+    text = "rank 1 on host b failed: ValueError: no room\nmore"
+    hosts = ended_hosts(tmp_path, [("failure", text)] * 2)
+    ranks = [replace(rank, weights=None, metrics={}, files=[]) for rank in GOOD[:seen]]
+    verdicts = checks.judge(PLAN, Attempt(tmp_path, hosts, ranks))
+    assert failed(verdicts) == {"hosts-succeeded"}
+    detail = by_name(verdicts)["hosts-succeeded"].detail
+    assert detail.count("no room") == 1 and "more" not in detail
+    assert by_name(verdicts)["weights-identical"].verdict == SKIPPED
+
+
+def test_after_a_failure_what_contradicts_the_plan_stays_a_failure(tmp_path: Path) -> None:
+    hosts = ended_hosts(tmp_path, [("failure", "")] * 2)
+    ranks = [GOOD[0], replace(GOOD[1], node_rank=1)]
+    verdicts = checks.judge(PLAN, Attempt(tmp_path, hosts, ranks))
+    assert failed(verdicts) == {"node-ranks", "hosts-succeeded"}
+
+
+def test_what_was_restored_is_nobodys_writing(tmp_path: Path) -> None:
+    (tmp_path / "s3").mkdir()
+    attempt = replace(succeeded(tmp_path), restored=tmp_path / "s3")
+    folder = attempt.hosts[1].base / "checkpoints"
+    folder.mkdir()
+    for place in (folder, tmp_path / "s3"):
+        (place / "of-rank-0").touch()
+    assert checks.one_writer(PLAN, attempt).verdict == PASSED
+    (folder / "of-rank-1").touch()
+    outcome = checks.one_writer(PLAN, attempt)
+    assert outcome.verdict == FAILED and "host-2/checkpoints/of-rank-1" in outcome.detail
+
+
+def test_what_smddps_stub_refused_is_a_failure(tmp_path: Path) -> None:
+    plan = replace(PLAN, distribution="smddp")
+    attempt = succeeded(tmp_path)
+    assert by_name(checks.judge(plan, attempt))["smddp-contract"].verdict == PASSED
+    refused = replace(attempt, refusals=["SMDDP does not support: ReduceOp"])
+    check = by_name(checks.judge(plan, refused))["smddp-contract"]
+    assert check.verdict == FAILED and "ReduceOp" in check.detail
+
+
+@pytest.mark.parametrize(
+    "facts, found",
+    [
+        ({"first_step": 7}, set()),
+        ({"first_step": 0}, {"resumes-from-checkpoint"}),
+        ({"first_step": 7, "weights": "abd"}, {"weights-as-undisturbed"}),
+        ({"first_step": None}, {"resumes-from-checkpoint"}),
+        ({"first_step": 20, "batches": [], "samples": []}, {"resumes-from-checkpoint"}),
+    ],
+)
+def test_a_restart_resumes_and_ends_with_the_same_weights(
+    facts: dict[str, Any], found: set[str], tmp_path: Path
+) -> None:
+    undisturbed = succeeded(tmp_path / "undisturbed")
+    again = good_ranks({number: facts for number in range(4)})
+    restarted = succeeded(tmp_path / "restarted", again)
+    assert failed(checks.judge_restart(restarted, undisturbed)) == found
+
+
+def test_a_restart_whose_ranks_differ_is_not_as_undisturbed(tmp_path: Path) -> None:
+    undisturbed = succeeded(tmp_path / "undisturbed")
+    again = [replace(rank, first_step=7, weights=str(rank.rank)) for rank in GOOD]
+    restarted = succeeded(tmp_path / "restarted", again)
+    assert failed(checks.judge_restart(restarted, undisturbed)) == {"weights-as-undisturbed"}
+    assert failed(checks.judge(PLAN, restarted)) == {"weights-identical"}
+
+
+@pytest.mark.parametrize("kind", ["stop-host", "lose-host"])
+@pytest.mark.parametrize(
+    "at, codes, verdict, word",
+    [
+        (2.0, (1, 143), PASSED, "host 2 after 10.0 s"),
+        (2.0, (0, 143), FAILED, "[0, 143]"),
+        (0.0, (0, 0), FAILED, "step 2"),
+    ],
+)
+def test_an_interrupted_host_ends_the_others(
+    kind: str, at: float, codes: tuple[int, int], verdict: str, word: str, tmp_path: Path
+) -> None:
+    hosts = [Host(i, "", tmp_path, exit_code=code, ended_at=12.0) for i, code in enumerate(codes)]
+    hosts[1].interrupted_at = at
+    plan = replace(PLAN, fault=Fault(kind, 1))
+    [check] = checks.judge_interruption(plan, Attempt(tmp_path, hosts))
+    assert (check.name, check.verdict) == ("ends-in-time", verdict) and word in check.detail
+
+
+@pytest.mark.parametrize("kind", ["kill-rank", "fail-rank"])
+def test_the_cause_is_in_what_sagemaker_shows(kind: str, tmp_path: Path) -> None:
+    """The first 1024 characters of output/failure."""
+    late = "x" * 1024 + "rank 3"
+    hosts = ended_hosts(tmp_path, [("failure", "rank 3 on host b failed"), ("failure", late)])
+    for host in hosts:
+        host.ended_at = 12.0
+    plan = replace(PLAN, fault=Fault(kind, 3))
+    verdicts = checks.judge(plan, Attempt(tmp_path, hosts, [replace(GOOD[3], fault_at=2.0)]))
+    ends, cause = by_name(verdicts)["ends-in-time"], by_name(verdicts)["failure-names-cause"]
+    assert ends.verdict == PASSED and "10.0 s" in ends.detail
+    assert cause.verdict == FAILED and "[2]" in cause.detail
+
+
+def test_a_host_that_is_ended_by_force_did_not_end_in_time(tmp_path: Path) -> None:
+    hosts = ended_hosts(tmp_path, [("failure", "rank 3")] * 2)
+    hosts[0].overdue = True
+    plan = replace(PLAN, fault=Fault("fail-rank", 3))
+    verdicts = checks.judge(plan, Attempt(tmp_path, hosts, [replace(GOOD[3], fault_at=2.0)]))
+    assert failed(verdicts) == {"hosts-succeeded", "ends-in-time"}
+    assert failed(checks.judge(plan, Attempt(tmp_path, hosts))) >= {"ends-in-time"}
+
+
+def test_rank_0_alone_may_prepare_for_all_nodes(tmp_path: Path) -> None:
+    attempt = succeeded(tmp_path, good_ranks({0: {"prepare_data": FOR_ALL}}))
+    assert checks.prepare_data_once_per_node(PLAN, attempt).verdict == PASSED
+
+
+def test_metrics_that_nobody_logged_are_not_identical(tmp_path: Path) -> None:
+    ranks = [replace(rank, metrics={}) for rank in GOOD]
+    assert checks.metrics_identical(PLAN, succeeded(tmp_path, ranks)).verdict == SKIPPED
+
+
+def saw(*batches: list[list[str]], told: bool = True) -> list[Rank]:
+    """Ranks that saw these batches, whose samples the recorder can tell apart or not."""
+    ranks = []
+    for number, of_rank in enumerate(batches):
+        digests = [("+".join(batch), len(batch) if told else 0) for batch in of_rank]
+        samples = [sample for batch in of_rank for sample in batch] if told else []
+        ranks.append(replace(GOOD[0], rank=number, batches=digests, samples=samples))
+    return ranks
+
+
+def sampled(world_size: int, samples: int, batch: int) -> list[Rank]:
+    """Ranks behind Lightning's sampler for an ordinary DataLoader, which repeats to be even."""
+    of_ranks = []
+    for rank in range(world_size):
+        sampler = DistributedSampler(range(samples), world_size, rank)  # type: ignore[arg-type]
+        order = [str(index) for index in sampler]
+        of_ranks.append([order[i : i + batch] for i in range(0, len(order), batch)])
+    return saw(*of_ranks)
+
+
+ABCD, EFGH = [["a", "b"], ["c", "d"]], [["e", "f"], ["g", "h"]]
+REPEATED = [["a", "a"]] * 4
+
+
+@pytest.mark.parametrize(
+    "ranks, verdict, word",
+    [
+        (saw(ABCD, EFGH), PASSED, "0 of 8 samples"),
+        (saw(ABCD, EFGH, told=False), PASSED, "0 of 4 batches"),
+        (saw(ABCD, ABCD), FAILED, "ranks 0 and 1 both saw 2 of 2 batches"),
+        (saw(ABCD, EFGH, ABCD[1:], told=False), FAILED, "ranks 0 and 2 both saw 1 of 1 batches"),
+        (saw(ABCD, [["d", "b"], ["a", "c"]]), FAILED, "ranks 0 and 1 both saw 4 of 4 samples"),
+        (saw(ABCD, [["d", "b"], ["g", "h"]]), PASSED, "2 of 6 samples"),
+        (saw(REPEATED, REPEATED), SKIPPED, "recur"),
+        (saw([], []), SKIPPED, "no batch"),
+        (GOOD[:1], SKIPPED, "one rank"),
+        (sampled(2, 65, 1), PASSED, "1 of 65 samples"),
+        (sampled(2, 65, 16), PASSED, "1 of 65 samples"),
+        (sampled(4, 66, 8), PASSED, "2 of 66 samples"),
+        (sampled(8, 3, 4), PASSED, "on more"),
+    ],
+)
+def test_data_is_divided(ranks: list[Rank], verdict: str, word: str, tmp_path: Path) -> None:
+    plan = small_plan(1, len(ranks), request={})
+    outcome = checks.data_divided(plan, succeeded(tmp_path, ranks))
+    assert outcome.verdict == verdict and word in outcome.detail
+
+
+PREDICT = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--model_dir")
+parser.add_argument("{option}", action="store_true")
+print("answer of", parser.parse_args().model_dir)
+"""
+
+
+@pytest.mark.parametrize("option, verdict", [("--sample", PASSED), ("--other", SKIPPED)])
+def test_predict_is_asked_for_the_projects_own_sample(
+    option: str, verdict: str, tmp_path: Path
+) -> None:
+    """A program without ``--sample`` is no failure."""
+    attempt = succeeded(tmp_path)
+    code = stranger(attempt.hosts[0].base / "code")
+    (code / "predict.py").write_text(PREDICT.format(option=option))
+    region = {"HyperParameters": {"sagemaker_region": '"us-east-1"'}}
+    plan = replace(PLAN, request=region)
+    outcome = checks.model_predicts(plan, attempt)
+    assert outcome.verdict == verdict, outcome.detail
+    model = str(attempt.hosts[0].base / "model")
+    assert (f"answer of {model}" in outcome.detail) == (verdict == PASSED)

@@ -1,0 +1,103 @@
+"""SageMaker's SIGTERM reaches the ranks through the opt-in entry point, in a PID namespace."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small
+from small_rehearsal import small_plan
+
+from smlightning.launch.launchers import FORWARDING
+from smlightning.rehearsal.hosts import FOLDERS, Host, copy_code, resources
+
+UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+LOG = Path("log")
+
+
+def require_namespaces() -> None:
+    if shutil.which("unshare"):
+        probe = subprocess.run([*UNSHARE, "true"], capture_output=True)
+        if probe.returncode == 0:
+            return
+    reason = "a PID namespace is needed: run as root on Linux, with util-linux installed"
+    refuse = pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip
+    refuse(reason)
+
+
+def create_container(folder: Path) -> tuple[Path, Path]:
+    """/opt/ml of one host that trains for long, and a folder with the image's own script."""
+    host = Host(0, "127.0.0.1", folder / "ml")
+    for name in FOLDERS:
+        (host.base / name).mkdir(parents=True)
+    request = {"ResourceConfig": {"InstanceType": "ml.c5.xlarge"}}
+    plan = small_plan(1, 1, request=request)
+    copy_code(plan, host.base / "code")
+    options = {
+        **small.options(folder),
+        "epochs": 500,
+        "log_every": 5,
+        "sagemaker_program": "train.py",
+        "sagemaker_torch_distributed_enabled": True,
+        "sagemaker_region": "us-east-1",
+    }
+    content: dict[str, Any] = {
+        "hyperparameters": {name: json.dumps(value) for name, value in options.items()},
+        "resourceconfig": resources(plan, host, [host.address]),
+        "inputdataconfig": {},
+    }
+    for name, facts in content.items():
+        (host.base / "input/config" / f"{name}.json").write_text(json.dumps(facts))
+    programs = folder / "bin"
+    programs.mkdir()
+    starter = programs / "start_with_right_hostname.sh"
+    starter.write_text('#!/bin/bash\n"$@"\n')
+    starter.chmod(0o755)
+    return host.base, programs
+
+
+def container_variables(base: Path, programs: Path) -> dict[str, str]:
+    with socket.socket() as probe:  # the toolkit names no port to torchrun; 29500 may be taken
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    return {
+        **os.environ,
+        "SAGEMAKER_BASE_DIR": str(base),
+        "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
+        "AWS_REGION": "us-east-1",
+        "OMP_NUM_THREADS": "1",
+        "PET_MASTER_PORT": port,
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+
+
+def test_a_stop_reaches_the_ranks(tmp_path: Path) -> None:
+    require_namespaces()
+    base, programs = create_container(tmp_path)
+    variables = container_variables(base, programs)
+    with LOG.open("w") as log:
+        command = [*UNSHARE, *FORWARDING]
+        container = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while "step=5" not in LOG.read_text() and time.monotonic() < deadline:
+            if container.poll() is not None:
+                break
+            time.sleep(0.2)
+        children = Path(f"/proc/{container.pid}/task/{container.pid}/children").read_text()
+        first = int(children.split()[0])
+        os.kill(first, signal.SIGTERM)  # to process 1 of the namespace, as SageMaker does
+        container.wait(110)  # SageMaker leaves 120 s
+    finally:
+        container.kill()
+    text = LOG.read_text()
+    assert "stopped by SIGTERM at step" in text, text[-3000:]
+    assert list((base / "checkpoints").glob("*.ckpt"))
+    assert container.returncode != 0, "a run that was stopped is not a success"

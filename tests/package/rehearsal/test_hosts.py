@@ -1,0 +1,178 @@
+"""Hosts: folders, files, code and variables as SageMaker gives them, by the request."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_rehearsal import small_plan, small_request
+
+from smlightning.rehearsal import mpirun
+from smlightning.rehearsal.environment import container_environment, free_port
+from smlightning.rehearsal.faults import upload_checkpoints
+from smlightning.rehearsal.hosts import Host, create_hosts
+from smlightning.rehearsal.plan import Plan
+
+SHELL = {
+    "PATH": "/bin",
+    "RANK": "of this shell",
+    "SM_HOSTS": "of this shell",
+    "PYTHONPATH": "of this shell",
+    "MASTER_PORT": "of this shell",
+    "HF_TOKEN": "of this shell",
+    "HF_HOME": "of this shell",
+    "FORCE_COLOR": "of this shell",
+    "https_proxy": "of this shell",
+    "HOME": "of this shell",
+}
+
+
+def configuration(host: Host) -> dict[str, dict[str, object]]:
+    folder = host.base / "input/config"
+    return {path.stem: json.loads(path.read_text()) for path in folder.iterdir()}
+
+
+def variables(plan: Plan, run: Path, host: Host) -> dict[str, str]:
+    return container_environment(plan, run, host, 7777, real_mpirun=False, shell=SHELL)
+
+
+def test_the_request_is_followed(tmp_path: Path) -> None:
+    """Its hyperparameters as they are encoded, its instance, environment and input modes."""
+    request = {
+        "HyperParameters": {"epochs": "7", "text": '"a b"', "sagemaker_region": '"eu-west-1"'},
+        "Environment": {"NCCL_DEBUG": "INFO"},
+        "ResourceConfig": {"InstanceType": "ml.g5.xlarge"},
+        "AlgorithmSpecification": {},
+        "InputDataConfig": [{"ChannelName": "training", "InputMode": "FastFile"}],
+    }
+    channels = {"training": tmp_path, "other": tmp_path}
+    plan = small_plan(1, 1, request=request, channels=channels)
+    [host] = create_hosts(plan, tmp_path / "run")
+    written = configuration(host)
+    code = {"sagemaker_submit_directory": json.dumps(str(host.base / "code"))}
+    assert written["hyperparameters"] == {**request["HyperParameters"], **code}
+    assert written["resourceconfig"]["current_instance_type"] == "ml.g5.xlarge"
+    modes = {name: each["TrainingInputMode"] for name, each in written["inputdataconfig"].items()}
+    assert modes == {"training": "FastFile", "other": "File"}
+    of_host = variables(plan, tmp_path / "run", host)
+    assert of_host["NCCL_DEBUG"] == "INFO" and of_host["AWS_REGION"] == "eu-west-1"
+
+
+def test_the_layout_is_sagemakers(tmp_path: Path) -> None:
+    data = tmp_path / "my data"
+    data.mkdir()
+    hosts = create_hosts(small_plan(3, 2, "smddp", channels={"training": data}), tmp_path)
+    resources = [configuration(host)["resourceconfig"] for host in hosts]
+    addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    assert [of_host["current_host"] for of_host in resources] == addresses
+    assert all(of_host["hosts"] == addresses for of_host in resources)
+    for host in hosts:
+        assert (host.base / "input/data/training").resolve() == data.resolve()
+        assert all((host.base / name).is_dir() for name in ("model", "output/data", "checkpoints"))
+
+
+def test_the_code_is_the_archives(tmp_path: Path) -> None:
+    """The project's src/, and the package's training part beside train.py; nothing to install."""
+    [host] = create_hosts(small_plan(1, 1), tmp_path)
+    code = host.base / "code"
+    assert (code / "train.py").is_file() and not (code / "requirements.txt").exists()
+    package = {path.name for path in (code / "smlightning").iterdir()}
+    assert {"__init__.py", "cluster", "checkpoints", "data", "errors.py"} <= package
+    assert not package & {"launch", "rehearsal", "testing"}
+    assert not list(code.rglob("__pycache__"))
+
+
+def test_an_option_or_variable_with_a_channels_folder_is_given_the_local_one(
+    tmp_path: Path,
+) -> None:
+    """On every host, and after a restart, the same: options are compared."""
+    data = tmp_path / 'a"b'
+    data.mkdir()
+    place = "/opt/ml/input/data/training"
+    paths = {
+        place: f"{data}",
+        f"{place}/b": f"{data}/b",
+        f"{place}2/a.csv": f"{tmp_path}/a.csv",
+        "/opt/ml/model": "/opt/ml/model",
+    }
+    request = small_request(2, "torch_distributed")
+    request["HyperParameters"].update({path: json.dumps(path) for path in paths})
+    request["HyperParameters"]["list"] = json.dumps(json.dumps([f"{place}2"]))
+    request["Environment"] = {"WORDS": f"{place}/b", "PLACES": f"{place}:{place}2/a:{place}-3"}
+    channels = {"training": data, "training2": tmp_path}
+    plan = small_plan(2, 1, channels=channels, request=request)
+    for host in create_hosts(plan, tmp_path / "run"):
+        of_host = variables(plan, tmp_path / "run", host)
+        assert of_host["WORDS"] == f"{data}/b"
+        assert of_host["PLACES"] == f"{data}:{tmp_path}/a:{place}-3"
+        options = configuration(host)["hyperparameters"]
+        assert {path: json.loads(options[path]) for path in paths} == paths
+        assert json.loads(json.loads(options["list"])) == [str(tmp_path)]
+
+
+def test_the_environment_is_the_containers(tmp_path: Path) -> None:
+    """Nothing of this shell but what Python and the network need, unless it is let in by name."""
+    plan = small_plan(2, 2)
+    host = create_hosts(plan, tmp_path)[1]
+    of_host = variables(plan, tmp_path, host)
+    inherited = {name for name, value in of_host.items() if value == "of this shell"}
+    assert inherited == {"https_proxy"}
+    assert of_host["PYTHONPATH"] == str(tmp_path / "stubs")
+    assert of_host["CUDA_VISIBLE_DEVICES"] == ""
+    assert of_host["HOME"] == str(host.base / "home") and not list((host.base / "home").iterdir())
+    let_in = replace(plan, inherit=["HF_TOKEN", "HOME"])
+    of_host = variables(let_in, tmp_path, host)
+    assert {of_host["HF_TOKEN"], of_host["HOME"]} == {"of this shell"}
+
+
+@pytest.mark.parametrize(
+    "distribution, port, entry",
+    [
+        ("torch_distributed", 7777, "sagemaker_pytorch_container.training:main"),
+        ("torch_distributed", 7778, "mpirun_stub:main"),
+        ("smddp", 7777, "mpirun_stub:main"),
+    ],
+)
+def test_aws_own_entry_runs_where_nothing_is_replaced(
+    distribution: str, port: int, entry: str, tmp_path: Path
+) -> None:
+    plan = small_plan(1, 1, distribution)
+    [host] = create_hosts(plan, tmp_path)
+    of_host = container_environment(plan, tmp_path, host, port, real_mpirun=False)
+    assert of_host["SAGEMAKER_TRAINING_MODULE"] == entry
+
+
+@pytest.mark.parametrize("distribution", ["smddp", "pytorchddp", "torch_distributed"])
+def test_the_stubs_are_those_of_the_image(distribution: str, tmp_path: Path) -> None:
+    create_hosts(small_plan(1, 1, distribution), tmp_path)
+    smddp = [tmp_path / "stubs/smdistributed", tmp_path / "stubs/bin/smddprun"]
+    assert [path.exists() for path in smddp] == [distribution == "smddp"] * 2
+    assert (tmp_path / "stubs/bin/nvidia-smi").is_file()
+
+
+def test_what_s3_kept_is_restored_on_every_host(tmp_path: Path) -> None:
+    plan = small_plan(2, 1)
+    first = create_hosts(plan, tmp_path / "first")
+    for host in first:
+        (host.base / "checkpoints/of-rank-0").write_text(f"host {host.number}")
+    kept = upload_checkpoints(first, tmp_path / "s3")
+    again = create_hosts(plan, tmp_path / "again", kept)
+    texts = [(host.base / "checkpoints/of-rank-0").read_text() for host in again]
+    assert texts == ["host 1", "host 1"]
+
+
+def test_the_reason_for_going_without_mpirun_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "sshd" in mpirun.why_not(hosts=2)
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setattr(mpirun, "OPEN_MPI", tmp_path)
+    assert str(tmp_path) in mpirun.why_not(hosts=1)
+    (tmp_path / "bin/mpirun").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "unshare" in mpirun.why_not(hosts=1)
+
+
+def test_a_port_is_never_shared() -> None:
+    with free_port() as one, free_port() as other:
+        assert one != other

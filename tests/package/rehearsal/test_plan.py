@@ -1,0 +1,193 @@
+"""From a command line and job.toml to a plan; a contradiction is refused with its cure."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_rehearsal import JOB, ROOT, planned, stranger
+
+from smlightning.errors import UserError
+from smlightning.launch.constants import DISTRIBUTIONS
+from smlightning.rehearsal import command, planning
+from smlightning.rehearsal.plan import Fault
+
+CHANNEL = JOB + '[channels]\ntraining = "s3://bucket/data/"\n'
+HEAVY = ("torch", "pytorch_lightning", "boto3", "botocore", "pydantic", "psutil", "sagemaker")
+
+
+def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from smlightning.rehearsal import main\n"
+        "try:\n    main(['--help'])\n"
+        f"finally:\n    print(sorted(set({HEAVY}) & sys.modules.keys()), file=sys.stderr)\n"
+    )
+    started = time.perf_counter()
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0 and "--kill-rank" in ended.stdout, ended.stderr
+    assert ended.stderr.strip() == "[]" and time.perf_counter() - started < 10
+
+
+def test_the_help_names_the_distributions_of_a_job() -> None:
+    assert all(name in command.parser().format_help() for name in DISTRIBUTIONS)
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--source-dir", "/nowhere"], ["/nowhere", "train.py"]),
+        (["--distribution", "none", "--processes", "2"], ["--processes 2", "--processes 1"]),
+        (["--hosts", "2", "--processes", "2", "--kill-rank", "4"], ["--kill-rank 4", "0 to 3"]),
+        (["--hosts", "2", "--stop-host", "3"], ["--stop-host 3", "1 to 2"]),
+        (["--hosts", "0"], ["--hosts 0", "1 to 64"]),
+        (["--batches", "-1"], ["--batches -1", "0 to"]),
+        (["--timeout", "nan"], ["--timeout nan", "1 to 86400"]),
+        (["--stop-host", "1", "--kill-rank", "0"], ["--kill-rank", "--stop-host"]),
+        (["--channel", "training=/nowhere"], ["training=/nowhere"]),
+        (["--channel", "training"], ["--channel training=", "NAME=DIR"]),
+        (["--channel", "=/"], ["--channel =/", "NAME=DIR"]),
+        (["--json", "/nowhere/report.json"], ["--json /nowhere/report.json"]),
+        (["--json", "/"], ["--json /"]),
+        (["--keep", "/"], ["--keep /"]),
+        (["--inherit", "NO_SUCH"], ["--inherit NO_SUCH"]),
+        (["--", "epochs", "1"], ["'epochs'", "--name value"]),
+        (["--", "--epochs"], ["'--epochs'"]),
+        (["--source-dir", "src", "--", "--epoch", "1"], ["epoch", "epochs"]),
+        (["--source-dir", "src", "--", "--lr", "fast"], ["lr", "fast"]),
+    ],
+)
+def test_a_contradiction_is_refused_by_what_it_names(
+    argv: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    source = [] if "--source-dir" in argv else ["--source-dir", str(stranger(tmp_path / "code"))]
+    with pytest.raises(UserError) as refusal:
+        planned(tmp_path, *source, *argv)
+    assert refusal.value.problem and refusal.value.cure
+    assert [word for word in words if word not in str(refusal.value)] == []
+
+
+def test_a_job_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"/nowhere\.toml"):
+        planned(tmp_path, "--job", "/nowhere.toml")
+
+
+def test_what_the_toolkit_would_install_is_refused(tmp_path: Path) -> None:
+    source = stranger(tmp_path / "code")
+    (source / "setup.py").touch()
+    with pytest.raises(UserError, match=r"setup\.py"):
+        planned(tmp_path, "--source-dir", str(source))
+
+
+def test_a_channel_that_the_job_lacks_is_refused_with_its_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refusal:
+        planned(tmp_path, "--channel", f"trainning={tmp_path}", job=CHANNEL)
+    assert "trainning" in refusal.value.problem and "training" in refusal.value.cure
+
+
+def test_a_channel_is_a_folder_here_or_stays_an_address(tmp_path: Path) -> None:
+    plan = planned(tmp_path, job=CHANNEL)
+    assert (plan.channels, plan.remote_channels) == ({}, {"training": "s3://bucket/data/"})
+    plan = planned(tmp_path, "--channel", f"training={tmp_path}", job=CHANNEL)
+    assert (plan.channels, plan.remote_channels) == ({"training": tmp_path}, {})
+
+
+@pytest.mark.parametrize(
+    "argv, size",
+    [
+        ([], (1, 1, "none")),
+        (["--hosts", "2"], (2, 2, "torch_distributed")),
+        (["--hosts", "3", "--processes", "1", "--distribution", "smddp"], (3, 1, "smddp")),
+    ],
+)
+def test_what_the_command_line_leaves_open_comes_from_the_job(
+    argv: list[str], size: tuple[int, int, str], tmp_path: Path
+) -> None:
+    job = JOB if not argv else JOB.replace("count = 1", "count = 4")
+    plan = planned(tmp_path, *argv, job=job)
+    assert (plan.hosts, plan.processes, plan.distribution) == size
+    assert plan.instance_type == "ml.g5.xlarge" and plan.region == "eu-west-1"
+
+
+@pytest.mark.parametrize(
+    "argv, fault",
+    [
+        ([], None),
+        (["--fail-rank", "1"], Fault("fail-rank", 1)),
+        (["--kill-rank", "0"], Fault("kill-rank", 0)),
+        (["--stop-host", "2"], Fault("stop-host", 1)),
+        (["--lose-host", "1"], Fault("lose-host", 0)),
+    ],
+)
+def test_ranks_are_counted_from_0_and_hosts_from_1(
+    argv: list[str], fault: Fault | None, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, "--hosts", "2", "--distribution", "torch_distributed", *argv)
+    assert plan.fault == fault
+
+
+@pytest.mark.parametrize(
+    "argv, batches",
+    [
+        ([], 20),
+        (["--stop-host", "1"], 200),
+        (["--batches", "7"], 7),
+        (["--", "--epochs", "1"], 0),
+        (["--lose-host", "1", "--", "--max_steps", "9"], 0),
+    ],
+)
+def test_it_trains_for_some_batches_unless_told_otherwise(
+    argv: list[str], batches: int, tmp_path: Path
+) -> None:
+    assert planned(tmp_path, "--distribution", "torch_distributed", *argv).batches == batches
+
+
+def test_a_host_to_lose_gets_checkpoints_and_one_to_stop_the_forwarding_entry(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path, "--distribution", "torch_distributed", "--lose-host", "1")
+    assert plan.request["HyperParameters"]["checkpoint_steps"] == "5" and not plan.entrypoint
+    plan = planned(tmp_path, "--distribution", "torch_distributed", "--stop-host", "1")
+    assert plan.entrypoint and any("forward_stop" in note for note in plan.notes)
+
+
+def test_a_strangers_code_gets_nothing_of_the_jobs_options_and_channels(tmp_path: Path) -> None:
+    job = CHANNEL + "[hyperparameters]\nepochs = 3\n"
+    source = ["--source-dir", str(stranger(tmp_path / "code"))]
+    plan = planned(tmp_path, *source, "--", "--other", "1", job=job)
+    assert "epochs" not in plan.request["HyperParameters"] and not plan.remote_channels
+    assert plan.request["HyperParameters"]["other"] == "1"
+
+
+def test_no_secret_is_read_and_no_server_is_logged_to(tmp_path: Path) -> None:
+    job = JOB + 'hub_token_secret = "hub"\n[environment]\nMLFLOW_RUN = "x"\nKEPT = "y"\n'
+    plan = planned(tmp_path, job=job)
+    assert plan.request["Environment"] == {"KEPT": "y"}
+    assert "--inherit HF_TOKEN" in plan.notes[0]
+
+
+def test_hyperparameters_after_two_dashes() -> None:
+    words = ["--epochs", "1", "--lr=1e-3", "--name", "true", "--text", "a b"]
+    values = {"epochs": 1, "lr": 1e-3, "name": True, "text": "a b"}
+    assert planning.hyperparameters(words) == values
+
+
+@pytest.mark.parametrize("text", ["[3, 4]", '["a", "b"]', '{"a": 1}', "null"])
+def test_a_list_after_two_dashes_stays_text(text: str, tmp_path: Path) -> None:
+    assert planning.hyperparameters(["--kernels", text]) == {"kernels": text}
+    source = ["--source-dir", str(stranger(tmp_path / "code"))]
+    plan = planned(tmp_path, *source, "--", "--kernels", text)
+    assert json.loads(plan.request["HyperParameters"]["kernels"]) == text
+
+
+def test_a_path_after_two_dashes_is_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts start train.py in folders of their own."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    values = planning.hyperparameters(["--dataset", "./mine", "--model_name", "org/none"])
+    assert values == {"dataset": str((tmp_path / "mine").resolve()), "model_name": "org/none"}

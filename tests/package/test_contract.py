@@ -1,0 +1,3 @@
+"""The contract that a project's tests take, kept by the files that a project is generated with."""
+
+from smlightning.testing.contract import *  # noqa: F403

@@ -1,0 +1,85 @@
+"""A project is found by its folder, and its options are read from its own file."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smlightning import project
+from smlightning.errors import UserError
+from smlightning.project import Project
+
+NAMES = 'OPTIONS = ()\nMETRICS = ["val/x"]\nMONITOR = "val/x"\nMODE = "min"\n'
+
+
+@pytest.fixture(autouse=True)
+def same_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Options that these tests import are gone afterwards, and the path is as it was."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "options", raising=False)
+    monkeypatch.delenv("SMLIGHTNING_PROJECT")
+    yield
+    sys.modules.pop("options", None)
+
+
+def new_project(folder: Path, options: str = NAMES) -> Path:
+    (folder / "src").mkdir(parents=True)
+    (folder / "job.toml").touch()
+    (folder / "src" / "options.py").write_text(options)
+    return folder
+
+
+def test_the_nearest_project_upwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = new_project(tmp_path / "project")
+    inner = root / "src" / "deep"
+    inner.mkdir()
+    assert project.find(inner).root == root
+    monkeypatch.chdir(inner)
+    assert project.find() == Project(root)
+    assert project.find().job_file.is_file() and project.find().src == root / "src"
+
+
+def test_the_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = new_project(tmp_path / "one"), new_project(tmp_path / "two")
+    monkeypatch.chdir(one)
+    monkeypatch.setenv("SMLIGHTNING_PROJECT", str(two))
+    assert project.find().root == two
+    assert project.find(one).root == one
+    monkeypatch.setenv("SMLIGHTNING_PROJECT", str(tmp_path))
+    with pytest.raises(UserError) as refusal:
+        project.find()
+    assert str(tmp_path) in refusal.value.problem and refusal.value.cure
+
+
+def test_no_project_is_a_mistake_of_the_users(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refusal:
+        project.find(tmp_path)
+    assert str(tmp_path) in refusal.value.problem and "SMLIGHTNING_PROJECT" in refusal.value.cure
+
+
+def test_each_projects_options_are_its_own(tmp_path: Path) -> None:
+    first = Project(new_project(tmp_path / "one"))
+    second = Project(new_project(tmp_path / "two", NAMES.replace("val/x", "val/y")))
+    assert first.options().metrics == ("val/x",)
+    assert second.options().monitor == "val/y" and second.options().mode == "min"
+    assert Path(sys.modules["options"].__file__ or "") == second.src / "options.py"
+
+
+def test_a_file_that_is_imported_already_is_not_read_again(tmp_path: Path) -> None:
+    """Its classes would be others than those that the owner's modules have."""
+    here = Project(new_project(tmp_path / "one"))
+    here.add_src_to_path()
+    import options
+
+    options.MONITOR = "val/z"
+    assert here.options().monitor == "val/z" and sys.modules["options"] is options
+
+
+def test_missing_names_and_files_are_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refusal:
+        Project(new_project(tmp_path / "one", "OPTIONS = ()\nMODE = 'max'")).options()
+    assert all(name in refusal.value.problem for name in ("METRICS", "MONITOR"))
+    with pytest.raises(UserError) as refusal:
+        Project(tmp_path / "two").options()
+    assert "options.py" in refusal.value.problem

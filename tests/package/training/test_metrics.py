@@ -1,0 +1,43 @@
+"""A mean over all that an evaluation saw, and metrics on which ranks do not agree."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from smlightning.cluster import collectives, session
+from smlightning.errors import UserError
+from smlightning.training.metrics import WeightedMean, equal_on_ranks
+
+
+def test_a_mean_has_weights_and_keeps_nan() -> None:
+    mean = WeightedMean()
+    mean.update(torch.tensor([1.0, 5.0]), torch.tensor([3.0, 0.0]))
+    mean.update(torch.tensor([3.0]), torch.tensor([1.0]))
+    assert mean.compute().item() == 1.5
+    mean.update(torch.tensor([float("nan")]), torch.tensor([1.0]))
+    assert mean.compute().isnan()
+
+
+@pytest.mark.parametrize(
+    "other, equal", [(0.5, True), (0.5001, True), (0.51, False), (math.nan, False)]
+)
+def test_a_metric_of_one_ranks_part_is_refused_before_training_and_warned_of_later(
+    other: float, equal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session, "current_cluster", lambda: SimpleNamespace(world_size=3, rank=0))
+    monkeypatch.setattr(
+        collectives, "all_sum", lambda values: values + torch.tensor([0.0, 0.5, other])
+    )
+    assert equal_on_ranks("val/x", 0.5, refuse=False) == 0.5
+    said = capsys.readouterr().err
+    if equal:
+        assert equal_on_ranks("val/x", 0.5, refuse=True) == 0.5 and not said
+        return
+    with pytest.raises(UserError) as refused:
+        equal_on_ranks("val/x", 0.5, refuse=True)
+    for part in ("val/x", "0.5 on rank 0", f"{other:g} on rank 2"):
+        assert part in refused.value.problem
+    assert "sync_dist=True" in refused.value.cure
+    assert said == f"warning: {refused.value}\n"

@@ -1,0 +1,222 @@
+"""Lines, curves and loggers show what training did, once each."""
+
+import csv
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning import callbacks, profilers
+
+from small_training import Fit, Line, curve_rows, directory, same, saved_weights
+from smlightning.checkpoints import files
+from smlightning.data.batches import leaves
+from smlightning.errors import UserError
+from smlightning.reports import log, mlflow, progress
+
+
+def test_a_training_loss_that_the_model_logs_is_warned_of(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Own(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train/loss", 7.0)
+            return super().training_step(batch, batch_idx)
+
+    fit(Own)
+    warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning: ")]
+    assert len([line for line in warnings if "train/loss" in line]) == 1
+
+
+def test_the_rate_of_a_line_is_that_of_its_step(fit: Fit) -> None:
+    class Falling(Line):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), 1.0)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 2.0**-step)
+            scheduler = {"scheduler": schedule, "interval": "step"}
+            return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    fit(Falling)
+    rates = [(row["step"], row["lr"]) for row in curve_rows() if "lr" in row]
+    assert rates[:2] == [("4", "0.125"), ("8", "0.0078125")]
+
+
+def test_a_profiler_measures_where_one_is_asked_for(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = profilers.SimpleProfiler()
+    fit(trainer={"profiler": own})
+    assert own.recorded_durations["run_training_batch"]
+    began: list[str] = []
+    monkeypatch.setattr(profilers.PassThroughProfiler, "start", lambda _, name: began.append(name))
+    fit(output_dir="plain")
+    assert not [name for name in began if "batch" in name]
+
+
+def test_what_is_logged_is_once_in_lines_curves_and_every_logger(
+    fit: Fit, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Talking(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train/x", float(batch_idx), on_step=True, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+        def on_train_epoch_end(self) -> None:
+            self.log("train/end", 1.0)
+
+        def on_validation_epoch_end(self) -> None:
+            self.log("val/again", -float(self.current_epoch))  # as max, the first epoch's is best
+            super().on_validation_epoch_end()
+
+    saver = callbacks.ModelCheckpoint(monitor="val/again", mode="max", save_weights_only=True)
+    stopper = callbacks.EarlyStopping("val/again", mode="max", patience=2, verbose=True)
+    rates = callbacks.LearningRateMonitor(logging_interval="epoch")
+    trainer = fit(
+        Talking,
+        best=("max", "val/again"),
+        epochs=9,
+        callbacks=(saver, stopper, rates),
+        loggers=(pl.loggers.CSVLogger("outputs", "table", ""),),
+    )
+    out = capsys.readouterr().out
+    epochs = 3
+    assert trainer.current_epoch == epochs
+    assert "Metric val/again improved" in caplog.text, "Lightning's callbacks may speak"
+    assert re.search(r"^training ended early, at step 24 of 72: .*val/again", out, re.M)
+    kept = torch.load(saver.best_model_path, weights_only=True)["state_dict"]
+    net = {name.removeprefix("net."): x for name, x in kept.items() if name.startswith("net.")}
+    assert same(saved_weights(), net)
+
+    expected = {
+        "train/x_step": 2 * epochs,
+        "train/x_epoch": epochs,
+        "train/end": epochs,
+        "val/loss": epochs,
+        "val/again": epochs,
+        "lr-Adam": epochs,
+        "train/loss": 2 * epochs,
+        "lr": 2 * epochs,
+        "test/loss": 1,
+    }
+    board = EventAccumulator("outputs/tensorboard")
+    board.Reload()
+    with Path("outputs/table/metrics.csv").open() as file:
+        table = list(csv.DictReader(file))
+    for name, times in expected.items():
+        points = {event.step: event.value for event in board.Scalars(name)}
+        assert len(board.Scalars(name)) == len(points) == times, f"TensorBoard: {name}"
+        in_table = {int(row["step"]): float(row[name]) for row in table if row[name]}
+        assert in_table == pytest.approx(points), f"CSVLogger: {name}"
+        in_curves = [float(row[name]) for row in curve_rows() if name in row]
+        assert in_curves == pytest.approx(list(points.values())), f"curves: {name}"
+        printed = [float(x) for x in re.findall(rf"^step=.*\s{name}=(\S+)", out, re.M)]
+        assert printed == pytest.approx(in_curves, rel=1e-5), f"lines: {name}"
+
+
+def test_training_step_may_skip_a_batch(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Skipping(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx % 4 == 1 else 0 * loss + 2.0
+
+    clock = iter(range(10_000))
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: float(next(clock)))
+    fit(Skipping)
+    assert [row["train/loss"] for row in curve_rows()] == ["2.0"] * 4
+    with Path("outputs/curves.csv").open() as file:
+        speeds = [row["samples_per_second"] for row in csv.DictReader(file)]
+    assert speeds == ["24.0"] * 4, "4 batches of 6 rows in what passed for a second"
+
+
+def test_another_metric_may_say_which_weights_are_best(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(best=("min", "val/loss"))
+    out = capsys.readouterr().out
+    path = files.newest(directory())
+    assert path
+    best = files.load(path)["callbacks"]["Checkpoints"]["best"]
+    losses = [float(x) for x in re.findall(log.metric_regex("val/loss"), out, re.M)]
+    assert best["score"] == pytest.approx(min(losses), rel=1e-5)
+    assert re.fullmatch(r"test/loss \d+\.\d{4}", out.splitlines()[-1])
+
+
+def test_a_failing_picture_loses_nothing(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+    class Artless(Line):
+        def draw(self, directory: Path) -> None:
+            assert saved_weights()
+            raise ValueError("no such colour")
+
+    fit(Artless)
+    output = capsys.readouterr()
+    assert "ValueError: no such colour" in output.err
+    assert re.fullmatch(r"test/loss \d+\.\d{4}", output.out.splitlines()[-1])
+    assert (directory() / files.FINISHED).is_file()
+
+
+def test_a_metrics_name_is_no_regular_expression() -> None:
+    line = log.format_metrics({"step": 3, "val/mape(%)": 2.5})
+    assert re.findall(log.metric_regex("val/mape(%)"), line) == ["2.5"]
+
+
+def test_a_batch_has_as_many_samples_as_its_first_tensor_has_rows() -> None:
+    parts = leaves({"name": "a", "x": torch.zeros(3, 2)})
+    assert [len(part) for part in parts] == [1, 3]
+
+
+SERVER = {"MLFLOW_TRACKING_URI": "arn:x"}
+
+
+def test_mlflow_is_lightnings_own_logger_where_a_server_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert mlflow.mlflow_loggers({}, {}) == []
+    calls: dict[str, Any] = {}
+    signature = inspect.signature(pl.loggers.MLFlowLogger)
+
+    class Logger:
+        def __init__(self, experiment: str, **given: Any) -> None:
+            signature.bind(experiment, **given)
+            calls.update(given, experiment=experiment)
+
+        def log_hyperparams(self, options: dict[str, Any]) -> None:
+            calls["options"] = options
+
+    monkeypatch.setattr(pl.loggers, "MLFlowLogger", Logger)
+    named = {"MLFLOW_EXPERIMENT_NAME": "words", "TRAINING_JOB_NAME": "words-1"}
+    env = {**SERVER, **named}
+    (logger,) = mlflow.mlflow_loggers({"lr": 0.1}, env)
+    assert isinstance(logger, Logger) and env["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
+    assert calls == {
+        "experiment": "words",
+        "run_name": "words-1",
+        "tracking_uri": "arn:x",
+        "options": {"lr": 0.1},
+    }
+
+
+def test_mlflow_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("mlflow")
+
+    monkeypatch.setattr(pl.loggers, "MLFlowLogger", missing)
+    with pytest.raises(UserError) as refusal:
+        mlflow.mlflow_loggers({}, dict(SERVER))
+    assert "sagemaker-mlflow" in str(refusal.value)
+
+
+def test_an_mlflow_server_that_does_not_answer_is_named_without_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def silent(*_: Any, tracking_uri: str, **__: Any) -> None:
+        raise ConnectionError(f"API request to {tracking_uri} failed")
+
+    monkeypatch.setattr(pl.loggers, "MLFlowLogger", silent)
+    with pytest.raises(UserError) as refusal:
+        mlflow.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "http://me:secret@x"})
+    assert "API request" in str(refusal.value) and "secret" not in str(refusal.value)

@@ -1,0 +1,148 @@
+"""Validation: what it has to log, when it comes, and which weights it makes the best ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+from pytorch_lightning import callbacks
+
+from small_training import (
+    BATCHES,
+    Fit,
+    InOrder,
+    Line,
+    Numbers,
+    Stream,
+    curve_rows,
+    same,
+    saved_weights,
+)
+from smlightning.errors import UserError
+
+
+def validated_steps() -> list[int]:
+    return [int(row["step"]) for row in curve_rows() if "val/score" in row]
+
+
+class Scored(Line):
+    """Logs a score of its own."""
+
+    def score(self) -> float:
+        raise NotImplementedError
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/score", self.score())
+        super().on_validation_epoch_end()
+
+
+def test_a_metric_that_validation_does_not_log_is_named_before_training(fit: Fit) -> None:
+    class Untrained(Line):
+        def on_train_start(self) -> None:
+            raise AssertionError("it trains")
+
+    with pytest.raises(UserError) as refusal:
+        fit(Untrained, best=("max", "val/bleu"))
+    assert "max val/bleu" in refusal.value.problem and "val/loss" in refusal.value.problem
+    assert "MONITOR" in refusal.value.cure
+    with pytest.raises(UserError) as refusal:
+        fit(Untrained, best=("maximum", "val/loss"))
+    assert "'maximum'" in refusal.value.problem
+
+
+@pytest.mark.parametrize("lacking", ["test_step", "test_dataloader"])
+def test_what_the_test_at_the_end_lacks_is_named_before_training(lacking: str, fit: Fit) -> None:
+    class Untested(Line):
+        test_step = pl.LightningModule.test_step
+
+    class Without(Numbers):
+        test_dataloader = pl.LightningDataModule.test_dataloader
+
+    model, data = (Untested, Numbers) if lacking == "test_step" else (Line, Without)
+    with pytest.raises(UserError) as refusal:
+        fit(model, data)
+    assert lacking in str(refusal.value)
+    assert not list(Path("outputs").rglob("*.ckpt"))
+
+
+def test_the_validation_before_training_changes_nothing_after_it(fit: Fit) -> None:
+    models = {}
+    for output, steps in (("checked", 1), ("unchecked", 0)):
+        trainer = fit(output_dir=output, trainer={"num_sanity_val_steps": steps})
+        models[output] = trainer.lightning_module
+        assert len(models[output].evaluated) == 3 + steps
+    assert same(saved_weights("checked"), saved_weights("unchecked"))
+    assert curve_rows("checked") == curve_rows("unchecked")
+    assert models["checked"].trained == models["unchecked"].trained
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "steps"),
+    [
+        (InOrder, {}, [3, 6, 8, 11, 14, 16]),
+        (InOrder, {"accumulate_grad_batches": 2}, [3, 4, 7, 8]),
+        (InOrder, {"val_check_steps": 50}, [8, 16]),
+        (Stream, {"max_steps": 14, "epochs": 9}, [3, 6, 8, 11, 14]),
+    ],
+    ids=["plain", "accumulation", "longer than an epoch", "stream"],
+)
+def test_validation_within_epochs_chooses_the_best_weights(
+    data: type, options: dict[str, Any], steps: list[int], fit: Fit
+) -> None:
+    class Scripted(Scored):
+        def score(self) -> float:
+            return float(self.global_step == BATCHES + 3)
+
+    trainer = fit(Scripted, data, ("max", "val/score"), **{"val_check_steps": 3, **options})
+    assert validated_steps() == steps
+    evaluated = trainer.lightning_module.evaluated
+    fitted = [weight for state, weight in evaluated if state == "fit"][1:]
+    best = steps.index(BATCHES + 3) if BATCHES + 3 in steps else 0
+    assert evaluated[-1] == ("test", fitted[best])
+
+
+def test_train_py_tests_and_saves_the_best_weights(fit: Fit) -> None:
+    """Afterwards the Trainer evaluates these, or those that are named."""
+
+    class Scripted(Scored):
+        def score(self) -> float:
+            return (0.5, 0.9, 0.1)[min(self.current_epoch, 2)]
+
+    saver = callbacks.ModelCheckpoint(save_top_k=-1)
+    trainer = fit(Scripted, best=("max", "val/score"), epochs=3, callbacks=(saver,))
+    model = trainer.lightning_module
+    fitted = [weight for state, weight in model.evaluated if state == "fit"][1:]
+    assert len(set(fitted)) == 3 and model.evaluated[-1] == ("test", fitted[1])
+    assert saved_weights()["0.weight"][0].item() == fitted[1]
+    trainer.validate(model, datamodule=Numbers(), verbose=False)
+    assert model.evaluated[-1] == ("validate", fitted[1])
+    path = saver.best_model_path  # of the last epoch
+    trainer.test(model, datamodule=Numbers(), verbose=False, ckpt_path=path)
+    assert model.evaluated[-1] == ("test", fitted[2])
+
+
+@pytest.mark.parametrize(("mode", "epoch"), [("min", 1), ("max", 2)])
+def test_the_best_weights_are_named_by_their_step(
+    mode: str, epoch: int, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Rising(Scored):
+        def score(self) -> float:
+            return float(self.current_epoch)
+
+    fit(Rising, best=(mode, "val/score"))
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("best weights: ")]
+    assert f"{mode} val/score: {epoch - 1}," in line
+    assert f"step {epoch * BATCHES} in epoch {epoch}" in line
+
+
+def test_without_a_finite_value_the_last_weights_are_taken(
+    fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Undefined(Scored):
+        def score(self) -> float:
+            return float("nan")
+
+    trainer = fit(Undefined, best=("max", "val/score"))
+    evaluated = trainer.lightning_module.evaluated
+    assert evaluated[-1][1] == evaluated[-2][1]
+    assert "no validation gave a finite val/score" in capsys.readouterr().err

@@ -1,0 +1,212 @@
+"""A hang is told from rest and from warming up, judged by beats, and placed in the owner's code."""
+
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from smlightning.cluster import rendezvous
+from smlightning.cluster.ending import End
+from smlightning.cluster.location import Cluster
+from smlightning.training import hangs, watchdog
+from smlightning.training.hangs import Beat, Heard, find_hang
+from smlightning.training.watchdog import HangWatchdog, Progress, pause_watchdog
+
+TWO = Cluster(
+    hosts=("algo-1", "algo-2"),
+    node_rank=0,
+    rank=0,
+    local_rank=0,
+    local_world_size=1,
+    world_size=2,
+    launcher="torchrun",
+    backend="gloo",
+    device="cpu",
+    main_address="algo-1",
+    main_port=7777,
+)
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(watchdog, "_pause", watchdog._Pause())
+    return clock
+
+
+@dataclass
+class Memory:
+    """A RankStore of this process."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def set(self, key: str, text: str) -> None:
+        self.texts[key] = text
+
+    def get(self, key: str) -> str | None:
+        return self.texts.get(key)
+
+    def has(self, *keys: str) -> bool:
+        return self.texts.keys() >= set(keys)
+
+    def add(self, key: str, amount: int) -> int:
+        return 0
+
+
+def test_time_at_rest_does_not_count(clock: Clock) -> None:
+    progress = Progress(at=100.0, is_watched=True, is_warm=True)
+    clock.now = 110.0
+    assert progress.idle() == 10
+    with pause_watchdog():
+        clock.now = 190.0
+        assert progress.idle() == 0
+    clock.now = 195.0
+    assert progress.idle() == 5
+    progress.is_watched = False
+    assert progress.idle() == 0
+
+
+def test_first_batches_may_take_longer(clock: Clock) -> None:
+    progress = Progress(at=100.0, is_watched=True)
+    clock.now = 150.0
+    assert progress.idle() == 50 / watchdog.WARM_UP_FACTOR
+    progress.enter("train", warm=True)
+    assert progress.idle() == 50
+    progress.enter("validation")
+    assert not progress.is_warm
+    progress.enter("train")
+    assert progress.is_warm
+
+
+def test_training_is_warm_after_a_whole_update_and_a_batch_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog.loop_state, "steps", lambda _: 0)
+    mine, trainer = HangWatchdog(60), SimpleNamespace(accumulate_grad_batches=3)
+    for _ in range(9):
+        mine.on_validation_batch_end()  # the validation before training
+    warm = []
+    for _ in range(4):
+        mine.on_train_batch_end(trainer)
+        warm.append(mine.progress.is_warm)
+    assert warm == [False, False, False, True]
+
+
+def test_a_watchdog_that_is_used_again_has_new_threads_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rendezvous, "connect", lambda _: Memory())
+    mine = HangWatchdog(3.0)
+    mine.cluster = TWO
+    mine.setup()
+    first = [*mine.threads]
+    mine._stop()
+    mine.setup()
+    for thread in first:
+        thread.join(2)
+    assert len(first) == 2 and not any(thread.is_alive() for thread in first)
+    assert all(thread.is_alive() for thread in mine.threads)
+    second = [*mine.threads]
+    mine._stop()
+    for thread in second:  # or its timer would end the process of the tests
+        thread.join(2)
+
+
+def heard(marks: int, idle: float, at: float = 100.0) -> Heard:
+    return Heard(Beat(1, marks, idle, f"step {marks}"), at)
+
+
+@pytest.mark.parametrize(
+    "latest, named",
+    [
+        ({0: heard(7, 20), 1: heard(5, 20)}, ["rank 1 on host algo-2", "step 5", "step 7"]),
+        ({0: heard(4, 20), 1: heard(5, 20)}, ["rank 0 on host algo-1", "step 4", "step 5"]),
+        ({0: heard(5, 0), 1: heard(4, 0, at=80)}, ["rank 1 on host algo-2", "20 s"]),
+        ({0: heard(5, 20), 1: heard(5, 20)}, ["all"]),
+        ({0: heard(5, 20)}, ["rank 0 on host algo-1"]),
+        ({0: heard(5, 9), 1: heard(5, 9)}, None),
+        ({0: heard(5, 0, at=91), 1: heard(4, 0)}, None),
+        ({}, None),
+    ],
+)
+def test_the_rank_that_the_others_wait_for_is_named(
+    latest: dict[int, Heard], named: list[str] | None
+) -> None:
+    verdict = find_hang(latest, now=100.0, limit=10.0, cluster=TWO)
+    if named is None:
+        assert verdict is None
+        return
+    assert verdict and verdict.kind == "failed" and verdict.cure
+    assert all(word in verdict.problem for word in named), verdict
+    first = verdict.problem.split(",")[0]
+    assert first.startswith(named[0]) or named == ["all"]
+    assert End.loads(verdict.dumps()) == verdict
+
+
+def test_a_beat_is_read_as_it_was_written() -> None:
+    beat = Beat(3, 12, 0.5, "step 3, model.py:7 forward")
+    assert Beat.loads(beat.dumps()) == beat
+
+
+@pytest.mark.parametrize("rank, seconds", [(0, 6.0), (1, 6.67)])
+def test_judges_end_the_job_after_their_time(
+    rank: int, seconds: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 judges later: it only deputises for rank 0."""
+    verdicts: list[End] = []
+    mine, store = HangWatchdog(10.0), Memory()
+    mine.cluster = replace(TWO, rank=rank)
+    monkeypatch.setattr(mine, "_exit", verdicts.append)
+    monkeypatch.setattr(watchdog.time, "sleep", lambda _: None)
+    store.set("beat/0", Beat(1, 5, 0.0, "").dumps())
+    latest: dict[int, Heard] = {}
+    ended_after = None
+    for _ in range(100):
+        mine._judge(store, latest)
+        if verdicts:
+            ended_after = clock.now - 100
+            break
+        clock.now += 0.1
+    assert ended_after == pytest.approx(seconds, abs=0.2)
+    assert store.has(watchdog.HANG_KEY) and "rank 0" in verdicts[0].problem
+
+
+PLACES: list[str] = []
+
+
+def record_place() -> None:
+    """Note where a thread sees the main thread."""
+    thread = threading.Thread(target=lambda: PLACES.append(hangs.main_thread_place(OUTER)))
+    thread.start()
+    thread.join()
+
+
+OUTER = {record_place.__code__}
+
+
+def place_of(code: str, file: str) -> str:
+    """Where a hang is said to be that happens in ``code`` of ``file``."""
+    # What is on the stack now is of every rank, as the entry file is.
+    OUTER.update(frame.f_code for frame in hangs.main_thread_frames())
+    exec(compile(code, file, "exec"), {"hang": record_place})  # noqa: S102
+    return PLACES.pop()
+
+
+def test_a_hang_is_placed_in_the_owners_code() -> None:
+    """Where it called the package or a library, too: what a person changed says more."""
+    owners = "/opt/ml/code/model.py"
+    packages = str(Path(hangs.__file__).parent / "collectives.py")
+    library = "/opt/venv/lib/python3.11/site-packages/torch/nn.py"
+    assert place_of("hang()", owners).startswith("model.py:1 ")
+    for inner in (packages, library, "<string>"):
+        code = f"exec(compile('hang()', {inner!r}, 'exec'), dict(hang=hang))"
+        assert place_of(f"\n{code}", owners).startswith("model.py:2 "), inner
+    assert place_of("hang()", packages).startswith("collectives.py:1 ")

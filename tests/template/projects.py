@@ -1,0 +1,115 @@
+"""Generated projects to test, and tools of this machine that a test may need."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cookiecutter.main import cookiecutter
+from safetensors.numpy import load_file
+
+from smlightning.testing.environment import outside_a_job
+
+TEMPLATE = Path(__file__).parents[2]
+PACKAGE = Path("vendor/smlightning/smlightning")
+ENVIRONMENT = Path(sys.prefix)
+
+
+@dataclass(frozen=True)
+class Project:
+    """A generated project, whose package is used without being installed."""
+
+    path: Path
+
+    def environment(self, *paths: str | Path, **variables: str) -> dict[str, str]:
+        """Variables of a process outside any job that imports from ``paths`` and the package."""
+        clean = outside_a_job(os.environ)
+        clean.pop("SMLIGHTNING_PROJECT", None)  # of the tests that run from the checkout
+        given = [*map(str, paths), *filter(None, [variables.pop("PYTHONPATH", "")])]
+        path = os.pathsep.join([*given, str(self.path / "vendor" / "smlightning")])
+        return {**clean, "PYTHONUTF8": "1", "PYTHONPATH": path, **variables}
+
+    def run(
+        self, *command: str, check: bool = True, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the project's folder; `python` is this environment's."""
+        ended = subprocess.run(
+            [sys.executable if word == "python" else word for word in command],
+            cwd=self.path,
+            env=self.environment(**variables),
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        if check and ended.returncode:
+            line = f"{' '.join(command)} ended with {ended.returncode}"
+            raise AssertionError(f"{line}\n{ended.stdout}\n{ended.stderr}")
+        return ended
+
+    def make(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run make in this environment, where everything is installed already."""
+        installed = []
+        for name in ("package", "train", "rehearsal", "open-mpi", "launch", "notebook", "dev"):
+            installed += ["-o", f"{ENVIRONMENT}/.{name}"]
+        installed += ["-o", f"{ENVIRONMENT}/.update"]
+        return self.run("make", *words, f"VENV={ENVIRONMENT}", *installed, check=check)
+
+    def read(self, name: str) -> str:
+        return (self.path / name).read_text(encoding="utf-8")
+
+
+def bake(directory: Path, **answers: object) -> Project:
+    """Generate a project with these answers and defaults for the rest."""
+    path = cookiecutter(
+        str(TEMPLATE), no_input=True, output_dir=str(directory), extra_context=answers
+    )
+    return Project(Path(path))
+
+
+def weights(path: Path) -> dict[str, bytes]:
+    """A saved byte CNN's weights, as bytes."""
+    tensors = load_file(path / "model" / "model.safetensors")
+    return {name: value.tobytes() for name, value in tensors.items()}
+
+
+# Debian's names for what pip cannot install.
+PACKAGES = {
+    "/usr/sbin/sshd": "openssh-server",
+    "ip": "iproute2",
+    "unshare": "util-linux",
+    "g++": "g++",
+    "git": "git",
+}
+
+
+def need(*tools: str, root: bool = False) -> None:
+    """Skip with a line that says what to install; with REQUIRE_TOOLS, as in CI, fail."""
+    reasons = []
+    missing = [tool for tool in tools if not shutil.which(tool)]
+    if missing:
+        packages = " ".join(PACKAGES[tool] for tool in missing)
+        reasons.append(f"{', '.join(missing)} not installed: apt install {packages}")
+    if root and not (os.name == "posix" and os.geteuid() == 0):
+        reasons.append("it mounts file systems: run as root")
+    if reasons:
+        refuse = pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip
+        refuse("; ".join(reasons))
+
+
+ABSENT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def hide(folder: Path, *names: str) -> dict[str, str]:
+    """Variables of an environment that lacks these packages: importing one fails there."""
+    (folder / "sitecustomize.py").write_text(ABSENT.format(names=names), encoding="utf-8")
+    return {"PYTHONPATH": str(folder)}

@@ -1,0 +1,65 @@
+"""Rehearsals of a generated project, for the tests that read their reports."""
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from projects import Project
+
+COMMAND = ["python", "-m", "smlightning", "rehearse"]
+
+
+def rehearse(project: Project, folder: Path, *arguments: str, **variables: str) -> dict[str, Any]:
+    """The JSON report of a rehearsal, with its exit status and output."""
+    path = folder / f"report-{time.monotonic_ns()}.json"
+    command = [*COMMAND, "--json", str(path), *arguments]
+    ended = project.run(*command, check=False, FORCE_COLOR="1", **variables)  # as notebooks set it
+    output = ended.stdout[-8000:] + ended.stderr[-4000:]
+    assert path.exists(), output
+    return {**json.loads(path.read_text()), "exit_status": ended.returncode, "output": output}
+
+
+def size(hosts: int, processes: int, distribution: str) -> list[str]:
+    """The options that say how large the cluster is."""
+    numbers = ["--hosts", str(hosts), "--processes", str(processes)]
+    return [*numbers, "--distribution", distribution]
+
+
+def options(words: Path, world_size: int, epochs: int = 2) -> list[str]:
+    """A short run whose global batch is 48, however many ranks share it."""
+    values = {
+        "dataset": words,
+        "epochs": epochs,
+        "batch_size": 48 // world_size,
+        "log_every": 5,
+    }
+    line = ["--"]
+    for name, value in values.items():
+        line += [f"--{name}", str(value)]
+    return line
+
+
+def verdicts(report: dict[str, Any]) -> dict[str, str]:
+    """Each check's verdict, by name."""
+    return {check["name"]: check["verdict"] for check in report["checks"]}
+
+
+def failed_checks(report: dict[str, Any]) -> dict[str, str]:
+    """The details of the checks that failed, by name."""
+    checks = report["checks"]
+    return {check["name"]: check["detail"] for check in checks if check["verdict"] == "failed"}
+
+
+def processes_below(folder: Path) -> list[psutil.Process]:
+    """Processes of rehearsals whose temporary folder is this one."""
+    running = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            evidence = process.environ().get("REHEARSAL_EVIDENCE", "")
+            if evidence.startswith(str(folder)):
+                running.append(process)
+    return running

@@ -1,0 +1,70 @@
+"""The contract tests bite: one fault for each property, found by the test of that property."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from projects import Project, bake, hide
+
+# Of each property: the file, what is sound in it, and a fault in its place.
+UNDIVIDED = ("data.py", "self.trainer, seed", "None, seed")  # every rank gets everything
+NOT_SUMMED = ("model.py", "self.mean_loss.compute()", "self.mean_loss.total")  # a rank's own
+NO_START = ("data.py", "self.options.seed, self.start)", "self.options.seed, (0, 0))")
+UNPRINTED = ("options.py", '"lr", ', '"lr", "perplexity", ')
+UNLOADED = ("model.py", "            net.load_state_dict(", "            str(")
+SILENT = ("predict.py", "[*arguments.text, SAMPLE] if arguments.sample else ", "")
+UNUSED = ("model.py", "self.options.weight_decay", "0.01")
+ONCE = ("data.py", "self.prepare_data_per_node = True", "self.prepare_data_per_node = False")
+MUTANTS = [  # faults that do not hide each other share a project, and its runs
+    {"every_sample_reaches_one_rank": UNDIVIDED},
+    {"the_ranks_agree": NOT_SUMMED},
+    {
+        "a_resumed_run_ends": NO_START,
+        "the_metrics_that_options": UNPRINTED,
+        "a_trained_model_answers": SILENT,
+        "every_option_changes_something[weight_decay]": UNUSED,
+    },
+    {"the_best_weights_are_tested_and_saved": UNLOADED, "the_rehearsal_passes": ONCE},
+]
+
+
+@pytest.fixture(scope="module")
+def contract(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project of this module's own."""
+    return bake(tmp_path_factory.mktemp("contract"))
+
+
+def run_contract(project: Project, chosen: str, **variables: str) -> tuple[list[str], str]:
+    """Failed tests of the contract among the chosen ones, and what pytest printed."""
+    command = ["python", "-m", "pytest", "-n", "0", "tests/test_contract.py", "-rf", "-k", chosen]
+    ended = project.run(*command, check=False, **variables)
+    output = ended.stdout + ended.stderr
+    assert ended.returncode in (0, 1), output  # 0: all passed, 1: some failed
+    return [line for line in ended.stdout.splitlines() if line.startswith("FAILED")], output
+
+
+@pytest.mark.parametrize("faults", MUTANTS, ids="+".join)
+def test_each_fault_fails_the_test_of_its_property(
+    contract: Project, faults: dict[str, tuple[str, str, str]], tmp_path: Path
+) -> None:
+    mutant = Project(shutil.copytree(contract.path, tmp_path / "mutant"))
+    for file, sound, broken in faults.values():
+        path = mutant.path / "src" / file
+        text = path.read_text(encoding="utf-8")
+        assert sound in text, f"{file} no longer holds {sound!r}"
+        path.write_text(text.replace(sound, broken), encoding="utf-8")
+    names = ["weight_decay" if "[" in name else name for name in faults]
+    failed, output = run_contract(mutant, " or ".join(names))
+    for name in faults:
+        assert any(name in line for line in failed), f"{name} did not fail\n{output}"
+
+
+def test_a_project_that_only_trains(contract: Project, tmp_path: Path) -> None:
+    """Without the packages of launcher and rehearsal their tests are skipped; others pass."""
+    absent = hide(tmp_path, "boto3", "botocore", "sagemaker_training")
+    failed, output = run_contract(
+        contract, "metrics_that or best or preflight or rehearsal", **absent
+    )
+    assert not failed, output
+    assert "2 passed, 2 skipped" in output, output

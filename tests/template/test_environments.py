@@ -1,0 +1,73 @@
+"""What the Makefile installs: what a command needs, and nothing that breaks a stock Trainer."""
+
+import itertools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from projects import Project, hide
+
+STOCK = """
+import tempfile, torch
+from pytorch_lightning import Trainer
+from pytorch_lightning.demos.boring_classes import BoringModel
+trainer = Trainer(max_steps=2, logger=False, enable_checkpointing=False,
+                  default_root_dir=tempfile.gettempdir())
+trainer.fit(BoringModel())
+assert trainer.global_step == 2
+"""
+GROUPS = {  # command: the groups of pyproject.toml that it installs
+    "train": {"train"},
+    "predict": {"train"},
+    "rehearse": {"train", "rehearsal", "open-mpi"},
+    "preflight": {"launch"},
+    "launch": {"launch"},
+    "notebook": {"train", "rehearsal", "open-mpi", "notebook"},
+    "test": {"train", "rehearsal", "open-mpi", "launch", "dev"},
+    "lint": {"train", "rehearsal", "open-mpi", "launch", "dev"},
+}
+
+
+def test_a_stock_trainer_works_here(project: Project) -> None:
+    """All that `make setup` installs is here; mpi4py would send Lightning looking for MPI."""
+    project.run("python", "-c", STOCK)
+    assert project.run("python", "-c", "import mpi4py", check=False).returncode == 1
+    python = Path(sys.prefix) / "open-mpi" / "bin" / "python"
+    for package, is_there in (("mpi4py", True), ("torch", False)):
+        ended = project.run(str(python), "-c", f"import {package}", check=False, PYTHONPATH="")
+        assert (ended.returncode == 0) == is_there, package
+
+
+@pytest.mark.parametrize("uv", [False, True], ids=["pip", "uv"])
+@pytest.mark.parametrize("command", GROUPS)
+def test_a_command_installs_what_it_needs_and_no_more(
+    command: str, uv: bool, project: Project, tmp_path: Path
+) -> None:
+    """`make -n` says what would be run in a folder without an environment, with uv and without."""
+    for tool in ("make", "python3", "mkdir", "sh", "grep", "awk", "sed", "uname"):
+        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
+    if uv:
+        (tmp_path / "uv").write_text("#!/bin/sh\necho --group\n")
+        (tmp_path / "uv").chmod(0o755)
+    said = subprocess.run(
+        [str(tmp_path / "make"), "-n", command, f"VENV={tmp_path}/venv"],
+        cwd=project.path,
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    words = said.split()
+    assert {after for word, after in itertools.pairwise(words) if word == "--group"} == GROUPS[
+        command
+    ]
+    assert ("--requirement src/requirements.txt" in said) == ("train" in GROUPS[command])
+    assert ("/uv pip install" in said) == uv
+
+
+def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:
+    hidden = hide(tmp_path, "torch", "pytorch_lightning", "datasets", "moto", "sagemaker")
+    project.run("python", "-m", "smlightning", "preflight", "--offline", **hidden)

@@ -1,0 +1,116 @@
+"""SageMaker's mpirun runner on two real hosts: network namespaces, each with an sshd."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import two_hosts
+from projects import Project, need
+from smlightning import project as projects
+from smlightning.launch import request
+from smlightning.launch.job import Job
+from smlightning.rehearsal import checks
+from smlightning.rehearsal.environment import container_environment
+from smlightning.rehearsal.evidence import Attempt, read_ranks
+from smlightning.rehearsal.hosts import Host, create_hosts
+from smlightning.rehearsal.plan import Plan
+
+ADDRESS = "10.77.0.{}"
+LEADERS_WORD = Path("/tmp")  # noqa: S108  done.HOST, from the leader to each worker
+
+
+def two_host_plan(project: Project, distribution: str, processes: int, words: Path) -> Plan:
+    job = Job(
+        name="two-hosts",
+        region="us-east-1",
+        instance_type="ml.p4d.24xlarge",
+        instance_count=2,
+        distribution=distribution,
+        hyperparameters={"epochs": 1, "dataset": str(words), "log_every": 10},
+    )
+    source = project.path / "src"
+    return Plan(
+        2,
+        processes,
+        distribution,
+        source,
+        request.dry_run(job, projects.Project(project.path)),
+        timeout=300,
+    )
+
+
+def name_hosts(hosts: list[Host], names: list[str]) -> None:
+    """Names and a network of their own, in place of loopback addresses."""
+    for host in hosts:
+        config = host.base / "input/config/resourceconfig.json"
+        text = config.read_text().replace('"lo"', '"eth0"')
+        for other, name in zip(hosts, names, strict=True):
+            text = text.replace(other.address, name)
+        config.write_text(text)
+
+
+def variables(plan: Plan, run: Path, host: Host, name: str) -> dict[str, str]:
+    """The host's, and what two_hosts.py needs to build it."""
+    return {
+        **container_environment(plan, run, host, 7777, real_mpirun=True),
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NAME": name,
+        "ADDRESS": ADDRESS.format(host.number),
+        "BASE": str(host.base),
+        "RUN": str(run),
+        "PYTHON": sys.executable,
+    }
+
+
+@pytest.mark.parametrize(("distribution", "processes"), [("smddp", 1), ("pytorchddp", 2)])
+def test_two_hosts_under_real_mpirun(
+    distribution: str,
+    processes: int,
+    project: Project,
+    words: Path,
+    tmp_path: Path,
+) -> None:
+    """Every check passes where ranks cross hosts, each with its own sshd and /opt/ml."""
+    need("/usr/sbin/sshd", "ip", "unshare", root=True)
+    run = tmp_path / "run"
+    run.mkdir()
+    run.chmod(0o755)
+    plan = two_host_plan(project, distribution, processes, words)
+    hosts = create_hosts(plan, run)
+    names = [f"algo-{host.number}-{run.stat().st_ino}" for host in hosts]
+    name_hosts(hosts, names)
+    environments = [
+        {"environment": variables(plan, run, host, name)}
+        for host, name in zip(hosts, names, strict=True)
+    ]
+    (run / "plan.json").write_text(json.dumps(environments))
+    places = [
+        (name, ADDRESS.format(host.number), host.base)
+        for host, name in zip(hosts, names, strict=True)
+    ]
+    two_hosts.prepare(run, places)
+    try:
+        subprocess.run([sys.executable, two_hosts.__file__, str(run)], timeout=400)
+    finally:
+        for name in names:
+            (LEADERS_WORD / f"done.{name}").unlink(missing_ok=True)
+    logs = "\n".join((run / f"log-{i}").read_text() for i in range(2))
+    for host, code in zip(hosts, json.loads((run / "codes.json").read_text()), strict=True):
+        host.exit_code = code
+    ranks = read_ranks(run)
+    verdicts = checks.judge(plan, Attempt(run, hosts, ranks))
+    assert all(check.verdict == "passed" for check in verdicts), f"{verdicts}\n{logs[-6000:]}"
+    assert "mpirun --host " in logs and f"{names[0]}:{processes},{names[1]}:{processes}" in logs
+    command = logs.split("mpirun --host ", 1)[1].split("\n", 1)[0]
+    assert ("smddprun" in command) == (distribution == "smddp")
+    # The toolkit writes each host's variables to its /etc/environment: even here they are its own.
+    of_ranks = [name for name in names for _ in range(processes)]
+    assert [rank.current_host for rank in ranks] == of_ranks
+    # mpirun runs the leader's command on both, whose code is at one place on SageMaker.
+    package = str(hosts[0].base / "code/smlightning/__init__.py")
+    assert {rank.package for rank in ranks} == {package}
+    shutil.rmtree(run)

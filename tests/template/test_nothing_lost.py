@@ -1,0 +1,44 @@
+"""Stops, kills, damage, hangs and metrics, in small: benchmarks/stress.py runs the same trials in
+large.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from projects import need
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+ROOT = Path(__file__).resolve().parents[2]
+
+# Each group in a process of its own: it forks ranks, which a process that has run other tests
+# should not. With these seeds a rank of four is killed, two ranks become four, a rank is paused,
+# and the checkpoints' disk becomes full; CI's `make stress` makes more of each, and other kinds.
+TRIALS = [
+    ["kills:1", "ranks:1", "stops:1", "damage:5", "hangs:1", "metrics", "--seed", "7"],
+    ["full:1", "--seed", "4"],
+]
+
+
+@pytest.mark.timeout(800)
+@pytest.mark.parametrize("trials", TRIALS, ids=" ".join)
+def test_nothing_is_lost(trials: list[str]) -> None:
+    if "full:1" in trials:  # it mounts a small disk
+        need("unshare", root=True)
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "stress.py"),
+        *trials,
+        "--hang_seconds",
+        "30",
+    ]
+    run = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=790
+    )
+    said = run.stdout
+    assert run.returncode == 0, said[-6000:]
+    lines = said.splitlines()
+    assert [line for line in lines if " ok " in line], "no trial was made"
+    assert not [line for line in lines if "FAILED" in line], said

@@ -1,0 +1,365 @@
+"""Answers become a project; bad ones become a sentence each, and nothing else."""
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pexpect
+import pytest
+from cookiecutter.exceptions import FailedHookException
+from cookiecutter.main import cookiecutter
+
+from projects import PACKAGE, TEMPLATE, Project, bake
+
+SOURCE = next(TEMPLATE.glob("{{*}}"))  # what is generated, before it is
+QUESTIONS = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
+ODD = {
+    "project_name": "علی\u200cرضا Ünïcode & <b>\"quoted\"</b> 'name'",
+    "project_slug": "odd_one-2",
+    "description": (
+        'Back\\slash, "quotes", \'more\', """ three, #hash, $(touch pwned), '
+        "`touch pwned`, 😀 and | pipes"
+    ),
+    "author_name": 'Łukasz "O\'Brien" \\ 𝔐',
+    "author_email": "o'brien+ml@example.co.uk",
+    "license": "Apache-2.0",
+    "aws_region": "eu-central-1",
+    "instance_type": "ml.g5.12xlarge",
+    "instance_count": "3",
+    "distribution": "torch_distributed",
+    "spot": True,
+}
+
+
+def files(project: Project) -> dict[str, bytes]:
+    return {
+        str(p.relative_to(project.path)): p.read_bytes()
+        for p in project.path.rglob("*")
+        if p.is_file()
+    }
+
+
+def test_default_answers(project: Project) -> None:
+    assert project.path.name == "language-identification"
+    made = files(project)
+    for name in ("README.md", "Makefile", "pyproject.toml", "LICENSE", "job.toml", "launch.ipynb"):
+        assert made[name]
+    for name in (".gitignore", ".github/workflows/ci.yml", ".pre-commit-config.yaml"):
+        assert made[name]
+    for name in ("train", "options", "data", "model", "predict", "dist"):
+        assert made[f"src/{name}.py"]
+    assert made["vendor/smlightning/smlightning/py.typed"] == b""
+    left = []
+    for name, content in made.items():
+        if "cookiecutter" in content.decode("utf-8", "replace"):
+            left.append(name)
+    assert set(left) <= {"README.md", ".cruft.json"}, "template syntax or the template's name"
+
+
+def test_what_an_owner_gets_is_small(tmp_path: Path) -> None:
+    """Outside vendor/, which nobody edits: six files in src/, and little else, in short lines."""
+    project = bake(tmp_path)
+    own = [p for p in project.path.rglob("*") if p.is_file()]
+    own = [p for p in own if p.relative_to(project.path).parts[0] not in ("vendor", ".git")]
+    assert len(own) <= 40, sorted(map(str, own))
+    lines = {p: p.read_text(encoding="utf-8").splitlines() for p in own if p.suffix == ".py"}
+    assert sum(map(len, lines.values())) <= 2000
+    source = [p for p in lines if p.parent.name == "src"]
+    assert len(source) == 6 and sum(len(lines[p]) for p in source) <= 950
+    assert not [p for p in lines if max(map(len, lines[p]), default=0) > 100]
+
+
+def test_what_runs_is_the_same_bytes_whatever_the_answers(tmp_path: Path) -> None:
+    one, other = files(bake(tmp_path / "default")), files(bake(tmp_path / "odd", **ODD))
+    assert one.keys() == other.keys()
+    differing = {name for name in one if one[name] != other[name]}
+    assert differing <= {"README.md", "pyproject.toml", "LICENSE", "job.toml", ".cruft.json"}
+    copied = ("src/", "vendor/", "tests/")
+    source = {name: (SOURCE / name).read_bytes() for name in one if name.startswith(copied)}
+    assert source == {name: one[name] for name in source}, "copied, and not rendered"
+    assert not [name for name in one if "cache" in name or "egg-info" in name]
+
+
+def git(folder: Path, *words: str) -> None:
+    name = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.com"]
+    subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
+
+
+def commit_all(folder: Path, subject: str) -> None:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-m", subject)
+
+
+def generate_and_commit(template: Path, folder: Path) -> Project:
+    """A project of the template in ``folder``, as its owner would keep it in git."""
+    made = Project(Path(cookiecutter(str(template), no_input=True, output_dir=str(folder))))
+    git(made.path, "init")
+    commit_all(made.path, "first")
+    return made
+
+
+def append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def copy_template(folder: Path) -> Path:
+    """The checkout as it is now, in a folder of its own without what is not kept in git."""
+    kept_out = shutil.ignore_patterns(
+        ".git", ".venv", "build", "*cache*", ".hypothesis", "*.egg-info"
+    )
+    return shutil.copytree(TEMPLATE, folder, ignore=kept_out, dirs_exist_ok=True)
+
+
+def test_an_update_renews_the_package_and_leaves_the_owners_files(tmp_path: Path) -> None:
+    """`make update`, after the template and the owner have both changed the same files."""
+    template = copy_template(tmp_path / "template")
+    git(template, "init")
+    commit_all(template, "first")
+    made = generate_and_commit(template, tmp_path)
+    renewed = [f"{PACKAGE}/options.py", f"{PACKAGE}/testing/contract.py", "Makefile"]
+    for name in (*renewed, "src/model.py", "tests/small.py"):
+        append(template / SOURCE.name / name, "# newer")
+    commit_all(template, "second")
+    append(made.path / "src/model.py", "# mine")
+
+    assert "commit everything first" in made.make("update", check=False).stderr
+    commit_all(made.path, "mine")
+    said = made.make("update").stdout
+    assert "yours: src/train.py" in said.replace("\n", " ")
+    for name in renewed:
+        assert made.read(name).endswith("# newer\n"), name
+    assert made.read("src/model.py").endswith("# mine\n")
+    assert "# newer" not in made.read("src/model.py") + made.read("tests/small.py")
+
+
+BEFORE_THE_PACKAGE = "bd58ac4"  # the last commit with src/runtime/, launch/ and rehearsal/
+
+
+def test_an_update_from_before_the_package(tmp_path: Path) -> None:
+    """docs/updating.md: what moved is gone, the owner's files stay, and the rest is printed."""
+    known = ["git", "-C", str(TEMPLATE), "cat-file", "-e", f"{BEFORE_THE_PACKAGE}^{{commit}}"]
+    if subprocess.run(known, capture_output=True, check=False).returncode:
+        pytest.skip("a checkout without its history: git fetch --unshallow")
+    template = tmp_path / "template"
+    subprocess.run(["git", "clone", "-q", str(TEMPLATE), str(template)], check=True)
+    git(template, "checkout", "-q", "-B", "main", BEFORE_THE_PACKAGE)
+    made = generate_and_commit(template, tmp_path)
+    append(made.path / "src/model.py", "# mine")
+    commit_all(made.path, "mine")
+    for path in template.iterdir():
+        if path.name != ".git":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    copy_template(template)
+    commit_all(template, "the checkout")
+
+    made.make("update")
+    refused = made.make("train", check=False)
+    assert refused.returncode and "docs/updating.md" in refused.stderr, refused
+    assert "src/train.py" in refused.stderr and "from runtime import" in refused.stderr
+    assert made.read("src/model.py").endswith("# mine\n")
+    assert made.read(f"{PACKAGE}/__init__.py") == (SOURCE / PACKAGE / "__init__.py").read_text()
+    for name in ("src/runtime", "launch", "rehearsal", "tests/contract"):
+        assert not list((made.path / name).rglob("*.py")), f"{name} is still there"
+
+
+def test_answers_land_where_they_belong_and_are_not_executed(tmp_path: Path) -> None:
+    made = bake(tmp_path, **ODD)
+    assert made.path.name == ODD["project_slug"]
+    meta = tomllib.loads(made.read("pyproject.toml"))["project"]
+    assert meta["description"] == ODD["description"]
+    assert meta["authors"] == [{"name": ODD["author_name"], "email": ODD["author_email"]}]
+    assert meta["license"] == "Apache-2.0"
+    job = tomllib.loads(made.read("job.toml"))
+    assert (job["region"], job["instance_type"], job["instance_count"]) == (
+        "eu-central-1",
+        "ml.g5.12xlarge",
+        3,
+    )
+    assert (job["distribution"], job["spot"]["enabled"]) == ("torch_distributed", True)
+    assert ODD["author_name"] in made.read("LICENSE")
+    assert "<b>" not in made.read("README.md")
+    assert not list(tmp_path.rglob("pwned")) and not (TEMPLATE / "pwned").exists()
+
+
+@pytest.mark.parametrize("license", [*QUESTIONS["license"]])
+def test_licenses(license: str, tmp_path: Path) -> None:
+    made = bake(tmp_path, license=license, author_name="Ada Lovelace")
+    text = made.read("LICENSE")
+    assert text.count("Ada Lovelace") == 1 and "{" not in text and text == text.strip() + "\n"
+    assert {
+        "MIT": "MIT License",
+        "Apache-2.0": "Apache License",
+        "BSD-3-Clause": "BSD 3-Clause",
+        "proprietary": "All rights reserved",
+    }[license] in text
+
+
+@pytest.mark.parametrize("part", ["test_contract.py", "example"])
+def test_a_generated_project_passes_its_own_tests(part: str, project: Project) -> None:
+    """One process; each option of the contract is tried in tests/package/test_contract.py."""
+    command = ["python", "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", f"tests/{part}"]
+    project.run(*command, "-k", "not changes_something")
+
+
+def test_a_generated_project_is_formatted(project: Project) -> None:
+    """As it is generated; its types are those of the template's files, which `make lint` judges."""
+    project.run("python", "-m", "ruff", "check", "--output-format", "concise", ".")
+    project.run("python", "-m", "ruff", "format", "--check", ".")
+
+
+def test_odd_answers_pass_preflight(tmp_path: Path) -> None:
+    """What runs is the same bytes whatever the answers; what they decide is the job."""
+    command = ["python", "-m", "pytest", "-n", "0", "tests/test_contract.py", "-k", "preflight"]
+    bake(tmp_path, **ODD).run(*command)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({"project_slug": "Has Space"}, "project_slug: found 'Has Space'; expected lower-case"),
+        ({"project_slug": "-x"}, "project_slug: found '-x'"),
+        ({"project_slug": "x-"}, "project_slug: found 'x-'"),
+        ({"project_slug": "1x"}, "project_slug: found '1x'"),
+        ({"project_slug": "../x"}, "project_slug: found '../x'"),
+        ({"project_slug": "x" * 41}, "found 41 characters; expected at most 40"),
+        ({"project_slug": "lambda"}, "a keyword of Python"),
+        ({"project_slug": "torch"}, "a module the project imports"),
+        ({"project_slug": "datasets"}, "a module the project imports"),
+        ({"project_slug": "pytorch-lightning"}, "a module the project imports"),
+        ({"project_slug": "test"}, "a module the project imports"),
+        ({"project_slug": "json"}, "a module the project imports"),
+        ({"project_slug": "con"}, "not a folder's name on Windows"),
+        ({"project_slug": "lpt1"}, "not a folder's name on Windows"),
+        (
+            {"project_name": "two\nlines", "project_slug": "x"},
+            "project_name: found 'two\\nlines'; expected a single",
+        ),
+        ({"project_name": " ", "project_slug": "x"}, "project_name: found nothing"),
+        ({"author_name": "bidi\u202etxt"}, "author_name: found"),
+        ({"author_email": "nobody"}, "author_email: found 'nobody'"),
+        ({"aws_region": "Frankfurt"}, "aws_region: found 'Frankfurt'; expected a region such as"),
+        ({"instance_type": "p4d.24xlarge"}, "expected a type such as ml.p4d.24xlarge"),
+        ({"instance_count": "0"}, "instance_count: found '0'; expected a whole number from 1 to"),
+        ({"instance_count": "two"}, "instance_count: found 'two'"),
+        ({"distribution": "none"}, "distribution: found 'none' with 2 instances"),
+        (
+            {"distribution": "smddp", "instance_type": "ml.g5.12xlarge"},
+            "distribution: found 'smddp' on ml.g5.12xlarge",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bad_answer_is_one_line_and_leaves_nothing(
+    answers: dict[str, str], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    with pytest.raises(FailedHookException):
+        bake(place, **answers)
+    error = capfd.readouterr().err
+    assert (
+        len([line for line in error.splitlines() if line.startswith("  ") and said in line]) == 1
+    ), error
+    assert "Nothing was generated; 1 answer to mend" in error and "Traceback" not in error
+    assert [p.name for p in tmp_path.rglob("*")] == ["place"]
+
+
+def test_every_bad_answer_is_named_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(FailedHookException):
+        bake(tmp_path, project_slug="torch", author_email="x", aws_region="x", instance_count="x")
+    assert "4 answers to mend" in capfd.readouterr().err
+
+
+def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    made = bake(tmp_path)
+    (made.path / "mine").write_text("kept")
+    with pytest.raises(Exception, match="already exists"):
+        bake(tmp_path)
+    assert made.read("mine") == "kept"
+
+
+def test_generating_again_takes_nothing_away(tmp_path: Path) -> None:
+    made = bake(tmp_path)
+    for name in ("outputs/model/weights", "prepared/x", "mine/outputs/x"):
+        (made.path / name).parent.mkdir(parents=True)
+        (made.path / name).write_text("kept")
+    cookiecutter(str(TEMPLATE), no_input=True, output_dir=str(tmp_path), overwrite_if_exists=True)
+    for name in ("outputs/model/weights", "prepared/x", "mine/outputs/x"):
+        assert made.read(name) == "kept"
+
+
+def test_a_name_without_letters_still_has_a_folder(tmp_path: Path) -> None:
+    assert bake(tmp_path, project_name="😀").path.name == "my-project"
+
+
+@pytest.mark.parametrize(
+    "name", sorted({p.stem for p in TEMPLATE.glob("{{*}}/src/*.py")} | {"psutil", "smlightning"})
+)
+def test_what_the_project_imports_is_no_name_for_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FailedHookException):
+        bake(tmp_path, project_slug=name)
+
+
+def test_every_question_is_asked_in_words(tmp_path: Path) -> None:
+    asked = [name for name in QUESTIONS if not name.startswith("_")]
+    assert asked == [
+        "project_name", "project_slug", "description", "author_name", "author_email", "license",
+        "aws_region", "instance_type", "instance_count", "distribution", "spot",
+    ]  # fmt: skip
+    words = {
+        name: q if isinstance(q, str) else q["__prompt__"]
+        for name, q in QUESTIONS["__prompts__"].items()
+    }
+    assert list(words) == asked
+    answers = [
+        "Plain Name",
+        "",
+        "",
+        "Ada",
+        "ada@example.org",
+        "3",
+        "eu-west-1",
+        "ml.p5.48xlarge",
+        "4",
+        "3",
+        "y",
+    ]
+
+    command = [sys.executable, "-m", "cookiecutter", str(TEMPLATE), "--output-dir", str(tmp_path)]
+    environment = {**os.environ, "HOME": str(tmp_path), "TERM": "dumb", "COLUMNS": "200"}
+    child = pexpect.spawn(command[0], command[1:], env=environment, encoding="utf-8", timeout=60)
+    for i, (name, answer) in enumerate(zip(asked, answers, strict=True), 1):
+        child.expect_exact(f"[{i}/{len(asked)}] {words[name]}")
+        child.sendline(answer)
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
+    made = Project(tmp_path / "plain-name")
+    assert tomllib.loads(made.read("pyproject.toml"))["project"]["license"] == "BSD-3-Clause"
+    job = tomllib.loads(made.read("job.toml"))
+    assert (job["region"], job["instance_type"], job["instance_count"]) == (
+        "eu-west-1",
+        "ml.p5.48xlarge",
+        4,
+    )
+    assert (job["distribution"], job["spot"]["enabled"]) == ("torch_distributed", True)
+
+
+def test_no_template_syntax_in_python_or_the_notebook() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=TEMPLATE, text=True, capture_output=True, check=True
+    ).stdout
+    for name in tracked.splitlines():
+        if name.endswith((".py", ".ipynb")) and not name.startswith(("hooks/", "tests/")):
+            text = (TEMPLATE / name).read_text(encoding="utf-8")
+            assert not re.search(r"\{\{-? *cookiecutter|\{%", text), name
+            if name.endswith(".py"):
+                ast.parse(text)

@@ -1,0 +1,180 @@
+"""The one command line: ``python -m smlightning COMMAND``, installed as ``smlightning`` too."""
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from smlightning import __version__
+from smlightning.errors import UserError
+from smlightning.launch.constants import DEFAULT_INSTANCE
+from smlightning.launch.findings import cure_for_unknown_name, print_error
+
+DESCRIPTION = "Check, rehearse, send, follow and fetch SageMaker training jobs."
+EPILOG = """\
+`smlightning COMMAND --help` explains a command. A job that was sent needs no valid job.toml.
+
+exit status: 0 if all went well; 1 if a finding refuses the job, the job failed, or something is to
+be mended; 2 for a mistake on the command line; 130 after Ctrl-C.
+"""
+COMMANDS = {
+    "preflight": "what is wrong with job.toml, src/ and the account, before it costs anything",
+    "rehearse": "simulate the job's cluster on this machine",
+    "submit": "send the job and follow it; Ctrl-C leaves it running",
+    "tune": "search the ranges of job.toml's [tune] by many jobs",
+    "list": "the latest jobs",
+    "attach": "follow a job again",
+    "stop": "stop a job",
+    "why": "which rank of a job failed first, and its last lines",
+    "compare": "metrics and options of jobs side by side",
+    "fetch": "the model of a job, for src/predict.py",
+    "deploy": "the model of a job as an endpoint, or for a batch transform",
+    "undeploy": "remove what deploy created",
+}
+# Which extra of the package brings a module that a command needs.
+EXTRAS = {
+    "boto3": "launch",
+    "botocore": "launch",
+    "pydantic": "launch",
+    "psutil": "rehearsal",
+    "sagemaker_training": "rehearsal",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; of `rehearse` the rest is its own."""
+    main = argparse.ArgumentParser(
+        prog="smlightning",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    main.add_argument("--version", action="version", version=f"smlightning {__version__}")
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+        )
+        if name != "rehearse":
+            command.add_argument(
+                "--job", type=Path, metavar="FILE", help="the job (the project's job.toml)"
+            )
+        if name in ("preflight", "submit", "tune"):
+            add_accept(command)
+        if name == "preflight":
+            add_preflight(command)
+        elif name in ("submit", "tune"):
+            add_sending(command, follows=name == "submit")
+        elif name != "rehearse":
+            add_region(command)
+        if name in ("attach", "stop", "why", "compare", "fetch", "deploy", "undeploy"):
+            command.add_argument("name", metavar="JOB", help="name of the training job")
+        if name == "compare":
+            command.add_argument("others", metavar="JOB", nargs="+", help="and of others")
+        if name == "fetch":
+            command.add_argument("--to", type=Path, metavar="DIR", help="where to (models/JOB)")
+        if name == "deploy":
+            add_deployment(command)
+        if name in ("submit", "tune", "deploy"):
+            command.add_argument(
+                "--yes", action="store_true", help="do not ask whether the price is right"
+            )
+    return main
+
+
+def add_accept(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--accept",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="make KEY's error a warning",
+    )
+
+
+def add_preflight(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--offline", action="store_true", help="ask nothing of AWS")
+    add("--json", type=Path, metavar="FILE", help="write the findings there, too")
+    add("--rehearse", action="store_true", help="then simulate the job on this machine")
+    add(
+        "--channel",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="for --rehearse: local data",
+    )
+
+
+def add_sending(command: argparse.ArgumentParser, *, follows: bool) -> None:
+    add = command.add_argument
+    add("--dry-run", action="store_true", help="print the request as JSON and send nothing")
+    if follows:
+        add("--no-follow", action="store_true", help="print the job's name and exit")
+
+
+def add_region(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--region", default="", help="where the job runs (as launched, else as in job.toml)"
+    )
+
+
+def add_deployment(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    kind = command.add_mutually_exclusive_group().add_argument
+    kind("--serverless", action="store_true", help="on CPUs, billed while it answers")
+    kind("--transform", nargs=2, metavar=("FROM", "TO"), help="answer every line of files in S3")
+    add("--instance", default=DEFAULT_INSTANCE, metavar="TYPE", help="of its hosts (%(default)s)")
+    add("--count", type=int, default=1, metavar="N", help="hosts (%(default)s)")
+    add("--image", default="", metavar="URI", help="for inference (AWS's own for PyTorch)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command's exit status, as the help says."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        print_error(
+            UserError(
+                f'there is no command "{words[0]}"', cure_for_unknown_name(words[0], COMMANDS)
+            )
+        )
+        return 2
+    try:
+        if words[:1] == ["rehearse"]:
+            from smlightning.rehearsal import main as rehearse
+
+            return rehearse(words[1:])
+        arguments = parser().parse_args(words)
+
+        from smlightning.launch import commands
+
+        return commands.run(arguments)
+    except ModuleNotFoundError as error:
+        print_error(missing(error))
+    except BrokenPipeError:  # `| head` has seen enough; else Python complains at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (UserError, OSError) as error:
+        print_error(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 1
+
+
+def missing(error: ModuleNotFoundError) -> UserError:
+    """What to install where a module is missing."""
+    module = (error.name or "").split(".")[0]
+    extra = EXTRAS.get(module)
+    cure = "run make setup"
+    if extra:
+        cure += f", or pip install 'smlightning[{extra}]'"
+    return UserError(f"{module} is not installed in this Python", cure)
+
+
+if __name__ == "__main__":
+    status = main()
+    gc.freeze()  # else Python would look through every loaded module for garbage once more
+    sys.exit(status)

@@ -1,0 +1,53 @@
+"""Which validation was the best one, as a value."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from smlightning.checkpoints.position import Position
+from smlightning.errors import UserError
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validation so far, by one of its metrics."""
+
+    monitor: str  # the metric
+    mode: Literal["max", "min"]  # which of its values is best
+    score: float | None = None  # None: no validation gave a finite one yet
+    step: int = 0  # global batches before it
+    epoch: int = 0  # in which it was, from 1
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("max", "min"):
+            raise UserError(
+                f"MODE is {self.mode!r}",
+                f"set it to 'max' or 'min', whichever is best for {self.monitor}",
+            )
+
+    def __str__(self) -> str:
+        score = math.nan if self.score is None else self.score
+        return f"{self.criterion}: {score:.6g}, after step {self.step} in epoch {self.epoch}"
+
+    @property
+    def criterion(self) -> str:
+        return f"{self.mode} {self.monitor}"
+
+    def improved_by(self, score: float) -> bool:
+        if not math.isfinite(score):
+            return False
+        if self.score is None:
+            return True
+        return score > self.score if self.mode == "max" else score < self.score
+
+    def replaced_by(self, score: float, position: Position) -> "Best":
+        return replace(self, score=score, step=position.step, epoch=position.epoch + 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: a checkpoint holds no classes."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Best":
+        return cls(**values)

@@ -1,0 +1,440 @@
+"""When a run saves, stops and resumes: the same batches on every rank, and rank 0 writes.
+
+A resumed run continues exactly: no random state is kept, since order and dropout are functions of
+numbers (data/batches.py, training/seeds.py).
+"""
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import BatchSizeFinder, Checkpoint, LearningRateFinder
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+
+from smlightning.checkpoints import files, resume
+from smlightning.checkpoints.agreement import Agreement, Wishes
+from smlightning.checkpoints.best import Best
+from smlightning.checkpoints.lock import lock
+from smlightning.checkpoints.plugin import CheckpointPlugin, Save
+from smlightning.checkpoints.position import Position
+from smlightning.checkpoints.writer import CheckpointWriter
+from smlightning.cluster import collectives, session, signals
+from smlightning.data.division import equally_many
+from smlightning.errors import UserError
+from smlightning.options import Option
+from smlightning.training import loop, watchdog
+from smlightning.training.metrics import equal_on_ranks
+
+RERUN = "start the same command again"
+
+
+class Checkpoints(Checkpoint):
+    """Saves, resumes and stops a run, and keeps its best weights.
+
+    As a Checkpoint of Lightning's it comes after other callbacks, and the Trainer adds no
+    ModelCheckpoint.
+
+    Args:
+        directory: on SageMaker the folder it syncs with S3 and restores on every host; rank 0's is
+            enough.
+        options: of this run, plain values. The product of ``batch_size``,
+            ``accumulate_grad_batches`` and the world size has to stay the same in a resumed run.
+        minutes: between two checkpoints.
+        steps: between two checkpoints; 0: by minutes alone.
+        monitor: the validation metric that says which weights are best.
+        mode: whether its ``max`` or its ``min`` is best; UserError for another.
+        declared: the options by their names: their defaults, and which may differ in a resumed run.
+    """
+
+    best_model_path = ""  # Lightning asks the first Checkpoint for it
+
+    def __init__(
+        self,
+        directory: Path,
+        options: Mapping[str, Any],
+        minutes: float = 5.0,
+        steps: int = 0,
+        *,
+        monitor: str,
+        mode: Literal["max", "min"] = "max",
+        declared: Mapping[str, Option] | None = None,
+    ) -> None:
+        self.directory, self.minutes, self.steps = directory, minutes, steps
+        self.declared = declared or {}
+        world_size = session.current_cluster().world_size
+        self.run = resume.RunIdentity.of(options, self.declared, world_size)
+        by_itself = options.get("resume") == "auto"
+        self.rerun = RERUN if by_itself else f"{RERUN} with --resume auto"
+        self.best = Best(monitor, mode)
+        self.position = Position()
+        self.data = ""  # fingerprint of the data
+        self.choice: resume.Choice | None = None
+        self.writer = CheckpointWriter(directory)
+        self.agreement = Agreement()
+        self.saved_at = time.monotonic()
+        self.due = self.stopping = False  # on every rank alike
+        self.equally_many = True  # batches of this evaluation on every rank
+
+    # For train.py
+
+    def resume(self, wanted: str) -> Path | None:
+        """The checkpoint to resume from. Rank 0's disk decides for all.
+
+        Args:
+            wanted: ``auto``, ``never`` or a path.
+
+        Raises:
+            UserError: as `resume.decide` and `lock` do.
+        """
+
+        def decide() -> str:
+            self.lock = lock(self.directory)
+            decision = resume.decide(
+                wanted, self.directory, self.run, self.declared, self.state_key
+            )
+            if decision.message:
+                print(decision.message, flush=True)
+            return decision.to_json()
+
+        self.choice = resume.Decision.from_json(session.from_rank_0("resume", decide)).choice
+        return self.choice.path if self.choice else None
+
+    def load_best_weights(self, model: pl.LightningModule) -> None:
+        """Load the best weights; the last ones stay where no validation was good. Collective.
+
+        Rank 0 has them, and a sum with the others' zeros hands them on, which every backend can do.
+        """
+        first = session.current_cluster().rank == 0
+        best = self.writer.best_weights
+        if best is not None:
+            model.load_state_dict(best)
+            print(f"best weights: {self.best}", flush=True)
+        elif first:
+            print(
+                f"warning: no validation gave a finite {self.best.monitor}; "
+                "the last weights are taken",
+                file=sys.stderr,
+            )
+        for tensor in filter(torch.is_tensor, model.state_dict().values()):
+            tensor.copy_(collectives.all_sum(tensor if first else torch.zeros_like(tensor)))
+
+    def finish(self) -> None:
+        """The run is complete, artifacts included, on every rank: the next one starts anew.
+
+        Raises:
+            UserError: that could not be written down.
+        """
+        signals.complete()  # or a run that says it was stopped could be marked here
+        if session.current_cluster().rank == 0:
+            files.mark_finished(self.directory)
+            self.lock.release()
+
+    # Resuming
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        _refuse_unsupported(trainer, stage)
+        signals.replace_lightning_signal_handlers(trainer)
+        signals.defer(f"{self.rerun} to resume")
+        if not isinstance(trainer.strategy.checkpoint_io, CheckpointPlugin):
+            lightnings = trainer.strategy.checkpoint_io
+            trainer.strategy.checkpoint_io = CheckpointPlugin(self.writer, self.choice, lightnings)
+        if self.choice and stage == "fit":
+            self.comparison = pl_module.register_load_state_dict_pre_hook(
+                resume.refuse_another_architecture
+            )
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Continue from the chosen checkpoint, whose weights are loaded.
+
+        One that the caller named for an evaluation is left alone.
+        """
+        if trainer.state.fn != "fit" or not self.choice:
+            return
+        self.comparison.remove()
+        state = checkpoint["callbacks"][self.state_key]
+        self.position = Position.from_dict(state["position"])
+        self._resume_best(trainer, Best.from_dict(state["best"]))
+        self._resume_data(trainer, state["data"])
+        self._resume_loops(trainer, checkpoint["loops"]["fit_loop"])
+        trainer.should_stop = self.choice.complete  # by EarlyStopping, say
+
+    def _resume_best(self, trainer: pl.Trainer, best: Best) -> None:
+        """Keep the best weights so far, unless another metric now says which are best."""
+        assert self.choice
+        same = best.criterion == self.best.criterion
+        if trainer.is_global_zero:
+            best_file = files.best_file(self.choice.path) if same else None
+            self.writer.resume_from(self.position, best_file)
+        if same:
+            self.best = best
+        elif trainer.is_global_zero:
+            print(
+                f"resume: best was {best.criterion} and is now {self.best.criterion}; "
+                "the best weights are chosen from here on",
+                flush=True,
+            )
+
+    def _resume_data(self, trainer: pl.Trainer, fingerprint: str) -> None:
+        """Have the data start where training continues.
+
+        Raises:
+            UserError: it is other data, in which the position says nothing.
+        """
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if fingerprint != getattr(datamodule, "fingerprint", ""):
+            raise UserError(
+                "The data has changed since the checkpoint was made, so its data position is not "
+                "valid",
+                "bring the old data back, or train from the start with --resume never",
+            )
+        epoch, batch = self.position.next_start()
+        if hasattr(datamodule, "start"):
+            datamodule.start = (epoch, batch)
+        elif trainer.is_global_zero:
+            start = resume.data_start(epoch, batch, self.position.batches_per_epoch)
+            print(f"resume: {start}", flush=True)
+
+    def _resume_loops(self, trainer: pl.Trainer, fit_loop: dict[str, Any]) -> None:
+        epoch, batch = self.position.next_start()
+        batches, all_batches = self.position.rank_counts(trainer.accumulate_grad_batches)
+        loop.set_progress(
+            fit_loop,
+            step=self.position.step,
+            epoch=epoch,
+            batches=batches,
+            all_batches=all_batches,
+            last=batch > 0 and self.position.epoch_trained,
+            validate=self.position.validation_next,
+            max_steps=trainer.max_steps,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "options": self.run.options,
+            "global_batch": self.run.global_batch,
+            "data": self.data,
+            "position": self.position.to_dict(),
+            "best": self.best.to_dict(),
+        }
+
+    # Training
+
+    def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._score(trainer)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        total = trainer.estimated_stepping_batches
+        if total < 0:
+            raise UserError(
+                "The training data has no length, so its number of steps is not known",
+                "pass --max_steps",
+            )
+        batches, then = _global_batches(trainer), self.position.batches_per_epoch
+        if then not in (0, batches):
+            raise UserError(
+                f"The checkpoint was made with {then} global batches per epoch, now there are "
+                f"{batches}",
+                "bring back the data and the loader of then, or train from the start with "
+                "--resume never",
+            )
+        self.position = self.position.started(batches, int(total), trainer.accumulate_grad_batches)
+        self.data = getattr(trainer.datamodule, "fingerprint", "")  # type: ignore[attr-defined]
+        self.saved_at = time.monotonic()
+        self._agree(trainer)
+        if self.stopping:
+            self._stop(trainer)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the end of the epoch before.
+
+        Only now are its metrics logged and its schedulers updated.
+        """
+        if self.due:
+            self._save(trainer, wait=self.stopping)
+        if self.stopping:
+            self._stop(trainer)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._agree(trainer)
+        last = trainer.is_last_batch
+        complete = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or last
+        if not complete:  # gradients are being accumulated: no checkpoint holds those
+            return
+        self.position = self.position.after_batch(
+            epoch=trainer.current_epoch,
+            rank_batches=batch_idx + 1,
+            all_rank_batches=loop.batches_trained(trainer),
+            last=last,
+            validation_next=loop.validates_next(trainer),
+        )
+        loop.check_count(trainer, self.position.step)
+        if self.position.at_epoch_end:  # which is saved after its hooks
+            return
+        if self.stopping:
+            self._save(trainer, wait=True)
+            self._stop(trainer)
+        if self.due or (self.steps and self.position.step % self.steps == 0):
+            self._save(trainer, skip_if_busy=True)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.position = self.position.after_epoch()
+        self.due = True
+        loop.end_restart(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._refuse_no_training(trainer)  # before a checkpoint says that training is complete
+        self.position = self.position.finished()
+        self._save(trainer, wait=True)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._refuse_no_training(trainer)  # on_train_end is not called without a batch
+
+    def _refuse_no_training(self, trainer: pl.Trainer) -> None:
+        """Lightning ends a training without a batch without an error."""
+        if not self.position.step and trainer.max_steps:
+            raise _no_batch("training", "train_dataloader")
+
+    # Evaluation
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.equally_many = equally_many(trainer.val_dataloaders)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.equally_many = equally_many(trainer.test_dataloaders)
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        if trainer.sanity_checking:
+            return
+        self._agree(trainer)
+        if not self.stopping:
+            return
+        if trainer.state.fn == "fit":
+            self._save(trainer, wait=True)
+        self._stop(trainer)
+
+    on_test_batch_end = on_validation_batch_end
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        self.position = self.position.after_validation()
+        score = self._score(trainer)
+        if not self.best.improved_by(score):
+            return
+        self.best = self.best.replaced_by(score, self.position)
+        if trainer.is_global_zero:
+            self.writer.keep_best(pl_module.state_dict())
+
+    def _score(self, trainer: pl.Trainer) -> float:
+        """The monitored metric of a validation, the same on every rank. Collective."""
+        monitor = self.best.monitor
+        if monitor not in trainer.callback_metrics:
+            if not sum(trainer.num_val_batches):
+                raise _no_batch("validation", "val_dataloader")
+            logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            raise UserError(
+                f"The best weights are those of the {self.best.criterion}, but validation logged "
+                f"{logged}",
+                f"log {monitor} in the model, or name another metric as MONITOR",
+            )
+        value = float(trainer.callback_metrics[monitor])
+        return equal_on_ranks(monitor, value, trainer.sanity_checking)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "test" and not sum(trainer.num_test_batches):
+            raise _no_batch("test", "test_dataloader")
+        if stage != "fit":
+            signals.exit_on_signal()  # what follows is rank 0's own
+
+    # Saving and stopping
+
+    def _agree(self, trainer: pl.Trainer) -> None:
+        """Agree whether to stop or to save; leave where a checkpoint failed. Collective."""
+        if not trainer.training and not self.equally_many:
+            return
+        late = time.monotonic() - self.saved_at > 60 * self.minutes
+        wishes = Wishes(
+            stop=signals.requested(),
+            save=trainer.is_global_zero and late,
+            leave=self.writer.failed(),
+        )
+        answer = self.agreement.ask(trainer, wishes)
+        self.stopping = self.stopping or answer.stop
+        self.due = self.due or answer.save
+        if answer.leave:
+            self._fail()
+
+    def _save(self, trainer: pl.Trainer, wait: bool = False, skip_if_busy: bool = False) -> None:
+        """Save what stands at ``position``, as `CheckpointWriter.write` explains. Collective."""
+        save = Save(self.position, wait, skip_if_busy)
+        with watchdog.pause_watchdog():
+            trainer.save_checkpoint(self.directory, storage_options=save)
+        self.due, self.saved_at = False, time.monotonic()
+        if wait and collectives.any_rank(self.writer.failed()):
+            self._fail()
+
+    def _fail(self) -> None:
+        """A checkpoint could not be written: rank 0 says why, and all leave."""
+        self.writer.finish()  # raises it on rank 0; other ranks write nothing
+        raise torch.distributed.DistNetworkError(
+            "rank 0 could not write a checkpoint"
+        )  # session() asks it why
+
+    def _stop(self, trainer: pl.Trainer) -> None:
+        if trainer.is_global_zero:
+            advice = f"{self.rerun} to resume" if self.position.step else RERUN
+            print(
+                f"stopped by {signals.name()} at {self.position}; {advice}",
+                file=sys.stderr,
+                flush=True,
+            )
+        raise signals.Stopped
+
+
+def _refuse_unsupported(trainer: pl.Trainer, stage: str) -> None:
+    """Raises UserError where a callback or the strategy does not go with checkpoints."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, LearningRateFinder | BatchSizeFinder):
+            raise UserError(
+                f"{type(callback).__name__} would change an option that a resumed run does not "
+                "know of",
+                "use pytorch_lightning.tuner.Tuner with a Trainer of its own, and pass what it "
+                "finds as an option",
+            )
+    if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
+        raise UserError(
+            f"{type(trainer.strategy).__name__} may keep parts of the weights on each rank, and "
+            "Checkpoints needs them whole",
+            "use what dist.get_initialization_info() returns, or see FSDP in docs/recipes.md",
+        )
+    if stage == "fit" and trainer.max_epochs == trainer.max_steps == -1:
+        raise UserError(
+            "The number of steps is not known: max_epochs and max_steps are both -1",
+            "set one of them",
+        )
+
+
+def _global_batches(trainer: pl.Trainer) -> int:
+    """Global batches of an epoch; 0 where the data has no length."""
+    if math.isinf(trainer.num_training_batches):
+        return 0
+    return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+
+
+def _no_batch(split: str, loader: str) -> UserError:
+    return UserError(f"There is not one batch of {split} data", f"see what {loader} is made of")

@@ -1,0 +1,249 @@
+"""Checkpoint files: names and checksums; how they are written whole, found again and removed.
+
+A file's name, ``000007-step000390-<checksum>.ckpt``, orders it by its number and tells whether its
+content is valid. The best weights have a file of their own, ``000005-best-<checksum>.ckpt``,
+written once: the checkpoints from there to the next best ones name it.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smlightning.errors import UserError, root_cause
+from smlightning.files import atomic_write, digest
+
+NAME = re.compile(r"(\d{6,})-step(\d+)-([0-9a-f]{16})\.ckpt")
+BEST_NAME = re.compile(r"\d{6,}-best-[0-9a-f]{16}\.ckpt")
+CHECKSUM = re.compile(r"-([0-9a-f]{16})\.ckpt$")  # of both
+KEEP = 3  # S3's copy follows additions and deletions in any order: the newest few must be there
+FINISHED = "finished"  # holds the name of the last checkpoint of a complete run
+TEMPORARY = ".*.ckpt"  # what is being written, or was when a process was killed
+
+
+# Writing
+
+
+def write(directory: Path, step: int, state: Mapping[str, Any], best: Path | None = None) -> Path:
+    """Write ``state`` as the newest checkpoint. A reader sees the file whole or not at all.
+
+    Args:
+        step: for its name.
+        best: the file of the best weights in the same folder, which the checkpoint names.
+
+    Raises:
+        UserError: it could not be written, or not be read back; those before are as they were.
+    """
+    _prepare(directory)
+    stem = f"{_next_number(directory):06d}-step{step:06d}"
+    content = {**state, "best_file": best.name if best else ""}
+    with _disk_errors_explained(directory):
+        path = _write_file(directory, stem, content)
+    try:
+        load(path)
+    except Exception as error:  # unpickling knows no bounds
+        path.unlink()
+        raise UserError(
+            f"A checkpoint would hold what cannot be read back ({root_cause(error)})",
+            "keep plain data and tensors in save_hyperparameters() and in the states of callbacks",
+        ) from error
+    return path
+
+
+def write_best(directory: Path, weights: Mapping[str, Any]) -> Path:
+    """Write the best weights to a file of the next checkpoint's number; raises as `write`."""
+    _prepare(directory)
+    with _disk_errors_explained(directory):
+        return _write_file(directory, f"{_next_number(directory):06d}-best", weights)
+
+
+def prune(directory: Path) -> None:
+    """Remove all but the newest KEEP checkpoints, and the best weights that none of these names."""
+    for _, old in numbered(directory)[KEEP:]:
+        old.unlink(missing_ok=True)
+    named = {best_file(path) for _, path in numbered(directory)}
+    for path in directory.glob("*-best-*.ckpt"):
+        if path not in named:
+            path.unlink()
+
+
+def mark_finished(directory: Path) -> None:
+    """Record that the run of the newest checkpoint is complete, artifacts included.
+
+    Raises:
+        UserError: the record could not be written.
+    """
+    path = newest(directory)
+    if path is None:
+        return
+    try:
+        with atomic_write(directory / FINISHED) as mark:
+            mark.write_text(path.name)
+    except OSError as error:
+        raise UserError(
+            "The model is saved, but not that the run is finished, in "
+            f"{directory} ({error.strerror})",
+            "free some space, and start the command again with --resume auto: it trains nothing "
+            "anew",
+        ) from None
+
+
+class _HashingFile:
+    """What torch writes to: the content is hashed on its way.
+
+    An error waits until torch is done, whose writer cannot handle one.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.hash = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            if not self.error:
+                self.file.write(data)
+                self.hash.update(data)
+        except OSError as error:
+            self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+def _write_file(directory: Path, stem: str, content: Mapping[str, Any]) -> Path:
+    """Write a file whose name ends in its checksum, under another name first."""
+    temporary = directory / f".{stem}.ckpt"
+    with temporary.open("wb") as file:
+        hashing: Any = _HashingFile(file)
+        torch.save(content, hashing)
+        if hashing.error:
+            raise hashing.error
+        file.flush()
+        os.fsync(file.fileno())
+    path = directory / f"{stem}-{hashing.hash.hexdigest()[:16]}.ckpt"
+    temporary.replace(path)
+    _make_rename_last(directory)
+    return path
+
+
+def _make_rename_last(directory: Path) -> None:
+    """Sync the folder; on Windows it cannot be opened, and needs no such step."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def _prepare(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    _remove_temporary(directory)
+
+
+def _remove_temporary(directory: Path) -> None:
+    """Remove what a process that was killed, or a full disk, has left."""
+    for path in directory.glob(TEMPORARY):
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _disk_errors_explained(directory: Path) -> Iterator[None]:
+    """An OSError becomes a UserError that names the last good checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        _remove_temporary(directory)
+        known = numbered(directory)
+        free = shutil.disk_usage(directory).free / 2**20
+        reason = "the disk is full" if free < 1 else str(error).splitlines()[0][:120]
+        last = f"the last good one is {known[0][1]}" if known else "there is none yet"
+        raise UserError(
+            f"A checkpoint could not be written to {directory}, where {free:.1f} MiB are free "
+            f"({reason}); {last}",
+            "free some space and start the command again with --resume auto",
+        ) from error
+
+
+# Reading
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint, mapped into memory; loading executes nothing."""
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+def best_file(path: Path) -> Path | None:
+    """The file of best weights that a checkpoint names; None if it names none or is damaged."""
+    try:
+        name = load(path)["best_file"]
+    except Exception:  # unpickling knows no bounds
+        return None
+    return path.with_name(name) if BEST_NAME.fullmatch(name) else None
+
+
+def numbered(directory: Path) -> list[tuple[int, Path]]:
+    """The checkpoints in ``directory`` with their numbers, newest first."""
+    matches = [(NAME.fullmatch(path.name), path) for path in directory.glob("*.ckpt")]
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
+
+
+def _next_number(directory: Path) -> int:
+    known = numbered(directory)
+    return known[0][0] + 1 if known else 1
+
+
+def newest(directory: Path) -> Path | None:
+    """The newest checkpoint that is whole; None where there is no checkpoint at all.
+
+    A warning names each that is damaged.
+
+    Raises:
+        UserError: all are damaged; to start anew is for a person to say.
+    """
+    known = numbered(directory)
+    for _, path in known:
+        if whole(path):
+            return path
+        size = path.stat().st_size
+        print(f"warning: {path} is damaged ({size} bytes), trying the one before", file=sys.stderr)
+    if known:
+        raise UserError(
+            f"All {len(known)} checkpoints in {directory} are damaged",
+            "to start anew say --resume never",
+        )
+    return None
+
+
+def whole(path: Path) -> bool:
+    """Whether a file and its best weights are what the checksums in their names say.
+
+    A name without a checksum says nothing.
+    """
+    match = CHECKSUM.search(path.name)
+    if not path.is_file():
+        return False
+    if match and not digest(path).startswith(match[1]):
+        return False
+    best = best_file(path)
+    return best is None or whole(best)
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file, or the part of it that its name holds."""
+    match = NAME.fullmatch(path.name)
+    return match[3] if match else digest(path)
+
+
+def finished(path: Path) -> bool:
+    """Whether the run whose last checkpoint this is was completed."""
+    mark = path.parent / FINISHED
+    return mark.is_file() and mark.read_text() == path.name

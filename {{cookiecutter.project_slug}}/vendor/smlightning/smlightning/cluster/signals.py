@@ -1,0 +1,279 @@
+"""How a process ends: its status, the sentence for a mistake, and in order at SIGTERM and SIGINT.
+
+Nothing heavy is imported, so a run can be stopped from its first moment on.
+
+The handler only notes the signal where ranks work together (:func:`defer`): they agree on it
+between steps, write one checkpoint and leave together. Elsewhere it raises :class:`Stopped` on the
+spot. A process that does not get that far, since it waits in native code, is ended by a thread; so
+is one that is told a second time.
+"""
+
+import atexit
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from smlightning import errors
+
+STATUS = 128 + signal.SIGTERM
+GRACE = 3.0  # seconds in which a process has to leave once nothing is left to save
+SAME = 1.0  # seconds in which signals are one: a terminal and torchrun's agent both pass Ctrl-C on
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass
+class _State:
+    """What this process was told, and what it does then."""
+
+    requested: str = ""  # name of the signal that told it to stop
+    deferred: bool = False  # whether the ranks look at `requested` between steps
+    deadline: float = math.inf  # time.monotonic() at which a thread ends the process
+    advice: str = "nothing was trained yet: start the same command again"
+
+
+_state = _State()
+
+
+class Stopped(SystemExit):
+    """Ends the process with status 143, as the shell reports one that SIGTERM ended."""
+
+    def __init__(self) -> None:
+        super().__init__(STATUS)
+        _state.deadline = time.monotonic() + GRACE
+
+
+def begin(parse: Callable[[list[str]], dict[str, Any]]) -> dict[str, Any]:
+    """Take signals, then read this command line; the first thing that an entry point does.
+
+    Raises:
+        SystemExit: the command line has a mistake, which was printed: status 2.
+    """
+    install()
+    try:
+        return parse(sys.argv[1:])
+    except Exception as error:
+        raise SystemExit(_report(error, 2)) from None
+
+
+def run(job: Callable[..., None], options: dict[str, Any]) -> int:
+    """Run ``job`` with these options; a mistake that the user can mend is printed as a sentence.
+
+    Returns:
+        The status of the process: 0 when the job is done; 1 for a mistake; 143 when the process was
+        told to stop.
+    """
+    try:
+        job(**options)
+    except Exception as error:
+        return _report(error, 1)
+    return complete()
+
+
+def _report(error: Exception, status: int) -> int:
+    """Print what the user can mend, and return the process's status; raises any other error."""
+    user_error = errors.as_user_error(error)
+    if user_error is None:
+        raise error
+    _print_user_error(user_error, error)
+    return STATUS if _state.requested else status
+
+
+def _print_user_error(user_error: errors.UserError, error: BaseException) -> None:
+    """Print the sentence for an error, and leave it in SageMaker's failure file."""
+    if isinstance(error, BrokenPipeError):
+        errors.discard_stdout()
+    print(f"error: {user_error}", file=sys.stderr)
+    errors.write_failure(str(user_error))
+
+
+def install() -> None:
+    """Take SIGTERM and SIGINT; call it once, in the main thread, before anything slow."""
+    # Python runs handlers between two instructions of the main thread. The socket is written to
+    # even while that thread waits in native code.
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(reader,), name="stop", daemon=True).start()
+    sys.excepthook = _print_exception
+    atexit.register(_exit_if_leaving)
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
+        os.register_at_fork(after_in_child=_release_signals)
+    for number in SIGNALS:  # last: from here on one may come
+        signal.signal(number, _handle)
+
+
+def requested() -> bool:
+    """Whether this process was told to stop."""
+    return bool(_state.requested)
+
+
+def name() -> str:
+    """What told this process or another rank to stop."""
+    return _state.requested or "a signal to another rank"
+
+
+def leaving() -> bool:
+    """Whether this process was told to stop and has begun to.
+
+    A bare ``except:``, as in fsspec's ``exists``, may have swallowed :class:`Stopped`.
+    """
+    return _state.deadline < math.inf
+
+
+def defer(advice: str) -> None:
+    """From now on the ranks look at :func:`requested` between steps.
+
+    Args:
+        advice: how to go on, printed when this process ends by a signal.
+    """
+    _state.deferred = True
+    _state.advice = advice
+
+
+def exit_on_signal() -> None:
+    """From now on a signal ends this process on the spot; one that came before does so here."""
+    _state.deferred = False
+    if _state.requested:
+        _print_stopped()
+        raise Stopped
+
+
+def complete() -> int:
+    """0, the status of a process that has done its work; from now on no signal changes that."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is _handle:
+            signal.signal(number, signal.SIG_IGN)
+    return 0
+
+
+def exit_without_cleanup() -> None:
+    """This process has failed; at its end skip what native libraries do there, which may block."""
+    atexit.register(_exit, 1)
+
+
+def ignore_signals_in_workers(*_: Any) -> None:
+    """For loader workers (``worker_init_fn``): only their parent ends them.
+
+    A signal to the whole process group is not theirs: the parent may still need them to save.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_exit_when_parent_says, daemon=True).start()
+
+
+def _exit_when_parent_says() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
+
+
+def replace_lightning_signal_handlers(trainer: Any) -> None:
+    """Turn Lightning's own signal handling off (Lightning#21487).
+
+    It runs a collective inside the handler, and a broadcast before every step.
+
+    Raises:
+        RuntimeError: this version of Lightning keeps them elsewhere.
+    """
+    methods = (
+        (trainer._signal_connector, "register_signal_handlers"),
+        (trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"),
+    )
+    for owner, method in methods:
+        if not callable(getattr(owner, method, None)):
+            raise RuntimeError(
+                f"Lightning changed: {type(owner).__name__} has no {method}; "
+                "correct signals.replace_lightning_signal_handlers"
+            )
+        setattr(owner, method, _do_nothing)
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _handle(number: int, _: Any) -> None:
+    if _state.requested:
+        return
+    _state.requested = signal.Signals(number).name
+    if not _state.deferred:
+        _print_stopped()
+        raise Stopped
+
+
+def _exit_if_leaving() -> None:
+    """End with 143 before Python gives the signals back to the system at its own end.
+
+    A second SIGINT would make it status 130 then.
+    """
+    if leaving():
+        _exit(STATUS)
+
+
+def _exit(status: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(STATUS if leaving() else status)
+
+
+def _print_exception(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    """For ``sys.excepthook``: errors of the entry point's imports, and others than the user's.
+
+    An import that Stopped interrupts may raise any error. After this function the status is 1.
+    """
+    if _state.requested and not _state.deferred:
+        _exit(STATUS)
+    user_error = errors.as_user_error(error)
+    if user_error:
+        _print_user_error(user_error, error)
+        return
+    errors.write_failure(f"{kind.__name__}: {error}")  # an earlier text stays
+    sys.__excepthook__(kind, error, traceback)
+
+
+def _print_stopped() -> None:
+    sys.stderr.flush()
+    os.write(2, f"stopped by {_state.requested}; {_state.advice}\n".encode())
+
+
+def _watch(reader: socket.socket) -> None:
+    """End the process where the main thread cannot: its time is over, or a second signal came."""
+    first_signal = 0.0
+    reader.settimeout(0.2)
+    while True:
+        try:
+            number = reader.recv(1)[0]
+        except TimeoutError:
+            number = 0
+        now = time.monotonic()
+        is_second = False
+        if number in SIGNALS and first_signal:
+            is_second = now > first_signal + SAME
+        elif number in SIGNALS:
+            first_signal = now
+            if not _state.deferred:
+                _state.deadline = min(_state.deadline, now + GRACE)
+        if is_second or now > _state.deadline:
+            reason = "a second signal" if is_second else f"{name()}, too slow to leave in order"
+            os.write(2, f"ended by {reason}; {_state.advice}\n".encode())
+            os._exit(STATUS)
+
+
+def _release_signals() -> None:
+    """In a forked child: its parent's socket is not its own.
+
+    During training the children are loader workers, which their parent ends; others get the
+    system's handling back.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        if signal.getsignal(number) is _handle:
+            signal.signal(number, signal.SIG_IGN if _state.deferred else signal.SIG_DFL)

@@ -1,0 +1,76 @@
+"""DDP over AWS's SMDDP, kept to what its documentation allows in a DDP job."""
+
+import os
+from types import MethodType
+from typing import Any
+
+import torch.distributed
+from pytorch_lightning import LightningDataModule, LightningModule
+from pytorch_lightning.strategies import ParallelStrategy
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from smlightning.cluster.location import Cluster, ClusterError
+from smlightning.cluster.strategies import DDP_BUCKET_CAP_MB, ClusterStrategy
+
+
+class SmddpStrategy(ClusterStrategy):
+    """DistributedDataParallel over SMDDP.
+
+    Its documentation allows no other group or backend beside it, SUM only, and no ``device_ids`` in
+    barriers. Lightning 2.6.6 breaks it with a gloo group around ``prepare_data``, AVG in
+    ``self.log(sync_dist=True)`` (Lightning#20409), and ``device_id``.
+    """
+
+    def __init__(
+        self, cluster: Cluster, compression: str = "none", bucket_cap_mb: int = DDP_BUCKET_CAP_MB
+    ) -> None:
+        if compression != "none":
+            raise ClusterError(
+                f"compression={compression} is not documented for SMDDP", "set compression to none"
+            )
+        super().__init__(cluster, compression, bucket_cap_mb)
+
+    def setup_environment(self) -> None:
+        prepare_data_now(self)
+        if not torch.distributed.is_initialized():
+            import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401  registers the backend
+
+            if self.root_device.type == "cuda":
+                torch.cuda.set_device(self.root_device)
+            environment: Any = self.cluster_environment
+            os.environ["MASTER_ADDR"] = environment.main_address
+            os.environ["MASTER_PORT"] = str(environment.main_port)
+            torch.distributed.init_process_group(
+                "smddp", rank=self.global_rank, world_size=self.world_size, timeout=self._timeout
+            )
+        super().setup_environment()  # finds the group and leaves it as it is
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Sum, and for a mean divide afterwards."""
+        if reduce_op not in ("mean", "avg", torch.distributed.ReduceOp.AVG):
+            return super().reduce(tensor, group, reduce_op)
+        total = super().reduce(tensor, group, "sum")
+        if isinstance(total, Tensor):
+            total.copy_(total / self.world_size)
+        return total
+
+
+def prepare_data_now(strategy: ParallelStrategy) -> None:
+    """Prepare data just before Lightning's data connector would, and leave it nothing to do.
+
+    The connector opens a gloo group when there is a group already and ``prepare_data`` is
+    overridden. Before the first run the other ranks wait in the rendezvous; in a later one,
+    ``test`` after ``fit``, the data is ready.
+    """
+    module = strategy.lightning_module
+    assert module is not None
+    datamodule: Any = getattr(module.trainer, "datamodule", None)
+    owners: Any = ((datamodule, LightningDataModule), (module, LightningModule))
+    for owner, base in owners:
+        if owner is None or not is_overridden("prepare_data", owner):
+            continue
+        if strategy.local_rank == 0 and (owner.prepare_data_per_node or strategy.node_rank == 0):
+            owner.prepare_data()
+        owner.prepare_data = MethodType(base.prepare_data, owner)
+        strategy.barrier()

@@ -1,0 +1,124 @@
+"""The cluster as Lightning takes it: its environment, strategies for one process and for many."""
+
+from typing import Any
+
+from lightning_fabric.plugins import ClusterEnvironment
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+from smlightning.cluster.all_reduce import verify_all_reduce
+from smlightning.cluster.location import Cluster, ClusterError
+
+DDP_BUCKET_CAP_MB = 25  # DDP's default
+POWERSGD_START = 100  # steps with whole gradients, while they change most
+
+
+class LauncherEnvironment(ClusterEnvironment):
+    """The cluster in Lightning's terms; nothing is read from the environment when Lightning asks.
+
+    Under mpirun Lightning would take its MPIEnvironment and freeze (Lightning#20049); the
+    LightningEnvironment of AWS's snippet has node rank 0 on every node and forgets the world size
+    after ``fit``.
+    """
+
+    creates_processes_externally = True
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def main_address(self) -> str:
+        return self._cluster.main_address
+
+    @property
+    def main_port(self) -> int:
+        return self._cluster.main_port
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._cluster.world_size
+
+    def global_rank(self) -> int:
+        return self._cluster.rank
+
+    def local_rank(self) -> int:
+        return self._cluster.local_rank
+
+    def node_rank(self) -> int:
+        return self._cluster.node_rank
+
+    def set_world_size(self, size: int) -> None:
+        """Check the product of Trainer's ``devices`` and ``num_nodes`` against the launcher's."""
+        if size != self._cluster.world_size:
+            raise ClusterError(
+                f"Trainer(devices, num_nodes) expects {size} processes, "
+                f"but {self._cluster.world_size} were started",
+                "pass on what get_initialization_info() returns",
+            )
+
+    def set_global_rank(self, rank: int) -> None:
+        pass  # follows from what set_world_size checks
+
+
+class OneProcess(SingleDeviceStrategy):
+    """One device. It has a cluster environment only to keep Lightning from looking for one."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(device=cluster.device)
+        self.cluster_environment = LauncherEnvironment(cluster)
+
+
+class ClusterStrategy(DDPStrategy):
+    """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step.
+
+    Args:
+        compression: of gradients between ranks: none, fp16, bf16 or powersgd.
+        bucket_cap_mb: largest size in MiB in which gradients are sent.
+
+    Raises:
+        ClusterError: the backend does not have that compression.
+    """
+
+    def __init__(
+        self, cluster: Cluster, compression: str = "none", bucket_cap_mb: int = DDP_BUCKET_CAP_MB
+    ) -> None:
+        if cluster.backend == "gloo" and compression == "bf16":
+            raise ClusterError(
+                "compression=bf16 needs NCCL, and this job runs on gloo",
+                "set compression to fp16 or powersgd",
+            )
+        # At None DDP takes its own default, with which its first bucket is smaller.
+        cap = None if bucket_cap_mb == DDP_BUCKET_CAP_MB else bucket_cap_mb
+        if compression == "powersgd" and cluster.backend == "gloo":
+            # One bucket: on gloo the ranks would start the collectives of several in other orders.
+            cap = 2**20
+        super().__init__(
+            cluster_environment=LauncherEnvironment(cluster),
+            process_group_backend=cluster.backend,
+            gradient_as_bucket_view=True,  # gradients live in the buckets: one copy of them less
+            bucket_cap_mb=cap,
+        )
+        self._compression = compression
+        self._verified = False
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if not self._verified:
+            verify_all_reduce(self.global_rank, self.world_size, self.root_device)
+            self._verified = True
+
+    def configure_ddp(self) -> None:
+        """Register the compression here: Lightning registers DDP's hooks only on GPUs."""
+        super().configure_ddp()
+        model: Any = self.model
+        if self._compression == "powersgd":
+            state = powerSGD_hook.PowerSGDState(
+                None, matrix_approximation_rank=2, start_powerSGD_iter=POWERSGD_START
+            )
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif self._compression != "none":
+            hook = getattr(default_hooks, f"{self._compression}_compress_hook")
+            model.register_comm_hook(None, hook)

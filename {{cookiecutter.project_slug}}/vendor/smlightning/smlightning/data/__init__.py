@@ -1,0 +1,12 @@
+"""Data: tables read as columns, a store built once per node, global batches.
+
+- `tables`: what ``--dataset`` names, read piece by piece: ``find_source``, ``read``, ``Column``.
+- `text`: a column of text checked and encoded: ``encode``, ``batch``, ``Tokenizer``
+  (a checkpoint's: `smlightning.pretrained`).
+- `store`: arrays written once per node and memory-mapped: ``prepare``, ``write``, ``Rows``.
+- `batches`: which samples make up each global batch: ``loader``, ``pad``, ``leaves``.
+- `division`: the check that ranks are not given the same data: ``DataDividedCheck``.
+
+They do not need each other, but for `batches`, which pads for `text` and takes batches apart for
+`division`.
+"""

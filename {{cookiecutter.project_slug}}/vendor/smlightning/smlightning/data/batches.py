@@ -1,0 +1,185 @@
+"""Which samples make up each global batch of an epoch, and which of them are this rank's.
+
+    def train_dataloader(self):                # of a LightningDataModule
+        return batches.loader(dataset, lengths, batch_size, self.trainer, seed, self.start)
+
+where ``dataset[share]`` makes a batch of a :class:`Share`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from smlightning.cluster import signals
+
+# Global batches that are sorted by length together: enough to save padding, few enough for the
+# order to stay random.
+POOL = 32
+
+
+class Share(NamedTuple):
+    """One rank's part of a global batch.
+
+    Attributes:
+        rows: row numbers: the samples, and after them fillers that even out the ranks.
+        real: how many of ``rows`` are samples.
+        scale: the sum of the samples' losses times ``scale``, averaged over ranks as DDP does and
+            over accumulated batches as Lightning does, is the mean over the global batch.
+    """
+
+    rows: np.ndarray
+    real: int
+    scale: float
+
+
+class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
+    """The global batches of an epoch, this rank's share of each: a function of (seed, epoch).
+
+    The global batches do not depend on the world size. Samples of similar length are batched
+    together. Every rank gets equally many rows of each batch, two at least where whole batches
+    have as many: one alone makes torch.compile start anew, and BatchNorm fail. Where a batch does
+    not divide, fillers complete it, so that no sample is counted twice or left out.
+
+    It is a DistributedSampler by class, since Lightning gives any other sampler's loader one of
+    its own (data_connector.py, ``_requires_distributed_sampler``), and calls ``set_epoch`` before
+    each epoch.
+
+    Args:
+        lengths: tokens of each sample, (N,).
+        global_batch: samples per optimizer step, over all ranks and all accumulated batches.
+        seed: None, for evaluation: the longest samples come first, so that a lack of memory shows
+            at once.
+        accumulate: batches that each rank makes of its part of a global batch.
+        start: (epoch, global batches): of this epoch, so many are done and left out.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] | np.ndarray,
+        global_batch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int | None = None,
+        accumulate: int = 1,
+        start: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.lengths = np.asarray(lengths)
+        shuffle = seed is not None
+        sized: Any = self.lengths
+        super().__init__(sized, world_size, rank, shuffle, seed or 0)
+        self.global_batch = global_batch
+        self.accumulate = accumulate
+        self.start = start
+        self.epoch = start[0]  # loader workers fetch before Lightning says which epoch it is
+
+    def __len__(self) -> int:
+        """Batches per rank of a whole epoch, also of a resumed one: Lightning counts from 0."""
+        return -(-len(self.lengths) // self.global_batch) * self.accumulate
+
+    def order(self) -> tuple[np.ndarray, np.ndarray]:
+        """All row numbers, one global batch after the other; and the order of these batches."""
+        rows = len(self.lengths)
+        numbers = np.arange(-(-rows // self.global_batch))
+        if not self.shuffle:
+            return np.argsort(self.lengths, kind="stable")[::-1], numbers
+        random = np.random.default_rng([self.seed, self.epoch])
+        # The smallest type: as int64, 100 million rows would take 0.8 GB.
+        order = np.arange(rows, dtype=np.min_scalar_type(rows))
+        random.shuffle(order)
+        for at in range(0, rows, self.global_batch * POOL):
+            pool = order[at : at + self.global_batch * POOL]
+            pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
+        return order, random.permutation(numbers)
+
+    def __iter__(self) -> Iterator[Share]:
+        size = self.global_batch
+        order, numbers = self.order()
+        done = self.start[1] if self.epoch == self.start[0] else 0
+        for number in numbers[done:]:
+            yield from self._shares(order[number * size : (number + 1) * size])
+
+    def _shares(self, batch: np.ndarray) -> Iterator[Share]:
+        """This rank's shares of a global batch: one, or as many as are accumulated."""
+        parts = self.num_replicas * self.accumulate
+        # Rows of each share: as many as the largest needs, and two where a whole batch gives two.
+        many = max(-(-len(batch) // parts), min(2, -(-self.global_batch // parts)))
+        for part in range(self.rank, parts, self.num_replicas):
+            samples = batch[part::parts]
+            rows = samples
+            if len(samples) < many:
+                fillers = np.resize(batch, many - len(samples))
+                rows = np.concatenate([samples, fillers])
+            yield Share(rows, len(samples), parts / len(batch))
+
+
+def loader(
+    dataset: torch.utils.data.Dataset,
+    lengths: Sequence[int] | np.ndarray,
+    batch_size: int,
+    trainer: Any = None,
+    seed: int | None = None,
+    start: tuple[int, int] = (0, 0),
+    num_workers: int = -1,
+) -> DataLoader:
+    """A loader of this rank's share of every global batch; without a trainer, of a single rank.
+
+    Args:
+        dataset: ``dataset[share]`` makes a batch of a :class:`Share`.
+        lengths: tokens of each sample, (N,); ones where samples have no length.
+        batch_size: samples per rank and batch.
+        seed: of the order in training; None for evaluation, which accumulates nothing.
+        start: (epoch, global batches) from which training goes on.
+        num_workers: -1: 2 beside a GPU, none on a CPU.
+    """
+    rank, world_size, accumulate = 0, 1, 1
+    if trainer:
+        rank, world_size = trainer.global_rank, trainer.world_size
+        if seed is not None:
+            accumulate = trainer.accumulate_grad_batches
+    global_batch = batch_size * world_size * accumulate
+    cuda = torch.cuda.is_available()
+    if num_workers < 0:
+        num_workers = 2 if cuda else 0
+    return DataLoader(
+        dataset,
+        sampler=GlobalBatches(lengths, global_batch, rank, world_size, seed, accumulate, start),
+        batch_size=None,
+        num_workers=num_workers,
+        pin_memory=cuda,
+        persistent_workers=num_workers > 0,
+        worker_init_fn=signals.ignore_signals_in_workers,
+    )
+
+
+def pad(
+    flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, fill: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """B sequences out of one array → (B, longest) int64, padded on the right, and its mask.
+
+    Args:
+        flat: integers, all sequences.
+        starts: (B,) where each sequence begins in ``flat``.
+        lengths: (B,) how long each is.
+        fill: what follows a sequence that is shorter than the longest.
+    """
+    column = np.arange(lengths.max())
+    mask = column < lengths[:, None]
+    # Past a sequence's end whatever lies there is taken, and replaced below.
+    values = flat.take(starts[:, None] + column, mode="clip")
+    padded = np.where(mask, values.astype(np.int64), fill)
+    return torch.from_numpy(padded), torch.from_numpy(mask.astype(np.int64))
+
+
+def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors, numbers and strings in a batch, up to ten levels deep."""
+    if isinstance(item, torch.Tensor | str | bytes | int | float):
+        yield item
+        return
+    if depth == 10:
+        return
+    parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
+    for part in parts.values() if isinstance(parts, Mapping) else parts:
+        yield from leaves(part, depth + 1)

@@ -1,0 +1,210 @@
+"""A folder of flat arrays that is built once per node, complete or not there, and memory-mapped.
+
+    with prepare(path, "texts") as folder:   # in one process per node
+        if folder:                           # None: a verified copy is there
+            write(folder / "train", pieces)
+            write(folder / INDEX, [{"train": row_numbers}])
+            write_facts(folder, {"labels": ["a", "b"]})
+
+    facts = read_facts(path)                 # in every process
+    rows = Rows(path, "train")               # memory-mapped: rows.arrays["ids"]
+
+What the arrays mean is the caller's.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+
+from smlightning.errors import UserError, is_disk_full
+from smlightning.files import digest, ensure_dir, json_digest
+
+FACTS = "facts.json"
+DIGESTS = "digests.json"  # of the content of all other files
+STAMPS = "stamps.json"  # sizes and times of all other files when their digests were taken
+INDEX = "rows"  # the folder of the splits' row numbers
+CHUNK = 1 << 18  # elements of an array that are held in memory at a time
+
+
+def path_for(data_dir: str, name: str, facts: Any) -> Path:
+    """Where the data of this name is stored: another folder for other ``facts``, plain data."""
+    readable = "".join(c if c.isalnum() else "-" for c in Path(name).name)[:40]
+    return Path(data_dir) / f"{readable}-{json_digest(facts)[:12]}"
+
+
+# Building -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def prepare(path: Path, unit: str) -> Iterator[Path | None]:
+    """A folder to build what shall be at ``path``, or None where a verified copy is there.
+
+    When it is built, a line says how many of ``unit`` each split has.
+
+    The folder lies beside ``path`` and takes its name when the block ends, so a process that is
+    killed leaves nothing that looks complete. A second process waits at the lock, which the
+    system releases when its holder ends.
+
+    Raises:
+        UserError: the disk is full, or no folder or lock can be made there.
+    """
+    building = ensure_dir(path.parent) / f".{path.name}"
+    with _locked(path):
+        if verified(path):
+            yield None
+            return
+        started = time.perf_counter()
+        shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
+        try:
+            building.mkdir()
+            yield building
+            _seal(building)
+            shutil.rmtree(path, ignore_errors=True)  # a copy that failed its check
+            building.replace(path)
+        except Exception as error:
+            if is_disk_full(error):
+                problem = f"No space left while writing {path}"
+                raise UserError(problem, "free some or set --data_dir") from None
+            raise
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        seconds = time.perf_counter() - started
+    sizes = {split: len(numbers) for split, numbers in arrays(path / INDEX).items()}
+    parts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
+    print(
+        f"prepare_data: {sum(sizes.values()):,} {unit} ({parts}) in {path}, {seconds:.1f} s",
+        flush=True,
+    )
+
+
+def _locked(path: Path) -> Any:
+    """A context manager that holds the lock of ``path``."""
+    from filelock import FileLock
+
+    try:
+        return FileLock(f"{path}.lock").acquire()
+    except (NotImplementedError, OSError) as error:  # filelock 3 and 4 on some network file systems
+        problem = f"No file can be locked in {path.parent} ({error})"
+        raise UserError(problem, "set --data_dir to another folder") from None
+
+
+def write(folder: Path, pieces: Iterable[Mapping[str, np.ndarray]]) -> dict[str, int]:
+    """Write arrays of one dimension, by name, piece after piece; returns their lengths.
+
+    The file of an array has its name and the type of its first piece, ``ids.uint8``, and holds
+    its elements alone.
+    """
+    lengths: dict[str, int] = {}
+    types: dict[str, np.dtype] = {}
+    files: dict[str, BinaryIO] = {}
+    ensure_dir(folder)
+    with contextlib.ExitStack() as stack:
+        for piece in pieces:
+            for name, values in piece.items():
+                if name not in files:
+                    file = (folder / f"{name}.{values.dtype}").open("wb")
+                    files[name] = stack.enter_context(file)
+                    types[name] = values.dtype
+                    lengths[name] = 0
+                files[name].write(np.ascontiguousarray(values, types[name]).data)
+                lengths[name] += len(values)
+    return lengths
+
+
+def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write plain data, which :func:`read_facts` gives back."""
+    (folder / FACTS).write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
+
+
+def _seal(folder: Path) -> None:
+    """Have all files on the disk, and note their digests and stamps."""
+    files = sorted(_stamps(folder))
+    for name in files:
+        with (folder / name).open("r+b") as file:
+            # Or, after a power failure, a file might be empty and its stamp right.
+            os.fsync(file.fileno())
+    digests = {name: digest(folder / name) for name in files}
+    (folder / DIGESTS).write_text(json.dumps(digests))
+    (folder / STAMPS).write_text(json.dumps(_stamps(folder)))
+
+
+# Using ----------------------------------------------------------------------------------------
+
+
+def verified(path: Path) -> bool:
+    """Whether a complete copy is at ``path`` that nobody has touched; reads no file's content."""
+    try:
+        return json.loads((path / STAMPS).read_text()) == _stamps(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _stamps(folder: Path) -> dict[str, list[int]]:
+    """Each file's size and two times: whoever changes its content cannot set back the second."""
+    stamps = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name != STAMPS:
+            status = path.stat()
+            stamps[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return stamps
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """What :func:`write_facts` wrote."""
+    return json.loads((path / FACTS).read_text(encoding="utf-8"))
+
+
+def fingerprint(path: Path) -> str:
+    """A function of the facts and of the content of all arrays, equal on all nodes."""
+    return json_digest(json.loads((path / DIGESTS).read_text()))
+
+
+def arrays(folder: Path, mode: Literal["r", "r+"] = "r") -> dict[str, np.ndarray]:
+    """What :func:`write` wrote, by name, memory-mapped: all ranks of a node share one copy."""
+    opened = {}
+    for file in sorted(folder.iterdir()):
+        if file.stat().st_size:  # an empty file cannot be mapped
+            opened[file.stem] = np.memmap(file, file.suffix[1:], mode).view(np.ndarray)
+    return opened
+
+
+def chunks(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Consecutive parts of ``values`` of at most CHUNK elements, for work that needs memory."""
+    for at in range(0, len(values), CHUNK):
+        yield values[at : at + CHUNK]
+
+
+class Rows:
+    """The rows of a split, memory-mapped.
+
+    Attributes:
+        arrays: by name, of the folder with the split's name, or of ``train`` where there is none.
+        index: (N,) the row numbers in these arrays that are the split's, from the folder INDEX.
+    """
+
+    def __init__(self, path: Path, split: str) -> None:
+        self.path = path
+        self.split = split
+        folder = path / split
+        self.arrays = arrays(folder if folder.exists() else path / "train")
+        self.index = arrays(path / INDEX)[split]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A loader worker that is spawned maps the files anew."""
+        return Rows, (self.path, self.split)
+
+    def column(self, name: str) -> np.ndarray:
+        """(N,) one array's values for the split's rows, in memory."""
+        values = self.arrays[name]
+        return np.concatenate([values[rows] for rows in chunks(self.index)])

@@ -1,0 +1,392 @@
+"""Tables read as columns: csv, tsv, jsonl, parquet and arrow files, or data sets of the hub.
+
+    source = find_source("reviews")                # the files that --dataset names
+    splits = read(source, [Column("text")], scratch)
+    for (texts,) in splits["train"]:               # a pyarrow array per column, at most PIECE rows
+        ...
+
+Memory does not grow with the data. This file knows which columns are needed, not what they mean.
+"""
+
+import csv
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from smlightning import hub
+from smlightning.errors import UserError, root_cause
+
+CHANNEL = "training"  # as --dataset: the job's channel of that name
+
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "json",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+# What datasets.save_to_disk writes beside the data, and files that a dot hides.
+NOT_DATA = r"\.|cache-.*\.arrow|(state|dataset_info|dataset_dict)\.json"
+
+# Words in the name of a file, a folder or a split of the hub, and the split that each means.
+WORDS = {
+    "train": ("train", "training"),
+    "val": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
+SPLITS = {
+    word + ending: split
+    for split, words in WORDS.items()
+    for word in words
+    for ending in ("", "set", "data")
+}
+AMBIGUOUS = ("eval", "evaluation", "evalset", "evaldata")  # validation to some, the test to others
+
+PIECE = 8192  # rows
+BLOCK = 2 << 20  # bytes of csv that pyarrow parses at a time; a longer row is refused
+WIDEST = 100  # columns of a tsv searched for swallowed rows: RE2 repeats at most 1,000 times
+
+Pieces = Iterator[list[pa.Array]]
+"""Consecutive rows of a split: an array per column, all of one length, at most PIECE."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that is needed.
+
+    Attributes:
+        name: what errors call it; its option is ``--<name>_column``.
+        given: the option's value: its name in the table; empty: found by its usual names.
+        usual: names that it usually has, in lower case.
+    """
+
+    name: str
+    given: str = ""
+    usual: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """What ``--dataset`` names.
+
+    Attributes:
+        dataset: the option's value.
+        builtin: names that the caller reads without this file; errors offer them.
+        root: the file or folder; None: a data set of the Hugging Face hub.
+        files: the data files in it, in order of name.
+    """
+
+    dataset: str
+    builtin: tuple[str, ...] = ()
+    root: Path | None = None
+    files: tuple[Path, ...] = ()
+
+    def facts(self) -> list[Any]:
+        """Plain data that changes when the source does; of the hub, the name alone."""
+        if self.root is None:
+            return ["hub", self.dataset]
+        return [str(self.root), file_stamps(self.files)]
+
+
+def file_stamps(files: Sequence[Path]) -> list[list[Any]]:
+    """The name, size and time of change of every file."""
+    stamps: list[list[Any]] = []
+    for file in files:
+        status = file.stat()
+        stamps.append([str(file.absolute()), status.st_size, status.st_mtime_ns])
+    return stamps
+
+
+# The source -----------------------------------------------------------------------------------
+
+
+def find_source(dataset: str, builtin: Sequence[str] = ()) -> Source:
+    """The files that ``dataset`` names, or the hub.
+
+    Args:
+        dataset: ``training`` for the job's channel, a path, or a name on the hub.
+        builtin: names that the caller reads without this file; errors offer them.
+
+    Raises:
+        UserError: there is no such path, or no data file in it, or not one that is to be read.
+    """
+    path = Path(dataset).expanduser()
+    if dataset == CHANNEL:
+        channel = os.environ.get("SM_CHANNEL_TRAINING", "")
+        if not channel:
+            raise UserError(
+                "--dataset training reads the job's channel, but SM_CHANNEL_TRAINING is not set",
+                "give a path",
+            )
+        path = Path(channel)
+    elif not dataset.strip() or not path.exists():
+        looks_like_a_path = path.suffix in FORMATS or dataset.count("/") > 1
+        if looks_like_a_path or not re.match(r"[\w-]", dataset):
+            raise UserError(
+                f"--dataset {dataset!r}: no such file or folder",
+                f"give a path, a hub name, {' or '.join((CHANNEL, *builtin))}",
+            )
+        return Source(dataset, tuple(builtin))
+    root = path.absolute()  # not resolved: a link's own name tells what its target holds
+    return Source(dataset, tuple(builtin), root, tuple(_data_files(root, dataset)))
+
+
+def _data_files(root: Path, dataset: str) -> list[Path]:
+    """The data files in a folder and its folders, or ``root`` itself where it is a file."""
+    files = [root] if root.is_file() else sorted(root.rglob("*"))
+    files = [file for file in files if not _hidden(file.relative_to(root))]
+    for file in files:
+        packed = file.suffix.lower() in COMPRESSED
+        if packed and Path(file.stem).suffix.lower() in FORMATS:
+            raise UserError(
+                f"--dataset {dataset!r}: {file} is compressed",
+                "unpack it, or take it out of the folder",
+            )
+    files = [file for file in files if file.suffix.lower() in FORMATS]
+    files = [file for file in files if file.is_file() and not re.match(NOT_DATA, file.name)]
+    files = _without_earlier_saves(files)
+    if not files:
+        raise UserError(
+            f"--dataset {dataset!r}: no data file in {root}",
+            f"expected one of {', '.join(FORMATS)}",
+        )
+    ((name, times),) = Counter(file.with_suffix("") for file in files).most_common(1)
+    if times > 1:
+        raise UserError(
+            f"--dataset {dataset!r}: {name}.* are {times} files, of the same rows perhaps",
+            "leave one there",
+        )
+    return files
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _without_earlier_saves(files: list[Path]) -> list[Path]:
+    """Leave out arrow files that an earlier datasets.save_to_disk left in the same folder."""
+    folders = {file.parent for file in files if file.suffix == ".arrow"}
+    saved = {folder: _saved_names(folder) for folder in folders}
+    kept = []
+    for file in files:
+        names = saved.get(file.parent, set()) if file.suffix == ".arrow" else set()
+        if not names or file.name in names:
+            kept.append(file)
+    return kept
+
+
+def _saved_names(folder: Path) -> set[str]:
+    """The names of a folder's files in its latest save; empty where there is no list of them."""
+    try:
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        return {file["filename"] for file in state["_data_files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+
+
+# Its rows -------------------------------------------------------------------------------------
+
+
+def read(source: Source, columns: Sequence[Column], scratch: Path) -> dict[str, Pieces]:
+    """The rows of each split that the source has: ``train`` first, then perhaps ``val``, ``test``.
+
+    Files and folders whose names have a word for validation or the test are those splits; all
+    others are for training. A file that ``--dataset`` names itself is for training. Numbers that
+    `datasets` declares to be classes become the classes' names.
+
+    Args:
+        scratch: a folder for the readers' own files; the caller removes it.
+
+    Raises:
+        UserError: the hub has no such data, there is none for training, a file cannot be read,
+            or a column is not found; also while iterating.
+    """
+    if source.root is None:
+        return _read_hub(source, columns)
+    files: dict[str, list[Path]] = {"train": []}
+    for file in source.files:
+        files.setdefault(_split_of(file, source.root), []).append(file)
+    if not files["train"]:
+        others = ", ".join(split for split in files if split != "train")
+        raise UserError(
+            f"--dataset {source.dataset!r} has files for {others} only",
+            "add one for training",
+        )
+    return {split: _read_files(paths, columns, scratch) for split, paths in files.items()}
+
+
+def _split_of(file: Path, root: Path) -> str:
+    """The split that the last telling word below ``root`` names; ``train`` where there is none."""
+    below = "" if file == root else str(file.relative_to(root).with_suffix(""))
+    words = re.findall("[a-z]+", below.lower())
+    telling = [word for word in words if word in SPLITS or word in AMBIGUOUS]
+    if not telling:
+        return "train"
+    if telling[-1] in AMBIGUOUS:
+        raise UserError(
+            f"{file} may be for validation or for the test",
+            "name it, or its folder, val… or test…",
+        )
+    return SPLITS[telling[-1]]
+
+
+def _read_files(files: list[Path], columns: Sequence[Column], scratch: Path) -> Pieces:
+    for file in files:
+        form = FORMATS[file.suffix.lower()]
+        try:
+            if form == "csv":
+                yield from _read_csv(file, columns)
+            else:
+                yield from _read_with_datasets(form, file, columns, scratch)
+        except UserError:
+            raise
+        except Exception as error:  # each reader has exceptions of its own
+            problem = f"{file} could not be read as {form} ({root_cause(error)})"
+            raise UserError(problem, "check the file") from error
+
+
+def _read_csv(file: Path, columns: Sequence[Column]) -> Pieces:
+    """Every column is text: a reader that guesses makes 7 of 007, and nothing of NA (Namibia)."""
+    separator = "\t" if file.suffix.lower() == ".tsv" else ","
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        names = next(csv.reader(lines, delimiter=separator), [])
+    needed = find_columns(names, columns, str(file))
+    searched: list[str] = []  # for swallowed rows: every column, since any may hold them
+    if separator == "\t" and len(set(names)) == len(names) <= WIDEST:
+        searched = names
+    include = searched or needed
+    batches = pyarrow.csv.open_csv(
+        file,
+        pyarrow.csv.ReadOptions(block_size=BLOCK),
+        pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+        pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(include, pa.string()), include_columns=include
+        ),
+    )
+    for batch in batches:
+        for position, name in enumerate(searched):
+            _refuse_swallowed_rows(batch.column(name), position, len(names), file)
+        for at in range(0, len(batch), PIECE):
+            yield [batch.column(name)[at : at + PIECE] for name in needed]
+
+
+def _refuse_swallowed_rows(fields: pa.Array, position: int, columns: int, file: Path) -> None:
+    """Refuse a tsv in which a quotation mark that quotes nothing opens a field.
+
+    Many a tsv quotes nothing. Such a field goes on to the next row with a quotation mark, so it
+    holds the rest of its own row, perhaps whole rows, and the beginning of one: the tabs tell.
+
+    Args:
+        fields: the values of a column.
+        position: how many columns are before it.
+        columns: how many the table has.
+    """
+    tabs = "[^\t\n]*(\t[^\t\n]*)"
+    rest = f"{tabs}{{{columns - 1 - position}}}"
+    whole = f"{tabs}{{{columns - 1}}}"
+    begun = f"{tabs}{{{position}}}"
+    matches = pc.match_substring_regex(fields, f"^{rest}\n({whole}\n)*{begun}$")
+    row = pc.index(matches, True).as_py()
+    if row >= 0:
+        start = fields[row].as_py()[:40]
+        raise UserError(
+            f"{file}: a quotation mark opens the field {start!r}… and takes in rows up to the "
+            "next one",
+            "double a field's own marks and quote it, or save the data as jsonl or parquet",
+        )
+
+
+def _read_with_datasets(form: str, file: Path, columns: Sequence[Column], scratch: Path) -> Pieces:
+    import datasets
+
+    options: dict[str, Any] = {}
+    if form == "parquet":
+        options["batch_size"] = PIECE  # else row groups, of any size
+    rows = datasets.load_dataset(
+        form,
+        data_files=str(file),
+        split="train",
+        streaming=True,
+        cache_dir=str(scratch),
+        **options,
+    )
+    yield from _pieces(rows, columns, str(file))
+
+
+def _read_hub(source: Source, columns: Sequence[Column]) -> dict[str, Pieces]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    name = repr(source.dataset)
+    others = ", nor ".join((*source.builtin, CHANNEL, "a path"))
+    problem = f"--dataset {name} is neither {others}, and the Hugging Face hub does not give it"
+    with hub.errors(problem):
+        loaded = datasets.load_dataset(source.dataset)
+    parts = {SPLITS[split]: rows for split, rows in loaded.items() if split in SPLITS}
+    if "train" not in parts:
+        raise UserError(
+            f"--dataset {name} has splits {', '.join(loaded)}, none of them named train",
+            "name another data set, or save the splits as files and give their folder",
+        )
+    ordered = [split for split in WORDS if split in parts]
+    return {split: _pieces(parts[split], columns, source.dataset) for split in ordered}
+
+
+def _pieces(rows: Any, columns: Sequence[Column], table_name: str) -> Pieces:
+    """The pieces of a data set of `datasets`, streamed or memory-mapped."""
+    import datasets
+
+    for table in rows.with_format("arrow").iter(PIECE):
+        features = datasets.Features.from_arrow_schema(table.schema)
+        arrays = []
+        for name in find_columns(table.column_names, columns, table_name):
+            array = table[name].combine_chunks()
+            classes = getattr(features[name], "names", None)
+            if classes:  # numbers of classes; -1 is a class that is kept secret
+                known = pc.if_else(pc.greater_equal(array, 0), array, None)
+                array = pa.array(classes).take(known)
+            arrays.append(array)
+        yield arrays
+
+
+def find_columns(names: Sequence[str], columns: Sequence[Column], table_name: str) -> list[str]:
+    """Which of a table's ``names`` is each of ``columns``.
+
+    A column without a given name is the one with a usual name, or the only one that is left.
+
+    Args:
+        table_name: what errors call the table.
+
+    Raises:
+        UserError: a column is not there, or several could be it.
+    """
+    chosen: list[str] = []
+    for column in columns:
+        cure = f"name it with --{column.name}_column"
+        table = f"{table_name} has columns {', '.join(names) or '(none)'}"
+        if column.given:
+            if column.given not in names:
+                raise UserError(f"{table}: none is {column.given!r}", cure)
+            chosen.append(column.given)
+            continue
+        candidates = [name for name in names if name.lower() in column.usual]
+        left = [name for name in names if name not in chosen]
+        if not candidates and len(names) == len(columns) and len(left) == 1:
+            candidates = left
+        if not candidates:
+            raise UserError(f"{table}: none is the {column.name}", cure)
+        if len(candidates) > 1:
+            raise UserError(f"{table}: several could be the {column.name}", cure)
+        chosen.append(candidates[0])
+    return chosen

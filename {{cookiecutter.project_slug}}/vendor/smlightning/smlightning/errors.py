@@ -1,0 +1,138 @@
+"""Errors that the user can mend, as a problem and its cure; and SageMaker's failure file."""
+
+import contextlib
+import errno
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+RESUME = "start the command again with --resume auto"
+
+
+class UserError(Exception):
+    """Something that the person running this can mend.
+
+    Attributes:
+        problem: what was found, and what was expected; no full stop at its end.
+        cure: what to do; no full stop at its end.
+    """
+
+    def __init__(self, problem: str, cure: str) -> None:
+        super().__init__(problem, cure)
+        self.problem = problem
+        self.cure = cure
+
+    def __str__(self) -> str:
+        """Both in one sentence, as they are printed."""
+        return f"{self.problem}; {self.cure}" if self.cure else self.problem
+
+
+def as_user_error(error: BaseException) -> UserError | None:
+    """What to say in place of a stack trace; None where the error is no mistake of the user's."""
+    if isinstance(error, UserError):
+        return error
+    text = str(error)
+    if isinstance(error, BrokenPipeError):
+        return UserError("nothing reads standard output any more", RESUME)
+    if text.startswith("Early stopping conditioned on"):  # Lightning's, a RuntimeError
+        return UserError(
+            text.rstrip("."),
+            "where training may end before that is logged, use EarlyStopping(..., strict=False)",
+        )
+    # Lightning says it with "the", torch without.
+    if re.search("parameters that were not used in producing (the )?loss", text):
+        return UserError(
+            "on several ranks every parameter has to take part in the loss of every step, "
+            "and some do not",
+            "freeze them by requires_grad_(False), or add find_unused_parameters=True "
+            "to ClusterStrategy in src/dist.py",
+        )
+    if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported
+        return UserError(
+            text.rstrip("."), "change what it names: the Trainer's arguments, or your methods"
+        )
+    if is_disk_full(error):
+        return UserError(_line_of_disk_full(error), f"free some space and {RESUME}")
+    if is_out_of_memory(error):
+        return UserError(
+            f"not enough memory ({root_cause(error)})",
+            "lower the batch size, and raise accumulate_grad_batches to keep the global batch",
+        )
+    return None
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a full disk, or a used quota, is the cause.
+
+    torch's writer says it in a RuntimeError's text, and TensorBoard's logger in an error of its own
+    that was raised from the system's.
+    """
+    return any(_says_disk_full(cause) for cause in error_chain(error))
+
+
+def _says_disk_full(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return bool(re.search("No space left on device|Disk quota exceeded", str(error)))
+
+
+def _line_of_disk_full(error: BaseException) -> str:
+    cause = next(cause for cause in error_chain(error) if _says_disk_full(cause))
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0]}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a GPU's memory, or the machine's, did not suffice."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it was raised from, the innermost last."""
+    while error:
+        yield error
+        if error.__cause__ or error.__suppress_context__:
+            error = error.__cause__
+        else:
+            error = error.__context__
+
+
+def root_cause(error: BaseException) -> str:
+    """The innermost cause in one line: libraries wrap it in layers that say less."""
+    *_, innermost = error_chain(error)
+    text = str(innermost).strip() or type(innermost).__name__
+    return text.splitlines()[0][:200]
+
+
+@contextlib.contextmanager
+def warn_on_failure(task: str) -> Iterator[None]:
+    """Print a warning where the body fails: no picture is worth a trained model."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{type(error).__name__}: {root_cause(error)}"
+        print(f"warning: {task} failed ({reason}); nothing else is affected", file=sys.stderr)
+
+
+def discard_stdout() -> None:
+    """Send standard output nowhere, once its reader is gone; else Python complains at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def write_failure(text: str) -> None:
+    """Leave ``text`` in SageMaker's file output/failure, if nothing is there yet.
+
+    Its first 1024 characters become the job's FailureReason. The toolkit writes the file only where
+    there is none, and then with what it caught of standard error from the first line that names a
+    Python exception: often not the cause.
+    """
+    folder = os.environ.get("SM_OUTPUT_DIR")
+    if folder is None:
+        return
+    file = Path(folder) / "failure"
+    # FileExistsError, too: the first text stays.
+    with contextlib.suppress(OSError), file.open("x", encoding="utf-8") as stream:
+        stream.write(text)

@@ -1,0 +1,66 @@
+"""What is wrong with a job in this AWS account: questions that change nothing in it."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from smlightning.launch import aws, request
+from smlightning.launch.account import network, permissions, quotas, storage
+from smlightning.launch.account.context import Context
+from smlightning.launch.findings import Finding, from_error, skipped
+from smlightning.launch.job import Job
+
+__all__ = ["CHECKS", "check"]
+
+AccountCheck = Callable[[Context], Iterator[Finding]]
+
+# By the key of the finding that says that a check could not be made.
+CHECKS: dict[str, AccountCheck] = {
+    "permissions": permissions.permissions,
+    "vpc": network.vpc,
+    "buckets": storage.buckets,
+    "quota": quotas.quota,
+}
+
+
+def check(job: Job, built: dict[str, Any], *, tuning: bool = False) -> list[Finding]:
+    """The findings of every check; what could not be asked is said to be skipped.
+
+    Args:
+        job: of job.toml.
+        built: the request that would be sent.
+        tuning: whether many such jobs are sent, some at a time.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+    try:
+        identity = aws.client("sts", job.region).get_caller_identity()
+    except NoCredentialsError:
+        problem = (
+            "no credentials here, so role, permissions, network, buckets, data and quota "
+            "were not checked"
+        )
+        return [skipped("AWS", problem, aws.sign_in())]
+    except (BotoCoreError, ClientError) as error:
+        return [from_error("AWS", aws.explain(error), cure="run preflight with --offline")]
+    role = built["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])
+    if role.endswith(f"/{request.DRY_ROLE}"):
+        role = ""
+    context = Context(job, built, identity, role, tuning)
+    with ThreadPoolExecutor() as pool:
+        answers = pool.map(lambda name: answered(name, context), CHECKS)
+        return [finding for findings in answers for finding in findings]
+
+
+def answered(name: str, context: Context) -> list[Finding]:
+    """The findings of a check, up to where it could not be made."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    findings: list[Finding] = []
+    try:
+        for finding in CHECKS[name](context):
+            findings.append(finding)  # one by one: what came before a failure stays
+    except (BotoCoreError, ClientError) as error:
+        problem = aws.explain(error)
+        findings.append(from_error(name, problem, cure="it was not checked", level="skipped"))
+    return findings

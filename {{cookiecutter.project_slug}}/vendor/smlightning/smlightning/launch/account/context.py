@@ -1,0 +1,59 @@
+"""What every check of the account reads: a job, its request, and who asks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from smlightning.launch import aws
+from smlightning.launch.job import Job
+
+OUTPUT = "request.OutputDataConfig.S3OutputPath"
+
+
+@dataclass(frozen=True)
+class Context:
+    """A job, its request, and who asks."""
+
+    job: Job
+    request: dict[str, Any]
+    identity: dict[str, str]  # of sts:GetCallerIdentity
+    role: str  # name or ARN of the job's role; empty: the caller's own
+    tuning: bool = False  # many such jobs, some at a time
+
+    def client(self, service: str) -> Any:
+        return aws.client(service, self.job.region)
+
+    @property
+    def account(self) -> str:
+        return self.identity["Account"]
+
+    @property
+    def caller(self) -> tuple[str, str]:
+        """Kind and name of who asks: (user, me), (assumed-role, AdminAccess), (root, "")."""
+        kind, _, name = self.identity["Arn"].split(":")[5].partition("/")
+        return kind, name.split("/")[0] if kind == "assumed-role" else name
+
+    @property
+    def output_key(self) -> str:
+        """The key of job.toml that says where models and code go."""
+        named = self.job.request.get("OutputDataConfig", {}).get("S3OutputPath")
+        return OUTPUT if named else "bucket"
+
+    def addresses(self) -> dict[str, str]:
+        """Folders in S3 by their key in job.toml.
+
+        Left out are SageMaker's default bucket, which `submit` creates, and what is no address.
+        """
+        folders = {}
+        for channel in self.request.get("InputDataConfig", []):
+            name = channel["ChannelName"]
+            if name in self.job.channels:  # and not `code`, of an isolated job
+                source = channel.get("DataSource", {}).get("S3DataSource", {})
+                folders[f"channels.{name}"] = source.get("S3Uri", "")
+        folders[self.output_key] = self.request["OutputDataConfig"]["S3OutputPath"]
+        folders["checkpoint_s3"] = self.request.get("CheckpointConfig", {}).get("S3Uri", "")
+        default = f"s3://sagemaker-{self.job.region}-"
+        return {
+            key: uri
+            for key, uri in folders.items()
+            if aws.s3_uri(str(uri)) and not uri.startswith(default)
+        }

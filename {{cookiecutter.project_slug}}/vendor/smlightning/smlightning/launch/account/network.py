@@ -1,0 +1,186 @@
+"""Whether the hosts of a job reach each other, S3 and a package index from its VPC."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import ip_network
+from typing import Any
+
+from smlightning.launch import aws
+from smlightning.launch.account.context import Context
+from smlightning.launch.findings import Finding, error, warning
+
+EFA = re.compile(r"ml\.(p3dn\.|p4d|p5|p6|trn)")  # instances whose network between hosts it is
+ALL_PORTS = (0, 65535)
+
+
+def vpc(context: Context) -> Iterator[Finding]:
+    """One VPC; hosts that reach each other in it; and a way out of it."""
+    from botocore.exceptions import ClientError
+
+    network = context.request.get("VpcConfig")
+    if not network:
+        return
+    ec2 = context.client("ec2")
+    try:
+        subnets = ec2.describe_subnets(SubnetIds=network["Subnets"])["Subnets"]
+        answer = ec2.describe_security_groups(GroupIds=network["SecurityGroupIds"])
+        groups = answer["SecurityGroups"]
+    except ClientError as refusal:
+        if not aws.code(refusal).endswith((".NotFound", ".Malformed")):
+            raise
+        key = "subnets" if "Subnet" in aws.code(refusal) else "security_groups"
+        message = refusal.response["Error"]["Message"]
+        problem = f"{message} in {context.job.region}"
+        yield error(f"network.{key}", problem, "correct the ID, or the region")
+        return
+    vpcs = sorted({item["VpcId"] for item in subnets + groups})
+    if len(vpcs) > 1:
+        problem = f"subnets and groups of {len(vpcs)} VPCs ({', '.join(vpcs)})"
+        yield error("network", problem, "take them from one")
+    if context.job.instance_count > 1:
+        yield from zones(context, subnets)
+        yield from between_hosts(context, subnets, groups)
+    # Last: where it may not be asked, what came before stays.
+    yield from way_out(context, ec2, subnets)
+
+
+def zones(context: Context, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
+    """EFA works within one zone."""
+    names = sorted({subnet["AvailabilityZone"] for subnet in subnets})
+    instance = context.job.instance_type
+    if len(names) > 1 and EFA.match(instance):
+        problem = f"{len(names)} zones ({', '.join(names)}), and EFA of {instance} works within one"
+        yield error("network.subnets", problem, "keep the subnets of one zone")
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """What a rule has to let through for the hosts to reach each other."""
+
+    groups: list[str]  # IDs; every host is in all of them
+    blocks: list[str]  # addresses of the subnets
+    efa: bool
+
+
+def between_hosts(
+    context: Context, subnets: list[dict[str, Any]], groups: list[dict[str, Any]]
+) -> Iterator[Finding]:
+    """Security groups let the hosts in and out; what one of them lets through is let through."""
+    hosts = Hosts(
+        groups=[group["GroupId"] for group in groups],
+        blocks=[subnet["CidrBlock"] for subnet in subnets],
+        efa=bool(EFA.match(context.job.instance_type)),
+    )
+    for way, key in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
+        rules = [rule for group in groups for rule in group[key]]
+        if any(lets_through(rule, hosts) for rule in rules):
+            continue
+        unsure = not hosts.efa and any(may_let_through(rule) for rule in rules)
+        level = warning if unsure else error
+        names = ", ".join(hosts.groups)
+        yield level(
+            "network.security_groups",
+            f"{names} has no {way} rule that lets hosts reach each other: the job would hang",
+            f"add one: {way}, all traffic, with the group itself",
+        )
+
+
+def lets_through(rule: dict[str, Any], hosts: Hosts) -> bool:
+    """Whether a rule lets the hosts through.
+
+    EFA needs a group named, and all traffic; elsewhere the subnets' addresses, and all ports of
+    TCP, will do.
+    """
+    pairs = rule.get("UserIdGroupPairs", [])
+    named = any(pair.get("GroupId") in hosts.groups for pair in pairs)
+    all_traffic = rule["IpProtocol"] == "-1"
+    if hosts.efa:
+        return named and all_traffic
+    all_tcp = rule["IpProtocol"] == "tcp" and (rule["FromPort"], rule["ToPort"]) == ALL_PORTS
+    return (named or covers(rule, hosts.blocks)) and (all_traffic or all_tcp)
+
+
+def covers(rule: dict[str, Any], blocks: list[str]) -> bool:
+    """Whether each block of addresses lies in one that the rule names."""
+    ranges = [ip_network(item["CidrIp"]) for item in rule.get("IpRanges", [])]
+    return all(
+        any(ip_network(block).subnet_of(allowed) for allowed in ranges)  # type: ignore[arg-type]
+        for block in blocks
+    )
+
+
+def may_let_through(rule: dict[str, Any]) -> bool:
+    """Prefix lists, IPv6 and ranges of ports may let the hosts through, or not."""
+    lists = rule.get("PrefixListIds") or rule.get("Ipv6Ranges")
+    return bool(lists) or rule["IpProtocol"] == "tcp"
+
+
+def way_out(context: Context, ec2: Any, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
+    """The subnets lead to the internet, from which pip installs requirements.txt, and to S3."""
+    vpcs = sorted({subnet["VpcId"] for subnet in subnets})
+    within = {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
+    tables = ec2.describe_route_tables(**within)["RouteTables"]
+    for subnet in subnets:
+        routes = routes_of(subnet, tables)
+        # Without routes it is of a VPC that another account shares, whose tables may not be seen.
+        if not routes or leads_to_internet(routes):
+            continue
+        if "PIP_INDEX_URL" not in context.request.get("Environment", {}):
+            yield warning(
+                "network.subnets",
+                f"{subnet['SubnetId']} has no route to a NAT gateway: "
+                "pip cannot install requirements.txt",
+                "add one, or set PIP_INDEX_URL in [environment] to an index in your VPC",
+            )
+        if not leads_to_s3(routes, ec2, within):
+            # Other networks, to which its other routes lead, may have an endpoint.
+            level = warning if leads_elsewhere(routes) else error
+            yield level(
+                "network.subnets",
+                f"{subnet['SubnetId']} has neither an endpoint for S3 nor a NAT gateway: "
+                "hosts cannot read their data",
+                "add one of them",
+            )
+
+
+def routes_of(subnet: dict[str, Any], tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The routes of the subnet's own tables, else of its VPC's main one."""
+    associated: list[dict[str, Any]] = []
+    main: list[dict[str, Any]] = []
+    for table in tables:
+        for association in table["Associations"]:
+            if association.get("SubnetId") == subnet["SubnetId"]:
+                associated.append(table)
+            elif association.get("Main") and table["VpcId"] == subnet["VpcId"]:
+                main.append(table)
+    return [route for table in associated or main for route in table["Routes"]]
+
+
+def gateway(route: dict[str, Any]) -> str:
+    """The ID of the gateway that a route leads to, whose beginning tells its kind."""
+    return str(route.get("GatewayId", ""))
+
+
+def leads_to_internet(routes: list[dict[str, Any]]) -> bool:
+    """Whether there is a default route other than an internet gateway's (igw-).
+
+    SageMaker's hosts have no public address, so an internet gateway alone lets nothing through.
+    """
+    default = [route for route in routes if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
+    return any(not gateway(route).startswith("igw-") for route in default)
+
+
+def leads_to_s3(routes: list[dict[str, Any]], ec2: Any, within: dict[str, Any]) -> bool:
+    """Whether there is an endpoint for S3: a route's (vpce-), or one on the subnets."""
+    if any(gateway(route).startswith("vpce-") for route in routes):
+        return True
+    endpoints = ec2.describe_vpc_endpoints(**within)["VpcEndpoints"]
+    return any(
+        endpoint.get("ServiceName", "").endswith(".s3") and endpoint.get("SubnetIds")
+        for endpoint in endpoints
+    )
+
+
+def leads_elsewhere(routes: list[dict[str, Any]]) -> bool:
+    return not all(gateway(route).startswith(("local", "igw-")) for route in routes)

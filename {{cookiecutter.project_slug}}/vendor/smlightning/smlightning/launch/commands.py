@@ -1,0 +1,299 @@
+"""What each command of the command line does, but for `rehearse`."""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from smlightning import project as projects
+from smlightning.errors import UserError
+from smlightning.launch import aws, findings, history, job, preflight, price, request
+from smlightning.launch.findings import Finding
+from smlightning.launch.job import Job
+from smlightning.project import Project
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """The exit status of a command: 0 or 1.
+
+    Raises:
+        UserError: of everything that is to be mended, AWS's refusals too.
+    """
+    with aws.errors():
+        if arguments.command in ("preflight", "submit", "tune"):
+            project = projects.find()
+            project.add_src_to_path()
+            return COMMANDS[arguments.command](arguments, project)
+        project = project_or_folder()
+        name = getattr(arguments, "name", "")
+        region = history.region_of(project, name, given=arguments.region, job_file=arguments.job)
+        return COMMANDS_OF_JOBS[arguments.command](arguments, project, region)
+
+
+def project_or_folder() -> Project:
+    """The project, else the working directory: a job that was sent needs none."""
+    try:
+        return projects.find()
+    except UserError:
+        return Project(Path.cwd())
+
+
+def metric_names(project: Project) -> tuple[str, ...]:
+    """METRICS of src/options.py; none without that file: the log can be followed all the same."""
+    try:
+        return project.options().metrics
+    except UserError:
+        return ()
+
+
+def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
+    """Print what is wrong with the job, and rehearse one with which nothing is."""
+    from smlightning.launch import tune
+
+    if arguments.channel and not arguments.rehearse:
+        raise UserError(
+            "--channel gives data to a rehearsal, and none was asked for", "add --rehearse"
+        )
+    job_file = arguments.job or project.job_file
+    try:
+        wanted = job.load(job_file, project)
+    except job.JobError as error:
+        report(error.findings, arguments.json)
+        print("preflight failed: fix the errors above")
+        return 1
+    results = preflight.run(
+        wanted,
+        project,
+        offline=arguments.offline,
+        accept=arguments.accept,
+        also=tune.ranges(wanted, project),
+    )
+    report(results, arguments.json)
+    print(preflight.summary(wanted, project))
+    print(price.cost(wanted, offline=arguments.offline))
+    if findings.refused(results):
+        print(
+            "preflight failed: fix the errors above, "
+            "or pass --accept KEY for one that does not apply"
+        )
+        return 1
+    print("preflight passed")
+    if not arguments.rehearse:
+        return 0
+    command = preflight.rehearsal(wanted, project, job_file)
+    for channel in arguments.channel:
+        command += ["--channel", channel]
+    return subprocess.run(command, cwd=project.root).returncode
+
+
+def report(results: Sequence[Finding], file: Path | None) -> None:
+    """Print the findings, and write them as JSON where a file is named."""
+    if file:
+        content = {
+            "ok": not findings.refused(results),
+            "findings": [asdict(finding) for finding in results],
+        }
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        file.write_text(text, encoding="utf-8")
+    for finding in results:
+        print(finding)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a job is sent, after its findings and its price were shown."""
+
+    job: Job | None  # None: nothing is sent
+    status: int  # of the command, where nothing is sent
+
+
+def submit(arguments: argparse.Namespace, project: Project) -> int:
+    """Send the job, and follow it."""
+    from smlightning.launch import follow, sending
+
+    decision = decide(arguments, project, tuning=False)
+    if decision.job is None:
+        return decision.status
+    region = decision.job.region
+    name = sending.submit(decision.job, project)
+    history.remember(project, name, region)
+    print(f"sent    {name}", flush=True)
+    if arguments.no_follow:
+        return 0
+    outcome = follow.follow(name, region, metric_names(project))
+    return int(outcome.status != "Completed")
+
+
+def submit_search(arguments: argparse.Namespace, project: Project) -> int:
+    """Send the search of [tune]."""
+    from smlightning.launch import tune
+
+    decision = decide(arguments, project, tuning=True)
+    if decision.job is None:
+        return decision.status
+    region = decision.job.region
+    name = tune.submit(decision.job, project)
+    jobs = f"python -m smlightning list --region {region}"
+    stop = (
+        f"aws sagemaker stop-hyper-parameter-tuning-job --region {region} "
+        f"--hyper-parameter-tuning-job-name {name}"
+    )
+    print(f"sent    {name}; its jobs: {jobs}; to stop it: {stop}")
+    return 0
+
+
+def decide(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> Decision:
+    """Judge the job, show its findings and its price, and ask the user."""
+    try:
+        return judge(arguments, project, tuning=tuning)
+    except KeyboardInterrupt:
+        print("interrupted; nothing was sent", file=sys.stderr)
+        return Decision(None, 130)
+
+
+def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> Decision:
+    """As `decide`. Findings go to standard error, the request of a dry run to standard output."""
+    from smlightning.launch import account, requirements, tune
+
+    wanted = job.load(arguments.job or project.job_file, project)
+    results, built = preflight.offline_checks(wanted, project)
+    search: dict[str, Any] | None = None
+    if tuning:
+        results, search = tune.judged(wanted, project, results)
+        wanted = tune.carried(wanted)
+    if built and not arguments.dry_run:
+        # Without credentials nothing can be sent.
+        aws.client("sts", wanted.region).get_caller_identity()
+        if search:
+            key = "HyperParameterTuningJobName"
+            built = {**built, key: search[key]}
+        results += account.check(wanted, built, tuning=tuning)
+        results += requirements.resolved(wanted, project)
+    results = findings.ordered(results, arguments.accept)
+    for finding in results:
+        print(finding, file=sys.stderr)
+    if findings.refused(results):
+        return Decision(None, 1)
+    outgoing = search if tuning else built
+    if outgoing is None:  # raises the error whose finding was accepted
+        if tuning:
+            destination = request.dry_destination(wanted)
+            name = tune.job_name(wanted)
+            outgoing = tune.tuning_request(wanted, project, destination, name)
+        else:
+            outgoing = request.dry_run(wanted, project)
+    if arguments.dry_run:
+        print(json.dumps(outgoing, indent=2))
+        return Decision(None, 0)
+    print(preflight.summary(wanted, project))
+    print(price.cost(wanted, tuning=tuning))
+    if confirmed("Send it?", arguments.yes):
+        return Decision(wanted, 0)
+    print("nothing was sent")
+    return Decision(None, 1)
+
+
+def confirmed(question: str, yes: bool) -> bool:
+    """Whether the user agrees; without a terminal nobody is asked."""
+    if yes or not sys.stdin.isatty():
+        return True
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
+
+
+def attach(arguments: argparse.Namespace, project: Project, region: str) -> int:
+    from smlightning.launch import follow
+
+    outcome = follow.follow(arguments.name, region, metric_names(project))
+    return int(outcome.status != "Completed")
+
+
+def why(arguments: argparse.Namespace, project: Project, region: str) -> int:
+    from smlightning.launch import follow
+
+    follow.why(arguments.name, region)
+    return 0
+
+
+def stop(arguments: argparse.Namespace, project: Project, region: str) -> int:
+    from smlightning.launch import jobs
+
+    print(jobs.stop(arguments.name, region))
+    return 0
+
+
+def list_jobs(arguments: argparse.Namespace, project: Project, region: str) -> int:
+    from smlightning.launch import jobs
+
+    launched_here = history.latest(project, region, 5 * jobs.LISTED)
+    jobs.print_rows(jobs.table(region, launched_here))
+    return 0
+
+
+def compare(arguments: argparse.Namespace, project: Project, region: str) -> int:
+    from smlightning.launch import jobs
+
+    names = [arguments.name, *arguments.others]
+    jobs.print_rows(jobs.compare(names, region), "they do not differ")
+    return 0
+
+
+def fetch(arguments: argparse.Namespace, project: Project, region: str) -> int:
+    from smlightning.launch.fetch import fetch
+
+    target = arguments.to or project.root / "models" / arguments.name
+    folder = fetch(arguments.name, region, target)
+    ask = f'python src/predict.py --model_dir {folder} "a text"'
+    print(f"the model is in {folder}; ask it: {ask}")
+    return 0
+
+
+def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
+    from smlightning.launch.deploy import deploy
+    from smlightning.launch.deploy_plan import Choice, plan
+
+    choice = Choice(
+        instance=arguments.instance,
+        count=arguments.count,
+        serverless=arguments.serverless,
+        transform=tuple(arguments.transform) if arguments.transform else None,
+        image=arguments.image,
+    )
+    deployment = plan(arguments.name, region, choice)
+    print(deployment.cost)
+    if not confirmed("Make it?", arguments.yes):
+        print("nothing was made")
+        return 1
+    print(deploy(deployment, project.src))
+    return 0
+
+
+def undeploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
+    from smlightning.launch.deploy import undeploy
+
+    removed = undeploy(arguments.name, region)
+    if removed:
+        print(f"removed {', '.join(removed)}")
+        return 0
+    print(f"removed nothing: {arguments.name} is not deployed in {region}")
+    return 1
+
+
+COMMANDS = {"preflight": run_preflight, "submit": submit, "tune": submit_search}
+COMMANDS_OF_JOBS = {
+    "list": list_jobs,
+    "attach": attach,
+    "stop": stop,
+    "why": why,
+    "compare": compare,
+    "fetch": fetch,
+    "deploy": deploy,
+    "undeploy": undeploy,
+}

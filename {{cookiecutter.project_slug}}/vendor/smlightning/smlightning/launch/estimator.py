@@ -1,0 +1,109 @@
+"""The one request as arguments of the SageMaker SDK's v2 estimator, for launch.ipynb.
+
+The SDK is needed for this alone. That the estimator sends the same request is a test:
+tests/package/launch/test_estimator.py.
+"""
+
+import logging
+import os
+from typing import Any
+
+from smlightning.errors import UserError
+from smlightning.launch import parameters
+from smlightning.launch.job import Job
+
+# Members that the notebook passes by themselves, or the estimator writes without being told.
+WRITTEN_OUT = (
+    "TrainingJobName",
+    "RoleArn",
+    "HyperParameters",
+    "InputDataConfig",
+    "AlgorithmSpecification.TrainingImage",
+    "AlgorithmSpecification.MetricDefinitions",
+    "ResourceConfig.InstanceType",
+    "ResourceConfig.InstanceCount",
+)
+
+
+def session(job: Job) -> Any:
+    """A session of the SDK in the job's region, which reports nothing of its use to AWS."""
+    os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # v2 is chosen knowingly
+    logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output
+    import boto3
+    import sagemaker
+    from sagemaker.config import load_sagemaker_config
+
+    logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
+    configuration = load_sagemaker_config()
+    configuration.setdefault("SchemaVersion", "1.0")
+    sdk = configuration.setdefault("SageMaker", {}).setdefault("PythonSDK", {})
+    sdk.setdefault("Modules", {})["TelemetryOptOut"] = True
+    return sagemaker.Session(
+        boto3.Session(region_name=job.region),
+        sagemaker_config=configuration,
+        default_bucket=job.bucket or None,
+    )
+
+
+def options(request: dict[str, Any]) -> dict[str, Any]:
+    """The estimator's arguments beyond code, image and instances, as the request has them.
+
+    Raises:
+        UserError: [request] has a member for which the estimator has no parameter.
+    """
+    members = dict(_leaves(request))
+    given: dict[str, Any] = {
+        "debugger_hook_config": False,  # a hook in every step, whose output nobody reads
+        # The request is complete: what it leaves out is off, whatever the configuration file says.
+        "enable_network_isolation": False,
+        "encrypt_inter_container_traffic": False,
+    }
+    for parameter, member in parameters.MEMBERS.items():
+        if member in members:
+            given[parameter] = members.pop(member)
+    if members.pop("OutputDataConfig.CompressionType", "") == "NONE":
+        given["disable_output_compression"] = True
+    unknown = sorted(member for member in members if member not in WRITTEN_OUT)
+    if unknown:
+        raise UserError(
+            f"the SDK's estimator has no parameter for {', '.join(unknown)}",
+            "send the job by make launch, which has them all",
+        )
+    given["code_location"] = str(given["output_path"]).rstrip("/")
+    return given
+
+
+def _leaves(request: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Each member and its path; those that are one argument, as they are."""
+    leaves = []
+    for name, value in request.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, dict) and path not in ("HyperParameters", "Environment"):
+            leaves += _leaves(value, f"{path}.")
+        else:
+            leaves.append((path, value))
+    return leaves
+
+
+def inputs(job: Job) -> dict[str, Any] | None:
+    """What `fit` takes: an address for each channel, or the SDK's object for one that is a table.
+
+    Raises:
+        UserError: a channel has a member for which the SDK has no parameter.
+    """
+    from sagemaker.inputs import FileSystemInput, TrainingInput
+
+    channels: dict[str, Any] = {}
+    for name, given in job.channels.items():
+        if isinstance(given, str):
+            channels[name] = given
+            continue
+        kind = FileSystemInput if "file_system_id" in given else TrainingInput
+        try:
+            channels[name] = kind(**given)
+        except TypeError as failure:
+            raise UserError(
+                f"channels.{name}: the SDK's {kind.__name__} does not take it ({failure})",
+                "send the job by make launch",
+            ) from None
+    return channels or None

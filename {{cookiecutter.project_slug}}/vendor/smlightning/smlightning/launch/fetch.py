@@ -1,0 +1,92 @@
+"""The model of a job that has ended: downloaded, and unpacked without leaving its folder."""
+
+import shutil
+import tarfile
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from smlightning.errors import UserError
+from smlightning.launch import aws
+from smlightning.launch.follow import ENDED, describe
+
+
+def fetch(name: str, region: str, target: Path) -> Path:
+    """Download the job's model into ``target``, with its curves in ``output/`` where there are any.
+
+    Raises:
+        UserError: there is no model, or its archive is damaged or refused.
+    """
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} exists already", "remove it, or name another folder with --to")
+    uri = model_address(name, region)
+    s3 = aws.client("s3", region)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as temporary:
+        folder = Path(temporary)
+        if not download(s3, uri, folder / "model"):
+            raise UserError(f"{name} left no model at {uri}", see_log(name))
+        download(s3, uri.replace("model.tar.gz", "output.tar.gz"), folder / "model" / "output")
+        (folder / "model").replace(target)
+    return target
+
+
+def model_address(name: str, region: str) -> str:
+    """The S3 address of the job's archive.
+
+    Raises:
+        UserError: the job has not ended, or has left no model.
+    """
+    job = describe(name, aws.client("sagemaker", region))
+    status = job["TrainingJobStatus"]
+    if status not in ENDED:
+        raise UserError(f"{name} has no model yet, it is {status}", see_log(name))
+    uri = str(job.get("ModelArtifacts", {}).get("S3ModelArtifacts", ""))
+    if not uri:
+        raise UserError(f"{name} left no model", see_log(name))
+    return uri
+
+
+def see_log(name: str) -> str:
+    return f"see its log: python -m smlightning attach {name}"
+
+
+def download(s3: Any, uri: str, folder: Path) -> bool:
+    """Unpack an archive from S3 into the folder; False if there is nothing at that address."""
+    from botocore.exceptions import ClientError
+
+    bucket, key = aws.s3_location(uri)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        archive = Path(temporary, "archive")
+        try:
+            s3.download_file(bucket, key, str(archive))
+        except ClientError as error:
+            if aws.code(error) not in ("404", "NoSuchKey"):
+                raise
+            return False
+        unpack(archive, folder)
+    return True
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Unpack a tar.gz within ``target``.
+
+    Python's ``data`` filter (PEP 706) refuses devices and whatever leads out of the folder.
+
+    Raises:
+        UserError: the archive is damaged, too large for the disk, or refused.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            if sum(member.size for member in tar) > shutil.disk_usage(target).free:
+                raise UserError(
+                    f"the archive needs more than is free on the disk of {target}",
+                    "free some, or name a folder on another disk with --to",
+                )
+            tar.extractall(target, filter="data")
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise UserError(
+            f"the archive cannot be unpacked ({error})", "fetch it again, or see what was saved"
+        ) from error

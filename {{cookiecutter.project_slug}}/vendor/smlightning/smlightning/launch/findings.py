@@ -1,0 +1,114 @@
+"""One problem of a job and its cure: what preflight prints, and what refuses a job."""
+
+import difflib
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from smlightning.errors import UserError
+
+LEVELS = ("error", "warning", "skipped")
+LISTED_NAMES = 12  # of the names that exist, where none is similar to the one given
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One problem of a job.
+
+    Attributes:
+        level: ``error`` refuses the job, ``warning`` does not, ``skipped`` was not checked.
+        key: the key of job.toml, or a file; `--accept` names it.
+        problem: what was found, and what was expected; no full stop at its end.
+        cure: what to do; no full stop at its end.
+    """
+
+    level: str
+    key: str
+    problem: str
+    cure: str
+
+    def __str__(self) -> str:
+        """One line, as it is printed; values of job.toml may hold line breaks."""
+        return f"{self.level:<8}{self.sentence}"
+
+    @property
+    def sentence(self) -> str:
+        """Key, problem and cure, in one line."""
+        return " ".join(f"{self.key}: {self.problem}; {self.cure}".splitlines())
+
+
+error = partial(Finding, "error")
+warning = partial(Finding, "warning")
+skipped = partial(Finding, "skipped")
+
+
+def from_error(
+    key: str, problem: UserError, *, cure: str = "correct it", level: str = "error"
+) -> Finding:
+    """The finding that an error amounts to; ``cure`` is for an error that has none."""
+    return Finding(level, key, problem.problem, problem.cure or cure)
+
+
+def error_lines(problem: Exception) -> list[str]:
+    """A user's mistake as it is printed: a line, or one for each finding that the error has."""
+    findings: list[Finding] = getattr(problem, "findings", [])
+    if findings:
+        return [f"error: {each.sentence}" for each in findings]
+    return [f"error: {line}" for line in str(problem).splitlines()]
+
+
+def print_error(problem: Exception) -> None:
+    """Print a user's mistake to standard error."""
+    for line in error_lines(problem):
+        print(line, file=sys.stderr)
+
+
+def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list[Finding]:
+    """Findings without repetitions, errors first.
+
+    An error whose key is accepted becomes a warning. A warning names each accepted key that has no
+    error.
+    """
+    result: list[Finding] = []
+    for finding in dict.fromkeys(findings):  # both ends of a range may have the same
+        if finding.level == "error" and finding.key in accepted:
+            finding = replace(finding, level="warning", cure="accepted")
+        result.append(finding)
+    errors = [finding.key for finding in result if finding.level == "error"]
+    used = {finding.key for finding in result if finding.cure == "accepted"}
+    for key in sorted(set(accepted) - used):
+        cure = cure_for_unknown_name(key, errors) if errors else "remove it"
+        result.append(warning(key, "--accept names no error", cure))
+    return sorted(result, key=lambda finding: LEVELS.index(finding.level))
+
+
+def refused(findings: Iterable[Finding]) -> bool:
+    """Whether there is an error among the findings."""
+    return any(finding.level == "error" for finding in findings)
+
+
+def raise_if_errors(findings: Iterable[Finding]) -> None:
+    """Refuse to go on with a job that has errors; for a notebook's cell before it sends the job.
+
+    Raises:
+        UserError: there is an error among the findings.
+    """
+    if refused(findings):
+        raise UserError(
+            "preflight or the rehearsal refuses this job", "fix its errors and run all cells again"
+        )
+
+
+def cure_for_unknown_name(value: str, known: Iterable[str]) -> str:
+    """The cure for a name that does not exist: the most similar one, or the first that do exist.
+
+    A name may differ from an existing one by its case alone.
+    """
+    names = {name.lower(): name for name in known}
+    similar = difflib.get_close_matches(value[:200].lower(), names, n=1, cutoff=0.5)
+    if similar:
+        return f"did you mean {names[similar[0]]}?"
+    listed = ", ".join(list(names.values())[:LISTED_NAMES])
+    more = ", …" if len(names) > LISTED_NAMES else ""
+    return f"known are {listed}{more}"

@@ -1,0 +1,105 @@
+"""Jobs that were sent: listed, compared and stopped. None of it needs job.toml."""
+
+import sys
+from collections.abc import Collection
+from typing import Any
+
+from smlightning.launch import aws
+from smlightning.launch.follow import ENDED, clock, describe
+
+LISTED = 20  # jobs in a table
+
+
+def table(region: str, launched_here: Collection[str]) -> list[dict[str, str]]:
+    """The region's latest jobs: name, status, when sent, how long, whether launched from here."""
+    client = aws.client("sagemaker", region)
+    newest = client.list_training_jobs(
+        SortBy="CreationTime", SortOrder="Descending", MaxResults=LISTED
+    )
+    rows = []
+    for job in newest["TrainingJobSummaries"]:
+        name = job["TrainingJobName"]
+        started = job["CreationTime"]
+        ended = job.get("TrainingEndTime") or job["LastModifiedTime"]
+        rows.append(
+            {
+                "job": name,
+                "status": job["TrainingJobStatus"],
+                "sent": f"{started:%Y-%m-%d %H:%M}",
+                "took": clock((ended - started).total_seconds()),
+                "from here": "yes" if name in launched_here else "",
+            }
+        )
+    return rows
+
+
+def compare(names: list[str], region: str) -> list[dict[str, str]]:
+    """A row for each metric, and for each option and setting in which the jobs differ.
+
+    The column of the row's name has the key ""; each other column is a job's.
+    """
+    client = aws.client("sagemaker", region)
+    facts = {name: summary(describe(name, client)) for name in names}
+    keys = dict.fromkeys(key for fact in facts.values() for key in fact)
+    rows = []
+    for key in keys:
+        values = {name: fact.get(key, "") for name, fact in facts.items()}
+        is_metric = "/" in key  # shown even where the jobs agree
+        if len(names) == 1 or is_metric or len(set(values.values())) > 1:
+            rows.append({"": key, **values})
+    return rows
+
+
+def summary(job: dict[str, Any]) -> dict[str, str]:
+    """The last value of each metric, status, instances, times and options of a job, as text.
+
+    Args:
+        job: DescribeTrainingJob's answer.
+    """
+    metrics = {
+        metric["MetricName"]: f"{metric['Value']:.6g}"
+        for metric in job.get("FinalMetricDataList", [])
+    }
+    resources = job["ResourceConfig"]
+    count, kind = resources.get("InstanceCount", "?"), resources.get("InstanceType", "?")
+    facts = {
+        "status": job["TrainingJobStatus"],
+        "instances": f"{count} × {kind}",
+        "image": job["AlgorithmSpecification"].get("TrainingImage", "").rpartition("/")[2],
+        "trained": clock(job.get("TrainingTimeInSeconds", 0)),
+        "billed": clock(job.get("BillableTimeInSeconds", 0)),
+    }
+    options = {}
+    for key, value in sorted(job.get("HyperParameters", {}).items()):
+        # Of the toolkit's own hyperparameters only the launcher's flag tells jobs apart.
+        if not key.startswith("sagemaker_") or key.endswith("_enabled"):
+            options[key] = value
+    return {**dict(sorted(metrics.items())), **facts, **options}
+
+
+def stop(name: str, region: str) -> str:
+    """Ask SageMaker to stop the job; what will happen, in words."""
+    client = aws.client("sagemaker", region)
+    status = describe(name, client)["TrainingJobStatus"]
+    if status in ENDED:
+        return f"{name} has ended already: {status}"
+    client.stop_training_job(TrainingJobName=name)
+    return f"{name} is stopping; SageMaker gives it 120 s, and keeps its model and checkpoints"
+
+
+def print_rows(rows: list[dict[str, str]], none: str = "no jobs") -> None:
+    """Print rows as a table whose columns are the first row's keys.
+
+    Args:
+        rows: of equal keys.
+        none: what is printed where there are none.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    names = list(rows[0]) if rows else [none]
+    table = Table(*(Column(name, overflow="fold") for name in names))
+    for row in rows:
+        table.add_row(*map(escape, row.values()))
+    Console(width=None if sys.stdout.isatty() else 120, force_jupyter=False).print(table)

@@ -1,0 +1,110 @@
+"""What is wrong with a job before it is paid for: job.toml, the request, and src/.
+
+A check is a function that yields findings. Those of JOB_CHECKS read the job and the project; those
+of REQUEST_CHECKS judge the very request that is sent, and run where one can be built of the job.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from smlightning.errors import UserError
+from smlightning.launch import request, requirements
+from smlightning.launch.findings import Finding, from_error, ordered, refused
+from smlightning.launch.job import Job, JobError
+from smlightning.launch.preflight import (
+    channels,
+    cluster,
+    hyperparameters,
+    image,
+    members,
+    secrets,
+    settings,
+    source,
+)
+from smlightning.launch.preflight.summary import rehearsal, summary
+from smlightning.project import Project
+
+__all__ = ["JOB_CHECKS", "REQUEST_CHECKS", "offline_checks", "rehearsal", "run", "summary"]
+
+JobCheck = Callable[[Job, Project], Iterator[Finding]]
+RequestCheck = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
+
+JOB_CHECKS: tuple[JobCheck, ...] = (
+    cluster.region,
+    cluster.instance,
+    cluster.launcher,
+    image.image,
+    settings.misplaced,
+    settings.times,
+    settings.spot,
+    settings.names,
+    settings.checkpoints,
+    settings.network,
+    channels.keys,
+    channels.addresses,
+    channels.channel_names,
+    channels.unread_channels,
+    channels.option_paths,
+    hyperparameters.hyperparameters,
+    source.files,
+    source.monitor,
+    requirements.named,
+    members.output,
+    members.unusable,
+)
+REQUEST_CHECKS: tuple[RequestCheck, ...] = (
+    members.limits,
+    members.environment,
+    members.tags,
+    members.arns,
+    members.disk_key,
+    secrets.visible,
+)
+
+
+def offline_checks(job: Job, project: Project) -> tuple[list[Finding], dict[str, Any] | None]:
+    """The findings that need no network, and the request if one can be made.
+
+    `submit` sends nothing that is refused here.
+    """
+    findings = [finding for check in JOB_CHECKS for finding in check(job, project)]
+    try:
+        built = request.dry_run(job, project)
+    except JobError as failure:
+        if not refused(findings):  # else it is one of these
+            findings += failure.findings
+        return findings, None
+    except UserError as failure:
+        if not refused(findings):
+            findings.append(from_error("job.toml", failure))
+        return findings, None
+    for check in REQUEST_CHECKS:
+        findings += check(job, built, project)
+    return findings, built
+
+
+def run(
+    job: Job,
+    project: Project,
+    *,
+    offline: bool = False,
+    accept: Collection[str] = (),
+    also: Iterable[Finding] = (),
+) -> list[Finding]:
+    """All findings, errors first.
+
+    Args:
+        job: of job.toml.
+        project: whose src/ would be sent.
+        offline: AWS is not asked.
+        accept: keys whose errors become warnings.
+        also: further findings.
+    """
+    from smlightning.launch import account
+
+    findings, built = offline_checks(job, project)
+    findings += also
+    findings += requirements.resolved(job, project)
+    if built and not offline:
+        findings += account.check(job, built)
+    return ordered(findings, accept)

@@ -1,0 +1,131 @@
+"""The channels of a job: their addresses, and that each is read by an option or in src/."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from smlightning.launch import aws, request
+from smlightning.launch.findings import Finding, cure_for_unknown_name, error, warning
+from smlightning.launch.job import Job
+from smlightning.launch.preflight import paths
+from smlightning.launch.preflight.settings import S3_EXAMPLE
+from smlightning.options import Option, declared_options
+from smlightning.project import Project
+
+
+def keys(job: Job, project: Project) -> Iterator[Finding]:
+    """The keys of channels that are tables: job.toml's, and AWS's members."""
+    members = aws.shape("Channel").members
+    for name, given in job.channels.items():
+        if isinstance(given, str):
+            continue
+        known = request.channel_keys(given)
+        for key in given:
+            if key not in known and key not in members:
+                problem = "a channel has no such key"
+                yield error(f"channels.{name}.{key}", problem, cure_for_unknown_name(key, known))
+
+
+def addresses(job: Job, project: Project) -> Iterator[Finding]:
+    """The address of each channel, and that the checkpoints are kept elsewhere."""
+    for name, given in job.channels.items():
+        key = f"channels.{name}"
+        table: dict[str, Any] = given if isinstance(given, dict) else {"s3_data": given}
+        address = str(table.get("s3_data", ""))
+        if "file_system_id" in table:
+            if not job.network.subnets:
+                problem = "a file system can be reached in your VPC alone"
+                yield error(key, problem, "fill [network]")
+        elif not aws.s3_uri(address):
+            yield error(key, f'"{address}" is not an S3 address', S3_EXAMPLE)
+        elif aws.s3_uri(job.checkpoint_s3) and overlap(address, job.checkpoint_s3):
+            problem = f"it and {key} overlap, and checkpoints would be data"
+            yield error("checkpoint_s3", problem, "name another folder")
+
+
+def overlap(first: str, second: str) -> bool:
+    """Whether one of two folders in S3 lies in the other."""
+    first, second = f"{first.rstrip('/')}/", f"{second.rstrip('/')}/"
+    return first.startswith(second) or second.startswith(first)
+
+
+def channel_names(job: Job, project: Project) -> Iterator[Finding]:
+    """The container has a variable for each channel, SM_CHANNEL_ and the name in capitals."""
+    names_of: dict[str, str] = {}
+    for name in sorted(job.channels):
+        key, variable = f"channels.{name}", f"SM_CHANNEL_{name.upper()}"
+        if not re.fullmatch(r"\w+", name, re.ASCII):
+            problem = f"{variable} is not a valid variable name"
+            yield error(key, problem, "use letters, digits and underscores")
+        elif variable in names_of:
+            problem = f"{names_of[variable]} sets {variable} as well"
+            yield error(key, problem, "rename one of them")
+        names_of.setdefault(variable, name)
+
+
+def texts_of_options(job: Job, project: Project) -> dict[str, str]:
+    """Option → value, of the options of train.py whose value is a text."""
+    declared = declared_options(project.options().classes)
+    values = {name: option.default for name, option in declared.items()}
+    values.update(job.hyperparameters)
+    return {name: value for name, value in values.items() if isinstance(value, str)}
+
+
+def unread_channels(job: Job, project: Project) -> Iterator[Finding]:
+    """Every host downloads each channel, so one that nothing reads is a mistake."""
+    values = texts_of_options(job, project).values()
+    files = project.src.glob("*.py")
+    code = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+    for name in job.channels:
+        folder = f"{paths.CHANNELS}{name}"
+        by_path = any(f"{value}/".startswith(f"{folder}/") for value in values)
+        by_name = name in values and (name == "training" or "SM_CHANNEL_" in code)
+        if by_path or by_name or f"SM_CHANNEL_{name.upper()}" in code:
+            continue
+        cure = 'set hyperparameters.dataset = "training"'
+        if name != "training":
+            cure = f"name it training and {cure}"
+            if "training" in job.channels:
+                cure = f'give an option its folder, "{folder}"'
+        problem = "every host would download it and no option reads it"
+        yield error(f"channels.{name}", problem, f"{cure}, or remove it")
+
+
+def option_paths(job: Job, project: Project) -> Iterator[Finding]:
+    """What an option reads is in a channel or in the image, and not on this machine."""
+    declared = declared_options(project.options().classes)
+    for option, value in texts_of_options(job, project).items():
+        key, channel = f"hyperparameters.{option}", paths.channel_of(value)
+        if channel:
+            if channel not in job.channels:
+                yield missing_channel(key, channel, job)
+        elif value.startswith("s3://"):
+            problem = f'"{value[:80]}" is an address, and the training job reads files'
+            yield warning(key, problem, "name it under [channels], and the channel here")
+        elif paths.in_every_container(value) or written(declared.get(option), option, value):
+            continue
+        elif paths.exists(value) or paths.only_local(value):
+            level = error if paths.exists(value) else warning
+            yield level(
+                key,
+                f'"{value[:80]}" is a path of this machine, which the training job cannot read',
+                "upload it to S3, name that under [channels], and the channel here",
+            )
+
+
+def written(declared: Option | None, name: str, value: str) -> bool:
+    """Whether an option names a folder for output, which need not be there.
+
+    That is one which is neither of data nor of weights: a run may resume with another value.
+    """
+    if declared is None or name == "resume":
+        return False
+    return declared.resume in ("free", "path") and not paths.is_file(value)
+
+
+def missing_channel(key: str, channel: str, job: Job) -> Finding:
+    twins = [name for name in job.channels if name.lower() == channel.lower()]
+    cure = f'add {channel[:80]} = "s3://bucket/folder/"'
+    if twins:
+        cure = f"rename {twins[0]}: case counts"
+    return error(key, f"[channels] has no {channel[:80]} to read", cure)

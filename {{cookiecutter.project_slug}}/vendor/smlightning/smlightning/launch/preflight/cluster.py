@@ -1,0 +1,87 @@
+"""Region, instances and launcher of a job, each against the others."""
+
+from collections.abc import Iterator
+
+from smlightning.cluster.location import SMDDP_INSTANCES
+from smlightning.launch import aws, instances, launchers
+from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
+from smlightning.launch.job import Job
+from smlightning.launch.preflight import members
+from smlightning.project import Project
+
+USUAL_INSTANCES = 20  # AWS's default quota for one job
+MOST_INSTANCES = 1000  # beyond it a number is a slip of the pen
+PARTITIONS = ("aws", "aws-cn", "aws-us-gov")
+WITHOUT_IMAGE = ("trn", "p6e-gb200")  # Trainium, and ARM: AWS's images here are for NVIDIA on x86
+
+
+def region(job: Job, project: Project) -> Iterator[Finding]:
+    """SageMaker is in the region."""
+    import botocore.session
+
+    session = botocore.session.get_session()
+    regions: list[str] = []
+    for partition in PARTITIONS:
+        regions += session.get_available_regions("sagemaker", partition)
+    if job.region not in regions:
+        cure = cure_for_unknown_name(job.region, regions)
+        yield error(
+            "region",
+            f'"{job.region}" is not a region of SageMaker',
+            f"{cure}; if AWS opened it later, pip install --upgrade boto3",
+        )
+
+
+def instance(job: Job, project: Project) -> Iterator[Finding]:
+    """The instance type exists, the images run on it, and the count is meant."""
+    kind, count = job.instance_type, job.instance_count
+    # Of a type that botocore does not know there may be no request to judge.
+    yield from members.beyond_limits(
+        kind, aws.shape("TrainingInstanceType"), "ResourceConfig.InstanceType"
+    )
+    if without_image(job):
+        yield error(
+            "instance_type",
+            f"these images do not run on {kind}",
+            "take a p or g instance (NVIDIA, x86)",
+        )
+    elif count > MOST_INSTANCES:
+        yield error(
+            "instance_count",
+            f"{count:,} instances",
+            f"expected at most {MOST_INSTANCES:,}; correct it",
+        )
+    elif count > USUAL_INSTANCES:
+        problem = f"{count} is above AWS's default of {USUAL_INSTANCES} instances per job"
+        yield warning("instance_count", problem, "see that your quota was raised")
+    if instances.gpus(kind) is None and not without_image(job):
+        yield skipped(
+            "instance_type",
+            f"how many GPUs {kind} has is not known here",
+            "torchrun uses all it finds",
+        )
+
+
+def launcher(job: Job, project: Project) -> Iterator[Finding]:
+    """The launcher runs on the instances, and uses all of their GPUs."""
+    if without_image(job):
+        return
+    kind, count, gpus = job.instance_type, job.instance_count, instances.gpus(job.instance_type)
+    chosen = launchers.launcher(job)
+    torchrun = 'set distribution = "torch_distributed"'
+    if chosen == "smddp" and kind not in SMDDP_INSTANCES:
+        types = ", ".join(SMDDP_INSTANCES)
+        cure = f"{torchrun}, or instance_type to one of {types}"
+        yield error("distribution", f"SMDDP does not run on {kind}", cure)
+    elif chosen == "pytorchddp" and gpus == 0:
+        yield error("distribution", f"pytorchddp needs GPUs and {kind} has none", torchrun)
+    elif chosen == "none" and count > 1:
+        problem = f"none on {count} hosts makes each believe it is rank 0"
+        yield error("distribution", problem, torchrun)
+    elif chosen == "none" and gpus and gpus > 1:
+        problem = f"none starts one process, and {gpus - 1} of {gpus} paid GPUs would idle"
+        yield error("distribution", problem, torchrun)
+
+
+def without_image(job: Job) -> bool:
+    return instances.family(job.instance_type).startswith(WITHOUT_IMAGE)

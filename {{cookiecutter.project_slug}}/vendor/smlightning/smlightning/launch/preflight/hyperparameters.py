@@ -1,0 +1,58 @@
+"""Each hyperparameter, as the container would pass it, against what src/options.py declares."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from smlightning.errors import UserError
+from smlightning.launch import images, launchers
+from smlightning.launch.findings import Finding, cure_for_unknown_name, error
+from smlightning.launch.job import Job, cure_for_misplaced_key
+from smlightning.options import Classes, OptionError, declared_options, parse_command_line
+from smlightning.project import Project
+
+
+def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
+    """train.py has the option and takes the value, and no launcher takes it for its own."""
+    classes = project.options().classes
+    declared = declared_options(classes)
+    for name, value in job.hyperparameters.items():
+        key = f"hyperparameters.{name}"
+        if name not in declared:
+            cure = cure_for_misplaced_key(name, project) or cure_for_unknown_name(name, declared)
+            yield error(key, "train.py has no such option", cure)
+            continue
+        taken = launchers.abbreviates(name) if torchrun_reads_options(job) else []
+        if taken:
+            options = ", ".join(taken)
+            problem = (
+                f"torchrun on Python 3.11 takes --{name} for one of its own ({options}) and exits"
+            )
+            yield error(key, problem, "rename the option in src/options.py")
+            continue
+        problem = unfit(classes, name, value)
+        if problem:
+            yield error(key, problem, f"as in {name} = {json.dumps(declared[name].default)}")
+
+
+def torchrun_reads_options(job: Job) -> bool:
+    """Whether torchrun may end at an option of train.py, as it does on Python 3.11.
+
+    Of an image that is no profile the Python is not known.
+    """
+    profile = images.profile(job)
+    old_python = profile is None or profile.python == "3.11"
+    return launchers.launcher(job) == "torch_distributed" and old_python
+
+
+def unfit(classes: Classes, name: str, value: Any) -> str:
+    """Why an option does not take a value; empty where it does."""
+    try:
+        parse_command_line(classes, [f"--{name}={value}"])
+    except OptionError as refused:
+        return f"found {refused.value!r}, expected {refused.expected}"
+    except UserError as failure:
+        return failure.problem
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return ""

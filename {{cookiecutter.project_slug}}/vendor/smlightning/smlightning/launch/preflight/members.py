@@ -1,0 +1,137 @@
+"""Members of the request: AWS's limits of each, and what src/ or the instances cannot work with."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from smlightning.launch import aws, instances, launchers, requirements
+from smlightning.launch.findings import Finding, error, warning
+from smlightning.launch.job import KEY_OF_MEMBER, Job
+from smlightning.launch.preflight.secrets import texts
+from smlightning.launch.preflight.settings import S3_EXAMPLE
+from smlightning.project import Project
+
+OUTPUT = "OutputDataConfig.S3OutputPath"
+DISK_KEY = "ResourceConfig.VolumeKmsKeyId"
+ARN = re.compile(r"arn:(aws[a-z-]*):[\w-]*:([\w-]*):")
+WITH_ARNS = ("RoleArn", "OutputDataConfig", "ResourceConfig")  # members that hold ARNs
+
+PIPE = (
+    "Pipe",
+    "a pipe holds no files, and src/ reads folders of files",
+    'take "File" or "FastFile"',
+)
+SHARDED = (
+    "ShardedByS3Key",
+    "each host would get a part, and the ranks divide all data",
+    "remove it",
+)
+LOCAL_CHECKPOINTS = ("", "training keeps its checkpoints in /opt/ml/checkpoints", "remove it")
+# What AWS takes and src/ cannot work with: member of [request], or key of a channel → value (empty:
+# any), problem and cure.
+UNUSABLE = {
+    "input_mode": PIPE,
+    "InputMode": PIPE,
+    "TrainingInputMode": PIPE,
+    "distribution": SHARDED,
+    "S3DataDistributionType": SHARDED,
+    "LocalPath": LOCAL_CHECKPOINTS,
+}
+
+
+def limits(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The request against botocore's model: types, lengths, counts, ranges, patterns, names."""
+    yield from beyond_limits(request, aws.shape("CreateTrainingJobRequest"))
+
+
+def beyond_limits(value: Any, shape: Any, path: str = "") -> Iterator[Finding]:
+    """What of a member's value is beyond the limits of its shape in botocore's model."""
+    for violation in aws.violations(value, shape, path):
+        key, cure = key_of(violation.path), violation.cure
+        if key == "name":
+            cure = "use letters, digits and hyphens, at most 47: a timestamp is added"
+        elif key == "instance_type":
+            end = "" if cure.endswith("?") else "."
+            newer = "pip install --upgrade boto3, or --accept instance_type"
+            cure = f"{cure}{end} If it is newer than that: {newer}"
+        yield error(key, violation.problem, cure)
+
+
+def key_of(path: str) -> str:
+    """A member of the request as job.toml has it."""
+    for member, key in KEY_OF_MEMBER.items():
+        if f"{path}.".startswith(f"{member}."):
+            return key + path[len(member) :]
+    return f"request.{path}"
+
+
+def output(job: Job, project: Project) -> Iterator[Finding]:
+    """The folder that [request] names for models and code."""
+    folder = job.request.get("OutputDataConfig", {}).get("S3OutputPath", "")
+    if folder and not aws.s3_uri(str(folder)):
+        yield error(f"request.{OUTPUT}", f'"{folder}" is not an S3 address', S3_EXAMPLE)
+
+
+def unusable(job: Job, project: Project) -> Iterator[Finding]:
+    """What AWS takes, in [request] and [channels], and src/ cannot work with."""
+    for key, text in texts({"channels": job.channels, "request": job.request}):
+        value, problem, cure = UNUSABLE.get(key.rpartition(".")[2], (None, "", ""))
+        if value in ("", text):
+            yield error(key, problem, cure)
+    if job.request.get("EnableNetworkIsolation") and requirements.lists(project, ""):
+        yield error(
+            "request.EnableNetworkIsolation",
+            "an isolated container reaches no package index, so pip cannot install "
+            "src/requirements.txt",
+            "take an image that holds them, and empty the file",
+        )
+
+
+def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Variables that the launcher or SageMaker sets itself."""
+    variables = request.get("Environment", {})
+    for name in variables:  # of the SDK's configuration file, where a name may be any value
+        if str(name).startswith(launchers.RESERVED_VARIABLES):
+            problem = "the launcher or SageMaker's toolkit sets it on each host"
+            yield error(f"environment.{name}", problem, "remove it")
+    launcher = launchers.launcher(job)
+    own_level = launcher in ("torch_distributed", "none")
+    if own_level and variables.get("NCCL_DEBUG", "WARN") != "WARN":
+        problem = f"the toolkit sets NCCL_DEBUG to WARN under {launcher}"
+        yield warning("environment.NCCL_DEBUG", problem, "remove it; under mpirun it arrives")
+
+
+def tags(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Tags that only AWS may set."""
+    for tag in request.get("Tags", []):
+        if str(tag["Key"]).lower().startswith("aws:"):
+            problem = "AWS keeps tags that begin with aws: to itself"
+            yield error(f"tags.{tag['Key']}", problem, "rename it")
+
+
+def arns(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """ARNs are of the job's region and partition; China and GovCloud have other partitions."""
+    partition = aws.partition(job.region)
+    holders = {"mlflow": job.mlflow, **{member: request[member] for member in WITH_ARNS}}
+    for path, text in texts(holders):
+        match = ARN.match(text)
+        if not match:
+            continue
+        key = "mlflow" if path == "mlflow" else key_of(path)
+        if match[1] != partition:
+            problem = f'"{text}" is of partition {match[1]}, and {job.region} is in {partition}'
+            yield error(key, problem, "take one from there")
+        elif match[2] not in ("", job.region) and key != "mlflow":  # which is asked where it is
+            problem = f'"{text}" is in {match[2]}, and the job in {job.region}'
+            yield error(key, problem, "take one of the job's region")
+
+
+def disk_key(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The KMS key of the hosts' disks."""
+    disk = str(request["ResourceConfig"].get("VolumeKmsKeyId", ""))
+    if disk and instances.nvme(job.instance_type):
+        problem = f"{job.instance_type} encrypts its own NVMe disks, and AWS refuses a key"
+        yield error(f"request.{DISK_KEY}", problem, "remove it")
+    elif "alias/" in disk:
+        problem = f'"{disk}" is an alias, which AWS takes for OutputDataConfig.KmsKeyId alone'
+        yield error(f"request.{DISK_KEY}", problem, "give the key's ID or ARN")

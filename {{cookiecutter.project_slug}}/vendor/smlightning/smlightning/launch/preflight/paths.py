@@ -1,0 +1,48 @@
+"""What a text of job.toml can be a path of: the container's channels, or this machine."""
+
+import os
+import re
+from pathlib import Path
+
+CHANNELS = "/opt/ml/input/data/"  # where the container finds them
+DATA_FILE = re.compile(
+    r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt|pth?|safetensors)", re.I
+)
+# A text that can only be a path of this machine.
+LOCAL = re.compile(rf"(?!\w+://|/opt/ml/)((\.\.?[/\\]|~|[a-z]:[/\\]).*|{DATA_FILE.pattern})", re.I)
+
+
+def expanded(text: str) -> str:
+    """The text with this user's folder in place of ``~/``."""
+    return f"{Path.home()}{text[1:]}" if text.startswith("~/") else text
+
+
+def only_local(text: str) -> bool:
+    """Whether the text can only be a path of this machine."""
+    return bool(LOCAL.fullmatch(text))
+
+
+def exists(text: str) -> bool:
+    """Whether the text is meant as a path, which a name alone is not, and something is there."""
+    meant = only_local(text) or "/" in text
+    # Path.exists raises where a text is too long for a path.
+    return meant and os.path.exists(expanded(text))  # noqa: PTH110
+
+
+def is_file(text: str) -> bool:
+    """Whether the text is the path of a file that is there."""
+    return exists(text) and os.path.isfile(expanded(text))  # noqa: PTH113
+
+
+def in_every_container(text: str) -> bool:
+    """Whether each container has the path."""
+    return text.startswith("/opt/ml/") or text.strip("/.") in ("", "tmp", "dev/shm")
+
+
+def channel_of(text: str) -> str:
+    """The channel that an option's value reads; empty for none."""
+    if text == "training":
+        return "training"
+    if text.startswith(CHANNELS):
+        return text.removeprefix(CHANNELS).split("/")[0]
+    return ""

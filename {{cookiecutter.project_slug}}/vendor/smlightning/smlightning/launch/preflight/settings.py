@@ -1,0 +1,111 @@
+"""Single values of job.toml that AWS would refuse, or would take otherwise than meant."""
+
+import re
+from collections.abc import Iterator
+
+from smlightning.launch import aws, requirements
+from smlightning.launch.findings import Finding, error, warning
+from smlightning.launch.job import PATHS, TABLES, Job, cure_for_misplaced_key
+from smlightning.project import Project
+
+MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
+S3_EXAMPLE = 'as in "s3://bucket/folder/"'
+
+ROLE = re.compile(r"(arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+|[\w+=,.@-]{1,64})?", re.ASCII)
+BUCKET = re.compile(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?")
+MLFLOW = re.compile(r"(arn:[\w-]+:sagemaker:[\w-]+:\d{12}:mlflow-(app|tracking-server)/.+)?")
+SECRET = re.compile(r"(ssm:[\w./:-]+|(?!ssm:)[\w/+=.@:-]+)?", re.ASCII)
+
+
+def misplaced(job: Job, project: Project) -> Iterator[Finding]:
+    """Keys and options that were written below another [table], and so belong to it."""
+    for table, entries in (("tags", job.tags), ("environment", job.environment)):
+        for key in entries:
+            cure = cure_for_misplaced_key(key, project)
+            if not cure:
+                continue
+            # A tag is likelier to be called seed or environment on purpose than max_run_s.
+            deliberate = table == "tags" and (key not in PATHS or key in TABLES)
+            level = warning if deliberate else error
+            yield level(
+                f"{table}.{key}",
+                f"{key} stands in [{table}] and has a place of its own",
+                f"{cure}, or pass --accept {table}.{key} if it is meant",
+            )
+
+
+def times(job: Job, project: Project) -> Iterator[Finding]:
+    """How long the job may run."""
+    if job.max_run_s > MAX_RUN_S:
+        yield error("max_run_s", f"{job.max_run_s} is more than 28 days", f"at most {MAX_RUN_S}")
+
+
+def spot(job: Job, project: Project) -> Iterator[Finding]:
+    """What spot instances do not go with."""
+    if not job.spot.enabled:
+        return
+    if job.spot.max_wait_s < job.max_run_s:
+        yield error(
+            "spot.max_wait_s",
+            f"{job.spot.max_wait_s} is below max_run_s = {job.max_run_s}",
+            "it counts training and waiting: raise it, or lower max_run_s",
+        )
+    if not job.checkpoint_s3:
+        problem = "spot without checkpoints loses all at each interruption"
+        yield error("checkpoint_s3", problem, 'set it to "auto"')
+    if job.keep_alive_s:
+        cure = "set it to 0, or spot.enabled = false"
+        yield error("keep_alive_s", "spot instances cannot be kept", cure)
+    if job.hyperparameters.get("resume", "auto") != "auto":
+        problem = "with spot, each restart would begin there again"
+        yield error("hyperparameters.resume", problem, 'set it to "auto"')
+
+
+def names(job: Job, project: Project) -> Iterator[Finding]:
+    """Names and ARNs of a role, a bucket, an MLflow server and a secret."""
+    if not ROLE.fullmatch(job.role):
+        problem = f'"{job.role}" is neither ARN nor name'
+        yield error("role", problem, "arn:aws:iam::<12 digits>:role/<name>")
+    if not BUCKET.fullmatch(job.bucket):
+        problem = f'"{job.bucket}" is not the name of a bucket'
+        yield error("bucket", problem, "the name alone: no s3://, no folder")
+    if not MLFLOW.fullmatch(job.mlflow):
+        problem = f'"{job.mlflow}" names no server'
+        yield error("mlflow", problem, "give the ARN of your MLflow tracking server or app")
+    elif job.mlflow and not requirements.lists(project, "sagemaker-mlflow"):
+        cure = "add sagemaker-mlflow to src/requirements.txt"
+        yield error("mlflow", "the container has no client for it", cure)
+    if not SECRET.fullmatch(job.hub_token_secret):
+        problem = f'"{job.hub_token_secret}" names no secret'
+        yield error("hub_token_secret", problem, 'a name, an ARN, or "ssm:NAME"')
+
+
+def checkpoints(job: Job, project: Project) -> Iterator[Finding]:
+    """The folder in S3 from which a job resumes."""
+    folder = job.checkpoint_s3
+    if folder in ("", "auto"):
+        return
+    if not aws.s3_uri(folder):
+        yield error("checkpoint_s3", f'"{folder}" is not an S3 address', S3_EXAMPLE)
+    elif not re.fullmatch(r"s3://[^/]+/.*[^/].*", folder):
+        problem = f"{folder} is a whole bucket, and every host would download it"
+        yield error("checkpoint_s3", problem, "name a folder in it")
+
+
+def network(job: Job, project: Project) -> Iterator[Finding]:
+    """IDs of subnets and security groups, of which AWS takes neither without the other."""
+    kinds = (
+        ("subnets", job.network.subnets, "subnet-"),
+        ("security_groups", job.network.security_groups, "sg-"),
+    )
+    for key, identifiers, start in kinds:
+        for identifier in identifiers:
+            if not re.fullmatch(rf"{start}[0-9a-f]{{8,17}}", identifier):
+                problem = f'"{identifier}" is not one\'s ID'
+                yield error(f"network.{key}", problem, f"as in {start}0123456789abcdef0")
+    if bool(job.network.subnets) != bool(job.network.security_groups):
+        yield error(
+            "network",
+            "found subnets without security_groups, or the reverse, which AWS refuses",
+            "give both, or neither",
+        )

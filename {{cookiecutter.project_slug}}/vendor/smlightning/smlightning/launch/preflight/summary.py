@@ -1,0 +1,51 @@
+"""What a job would run, in a line, and the command that rehearses it."""
+
+import sys
+from pathlib import Path
+
+from smlightning.launch import images, instances, launchers
+from smlightning.launch.job import Job
+from smlightning.options import declared_options
+from smlightning.project import Project
+
+REHEARSED_HOSTS = 2  # and as many processes on each, at most
+
+
+def summary(job: Job, project: Project) -> str:
+    """Hosts, launcher, image, ranks, and the global batch that the learning rate is for."""
+    launcher, profile = launchers.launcher(job), images.profile(job)
+    image = f"torch {profile.torch} on Python {profile.python}" if profile else job.image
+    line = f"job     {job.instance_count} × {job.instance_type}, {launcher}, {image}"
+    gpus = instances.gpus(job.instance_type)
+    batch = batch_size(job, project)
+    if gpus is None or batch is None:
+        return line
+    processes = 1 if launcher == "none" else max(gpus, 1)
+    ranks = job.instance_count * processes
+    return f"{line}; {ranks} ranks × batch_size {batch} = global batch {ranks * batch}"
+
+
+def batch_size(job: Job, project: Project) -> int | None:
+    """Samples per rank and step; None where train.py has no such option."""
+    declared = declared_options(project.options().classes).get("batch_size")
+    value = job.hyperparameters.get("batch_size", declared.default if declared else None)
+    return value if isinstance(value, int) else None
+
+
+def rehearsal(job: Job, project: Project, job_file: Path | None = None) -> list[str]:
+    """The command that simulates a job here for some batches, on at most two hosts.
+
+    Args:
+        job: as read from the file.
+        project: whose src/ is rehearsed.
+        job_file: by default the project's job.toml.
+    """
+    hosts = min(job.instance_count, REHEARSED_HOSTS)
+    processes = min(instances.gpus(job.instance_type) or 1, REHEARSED_HOSTS)
+    return [
+        *(sys.executable, "-m", "smlightning", "rehearse"),
+        *("--hosts", str(hosts)),
+        *("--processes", str(processes)),
+        *("--distribution", launchers.launcher(job)),
+        *("--job", str((job_file or project.job_file).resolve())),
+    ]

@@ -1,0 +1,258 @@
+"""From a `Job` to CreateTrainingJob: one dictionary by AWS's names, which boto3 sends.
+
+Preflight judges this request, a rehearsal plays it, `submit` sends it, and `tune` builds on it. The
+notebook's estimator sends the same (tests/package/launch/test_estimator.py).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from smlightning import hub
+from smlightning.launch import aws, configuration, images, launchers
+from smlightning.launch.configuration import Configuration, merge
+from smlightning.launch.job import (
+    FILE_SYSTEM_CHANNEL,
+    KEYS,
+    S3_CHANNEL,
+    Job,
+    JobError,
+    request_problems,
+)
+from smlightning.project import Project
+from smlightning.reports import log
+
+# In a dry run these stand for what only an account knows.
+DRY_ACCOUNT = "000000000000"
+DRY_ROLE = "placeholder-for-dry-run"
+
+ARCHIVE = "sourcedir.tar.gz"
+CODE_CHANNEL = "code"  # of an isolated job, as the SDK names it
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a job runs, as the account and the organisation's configuration have it.
+
+    Attributes:
+        role: its ARN.
+        bucket: where code, models and checkpoints go.
+        configuration: an organisation's defaults.
+    """
+
+    role: str
+    bucket: str
+    configuration: Configuration
+
+
+def job_name(job: Job) -> str:
+    """A name for each launch: at most 63 characters when `name` has at most 47."""
+    return f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def dry_run(job: Job, project: Project, name: str = "") -> dict[str, Any]:
+    """The CreateTrainingJob request as it would be sent. Nothing leaves this machine.
+
+    Account, and the role where none is named, are placeholders; no credentials are asked for.
+
+    Raises:
+        UserError: no request can be built of this job.
+    """
+    return training_request(job, project, dry_destination(job), name or job_name(job))
+
+
+def dry_destination(job: Job) -> Destination:
+    """Role and bucket as job.toml and the configuration name them, else placeholders."""
+    config = configuration.load(job.region)
+    role = job.role or config.role or DRY_ROLE
+    if not role.startswith("arn:"):
+        role = f"arn:{aws.partition(job.region)}:iam::{DRY_ACCOUNT}:role/{role}"
+    account = (role.split(":") + [""] * 5)[4]
+    bucket = job.bucket or config.bucket or f"sagemaker-{job.region}-{account}"
+    return Destination(role, bucket, config)
+
+
+def training_request(
+    job: Job, project: Project, destination: Destination, name: str
+) -> dict[str, Any]:
+    """CreateTrainingJob, complete.
+
+    Args:
+        job: what job.toml says.
+        project: whose src/options.py names the metrics.
+        destination: where it runs.
+        name: the training job's.
+
+    Raises:
+        UserError: no request can be built of this job.
+    """
+    if problems := request_problems(job.request):
+        raise JobError(problems)
+    request: dict[str, Any] = {
+        "TrainingJobName": name,
+        "RoleArn": destination.role,
+        "AlgorithmSpecification": algorithm(job, project),
+        "OutputDataConfig": {"S3OutputPath": output_path(job, destination)},
+        **members_as_they_stand(job),
+    }
+    if job.spot.enabled:
+        request["StoppingCondition"]["MaxWaitTimeInSeconds"] = job.spot.max_wait_s
+    if checkpoints := checkpoint_path(job, destination, name):
+        request["CheckpointConfig"] = {"S3Uri": checkpoints}
+    if variables := environment(job):
+        request["Environment"] = variables
+    if job.tags:
+        request["Tags"] = [{"Key": key, "Value": value} for key, value in job.tags.items()]
+    if "ProfilerConfig" not in job.request:
+        request["ProfilerConfig"] = {"DisableProfiler": True}  # nobody reads what it writes
+    request = with_members(request, job.request)
+    request = configuration.complete(request, destination.configuration)
+    add_inputs(request, job, archive_uri(job, destination, name))
+    return {member: value for member, value in request.items() if value is not False}
+
+
+def algorithm(job: Job, project: Project) -> dict[str, Any]:
+    """The image, how it is started, and the metrics that CloudWatch reads from the log."""
+    specification: dict[str, Any] = {
+        "TrainingImage": images.image_uri(job),
+        "TrainingInputMode": "File",
+        "MetricDefinitions": metric_definitions(project),
+    }
+    if job.forward_stop:
+        specification["ContainerEntrypoint"] = launchers.FORWARDING
+    return specification
+
+
+def metric_definitions(project: Project) -> list[dict[str, str]]:
+    """CloudWatch metrics, read from the lines that reports/log.py formats: they cannot drift."""
+    names = project.options().metrics
+    return [{"Name": name, "Regex": log.metric_regex(name)} for name in names]
+
+
+def members_as_they_stand(job: Job) -> dict[str, Any]:
+    """The members whose value is a key's own, as job.py declares them; empty ones are left out."""
+    members: dict[str, Any] = {}
+    for each in KEYS:
+        value: Any = job
+        for name in each.path.split("."):
+            value = getattr(value, name)
+        if each.member and not each.derived and value:
+            set_member(members, each.member, value)
+    return members
+
+
+def set_member(members: dict[str, Any], path: str, value: Any) -> None:
+    """Set `ResourceConfig.InstanceType`, say, in nested tables, which are made where missing."""
+    *tables, name = path.split(".")
+    for table in tables:
+        members = members.setdefault(table, {})
+    members[name] = value
+
+
+def output_path(job: Job, destination: Destination) -> str:
+    """The folder that models go to, and code and checkpoints below it."""
+    chosen = job.request.get("OutputDataConfig", {}).get("S3OutputPath")
+    if chosen:
+        return str(chosen)
+    prefix = destination.configuration.prefix
+    return f"s3://{destination.bucket}/{prefix}/" if prefix else f"s3://{destination.bucket}/"
+
+
+def checkpoint_path(job: Job, destination: Destination, name: str) -> str:
+    """Where checkpoints go; empty: nowhere."""
+    if job.checkpoint_s3 != "auto":
+        return job.checkpoint_s3
+    return f"{output_path(job, destination).rstrip('/')}/{name}/checkpoints"
+
+
+def archive_uri(job: Job, destination: Destination, name: str) -> str:
+    """Where the archive of the code is uploaded to."""
+    return f"{output_path(job, destination).rstrip('/')}/{name}/source/{ARCHIVE}"
+
+
+def environment(job: Job) -> dict[str, str]:
+    """Variables of the container: [environment], and what keys of job.toml tell train.py."""
+    variables = dict(job.environment)
+    if job.mlflow:
+        variables.setdefault("MLFLOW_EXPERIMENT_NAME", job.name)
+        variables["MLFLOW_TRACKING_URI"] = job.mlflow
+    if job.hub_token_secret:
+        variables[hub.SECRET] = job.hub_token_secret
+    return variables
+
+
+def with_members(request: dict[str, Any], members: dict[str, Any]) -> dict[str, Any]:
+    """The request with [request] merged into it.
+
+    AWS refuses InstanceType and InstanceCount beside InstanceGroups or InstancePreferences, which
+    therefore replace them; a preference without a count takes the job's.
+    """
+    merged = merge(request, members)
+    resources = merged["ResourceConfig"]
+    several = {"InstanceGroups", "InstancePreferences"} & resources.keys()
+    if several:
+        replaced = {"InstanceType"}
+        preferences = resources.get("InstancePreferences", [])
+        if "InstanceGroups" in several or any("InstanceCount" in each for each in preferences):
+            replaced.add("InstanceCount")
+        kept = {name: value for name, value in resources.items() if name not in replaced}
+        merged["ResourceConfig"] = kept
+    return merged
+
+
+def add_inputs(request: dict[str, Any], job: Job, code: str) -> None:
+    """Channels and hyperparameters, of which an isolated job gets its code by a channel.
+
+    It cannot download the archive: SageMaker copies it (SDK v2, Framework.CONTAINER_CODE_CHANNEL).
+    """
+    channels = [channel(name, given) for name, given in job.channels.items()]
+    unpacked = code
+    if request.get("EnableNetworkIsolation"):
+        channels.append(channel(CODE_CHANNEL, code))
+        unpacked = f"/opt/ml/input/data/{CODE_CHANNEL}/{ARCHIVE}"
+    if channels:
+        request["InputDataConfig"] = channels
+    name = request["TrainingJobName"]
+    request["HyperParameters"] = encoded(hyperparameters(job), name, job.region, unpacked)
+
+
+def channel(name: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of InputDataConfig, from an S3 address or a table of job.toml."""
+    table = {"s3_data": given} if isinstance(given, str) else given
+    known = channel_keys(table)
+    entry: dict[str, Any] = {"ChannelName": name}
+    if known is FILE_SYSTEM_CHANNEL:
+        table = {"file_system_access_mode": "ro", **table}
+    else:
+        table = {"s3_data_type": "S3Prefix", "distribution": "FullyReplicated", **table}
+    for key, value in table.items():
+        if key in known:
+            set_member(entry, known[key], value)
+    return merge(entry, {key: value for key, value in table.items() if key not in known})
+
+
+def channel_keys(table: Mapping[str, Any]) -> dict[str, str]:
+    """The keys of a channel that is a table, and the member that each sets."""
+    return FILE_SYSTEM_CHANNEL if "file_system_id" in table else S3_CHANNEL
+
+
+def hyperparameters(job: Job) -> dict[str, Any]:
+    """What train.py gets, and the flags by which the container's toolkit knows the launcher."""
+    return {**job.hyperparameters, **launchers.flags(job)}
+
+
+def encoded(options: Mapping[str, Any], name: str, region: str, code: str) -> dict[str, str]:
+    """Hyperparameters as JSON texts, with those by which the toolkit finds train.py.
+
+    These five are the SDK's (Framework._script_mode_hyperparam_update).
+    """
+    toolkit = {
+        "sagemaker_submit_directory": code,
+        "sagemaker_program": "train.py",
+        "sagemaker_container_log_level": 20,
+        "sagemaker_job_name": name,
+        "sagemaker_region": region,
+    }
+    return {key: json.dumps(value) for key, value in {**options, **toolkit}.items()}

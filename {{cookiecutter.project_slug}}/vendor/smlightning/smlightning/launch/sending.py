@@ -1,0 +1,143 @@
+"""Sending a request: the account's role and bucket, the upload of the code, and the call itself."""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from smlightning.errors import UserError
+from smlightning.launch import archive, aws, configuration, request
+from smlightning.launch.job import Job
+from smlightning.launch.request import Destination
+from smlightning.project import Project
+
+# SageMaker writes there, on its notebooks and in Studio, as who the user works.
+STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
+
+
+def submit(job: Job, project: Project, name: str = "") -> str:
+    """Upload the code, create the training job, and return its name without waiting for it."""
+    name = name or request.job_name(job)
+    destination = account_destination(job)
+    built = request.training_request(job, project, destination, name)
+    upload(job, project, destination, name, built["OutputDataConfig"])
+    aws.client("sagemaker", job.region).create_training_job(**built)
+    return name
+
+
+def account_destination(job: Job) -> Destination:
+    """Role and bucket in this account; SageMaker's default bucket is created where it is missing.
+
+    Raises:
+        UserError: no role is named, or the bucket is another account's.
+    """
+    config = configuration.load(job.region)
+    role = execution_role(job.role or config.role, job.region)
+    bucket = job.bucket or config.bucket
+    return Destination(role, bucket or default_bucket(job.region), config)
+
+
+def execution_role(named: str, region: str) -> str:
+    """The ARN of the role that the job runs under: the one that is named, else Studio's.
+
+    Raises:
+        UserError: none is named, and the credentials are not a role's, as they are in Studio.
+    """
+    if named.startswith("arn:"):
+        return named
+    iam = aws.client("iam", region)
+    if named:
+        return str(iam.get_role(RoleName=named.rpartition("/")[2])["Role"]["Arn"])
+    if role := studio_role(region):
+        return role
+    caller = aws.client("sts", region).get_caller_identity()["Arn"]
+    assumed = re.match(r"(arn:[\w-]+):sts::(\d+):assumed-role/([^/]+)/", caller)
+    if not assumed:
+        raise UserError(
+            'role = "" means the role SageMaker Studio runs under, and there is none here',
+            "set role in job.toml to the ARN of a role that trusts sagemaker.amazonaws.com",
+        )
+    partition, account, name = assumed.groups()
+    try:
+        return str(iam.get_role(RoleName=name)["Role"]["Arn"])  # with its path
+    except iam.exceptions.ClientError:  # it may not be asked: SageMaker's own have this path
+        path = "service-role/" if "AmazonSageMaker-ExecutionRole" in name else ""
+        return f"{partition}:iam::{account}:role/{path}{name}"
+
+
+def studio_role(region: str) -> str:
+    """The execution role of this notebook or Studio user (SDK v2, Session.get_caller_identity_arn).
+
+    Empty elsewhere, and where these credentials may not ask for it.
+    """
+    from botocore.exceptions import ClientError
+
+    if not STUDIO.is_file():
+        return ""
+    facts: dict[str, str] = json.loads(STUDIO.read_text(encoding="utf-8"))
+    if "ExecutionRoleArn" in facts:
+        return facts["ExecutionRoleArn"]
+    client = aws.client("sagemaker", region)
+    try:
+        if "DomainId" not in facts:
+            name = facts["ResourceName"]
+            return str(client.describe_notebook_instance(NotebookInstanceName=name)["RoleArn"])
+        domain = facts["DomainId"]
+        user = client.describe_user_profile(
+            DomainId=domain, UserProfileName=facts["UserProfileName"]
+        )
+        if role := user.get("UserSettings", {}).get("ExecutionRole"):
+            return str(role)
+        settings = client.describe_domain(DomainId=domain)["DefaultUserSettings"]
+        return str(settings["ExecutionRole"])
+    except (ClientError, KeyError):
+        return ""
+
+
+def default_bucket(region: str) -> str:
+    """SageMaker's default bucket of this account and region, created where there is none.
+
+    Raises:
+        UserError: another account has a bucket of that name, which is known to anybody.
+    """
+    from botocore.exceptions import ClientError
+
+    account = aws.client("sts", region).get_caller_identity()["Account"]
+    name = f"sagemaker-{region}-{account}"
+    s3 = aws.client("s3", region)
+    try:
+        s3.head_bucket(Bucket=name, ExpectedBucketOwner=account)
+    except ClientError as failure:
+        if aws.code(failure) == "403":
+            raise UserError(
+                f"bucket {name} is not this account's, or may not be seen",
+                "set bucket in job.toml to one of your own, or ask for s3:ListBucket",
+            ) from failure
+        if aws.code(failure) != "404":
+            raise
+        where = {} if region == "us-east-1" else {"LocationConstraint": region}
+        s3.create_bucket(Bucket=name, **({"CreateBucketConfiguration": where} if where else {}))
+    return name
+
+
+def upload(
+    job: Job, project: Project, destination: Destination, name: str, output: dict[str, Any]
+) -> str:
+    """Upload the archive of the code, encrypted as the SDK does; its address.
+
+    Args:
+        output: the request's OutputDataConfig, whose key encrypts what lies in the same bucket.
+    """
+    uri = request.archive_uri(job, destination, name)
+    bucket, key = aws.s3_location(uri)
+    extra = {"ServerSideEncryption": "aws:kms"}
+    if output.get("KmsKeyId"):
+        extra["SSEKMSKeyId"] = output["KmsKeyId"]
+    if bucket == destination.bucket and bucket.startswith(f"sagemaker-{job.region}-"):
+        extra["ExpectedBucketOwner"] = bucket.rpartition("-")[2]
+    with tempfile.TemporaryFile() as file:
+        archive.write(file, project.src)
+        file.seek(0)
+        aws.client("s3", job.region).upload_fileobj(file, bucket, key, ExtraArgs=extra)
+    return uri

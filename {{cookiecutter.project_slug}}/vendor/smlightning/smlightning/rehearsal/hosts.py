@@ -1,0 +1,158 @@
+"""Hosts on loopback addresses: the folders and files that SageMaker gives each of them."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from smlightning.launch import archive
+from smlightning.rehearsal.plan import Plan
+
+STUBS = Path(__file__).parent / "stubs"
+LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+INSTANCE_GROUP = "homogeneousCluster"  # SageMaker's name of the only group
+# Below /opt/ml, of which each host has its own.
+FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints", "home")
+# Of the archive: what the toolkit would install here, and what a run or a tool has left in it.
+NOT_COPIED = ("requirements.txt", "outputs", "prepared", ".*")
+
+
+@dataclass
+class Host:
+    """One host, and how it ended."""
+
+    index: int
+    address: str
+    base: Path  # stands for /opt/ml
+    command: list[str] = field(default_factory=list)
+    process: "subprocess.Popen[str] | None" = None
+    exit_code: int | None = None
+    ended_at: float = 0.0  # seconds of time.time(), as interrupted_at
+    overdue: bool = False  # was ended because its time was over
+    interrupted_at: float = 0.0  # when it was stopped or killed, as planned; 0: not
+
+    @property
+    def number(self) -> int:
+        """As people count: from 1."""
+        return self.index + 1
+
+    def output(self, name: str) -> str | None:
+        """Text of ``output/success`` or ``output/failure``; None where there is none."""
+        path = self.base / "output" / name
+        return path.read_text(errors="replace") if path.is_file() else None
+
+
+def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Host]:
+    """The hosts of one attempt in the folder ``run``, as they are before training.
+
+    Args:
+        restored: checkpoints of an earlier attempt, which SageMaker puts on every host.
+    """
+    hosts = [Host(i, f"127.0.0.{i + 1}", run / f"host-{i + 1}") for i in range(plan.hosts)]
+    addresses = [host.address for host in hosts]
+    for host in hosts:
+        for name in FOLDERS:
+            (host.base / name).mkdir(parents=True)
+        if restored:
+            shutil.copytree(restored, host.base / "checkpoints", dirs_exist_ok=True)
+        copy_code(plan, host.base / "code")
+        for channel, folder in plan.channels.items():
+            link = host.base / "input/data" / channel
+            link.symlink_to(folder.resolve(), target_is_directory=True)
+        write_configuration(plan, host, addresses)
+    for name in ("evidence", "tmp", "cache"):
+        (run / name).mkdir()
+    copy_stubs(plan, run / "stubs")
+    return hosts
+
+
+def copy_code(plan: Plan, into: Path) -> None:
+    """The files of the job's archive: the folder with train.py, and the package beside it."""
+    for name, path in archive.files(plan.source).items():
+        if not is_skipped(name):
+            copy = into / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+
+
+def is_skipped(name: str) -> bool:
+    """Whether a part of a file's path is one of NOT_COPIED."""
+    return any(fnmatchcase(part, pattern) for part in Path(name).parts for pattern in NOT_COPIED)
+
+
+def copy_stubs(plan: Plan, into: Path) -> None:
+    """Those of what the job's image would hold: SMDDP is in the image of one distribution alone."""
+    absent = [] if plan.distribution == "smddp" else ["smddprun", "smdistributed"]
+    shutil.copytree(STUBS, into, ignore=shutil.ignore_patterns("__pycache__", *absent))
+
+
+def write_configuration(plan: Plan, host: Host, addresses: list[str]) -> None:
+    """``input/config``: hyperparameters, resources and channels, in the form of SageMaker's API."""
+    content = {
+        "hyperparameters": hyperparameters(plan, host),
+        "resourceconfig": resources(plan, host, addresses),
+        "inputdataconfig": input_data(plan),
+    }
+    for name, facts in content.items():
+        (host.base / "input/config" / f"{name}.json").write_text(json.dumps(facts))
+
+
+def hyperparameters(plan: Plan, host: Host) -> dict[str, str]:
+    """The request's, in their encoding; the code is in a folder here, and on S3 in the request."""
+    values = with_local_channels(plan, plan.request["HyperParameters"], as_json=True)
+    return {**values, "sagemaker_submit_directory": json.dumps(str(host.base / "code"))}
+
+
+def resources(plan: Plan, host: Host, addresses: list[str]) -> dict[str, Any]:
+    """resourceconfig.json, with loopback addresses in place of ``algo-1``, ``algo-2`` and so on."""
+    group = {
+        "instance_group_name": INSTANCE_GROUP,
+        "instance_type": plan.instance_type,
+        "hosts": addresses,
+    }
+    return {
+        "current_host": host.address,
+        "hosts": addresses,
+        "network_interface_name": LOOPBACK,
+        "current_instance_type": plan.instance_type,
+        "current_group_name": INSTANCE_GROUP,
+        "instance_groups": [group],
+    }
+
+
+def input_data(plan: Plan) -> dict[str, dict[str, str]]:
+    """inputdataconfig.json: each channel with the request's input mode."""
+    modes = {
+        channel["ChannelName"]: channel.get("InputMode", "File")
+        for channel in plan.request.get("InputDataConfig", [])
+    }
+    copied = {"S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+    return {
+        name: {"TrainingInputMode": modes.get(name, "File"), **copied} for name in plan.channels
+    }
+
+
+def with_local_channels(plan: Plan, values: Mapping[str, str], as_json: bool) -> dict[str, str]:
+    """Values in which each channel's folder of this machine replaces the container's.
+
+    Options are compared when a run resumes, so they have to be equal on every host and after a
+    restart: not a path in /opt/ml, which is elsewhere for each host.
+
+    Args:
+        as_json: the values are JSON, so that the folder is written as inside a JSON text.
+    """
+    local = dict(values)
+    for name, folder in plan.channels.items():
+        place = re.compile(rf"(?<![\w/])/opt/ml/input/data/{re.escape(name)}(?![\w.-])")
+        path = str(folder.resolve())
+        if as_json:
+            path = json.dumps(path, ensure_ascii=False)[1:-1]
+        literal = path.replace("\\", r"\\")  # of a pattern's replacement
+        local = {key: place.sub(literal, value) for key, value in local.items()}
+    return local

@@ -1,0 +1,71 @@
+"""What is rehearsed: the request, the cluster, the data, and what goes wrong."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FAIL_RANK = "fail-rank"  # the rank raises an error
+KILL_RANK = "kill-rank"  # the rank gets SIGKILL
+STOP_HOST = "stop-host"  # the host's entry point gets SIGTERM, as SageMaker sends it
+LOSE_HOST = "lose-host"  # every process of the host gets SIGKILL
+FAULTS = (FAIL_RANK, KILL_RANK, STOP_HOST, LOSE_HOST)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong in the middle of training, and where."""
+
+    kind: str  # one of FAULTS
+    target: int  # a rank; for stop-host and lose-host the host's index, from 0
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether the job is started again afterwards, as after a loss of spot capacity."""
+        return self.kind in (STOP_HOST, LOSE_HOST)
+
+
+@dataclass(frozen=True)
+class Image:
+    """The versions in the job's image; empty where they are not known."""
+
+    torch: str = ""
+    python: str = ""  # major and minor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A rehearsal: one request on so many hosts of so many processes."""
+
+    hosts: int
+    processes: int  # per host, as many as it would have GPUs
+    distribution: str  # how SageMaker starts the script; never "auto"
+    source: Path  # the folder with train.py
+    request: Mapping[str, Any]  # CreateTrainingJob's
+    channels: Mapping[str, Path] = field(default_factory=dict)  # folders of this machine
+    remote_channels: Mapping[str, str] = field(default_factory=dict)  # on S3: to be sampled
+    inherit: Sequence[str] = ()  # variables of this shell that the hosts get too
+    image: Image = Image()
+    notes: Sequence[str] = ()  # what the report says beside the verdicts
+    fault: Fault | None = None
+    batches: int = 0  # of one epoch, of validation and of test; 0: as many as train.py takes
+    timeout: float = 1800.0  # seconds
+    grace: float = 60.0  # seconds that the other hosts have to end after one has failed
+
+    @property
+    def world_size(self) -> int:
+        return self.hosts * self.processes
+
+    @property
+    def instance_type(self) -> str:
+        return str(self.request["ResourceConfig"]["InstanceType"])
+
+    @property
+    def region(self) -> str:
+        return str(json.loads(self.request["HyperParameters"]["sagemaker_region"]))
+
+    @property
+    def entrypoint(self) -> list[str]:
+        """The container's entry point, where the request replaces the image's."""
+        return list(self.request["AlgorithmSpecification"].get("ContainerEntrypoint") or [])

@@ -1,0 +1,116 @@
+"""SageMaker's PyTorch container for hosts that share one machine, and a stub of mpirun.
+
+As SAGEMAKER_TRAINING_MODULE it changes the port where 7777 is taken. On one host it leaves out what
+serves other hosts: an SSH server, and half a minute in which they would notice the job's end. Where
+mpirun cannot run, ``python mpirun_stub.py PROCESSES COMMAND…`` takes its place: it starts what Open
+MPI would start on this host.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from typing import NoReturn
+
+
+def main() -> None:
+    """The entry that sagemaker-training calls on each host."""
+    from sagemaker_pytorch_container import training
+    from sagemaker_training import mpi, smdataparallel, torch_distributed
+
+    port = os.environ["REHEARSAL_PORT"]
+    training.MASTER_PORT = port
+    torch_distributed.MASTER_PORT = port
+    if os.environ.get("REHEARSAL_WITHOUT_MPIRUN"):
+        runner = runner_without_mpirun()
+        smdataparallel.SMDataParallelRunner = runner
+        mpi.WorkerRunner = runner
+    elif os.environ.get("REHEARSAL_SINGLE_HOST"):
+        smdataparallel._start_sshd_daemon = lambda: None
+        smdataparallel.time = types.SimpleNamespace(sleep=lambda _: None)
+    training.main()
+
+
+def runner_without_mpirun() -> type:
+    """The toolkit's own command under `spawn`, without sshd and ``-m mpi4py``.
+
+    mpi4py loads MPI, which aborts a process that no mpirun started.
+    """
+    from sagemaker_training import process
+
+    class WithoutMpirun(process.ProcessRunner):  # type: ignore[misc]
+        def __init__(
+            self, entry_point: str, args: list[str], env: dict[str, str], processes: int, *_: object
+        ) -> None:
+            super().__init__(entry_point, args, env, processes)
+
+        def _create_command(self) -> list[str]:
+            smddprun = ["smddprun"] if shutil.which("smddprun") else []
+            spawned = [sys.executable, __file__, str(self._processes_per_host)]
+            return [*spawned, *smddprun, *super()._create_command()]
+
+    return WithoutMpirun
+
+
+def spawn(processes: int, command: list[str]) -> int:
+    """Run copies with ranks numbered host by host; the first to fail ends the others, as mpirun."""
+    hosts = json.loads(os.environ["SM_HOSTS"])
+    host = os.environ["SM_CURRENT_HOST"]
+    first = hosts.index(host) * processes
+    children: list[subprocess.Popen[bytes]] = []
+    signal.signal(signal.SIGTERM, exit_as_terminated)
+    try:
+        for local_rank in range(processes):
+            variables = {
+                "OMPI_COMM_WORLD_RANK": first + local_rank,
+                "OMPI_COMM_WORLD_SIZE": len(hosts) * processes,
+                "OMPI_COMM_WORLD_LOCAL_RANK": local_rank,
+                "OMPI_COMM_WORLD_LOCAL_SIZE": processes,
+            }
+            texts = {name: str(value) for name, value in variables.items()}
+            children.append(subprocess.Popen(command, env={**os.environ, **texts}))
+        for rank, code in enumerate(exit_codes(children), first):
+            if code:
+                end = how_it_ended(code)
+                print(f"RuntimeError: rank {rank} on host {host} ended with {end}", file=sys.stderr)
+                return 1
+        return 0
+    finally:
+        end_all(children)
+
+
+def exit_as_terminated(*_: object) -> NoReturn:
+    sys.exit(128 + signal.SIGTERM)
+
+
+def exit_codes(children: "list[subprocess.Popen[bytes]]") -> list[int | None]:
+    """Of all, once all have ended or one has failed; None of those that still run."""
+    while True:
+        codes = [child.poll() for child in children]
+        if None not in codes or any(codes):
+            return codes
+        time.sleep(0.05)
+
+
+def how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    return f"exit code {code}"
+
+
+def end_all(children: "list[subprocess.Popen[bytes]]") -> None:
+    for child in children:
+        child.terminate()
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(5)
+        child.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(spawn(int(sys.argv[1]), sys.argv[2:]))

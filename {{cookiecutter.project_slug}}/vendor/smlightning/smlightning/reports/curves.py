@@ -1,0 +1,93 @@
+"""Pictures and tables of a run: curves, matrices."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from smlightning.files import atomic_write
+
+COLUMNS = 4  # of panels, at most
+PANEL_SIZE = (4.3, 3.8)  # in inches
+MARKED_POINTS = 30  # a line of fewer points shows them
+
+
+def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
+    """Write ``curves.csv`` and ``curves.png``.
+
+    The picture has a panel for each last part of a metric's name: ``train/loss`` and ``val/loss``
+    share one, ``lr`` has its own. The test's single numbers and the speed have none.
+
+    Args:
+        rows: each with ``step``, ``epoch`` and any metrics; a missing value is an empty cell and no
+            point.
+    """
+    panels: dict[str, list[str]] = {}
+    for name in write_csv(rows, directory):
+        if name != "samples_per_second" and not name.startswith("test/"):
+            panels.setdefault(name.rpartition("/")[2], []).append(name)
+    columns = max(1, min(len(panels), COLUMNS))
+    lines = max(1, -(-len(panels) // columns))  # rounded up
+    size = (PANEL_SIZE[0] * columns, PANEL_SIZE[1] * lines)
+    figure, axes = pyplot().subplots(
+        lines, columns, figsize=size, layout="constrained", squeeze=False
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    for axis, (title, names) in zip(axes.flat, panels.items(), strict=False):
+        _draw_panel(axis, title, names, rows)
+    save_figure(figure, directory / "curves.png")
+
+
+def _draw_panel(
+    axis: Any, title: str, names: Sequence[str], rows: Sequence[Mapping[str, float]]
+) -> None:
+    for name in names:
+        steps = [row["step"] for row in rows if name in row]
+        values = [row[name] for row in rows if name in row]
+        axis.plot(steps, values, marker="o" if len(steps) < MARKED_POINTS else None, ms=3)
+    axis.set(title=title, xlabel="step")
+    axis.grid(alpha=0.3)
+    axis.legend(axis.lines, names)
+
+
+def write_csv(rows: Sequence[Mapping[str, float]], directory: Path) -> list[str]:
+    """Write ``curves.csv``; the names of its metrics, those without a ``/`` last."""
+    names = dict.fromkeys(name for row in rows for name in row)  # each once, in their order
+    metrics = [name for name in names if name not in ("step", "epoch")]
+    metrics.sort(key=lambda name: "/" not in name)
+    with atomic_write(directory / "curves.csv") as path, path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["step", "epoch", *metrics])
+        writer.writeheader()
+        writer.writerows(rows)
+    return metrics
+
+
+def pyplot() -> Any:
+    """matplotlib's, drawing only to files."""
+    import matplotlib
+
+    matplotlib.use("agg")  # a cluster has no display
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save_matrix(figure: Any, path: Path) -> None:
+    """Write a figure of a matrix of shares, 0 to 1, whose rows and columns have names."""
+    from matplotlib.colors import PowerNorm
+
+    axis = figure.axes[0]
+    axis.images[0].set_norm(PowerNorm(0.5, 0, 1))  # the root makes small shares visible
+    side = min(4 + 0.2 * len(axis.get_yticklabels()), 24)
+    figure.set(size_inches=(side, side), layout_engine="constrained")
+    for name in (*axis.get_xticklabels(), *axis.get_yticklabels()):
+        name.set(fontsize=8, parse_math=False)  # it may hold dollar signs
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure, whole or not at all, and close it."""
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=110)
+    pyplot().close(figure)

@@ -1,0 +1,97 @@
+"""Lines of a log: metrics as they come, the result last, and nothing that nobody can act on."""
+
+import logging
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from smlightning.errors import is_disk_full
+from smlightning.files import ensure_dir
+
+
+def format_metrics(values: Mapping[str, float]) -> str:
+    """One log line of ``name=value`` pairs: integers as they are, others with six digits."""
+    pairs = []
+    for name, value in values.items():
+        pairs.append(f"{name}={value}" if isinstance(value, int) else f"{name}={value:.6g}")
+    return " ".join(pairs)
+
+
+def metric_regex(name: str) -> str:
+    """A regular expression whose one group is the value of metric ``name``.
+
+    It reads both what :func:`format_metrics` prints (``val/loss=0.71``) and the last line of a run
+    (``test/loss 0.8123``).
+    """
+    return rf"(?:^|\s){re.escape(name)}[= ](-?[0-9.]+(?:e[-+]?[0-9]+)?|nan|-?inf)"
+
+
+def of_the_test(monitor: str) -> str:
+    """The name in the test of a metric of validation: ``val/loss`` is ``test/loss`` there."""
+    return f"test/{monitor.removeprefix('val/')}"
+
+
+def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, str]) -> None:
+    """Print the test's metrics and ``more``, a line each, and last the monitored metric alone."""
+    scores = {name: float(value) for name, value in metrics.items() if name.startswith("test/")}
+    table = {name: f"{value:.4f}" for name, value in scores.items()}
+    table.update(more)
+    width = max(map(len, table), default=0)
+    for name, text in table.items():
+        print(f"{name:<{width}}  {text}")
+    monitored = of_the_test(monitor)
+    if monitored in scores:
+        print(f"{monitored} {scores[monitored]:.4f}", flush=True)
+    else:
+        print(
+            f"warning: the test gave no {monitored}; log it in test_step, or change MONITOR "
+            "in src/options.py",
+            file=sys.stderr,
+        )
+
+
+# Warnings of every run that nobody can act on.
+SILENCED = (
+    ".*does not have many workers.*",  # tiny texts: workers would only cost memory
+    ".*isinstance.treespec, LeafSpec.*",  # torch 2.13 about Lightning 2.6.6
+    ".*sync_dist=True.*",  # the model logs what is summed over ranks already
+    ".*Checkpoint directory.*exists and is not empty.*",
+    ".*number of training batches.*smaller than the logging interval.*",
+    ".*your dataloader is not resumable.*",  # smlightning.checkpoints says it where it is so
+)
+
+
+def quiet() -> None:
+    """Silence what Lightning says on every run; messages of its callbacks and profilers stay."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    for spoken in ("callbacks", "profilers"):
+        logging.getLogger(f"pytorch_lightning.{spoken}").setLevel(logging.INFO)
+    for message in SILENCED:
+        warnings.filterwarnings("ignore", message)
+    threading.excepthook = _print_thread_exception
+
+
+def _print_thread_exception(args: Any) -> None:
+    """For ``threading.excepthook``: leave out TensorBoard's writer on a full disk.
+
+    It hands the error on to the main thread, where it becomes a sentence.
+    """
+    is_tensorboard = type(args.thread).__name__ == "_AsyncWriterThread"
+    if not is_tensorboard or not is_disk_full(args.exc_value):
+        threading.__excepthook__(args)
+
+
+def output_dirs(output_dir: str) -> tuple[Path, Path]:
+    """Folders of the curves and of the model, created where they are missing.
+
+    On SageMaker they are SM_OUTPUT_DATA_DIR and SM_MODEL_DIR; else ``output_dir`` and its folder
+    ``model``.
+    """
+    outputs = os.environ.get("SM_OUTPUT_DATA_DIR") or output_dir
+    model_dir = os.environ.get("SM_MODEL_DIR") or Path(output_dir) / "model"
+    return ensure_dir(Path(outputs)), ensure_dir(Path(model_dir))

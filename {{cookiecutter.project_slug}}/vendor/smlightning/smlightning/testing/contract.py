@@ -1,0 +1,240 @@
+"""What train.py, the launcher and the rehearsal rely on, tried on any data.py and model.py.
+
+A project takes these tests in one line of tests/test_contract.py. tests/small.py says which run is
+tried: rewrite it with your data.py and model.py.
+"""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import torch
+
+from smlightning import project
+from smlightning.options import arguments_for, declared_options, with_defaults
+from smlightning.reports.log import metric_regex, of_the_test
+from smlightning.testing import owner, recording, runs
+
+OWNER = owner.load()
+OPTIONS = OWNER.options
+DECLARED = declared_options(OPTIONS.OPTIONS)
+
+
+def tried_options() -> list[str]:
+    """Options of data and model that the contract changes, one in each run."""
+    classes = (OPTIONS.DataOptions, OPTIONS.ModelOptions)
+    names = {field.name for cls in classes for field in fields(cls)}
+    return sorted(names - OWNER.small.ELSEWHERE.keys())
+
+
+@dataclass(frozen=True)
+class Run:
+    """The small run, uninterrupted, on one rank: its folder, and what it recorded."""
+
+    folder: Path
+    record: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the small run's data lies."""
+    return tmp_path_factory.mktemp("small")
+
+
+@pytest.fixture(scope="session")
+def options(place: Path) -> dict[str, Any]:
+    """The small run's options."""
+    return OWNER.small.options(place)
+
+
+@pytest.fixture(scope="session")
+def alone(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("alone")
+    (record,) = runs.train(folder, options)
+    return Run(folder, record)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_every_sample_reaches_one_rank(
+    world_size: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """The ranks' batches together are those of one rank; a filler may even out the last."""
+    one = runs.loaders(tmp_path / "one", options, 1)
+    many = runs.loaders(tmp_path / "many", options, world_size)
+    for split in ("train", "val"):
+        total, given = one[split].total(), many[split].total()
+        missing = (one[split] - many[split]).total()
+        assert total, f"the {split} loader gave no tensor with samples along its first dimension"
+        assert missing < world_size, f"{missing} samples of {split} reach no rank of {world_size}"
+        assert given < total + world_size, (
+            f"{total} samples of {split}, and {world_size} ranks together were given {given}"
+        )
+
+
+def test_the_ranks_agree(options: dict[str, Any], tmp_path: Path) -> None:
+    """Two ranks see different batches, end with the same weights, and report the same metrics."""
+    first, second = runs.train(tmp_path, options, world_size=2)
+    assert not set(first["batches"]) & set(second["batches"])
+    assert first["last"] == second["last"], "weights at the end of training"
+    assert first["best"] == second["best"], "weights that were tested"
+    advice = (
+        "log metrics that are summed over the ranks: torchmetrics with collectives.sum_over_ranks, "
+        "or sync_dist=True"
+    )
+    assert first["validated"] == second["validated"], advice
+    assert metrics_at_the_end(first) == metrics_at_the_end(second), advice
+
+
+def metrics_at_the_end(record: dict[str, Any]) -> dict[str, float]:
+    """Metrics at the end, without those of training, which are a rank's own."""
+    metrics = record["metrics"]
+    return {name: value for name, value in metrics.items() if not name.startswith("train")}
+
+
+def starts_anywhere(options: dict[str, Any]) -> bool:
+    """Whether the project's loaders can start in the middle of an epoch."""
+    complete = with_defaults(OPTIONS.OPTIONS, options)
+    data = OWNER.data.Data(**arguments_for(OPTIONS.DataOptions, complete))
+    return hasattr(data, "start")
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(
+    options: dict[str, Any], alone: Run, tmp_path: Path
+) -> None:
+    """Killed in the second epoch: in the middle, or early where loaders cannot start there."""
+    uninterrupted = alone.record
+    batches, epochs = len(uninterrupted["batches"]), len(uninterrupted["validated"])
+    assert epochs >= 2 and batches >= 12, "small.py: two epochs with six batches or more, please"
+    per_epoch = batches // epochs
+    exact = starts_anywhere(options)
+    options = {**options, "checkpoint_steps": 1} if exact else options
+    runs.train(tmp_path, options, kill_at=per_epoch + (3 if exact else 2))
+    (resumed,) = runs.train(tmp_path, options)
+    line = re.search(r"resume: from .*, step (\d+) of", resumed["log"])
+    assert line and int(line[1]) >= per_epoch + exact, resumed["log"]
+    last_batches = uninterrupted["batches"][-len(resumed["batches"]) :]
+    assert resumed["batches"] == last_batches, "other batches, or another order"
+    for key in ("last", "best", "metrics"):
+        assert resumed[key] == uninterrupted[key], f"{key} differ"
+
+
+def test_the_metrics_that_options_py_names_are_there(alone: Run) -> None:
+    monitor, log = OPTIONS.MONITOR, alone.record["log"]
+    assert OPTIONS.MODE in ("max", "min")
+    for metrics in alone.record["validated"]:
+        assert monitor in metrics, f"validation logs no {monitor}"
+        assert math.isfinite(metrics[monitor]), f"{monitor} is {metrics[monitor]}"
+    for metric in OPTIONS.METRICS:
+        assert re.search(metric_regex(metric), log, re.M), f"{metric} is declared, never printed"
+    last_line = rf"{of_the_test(monitor)} -?\d+\.\d{{4}}"
+    assert re.fullmatch(last_line, log.splitlines()[-1]), log[-2000:]
+
+
+def test_the_best_weights_are_tested_and_saved(alone: Run) -> None:
+    """`model.load` gives the network, first if it gives more, with the best epoch's weights."""
+    values = [metrics[OPTIONS.MONITOR] for metrics in alone.record["validated"]]
+    best = values.index(max(values) if OPTIONS.MODE == "max" else min(values))
+    trained = alone.record["best"]
+    assert trained == alone.record["weights"][best], f"epoch {best + 1} was best, of {values}"
+    loaded = OWNER.model.load(alone.folder / "outputs" / "model")
+    network = loaded if isinstance(loaded, torch.nn.Module) else loaded[0]
+    assert not network.training, "load() gives a network in evaluation mode"
+    saved = recording.digests(network.state_dict())
+    assert saved, "the network that load() gives has no weights"
+    for name, digest in saved.items():
+        same_name = [key for key in trained if key == name or key.endswith(f".{name}")]
+        assert digest in [trained[key] for key in same_name], f"{name} is not what was trained"
+
+
+def test_a_trained_model_answers(alone: Run) -> None:
+    """The rehearsal asks for the same, with the project's own sample."""
+    first = runs.sample_answers(alone.folder)
+    assert first.strip(), "predict.py --sample prints nothing"
+    assert runs.sample_answers(alone.folder) == first
+
+
+def another(name: str, place: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """The option with a value that is neither its default nor the small run's."""
+    if given := OWNER.small.changed(name, place):
+        return given
+    value = options.get(name, DECLARED[name].default)
+    if isinstance(value, list | tuple) and value:
+        last = another(name, place, {name: value[-1]})[name]
+        return {name: [*value[:-1], last]}
+    return {name: other_value(name, value)}
+
+
+def other_value(name: str, value: Any) -> Any:
+    """The other boolean, another choice, a larger or smaller number."""
+    kind = DECLARED[name].type
+    if isinstance(value, bool):
+        return not value
+    if get_origin(kind) is Literal:
+        return next(choice for choice in get_args(kind) if choice != value)
+    if isinstance(value, int):
+        return max(value // 2, 1) if value > 1 else value + 1
+    if isinstance(value, float):
+        return min(8 * value, 0.9) if 0 < value < 0.9 else value / 2 or 0.5
+    raise AssertionError(f"tests/small.py: let changed() give another value of {name}, a text")
+
+
+@pytest.mark.parametrize("name", tried_options())
+def test_every_option_changes_something(
+    name: str, options: dict[str, Any], place: Path, alone: Run, tmp_path: Path
+) -> None:
+    """Batches, losses, metrics, weights or files; an option that changes none reaches nothing."""
+    (changed,) = runs.train(tmp_path, {**options, **another(name, place, options)})
+    recorded = alone.record.keys() - {"log"}
+    differing = [key for key in recorded if changed[key] != alone.record[key]]
+    assert differing, f"--{name} changes nothing; use it, or remove it"
+
+
+def test_the_job_passes_preflight() -> None:
+    """As far as it can be judged without an account and an index of packages.
+
+    ``ACCEPTED`` in tests/small.py, where it is, names keys of errors that you accept, as
+    ``--accept``.
+    """
+    pytest.importorskip("boto3", reason="the launcher's packages are not installed")
+    from smlightning.launch import findings, job, preflight
+
+    this = project.find()
+    found, request = preflight.offline_checks(job.load(this.job_file, this), this)
+    found = findings.ordered(found, getattr(OWNER.small, "ACCEPTED", ()))
+    assert request and not findings.refused(found), [str(finding) for finding in found]
+
+
+def test_the_rehearsal_passes(options: dict[str, Any], place: Path, tmp_path: Path) -> None:
+    """On two hosts of one process; where the system cannot play hosts, on one host of two."""
+    pytest.importorskip("sagemaker_training", reason="the rehearsal's packages are not installed")
+    hosts, processes = ("2", "1") if sys.platform == "linux" else ("1", "2")
+    this = project.find()
+    job = this.job_file.read_text(encoding="utf-8")
+    (tmp_path / "job.toml").write_text(without_hyperparameters(job), encoding="utf-8")
+    report = tmp_path / "report.json"
+    command = [sys.executable, "-m", "smlightning", "rehearse", "--job", str(tmp_path / "job.toml")]
+    command += ["--hosts", hosts, "--processes", processes, "--batches", "4"]
+    command += ["--distribution", "torch_distributed", "--json", str(report)]
+    for name in tomllib.loads(job).get("channels", {}):
+        command.append(f"--channel={name}={place}")  # in place of S3's data
+    command.append("--")
+    for name, value in options.items():
+        if name != "epochs":
+            command += [f"--{name}", str(value)]
+    ended = subprocess.run(command, cwd=this.root, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    checks = json.loads(report.read_text(encoding="utf-8"))["checks"]
+    verdicts = {check["name"]: check["verdict"] for check in checks}
+    assert verdicts["data-divided"] not in ("failed", "skipped")
+
+
+def without_hyperparameters(job: str) -> str:
+    """job.toml without the options of the job, which belong to other data than the small run's."""
+    return re.sub(r"(?m)^\[hyperparameters\].*\n(?:(?!\[).*\n)*", "", job)

@@ -1,0 +1,41 @@
+"""A pytest plugin: ``pytest_plugins = ["smlightning.testing.plugin"]`` in a project's
+tests/conftest.py.
+
+It is no entry point of pytest: that would change the tests of every other project in the same
+environment.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from smlightning.testing.environment import is_of_a_job
+
+pytest.register_assert_rewrite("smlightning.testing.contract", "smlightning.testing.processes")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other, one on each core
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests run in folders of their own, and what asks for the project's folder still gets it."""
+    if (config.rootpath / "job.toml").is_file():
+        os.environ.setdefault("SMLIGHTNING_PROJECT", str(config.rootpath))
+
+
+@pytest.fixture(autouse=True)
+def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test runs in an empty folder, outside SageMaker and any launcher."""
+    monkeypatch.chdir(tmp_path)
+    for name in filter(is_of_a_job, list(os.environ)):
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def same_signals() -> Iterator[None]:
+    """A run that is complete ignores signals, and processes of a later test would inherit that."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -1,0 +1,14 @@
+"""What every rank imports: a server process imports it once, and ranks are forked from it."""
+
+from smlightning.testing import owner
+from smlightning.training import imports
+
+imports.lightning()
+
+import matplotlib.pyplot  # noqa: E402, F401
+import torch.utils.tensorboard  # noqa: E402, F401
+
+from smlightning.testing import recording  # noqa: E402, F401
+
+if owner.is_on_the_path():
+    owner.load()

@@ -1,0 +1,127 @@
+"""Ranks as processes of this machine over gloo, with the variables that torchrun would give them.
+
+They are forked from a server that has imported torch, Lightning and the project's files already:
+imports take longer than most runs of a test. Everything else is a process's own: environment,
+folder, output, exit status.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from smlightning.testing.environment import is_of_a_job
+
+if sys.platform == "win32":
+    CONTEXT = multiprocessing.get_context("spawn")
+else:
+    CONTEXT = multiprocessing.get_context("forkserver")
+SECONDS = 300  # of the slowest run, on a busy machine
+
+Record = dict[str, Any]
+Body = Callable[[Callable[[Record], Any]], None]
+"""What a rank does: it is given a function that writes its record to a file."""
+
+
+def start_server() -> None:
+    """Start the process that ranks are forked from; a second call changes nothing."""
+    if sys.platform == "win32":
+        return
+    from multiprocessing import forkserver
+
+    CONTEXT.set_forkserver_preload(["smlightning.testing.preload"])
+    # The server looks there for what it imports: before Python 3.12 it is not told of sys.path.
+    with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path)}):
+        forkserver.ensure_running()
+
+
+def free_port() -> int:
+    """A port on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(body: Body, folder: Path, world_size: int, expected_exit: int = 0) -> list[Record]:
+    """Run ``body`` on each rank in ``folder``; what each recorded, by rank, with its output as
+    ``log``.
+
+    Raises AssertionError where a rank does not end with ``expected_exit``, or within SECONDS.
+    """
+    start_server()
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    processes = []
+    for rank in range(world_size):
+        variables = _variables(rank, world_size, port)
+        process = CONTEXT.Process(target=_run_rank, args=(body, folder, rank, variables))
+        process.start()
+        processes.append(process)
+    for process in processes:
+        process.join(SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+    return [_result(folder, rank, process, expected_exit) for rank, process in enumerate(processes)]
+
+
+def _variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """What torchrun sets for a rank of one host; a single rank is started without a launcher."""
+    variables: dict[str, Any] = {"OMP_NUM_THREADS": 1, "PYTHONUTF8": 1}
+    if world_size > 1:
+        variables.update(
+            RANK=rank,
+            LOCAL_RANK=rank,
+            WORLD_SIZE=world_size,
+            LOCAL_WORLD_SIZE=world_size,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _result(folder: Path, rank: int, process: BaseProcess, expected_exit: int) -> Record:
+    record = json.loads((folder / f"rank-{rank}.json").read_text(encoding="utf-8"))
+    record["log"] = (folder / f"rank-{rank}.log").read_text(encoding="utf-8")
+    assert process.exitcode == expected_exit, (
+        f"rank {rank} ended with {process.exitcode}; expected {expected_exit}\n{record['log']}"
+    )
+    return record
+
+
+def _run_rank(body: Body, folder: Path, rank: int, variables: dict[str, str]) -> None:
+    """One process, in the folder that all ranks share, with output and variables of its own."""
+    for name in filter(is_of_a_job, list(os.environ)):
+        del os.environ[name]
+    os.environ.update(variables)
+    os.chdir(folder)
+    _write_output_to(f"rank-{rank}.log")
+    record = Path(f"rank-{rank}.json")
+    record.write_text("{}", encoding="utf-8")
+    try:
+        body(lambda seen: record.write_text(json.dumps(seen), encoding="utf-8"))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # no handler of an imported module may decide how a test ends
+
+
+def _write_output_to(name: str) -> None:
+    """Standard output and error of this process and of its children go to a file."""
+    log = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+
+
+KILLED = -int(getattr(signal, "SIGKILL", 9))
+"""Exit status of a rank that SIGKILL ended."""

@@ -1,0 +1,41 @@
+"""Short runs of a project's train.py, loaders and predict.py, on one rank or several."""
+
+import functools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from smlightning.testing import recording
+from smlightning.testing.processes import KILLED, Record, run_ranks
+
+
+def train(
+    folder: Path, options: dict[str, Any], world_size: int = 1, kill_at: int = 0
+) -> list[Record]:
+    """Train in ``folder``; what each rank recorded (``recording.Recorder``), with its ``log``.
+
+    Args:
+        kill_at: SIGKILL ends every rank after so many batches or more, once there is a checkpoint
+            of the batch before last; 0: never.
+    """
+    body = functools.partial(recording.train, options=options, kill_at=kill_at)
+    return run_ranks(body, folder, world_size, KILLED if kill_at else 0)
+
+
+def loaders(folder: Path, options: dict[str, Any], world_size: int) -> dict[str, Counter[str]]:
+    """Digests of the samples that all ranks together get from `data.Data` in one epoch.
+
+    Batches are of a single sample where an option `batch_size` can say so, without padding then.
+    """
+    body = functools.partial(recording.iterate, options=options)
+    ranks = run_ranks(body, folder, world_size)
+    return {
+        split: sum((Counter(rank[split]) for rank in ranks), Counter())
+        for split in ("train", "val")
+    }
+
+
+def sample_answers(folder: Path) -> str:
+    """What `predict.py --sample` prints in the folder of a run."""
+    (record,) = run_ranks(recording.predict, folder, 1)
+    return record["log"]

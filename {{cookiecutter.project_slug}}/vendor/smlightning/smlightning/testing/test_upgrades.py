@@ -1,0 +1,142 @@
+"""What the package uses of Lightning without a promise of Lightning's: it does what it did.
+
+If one of these fails after an upgrade, read that part of Lightning again, and mend the module of
+the package that the test names.
+"""
+
+import inspect
+import re
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import pytorch_lightning as pl
+from pytorch_lightning.demos.boring_classes import BoringModel
+from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
+from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
+
+import smlightning
+from smlightning.cluster import signals
+from smlightning.training import loop as loops
+
+
+@pytest.fixture
+def trainer() -> pl.Trainer:
+    return pl.Trainer(
+        logger=False,
+        accelerator="cpu",
+        devices=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        max_steps=2,
+    )
+
+
+def test_signal_handlers_are_where_they_were() -> None:
+    """cluster/signals.py replaces what registers them, and the broadcast of each step."""
+    assert pl.Trainer._run.__code__.co_names.count("register_signal_handlers") == 1
+    register = inspect.getsource(_SignalConnector.register_signal_handlers)
+    assert "_sigterm_notifier_fn" in register
+    callers = set()
+    for name, method in vars(_SignalConnector).items():
+        if inspect.isfunction(method) and "self._register_signal(" in inspect.getsource(method):
+            callers.add(name)
+    assert callers == {"register_signal_handlers", "teardown"}
+
+
+def test_each_step_has_one_collective_and_it_is_replaced() -> None:
+    """cluster/signals.py"""
+    advance = inspect.getsource(_TrainingEpochLoop.advance)
+    assert advance.count("self._broadcast_sigterm_tensor()") == 1
+    of_torch = set(re.findall(r"torch\.distributed\.(\w+)", advance))
+    assert of_torch <= {"is_available", "is_initialized"}, "a collective that nobody replaced"
+
+
+def test_replacing_leaves_no_handler_and_no_broadcast(trainer: pl.Trainer) -> None:
+    """cluster/signals.py"""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signals.replace_lightning_signal_handlers(trainer)
+    trainer._signal_connector.register_signal_handlers()
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor()
+    trainer._signal_connector.teardown()
+    assert before == {number: signal.getsignal(number) for number in before}
+
+
+def test_a_lightning_without_them_is_refused() -> None:
+    """cluster/signals.py"""
+    loops_without = SimpleNamespace(epoch_loop=None)
+    other = SimpleNamespace(_signal_connector=SimpleNamespace(), fit_loop=loops_without)
+    with pytest.raises(RuntimeError, match="SimpleNamespace has no register_signal_handlers"):
+        signals.replace_lightning_signal_handlers(other)
+
+
+def test_private_names_are_used_in_two_modules_alone() -> None:
+    """Whatever else the package needs of Lightning has a public name."""
+    private = re.compile(r"(?:trainer|loop|fetcher|connector)\._(?!_)\w+")
+    package = Path(smlightning.__file__).parent
+    users = set()
+    for path in package.rglob("*.py"):
+        if path.parent.name != "testing" and private.search(path.read_text(encoding="utf-8")):
+            users.add(path.relative_to(package).as_posix())
+    assert users - {"cluster/signals.py"} == {"training/loop.py"}
+
+
+def test_the_state_of_the_loops_is_where_it_was(trainer: pl.Trainer) -> None:
+    """training/loop.py reads steps without a public name."""
+    loop = trainer.fit_loop
+    assert loop._restarting is False and loop._data_fetcher is None
+    assert loop.epoch_loop._batches_that_stepped == 0
+    assert callable(loop.epoch_loop._should_check_val_fx)
+    assert hasattr(trainer, "val_check_batch")
+    assert trainer.is_last_batch is False
+    assert loops.steps(trainer) == 0
+    assert loops.batches_of_epoch(trainer) == 0 and loops.batches_trained(trainer) == 0
+    trainer.fit(BoringModel())
+    assert loop.epoch_loop._batches_that_stepped == trainer.global_step == 2
+
+
+def test_the_loops_take_the_progress_that_is_written(trainer: pl.Trainer) -> None:
+    """training/loop.py fills these keys; a counter that it does not know would keep its value."""
+    state = trainer.fit_loop.state_dict()
+    batches = ("epoch_loop.batch_progress", "epoch_loop.val_loop.batch_progress")
+    for name in ("epoch_progress", *batches):
+        for when in ("current", "total"):
+            assert state[name][when].keys() <= {"ready", "started", "processed", "completed"}
+    assert [state[name]["is_last_batch"] for name in batches] == [False, False]
+    assert state["epoch_loop.state_dict"] == {"_batches_that_stepped": 0}
+    loops.set_progress(
+        state, step=11, epoch=1, batches=3, all_batches=11, last=False, validate=False, max_steps=-1
+    )
+    trainer.fit_loop.load_state_dict(state)
+    assert loops.steps(trainer) == 11 and loops.batches_trained(trainer) == 11
+    assert loops.batches_of_epoch(trainer) == 3 and trainer.current_epoch == 1
+
+
+@pytest.mark.parametrize("strategy", [SingleDeviceStrategy, DDPStrategy])
+def test_storage_options_reach_the_checkpoint_io(strategy: type[Strategy]) -> None:
+    """checkpoints/plugin.py: strategies that write files themselves refuse storage options."""
+    assert strategy.save_checkpoint is Strategy.save_checkpoint
+    assert strategy.load_checkpoint is Strategy.load_checkpoint
+    assert "storage_options" in inspect.signature(pl.Trainer.save_checkpoint).parameters
+
+
+def test_the_order_of_restoring() -> None:
+    """checkpoints/callback.py: weights first, whose names and shapes are compared then; callbacks
+    before the loops, which they prepare.
+    """
+    restore = inspect.getsource(_CheckpointConnector._restore_modules_and_callbacks)
+    assert restore.index("resume_start") < restore.index("restore_model")
+    assert restore.index("restore_model") < restore.index("restore_callbacks")
+    source = inspect.getsource(_CheckpointConnector.restore_training_state)
+    assert "restore_loops" in source and "restore_callbacks" not in source
+
+
+def test_torchmetrics_asks_for_matplotlib_where_it_did() -> None:
+    """training/imports.py hides matplotlib until the first plot."""
+    from torchmetrics.utilities import plot
+
+    assert callable(plot._error_on_missing_matplotlib)

@@ -1,0 +1,12 @@
+"""Callbacks and settings of training.
+
+- `imports`: Lightning without what nobody uses: ``lightning``. It needs no torch.
+- `seeds`: what is random in a step: ``StepSeed``.
+- `buckets`: the order of DDP's buckets: ``BucketOrder``.
+- `loop`: where Lightning's loop is, and when it validates: ``ValidationSteps``.
+- `watchdog`: the end of a job whose ranks hang: ``HangWatchdog``, ``pause_watchdog``.
+- `checks`: mistakes found before training: ``EarlyStoppingCheck``, ``refuse_without_test``.
+- `metrics`: metrics over all ranks: ``WeightedMean``, ``equal_on_ranks``.
+- `optimizers`: optimizers with their schedule: ``adamw_with_cosine``.
+- `precision`: the Trainer's precision: ``trainer_precision``.
+"""

@@ -1,0 +1,126 @@
+"""Lightning's training loop (2.6.6): where it is, when it validates, and how a resumed run is put
+in its middle.
+
+What has no public name there is used in this file alone.
+"""
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+from smlightning.errors import UserError
+
+
+class ValidationSteps(pl.Callback):
+    """Validates after every so many optimizer steps of an epoch, and at its end; with 0 at its end
+    alone.
+
+    ``Trainer(val_check_interval)`` leaves an epoch's end out where the interval does not divide it.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        """Have Lightning validate at each epoch's batches that ``val_check_batch`` divides, and at
+        the last one.
+        """
+        if not self.steps:
+            return
+        if trainer.is_last_batch:
+            trainer.val_check_batch = batches_of_epoch(trainer)
+        else:
+            trainer.val_check_batch = self.steps * trainer.accumulate_grad_batches
+
+    on_train_batch_end = on_train_start
+
+
+def steps(trainer: pl.Trainer) -> int:
+    """Global batches complete before this batch's end; ``global_step`` counts each of several
+    optimizers' steps.
+    """
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def batches_of_epoch(trainer: pl.Trainer) -> int:
+    """A rank's batches of this epoch, with the one in training; each that is accumulated counts."""
+    return trainer.fit_loop.epoch_loop.batch_idx + 1
+
+
+def batches_trained(trainer: pl.Trainer) -> int:
+    """A rank's batches of all epochs, with the one in training; each that is accumulated counts."""
+    return trainer.fit_loop.epoch_loop.total_batch_idx + 1
+
+
+def validates_next(trainer: pl.Trainer) -> bool:
+    """Whether validation follows the batch that was just trained on."""
+    loop = trainer.fit_loop
+    return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
+
+
+def check_count(trainer: pl.Trainer, step: int) -> None:
+    """Refuse ``max_steps``, which the Trainer compares with ``global_step``, where that is not
+    ``step``.
+    """
+    if trainer.max_steps != -1 and trainer.global_step != step:
+        raise UserError(
+            f"max_steps={trainer.max_steps} would end training too early or too late: in manual "
+            f"optimization Lightning counts each optimizer's steps, {trainer.global_step} after "
+            f"{step} global batches",
+            "set epochs, or the Trainer's limit_train_batches, instead",
+        )
+
+
+def end_restart(trainer: pl.Trainer) -> None:
+    """From here on a resumed run is like any other, or ReduceLROnPlateau leaves out the epoch that
+    was resumed.
+    """
+    trainer.fit_loop._restarting = False
+
+
+def set_progress(
+    fit_loop: dict[str, Any],
+    *,
+    step: int,
+    epoch: int,
+    batches: int,
+    all_batches: int,
+    last: bool,
+    validate: bool,
+    max_steps: int,
+) -> None:
+    """Write a position into the state of Lightning's fit loop as if a run had just got there.
+
+    What Lightning saves depends on the hook that saves and on accumulation, and after some it
+    repeats or leaves out an epoch's end.
+
+    Args:
+        fit_loop: ``checkpoint["loops"]["fit_loop"]``, changed in place.
+        step: global batches in all.
+        epoch: complete epochs.
+        batches: of a rank, in the next epoch; each that is accumulated counts.
+        all_batches: of a rank, in all epochs.
+        last: whether the epoch has no more.
+        validate: whether validation comes next.
+        max_steps: the Trainer's.
+    """
+    begun = epoch + (batches > 0)
+    _set_counters(fit_loop["epoch_progress"]["current"], begun, epoch)
+    _set_counters(fit_loop["epoch_progress"]["total"], begun, epoch)
+    progress = fit_loop["epoch_loop.batch_progress"]
+    _set_counters(progress["current"], batches, batches)
+    _set_counters(progress["total"], all_batches, all_batches)
+    progress["is_last_batch"] = last
+    validation = fit_loop["epoch_loop.val_loop.batch_progress"]
+    _set_counters(validation["current"], int(validate), 0)
+    _set_counters(validation["total"], int(validate), 0)
+    validation["is_last_batch"] = False
+    # Lightning counts one more before the next batch: after validation and, with max_steps, at the
+    # start of an epoch.
+    counted = validate or (batches == 0 and max_steps != -1)
+    fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = step - counted
+
+
+def _set_counters(counters: dict[str, int], started: int, complete: int) -> None:
+    for name in counters:
+        counters[name] = started if name in ("ready", "started") else complete

@@ -1,0 +1,41 @@
+"""AdamW as networks of text and images are trained: warm-up, cosine decay, clipping by norm."""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def adamw_with_cosine(
+    trainer: Any, network: nn.Module, lr: float, weight_decay: float, warmup_ratio: float
+) -> dict[str, Any]:
+    """What ``configure_optimizers`` returns.
+
+    The learning rate rises to ``lr`` in ``warmup_ratio`` of all steps, then falls to 0 along half
+    a cosine. Biases and norms do not decay, which would only harm them.
+    """
+    parameters = list(network.parameters())
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+    others = [parameter for parameter in parameters if parameter.ndim <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    # Fused kernels unscale gradients themselves, too late for clipping under a gradient scaler.
+    fused = trainer.precision != "16-mixed"
+    optimizer = torch.optim.AdamW(groups, lr=lr, fused=fused)
+    total = max(int(trainer.estimated_stepping_batches), 1)
+    warmup = max(round(total * warmup_ratio), 1)
+    factor = functools.partial(warmup_then_cosine, warmup=warmup, total=total)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def warmup_then_cosine(step: int, warmup: int, total: int) -> float:
+    """The factor of the learning rate: up to 1 in ``warmup`` steps, then half a cosine to 0."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(total - warmup, 1)
+    return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
