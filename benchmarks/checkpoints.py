@@ -3,7 +3,7 @@
     python benchmarks/checkpoints.py --gigabytes 1 --rounds 5
 
 Plain: a copy into new memory each time, the best weights copied and written with every checkpoint, the file read again
-for its checksum. Ours: `checkpoint_files.AsyncCheckpointIO` as training uses it. In turns, a ratio for each round.
+for its checksum. Ours: `checkpoints.writer.CheckpointWriter` as training uses it. In turns, a ratio for each round.
 """
 
 import argparse
@@ -15,20 +15,28 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(next(ROOT.glob("{{*}}/src"))))
-from runtime import imports  # noqa: E402
+sys.path.insert(0, str(next(ROOT.glob("{{*}}/vendor/smlightning"))))
+from smlightning.training import imports  # noqa: E402
 
 imports.lightning()
 import torch  # noqa: E402
-from runtime import checkpoint_files  # noqa: E402
-from runtime.prepared import digest  # noqa: E402
+
+from smlightning.checkpoints.position import Position  # noqa: E402
+from smlightning.checkpoints.writer import CheckpointWriter  # noqa: E402
+from smlightning.files import digest  # noqa: E402
 
 
 def state(gigabytes: float) -> dict:
     """Weights and AdamW's two moments, so many bytes in all; as many tensors as a model of a few layers has."""
     size = int(gigabytes * 1e9 / 3 / 4 / 40)
-    parts = {part: {f"layer{i}": torch.randn(size) for i in range(40)} for part in ("state_dict", "first", "second")}
-    return {"state_dict": parts["state_dict"], "optimizer_states": [parts["first"], parts["second"]]}
+    parts = {
+        part: {f"layer{i}": torch.randn(size) for i in range(40)}
+        for part in ("state_dict", "first", "second")
+    }
+    return {
+        "state_dict": parts["state_dict"],
+        "optimizer_states": [parts["first"], parts["second"]],
+    }
 
 
 def plain_copy(tree: object) -> object:
@@ -40,17 +48,21 @@ def plain_copy(tree: object) -> object:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     content = state(arguments.gigabytes)
     folder = Path(tempfile.mkdtemp(prefix="checkpoints-"))
-    ours = checkpoint_files.AsyncCheckpointIO(folder / "ours")
+    ours = CheckpointWriter(folder / "ours")
     ours.keep_best(content["state_dict"])
     best = plain_copy(content["state_dict"])
     ratios, written = [], []
-    print(f"{arguments.gigabytes:g} GB of state; seconds that training waits, seconds until the file is there, bytes")
+    print(
+        f"{arguments.gigabytes:g} GB of state; seconds that training waits, seconds until the file is there, bytes"
+    )
     for number in range(arguments.rounds + 1):
         started = time.perf_counter()
         kept = plain_copy({**content, "best": best})
@@ -60,9 +72,8 @@ def main() -> None:
         plain = blocked, time.perf_counter() - started
         del kept
         before = {p: p.stat().st_mtime_ns for p in (folder / "ours").glob("*.ckpt")}
-        ours.position = {"step": number}
         started = time.perf_counter()
-        ours.save_checkpoint(content, "")
+        ours.write(content, Position(step=number))
         blocked = time.perf_counter() - started
         ours.finish()
         mine = blocked, time.perf_counter() - started

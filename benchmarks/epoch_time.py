@@ -1,10 +1,12 @@
-"""Time per epoch of the generated project's training against a hand-written loop, and where the difference goes.
+"""Time per epoch of the generated project's training against a hand-written loop, and where the
+difference goes.
 
     make bench                         # 5 rounds of an epoch
     make bench ARGS="--rounds 9"
 
-Every variant trains the same network on the same batches in the same order with the same optimizer, schedule and
-clipping, a few steps at a time in turn (turns.py). The variants differ in what surrounds a step:
+Every variant trains the same network on the same batches in the same order with the same
+optimizer, schedule and clipping, a few steps at a time in turn (turns.py). The variants differ in
+what surrounds a step:
 
     hand         a loop of ten lines
     trainer      Lightning's Trainer, nothing added
@@ -32,7 +34,7 @@ import turns
 from turns import Seat, Turns, optimizer_and_schedule
 
 PROJECT = Path(__file__).parent.parent / "build" / "language-identification"
-sys.path.insert(0, str(PROJECT / "src"))
+sys.path[:0] = [str(PROJECT / "src"), str(PROJECT / "vendor" / "smlightning")]
 
 VARIANTS = ("hand", "trainer", "randomness", "reporter", "train.py", "2threads")
 
@@ -40,9 +42,10 @@ VARIANTS = ("hand", "trainer", "randomness", "reporter", "train.py", "2threads")
 def hand(seat: Seat, batch_size: int, threads: int = 1) -> None:
     """The loop one would write."""
     import torch
+    from torch.nn import functional as F
+
     from data import Data
     from model import ByteCNN
-    from torch.nn import functional as F
 
     torch.set_num_threads(threads)  # of the thread that calls
     torch.manual_seed(0)
@@ -69,9 +72,11 @@ def hand(seat: Seat, batch_size: int, threads: int = 1) -> None:
 def project(variant: str, seat: Seat, batch_size: int) -> None:
     """`train.py`, with some of its callbacks left out."""
     import pytorch_lightning as pl
+
     import train
-    from runtime.progress import Reporter
-    from runtime.seeds import StepSeed
+    from smlightning.reports.progress import ProgressReport
+    from smlightning.training.buckets import BucketOrder
+    from smlightning.training.seeds import StepSeed
 
     class Sitting(pl.Callback):
         def on_train_batch_start(self, *_: Any) -> None:
@@ -86,8 +91,8 @@ def project(variant: str, seat: Seat, batch_size: int) -> None:
 
     kept = {
         "trainer": (),
-        "randomness": (StepSeed,),
-        "reporter": (StepSeed, Reporter),
+        "randomness": (StepSeed, BucketOrder),
+        "reporter": (StepSeed, BucketOrder, ProgressReport),
     }.get(variant)
     constructor = pl.Trainer
 
@@ -106,7 +111,9 @@ def project(variant: str, seat: Seat, batch_size: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS[:-1])
@@ -118,11 +125,14 @@ def main() -> None:
 
     import pytorch_lightning
     import torch
+
     from data import Data
 
     data = Data(batch_size=args.batch_size)
     data.prepare_data()
-    trainings = {name: lambda seat, name=name: project(name, seat, args.batch_size) for name in args.variants}
+    trainings = {
+        name: lambda seat, name=name: project(name, seat, args.batch_size) for name in args.variants
+    }
     trainings["hand"] = lambda seat: hand(seat, args.batch_size)
     if "2threads" in trainings:
         trainings["2threads"] = lambda seat: hand(seat, args.batch_size, threads=2)

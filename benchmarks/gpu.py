@@ -1,9 +1,10 @@
 """Everything that only a GPU can answer, in one command and at most 20 minutes.
 
-    python benchmarks/gpu.py                        # make gpu; writes docs/gpu.md
+    python benchmarks/gpu.py                        # make gpu; writes docs/measurements_gpu.md
     python benchmarks/gpu.py --device cpu --small   # the same questions to a CPU, in a minute: CI
 
-Prints `name value limit PASS|FAIL` for each question and writes all of it as JSON. The status is 1 if one failed.
+Prints `name value limit PASS|FAIL` for each question and writes all of it as JSON. The status is
+1 if one failed.
 
     exact        resumed equals uninterrupted to the bit; each beside a control, the uninterrupted run once more
     step         seconds of a step beside a hand-written loop's
@@ -35,15 +36,22 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = next(ROOT.glob("{{*}}/src"))
-sys.path.insert(0, str(SRC))
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA starts: `exact` asks for fixed kernels
+PATHS = [str(SRC), str(SRC.parent / "vendor" / "smlightning")]  # the checkout's own
+sys.path[:0] = PATHS
+os.environ.setdefault(
+    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+)  # before CUDA starts: `exact` asks for fixed kernels
 ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
 Row = dict[str, Any]
 device, small, place = "cuda", False, Path()
 
 
-def row(name: str, value: float, limit: float | None, unit: str, least: bool = False, detail: str = "") -> Row:
-    """An answer; it passes if the value is at most the limit, or at least. Without a limit it is told, not judged."""
+def row(
+    name: str, value: float, limit: float | None, unit: str, least: bool = False, detail: str = ""
+) -> Row:
+    """An answer; it passes if the value is at most the limit, or at least. Without a limit it is
+    told, not judged.
+    """
     passed = None if limit is None else value >= limit if least else value <= limit
     return {
         "name": name,
@@ -63,13 +71,17 @@ def shown(limit: float | None) -> str:
 
 
 def write_texts(name: str, rows: int, length: int) -> str:
-    """A csv file of random texts of 1 to `length` letters in three alphabets; every eighth has a wrong label."""
+    """A csv file of random texts of 1 to `length` letters in three alphabets; every eighth has a
+    wrong label.
+    """
     path, draw = place / f"{name}.csv", random.Random(0)
     if not path.exists():
         lines = ["text,label"]
         for i in range(rows):
             label = [*ALPHABETS][i % 3]
-            text = "".join(draw.choices(ALPHABETS[label], k=draw.randint(max(1, length // 2), length)))
+            text = "".join(
+                draw.choices(ALPHABETS[label], k=draw.randint(max(1, length // 2), length))
+            )
             lines.append(f"{text},{'latin' if draw.random() < 0.125 else label}")
         path.write_text("\n".join(lines), encoding="utf-8")
     return str(path)
@@ -85,16 +97,36 @@ def write_model(kind: str, hidden: int, layers: int, heads: int) -> str:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     letters = sorted({letter for alphabet in ALPHABETS.values() for letter in alphabet})
-    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters])}
+    vocabulary = {
+        token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(path)
-    shape: dict[str, Any] = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
-    shape |= {"intermediate_size": 4 * hidden, "vocab_size": len(vocabulary), "pad_token_id": 0, "num_labels": 3}
+    special = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+    }
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(
+        path
+    )
+    shape: dict[str, Any] = {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    shape |= {
+        "intermediate_size": 4 * hidden,
+        "vocab_size": len(vocabulary),
+        "pad_token_id": 0,
+        "num_labels": 3,
+    }
     if kind == "deberta":
-        config: Any = transformers.DebertaV2Config(**shape, relative_attention=True, pos_att_type=["p2c", "c2p"])
+        config: Any = transformers.DebertaV2Config(
+            **shape, relative_attention=True, pos_att_type=["p2c", "c2p"]
+        )
     elif kind == "llama":
         config = transformers.LlamaConfig(**shape)
     else:
@@ -107,12 +139,16 @@ def write_model(kind: str, hidden: int, layers: int, heads: int) -> str:
 def train_with(callback: Any, **options: Any) -> None:
     """`train.train`, quietly, with one more callback in front."""
     import pytorch_lightning as pl
+
     import train
 
     constructor = pl.Trainer
 
     def made(*args: Any, **kwargs: Any) -> pl.Trainer:
-        return constructor(*args, **{**kwargs, "callbacks": [*([callback] if callback else []), *kwargs["callbacks"]]})
+        return constructor(
+            *args,
+            **{**kwargs, "callbacks": [*([callback] if callback else []), *kwargs["callbacks"]]},
+        )
 
     pl.Trainer = made  # type: ignore[assignment,misc]
     try:
@@ -139,14 +175,15 @@ def wait_for_device() -> None:
 def exact() -> Iterator[Row]:
     import pytorch_lightning as pl
     import torch
-    from runtime import checkpoint_files
+
+    from smlightning.checkpoints import files as checkpoint_files
 
     class Crash(pl.Callback):
         def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
             if trainer.global_step == 5:
                 for callback in trainer.callbacks:
-                    if hasattr(callback, "disk"):
-                        callback.disk.finish()
+                    if hasattr(callback, "writer"):
+                        callback.writer.finish()
                 raise Enough
 
     def weights(output: str) -> dict[str, Any]:
@@ -166,7 +203,11 @@ def exact() -> Iterator[Row]:
     kinds = ("bytecnn", "bert") if small else ("bytecnn", "bert", "llama", "deberta")
     precisions = ("32-true",) if small else ("32-true", "bf16-mixed", "16-mixed")
     cases = [(kind, precision, False) for kind in kinds for precision in precisions]
-    cases += [("bytecnn", "bf16-mixed", False)] if small else [(kind, "bf16-mixed", True) for kind in kinds]
+    cases += (
+        [("bytecnn", "bf16-mixed", False)]
+        if small
+        else [(kind, "bf16-mixed", True) for kind in kinds]
+    )
     for kind, precision, compiled in cases:
         name = f"exact {kind} {precision} {'compiled' if compiled else 'eager'}"
         options: dict[str, Any] = {
@@ -181,7 +222,9 @@ def exact() -> Iterator[Row]:
                 train_with(None, output_dir=str(place / output), **options)
             alone, control, resumed = map(weights, outputs)
         except Exception as error:  # the other cases are tried all the same
-            yield row(f"{name} was tried", 0, 1, "", least=True, detail=f"{type(error).__name__}: {error}")
+            yield row(
+                f"{name} was tried", 0, 1, "", least=True, detail=f"{type(error).__name__}: {error}"
+            )
             continue
         yield row(f"{name} control", differing(alone, control), 0, "tensors differ")
         yield row(name, differing(alone, resumed), 0, "tensors differ")
@@ -202,9 +245,10 @@ class Stopwatch:
 def hand_loop(options: dict[str, Any], steps: int, skipped: int, measured: Any) -> None:
     """The loop one would write, over the same batches; some steps of it are measured."""
     import torch
+    from torch.nn import functional as F
+
     from data import Data
     from model import build, logits
-    from torch.nn import functional as F
 
     torch.manual_seed(0)
     data = Data(options["dataset"], model_name=options["model_name"], batch_size=options["batch_size"],
@@ -227,9 +271,16 @@ def hand_loop(options: dict[str, Any], steps: int, skipped: int, measured: Any) 
             if number == skipped + steps:
                 return measured.__exit__(None, None, None)
             number += 1
-            there = {k: v.to(device, non_blocking=True) if hasattr(v, "to") else v for k, v in batch.items()}
-            with torch.autocast(device, torch.bfloat16, enabled=options["precision"] == "bf16-mixed"):
-                losses = F.cross_entropy(logits(net, there).float(), there["label"], reduction="none")
+            there = {
+                k: v.to(device, non_blocking=True) if hasattr(v, "to") else v
+                for k, v in batch.items()
+            }
+            with torch.autocast(
+                device, torch.bfloat16, enabled=options["precision"] == "bf16-mixed"
+            ):
+                losses = F.cross_entropy(
+                    logits(net, there).float(), there["label"], reduction="none"
+                )
             loss = (losses * there["weight"]).sum() * there["scale"]
             optimizer.zero_grad()
             loss.backward()
@@ -257,7 +308,8 @@ def trained_loop(options: dict[str, Any], steps: int, skipped: int, measured: An
         train_with(Measure(), output_dir=output, epochs=100, log_every=1000, **options)
 
 
-# Enough texts that the steps measured lie within an epoch: its end has a validation and a checkpoint.
+# Enough texts that the steps measured lie within an epoch: its end has a validation and a
+# checkpoint.
 def step_options(kind: str, batch: int, shape: tuple[int, int, int]) -> dict[str, Any]:
     return {
         "dataset": write_texts("long", 3000 if small else 15000, 120), "model_name": write_model(kind, *shape),
@@ -267,7 +319,10 @@ def step_options(kind: str, batch: int, shape: tuple[int, int, int]) -> dict[str
 
 
 def step() -> Iterator[Row]:
-    cases = [("tiny CNN", "bytecnn", 64, 1.5, (64, 2, 2)), ("encoder", "bert", 8, 1.03, (1024, 24, 16))]
+    cases = [
+        ("tiny CNN", "bytecnn", 64, 1.5, (64, 2, 2)),
+        ("encoder", "bert", 8, 1.03, (1024, 24, 16)),
+    ]
     for title, kind, batch, limit, shape in cases[: 1 if small else 2]:
         options = step_options(kind, batch, shape)
         steps, skipped = (20, 4) if small else (100, 40)
@@ -280,7 +335,13 @@ def step() -> Iterator[Row]:
         ratios = sorted(ours / hand for ours, hand in times)
         spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
         detail = f"{1000 * statistics.median(ours for ours, _ in times):.2f} ms; {spread}"
-        yield row(f"step {title} over hand-written", ratios[1], None if small else limit, "", detail=detail)
+        yield row(
+            f"step {title} over hand-written",
+            ratios[1],
+            None if small else limit,
+            "",
+            detail=detail,
+        )
 
 
 def sync() -> Iterator[Row]:
@@ -288,8 +349,15 @@ def sync() -> Iterator[Row]:
 
     import torch
 
-    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (device == "cuda")
-    waiting = ("aten::_local_scalar_dense", "cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (
+        device == "cuda"
+    )
+    waiting = (
+        "aten::_local_scalar_dense",
+        "cudaStreamSynchronize",
+        "cudaDeviceSynchronize",
+        "cudaEventSynchronize",
+    )
     counts = {}
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -298,10 +366,13 @@ def sync() -> Iterator[Row]:
             loop(step_options("bytecnn", 64, (64, 2, 2)), 10, 4, profiler)
             events = profiler.events()
             waits = sum(event.name in waiting for event in events) / 10
-            # On a GPU a copy is three events, of torch, of CUDA and of the device: the last is counted.
+            # On a GPU a copy is three events, of torch, of CUDA and of the device: the last is
+            # counted.
             copies = (
                 sum(
-                    each.name.startswith("Memcpy") if device == "cuda" else each.name == "aten::copy_"
+                    each.name.startswith("Memcpy")
+                    if device == "cuda"
+                    else each.name == "aten::copy_"
                     for each in events
                 )
                 / 10
@@ -311,7 +382,9 @@ def sync() -> Iterator[Row]:
             torch.cuda.set_sync_debug_mode("warn")
             trained_loop(step_options("bytecnn", 64, (64, 2, 2)), 10, 4, contextlib.nullcontext())
             torch.cuda.set_sync_debug_mode("default")
-    sites = sorted({f"{Path(w.filename).name}:{w.lineno}" for w in said if "synchroniz" in str(w.message)})
+    sites = sorted(
+        {f"{Path(w.filename).name}:{w.lineno}" for w in said if "synchroniz" in str(w.message)}
+    )
     for number, (title, limit) in enumerate((("host waits", 0), ("copies", 4))):
         more = counts["ours"][number] - counts["hand"][number]
         detail = f"{counts['ours'][number]:g}, hand-written {counts['hand'][number]:g}; {' '.join(sites)}"
@@ -320,8 +393,9 @@ def sync() -> Iterator[Row]:
 
 def compiles() -> Iterator[Row]:
     import torch
-    from model import build
     from torch._dynamo.callback import callback_handler
+
+    from model import build
 
     count: list[int] = []
     torch._dynamo.reset()
@@ -346,22 +420,31 @@ def host_memory() -> int:
 
 def checkpoint() -> Iterator[Row]:
     import torch
-    from runtime import checkpoint_files, ranks
+
+    from smlightning.checkpoints import files as checkpoint_files
+    from smlightning.checkpoints import reader
+    from smlightning.checkpoints.position import Position
+    from smlightning.checkpoints.writer import CheckpointWriter
+    from smlightning.cluster import session
 
     for millions in (5,) if small else (350, 1000):
         size = millions * 10**6 // 20
-        content: dict[str, Any] = {"state_dict": {f"layer{i}": torch.ones(size, device=device) for i in range(20)}}
+        content: dict[str, Any] = {
+            "state_dict": {f"layer{i}": torch.ones(size, device=device) for i in range(20)}
+        }
         content["optimizer_states"] = [
-            {name: {key: value * 0.5 for key, value in content["state_dict"].items()} for name in ("first", "second")}
+            {
+                name: {key: value * 0.5 for key, value in content["state_dict"].items()}
+                for name in ("first", "second")
+            }
         ]
         total = 12e-9 * millions * 10**6  # GB
-        disk = checkpoint_files.AsyncCheckpointIO(place / f"checkpoint{millions}")
+        disk = CheckpointWriter(place / f"checkpoint{millions}")
         before = host_memory()
         stalls, writes = [], []
         for number in range(3):
-            disk.position = {"step": number}
             began = time.perf_counter()
-            disk.save_checkpoint(content, "")
+            disk.write(content, Position(step=number))
             wait_for_device()  # a step that follows waits for the copy
             stalls.append(time.perf_counter() - began)
             disk.finish()
@@ -375,16 +458,18 @@ def checkpoint() -> Iterator[Row]:
             "s",
             detail=f"the first {stalls[0]:.2f} s",
         )
-        yield row(f"{name} write", total / min(writes[1:]), 0.01 if small else 0.1, "GB/s", least=True)
-        # torch makes a pinned block a power of two: of 20 equal tensors each may take twice its size. On a CPU the
-        # process has had that memory before, for other questions.
+        yield row(
+            f"{name} write", total / min(writes[1:]), 0.01 if small else 0.1, "GB/s", least=True
+        )
+        # torch makes a pinned block a power of two: of 20 equal tensors each may take twice its
+        # size. On a CPU the process has had that memory before, for other questions.
         most = 2.0 * total / 1.0737 + 0.2 if device == "cuda" else None
         yield row(f"{name} memory", memory, most, "GiB of the host")
         path = checkpoint_files.newest(place / f"checkpoint{millions}")
         assert path
-        ranks.cluster.cache_clear()
+        session.current_cluster.cache_clear()
         began = time.perf_counter()
-        loaded = disk.load_checkpoint(path)
+        loaded = reader.read(path, checkpoint_files.checksum(path), path.parent)
         for part in (loaded["state_dict"], *loaded["optimizer_states"][0].values()):
             for tensor in part.values():
                 tensor.to(device)
@@ -393,20 +478,27 @@ def checkpoint() -> Iterator[Row]:
         disk.finish()
         for left in path.parent.iterdir():
             left.unlink()
-    options = {"epochs": 1000, "batch_size": 16, "log_every": 5, "output_dir": str(place / "stopped")}
+    options = {
+        "epochs": 1000,
+        "batch_size": 16,
+        "log_every": 5,
+        "output_dir": str(place / "stopped"),
+    }
     job = start(0, 1, "", options, place / "stopped.txt")
     wait_until(lambda: "step=5 " in (place / "stopped.txt").read_text(), job)
     began = time.monotonic()
     job.send_signal(signal.SIGTERM)
     status = job.wait(60)
-    yield row("checkpoint signal to exit", time.monotonic() - began, 10, "s", detail=f"status {status}")
+    yield row(
+        "checkpoint signal to exit", time.monotonic() - began, 10, "s", detail=f"status {status}"
+    )
     yield row("checkpoint status after a signal", status, 143, "", least=True)
 
 
 FAULT = """
 import os, signal, sys, time
 import train
-from runtime import imports
+from smlightning.training import imports
 imports.lightning()
 import model
 original = model.Model.training_step
@@ -416,7 +508,8 @@ def step(self, batch, i):
         {fault}
     return original(self, batch, i)
 model.Model.training_step = step
-sys.exit(train.main())
+from smlightning.cluster import signals
+sys.exit(signals.run(train.train, signals.begin(train.parse)))
 """
 FAULTS = {  # what rank 1 does, the statuses, and what the failure file of rank 0 says; seconds until both have ended
     "raises": (
@@ -425,27 +518,53 @@ FAULTS = {  # what rank 1 does, the statuses, and what the failure file of rank 
         r"rank 1 on host algo-2 failed: ValueError: a broken cable",
         20,
     ),
-    "is killed": ("os.kill(os.getpid(), signal.SIGKILL)", {1, -9, -6}, r"rank 1 on host algo-2", 60),
+    "is killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        {1, -9, -6},
+        r"rank 1 on host algo-2",
+        60,
+    ),
     "sleeps": ("time.sleep(600)", {1}, r"rank 1 on host algo-2 stopped taking part", 60),
     "is told to stop": ("os.kill(os.getpid(), signal.SIGTERM)", {143}, "", 20),
 }
 
 
-def start(rank: int, world: int, script: str, options: dict[str, Any], log: Path, port: int = 0) -> Any:
+def start(
+    rank: int, world: int, script: str, options: dict[str, Any], log: Path, port: int = 0
+) -> Any:
     """A process of train.py; with more than one rank each stands for a host of its own."""
-    env = {k: v for k, v in os.environ.items() if not re.match(r"SM_|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$", k)}
-    env |= {"PYTHONPATH": str(SRC)}
+    env = {
+        k: v
+        for k, v in os.environ.items()
+        if not re.match(r"SM_|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$", k)
+    }
+    env |= {"PYTHONPATH": os.pathsep.join(PATHS)}
     if device == "cpu":
         env["CUDA_VISIBLE_DEVICES"] = ""
     if world > 1:
         hosts = [f"algo-{i + 1}" for i in range(world)]
-        env |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        env |= {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": hosts[rank], "MASTER_ADDR": "127.0.0.1"}
+        env |= {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }
+        env |= {
+            "SM_HOSTS": json.dumps(hosts),
+            "SM_CURRENT_HOST": hosts[rank],
+            "MASTER_ADDR": "127.0.0.1",
+        }
         env |= {"MASTER_PORT": str(port), "SM_OUTPUT_DIR": str(log.parent)}
-        # NCCL refuses a GPU twice on one host; by this it believes in two, which reach each other by sockets.
+        # NCCL refuses a GPU twice on one host; by this it believes in two, which reach each other
+        # by sockets.
         env |= {"NCCL_HOSTID": hosts[rank], "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
         env |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    words = {"dataset": write_texts("short", 200, 12), "data_dir": str(place / "prepared"), "num_workers": 0, **options}
+    words = {
+        "dataset": write_texts("short", 200, 12),
+        "data_dir": str(place / "prepared"),
+        "num_workers": 0,
+        **options,
+    }
     arguments = [part for key, value in words.items() for part in (f"--{key}", str(value))]
     command = [sys.executable, *(["-c", script] if script else [str(SRC / "train.py")]), *arguments]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -462,7 +581,7 @@ def wait_until(ready: Callable[[], bool], job: Any) -> None:
 
 
 def two_ranks() -> Iterator[Row]:
-    from runtime import checkpoint_files
+    from smlightning.checkpoints import files as checkpoint_files
 
     for name, (fault, statuses, words, limit) in FAULTS.items():
         if small and name in ("is killed", "sleeps"):
@@ -478,7 +597,9 @@ def two_ranks() -> Iterator[Row]:
         }
         folders = [place / f"{name.replace(' ', '-')}{rank}" for rank in range(2)]
         script = FAULT.format(fault=fault)
-        jobs = [start(rank, 2, script, options, folders[rank] / "log.txt", port) for rank in range(2)]
+        jobs = [
+            start(rank, 2, script, options, folders[rank] / "log.txt", port) for rank in range(2)
+        ]
         try:
             wait_until(lambda log=folders[1] / "log.txt": "it happens" in log.read_text(), jobs[1])
             began = time.monotonic()
@@ -507,7 +628,14 @@ def two_ranks() -> Iterator[Row]:
         job.kill()
     said = (folders[0] / "resumed.txt").read_text()
     good = found == [0, 0] and "resume: from" in said
-    yield row("ranks both resume", float(good), 1, "", least=True, detail=f"statuses {found}; {said[-200:]}")
+    yield row(
+        "ranks both resume",
+        float(good),
+        1,
+        "",
+        least=True,
+        detail=f"statuses {found}; {said[-200:]}",
+    )
 
 
 QUESTIONS = {
@@ -523,7 +651,10 @@ QUESTIONS = {
 def markdown(facts: dict[str, Any], rows: list[Row]) -> str:
     lines = ["# What a GPU answers", "", "Written by `make gpu`."]
     if facts["device"] == "CPU":
-        lines += ["", "**No GPU has answered yet: this is the small run on a CPU, which proves the questions alone.**"]
+        lines += [
+            "",
+            "**No GPU has answered yet: this is the small run on a CPU, which proves the questions alone.**",
+        ]
     lines += ["", ", ".join(f"{key}: {value}" for key, value in facts.items()), ""]
     lines += ["| name | value | limit | | detail |", "|---|---|---|---|---|"]
     for each in rows:
@@ -537,17 +668,21 @@ def markdown(facts: dict[str, Any], rows: list[Row]) -> str:
 
 def main() -> int:
     global device, small, place
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="few and small cases")
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=[*QUESTIONS])
     parser.add_argument("--json", default=str(ROOT / "build" / "gpu.json"))
-    parser.add_argument("--markdown", help="default: docs/gpu.md on a GPU, nothing on a CPU")
+    parser.add_argument(
+        "--markdown", help="default: docs/measurements_gpu.md on a GPU, nothing on a CPU"
+    )
     arguments = parser.parse_args()
     device, small = arguments.device, arguments.small
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from runtime import imports
+    from smlightning.training import imports
 
     imports.lightning()
     import pytorch_lightning
@@ -570,10 +705,24 @@ def main() -> int:
             try:
                 for each in QUESTIONS[name]():
                     rows.append(each)
-                    verdict = {True: "PASS", False: f"FAIL {each['detail']}", None: "not judged"}[each["passed"]]
-                    print(f"{each['name']} {each['value']:.4g} {shown(each['limit'])} {verdict}", flush=True)
+                    verdict = {True: "PASS", False: f"FAIL {each['detail']}", None: "not judged"}[
+                        each["passed"]
+                    ]
+                    print(
+                        f"{each['name']} {each['value']:.4g} {shown(each['limit'])} {verdict}",
+                        flush=True,
+                    )
             except Exception as error:  # the other questions are asked all the same
-                rows.append(row(f"{name} was asked", 0, 1, "", least=True, detail=f"{type(error).__name__}: {error}"))
+                rows.append(
+                    row(
+                        f"{name} was asked",
+                        0,
+                        1,
+                        "",
+                        least=True,
+                        detail=f"{type(error).__name__}: {error}",
+                    )
+                )
                 print(f"{name} was asked 0 1 FAIL {type(error).__name__}: {error}", flush=True)
             print(f"# {name}: {time.monotonic() - since:.0f} s", file=sys.stderr, flush=True)
         facts["minutes"] = f"{(time.monotonic() - began) / 60:.1f}"
@@ -581,12 +730,16 @@ def main() -> int:
     report = Path(arguments.json)
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps({**facts, "rows": rows}, indent=1))
-    target = arguments.markdown or (str(ROOT / "docs" / "gpu.md") if device == "cuda" else "")
+    target = arguments.markdown or (
+        str(ROOT / "docs" / "measurements_gpu.md") if device == "cuda" else ""
+    )
     if target:
         Path(target).write_text(text, encoding="utf-8")
     failed = [each["name"] for each in rows if each["passed"] is False]
     judged = [each["name"] for each in rows if each["passed"] is not None]
-    print(f"{len(judged) - len(failed)} of {len(judged)} PASS in {facts['minutes']} min; {arguments.json}")
+    print(
+        f"{len(judged) - len(failed)} of {len(judged)} PASS in {facts['minutes']} min; {arguments.json}"
+    )
     return int(bool(failed))
 
 

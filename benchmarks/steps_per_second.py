@@ -1,4 +1,5 @@
-"""The same training by hand and by others, in one run: milliseconds per step, and what ours takes of each one's.
+"""The same training by hand and by others, in one run: milliseconds per step, and what ours takes
+of each one's.
 
     python benchmarks/steps_per_second.py --ranks 1 2 --rounds 3 --chart docs/performance.png
     python -m pip install accelerate && python benchmarks/steps_per_second.py --bert
@@ -13,8 +14,9 @@ The same network, CLDR names in global batches of 64, a few steps at a time in t
     ours           train.py's callbacks but DataDividedCheck and ValidationSteps; what their thread has not written when
                    a turn ends is waited for
 
-With --bert a small BERT of random weights, one token per letter, on rows of 2 to 12 words in batches of 64 per rank, by
-ours and by the Hugging Face Trainer (hf; hf grouped with `group_by_length`): its defaults, without reports and saving.
+With --bert a small BERT of random weights, one token per letter, on rows of 2 to 12 words in
+batches of 64 per rank, by ours and by the Hugging Face Trainer (hf; hf grouped with
+`group_by_length`): its defaults, without reports and saving.
 """
 
 import argparse
@@ -37,26 +39,31 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 import dist
-from runtime import report
-from runtime.progress import Reporter
-from runtime.seeds import StepSeed
-from runtime.checkpoints import Checkpoints
+from smlightning.reports import log
+from smlightning.reports.history import MetricHistory
+from smlightning.reports.lines import LogLines
+from smlightning.reports.profiler import NoProfiler
+from smlightning.reports.progress import ProgressReport
+from smlightning.checkpoints.callback import Checkpoints
+from smlightning.training.buckets import BucketOrder
+from smlightning.training.seeds import StepSeed
 from data import Data
 from model import ByteCNN, Model
 import turns
-from runtime.watchdog import HangWatchdog
+from smlightning.cluster.strategies import LauncherEnvironment
+from smlightning.training.watchdog import HangWatchdog
 from pathlib import Path
 
-report.quiet()
+log.quiet()
 BERT = os.environ["BERT"]
 MAX_STEPS = int(os.environ["STEPS"])
 
 class Sitting(pl.Callback):
-    def __init__(self, seat, disk=None):
-        self.seat, self.disk = seat, disk
+    def __init__(self, seat, writer=None):
+        self.seat, self.writer = seat, writer
     def on_train_batch_start(self, *_):
-        if self.disk and self.seat.steps % turns.STEPS == 0:
-            self.disk.finish()  # what is still being written belongs to this turn, not to the next one's
+        if self.writer and self.seat.steps % turns.STEPS == 0:
+            self.writer.finish()  # what is still being written belongs to this turn, not to the next one's
         self.seat.step()
 
 class Logging(Model):
@@ -123,9 +130,11 @@ def fit(seat, kind, turn):
     outputs = Path(f"{kind}{turn}")
     if kind == "ours":
         kept = Checkpoints(outputs / "checkpoints", {"turn": turn}, 5.0, 0, monitor="val/accuracy")
-        mine = [Sitting(seat, kept.disk), HangWatchdog(60.0), StepSeed(0), Reporter(50, outputs), kept]
-        logger = pl.loggers.TensorBoardLogger(outputs, name="t", version="")
-        trainer = pl.Trainer(callbacks=mine, logger=logger, enable_progress_bar=False, enable_model_summary=False,
+        history = MetricHistory()
+        mine = [Sitting(seat, kept.writer), HangWatchdog(60.0), StepSeed(0), BucketOrder(),
+                ProgressReport(50, outputs, history), kept]
+        loggers = [LogLines(history), pl.loggers.TensorBoardLogger(outputs, name="t", version="")]
+        trainer = pl.Trainer(callbacks=mine, logger=loggers, profiler=NoProfiler(), enable_progress_bar=False, enable_model_summary=False,
                              num_sanity_val_steps=0, limit_val_batches=0, **options)
     elif kind == "bare Trainer":
         trainer = pl.Trainer(callbacks=[Sitting(seat)], use_distributed_sampler=False, num_sanity_val_steps=0,
@@ -133,7 +142,7 @@ def fit(seat, kind, turn):
                              enable_model_summary=False, limit_val_batches=0, **options)
     else:
         if cluster.world_size > 1:  # its own, told of the ranks
-            options |= {"strategy": "ddp", "plugins": [dist.LauncherEnvironment(cluster)]}
+            options |= {"strategy": "ddp", "plugins": [LauncherEnvironment(cluster)]}
         trainer = pl.Trainer(callbacks=[Sitting(seat)], use_distributed_sampler=False, num_sanity_val_steps=0,
                              default_root_dir=outputs, limit_val_batches=0, **options)
     model = {"model_name": "bert", "lr": 5e-5} if BERT else {}
@@ -179,7 +188,9 @@ COLOURS = "#31608f", "#a8480b", "#3f7a3f", "#6b4a8c"
 
 
 def write_bert(folder: Path) -> None:
-    """A BERT of two layers of 128 with a tokenizer of letters, and 8,000 rows of 2 to 12 words of 3 to 8 letters."""
+    """A BERT of two layers of 128 with a tokenizer of letters, and 8,000 rows of 2 to 12 words of
+    3 to 8 letters.
+    """
     import torch
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -187,14 +198,28 @@ def write_bert(folder: Path) -> None:
     draw = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(draw.choices(letters, k=draw.randint(3, 8))) for _ in range(5000)]
-    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", " ", *letters])}
-    rows = [(" ".join(draw.choices(words, k=draw.randint(2, 12))), draw.choice("ab")) for _ in range(8000)]
-    (folder / "rows.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in rows))
+    vocabulary = {
+        token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", " ", *letters])
+    }
+    rows = [
+        (" ".join(draw.choices(words, k=draw.randint(2, 12))), draw.choice("ab"))
+        for _ in range(8000)
+    ]
+    (folder / "rows.csv").write_text(
+        "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows)
+    )
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder / "bert")
+    special = {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+    }
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(
+        folder / "bert"
+    )
     shape: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     config = transformers.BertConfig(**shape, intermediate_size=512, vocab_size=len(vocabulary))
@@ -202,7 +227,9 @@ def write_bert(folder: Path) -> None:
 
 
 def draw(path: Path, found: dict[str, dict[str, tuple[float, ...]]], title: str) -> None:
-    """Write what ours takes of the others' time, with its interval, one group of bars for each number of ranks."""
+    """Write what ours takes of the others' time, with its interval, one group of bars for each
+    number of ranks.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -215,27 +242,41 @@ def draw(path: Path, found: dict[str, dict[str, tuple[float, ...]]], title: str)
     for number, (ranks, ratios) in enumerate(found.items()):
         at = [i + (number - (len(found) - 1) / 2) * height for i in range(len(names))]
         values, low, high = zip(*(ratios[name] for name in names), strict=True)
-        spread = [[v - a for v, a in zip(values, low, strict=True)], [b - v for v, b in zip(values, high, strict=True)]]
-        axis.barh(at, values, height * 0.9, xerr=spread, capsize=3, label=ranks, color=COLOURS[number % 4])
+        spread = [
+            [v - a for v, a in zip(values, low, strict=True)],
+            [b - v for v, b in zip(values, high, strict=True)],
+        ]
+        axis.barh(
+            at, values, height * 0.9, xerr=spread, capsize=3, label=ranks, color=COLOURS[number % 4]
+        )
         for y, value in zip(at, values, strict=True):
             axis.text(0.01, y, f"{value:.3f}", va="center", fontsize=9, color="white")
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
-    axis.set_xlabel("our step time divided by theirs, with its 95 % interval (below 1: ours is faster)", fontsize=9)
+    axis.set_xlabel(
+        "our step time divided by theirs, with its 95 % interval (below 1: ours is faster)",
+        fontsize=9,
+    )
     axis.set_title(title, fontsize=10)
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=120)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=200, help="of a round")
     parser.add_argument("--bert", action="store_true", help="against the Hugging Face Trainer")
     parser.add_argument("--chart", type=Path, help="PNG or SVG to write")
     arguments = parser.parse_args()
-    os.environ |= {"ROUNDS": str(arguments.rounds), "STEPS": str(arguments.steps), "BERT": "1" * arguments.bert}
+    os.environ |= {
+        "ROUNDS": str(arguments.rounds),
+        "STEPS": str(arguments.steps),
+        "BERT": "1" * arguments.bert,
+    }
     found: dict[str, dict[str, tuple[float, ...]]] = {}
     for ranks in arguments.ranks:
         folder = Path(tempfile.mkdtemp(prefix="speed-"))
@@ -254,7 +295,9 @@ def main() -> None:
             pair = {other: rounds[other], "ours": rounds["ours"]}
             found[named][other] = turns.compare(pair, other)["ours"]
     if arguments.chart:
-        draw(arguments.chart, found, f"{arguments.rounds} rounds of {arguments.steps} steps, in turn")
+        draw(
+            arguments.chart, found, f"{arguments.rounds} rounds of {arguments.steps} steps, in turn"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Stop, kill, damage and hang real runs of the generated project, at random moments, and count what was lost.
+"""Stop, kill, damage and hang real runs of the generated project, at random moments, and count
+what was lost.
 
     python benchmarks/stress.py kills --count 50     # kill -9, go on, compare the weights bit for bit
     python benchmarks/stress.py stops --count 200    # SIGTERM or SIGINT to agent, a rank or all: status 143, ≤ 10 s
@@ -10,7 +11,8 @@
     python benchmarks/stress.py hangs --count 10     # a rank sleeps or is paused: named in time
     python benchmarks/stress.py all --minutes 5      # some of each, in rounds with other seeds, until the time is over
 
-Each prints a line per trial and a summary; the status is 1 if one trial failed. Recorded in docs/nothing_lost.md.
+Each prints a line per trial and a summary; the status is 1 if one trial failed. Recorded in
+docs/measurements.md.
 """
 
 import os
@@ -18,7 +20,9 @@ import signal
 import subprocess
 import sys
 
-if sys.argv[1:2] == ["--rank"]:  # what torchrun starts in a trial: passes signals on to the rank, notes its status
+if sys.argv[1:2] == [
+    "--rank"
+]:  # what torchrun starts in a trial: passes signals on to the rank, notes its status
     process = subprocess.Popen([sys.executable, *sys.argv[2:]])
     for _number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_number, lambda number, _: process.send_signal(number))
@@ -46,14 +50,20 @@ from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = next(ROOT.glob("{{*}}/src"))  # the template's own
+PATHS = [str(SRC), str(SRC.parent / "vendor" / "smlightning")]
 ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
 
 
 def write_words(path: Path, each: int = 120) -> None:
-    """Random words in three alphabets; every fourth has a wrong label, so that training never comes to rest."""
+    """Random words in three alphabets; every fourth has a wrong label, so that training never
+    comes to rest.
+    """
     draw = random.Random(0)
     rows = [
-        ("".join(draw.choices(letters, k=draw.randint(1, 12))), name if draw.random() < 0.75 else "latin")
+        (
+            "".join(draw.choices(letters, k=draw.randint(1, 12))),
+            name if draw.random() < 0.75 else "latin",
+        )
         for name, letters in ALPHABETS.items()
         for _ in range(each)
     ]
@@ -84,14 +94,26 @@ class Job:
     """
 
     def __init__(
-        self, folder: Path, ranks: int, how: str, options: dict[str, object], script: str = "train", apart: bool = False
+        self,
+        folder: Path,
+        ranks: int,
+        how: str,
+        options: dict[str, object],
+        script: str = "train",
+        apart: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.ranks, self.how = folder, ranks, how
         arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
         port = free_port()
-        base = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-        base |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC), "DIST_MEET_SECONDS": "40"}
+        base = {
+            k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        }
+        base |= {
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(PATHS),
+            "DIST_MEET_SECONDS": "40",
+        }
         self.started = time.monotonic()
         self.log = folder / f"log-{time.time_ns()}.txt"
         program = [sys.executable, str(SRC / "train.py")]
@@ -102,26 +124,42 @@ class Job:
         self.agent: Agent | None = None
         with self.log.open("w") as log:
             if how == "torchrun":
-                line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)]
+                line = [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--nproc_per_node",
+                    str(ranks),
+                ]
                 line += ["--master_port", str(port), __file__, "--rank", *program[1:], *arguments]
                 process = subprocess.Popen(line, cwd=folder, env=base, stdout=log, stderr=log)
                 process.returncode = 0  # waited for below, by its number
                 self.agent = Agent(process.pid)
                 return
             if how == "forked by an agent":
-                self.agent = Agent(_fork(folder, base, arguments, log.fileno(), lambda: _elastic(ranks, port)))
+                self.agent = Agent(
+                    _fork(folder, base, arguments, log.fileno(), lambda: _elastic(ranks, port))
+                )
                 return
             for rank in range(ranks):
                 env = dict(base)
                 if ranks > 1:
                     env |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-                    env |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                    env |= {
+                        "LOCAL_WORLD_SIZE": str(ranks),
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": str(port),
+                    }
                 if apart and rank:
                     env["SM_MODEL_DIR"] = str(folder / f"host{rank}" / "model")
                 if how == "forked":
-                    self.pids.append(_fork(folder, env, arguments, log.fileno(), lambda: _rank(script)))
+                    self.pids.append(
+                        _fork(folder, env, arguments, log.fileno(), lambda: _rank(script))
+                    )
                 else:
-                    process = subprocess.Popen([*program, *arguments], cwd=folder, env=env, stdout=log, stderr=log)
+                    process = subprocess.Popen(
+                        [*program, *arguments], cwd=folder, env=env, stdout=log, stderr=log
+                    )
                     process.returncode = 0  # waited for below, by its number
                     self.pids.append(process.pid)
 
@@ -135,7 +173,9 @@ class Job:
     def rank_statuses(self) -> list[int]:
         """As a shell gives them: 128 + the number of the signal that ended a process."""
         if self.agent:
-            found = [int(note.read_text() or 0) for note in sorted(self.folder.glob("rank*.status"))]
+            found = [
+                int(note.read_text() or 0) for note in sorted(self.folder.glob("rank*.status"))
+            ]
         else:
             found = [self.statuses[pid] for pid in self.pids]
         return [status if status >= 0 else 128 - status for status in found]
@@ -169,7 +209,9 @@ class Job:
         return self.log.read_text(errors="replace")
 
 
-def _fork(folder: Path, env: dict[str, str], arguments: list[str], log: int, main: Callable[[], int]) -> int:
+def _fork(
+    folder: Path, env: dict[str, str], arguments: list[str], log: int, main: Callable[[], int]
+) -> int:
     warm_up()
     sys.stdout.flush()
     pid = os.fork()
@@ -203,19 +245,31 @@ def _leave(main: Callable[[], int]) -> NoReturn:
 
 def _rank(script: str = "train") -> int:
     import train
+    from smlightning.cluster import signals
 
     if script != "train":
         exec(script, {"__name__": "__main__"})  # noqa: S102
-    return train.main()
+    return signals.run(train.train, signals.begin(train.parse))
 
 
 def _elastic(ranks: int, port: int) -> int:
     """What torchrun does, but its workers are forked."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    address = {"rdzv_backend": "static", "rdzv_endpoint": f"127.0.0.1:{port}", "rdzv_configs": {"rank": 0}}
+    address = {
+        "rdzv_backend": "static",
+        "rdzv_endpoint": f"127.0.0.1:{port}",
+        "rdzv_configs": {"rank": 0},
+    }
     config = LaunchConfig(
-        1, 1, ranks, **address, run_id="none", max_restarts=0, monitor_interval=0.1, start_method="fork"
+        1,
+        1,
+        ranks,
+        **address,
+        run_id="none",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="fork",
     )
     elastic_launch(config, _watched_rank)()
     return 0
@@ -226,7 +280,9 @@ def _watched_rank() -> None:
     pid = os.fork()
     if not pid:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
         _leave(_rank)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: _alive(pid) and os.kill(pid, number))
@@ -244,19 +300,22 @@ def warm_up() -> None:
     """Import once what every forked rank needs."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if str(SRC) not in sys.path:
-        sys.path.insert(0, str(SRC))
-    from runtime import imports
+        sys.path[:0] = PATHS
+    from smlightning.training import imports
 
     imports.lightning()
     import datasets  # noqa: F401
     import matplotlib  # noqa: F401
     import torch
-    import train  # noqa: F401
     from torch.utils.tensorboard import SummaryWriter  # noqa: F401
+
+    import train  # noqa: F401
 
     torch.set_num_threads(1)
     import model  # noqa: F401
-    from runtime import checkpoints, progress, seeds  # noqa: F401
+    from smlightning.checkpoints import callback as checkpoints  # noqa: F401
+    from smlightning.reports import progress  # noqa: F401
+    from smlightning.training import seeds  # noqa: F401
 
 
 def _alive(pid: int) -> bool:
@@ -286,9 +345,12 @@ def free_port() -> int:
 
 
 def final_state(folder: Path) -> dict:
-    """Everything of the last checkpoint that training decides: weights, best weights, optimizer, schedule."""
+    """Everything of the last checkpoint that training decides: weights, best weights, optimizer,
+    schedule.
+    """
     import torch
-    from runtime import checkpoint_files
+
+    from smlightning.checkpoints import files as checkpoint_files
 
     path = checkpoint_files.newest(folder / "outputs" / "checkpoints")
     state = torch.load(path, weights_only=True)
@@ -296,7 +358,7 @@ def final_state(folder: Path) -> dict:
     return {
         "weights": state["state_dict"],
         "best": torch.load(checkpoint_files.best_file(path), weights_only=True),
-        "score": mine["best_score"],
+        "score": mine["best"]["score"],
         "optimizer": state["optimizer_states"],
         "schedule": state["lr_schedulers"],
         "position": mine["position"],
@@ -323,18 +385,30 @@ def difference(one: object, other: object) -> float:
 
 
 def _to_go_on_from(place: Path) -> str:
-    """What the next run's `resume:` line has to hold: the name of the newest whole checkpoint; "" if there is none."""
-    from runtime import checkpoint_files
+    """What the next run's `resume:` line has to hold: the name of the newest whole checkpoint; ""
+    if there is none.
+    """
+    from smlightning.checkpoints import files as checkpoint_files
 
     path = checkpoint_files.newest(place / "outputs" / "checkpoints")
     return path.name if path else ""
 
 
-OPTIONS = {"dataset": "../words.csv", "data_dir": "../data", "epochs": 4, "batch_size": 4, "log_every": 10}
+OPTIONS = {
+    "dataset": "../words.csv",
+    "data_dir": "../data",
+    "epochs": 4,
+    "batch_size": 4,
+    "log_every": 10,
+}
 
 
-def kills(count: int, seed: int, folder: Path, ranks: tuple[int, ...] = (1, 2, 4), workers: int = 1) -> Iterator[str]:
-    """Kill a rank at any moment, or in the middle of a checkpoint; go on; compare with a run that was left alone."""
+def kills(
+    count: int, seed: int, folder: Path, ranks: tuple[int, ...] = (1, 2, 4), workers: int = 1
+) -> Iterator[str]:
+    """Kill a rank at any moment, or in the middle of a checkpoint; go on; compare with a run that
+    was left alone.
+    """
     draw = random.Random(seed)
     options = {**OPTIONS, "checkpoint_steps": 3, "num_workers": workers}
     whole, seconds = {}, {}
@@ -368,10 +442,13 @@ def kills(count: int, seed: int, folder: Path, ranks: tuple[int, ...] = (1, 2, 4
         left = len(_temporary(place))
         job.end()
         expected = _to_go_on_from(place)
-        again = Job(place, n, "forked", options, apart=trial % 2 == 1)  # ranks that lack the file get rank 0's
+        again = Job(
+            place, n, "forked", options, apart=trial % 2 == 1
+        )  # ranks that lack the file get rank 0's
         finished = again.wait(300) and set(again.statuses.values()) == {0}
         resumed = next(
-            (line for line in again.text.splitlines() if line.startswith("resume: ")), "resume: from the start"
+            (line for line in again.text.splitlines() if line.startswith("resume: ")),
+            "resume: from the start",
         )
         again.end()
         gap = difference(whole[n], final_state(place)) if finished else float("nan")
@@ -385,7 +462,8 @@ def kills(count: int, seed: int, folder: Path, ranks: tuple[int, ...] = (1, 2, 4
 def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
     """Signal the agent, a rank or all of a run of two ranks, from its start to its last line.
 
-    One trial in ten is under torchrun itself and has the imports in it; the others are forked by torchrun's agent.
+    One trial in ten is under torchrun itself and has the imports in it; the others are forked by
+    torchrun's agent.
     """
     draw = random.Random(seed)
     options = {**OPTIONS, "batch_size": 8, "epochs": 12}
@@ -401,7 +479,10 @@ def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
             seconds[how] = time.monotonic() - job.started
         place = folder / f"stop{trial}"
         shutil.rmtree(place, ignore_errors=True)
-        target, number = draw.choice(["agent", "rank0", "rank1", "all"]), draw.choice([signal.SIGTERM, signal.SIGINT])
+        target, number = (
+            draw.choice(["agent", "rank0", "rank1", "all"]),
+            draw.choice([signal.SIGTERM, signal.SIGINT]),
+        )
         job = Job(place, 2, how, options)
         assert job.agent
         while len(job.find_ranks()) < 2 and job.agent.poll() is None:
@@ -417,7 +498,9 @@ def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
             continue
         trial += 1
         before = job.text
-        victims = {"agent": [job.agent.pid], "rank0": job.pids[:1], "rank1": job.pids[1:]}.get(target)
+        victims = {"agent": [job.agent.pid], "rank0": job.pids[:1], "rank1": job.pids[1:]}.get(
+            target
+        )
         for pid in victims or [job.agent.pid, *job.pids]:
             if _alive(pid):
                 os.kill(pid, number)
@@ -428,8 +511,16 @@ def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
         phase = "training" if "global_batch=" in before else "start"
         if "epoch=12 val" in before:
             phase = "test and saving"
-        if target == "agent" and set(statuses) == {0} and "test/accuracy" in said and ended is not None and ended < 2:
-            trial -= 1  # it was complete before the agent, which looks every 0.1 s, passed the signal on
+        if (
+            target == "agent"
+            and set(statuses) == {0}
+            and "test/accuracy" in said
+            and ended is not None
+            and ended < 2
+        ):
+            trial -= (
+                1  # it was complete before the agent, which looks every 0.1 s, passed the signal on
+            )
             continue
         problem = ""
         if ended is None or ended > 10:
@@ -463,21 +554,33 @@ data.BatchDataset.__getitem__ = hang
 
 
 def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> Iterator[str]:
-    """Let a rank sleep in the middle of its data, or pause its process; the others have to name it and end."""
+    """Let a rank sleep in the middle of its data, or pause its process; the others have to name
+    it and end.
+    """
     draw = random.Random(seed)
     for trial in range(count):
         ranks, paused = draw.choice([2, 3]), (trial + seed) % 2 == 1
         victim = draw.randrange(ranks)
         options = {**OPTIONS, "epochs": 400, "batch_size": 4, "hang_seconds": hang_seconds}
-        job = Job(folder / f"hang{trial}", ranks, "forked", options, "train" if paused else HANG % victim)
-        while "epoch=2" not in job.text and _alive(job.pids[0]) and (paused or job.text.count("step=") < 3):
+        job = Job(
+            folder / f"hang{trial}", ranks, "forked", options, "train" if paused else HANG % victim
+        )
+        while (
+            "epoch=2" not in job.text
+            and _alive(job.pids[0])
+            and (paused or job.text.count("step=") < 3)
+        ):
             time.sleep(0.1)
         if paused:
             os.kill(job.pids[victim], signal.SIGSTOP)
         start, said, named = time.monotonic(), f"rank {victim} on host localhost", None
         words = ("has not been heard of", "has not answered", "stopped taking part")
         while time.monotonic() - start < 2 * hang_seconds and not named:
-            lines = [line for line in job.text.splitlines() if said in line and any(word in line for word in words)]
+            lines = [
+                line
+                for line in job.text.splitlines()
+                if said in line and any(word in line for word in words)
+            ]
             named = (time.monotonic() - start, lines[0]) if lines else None
             time.sleep(0.1)
         time.sleep(1)
@@ -488,8 +591,12 @@ def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> It
         statuses = job.rank_statuses()
         stacks = job.text.count("stacks of rank")
         enough = stacks >= ranks - paused
-        telling = named and not re.search(r"(train|signals)\.py", named[1])  # where a rank is, not how it began
-        good = telling and named[0] <= hang_seconds and ended is not None and all(statuses) and enough
+        telling = named and not re.search(
+            r"(train|signals)\.py", named[1]
+        )  # where a rank is, not how it began
+        good = (
+            telling and named[0] <= hang_seconds and ended is not None and all(statuses) and enough
+        )
         yield (
             f"{'ok' if good else 'FAILED'} rank {victim} of {ranks} {'was paused' if paused else 'slept'}: named after "
             f"{named and round(named[0], 1)} s, statuses {statuses}, {stacks} stacks; {named and named[1]}"
@@ -504,11 +611,13 @@ torch.nn.Dropout.forward = lambda self, x: x  # its draws are of a rank, and ran
 
 def places(state: dict) -> tuple:
     """Where training stood; the rest of a position counts the batches of a rank."""
-    return itemgetter("step", "epoch", "batch", "done")(state["position"])
+    return itemgetter("step", "epoch", "batch", "complete")(state["position"])
 
 
 def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Kill a run of 2 ranks, go on with 1 or 4, or accumulating: the same global batches, weights but for rounding."""
+    """Kill a run of 2 ranks, go on with 1 or 4, or accumulating: the same global batches, weights
+    but for rounding.
+    """
     draw = random.Random(seed)
     options = {**OPTIONS, "checkpoint_steps": 3}
     job = Job(folder / "whole2", 2, "forked", {**options, "batch_size": 8}, NO_DROPOUT)
@@ -524,16 +633,28 @@ def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
         expected = _to_go_on_from(place)
         many, batch, accumulate = ((1, 16, 1), (4, 4, 1), (1, 8, 2), (4, 2, 2))[(trial + seed) % 4]
         again = Job(
-            place, many, "forked", {**options, "batch_size": batch, "accumulate_grad_batches": accumulate}, NO_DROPOUT
+            place,
+            many,
+            "forked",
+            {**options, "batch_size": batch, "accumulate_grad_batches": accumulate},
+            NO_DROPOUT,
         )
         finished = again.wait(300) and set(again.statuses.values()) == {0}
-        resumed = next((line for line in again.text.splitlines() if line.startswith("resume: ")), "from the start")
+        resumed = next(
+            (line for line in again.text.splitlines() if line.startswith("resume: ")),
+            "from the start",
+        )
         again.end()
         gap = best = float("nan")
         if finished:
             state = final_state(place)
-            gap, best = difference(whole["weights"], state["weights"]), difference(whole["score"], state["score"])
-            resumed += "" if places(state) == places(whole) else f", which ended at {state['position']}"
+            gap, best = (
+                difference(whole["weights"], state["weights"]),
+                difference(whole["score"], state["score"]),
+            )
+            resumed += (
+                "" if places(state) == places(whole) else f", which ended at {state['position']}"
+            )
         good = finished and gap < 1e-4 and places(state) == places(whole) and expected in resumed
         yield (
             f"{'ok' if good else 'FAILED'} 2 ranks, then {many} accumulating {accumulate}: {_short(resumed)}; "
@@ -552,7 +673,9 @@ HOSTS = (  # launcher, hosts, processes on each; on one host mpirun is a real on
 
 
 def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Two hosts of SageMaker's own toolkit; one is stopped or lost, both start again from what S3 keeps of them."""
+    """Two hosts of SageMaker's own toolkit; one is stopped or lost, both start again from what S3
+    keeps of them.
+    """
     from cookiecutter.main import cookiecutter
 
     draw = random.Random(seed)
@@ -561,12 +684,34 @@ def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
     for trial in range(count):
         launcher, number, processes, how = HOSTS[(trial + seed) % len(HOSTS)]
         host = str(draw.randint(1, number))
-        line = [sys.executable, "-m", "rehearsal", "--hosts", str(number), "--processes", str(processes)]
-        line += ["--distribution", launcher, how, host, "--json", str(folder / "report.json"), "--", *options]
+        line = [
+            sys.executable,
+            "-m",
+            "smlightning",
+            "rehearse",
+            "--hosts",
+            str(number),
+            "--processes",
+            str(processes),
+        ]
+        line += [
+            "--distribution",
+            launcher,
+            how,
+            host,
+            "--json",
+            str(folder / "report.json"),
+            "--",
+            *options,
+        ]
         if how == "--lose-host":
             line += ["--checkpoint_steps", str(draw.randint(1, 9))]
         run = subprocess.run(line, cwd=project, capture_output=True, text=True)
-        report = json.loads((folder / "report.json").read_text()) if run.returncode < 2 else {"checks": []}
+        report = (
+            json.loads((folder / "report.json").read_text())
+            if run.returncode < 2
+            else {"checks": []}
+        )
         said = {check["name"]: check["detail"] for check in report["checks"]}
         failed = [check["name"] for check in report["checks"] if check["verdict"] == "failed"]
         if how == "--stop-host":
@@ -593,8 +738,10 @@ mkdir kept; cp -r outputs kept; umount "$full"; rm -rf outputs; mv kept/outputs 
 
 
 def full(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """A disk that becomes full in the middle: one sentence, the last good checkpoint is left, and it goes on there."""
-    from runtime import checkpoint_files
+    """A disk that becomes full in the middle: one sentence, the last good checkpoint is left, and
+    it goes on there.
+    """
+    from smlightning.checkpoints import files as checkpoint_files
 
     draw = random.Random(seed)
     options = {**OPTIONS, "checkpoint_steps": 3}
@@ -606,9 +753,24 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
     for trial in range(count):
         place = folder / f"full{trial}"
         place.mkdir()
-        disk = ("outputs", "curves")[(trial + seed) % 2]  # checkpoints and model; log, pictures and TensorBoard
-        space = int(size * draw.uniform(0.0, 3.9)) if disk == "outputs" else draw.randint(1, 60) * 2**10
-        line = ["unshare", "--mount", "--propagation", "private", "sh", "-c", FULL, "sh", disk, str(space)]
+        disk = ("outputs", "curves")[
+            (trial + seed) % 2
+        ]  # checkpoints and model; log, pictures and TensorBoard
+        space = (
+            int(size * draw.uniform(0.0, 3.9)) if disk == "outputs" else draw.randint(1, 60) * 2**10
+        )
+        line = [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            FULL,
+            "sh",
+            disk,
+            str(space),
+        ]
         line += [sys.executable, str(SRC / "train.py"), *arguments]
         subprocess.run(line, cwd=place, check=True, timeout=600)
         said = (place / "first.txt").read_text()
@@ -628,9 +790,12 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
 
 
 def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Spoil the newest checkpoint of a real run in many ways; the one before has to be chosen, and has to load."""
+    """Spoil the newest checkpoint of a real run in many ways; the one before has to be chosen,
+    and has to load.
+    """
     import torch
-    from runtime import checkpoint_files
+
+    from smlightning.checkpoints import files as checkpoint_files
 
     draw = random.Random(seed)
     job = Job(folder / "whole", 1, "forked", {**OPTIONS, "checkpoint_steps": 3})
@@ -640,7 +805,9 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
         shutil.copytree(folder / "whole" / "outputs" / "checkpoints", place)
         (_, path), (_, before), *_ = checkpoint_files.numbered(place)
         content = bytearray(path.read_bytes())
-        how = ("truncated", "one bit flipped", "zero length", "half-renamed", "a block of zeros")[trial % 5]
+        how = ("truncated", "one bit flipped", "zero length", "half-renamed", "a block of zeros")[
+            trial % 5
+        ]
         at = draw.randrange(len(content))
         if how in ("truncated", "half-renamed"):
             content = content[:at]
@@ -655,7 +822,10 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
         if how == "half-renamed":
             (place / ".000099.ckpt").write_bytes(content)
         chosen = checkpoint_files.newest(place)
-        good = chosen == (path if same else before) and torch.load(chosen, weights_only=True)["callbacks"]
+        good = (
+            chosen == (path if same else before)
+            and torch.load(chosen, weights_only=True)["callbacks"]
+        )
         yield f"{'ok' if good else 'FAILED'} {how} at byte {at}: {chosen.name if chosen else None}"
         shutil.rmtree(place)
 
@@ -695,8 +865,9 @@ with dist.session() as cluster:
                 model.trainer = type("T", (), {"datamodule": data})
                 model.configure_model()
                 from data import BatchDataset
+                from smlightning.data.batches import Share
                 padded, rows = BatchDataset(data.splits["test"], 0), len(data.splits["test"])
-                make = lambda many: padded[(many, len(many), 1.0)]
+                make = lambda many: padded[Share(many, len(many), 1.0)]
                 loader = torch.utils.data.DataLoader(range(rows), batch_size=4, collate_fn=make)
                 trainer.test(Stock(model), loader, verbose=False)
             found[f"{kind} {size}"] = {k: float(v) for k, v in trainer.callback_metrics.items()}
@@ -708,7 +879,9 @@ SIZES = [1, 2, 7, 21, 1000]
 
 
 def metrics(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Test metrics of 1 to 4 ranks over sets of several sizes; the single process's, and stock Lightning's beside."""
+    """Test metrics of 1 to 4 ranks over sets of several sizes; the single process's, and stock
+    Lightning's beside.
+    """
     draw = random.Random(seed)
     for size in SIZES:
         place = folder / f"size{size}"
@@ -716,7 +889,8 @@ def metrics(count: int, seed: int, folder: Path) -> Iterator[str]:
         for split, many in (("train", 90), ("validation", size), ("test", size)):
             names = [(name, letters) for name, letters in ALPHABETS.items()]
             rows = [
-                ("".join(draw.choices(names[i % 3][1], k=draw.randint(1, 12))), names[i % 3][0]) for i in range(many)
+                ("".join(draw.choices(names[i % 3][1], k=draw.randint(1, 12))), names[i % 3][0])
+                for i in range(many)
             ]
             with (place / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows([("text", "label"), *rows])
@@ -731,7 +905,10 @@ def metrics(count: int, seed: int, folder: Path) -> Iterator[str]:
     for ranks, size in itertools.product(range(1, 5), SIZES):
         alone, mine = found[1][f"ours {size}"], found[ranks][f"ours {size}"]
         gap = max(abs(alone[name] - mine[name]) for name in alone)
-        stock = abs(found[ranks][f"stock {size}"]["test/loss"] - alone["test/loss"]) / alone["test/loss"]
+        stock = (
+            abs(found[ranks][f"stock {size}"]["test/loss"] - alone["test/loss"])
+            / alone["test/loss"]
+        )
         yield (
             f"{'ok' if gap <= 1e-6 else 'FAILED'} ranks={ranks} samples={size}: largest difference of loss, accuracy, "
             f"macro-F1 from the single process {gap:.1e}; stock Lightning's loss is off by {stock:.2%}"
@@ -740,7 +917,7 @@ def metrics(count: int, seed: int, folder: Path) -> Iterator[str]:
 
 def _checkpoint_problem(place: Path, told: list[str]) -> str:
     """A run that was stopped at a step has a valid checkpoint of that step."""
-    from runtime import checkpoint_files
+    from smlightning.checkpoints import files as checkpoint_files
 
     steps = [int(line.split(" at step ")[1].split()[0]) for line in told if " at step " in line]
     if not steps or not steps[0]:
@@ -749,7 +926,11 @@ def _checkpoint_problem(place: Path, told: list[str]) -> str:
     path = checkpoint_files.newest(directory)
     if path is None or path != checkpoint_files.numbered(directory)[0][1]:
         return "the newest checkpoint is damaged or missing"
-    return "" if f"-step{steps[0]:06d}-" in path.name else f"stopped at step {steps[0]}, but there is {path.name}"
+    return (
+        ""
+        if f"-step{steps[0]:06d}-" in path.name
+        else f"stopped at step {steps[0]}, but there is {path.name}"
+    )
 
 
 def _temporary(place: Path) -> list[Path]:
@@ -760,23 +941,46 @@ def _short(line: str) -> str:
     return line.replace("resume: ", "").rpartition("/")[2]
 
 
-ROUND = {"kills": 3, "stops": 4, "damage": 10, "hangs": 1, "ranks": 2, "hosts": 1, "full": 2, "metrics": 1}
+ROUND = {
+    "kills": 3,
+    "stops": 4,
+    "damage": 10,
+    "hangs": 1,
+    "ranks": 2,
+    "hosts": 1,
+    "full": 2,
+    "metrics": 1,
+}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", metavar="WHAT", help=f"{', '.join(ROUND)}, or kills:3 for three; or all")
-    parser.add_argument("--count", type=int, default=10, help="trials of each WHAT without a number of its own")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "what", nargs="+", metavar="WHAT", help=f"{', '.join(ROUND)}, or kills:3 for three; or all"
+    )
+    parser.add_argument(
+        "--count", type=int, default=10, help="trials of each WHAT without a number of its own"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=5.0, help="of `all`: no more is begun then")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="of `all`: no more is begun then"
+    )
     parser.add_argument("--hang_seconds", type=float, default=60.0)
     parser.add_argument("--keep", action="store_true", help="leave the runs' folders")
     arguments = parser.parse_args()
     everything = arguments.what == ["all"]
-    plan = [word.partition(":")[::2] for word in arguments.what] if not everything else [*ROUND.items()]
+    plan = (
+        [word.partition(":")[::2] for word in arguments.what]
+        if not everything
+        else [*ROUND.items()]
+    )
     for what, count in plan:
         if what not in ROUND or not re.fullmatch("([1-9][0-9]*)?", str(count)):
-            parser.error(f"{what}:{count}: expected one of {', '.join(ROUND)}, or kills:3 for three; or all alone")
+            parser.error(
+                f"{what}:{count}: expected one of {', '.join(ROUND)}, or kills:3 for three; or all alone"
+            )
     folder = Path(tempfile.mkdtemp(prefix="stress-"))
     warm_up()
     began, failed, total, round_ = time.monotonic(), 0, 0, 0
@@ -789,7 +993,9 @@ def main() -> int:
             write_words(place / "words.csv")
             more = {"hang_seconds": arguments.hang_seconds} if what == "hangs" else {}
             good = tried = 0
-            for line in globals()[what](int(count or arguments.count), arguments.seed + round_, place, **more):
+            for line in globals()[what](
+                int(count or arguments.count), arguments.seed + round_, place, **more
+            ):
                 good, tried = good + (not line.startswith("FAILED")), tried + 1
                 print(f"{total + tried:4d} {line}", flush=True)
             print(f"{what}: {good} of {tried} ok", flush=True)

@@ -1,7 +1,9 @@
-"""The generated project's tests on each image's Python and torch: python benchmarks/torch_versions.py [smddp] [mpirun]
+"""The package's tests, and a project's, on each image's Python and torch.
 
-Builds an environment for each under build/, from the package index (torch's Linux builds bring CUDA: several GB each),
-generates a project, and runs its tests there. Not part of every CI run.
+    python benchmarks/torch_versions.py [smddp] [mpirun] [current]
+
+Builds an environment for each under build/, from the package index: torch's Linux builds bring
+CUDA, several GB each. Not part of every CI run.
 """
 
 import json
@@ -21,10 +23,15 @@ BUILD = TEMPLATE / "build"
 
 def interpreter(version: str) -> str | None:
     """A Python of this version, from PATH or pyenv."""
-    names = [shutil.which(f"python{version}"), *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))]
+    names = [
+        shutil.which(f"python{version}"),
+        *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")),
+    ]
     for name in filter(None, names):
         found = subprocess.run(
-            [name, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True
+            [name, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+            capture_output=True,
+            text=True,
         )
         if found.stdout.strip() == version:
             return name
@@ -32,20 +39,31 @@ def interpreter(version: str) -> str | None:
 
 
 def packages(project: Path) -> list[str]:
-    """What the dependency groups name, but for torch."""
+    """What the dependency groups name, but for torch and the package itself, which is installed
+    by path.
+    """
     groups = tomllib.loads((project / "pyproject.toml").read_text())["dependency-groups"]
-    return [p for group in groups.values() for p in group if isinstance(p, str) and not p.startswith("torch==")]
+    names = []
+    for group in groups.values():
+        for name in group:
+            if isinstance(name, str) and not name.startswith(("torch==", "smlightning")):
+                names.append(name)
+    extras = "train,launch,rehearsal,testing"
+    return [*names, "--editable", f"{project / 'vendor' / 'smlightning'}[{extras}]"]
 
 
 def main(wanted: list[str]) -> int:
     BUILD.mkdir(exist_ok=True)
     shutil.rmtree(BUILD / "torch-versions", ignore_errors=True)
-    project = Path(cookiecutter(str(TEMPLATE), no_input=True, output_dir=str(BUILD / "torch-versions")))
-    sys.path.insert(0, str(project))
-    from launch.profiles import PROFILES
+    project = Path(
+        cookiecutter(str(TEMPLATE), no_input=True, output_dir=str(BUILD / "torch-versions"))
+    )
+    sys.path.insert(0, str(project / "vendor" / "smlightning"))
+    from smlightning.launch.images import PROFILES
 
     if unknown := set(wanted) - set(PROFILES):
-        sys.exit(f"error: {', '.join(sorted(unknown))} is no image profile; known are {', '.join(PROFILES)}")
+        names = ", ".join(sorted(unknown))
+        sys.exit(f"error: {names} is no image profile; known are {', '.join(PROFILES)}")
     failed = 0
     for profile in (PROFILES[name] for name in wanted or PROFILES):
         python = interpreter(profile.python)
@@ -70,10 +88,30 @@ def main(wanted: list[str]) -> int:
             subprocess.run(command, check=True)
         built, started = time.monotonic() - started, time.monotonic()
         tests = subprocess.run(
-            [own, "-m", "pytest", "-p", "no:cacheprovider"], cwd=project, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            [
+                own,
+                "-m",
+                "pytest",
+                "-p",
+                "no:cacheprovider",
+                "tests",
+                "--pyargs",
+                "smlightning.testing",
+            ],
+            cwd=project,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        took = {"built_s": round(built), "tests_s": round(time.monotonic() - started), "status": tests.returncode}
-        print(json.dumps({"image": profile.name, "python": profile.python, "torch": profile.torch} | took), flush=True)
+        took = {
+            "built_s": round(built),
+            "tests_s": round(time.monotonic() - started),
+            "status": tests.returncode,
+        }
+        print(
+            json.dumps(
+                {"image": profile.name, "python": profile.python, "torch": profile.torch} | took
+            ),
+            flush=True,
+        )
         failed += bool(tests.returncode)
     return int(failed > 0)
 

@@ -1,7 +1,9 @@
-"""Several trainings in one process, a few steps at a time in turn: a machine's bad second hits all of them alike.
+"""Several trainings in one process, a few steps at a time in turn: a machine's bad second hits
+all of them alike.
 
-On a shared machine the same training takes twice as long from one second to the next. Whole trainings, side by side
-or one after the other, then differ by a third; five steps of each, in another order every time, by what they do.
+On a shared machine the same training takes twice as long from one second to the next. Whole
+trainings, side by side or one after the other, then differ by a third; five steps of each, in
+another order every time, by what they do.
 """
 
 import itertools
@@ -36,7 +38,9 @@ class Turns:
         self.trainings = trainings
 
     def run(self) -> dict[str, list[float]]:
-        """Seconds of every turn of each training, but for the first and the last: setting up, and what ends a run."""
+        """Seconds of every turn of each training, but for the first and the last: setting up, and
+        what ends a run.
+        """
         threads = [threading.Thread(target=self._train, args=(name,)) for name in self.trainings]
         for thread in threads:
             thread.start()
@@ -76,12 +80,16 @@ class Turns:
         self.changed.notify_all()
 
 
-def compare(rounds: dict[str, list[list[float]]], base: str) -> dict[str, tuple[float, float, float]]:
-    """Print milliseconds per step of each training, and its ratio to one of them, which it returns with its interval.
+def compare(
+    rounds: dict[str, list[list[float]]], base: str
+) -> dict[str, tuple[float, float, float]]:
+    """Print milliseconds per step of each training, and its ratio to one of them, which it
+    returns with its interval.
 
-    Turns are summed over stretches of STRETCH steps, which hold whatever comes once in so many; a ratio is that of the
-    sums of all, and its interval holds 95 of 100 ratios of stretches drawn anew. What a step costs that has nothing
-    else to do is told best by the median of neighbouring turns' ratios, which a machine's bad second does not move.
+    Turns are summed over stretches of STRETCH steps, which hold whatever comes once in so many; a
+    ratio is that of the sums of all, and its interval holds 95 of 100 ratios of stretches drawn
+    anew. What a step costs that has nothing else to do is told best by the median of neighbouring
+    turns' ratios, which a machine's bad second does not move.
 
     Args:
         rounds: by name, for each round the seconds of its turns; equally many in all.
@@ -89,12 +97,18 @@ def compare(rounds: dict[str, list[list[float]]], base: str) -> dict[str, tuple[
 
     def stretches(name: str) -> list[float]:
         size = STRETCH // STEPS
-        return [sum(taken[at : at + size]) for taken in rounds[name] for at in range(0, len(taken), size)]
+        return [
+            sum(taken[at : at + size])
+            for taken in rounds[name]
+            for at in range(0, len(taken), size)
+        ]
 
     sums = {name: stretches(name) for name in rounds}
     turns = sum(map(len, rounds[base]))
     print(f"{turns} turns of {STEPS} steps")
-    print(f"{'training':12} {'ms/step':>8} {'ratio':>7}   95 % interval   {'median':>7}   95 % interval")
+    print(
+        f"{'training':12} {'ms/step':>8} {'ratio':>7}   95 % interval   {'median':>7}   95 % interval"
+    )
     draw = random.Random(0)
     found = {}
     for name, mine in sums.items():
@@ -107,7 +121,9 @@ def compare(rounds: dict[str, list[list[float]]], base: str) -> dict[str, tuple[
         step = 1000 * sum(mine) / turns / STEPS
         both = zip(itertools.chain(*rounds[name]), itertools.chain(*rounds[base]), strict=True)
         single = [one / other for one, other in both]
-        medians = sorted(statistics.median(draw.choices(single, k=len(single))) for _ in range(1000))
+        medians = sorted(
+            statistics.median(draw.choices(single, k=len(single))) for _ in range(1000)
+        )
         found[name] = (ratio(pairs), again[25], again[974])
         print(
             f"{name:12} {step:8.2f} {ratio(pairs):7.3f}   {again[25]:.3f} to {again[974]:.3f}  "
@@ -148,7 +164,9 @@ class Seat:
 
 
 def optimizer_and_schedule(net: Any, total: int) -> tuple[Any, Any]:
-    """What a hand-written loop trains the byte CNN with: fused AdamW, warm-up and cosine decay over `total` steps."""
+    """What a hand-written loop trains the byte CNN with: fused AdamW, warm-up and cosine decay
+    over `total` steps.
+    """
     import torch
 
     decay = [p for p in net.parameters() if p.ndim > 1]
