@@ -1,8 +1,8 @@
 """How fast data is prepared and how fast batches come, side by side in one run.
 
-    python benchmarks/data.py                                   # 1,000,000 rows, and batches of the example
-    python benchmarks/data.py --rows 1000000 3000000 10000000
-    python benchmarks/data.py --before ../other/src             # and another checkout's preparation, in turn
+    python benchmarks/preparation.py                                   # 1,000,000 rows, and batches of the example
+    python benchmarks/preparation.py --rows 1000000 3000000 10000000
+    python benchmarks/preparation.py --before ../other/src             # and another checkout's preparation, in turn
 
 Preparation runs in a process of its own each time: seconds, greatest memory above what the imports need, bytes on disk.
 Batches are the same for all: ours by `Data`; a bare numpy gather from the same flat arrays, without DataLoader,
