@@ -2,6 +2,7 @@
 large.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from projects import need
+from smlightning.testing.environment import outside_a_job
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,9 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 # should not. With these seeds a rank of four is killed, two ranks become four, a rank is paused,
 # and the checkpoints' disk becomes full; CI's `make stress` makes more of each, and other kinds.
 TRIALS = [
-    ["kills:1", "ranks:1", "stops:1", "damage:5", "hangs:1", "metrics", "--seed", "7"],
+    ["kills:1", "stops:1", "--seed", "7"],
+    ["ranks:1", "damage:5", "--seed", "7"],
+    ["hangs:1", "metrics", "--seed", "7"],
     ["full:1", "--seed", "4"],
 ]
+# What tests in this process, or the shell, may have left, and a run of its own should not see:
+# with PL_GLOBAL_SEED a strategy of several ranks seeds again.
+LEFT_BY_OTHERS = ("PL_GLOBAL_SEED", "PYTHONPATH", "SMLIGHTNING_PROJECT")
 
 
 @pytest.mark.timeout(800)
@@ -34,8 +41,16 @@ def test_nothing_is_lost(trials: list[str]) -> None:
         "--hang_seconds",
         "30",
     ]
+    environment = outside_a_job(os.environ)
+    for name in LEFT_BY_OTHERS:
+        environment.pop(name, None)
     run = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=790
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=790,
     )
     said = run.stdout
     assert run.returncode == 0, said[-6000:]

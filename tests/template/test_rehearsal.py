@@ -206,7 +206,7 @@ def test_without_access_to_s3_one_line_says_what_to_give(project: Project, tmp_p
     [
         ("--fail-rank", 1, 1, "torch_distributed", "rank 1 fails because"),
         ("--kill-rank", 3, 2, "torch_distributed", "without an error message"),
-        ("--kill-rank", 0, 2, "pytorchddp", "rank 0 on host 127.0.0.1"),
+        ("--kill-rank", 0, 1, "pytorchddp", "rank 0 on host 127.0.0.1"),
     ],
 )
 def test_a_lost_rank_ends_the_job_and_is_named(

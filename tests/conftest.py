@@ -1,0 +1,10 @@
+"""The order of all tests: those that start many processes first, so that none of them is last and
+alone.
+"""
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of generated projects take nine tenths of the time in a tenth of the items."""
+    items.sort(key=lambda item: "template" not in item.path.parts)
