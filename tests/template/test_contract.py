@@ -10,7 +10,7 @@ from projects import Project, bake, hide
 # Of each property: the file, what is sound in it, and a fault in its place.
 UNDIVIDED = ("data.py", "self.trainer, seed", "None, seed")  # every rank gets everything
 NOT_SUMMED = ("model.py", "self.mean_loss.compute()", "self.mean_loss.total")  # a rank's own
-NO_START = ("data.py", "self.options.seed, self.start)", "self.options.seed, (0, 0))")
+UNSTEADY = ("data.py", "self.options.seed, self.start)", "__import__('os').getpid(), self.start)")
 UNPRINTED = ("options.py", '"lr", ', '"lr", "perplexity", ')
 UNLOADED = ("model.py", "            net.load_state_dict(", "            str(")
 SILENT = ("predict.py", "[*arguments.text, SAMPLE] if arguments.sample else ", "")
@@ -20,7 +20,7 @@ MUTANTS = [  # faults that do not hide each other share a project, and its runs
     {"every_sample_reaches_one_rank": UNDIVIDED},
     {"the_ranks_agree": NOT_SUMMED},
     {
-        "a_resumed_run_ends": NO_START,
+        "a_resumed_run_ends": UNSTEADY,
         "the_metrics_that_options": UNPRINTED,
         "a_trained_model_answers": SILENT,
         "every_option_changes_something[weight_decay]": UNUSED,

@@ -19,6 +19,7 @@ def trainer(batch: int, rank: int = 0) -> Any:
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
         global_rank=rank,
         current_epoch=0,
+        is_last_batch=True,
     )
 
 
@@ -45,10 +46,8 @@ def test_fetching_and_training_draw_different_numbers() -> None:
     assert drawn_while_fetching(5, 3)[0] != drawn_in_step(5, 3)
 
 
-def test_a_loaders_order_is_that_of_its_epoch() -> None:
-    """An ordinary loader draws it when its iterator is made: after the epoch before, or when
-    training starts.
-    """
+def test_a_streams_iterator_draws_what_its_epoch_says() -> None:
+    """It is made after the epoch before, or when training starts."""
     within = StepSeed(5)
     within.on_train_epoch_end(trainer(7), None)  # type: ignore[arg-type]
     expected = torch.rand(1).item()

@@ -1,7 +1,7 @@
 """When a run saves, stops and resumes: the same batches on every rank, and rank 0 writes.
 
-A resumed run continues exactly: no random state is kept, since order and dropout are functions of
-numbers (data/batches.py, training/seeds.py).
+A resumed run continues exactly: no random state is kept, since order, augmentation and dropout are
+functions of numbers (data/batches.py, data/draws.py, training/seeds.py).
 """
 
 import math
@@ -25,6 +25,7 @@ from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.cluster import collectives, session, signals
 from smlightning.data.division import equally_many
+from smlightning.data.draws import resumes_exactly
 from smlightning.errors import UserError
 from smlightning.options import Option
 from smlightning.training import loop, watchdog
@@ -194,12 +195,8 @@ class Checkpoints(Checkpoint):
                 "valid",
                 "bring the old data back, or train from the start with --resume never",
             )
-        epoch, batch = self.position.next_start()
         if hasattr(datamodule, "start"):
-            datamodule.start = (epoch, batch)
-        elif trainer.is_global_zero:
-            start = resume.data_start(epoch, batch, self.position.batches_per_epoch)
-            print(f"resume: {start}", flush=True)
+            datamodule.start = self.position.next_start()
 
     def _resume_loops(self, trainer: pl.Trainer, fit_loop: dict[str, Any]) -> None:
         epoch, batch = self.position.next_start()
@@ -236,6 +233,9 @@ class Checkpoints(Checkpoint):
                 "The training data has no length, so its number of steps is not known",
                 "pass --max_steps",
             )
+        if self.choice and trainer.is_global_zero and not resumes_exactly(trainer.train_dataloader):
+            start = resume.data_start(*self.position.next_start(), self.position.batches_per_epoch)
+            print(f"resume: {start}", flush=True)
         batches, then = _global_batches(trainer), self.position.batches_per_epoch
         if then not in (0, batches):
             raise UserError(

@@ -204,17 +204,18 @@ def _refuse_to_replace(wanted: str, directory: Path) -> None:
 
 
 def data_start(epoch: int, batch: int, batches_per_epoch: int) -> str:
-    """How exact a resumed run is whose data cannot start within an epoch."""
+    """How exact a resumed run is whose loader can neither start within an epoch nor be told to."""
     if not batch:
         return (
-            f"from the start of epoch {epoch + 1}; Data has no `start`, so its loader may shuffle "
-            "differently now"
+            f"from the start of epoch {epoch + 1}; its loader is a stream or one of your own, "
+            "which may give another order now"
         )
     known = batches_per_epoch > 0
     left = f"the {batches_per_epoch - batch} batches left" if known else "what is left"
     return (
-        f"inexact, since Data has no `start`: its loader begins anew for {left} of epoch "
-        f"{epoch + 1}, so some samples come twice in it and others not at all"
+        f"inexact: a stream, or a loader of your own, begins anew for {left} of epoch "
+        f"{epoch + 1}, so some samples come twice in it and others not at all; a DataLoader of a "
+        "data set with rows resumes exactly, and so does a loader with state_dict"
     )
 
 

@@ -1,5 +1,7 @@
 """Reductions over the ranks, by the one operation that every backend has."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed
 from torch import Tensor
@@ -18,6 +20,14 @@ def all_sum(tensor: Tensor) -> Tensor:
     total = tensor.detach().clone().to(current_cluster().device)
     torch.distributed.all_reduce(total)
     return total.to(tensor.device)
+
+
+def from_each_rank(numbers: Sequence[int]) -> list[list[int]]:
+    """Whole numbers of each rank, by rank. Collective: every rank has to give as many."""
+    cluster = current_cluster()
+    slots = torch.zeros(cluster.world_size, len(numbers), dtype=torch.int64)
+    slots[cluster.rank] = torch.tensor(numbers, dtype=torch.int64)
+    return all_sum(slots).tolist()  # a slot of its own for each rank: SMDDP has sums alone
 
 
 def any_rank(flag: bool) -> bool:

@@ -103,15 +103,23 @@ def _run_rank(body: Body, folder: Path, rank: int, variables: dict[str, str]) ->
         del os.environ[name]
     os.environ.update(variables)
     os.chdir(folder)
+    if sys.platform == "linux":
+        # Else a loader's workers would come from a server of this process's own, which imports
+        # torch for each of them, and outlives it.
+        multiprocessing.set_start_method("fork", force=True)
     _write_output_to(f"rank-{rank}.log")
     record = Path(f"rank-{rank}.json")
     record.write_text("{}", encoding="utf-8")
     try:
         body(lambda seen: record.write_text(json.dumps(seen), encoding="utf-8"))
+        status = 0
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
-    os._exit(0)  # no handler of an imported module may decide how a test ends
+        status = 1
+    for worker in multiprocessing.active_children():  # of loaders, which may be persistent
+        worker.kill()
+        worker.join()
+    os._exit(status)  # no handler of an imported module may decide how a test ends
 
 
 def _write_output_to(name: str) -> None:

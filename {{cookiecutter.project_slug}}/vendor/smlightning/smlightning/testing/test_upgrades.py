@@ -13,8 +13,10 @@ from types import SimpleNamespace
 import pytest
 import pytorch_lightning as pl
 from pytorch_lightning.demos.boring_classes import BoringModel
+from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from pytorch_lightning.trainer.connectors import data_connector
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 
@@ -133,6 +135,25 @@ def test_the_order_of_restoring() -> None:
     assert restore.index("restore_model") < restore.index("restore_callbacks")
     source = inspect.getsource(_CheckpointConnector.restore_training_state)
     assert "restore_loops" in source and "restore_callbacks" not in source
+
+
+def test_each_loader_passes_the_strategy_before_it_is_iterated() -> None:
+    """training/seeds.py prepares loaders in Strategy.process_dataloader."""
+    process = inspect.getsource(data_connector._process_dataloader)
+    assert process.index("_prepare_dataloader(") < process.index("strategy.process_dataloader(")
+    setup = inspect.getsource(_FitLoop.setup_data)
+    assert setup.index("_process_dataloader(") < setup.index("iter(self._data_fetcher)")
+
+
+def test_loaders_ask_for_batches_where_they_did() -> None:
+    """data/draws.py puts a data set and a sampler in the place of a loader's own."""
+    from torch.utils.data import DataLoader, _utils
+
+    fetch = inspect.getsource(_utils.fetch._MapDatasetFetcher.fetch)
+    assert "self.dataset.__getitems__(possibly_batched_index)" in fetch
+    assert "self.dataset[possibly_batched_index]" in fetch
+    index_sampler = inspect.getsource(vars(DataLoader)["_index_sampler"].fget)
+    assert "self.batch_sampler" in index_sampler and "self.sampler" in index_sampler
 
 
 def test_torchmetrics_asks_for_matplotlib_where_it_did() -> None:

@@ -1,69 +1,127 @@
-"""What is random in a step is a function of (seed, step, rank), not of the steps before it.
+"""What is random in a step is a function of (seed, step, rank), not of the steps before it; what is
+random while a batch is fetched, one of (seed, epoch, row): data/draws.py.
 
 A run that is resumed in the middle of an epoch draws what it would have drawn.
 """
 
 import random
+from dataclasses import asdict
+from functools import partial
+from math import ceil
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 
+from smlightning.data import draws
 from smlightning.training import loop
 
 
 class StepSeed(pl.Callback):
-    """Seeds what is drawn in a step: dropout, say, and augmentation in this process.
+    """Seeds what is drawn in a step, dropout, say; and has loaders draw as data/draws.py says.
 
-    Before each batch is fetched, torch's, numpy's and Python's generators are seeded; before it is
-    trained on, torch's once more. A step is a batch of a rank: each that is accumulated has numbers
-    of its own.
+    Before a batch is trained on, torch's, numpy's and Python's generators are seeded; and before
+    it is fetched, for streams. A step is a batch of a rank: each that is accumulated has numbers of
+    its own.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.epoch = 0
+        self.batches = 0  # of a rank, trained on in this epoch
+        self.accumulate = 1
+        self.streams: list[draws.IndexStream] = []  # of the training's loaders
+        self.prepared = 0  # loaders of the training since its epoch began
+        self.resumed: dict[str, Any] | None = None  # the state of a checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch}
+        orders = [asdict(stream.order(self.batches)) for stream in self.streams]
+        place = {"epoch": self.epoch, "batches": self.batches, "accumulate": self.accumulate}
+        return {**place, "orders": orders}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.resumed = state_dict
         self.epoch = state_dict["epoch"]
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """An ordinary loader that shuffles draws its order when its iterator is made: next, for the
-        first epoch.
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Prepare each loader after Lightning has divided it among the ranks.
+
+        ``Strategy.process_dataloader`` is what Lightning calls with it, before it is iterated.
         """
+        process: Any = trainer.strategy.process_dataloader
+        if getattr(process, "func", None) != self._process:
+            strategy: Any = trainer.strategy
+            strategy.process_dataloader = partial(self._process, trainer, process)
+
+    def _process(self, trainer: pl.Trainer, process: Any, loader: object) -> object:
+        start = partial(self._start, trainer, self.prepared)
+        if trainer.training:
+            self.prepared += 1
+        rank = trainer.global_rank
+        return process(draws.exact_loader(loader, start, self.seed, rank, trainer.training))
+
+    def _start(self, trainer: pl.Trainer, number: int) -> draws.Start:
+        """Where the training's loader of this number begins."""
+        then = self.resumed
+        if then is None or then["epoch"] != self.epoch:
+            return draws.Start(self.epoch)
+        batches = then["batches"]
+        if trainer.accumulate_grad_batches != then["accumulate"]:
+            batches = ceil(batches / then["accumulate"]) * trainer.accumulate_grad_batches
+        orders = then["orders"]
+        order = draws.Order(**orders[number]) if number < len(orders) else None
+        told = hasattr(trainer.datamodule, "start")  # type: ignore[attr-defined]
+        return draws.Start(self.epoch, batches, order, told)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A stream may draw when its iterator is made: next, for the first epoch."""
         self._seed_fetching(trainer, -1 - self.epoch)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Within an epoch a batch is fetched next; at its start the loader draws its order next."""
-        if loop.batches_of_epoch(trainer) > 0:
+        """Within an epoch a batch is fetched next; at its start an iterator is made next."""
+        self.accumulate = trainer.accumulate_grad_batches
+        self.batches = loop.batches_of_epoch(trainer)
+        self.streams = draws.index_streams(trainer.train_dataloader)
+        self.prepared = 0
+        if self.batches > 0:
             self._seed_fetching(trainer, loop.batches_trained(trainer))
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The loaders may have been made anew."""
+        self.streams = draws.index_streams(trainer.train_dataloader)
+        self.prepared = 0
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         number = self._number(trainer, loop.batches_trained(trainer) - 1)
         torch.default_generator.manual_seed(number)
+        random.seed(number % 2**32)  # a longer number takes longer
+        np.random.seed(number % 2**32)
         if trainer.strategy.root_device.type == "cuda":
             # torch.manual_seed takes up to 1 ms for kinds of device not in use
             torch.cuda.manual_seed(number)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        self.batches = loop.batches_of_epoch(trainer)
         self._seed_fetching(trainer, loop.batches_trained(trainer))
 
-    on_validation_end = on_train_batch_end  # its loaders drew in between
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Its loaders drew in between."""
+        self._seed_fetching(trainer, loop.batches_trained(trainer))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.is_last_batch:  # max_steps ends training within the epoch
+            return
         self.epoch = trainer.current_epoch + 1  # for the checkpoint that is made now
+        self.batches = 0
         self._seed_fetching(trainer, -1 - self.epoch)
 
     def _seed_fetching(self, trainer: pl.Trainer, index: int) -> None:
         number = (self._number(trainer, index) + 32_768) % 2**63  # no step's of any rank
         torch.default_generator.manual_seed(number)
-        random.seed(number % 2**32)  # a longer number takes longer
+        random.seed(number % 2**32)
         np.random.seed(number % 2**32)
 
     def _number(self, trainer: pl.Trainer, index: int) -> int:

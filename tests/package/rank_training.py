@@ -1,0 +1,212 @@
+"""Trainings of a line on several ranks, each rank a process; what each saw is recorded.
+
+What a rank runs is given by name, since processes get no functions of a test's own.
+"""
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+import dist
+import small_training
+from smlightning.data import draws
+from smlightning.data.batches import GlobalBatches
+from smlightning.testing import owner, recording
+from smlightning.testing.processes import KILLED, Record, run_ranks
+from smlightning.training.seeds import StepSeed
+
+ROWS = 36
+SIZE = 2
+
+
+class Noisy(Dataset):
+    """Rows with a draw from each generator that people use, and from their own of the row."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, row: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = [torch.rand(1).item(), float(np.random.rand()), random.random()]
+        drawn += [draws.generator(int(row)).random(), float(draws.epoch())]
+        return torch.tensor(int(row)), torch.tensor(drawn, dtype=torch.float64)
+
+
+class WholeBatches(Noisy):
+    """The rows of a share at once, each with its own generator."""
+
+    def __getitem__(self, share: Any) -> Any:
+        drawn = np.stack([draws.generator(row).random(2) for row in share.rows])
+        return torch.from_numpy(share.rows.astype(np.int64)), torch.from_numpy(drawn)
+
+
+class Pairs(BatchSampler):
+    """A batch sampler of the owner's: rows in pairs, which it draws from Python's generator."""
+
+    def __init__(self, sampler: Sampler, batch_size: int, drop_last: bool) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = list(super().__iter__())
+        random.shuffle(batches)
+        yield from batches
+
+
+def of_subset(generator: Any = None) -> dict[str, Any]:
+    return {"sampler": SubsetRandomSampler(range(0, ROWS, 2), generator), "batch_size": SIZE}
+
+
+def of_weights(generator: Any = None) -> dict[str, Any]:
+    weights = [1.0 + row % 3 for row in range(ROWS)]
+    sampler = WeightedRandomSampler(weights, 24, generator=generator)
+    return {"sampler": sampler, "batch_size": SIZE}
+
+
+def of_batches(generator: Any = None) -> dict[str, Any]:
+    sampler = SubsetRandomSampler(range(ROWS), generator)
+    return {"batch_sampler": Pairs(sampler, SIZE, False)}
+
+
+def shuffled(generator: Any = None) -> dict[str, Any]:
+    return {"shuffle": True, "batch_size": SIZE, "generator": generator}
+
+
+def wrong_seeds(generator: Any = None) -> dict[str, Any]:
+    """Each rank shuffles with a seed of its own, so ranks share rows."""
+    rank = torch.distributed.get_rank()
+    sampler: Any = DistributedSampler(range(ROWS), seed=rank)  # type: ignore[arg-type]
+    return {"sampler": sampler, "batch_size": SIZE}
+
+
+LOADERS: dict[str, Callable[..., dict[str, Any]]] = {
+    function.__name__: function
+    for function in (of_subset, of_weights, of_batches, shuffled, wrong_seeds)
+}
+
+
+class Rows(pl.LightningDataModule):
+    """Loaders by the name of a function above; ``global_batches`` by the package's own."""
+
+    def __init__(self, kind: str, workers: int = 0, persistent: bool = False, own: bool = False):
+        super().__init__()
+        self.kind, self.own = kind, own
+        self.workers = {"num_workers": workers, "persistent_workers": persistent}
+
+    def train_dataloader(self) -> DataLoader:
+        if self.kind == "global_batches":
+            trainer: Any = self.trainer
+            ranks = trainer.global_rank, trainer.world_size
+            sampler = GlobalBatches([1] * ROWS, 12, *ranks, seed=3)
+            return DataLoader(WholeBatches(), sampler=sampler, batch_size=None, **self.workers)
+        generator = torch.Generator().manual_seed(3) if self.own else None
+        return DataLoader(Noisy(), **LOADERS[self.kind](generator), **self.workers)
+
+
+class Seen(pl.LightningModule):
+    """A weight, and the rows and draws of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.rows: list[list[int]] = []
+        self.draws: list[list[list[float]]] = []
+        self.drawn_in_step: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        rows, drawn = batch
+        self.rows.append(rows.tolist())
+        self.draws.append(drawn.tolist())
+        self.drawn_in_step.append(torch.rand(1).item() + np.random.rand() + random.random())
+        return self.weight * drawn.float().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def train(
+    write: Callable[[Record], Any],
+    kind: str,
+    callbacks: list[pl.Callback],
+    seed: int = 5,
+    **options: Any,
+) -> None:
+    """Two epochs with these callbacks."""
+    pl.seed_everything(seed, verbose=False)
+    model = Seen()
+    with dist.session() as cluster:
+        strategy, devices, num_nodes = dist.get_initialization_info()
+        trainer = pl.Trainer(
+            accelerator=cluster.accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            max_epochs=2,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=callbacks,
+        )
+        trainer.fit(model, datamodule=Rows(kind, **options))
+    write({"rows": model.rows, "draws": model.draws, "in_step": model.drawn_in_step})
+
+
+def train_here(write: Callable[[Record], Any], kind: str, seed: int = 5, **options: Any) -> None:
+    """With what train.py gives the Trainer for it."""
+    train(write, kind, [StepSeed(seed)], seed, **options)
+
+
+def train_plainly(write: Callable[[Record], Any], kind: str, **options: Any) -> None:
+    """As plain Lightning does."""
+    train(write, kind, [], **options)
+
+
+def ranks(body: Any, folder: Path, world_size: int, **options: Any) -> list[Record]:
+    """What each rank recorded."""
+    ended = KILLED if options.get("kill_at") else 0
+    return run_ranks(functools.partial(body, **options), folder, world_size, ended)
+
+
+class NoisyLine(small_training.Line):
+    """Learns from what was drawn, so that every number drawn shows in its weights."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        rows, drawn = batch
+        noise = drawn[:, :3].sum(1, keepdim=True).float()
+        return torch.nn.functional.mse_loss(self.net(noise), rows[:, None].float())
+
+
+def train_with_train_py(
+    write: Callable[[Record], Any],
+    kind: str,
+    workers: int,
+    persistent: bool,
+    kill_at: int,
+    options: dict[str, Any] | None = None,
+) -> None:
+    """train.py with the loaders of `Rows`; SIGKILL after so many batches of this run."""
+
+    class Data(small_training.Numbers):
+        def train_dataloader(self) -> DataLoader:
+            made = LOADERS[kind](None)
+            return DataLoader(Noisy(), **made, num_workers=workers, persistent_workers=persistent)
+
+    train_py = owner.load().train
+    train_py.Data, train_py.Model = Data, NoisyLine
+    train_py.MONITOR, train_py.MODE = "val/loss", "min"
+    given = {"epochs": 2, "checkpoint_steps": 1, "batch_size": SIZE, **(options or {})}
+    recording.train(write, given, kill_at)

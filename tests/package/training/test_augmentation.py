@@ -1,0 +1,168 @@
+"""What a data set draws is the same in a resumed run: ordinary loaders, killed within an epoch."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Sampler
+
+from rank_training import Noisy, NoisyLine, ranks, train_with_train_py
+from small_training import Fit, Numbers, newest_state, same
+from smlightning.data.draws import IndexStream
+
+CASES = [  # ranks, kind of loader, workers, persistent
+    (1, "shuffled", 0, False),
+    (1, "shuffled", 2, True),
+    (1, "of_weights", 2, False),
+    (2, "shuffled", 0, False),
+    (2, "shuffled", 2, True),
+    (2, "of_batches", 0, False),
+    (3, "shuffled", 1, False),
+    (3, "of_subset", 1, True),
+]
+
+
+@pytest.mark.parametrize(("world_size", "kind", "workers", "persistent"), CASES)
+def test_a_killed_run_ends_as_an_uninterrupted_one(
+    world_size: int, kind: str, workers: int, persistent: bool, tmp_path: Path
+) -> None:
+    """Batches, what was drawn for them, losses and weights, bit for bit, on every rank."""
+    loader = {"kind": kind, "workers": workers, "persistent": persistent}
+
+    def go(name: str, kill_at: int = 0) -> list[dict[str, Any]]:
+        folder = tmp_path / name
+        return ranks(train_with_train_py, folder, world_size, kill_at=kill_at, **loader)
+
+    alone = go("alone")
+    per_epoch = len(alone[0]["batches"]) // 2
+    second = per_epoch + min(4, per_epoch - 1)
+    for kill_at in (4, second)[world_size > 1 :]:
+        killed = go(str(kill_at), kill_at)
+        resumed = go(str(kill_at))
+        assert "inexact" not in resumed[0]["log"]
+        for whole, before, after in zip(alone, killed, resumed, strict=True):
+            assert before["batches"] == whole["batches"][: len(before["batches"])]
+            count = len(after["batches"])
+            assert 0 < count < len(whole["batches"])
+            for key in ("batches", "losses"):
+                assert after[key] == whole[key][-count:], key
+            for key in ("last", "best", "metrics"):
+                assert after[key] == whole[key], key
+
+
+class Unsteady(Sampler):
+    """An order that nothing of this run decides, as one of the time would be."""
+
+    runs = 0
+
+    def __init__(self) -> None:
+        type(self).runs += 1
+
+    def __len__(self) -> int:
+        return 36
+
+    def __iter__(self) -> Any:
+        shift = 7 * self.runs
+        yield from ((row + shift) % 36 for row in range(36))
+
+
+class Claiming(Numbers):
+    """Says that it can start within an epoch, and its sampler cannot."""
+
+    start = (0, 0)
+
+    class FromTheFirst(Sampler):
+        def __len__(self) -> int:
+            return 36
+
+        def __iter__(self) -> Any:
+            yield from range(36)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Noisy(), 4, sampler=self.FromTheFirst())
+
+
+class Shifting(Numbers):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Noisy(), 4, sampler=Unsteady())
+
+
+class ClaimingOrdinary(Claiming):
+    """An ordinary loader goes on where it was, whatever `start` says."""
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(Noisy(), 4, shuffle=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "exact"), [(Claiming, False), (Shifting, False), (ClaimingOrdinary, True)]
+)
+def test_an_order_that_does_not_go_on_is_said(
+    data: type, exact: bool, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"checkpoint_steps": 1}
+    fit(NoisyLine, data, output_dir="alone", **options)
+    fit(NoisyLine, data, output_dir="resumed", crash=("on_train_batch_end", 12), **options)
+    capsys.readouterr()
+    fit(NoisyLine, data, output_dir="resumed", **options)
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith("resume: inexact")]
+    assert len(lines) == (not exact)
+    weights = [newest_state(folder)["state_dict"] for folder in ("alone", "resumed")]
+    assert same(*weights) is exact
+
+
+@pytest.mark.parametrize("batch_size", [2, 8])
+def test_another_batch_size_with_the_same_global_batch_goes_on(
+    batch_size: int, fit: Fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Four rows twice, then others and another accumulation: the rest of the order, each once."""
+
+    def data(size: int) -> type:
+        def train_dataloader(self: Any) -> DataLoader:
+            return DataLoader(Noisy(), size, shuffle=True)
+
+        return type("Sized", (Numbers,), {"train_dataloader": train_dataloader})
+
+    class Recording(NoisyLine):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.trained.append(batch[0].tolist())
+            return super().training_step(batch, batch_idx)
+
+    def go(size: int, **more: Any) -> list[int]:
+        options = {"batch_size": size, "accumulate_grad_batches": 8 // size, "epochs": 1}
+        trainer = fit(Recording, data(size), checkpoint_steps=1, **options, **more)
+        return list(itertools.chain(*trainer.lightning_module.trained))
+
+    before = go(4, crash=("on_train_batch_end", 4))
+    capsys.readouterr()
+    after = go(batch_size)
+    assert "inexact" not in capsys.readouterr().out
+    assert sorted(before + after) == list(range(36))
+
+
+def test_epochs_differ_and_evaluations_do_not(fit: Fit) -> None:
+    seen: dict[str, list[Any]] = {"train": [], "val": []}
+
+    class Data(Numbers):
+        def train_dataloader(self) -> DataLoader:
+            return DataLoader(Noisy(), 36)
+
+        def val_dataloader(self) -> DataLoader:
+            return DataLoader(Noisy(), 36)
+
+    class Watching(NoisyLine):
+        def on_train_start(self) -> None:
+            assert isinstance(self.trainer.train_dataloader.batch_sampler, IndexStream)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen["train"].append(batch[1].tolist())
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            seen["val"].append(batch[1].tolist())
+            self.log("val/loss", 1.0)
+
+    fit(Watching, Data)
+    assert seen["train"][0] != seen["train"][1]
+    assert len(seen["val"]) == 3 and seen["val"][0] == seen["val"][1] == seen["val"][2]
