@@ -17,10 +17,9 @@ SILENT = ("predict.py", "[*arguments.text, SAMPLE] if arguments.sample else ", "
 UNUSED = ("model.py", "self.options.weight_decay", "0.01")
 ONCE = ("data.py", "self.prepare_data_per_node = True", "self.prepare_data_per_node = False")
 MUTANTS = [  # faults that do not hide each other share a project, and its runs
-    {"every_sample_reaches_one_rank": UNDIVIDED},
+    {"every_sample_reaches_one_rank": UNDIVIDED, "a_resumed_run_ends": UNSTEADY},
     {"the_ranks_agree": NOT_SUMMED},
     {
-        "a_resumed_run_ends": UNSTEADY,
         "the_metrics_that_options": UNPRINTED,
         "a_trained_model_answers": SILENT,
         "every_option_changes_something[weight_decay]": UNUSED,
