@@ -24,7 +24,7 @@ from smlightning.data import batches, store, tables, text
 from smlightning.errors import UserError
 from smlightning.pretrained import PretrainedTokenizer, tokenizer_files
 
-VERSION = 7  # of what prepare_data writes; another number prepares all data anew
+VERSION = 8  # of what prepare_data writes; another number prepares all data anew
 BUILTIN = "cldr"
 LANGUAGES = (
     "ar", "bg", "cs", "da", "de", "el", "en", "es", "fa", "fi", "fr", "he", "hi", "hu", "id",
@@ -35,7 +35,7 @@ LABEL_COLUMNS = ("label", "labels", "language", "category", "class", "target", "
 SPLITS = ("train", "val", "test")
 HOLD_OUT = 10  # one row in ten validates, another one tests, where the data has no such split;
 LARGEST = 50_000  # at most so many: more would tell little more, and every epoch waits for them
-MANY = 1_000  # rows, most of them with a value of their own: these values are no labels
+MANY = 100  # rows, most of them with a value of their own: these values are no labels
 
 
 class Data(pl.LightningDataModule):
@@ -66,9 +66,8 @@ class Data(pl.LightningDataModule):
         source = self.source.facts() if self.source else [BUILTIN, version("babel")]
         tokens = tables.file_stamps(tokenizer_files(chosen.model_name))
         columns = [chosen.text_column, chosen.label_column]
-        return [
-            VERSION, source, chosen.model_name, tokens, chosen.max_length, columns, chosen.seed
-        ]  # fmt: skip
+        cut, seed = chosen.max_length, chosen.seed
+        return [VERSION, source, chosen.model_name, tokens, cut, columns, seed]
 
     def prepare_data(self) -> None:
         """Store all rows at ``self.path``, unless a verified copy is there. Once per node.
@@ -177,8 +176,9 @@ def encode_labels(values: pa.Array, codes: dict[str, int]) -> np.ndarray:
     for value in encoded.dictionary.to_pylist():
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # pandas makes 1.0 of 1 where another value is missing
-        missing = value is None or value == "" or value != value
-        numbers.append(-1 if missing else codes.setdefault(str(value), len(codes)))
+        name = str(value).strip()  # " yes" is no other label than "yes"
+        missing = value is None or not name or value != value
+        numbers.append(-1 if missing else codes.setdefault(name, len(codes)))
     numbers.append(-1)  # of null
     indices = encoded.indices.fill_null(len(numbers) - 1).to_numpy()
     return np.array(numbers, np.int32)[indices]

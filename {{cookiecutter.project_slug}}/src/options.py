@@ -15,6 +15,7 @@ from smlightning.options import (
     OrMinusOne,
     PositiveFloat,
     PositiveInt,
+    PositiveOrMinusOne,
     Ratio,
     Seed,
     option,
@@ -51,7 +52,7 @@ class TrainingOptions:
     RESUME = "free"  # a resumed run may have other values, unless an option says otherwise
 
     epochs: PositiveInt = option(6, "passes over the training data", resume="path")
-    max_steps: OrMinusOne = option(-1, "optimizer steps in all; -1: no limit", resume="path")
+    max_steps: PositiveOrMinusOne = option(-1, "steps in all; -1: no limit", resume="path")
     seed: Seed = option(0, "determines splits, order, initial weights, dropout", resume="data")
     accumulate_grad_batches: PositiveInt = option(1, "batches per rank and optimizer step")
     gradient_clip_val: NonNegativeFloat = option(1.0, "largest norm; 0: none", resume="path")

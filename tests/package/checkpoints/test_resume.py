@@ -174,6 +174,18 @@ def test_data_that_cannot_start_within_an_epoch() -> None:
     assert "inexact" not in at_start and "epoch 2" in at_start
 
 
+@pytest.mark.parametrize(
+    ("epochs", "steps", "named"), [(2, -1, "epochs"), (3, 6, "max_steps"), (-1, 6, "max_steps")]
+)
+def test_a_training_that_ends_before_the_checkpoint(epochs: int, steps: int, named: str) -> None:
+    position = Position(step=7, epoch=3)
+    with pytest.raises(UserError) as refusal:
+        resume.refuse_shorter_training(position, epochs, steps)
+    assert f"--{named} " in refusal.value.cure
+    resume.refuse_shorter_training(position, 3, 7)
+    resume.refuse_shorter_training(position, -1, -1)
+
+
 def test_another_architecture() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Linear(4, 1))
     module.strict_loading = True  # type: ignore[assignment]  # as a LightningModule has it

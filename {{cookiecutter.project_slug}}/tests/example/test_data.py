@@ -177,6 +177,11 @@ def unseen() -> str:
     return "own"
 
 
+def test_blanks_around_a_label_are_no_part_of_it() -> None:
+    rows = [{**row, "label": f" {row['label']} "} for row in GOOD]
+    assert prepared(jsonl("a.jsonl", *GOOD, *rows)).labels == ["a", "b"]
+
+
 MANY = [{"text": "x", "label": i} for i in range(1200)]
 
 
@@ -192,6 +197,7 @@ MANY = [{"text": "x", "label": i} for i in range(1200)]
         (lambda: parquet("a.parquet", [1.0, 0.0, 1.0, 0.0, math.nan]), "Row 5"),
         (lambda: parquet("a.parquet", [[1], [2]]), "label is [1]"),
         (lambda: jsonl("a.jsonl", *MANY), "1,200 different values"),
+        (lambda: jsonl("a.jsonl", *MANY[:120]), "120 different values"),  # a swapped column
         (unseen, "'c' of the test split"),
         (lambda: jsonl("a.jsonl", {"a": "x", "b": "y"}), "none is the text"),
     ],

@@ -30,6 +30,7 @@ __all__ = [
     "OrMinusOne",
     "PositiveFloat",
     "PositiveInt",
+    "PositiveOrMinusOne",
     "Ratio",
     "Seed",
     "arguments_for",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     NonNegativeFloat = float
     Ratio = float
     OrMinusOne = int
+    PositiveOrMinusOne = int
     Seed = int
 else:  # jsonargparse's own PositiveFloat takes inf
     PositiveFloat = restricted_number_type(
@@ -57,6 +59,9 @@ else:  # jsonargparse's own PositiveFloat takes inf
     )
     Ratio = restricted_number_type("Ratio", float, [(">=", 0), ("<", 1)])
     OrMinusOne = restricted_number_type("OrMinusOne", int, (">=", -1))
+    PositiveOrMinusOne = restricted_number_type(
+        "PositiveOrMinusOne", int, [(">", 0), ("==", -1)], join="or"
+    )
     Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
 DESCRIPTIONS = {
@@ -65,7 +70,8 @@ DESCRIPTIONS = {
     PositiveFloat: "a finite number above 0",
     NonNegativeFloat: "a finite number, 0 or more",
     Ratio: "a number from 0 to below 1",
-    OrMinusOne: "a whole number, or -1",
+    OrMinusOne: "a whole number, 0 or more, or -1",
+    PositiveOrMinusOne: "a whole number above 0, or -1",
     Seed: "a whole number from 0 to 4294967295",
     bool: "true or false",
     int: "a whole number",

@@ -80,6 +80,7 @@ class Checkpoints(Checkpoint):
         self.saved_at = time.monotonic()
         self.due = self.stopping = False  # on every rank alike
         self.equally_many = True  # batches of this evaluation on every rank
+        self.validated = False  # since this process began to train
 
     # For train.py
 
@@ -116,11 +117,10 @@ class Checkpoints(Checkpoint):
             model.load_state_dict(best)
             print(f"best weights: {self.best}", flush=True)
         elif first:
-            print(
-                f"warning: no validation gave a finite {self.best.monitor}; "
-                "the last weights are taken",
-                file=sys.stderr,
-            )
+            problem = f"no validation gave a finite {self.best.monitor}"
+            if not self.validated:
+                problem = "training ended before its first validation (--val_check_steps)"
+            print(f"warning: {problem}; the last weights are taken", file=sys.stderr)
         for tensor in filter(torch.is_tensor, model.state_dict().values()):
             tensor.copy_(collectives.all_sum(tensor if first else torch.zeros_like(tensor)))
 
@@ -161,6 +161,7 @@ class Checkpoints(Checkpoint):
         self.comparison.remove()
         state = checkpoint["callbacks"][self.state_key]
         self.position = Position.from_dict(state["position"])
+        resume.refuse_shorter_training(self.position, trainer.max_epochs, trainer.max_steps)
         self._resume_best(trainer, Best.from_dict(state["best"]))
         self._resume_data(trainer, state["data"])
         self._resume_loops(trainer, checkpoint["loops"]["fit_loop"])
@@ -331,6 +332,7 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
+        self.validated = True
         self.position = self.position.after_validation()
         score = self._score(trainer)
         if not self.best.improved_by(score):

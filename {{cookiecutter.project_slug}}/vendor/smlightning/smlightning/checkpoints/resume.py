@@ -203,6 +203,23 @@ def _refuse_to_replace(wanted: str, directory: Path) -> None:
         )
 
 
+def refuse_shorter_training(position: Position, epochs: int | None, steps: int) -> None:
+    """Refuse a training that ends before the place where it would resume.
+
+    Args:
+        epochs, steps: of the whole training; -1 or None: no limit.
+    """
+    lengths = {"epochs": (position.next_start()[0], epochs), "max_steps": (position.step, steps)}
+    for option, (trained, limit) in lengths.items():
+        if limit not in (None, -1) and trained > limit:
+            raise UserError(
+                f"The checkpoint has {trained} {option.removeprefix('max_')} behind it, and "
+                f"{option} is {limit}",
+                f"raise --{option} to {trained} or more, or train from the start with "
+                "--resume never",
+            )
+
+
 def data_start(epoch: int, batch: int, batches_per_epoch: int) -> str:
     """How exact a resumed run is whose loader can neither start within an epoch nor be told to."""
     if not batch:

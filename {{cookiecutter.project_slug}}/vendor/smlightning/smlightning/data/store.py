@@ -78,6 +78,10 @@ def prepare(path: Path, unit: str) -> Iterator[Path | None]:
         seconds = time.perf_counter() - started
     sizes = {split: len(numbers) for split, numbers in arrays(path / INDEX).items()}
     parts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
+    facts = read_facts(path) if (path / FACTS).exists() else {}
+    for name, value in facts.items():
+        if isinstance(value, list):  # of labels, say: a wrong column shows in their number
+            parts += f"; {len(value):,} {name}"
     print(
         f"prepare_data: {sum(sizes.values()):,} {unit} ({parts}) in {path}, {seconds:.1f} s",
         flush=True,

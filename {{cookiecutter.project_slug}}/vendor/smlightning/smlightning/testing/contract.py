@@ -133,6 +133,8 @@ def test_the_metrics_that_options_py_names_are_there(alone: Run) -> None:
         assert math.isfinite(metrics[monitor]), f"{monitor} is {metrics[monitor]}"
     for metric in OPTIONS.METRICS:
         assert re.search(metric_regex(metric), log, re.M), f"{metric} is declared, never printed"
+    undeclared = set(alone.record["validated"][-1]) - set(OPTIONS.METRICS)
+    assert not undeclared, f"{sorted(undeclared)}: logged; name them in METRICS of options.py too"
     last_line = rf"{of_the_test(monitor)} -?\d+\.\d{{4}}"
     assert re.fullmatch(last_line, log.splitlines()[-1]), log[-2000:]
 
