@@ -11,7 +11,7 @@ The same network, CLDR names in global batches of 64, a few steps at a time in t
     Lightning      stock, with Trainer's defaults (bar, summary, ModelCheckpoint, its logger, DDPStrategy on several
                    ranks) over our loader, and `self.log` of the loss in each step, as Lightning's own examples have it
     bare Trainer   nothing but Lightning's loop around the steps, with our strategy
-    ours           train.py's callbacks but DataDividedCheck and ValidationSteps; what their thread has not written when
+    ours           train.py's callbacks but training_checks and ValidationSteps; what their thread has not written when
                    a turn ends is waited for
 
 With --bert a small BERT of random weights, one token per letter, on rows of 2 to 12 words in

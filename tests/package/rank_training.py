@@ -26,8 +26,11 @@ import dist
 import small_training
 from smlightning.data import draws
 from smlightning.data.batches import GlobalBatches
+from smlightning.errors import UserError
 from smlightning.testing import owner, recording
 from smlightning.testing.processes import KILLED, Record, run_ranks
+from smlightning.training.buckets import BucketOrder
+from smlightning.training.checks import training_checks
 from smlightning.training.seeds import StepSeed
 
 ROWS = 36
@@ -142,11 +145,13 @@ def train(
     kind: str,
     callbacks: list[pl.Callback],
     seed: int = 5,
+    model: type = Seen,
+    data: type = Rows,
     **options: Any,
 ) -> None:
     """Two epochs with these callbacks."""
     pl.seed_everything(seed, verbose=False)
-    model = Seen()
+    module = model()
     with dist.session() as cluster:
         strategy, devices, num_nodes = dist.get_initialization_info()
         trainer = pl.Trainer(
@@ -161,8 +166,8 @@ def train(
             enable_model_summary=False,
             callbacks=callbacks,
         )
-        trainer.fit(model, datamodule=Rows(kind, **options))
-    write({"rows": model.rows, "draws": model.draws, "in_step": model.drawn_in_step})
+        trainer.fit(module, datamodule=data(kind, **options))
+    write({"rows": module.rows, "draws": module.draws, "in_step": module.drawn_in_step})
 
 
 def train_here(write: Callable[[Record], Any], kind: str, seed: int = 5, **options: Any) -> None:
@@ -210,3 +215,111 @@ def train_with_train_py(
     train_py.MONITOR, train_py.MODE = "val/loss", "min"
     given = {"epochs": 2, "checkpoint_steps": 1, "batch_size": SIZE, **(options or {})}
     recording.train(write, given, kill_at)
+
+
+class OtherLabels(Rows):
+    """An order of labels for each process, as of a set of texts."""
+
+    def setup(self, stage: str | None = None) -> None:
+        rank = torch.distributed.get_rank()
+        self.labels = ["a", "b"] if rank == 0 else ["b", "a"]
+
+
+class OtherFingerprint(Rows):
+    def setup(self, stage: str | None = None) -> None:
+        self.fingerprint = f"of rank {torch.distributed.get_rank()}"
+
+
+class SlicedData(Rows):
+    """Rows of a rank's own in an ordinary loader, which Lightning divides again."""
+
+    def train_dataloader(self) -> DataLoader:
+        rank = torch.distributed.get_rank()
+        return DataLoader([row + 100.0 * rank for row in range(ROWS)], SIZE)  # type: ignore[arg-type]
+
+
+class OtherValidation(Rows):
+    """One batch more on rank 0."""
+
+    def val_dataloader(self) -> DataLoader:
+        rank = torch.distributed.get_rank()
+        count = 8 - 2 * rank
+        sampler: Any = DistributedSampler(range(count), 1, 0, shuffle=False)  # type: ignore[arg-type]
+        return DataLoader(range(count), SIZE, sampler=sampler)  # type: ignore[arg-type]
+
+
+class Saving(Seen):
+    """Its `save` writes an attribute of its own."""
+
+    def save(self, directory: Path) -> None:
+        (directory / "names").write_text(" ".join(self.names))
+
+    def configure_model(self) -> None:
+        self.names = [f"name of rank {torch.distributed.get_rank()}"]
+
+
+class Validated(Seen):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+class Unfreezing(Seen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = torch.nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch, batch_idx) + self.late * batch[1].float().mean()
+
+    def on_train_epoch_start(self) -> None:
+        self.late.requires_grad_(self.current_epoch == 1)
+
+
+class Drifting(Seen):
+    """Changes a weight by what only its own rank has seen."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        with torch.no_grad():
+            self.weight += batch[1].float().mean()
+
+
+class DriftingBuffer(Seen):
+    """A mean of what its own rank has seen, which DDP would send at each step if it changed in
+    the first one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx > 1:
+            self.seen += batch[1].float().mean()
+
+
+MISTAKES: dict[str, tuple[type, type, str]] = {
+    "labels": (Seen, OtherLabels, "shuffled"),
+    "fingerprint": (Seen, OtherFingerprint, "shuffled"),
+    "what save writes": (Saving, Rows, "shuffled"),
+    "sliced data": (Seen, SlicedData, "shuffled"),
+    "validation": (Validated, OtherValidation, "shuffled"),
+    "unfrozen": (Unfreezing, Rows, "shuffled"),
+    "weights": (Drifting, Rows, "shuffled"),
+    "buffers": (DriftingBuffer, Rows, "shuffled"),
+    "shared rows": (Seen, Rows, "wrong_seeds"),
+    "none": (Seen, Rows, "shuffled"),
+    "none, with replacement": (Seen, Rows, "of_weights"),
+    "none, of global batches": (Seen, Rows, "global_batches"),
+}
+
+
+def make_mistake(write: Callable[[Record], Any], name: str) -> None:
+    """Record the sentence that ends a training with this mistake."""
+    model, data, kind = MISTAKES[name]
+    problem = cure = ""
+    callbacks = [StepSeed(5), BucketOrder(), *training_checks()]
+    try:
+        train(write, kind, callbacks, model=model, data=data)
+    except UserError as error:
+        problem, cure = error.problem, error.cure
+    write({"problem": problem, "cure": cure})

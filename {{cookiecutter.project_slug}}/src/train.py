@@ -35,7 +35,6 @@ import dist
 from data import Data
 from model import Model
 from smlightning.checkpoints.callback import Checkpoints
-from smlightning.data.division import DataDividedCheck
 from smlightning.reports import log
 from smlightning.reports.history import MetricHistory
 from smlightning.reports.lines import LogLines
@@ -43,7 +42,7 @@ from smlightning.reports.mlflow import mlflow_loggers
 from smlightning.reports.profiler import NoProfiler
 from smlightning.reports.progress import ProgressReport
 from smlightning.training.buckets import BucketOrder
-from smlightning.training.checks import EarlyStoppingCheck, refuse_without_test
+from smlightning.training.checks import refuse_incomplete, training_checks
 from smlightning.training.loop import ValidationSteps
 from smlightning.training.precision import trainer_precision
 from smlightning.training.seeds import StepSeed
@@ -62,7 +61,7 @@ def train(**options: Any) -> None:
         outputs, model_dir = log.output_dirs(training.output_dir)
         data = Data(**arguments_for(DataOptions, options))
         model = Model(**arguments_for(ModelOptions, options))
-        refuse_without_test(model, data)  # now, and not when training ends
+        refuse_incomplete(model, data)  # now, and not when training ends
         checkpoints = Checkpoints(
             model_dir.parent / "checkpoints",
             options,
@@ -93,11 +92,10 @@ def train(**options: Any) -> None:
             profiler=NoProfiler(),
             callbacks=[
                 HangWatchdog(training.hang_seconds),
-                DataDividedCheck(),
+                *training_checks(),
                 StepSeed(training.seed),
                 BucketOrder(),
                 ValidationSteps(training.val_check_steps),
-                EarlyStoppingCheck(),
                 ProgressReport(training.log_every, outputs, history),
                 checkpoints,
             ],

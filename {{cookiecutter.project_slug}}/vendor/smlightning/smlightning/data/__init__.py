@@ -6,7 +6,8 @@
 - `store`: arrays written once per node and memory-mapped: ``prepare``, ``write``, ``Rows``.
 - `batches`: which samples make up each global batch: ``loader``, ``pad``, ``leaves``.
 - `draws`: what is drawn at random while a batch is fetched: ``generator``, ``epoch``.
-- `division`: the check that ranks are not given the same data: ``DataDividedCheck``.
+- `division`: the check that ranks are not given the same data: ``DataDividedCheck``; by an
+  epoch's rows, `sharing`.
 
 They do not need each other, but for `batches`, which pads for `text`, takes batches apart for
 `division`, and orders them for `draws`.

@@ -12,7 +12,9 @@ from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils.data import IterableDataset
 
 from smlightning.cluster import collectives, session
+from smlightning.data import draws
 from smlightning.data.batches import leaves
+from smlightning.data.sharing import refuse_shared_rows
 from smlightning.errors import UserError
 
 # Batches that are compared at most: two of each worker, of up to 16, tell repetition from chance.
@@ -53,6 +55,15 @@ class DataDividedCheck(pl.Callback):
         self.batches.append(digests)
         # A rank whose epoch has ended would not come again.
         self.done = self._judge() or len(self.batches) == MOST or ended > 0
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare the rows of the first epoch, where a loader has rows."""
+        if trainer.world_size == 1:
+            return
+        for stream in draws.index_streams(trainer.train_dataloader):
+            sketch = stream.take_sketch()
+            if sketch is not None:
+                refuse_shared_rows(sketch)
 
     def _judge(self) -> bool:
         """Whether the batches so far prove that ranks and workers have data of their own.

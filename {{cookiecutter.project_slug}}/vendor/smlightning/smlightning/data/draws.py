@@ -25,7 +25,8 @@ import torch
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
 
-from smlightning.data.batches import GlobalBatches
+from smlightning.data.batches import GlobalBatches, Share
+from smlightning.data.sharing import RowSketch
 
 ORDER, ROW, BATCH, OWN = range(4)  # what a number is drawn for
 MASK = 2**64 - 1
@@ -230,6 +231,7 @@ class IndexStream:
         self.turn = 0  # how often it was begun anew in this epoch
         self.first = 0  # checksum of the first batch
         self.checksums: dict[int, int] = {}  # of the rows of so many batches
+        self.sketch: RowSketch | None = RowSketch() if training else None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "sampler":
@@ -279,8 +281,15 @@ class IndexStream:
             self.checksums[batch + 1] = checksum
             if batch == 0:
                 self.first = checksum
+            if self.sketch is not None:
+                self.sketch.add(_rows(index))
             if batch >= done:
                 yield Fetch(place._replace(batch=batch), index, again)
+
+    def take_sketch(self) -> RowSketch | None:
+        """The rows of the first epoch, once; from then on they are not looked at."""
+        sketch, self.sketch = self.sketch, None
+        return sketch
 
     def _tell_epoch(self, number: int) -> None:
         """Lightning does so, too, but after loader workers have begun to fetch."""
@@ -348,6 +357,11 @@ def _repeated(rows: Any, seen: bytearray, most: int) -> tuple[int, ...]:
             again.append(position)
         seen[at] |= bit
     return tuple(again)
+
+
+def _rows(index: Any) -> Any:
+    """The samples' rows, without those that only even out the ranks."""
+    return index.rows[: index.real] if isinstance(index, Share) else index
 
 
 def _content(index: Any) -> bytes:

@@ -5,7 +5,8 @@
 - `buckets`: the order of DDP's buckets: ``BucketOrder``.
 - `loop`: where Lightning's loop is, and when it validates: ``ValidationSteps``.
 - `watchdog`: the end of a job whose ranks hang: ``HangWatchdog``, ``pause_watchdog``.
-- `checks`: mistakes found before training: ``EarlyStoppingCheck``, ``refuse_without_test``.
+- `checks`: mistakes found before training or in its first epoch: ``training_checks``,
+  ``refuse_incomplete``. Ranks that differ: `equality`.
 - `metrics`: metrics over all ranks: ``WeightedMean``, ``equal_on_ranks``.
 - `optimizers`: optimizers with their schedule: ``adamw_with_cosine``.
 - `precision`: the Trainer's precision: ``trainer_precision``.

@@ -1,30 +1,94 @@
-"""What Lightning would notice only after an epoch of training, or at its end, is refused before."""
+"""What Lightning would notice only after an epoch of training, at its end, or never is refused
+before.
+"""
 
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
+from smlightning.data.division import DataDividedCheck
 from smlightning.errors import UserError
+from smlightning.training.equality import EqualRanks
 
 
-def refuse_without_test(model: pl.LightningModule, data: pl.LightningDataModule) -> None:
-    """Check that the best weights can be tested when training ends.
+def training_checks(data_divided: bool = True) -> list[pl.Callback]:
+    """Callbacks that find mistakes before training, or in its first epoch.
+
+    Args:
+        data_divided: refuse ranks that are given the same data; False where that is intended.
+    """
+    checks: list[pl.Callback] = [EqualRanks(), EarlyStoppingCheck(), StepCheck()]
+    return [DataDividedCheck(), *checks] if data_divided else checks
+
+
+def refuse_incomplete(model: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    """Check that the best weights can be tested and saved when training ends.
 
     Raises:
-        UserError: ``test_step`` or ``test_dataloader`` is missing.
+        UserError: ``test_step``, ``test_dataloader``, ``save`` or ``draw`` is missing.
     """
+    if not hasattr(data, "prepare_data_per_node"):
+        raise UserError(
+            f"{type(data).__name__}.__init__ does not call the base class's",
+            "begin it with super().__init__()",
+        )
     required: Any = ((model, "test_step"), (data, "test_dataloader"))
     missing = [
         f"{type(owner).__name__} has no {method}"
         for owner, method in required
         if not is_overridden(method, owner)
     ]
+    for method in ("save", "draw"):
+        if not callable(getattr(model, method, None)):
+            missing.append(f"{type(model).__name__} has no {method}(directory)")
     if missing:
         raise UserError(
-            f"the best weights are tested when training ends, and {' and '.join(missing)}",
-            "add what is missing",
+            "the best weights are tested and saved when training ends, and "
+            f"{' and '.join(missing)}",
+            "add what is missing; save and draw may do nothing",
         )
+
+
+class StepCheck(pl.Callback):
+    """Refuses a training without an optimizer, and one whose steps return no loss."""
+
+    def __init__(self) -> None:
+        self.has_loss = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trained = {id(weights) for weights in pl_module.parameters()}
+        optimized = [
+            id(weights)
+            for optimizer in trainer.optimizers
+            for group in optimizer.param_groups
+            for weights in group["params"]
+        ]
+        # Where configure_optimizers returns None, Lightning makes one of a tensor of its own.
+        if not trained & set(optimized):
+            raise UserError(
+                "configure_optimizers gives no optimizer of the model's parameters, so nothing "
+                "would be trained",
+                "return an optimizer of self.parameters() there",
+            )
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self.has_loss:
+            return
+        self.has_loss = not pl_module.automatic_optimization or bool(outputs)
+        if not self.has_loss and trainer.is_last_batch:
+            raise UserError(
+                "training_step returned nothing in a whole epoch, so nothing was trained",
+                "return the loss there, or set self.automatic_optimization = False and step the "
+                "optimizer yourself",
+            )
 
 
 class EarlyStoppingCheck(pl.Callback):
