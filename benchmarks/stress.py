@@ -11,6 +11,8 @@ what was lost.
     python benchmarks/stress.py hangs --count 10     # a rank sleeps or is paused: named in time
     python benchmarks/stress.py all --minutes 5      # some of each, in rounds with other seeds, until the time is over
 
+With `--strategy fsdp` kills, stops, damage and ranks are of sharded runs.
+
 Each prints a line per trial and a summary; the status is 1 if one trial failed. Recorded in
 docs/measurements.md.
 """
@@ -348,16 +350,15 @@ def final_state(folder: Path) -> dict:
     """Everything of the last checkpoint that training decides: weights, best weights, optimizer,
     schedule.
     """
-    import torch
 
     from smlightning.checkpoints import files as checkpoint_files
+    from smlightning.checkpoints import reader
 
-    path = checkpoint_files.newest(folder / "outputs" / "checkpoints")
-    state = torch.load(path, weights_only=True)
+    state = reader.read_here(checkpoint_files.newest(folder / "outputs" / "checkpoints"))
     mine = state["callbacks"]["Checkpoints"]
     return {
         "weights": state["state_dict"],
-        "best": torch.load(checkpoint_files.best_file(path), weights_only=True),
+        "best": state["best_weights"],
         "score": mine["best"]["score"],
         "optimizer": state["optimizer_states"],
         "schedule": state["lr_schedulers"],
@@ -400,6 +401,7 @@ OPTIONS = {
     "epochs": 4,
     "batch_size": 4,
     "log_every": 10,
+    "strategy": "ddp",  # or what --strategy says
 }
 
 
@@ -411,6 +413,8 @@ def kills(
     """
     draw = random.Random(seed)
     options = {**OPTIONS, "checkpoint_steps": 3, "num_workers": workers}
+    sharded = options["strategy"] == "fsdp"
+    ranks = tuple(n for n in ranks if n > 1) if sharded else ranks
     whole, seconds = {}, {}
     for trial in range(count):
         n, writing = ranks[(trial + seed) % len(ranks)], draw.random() < 0.4
@@ -421,7 +425,7 @@ def kills(
             seconds[n], whole[n] = time.monotonic() - job.started, final_state(job.folder)
         place = folder / f"kill{trial}"
         job = Job(place, n, "forked", options)
-        victim = 0 if writing else draw.randrange(n)
+        victim = 0 if writing and not sharded else draw.randrange(n)
         if writing:
             wanted = draw.randint(1, 20)  # this many checkpoints are left alone
             until = time.monotonic() + 60
@@ -442,9 +446,8 @@ def kills(
         left = len(_temporary(place))
         job.end()
         expected = _to_go_on_from(place)
-        again = Job(
-            place, n, "forked", options, apart=trial % 2 == 1
-        )  # ranks that lack the file get rank 0's
+        # ranks that lack the file get rank 0's
+        again = Job(place, n, "forked", options, apart=trial % 2 == 1 and not sharded)
         finished = again.wait(300) and set(again.statuses.values()) == {0}
         resumed = next(
             (line for line in again.text.splitlines() if line.startswith("resume: ")),
@@ -793,17 +796,21 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
     """Spoil the newest checkpoint of a real run in many ways; the one before has to be chosen,
     and has to load.
     """
-    import torch
-
     from smlightning.checkpoints import files as checkpoint_files
+    from smlightning.checkpoints import reader
 
     draw = random.Random(seed)
-    job = Job(folder / "whole", 1, "forked", {**OPTIONS, "checkpoint_steps": 3})
+    ranks = 2 if OPTIONS["strategy"] == "fsdp" else 1
+    job = Job(folder / "whole", ranks, "forked", {**OPTIONS, "checkpoint_steps": 3})
     assert job.wait(300) is not None, job.text
     for trial in range(count):
         place = folder / f"damage{trial}"
         shutil.copytree(folder / "whole" / "outputs" / "checkpoints", place)
-        (_, path), (_, before), *_ = checkpoint_files.numbered(place)
+        (_, newest), (_, before), *_ = checkpoint_files.numbered(place)
+        beside = [
+            name for name in checkpoint_files.files_beside(newest) if name[:6] == newest.name[:6]
+        ]
+        path = draw.choice([newest, *(place / name for name in beside)])
         content = bytearray(path.read_bytes())
         how = ("truncated", "one bit flipped", "zero length", "half-renamed", "a block of zeros")[
             trial % 5
@@ -822,11 +829,11 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
         if how == "half-renamed":
             (place / ".000099.ckpt").write_bytes(content)
         chosen = checkpoint_files.newest(place)
-        good = (
-            chosen == (path if same else before)
-            and torch.load(chosen, weights_only=True)["callbacks"]
+        good = chosen == (newest if same else before) and reader.read_here(chosen)["callbacks"]
+        yield (
+            f"{'ok' if good else 'FAILED'} {how} at byte {at} of {path.name}: "
+            f"{chosen.name if chosen else None}"
         )
-        yield f"{'ok' if good else 'FAILED'} {how} at byte {at}: {chosen.name if chosen else None}"
         shutil.rmtree(place)
 
 
@@ -934,7 +941,8 @@ def _checkpoint_problem(place: Path, told: list[str]) -> str:
 
 
 def _temporary(place: Path) -> list[Path]:
-    return [*(place / "outputs" / "checkpoints").glob(".*.ckpt")]
+    folder = place / "outputs" / "checkpoints"
+    return [*folder.glob(".*.ckpt"), *folder.glob(".*.shard")]
 
 
 def _short(line: str) -> str:
@@ -968,8 +976,10 @@ def main() -> int:
         "--minutes", type=float, default=5.0, help="of `all`: no more is begun then"
     )
     parser.add_argument("--hang_seconds", type=float, default=60.0)
+    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp")
     parser.add_argument("--keep", action="store_true", help="leave the runs' folders")
     arguments = parser.parse_args()
+    OPTIONS["strategy"] = arguments.strategy
     everything = arguments.what == ["all"]
     plan = (
         [word.partition(":")[::2] for word in arguments.what]

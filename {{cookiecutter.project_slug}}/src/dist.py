@@ -9,9 +9,8 @@ Rank variables are read by smlightning.cluster only; Lightning detects nothing.
 
 from pytorch_lightning.strategies import Strategy
 
+from smlightning.cluster.choice import choose_strategy
 from smlightning.cluster.session import current_cluster, session
-from smlightning.cluster.smddp import SmddpStrategy
-from smlightning.cluster.strategies import ClusterStrategy, OneProcess
 
 __all__ = ["get_global_rank", "get_initialization_info", "get_local_rank", "session"]
 
@@ -27,23 +26,12 @@ def get_local_rank() -> int:
 
 
 def get_initialization_info(
-    compression: str = "none", bucket_cap_mb: int = 25
+    compression: str = "none", bucket_cap_mb: int = 25, strategy: str = "ddp"
 ) -> tuple[Strategy, int, int]:
     """``(strategy, devices, num_nodes)`` for ``Trainer``; ``devices`` counts one host's.
 
-    Args:
-        compression: of gradients between ranks, as in options.py.
-        bucket_cap_mb: largest size in MiB in which gradients are sent.
-
-    Raises:
-        ClusterError: the backend does not have that compression.
+    Arguments as in options.py; raises ClusterError where the backend does not have them.
     """
     cluster = current_cluster()
-    strategy: Strategy
-    if cluster.backend == "none":
-        strategy = OneProcess(cluster)
-    elif cluster.backend == "smddp":
-        strategy = SmddpStrategy(cluster, compression, bucket_cap_mb)
-    else:  # nccl, gloo: a DDPStrategy
-        strategy = ClusterStrategy(cluster, compression, bucket_cap_mb)
-    return strategy, cluster.local_world_size, cluster.num_nodes
+    chosen = choose_strategy(cluster, strategy, compression, bucket_cap_mb)
+    return chosen, cluster.local_world_size, cluster.num_nodes

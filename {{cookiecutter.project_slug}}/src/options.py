@@ -61,6 +61,9 @@ class TrainingOptions:
         "auto: bf16-mixed on GPUs, 16-mixed on older ones, 32-true on a CPU; tf32: 32-true in TF32",
         resume="path",
     )
+    strategy: Literal["ddp", "fsdp"] = option(
+        "ddp", "fsdp divides weights and optimizer state among the ranks (docs/recipes.md)"
+    )
     compression: Literal["none", "fp16", "bf16", "powersgd"] = option(
         "none",
         "of gradients between ranks; powersgd (rank 2, from step 100 on) does not resume exactly",

@@ -35,6 +35,7 @@ import dist
 from data import Data
 from model import Model
 from smlightning.checkpoints.callback import Checkpoints
+from smlightning.cluster.sharding import gather_weights
 from smlightning.reports import log
 from smlightning.reports.history import MetricHistory
 from smlightning.reports.lines import LogLines
@@ -71,8 +72,9 @@ def train(**options: Any) -> None:
             mode=MODE,
             declared=declared_options(OPTIONS),
         )
-        compression, bucket_cap_mb = training.compression, training.bucket_cap_mb
-        strategy, devices, num_nodes = dist.get_initialization_info(compression, bucket_cap_mb)
+        strategy, devices, num_nodes = dist.get_initialization_info(
+            training.compression, training.bucket_cap_mb, training.strategy
+        )
         history = MetricHistory()
         trainer = pl.Trainer(
             accelerator=cluster.accelerator,
@@ -109,6 +111,7 @@ def train(**options: Any) -> None:
         trainer.fit(model, datamodule=data, ckpt_path=resume_from, weights_only=True)
         checkpoints.load_best_weights(model)
         trainer.test(model, datamodule=data, verbose=False)
+        gather_weights(model)  # where they are divided
         if trainer.is_global_zero:
             model.save(model_dir)
             with errors.warn_on_failure("Model.draw"):

@@ -47,32 +47,38 @@ def test_training_may_change_what_is_being_written(
     assert files.load(files.numbered(tmp_path)[0][1])["weights"].tolist() == [1, 1, 1]
 
 
-def test_one_that_may_be_skipped_is_while_another_is_written(
+def test_it_is_busy_while_another_is_written_which_the_next_one_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(monkeypatch)
     writer = CheckpointWriter(tmp_path)
     writer.write({"x": 1}, Position(step=1))
-    writer.write({"x": 2}, Position(step=2), skip_if_busy=True)
+    assert writer.busy() and not writer.failed()
     threading.Timer(0.1, gate.opened.set).start()
-    writer.write({"x": 3}, Position(step=3))  # follows the first
+    writer.write({"x": 3}, Position(step=3))
     writer.finish()
-    assert steps(tmp_path) == [3, 1]
+    assert steps(tmp_path) == [3, 1] and not writer.busy()
 
 
-def test_it_is_on_disk_when_waited_for_and_not_written_twice(tmp_path: Path) -> None:
+def write(writer: CheckpointWriter, state: dict[str, Any], position: Position) -> None:
+    writer.write(state, position)
+    while writer.busy():
+        threading.Event().wait(0.001)
+
+
+def test_a_position_is_not_written_twice(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path)
-    for wait in (True, True):
-        writer.write({"x": 1}, Position(step=1), wait=wait)
+    for _ in range(2):
+        write(writer, {"x": 1}, Position(step=1))
         assert steps(tmp_path) == [1]
-    writer.write({"x": 1}, Position(step=1).finished(), wait=True)
+    write(writer, {"x": 1}, Position(step=1).finished())
     assert steps(tmp_path) == [1, 1]
 
 
 def test_the_position_that_a_run_resumed_from_is_not_written_again(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path)
-    writer.resume_from(Position(step=4), None)
-    writer.write({"x": 1}, Position(step=4), wait=True)
+    writer.resume_from(Position(step=4))
+    write(writer, {"x": 1}, Position(step=4))
     assert steps(tmp_path) == []
 
 
@@ -81,7 +87,7 @@ def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path)
     for step in range(1, 2 * files.KEEP + 4):
         if step in (1, files.KEEP + 3):
             writer.keep_best({"weight": torch.tensor(float(step))})
-        writer.write({"weight": torch.tensor(0.0)}, Position(step=step), wait=True)
+        write(writer, {"weight": torch.tensor(0.0)}, Position(step=step))
         written.append(files.best_file(files.numbered(tmp_path)[0][1]))
     assert len(set(written)) == 2 and None not in written
     assert written[files.KEEP + 1] != written[files.KEEP + 2]
@@ -93,12 +99,12 @@ def test_best_weights_of_the_run_before_are_kept(elsewhere: bool, tmp_path: Path
     before = tmp_path / "before" if elsewhere else tmp_path
     first = CheckpointWriter(before)
     first.keep_best({"weight": torch.tensor(5.0)})
-    first.write({"x": 1}, Position(step=1), wait=True)
+    write(first, {"x": 1}, Position(step=1))
     best = files.best_file(files.numbered(before)[0][1])
     again = CheckpointWriter(tmp_path)
-    again.resume_from(Position(step=1), best)
+    again.resume_from(Position(step=1), files.load(best), None if elsewhere else best)
     assert again.best_weights and again.best_weights["weight"] == 5
-    again.write({"x": 2}, Position(step=2), wait=True)
+    write(again, {"x": 2}, Position(step=2))
     named = files.best_file(files.numbered(tmp_path)[0][1])
     assert named and named.parent == tmp_path
     assert (named == best) is not elsewhere
@@ -107,9 +113,9 @@ def test_best_weights_of_the_run_before_are_kept(elsewhere: bool, tmp_path: Path
 
 def test_a_failure_is_told_and_raised_when_asked_for(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path)
-    writer.write({"path": Path("somewhere")}, Position(step=1), wait=True)
+    write(writer, {"path": Path("somewhere")}, Position(step=1))
     assert writer.failed()
-    writer.write({"x": 1}, Position(step=2), wait=True)
+    write(writer, {"x": 1}, Position(step=2))
     assert steps(tmp_path) == [], "after a failure nothing more is written"
     with pytest.raises(UserError):
         writer.finish()

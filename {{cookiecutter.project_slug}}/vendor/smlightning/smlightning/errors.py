@@ -47,7 +47,7 @@ def as_user_error(error: BaseException) -> UserError | None:
             "on several ranks every parameter has to take part in the loss of every step, "
             "and some do not",
             "freeze them by requires_grad_(False), or add find_unused_parameters=True "
-            "to ClusterStrategy in src/dist.py",
+            "to smlightning.cluster.strategies.ClusterStrategy, taken in src/dist.py",
         )
     if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported
         return UserError(

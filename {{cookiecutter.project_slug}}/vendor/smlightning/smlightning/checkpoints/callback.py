@@ -1,4 +1,6 @@
-"""When a run saves, stops and resumes: the same batches on every rank, and rank 0 writes.
+"""When a run saves, stops and resumes: the same batches on every rank.
+
+Rank 0 writes; where the strategy divides the weights, every rank writes its part.
 
 A resumed run continues exactly: no random state is kept, since order, augmentation and dropout are
 functions of numbers (data/batches.py, data/draws.py, training/seeds.py).
@@ -20,10 +22,13 @@ from smlightning.checkpoints import files, resume
 from smlightning.checkpoints.agreement import Agreement, Wishes
 from smlightning.checkpoints.best import Best
 from smlightning.checkpoints.lock import lock
-from smlightning.checkpoints.plugin import CheckpointPlugin, Save
+from smlightning.checkpoints.plugin import CheckpointPlugin
 from smlightning.checkpoints.position import Position
-from smlightning.checkpoints.writer import CheckpointWriter
+from smlightning.checkpoints.reader import ShardFiles
+from smlightning.checkpoints.writer import CheckpointWriter, ShardWriter
 from smlightning.cluster import collectives, session, signals
+from smlightning.cluster.parts import weights_like
+from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.data.division import equally_many
 from smlightning.data.draws import resumes_exactly
 from smlightning.errors import UserError
@@ -75,6 +80,7 @@ class Checkpoints(Checkpoint):
         self.position = Position()
         self.data = ""  # fingerprint of the data
         self.choice: resume.Choice | None = None
+        self.shard_files = ShardFiles()  # of the folder of that choice
         self.writer = CheckpointWriter(directory)
         self.agreement = Agreement()
         self.saved_at = time.monotonic()
@@ -94,33 +100,44 @@ class Checkpoints(Checkpoint):
             UserError: as `resume.decide` and `lock` do.
         """
 
+        if wanted != "never":
+            folder = self.directory if wanted == "auto" else Path(wanted).parent
+            self.shard_files = ShardFiles.find(folder)
+
         def decide() -> str:
             self.lock = lock(self.directory)
+            verified = self.shard_files.names
             decision = resume.decide(
-                wanted, self.directory, self.run, self.declared, self.state_key
+                wanted, self.directory, self.run, self.declared, self.state_key, verified
             )
             if decision.message:
                 print(decision.message, flush=True)
             return decision.to_json()
 
         self.choice = resume.Decision.from_json(session.from_rank_0("resume", decide)).choice
+        if session.current_cluster().local_rank == 0:
+            files.remove_temporary_shards(self.directory)
         return self.choice.path if self.choice else None
 
     def load_best_weights(self, model: pl.LightningModule) -> None:
         """Load the best weights; the last ones stay where no validation was good. Collective.
 
         Rank 0 has them, and a sum with the others' zeros hands them on, which every backend can do.
+        Of divided weights every rank has its part.
         """
         first = session.current_cluster().rank == 0
         best = self.writer.best_weights
-        if best is not None:
-            model.load_state_dict(best)
+        if first and best is not None:
             print(f"best weights: {self.best}", flush=True)
         elif first:
             problem = f"no validation gave a finite {self.best.monitor}"
             if not self.validated:
                 problem = "training ended before its first validation (--val_check_steps)"
             print(f"warning: {problem}; the last weights are taken", file=sys.stderr)
+        if best is not None:
+            model.load_state_dict(weights_like(best, model.state_dict()))
+        if isinstance(self.writer, ShardWriter):
+            return
         for tensor in filter(torch.is_tensor, model.state_dict().values()):
             tensor.copy_(collectives.all_sum(tensor if first else torch.zeros_like(tensor)))
 
@@ -142,12 +159,23 @@ class Checkpoints(Checkpoint):
         signals.replace_lightning_signal_handlers(trainer)
         signals.defer(f"{self.rerun} to resume")
         if not isinstance(trainer.strategy.checkpoint_io, CheckpointPlugin):
+            if isinstance(trainer.strategy, ShardedStrategy):
+                self.writer = self._shard_writer()
             lightnings = trainer.strategy.checkpoint_io
-            trainer.strategy.checkpoint_io = CheckpointPlugin(self.writer, self.choice, lightnings)
+            trainer.strategy.checkpoint_io = CheckpointPlugin(
+                self.writer, self.choice, self.shard_files, lightnings
+            )
         if self.choice and stage == "fit":
             self.comparison = pl_module.register_load_state_dict_pre_hook(
                 resume.refuse_another_architecture
             )
+
+    def _shard_writer(self) -> ShardWriter:
+        """Its first number is the one after those in rank 0's folder. Collective."""
+        number = session.from_rank_0(
+            "checkpoint number", lambda: str(files.next_number(self.directory))
+        )
+        return ShardWriter(self.directory, session.current_cluster(), int(number))
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -162,18 +190,28 @@ class Checkpoints(Checkpoint):
         state = checkpoint["callbacks"][self.state_key]
         self.position = Position.from_dict(state["position"])
         resume.refuse_shorter_training(self.position, trainer.max_epochs, trainer.max_steps)
-        self._resume_best(trainer, Best.from_dict(state["best"]))
+        weights = checkpoint.pop("best_weights", None)
+        if weights is not None and isinstance(self.writer, ShardWriter):
+            weights = weights_like(weights, pl_module.state_dict())
+        self._resume_best(trainer, Best.from_dict(state["best"]), weights)
         self._resume_data(trainer, state["data"])
         self._resume_loops(trainer, checkpoint["loops"]["fit_loop"])
         trainer.should_stop = self.choice.complete  # by EarlyStopping, say
 
-    def _resume_best(self, trainer: pl.Trainer, best: Best) -> None:
-        """Keep the best weights so far, unless another metric now says which are best."""
+    def _resume_best(
+        self, trainer: pl.Trainer, best: Best, weights: Mapping[str, Any] | None
+    ) -> None:
+        """Keep the best weights so far, unless another metric now says which are best.
+
+        Args:
+            weights: on the ranks that keep them.
+        """
         assert self.choice
         same = best.criterion == self.best.criterion
-        if trainer.is_global_zero:
-            best_file = files.best_file(self.choice.path) if same else None
-            self.writer.resume_from(self.position, best_file)
+        file = files.best_file(self.choice.path)
+        beside = self.choice.path.parent == self.directory  # else they are written here, too
+        file = file if beside and not isinstance(self.writer, ShardWriter) else None
+        self.writer.resume_from(self.position, weights if same else None, file)
         if same:
             self.best = best
         elif trainer.is_global_zero:
@@ -338,7 +376,7 @@ class Checkpoints(Checkpoint):
         if not self.best.improved_by(score):
             return
         self.best = self.best.replaced_by(score, self.position)
-        if trainer.is_global_zero:
+        if trainer.is_global_zero or isinstance(self.writer, ShardWriter):
             self.writer.keep_best(pl_module.state_dict())
 
     def _score(self, trainer: pl.Trainer) -> float:
@@ -381,19 +419,33 @@ class Checkpoints(Checkpoint):
             self._fail()
 
     def _save(self, trainer: pl.Trainer, wait: bool = False, skip_if_busy: bool = False) -> None:
-        """Save what stands at ``position``, as `CheckpointWriter.write` explains. Collective."""
-        save = Save(self.position, wait, skip_if_busy)
-        with watchdog.pause_watchdog():
-            trainer.save_checkpoint(self.directory, storage_options=save)
+        """Save what stands at ``position``. Collective.
+
+        Args:
+            wait: return when it is on disk; else when it is copied.
+            skip_if_busy: leave this one out while another is being written; else it follows that
+                one.
+        """
+        if not skip_if_busy or not collectives.any_rank(self.writer.busy()):
+            with watchdog.pause_watchdog():
+                self._wait_until_written()
+                trainer.save_checkpoint(self.directory, storage_options=self.position)
+                if wait:
+                    self._wait_until_written()
         self.due, self.saved_at = False, time.monotonic()
-        if wait and collectives.any_rank(self.writer.failed()):
+
+    def _wait_until_written(self) -> None:
+        """Wait for the checkpoint before. Collective, so that a rank that was lost is noticed."""
+        while collectives.any_rank(self.writer.busy()):
+            time.sleep(0.01)
+        if collectives.any_rank(self.writer.failed()):
             self._fail()
 
     def _fail(self) -> None:
-        """A checkpoint could not be written: rank 0 says why, and all leave."""
-        self.writer.finish()  # raises it on rank 0; other ranks write nothing
+        """A checkpoint could not be written: the rank that failed says why, and all leave."""
+        self.writer.finish()  # raises it there
         raise torch.distributed.DistNetworkError(
-            "rank 0 could not write a checkpoint"
+            "another rank could not write a checkpoint"
         )  # session() asks it why
 
     def _stop(self, trainer: pl.Trainer) -> None:
@@ -418,11 +470,12 @@ def _refuse_unsupported(trainer: pl.Trainer, stage: str) -> None:
                 "use pytorch_lightning.tuner.Tuner with a Trainer of its own, and pass what it "
                 "finds as an option",
             )
-    if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy):
+    known = (DDPStrategy, SingleDeviceStrategy, ShardedStrategy)
+    if not isinstance(trainer.strategy, known):
         raise UserError(
             f"{type(trainer.strategy).__name__} may keep parts of the weights on each rank, and "
-            "Checkpoints needs them whole",
-            "use what dist.get_initialization_info() returns, or see FSDP in docs/recipes.md",
+            "Checkpoints does not know which",
+            "use what dist.get_initialization_info() returns",
         )
     if stage == "fit" and trainer.max_epochs == trainer.max_steps == -1:
         raise UserError(

@@ -3,6 +3,10 @@
 A file's name, ``000007-step000390-<checksum>.ckpt``, orders it by its number and tells whether its
 content is valid. The best weights have a file of their own, ``000005-best-<checksum>.ckpt``,
 written once: the checkpoints from there to the next best ones name it.
+
+Of tensors that are divided among ranks each rank writes its part, a shard, to a file of its own:
+``000007-00002-of-00004-<checksum>.shard``, and ``000005-best-00002-of-00004-<checksum>.shard``. The
+checkpoint, written when all shards are, names them: without it they are nothing.
 """
 
 import contextlib
@@ -11,38 +15,49 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from smlightning.cluster.parts import Shard
 from smlightning.errors import UserError, root_cause
 from smlightning.files import atomic_write, digest
 
 NAME = re.compile(r"(\d{6,})-step(\d+)-([0-9a-f]{16})\.ckpt")
 BEST_NAME = re.compile(r"\d{6,}-best-[0-9a-f]{16}\.ckpt")
-CHECKSUM = re.compile(r"-([0-9a-f]{16})\.ckpt$")  # of both
+SHARD_NAME = re.compile(r"(\d{6,})-(best-)?\d{5}-of-\d{5}-[0-9a-f]{16}\.shard")
+CHECKSUM = re.compile(r"-([0-9a-f]{16})\.(ckpt|shard)$")  # of all three
 KEEP = 3  # S3's copy follows additions and deletions in any order: the newest few must be there
 FINISHED = "finished"  # holds the name of the last checkpoint of a complete run
 TEMPORARY = ".*.ckpt"  # what is being written, or was when a process was killed
+TEMPORARY_SHARD = ".*.shard"
+DIVIDED = "divided"  # in a checkpoint: the names of its shards, and the best weights
 
 
 # Writing
 
 
-def write(directory: Path, step: int, state: Mapping[str, Any], best: Path | None = None) -> Path:
+def write(
+    directory: Path,
+    step: int,
+    state: Mapping[str, Any],
+    best: Path | None = None,
+    number: int | None = None,
+) -> Path:
     """Write ``state`` as the newest checkpoint. A reader sees the file whole or not at all.
 
     Args:
         step: for its name.
         best: the file of the best weights in the same folder, which the checkpoint names.
+        number: None: the one after the newest's.
 
     Raises:
         UserError: it could not be written, or not be read back; those before are as they were.
     """
     _prepare(directory)
-    stem = f"{_next_number(directory):06d}-step{step:06d}"
+    stem = f"{number or next_number(directory):06d}-step{step:06d}"
     content = {**state, "best_file": best.name if best else ""}
     with _disk_errors_explained(directory):
         path = _write_file(directory, stem, content)
@@ -61,17 +76,58 @@ def write_best(directory: Path, weights: Mapping[str, Any]) -> Path:
     """Write the best weights to a file of the next checkpoint's number; raises as `write`."""
     _prepare(directory)
     with _disk_errors_explained(directory):
-        return _write_file(directory, f"{_next_number(directory):06d}-best", weights)
+        return _write_file(directory, f"{next_number(directory):06d}-best", weights)
 
 
-def prune(directory: Path) -> None:
-    """Remove all but the newest KEEP checkpoints, and the best weights that none of these names."""
+def write_shard(
+    directory: Path, number: int, shard: Shard, rank: int, world_size: int, *, best: bool = False
+) -> Path:
+    """Write one rank's part of checkpoint ``number``, or of its best weights.
+
+    Raises:
+        UserError: it could not be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    kind = "best-" if best else ""
+    stem = f"{number:06d}-{kind}{rank:05d}-of-{world_size:05d}"
+    with _disk_errors_explained(directory):
+        return _write_file(directory, stem, shard, ".shard")
+
+
+def prune(directory: Path) -> tuple[int, set[str]]:
+    """Remove all but the newest KEEP checkpoints, and best weights and shards that none of these
+    names.
+
+    Returns:
+        What `prune_shards` needs on another host.
+    """
     for _, old in numbered(directory)[KEEP:]:
         old.unlink(missing_ok=True)
-    named = {best_file(path) for _, path in numbered(directory)}
+    known = numbered(directory)
+    named = {name for _, path in known for name in files_beside(path)}
     for path in directory.glob("*-best-*.ckpt"):
-        if path not in named:
+        if path.name not in named:
             path.unlink()
+    newest_number = known[0][0] if known else 0
+    prune_shards(directory, newest_number, named)
+    return newest_number, named
+
+
+def prune_shards(directory: Path, newest_number: int, named: Collection[str]) -> None:
+    """Remove the shards up to this number that no checkpoint names; later ones are being written.
+
+    Ranks of one host may do so at the same time.
+    """
+    for path in directory.glob("*.shard"):
+        match = SHARD_NAME.fullmatch(path.name)
+        if match and int(match[1]) <= newest_number and path.name not in named:
+            path.unlink(missing_ok=True)
+
+
+def remove_temporary_shards(directory: Path) -> None:
+    """Remove what ranks that were killed have left; before any rank of this host writes."""
+    for path in directory.glob(TEMPORARY_SHARD):
+        path.unlink(missing_ok=True)
 
 
 def mark_finished(directory: Path) -> None:
@@ -119,9 +175,11 @@ class _HashingFile:
         pass
 
 
-def _write_file(directory: Path, stem: str, content: Mapping[str, Any]) -> Path:
+def _write_file(
+    directory: Path, stem: str, content: Mapping[str, Any], suffix: str = ".ckpt"
+) -> Path:
     """Write a file whose name ends in its checksum, under another name first."""
-    temporary = directory / f".{stem}.ckpt"
+    temporary = directory / f".{stem}{suffix}"
     with temporary.open("wb") as file:
         hashing: Any = _HashingFile(file)
         torch.save(content, hashing)
@@ -129,7 +187,7 @@ def _write_file(directory: Path, stem: str, content: Mapping[str, Any]) -> Path:
             raise hashing.error
         file.flush()
         os.fsync(file.fileno())
-    path = directory / f"{stem}-{hashing.hash.hexdigest()[:16]}.ckpt"
+    path = directory / f"{stem}-{hashing.hash.hexdigest()[:16]}{suffix}"
     temporary.replace(path)
     _make_rename_last(directory)
     return path
@@ -190,28 +248,42 @@ def best_file(path: Path) -> Path | None:
     return path.with_name(name) if BEST_NAME.fullmatch(name) else None
 
 
+def files_beside(path: Path) -> list[str]:
+    """Names of the files that a checkpoint needs beside its own; none if it is damaged."""
+    try:
+        content = load(path)
+        divided = content.get(DIVIDED, {"shards": [], "best_shards": []})
+        names = [content["best_file"], *divided["shards"], *divided["best_shards"]]
+    except Exception:  # unpickling knows no bounds
+        return []
+    return [n for n in names if BEST_NAME.fullmatch(n) or SHARD_NAME.fullmatch(n)]
+
+
 def numbered(directory: Path) -> list[tuple[int, Path]]:
     """The checkpoints in ``directory`` with their numbers, newest first."""
     matches = [(NAME.fullmatch(path.name), path) for path in directory.glob("*.ckpt")]
     return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
 
-def _next_number(directory: Path) -> int:
+def next_number(directory: Path) -> int:
     known = numbered(directory)
     return known[0][0] + 1 if known else 1
 
 
-def newest(directory: Path) -> Path | None:
+def newest(directory: Path, verified: Collection[str] | None = None) -> Path | None:
     """The newest checkpoint that is whole; None where there is no checkpoint at all.
 
     A warning names each that is damaged.
+
+    Args:
+        verified: as `whole` has it.
 
     Raises:
         UserError: all are damaged; to start anew is for a person to say.
     """
     known = numbered(directory)
     for _, path in known:
-        if whole(path):
+        if whole(path, verified):
             return path
         size = path.stat().st_size
         print(f"warning: {path} is damaged ({size} bytes), trying the one before", file=sys.stderr)
@@ -223,18 +295,41 @@ def newest(directory: Path) -> Path | None:
     return None
 
 
-def whole(path: Path) -> bool:
-    """Whether a file and its best weights are what the checksums in their names say.
+def whole(path: Path, verified: Collection[str] | None = None) -> bool:
+    """Whether a checkpoint and the files that it names are what the checksums in their names say.
 
     A name without a checksum says nothing.
+
+    Args:
+        verified: names of the shards that are, on this host or another. None: look at this one's.
     """
+    if not _matches_checksum(path):
+        return False
+    for name in files_beside(path):
+        if verified is not None and SHARD_NAME.fullmatch(name):
+            is_whole = name in verified
+        else:
+            is_whole = _matches_checksum(path.with_name(name))
+        if not is_whole:
+            return False
+    return True
+
+
+def verified_shards(directory: Path, index: int = 0, count: int = 1) -> list[str]:
+    """The names of the folder's shards whose content is what its checksum says.
+
+    Args:
+        index: which of ``count`` processes this is, that look at a part of them each.
+    """
+    names = sorted(path.name for path in directory.glob("*.shard"))
+    return [name for name in names[index::count] if _matches_checksum(directory / name)]
+
+
+def _matches_checksum(path: Path) -> bool:
     match = CHECKSUM.search(path.name)
     if not path.is_file():
         return False
-    if match and not digest(path).startswith(match[1]):
-        return False
-    best = best_file(path)
-    return best is None or whole(best)
+    return not match or digest(path).startswith(match[1])
 
 
 def checksum(path: Path) -> str:

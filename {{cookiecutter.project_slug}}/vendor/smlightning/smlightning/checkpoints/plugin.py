@@ -1,12 +1,11 @@
 """How Lightning's ``save_checkpoint`` and ``fit(ckpt_path=...)`` reach the files of this package.
 
 ``trainer.save_checkpoint(path, storage_options=...)`` hands its options to the strategy's
-CheckpointIO on rank 0 (Lightning 2.6.6: trainer.py, ``save_checkpoint``; strategies/strategy.py,
-the same for SingleDevice and DDP). Those of this package are a `Save`; what comes without one, a
-ModelCheckpoint's file say, is Lightning's own business.
+CheckpointIO: on rank 0 with SingleDevice and DDP (Lightning 2.6.6: trainer.py, ``save_checkpoint``;
+strategies/strategy.py), on every rank with this package's ShardedStrategy. Those of this package
+are a Position; what comes without one, a ModelCheckpoint's file say, is Lightning's own business.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,9 @@ from lightning_fabric.plugins import CheckpointIO
 
 from smlightning.checkpoints import reader
 from smlightning.checkpoints.position import Position
+from smlightning.checkpoints.reader import ShardFiles
 from smlightning.checkpoints.resume import Choice
-from smlightning.checkpoints.writer import CheckpointWriter
-
-
-@dataclass(frozen=True)
-class Save:
-    """What `CheckpointWriter.write` is told beside the state."""
-
-    position: Position
-    wait: bool = False
-    skip_if_busy: bool = False
+from smlightning.checkpoints.writer import CheckpointWriter, ShardWriter
 
 
 class CheckpointPlugin(CheckpointIO):
@@ -33,30 +24,41 @@ class CheckpointPlugin(CheckpointIO):
     Args:
         writer: of this run's folder.
         choice: the checkpoint that the run resumes from.
+        shard_files: of that checkpoint's folder.
         other: the strategy's plugin before this one.
     """
 
     def __init__(
-        self, writer: CheckpointWriter, choice: Choice | None, other: CheckpointIO
+        self,
+        writer: CheckpointWriter,
+        choice: Choice | None,
+        shard_files: ShardFiles,
+        other: CheckpointIO,
     ) -> None:
-        self.writer, self.choice, self.other = writer, choice, other
+        self.writer, self.choice = writer, choice
+        self.shard_files, self.other = shard_files, other
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Called on rank 0; for a `Save` ``path`` is the folder, and the writer names the file."""
-        if not isinstance(storage_options, Save):
+        """For a Position ``path`` is the folder, and the writer names the file."""
+        if isinstance(storage_options, Position):
+            self.writer.write(checkpoint, storage_options)
+        else:
             self.other.save_checkpoint(checkpoint, path, storage_options)
-            return
-        save = storage_options
-        self.writer.write(checkpoint, save.position, save.wait, save.skip_if_busy)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Called on every rank."""
         if self.choice and Path(path) == self.choice.path:
-            return reader.read(self.choice.path, self.choice.checksum, self.writer.directory)
+            return reader.read(
+                self.choice.path,
+                self.choice.checksum,
+                self.writer.directory,
+                self.shard_files,
+                sharded=isinstance(self.writer, ShardWriter),
+            )
         given = {} if map_location is None else {"map_location": map_location}
         return self.other.load_checkpoint(path, **given, weights_only=weights_only)
 

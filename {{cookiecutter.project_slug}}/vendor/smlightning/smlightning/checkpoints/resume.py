@@ -1,7 +1,7 @@
 """Which checkpoint a run may resume from, and why it may not."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ def decide(
     run: RunIdentity,
     declared: Mapping[str, Option],
     state_key: str,
+    verified: Collection[str] | None = None,
 ) -> Decision:
     """Choose the checkpoint to resume from, or none.
 
@@ -81,6 +82,7 @@ def decide(
         directory: where this run writes its own.
         declared: all options, for their defaults, and which of them may differ.
         state_key: of the callback in whose state a checkpoint has its identity and position.
+        verified: the undamaged shards, as `files.whole` has them.
 
     Raises:
         UserError: the path holds no checkpoint that this run can resume from; or there are
@@ -88,10 +90,10 @@ def decide(
     """
     if wanted == "never":
         return Decision()
-    path = files.newest(directory) if wanted == "auto" else Path(wanted)
+    path = files.newest(directory, verified) if wanted == "auto" else Path(wanted)
     if path is None:
         return Decision()
-    state = _read_state(path, wanted, state_key)
+    state = _read_state(path, wanted, state_key, verified)
     if wanted == "auto" and files.finished(path):
         return Decision(
             message=f"resume: not from {path}, that run is finished; training from the start"
@@ -106,16 +108,17 @@ def decide(
     return Decision(choice, f"resume: from {path}, {position}")
 
 
-def _read_state(path: Path, wanted: str, state_key: str) -> dict[str, Any]:
+def _read_state(
+    path: Path, wanted: str, state_key: str, verified: Collection[str] | None
+) -> dict[str, Any]:
     """The callback's state in a checkpoint that is whole."""
     if not path.is_file():
         raise UserError(
             f"--resume {wanted!r}: no such checkpoint", "expected auto, never or a file"
         )
-    if not files.whole(path):
+    if not files.whole(path, verified):
         raise UserError(
-            f"--resume {wanted!r}: the file, or that of the best weights beside it, is damaged or "
-            "missing",
+            f"--resume {wanted!r}: the file, or one beside it that it names, is damaged or missing",
             "name another one, or say auto",
         )
     try:
@@ -194,7 +197,8 @@ def _listed(texts: list[str]) -> str:
 
 def _refuse_to_replace(wanted: str, directory: Path) -> None:
     """A checkpoint from elsewhere must not take the place of this folder's unfinished run."""
-    newest = files.newest(directory)
+    known = files.numbered(directory)
+    newest = known[0][1] if known else None
     if newest and not files.finished(newest):
         raise UserError(
             f"--resume {wanted!r}: {directory} holds an unfinished run, which this one would "

@@ -146,12 +146,31 @@ def from_rank_0(key: str, compute: Callable[[], str]) -> str:
         return compute()
     if cluster.rank == 0:
         store.set(key, compute())
+    return _text_of_rank(store, key, 0)
+
+
+def from_all_ranks(key: str, text: str) -> list[str]:
+    """What each rank says, by rank; waits for all, without a process group.
+
+    Args:
+        key: a name that is used once in a session.
+    """
+    store, cluster = _session.store, _session.cluster
+    if store is None or cluster is None:
+        return [text]
+    store.set(f"{key}/{cluster.rank}", text)
+    ranks = range(cluster.world_size)
+    return [_text_of_rank(store, f"{key}/{rank}", rank) for rank in ranks]
+
+
+def _text_of_rank(store: RankStore, key: str, rank: int) -> str:
+    """The text that a rank sets, unless it ends before."""
     while True:  # the store's own `get` would wait as long as for the ranks to meet
         text = store.get(key)
         if text is not None:
             return text
-        if store.has(ending.end_key(0)):
-            raise torch.distributed.DistNetworkError("rank 0 did not get that far")
+        if store.has(ending.end_key(rank)):
+            raise torch.distributed.DistNetworkError(f"rank {rank} did not get that far")
         time.sleep(0.02)
 
 

@@ -15,13 +15,19 @@ import pytorch_lightning as pl
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from pytorch_lightning.strategies import (
+    DDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
 from pytorch_lightning.trainer.connectors import data_connector
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 
 import smlightning
 from smlightning.cluster import signals
+from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.training import loop as loops
 
 
@@ -124,6 +130,21 @@ def test_storage_options_reach_the_checkpoint_io(strategy: type[Strategy]) -> No
     assert strategy.save_checkpoint is Strategy.save_checkpoint
     assert strategy.load_checkpoint is Strategy.load_checkpoint
     assert "storage_options" in inspect.signature(pl.Trainer.save_checkpoint).parameters
+
+
+def test_what_the_sharded_strategy_overrides() -> None:
+    """cluster/sharding.py takes these places of Lightning's own sharded checkpoints."""
+    overridden = (
+        "load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict",
+        "lightning_module_state_dict", "lightning_restore_optimizer", "optimizer_state",
+        "restore_checkpoint_after_setup", "save_checkpoint", "setup",
+    )  # fmt: skip
+    for name in overridden:
+        assert name in vars(ModelParallelStrategy) and name in vars(ShardedStrategy), name
+    setup = inspect.getsource(ModelParallelStrategy.setup)
+    assert setup.index("convert_module") < setup.index("setup_optimizers")
+    run = inspect.getsource(pl.Trainer._run)
+    assert run.index("_call_configure_model") < run.index("_restore_modules_and_callbacks")
 
 
 def test_the_order_of_restoring() -> None:

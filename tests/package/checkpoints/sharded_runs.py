@@ -1,0 +1,94 @@
+"""What a rank does in the tests of sharded training: a run of train.py, and what it held."""
+
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from smlightning.training import imports
+
+imports.lightning()
+
+import pytorch_lightning as pl  # noqa: E402
+import torch  # noqa: E402
+
+import train  # noqa: E402
+from smlightning.checkpoints.callback import Checkpoints  # noqa: E402
+from smlightning.errors import UserError  # noqa: E402
+from smlightning.reports import curves  # noqa: E402
+from smlightning.testing.recording import close_unseen  # noqa: E402
+
+Write = Callable[[dict[str, Any]], Any]
+
+
+class Crash(Exception):
+    """What ends a run here."""
+
+
+class Recorder(pl.Callback):
+    """Notes losses, and how much of weights and optimizer state this rank holds."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {"losses": {}, "refused": ""}
+
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        # the mean over the ranks, as DDP and FSDP average gradients
+        loss = trainer.strategy.reduce(outputs["loss"].detach(), reduce_op="sum")
+        self.seen["losses"][trainer.global_step] = float(loss) / trainer.world_size
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        state = trainer.optimizers[0].state_dict()["state"].values()
+        kept = [*module.state_dict().values(), *(t for entry in state for t in entry.values())]
+        tensors = [tensor for tensor in kept if torch.is_tensor(tensor) and tensor.ndim]
+        self.seen["elements"] = sum(tensor.numel() for tensor in tensors)
+        self.seen["held"] = sum(local(tensor).numel() for tensor in tensors)
+
+
+def local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def run(
+    write: Write,
+    options: dict[str, Any],
+    crash_at: int = 0,
+    dropout: bool = True,
+    hosts: bool = False,
+) -> None:
+    """Run src/train.py; at that step it ends when its checkpoint is written.
+
+    With ``hosts`` each rank is on a host of its own, with a disk of its own.
+    """
+    disk = Path()
+    if hosts:
+        rank = os.environ["RANK"]
+        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+        disk = Path(f"host{rank}")
+        disk.mkdir(exist_ok=True)
+    recorder = Recorder()
+    trainer, finished_batch = pl.Trainer, Checkpoints.on_train_batch_end
+
+    class RecordedTrainer(trainer):  # type: ignore[misc,valid-type]
+        def __init__(self, *args: Any, callbacks: Any = None, **more: Any) -> None:
+            super().__init__(*args, callbacks=[recorder, *(callbacks or [])], **more)
+
+    def crashing(self: Checkpoints, trainer: Any, *args: Any) -> None:
+        finished_batch(self, trainer, *args)
+        if trainer.global_step == crash_at:
+            self.writer.finish()
+            raise Crash
+
+    pl.Trainer = RecordedTrainer  # type: ignore[misc]
+    Checkpoints.on_train_batch_end = crashing  # type: ignore[method-assign]
+    curves.save_figure = close_unseen
+    if not dropout:
+        torch.nn.Dropout.forward = lambda self, x: x  # type: ignore[method-assign]
+    with contextlib.suppress(Crash), contextlib.chdir(disk):
+        try:
+            train.train(**options)
+        except UserError as error:
+            recorder.seen["refused"] = str(error)
+    write(recorder.seen)

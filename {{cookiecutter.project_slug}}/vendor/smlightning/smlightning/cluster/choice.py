@@ -1,0 +1,30 @@
+"""Which of Lightning's strategies the ranks of a cluster train with."""
+
+from pytorch_lightning.strategies import Strategy
+
+from smlightning.cluster.location import Cluster
+from smlightning.cluster.sharding import ShardedStrategy
+from smlightning.cluster.smddp import SmddpStrategy
+from smlightning.cluster.strategies import ClusterStrategy, OneProcess
+
+
+def choose_strategy(
+    cluster: Cluster, name: str = "ddp", compression: str = "none", bucket_cap_mb: int = 25
+) -> Strategy:
+    """The strategy for this cluster: a DDPStrategy over its backend, or `ShardedStrategy`.
+
+    Args:
+        name: ddp or fsdp; one process alone has nothing to divide, and resumes from either.
+        compression: of gradients between ranks: none, fp16, bf16 or powersgd.
+        bucket_cap_mb: largest size in MiB in which gradients are sent.
+
+    Raises:
+        ClusterError: the backend does not have that compression, or not that strategy.
+    """
+    if cluster.backend == "none":
+        return OneProcess(cluster)
+    if name == "fsdp":
+        return ShardedStrategy(cluster, compression)
+    if cluster.backend == "smddp":
+        return SmddpStrategy(cluster, compression, bucket_cap_mb)
+    return ClusterStrategy(cluster, compression, bucket_cap_mb)
