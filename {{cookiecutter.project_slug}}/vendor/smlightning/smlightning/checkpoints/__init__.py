@@ -18,6 +18,12 @@ The way back:
 3. `callback.Checkpoints.on_load_checkpoint`: position, best weights, the data's start, and the
    counts of Lightning's loops.
 
+Where the strategy divides the weights, both ways are every rank's: `writer.ShardWriter` writes each
+rank's part, then rank 0 the file that names all parts; `reader.ShardFiles` knows which host has
+which.
+
 `agreement` has the ranks agree on when to save and to stop, `best` knows which weights are best.
-Public is ``callback.Checkpoints``.
+Public is:
+
+- `callback`: when to write, what to resume from, the best weights: ``Checkpoints``.
 """
