@@ -14,8 +14,10 @@ from smlightning.rehearsal.installed_requirements import requirements_keep_torch
     "text, image, word",
     [
         ("pytorch-lightning  # and why\n", "2.13.0", None),
-        ("torch==2.13.0\n", "2.13.0", "torch==2.13.0"),
-        ("torchvision\n", "2.13.0", "torchvision"),
+        ("torch==2.13.0\ntorchvision\n", "2.13.0", None),  # pip leaves what is there
+        ("torch==2.12.0\n", "2.13.0", "torch==2.12.0"),
+        ("torchvision<0.20\n", "2.13.0", "torchvision<0.20"),
+        ("torchaudio\n", "1.9.0", "torchaudio"),
         ("nvidia-nccl-cu12\n", "2.13.0", "nvidia-nccl-cu12"),
         ("pytorch-lightning\n", "1.9.0", "1.9.0"),
         ("pytorch-lightning==0.1\n", "2.13.0", "pytorch-lightning==0.1"),

@@ -115,14 +115,25 @@ def _size(value: Any, model: Any, path: str) -> Iterator[Violation]:
     elif isinstance(value, str | list | dict):
         unit = "characters" if isinstance(value, str) else "entries"
         size, shown = len(value), f"{len(value)} {unit}"
-        lower = "shorten it; what is long belongs into a file of src/ or under [channels]"
-        higher = "lengthen it"
+        lower, higher = f"remove {size - (most or 0)} of them", "add to them"
+        if isinstance(value, str):
+            lower = "shorten it; what is long belongs into a file of src/ or under [channels]"
+            higher = _cure_without_arn(value, model) or "lengthen it"
     else:
         return
     if most is not None and size > most:
         yield Violation(path, f"{shown}, and AWS allows {most}", lower)
     if least is not None and size < least:
         yield Violation(path, f"{shown}, and AWS requires {least}", higher)
+
+
+def _cure_without_arn(value: str, model: Any) -> str:
+    """What to give where AWS expects an ARN and the value is a name; empty for other texts."""
+    pattern = model.metadata.get("pattern", "")
+    kind = re.search(r"arn:aws.*:([a-z-]+)/", pattern)
+    if not pattern.startswith("arn:") or value.startswith("arn:") or not kind:
+        return ""
+    return f"give its ARN, which ends in :{kind[1]}/{value}"
 
 
 def show_number(value: int) -> str:
@@ -138,8 +149,11 @@ def _text(value: str, model: Any, path: str) -> Iterator[Violation]:
         return  # said already
     pattern = re.sub(r"\\p\{(.)\}", _unicode_class, model.metadata.get("pattern", ""))
     if pattern and not re.fullmatch(pattern, value):
+        if len(value) < model.metadata.get("min", 0):
+            return  # said already
         problem = f'"{value[:80]}" does not match {pattern}'
-        yield Violation(path, problem, _cure_of_pattern(value, pattern))
+        cure = _cure_without_arn(value, model) or _cure_of_pattern(value, pattern)
+        yield Violation(path, problem, cure)
     elif model.enum and value not in model.enum:
         problem = f'"{value[:80]}" is not known to the installed botocore'
         yield Violation(path, problem, cure_for_unknown_name(value, model.enum))
@@ -184,6 +198,16 @@ def partition(region: str) -> str:
         return str(botocore.session.get_session().get_partition_for_region(region))
     except UnknownRegionError:
         return "aws"
+
+
+@functools.cache
+def dns_suffix(region: str) -> str:
+    """What ends the names of AWS's hosts in a region: `amazonaws.com`, in China another."""
+    import botocore.session
+
+    name = partition(region)
+    partitions = botocore.session.get_session().get_data("endpoints")["partitions"]
+    return next(str(each["dnsSuffix"]) for each in partitions if each["partition"] == name)
 
 
 def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dict[str, Any] | None:

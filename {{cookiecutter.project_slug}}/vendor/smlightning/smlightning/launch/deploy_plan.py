@@ -118,6 +118,11 @@ def refuse_choice(choice: Choice) -> None:
             raise UserError(
                 f"--transform {uri} is not an S3 address", 'as in "s3://bucket/folder/"'
             )
+    if not choice.image and instance.startswith(("ml.inf", "ml.trn")):
+        raise UserError(
+            f"--instance {instance} is for Neuron, which AWS's image for PyTorch here is not",
+            "take a CPU or a g instance, or name an image with --image",
+        )
     if not choice.image and re.match(r"ml\.[a-z]+\d+g", instance):
         raise UserError(
             f"--instance {instance} is Graviton (ARM), which AWS's images are not for",

@@ -154,7 +154,8 @@ class Job(Table):
         Raises:
             JobError: a value is not valid.
         """
-        return _validated({**dict(self), **changes})
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return _validated({**given, **changes})
 
 
 @dataclass(frozen=True)

@@ -6,27 +6,34 @@ from smlightning.cluster.location import SMDDP_INSTANCES
 from smlightning.launch import instances
 from smlightning.launch.job import Job
 
-# Variables of the container that the toolkit or a launcher sets, or by which libraries take a host
-# for another cluster's: beginnings of names. A job's [environment] may not set them.
-RESERVED_VARIABLES = (
-    "SM_",
-    "SAGEMAKER_",
-    "SMDATAPARALLEL_",
-    "OMPI_",
-    "PMIX_",
-    "PET_",
-    "TORCHELASTIC_",
-    "SLURM_",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "NODE_RANK",
-    "PYTHONPATH",
-    "CUDA_VISIBLE_DEVICES",
+# Variables of the container that the toolkit or a launcher sets, so that a job's [environment] has
+# no say in them: sagemaker-training 5.1.4 (environment.py, to_env_vars; smdataparallel.py),
+# torchrun of torch 2.13 (elastic/agent/server/local_elastic_agent.py), Open MPI 4.1; and those by
+# which Lightning takes a host for one of Slurm's.
+RESERVED_VARIABLES = frozenset(
+    """
+    SM_NETWORK_INTERFACE_NAME SM_HOSTS SM_CURRENT_HOST SM_HPS SM_USER_ENTRY_POINT SM_USER_ARGS
+    SM_FRAMEWORK_PARAMS SM_FRAMEWORK_MODULE SM_RESOURCE_CONFIG SM_INPUT_DATA_CONFIG SM_CHANNELS
+    SM_CURRENT_INSTANCE_TYPE SM_CURRENT_INSTANCE_GROUP SM_CURRENT_INSTANCE_GROUP_HOSTS
+    SM_INSTANCE_GROUPS SM_INSTANCE_GROUPS_DICT SM_DISTRIBUTION_INSTANCE_GROUPS SM_IS_HETERO
+    SM_MODULE_NAME SM_MODULE_DIR SM_LOG_LEVEL SM_INPUT_DIR SM_INPUT_CONFIG_DIR SM_OUTPUT_DIR
+    SM_OUTPUT_DATA_DIR SM_OUTPUT_INTERMEDIATE_DIR SM_MODEL_DIR SM_NUM_CPUS SM_NUM_GPUS
+    SM_NUM_NEURONS SM_TRAINING_ENV SM_DLC_TORCH_VERSION
+    SAGEMAKER_TRAINING_MODULE SAGEMAKER_BASE_DIR SAGEMAKER_PROGRAM SAGEMAKER_SUBMIT_DIRECTORY
+    SAGEMAKER_REGION SAGEMAKER_JOB_NAME SAGEMAKER_CONTAINER_LOG_LEVEL SAGEMAKER_INSTANCE_TYPE
+    SMDATAPARALLEL_USE_HOMOGENEOUS SMDATAPARALLEL_USE_SINGLENODE SMDATAPARALLEL_SERVER_ADDR
+    SMDATAPARALLEL_SERVER_PORT
+    RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK
+    ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID
+    TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE
+    TORCHELASTIC_ERROR_FILE PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK PET_MASTER_ADDR
+    PET_MASTER_PORT PMIX_RANK PMIX_NAMESPACE
+    SLURM_JOB_ID SLURM_JOB_NAME SLURM_NTASKS SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NNODES
+    SLURM_NODELIST PYTHONPATH
+    """.split()  # noqa: SIM905
 )
+# Of these each further name is set: by channel, by option, by mpirun.
+RESERVED_BEGINNINGS = ("SM_CHANNEL_", "SM_HP_", "OMPI_COMM_WORLD_")
 
 # The container's entry point that forwards SageMaker's SIGTERM to training (`forward_stop`).
 # A stop is SIGTERM to process 1, in AWS's images bash, which forwards nothing
@@ -52,6 +59,11 @@ monitor_interval start_method event_log_handler role module no_python run_path l
 local_ranks_filter duplicate_stdout_filters duplicate_stderr_filters node_rank master_addr
 master_port local_addr logs_specs numa_binding signals_to_handle shutdown_timeout virtual_local_rank
 """.split()  # noqa: SIM905
+
+
+def reserves(variable: str) -> bool:
+    """Whether the toolkit or a launcher sets the variable of the container itself."""
+    return variable in RESERVED_VARIABLES or variable.startswith(RESERVED_BEGINNINGS)
 
 
 def launcher(job: Job) -> str:

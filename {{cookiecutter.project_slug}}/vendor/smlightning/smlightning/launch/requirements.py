@@ -15,15 +15,26 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 from smlightning.launch import images
 from smlightning.launch.findings import Finding, error, skipped
 from smlightning.launch.images import Profile
 from smlightning.launch.job import Job
 from smlightning.project import Project
 
-# What the image brings, built for its CUDA, NCCL, EFA and SMDDP; pip would take PyPI's build.
+# What the image has built for its CUDA, NCCL, EFA and SMDDP, by exact name; pip would take PyPI's
+# build. The libraries of CUDA are those that torch requires; others of NVIDIA's packages, as
+# nvidia-ml-py or nvidia-dali-cuda120, replace nothing.
+CUDA_LIBRARIES = """
+cublas cuda-cupti cuda-nvrtc cuda-runtime cudnn cufft cufile curand cusolver cusparse cusparselt
+nccl nvjitlink nvshmem nvtx
+""".split()  # noqa: SIM905
 OF_THE_IMAGE = re.compile(
-    r"(torch|torchvision|torchaudio|triton|pytorch-triton|(nvidia|cuda)-.*)$", re.I
+    rf"(torch|torchvision|torchaudio|triton|pytorch-triton|nvidia-({'|'.join(CUDA_LIBRARIES)})"
+    r"(-cu\d+)?)$",
+    re.I,
 )
 GLIBC = range(17, 36)  # 2.17 to 2.35, which is Ubuntu 22.04's
 NO_NETWORK = re.compile(r"(?i)connection (broken|error)|timed out")
@@ -42,12 +53,28 @@ def lines(path: Path) -> list[str]:
 
 
 def named(job: Job, project: Project) -> Iterator[Finding]:
-    """Lines of requirements.txt that ask for what the image brings."""
+    """Lines of requirements.txt that ask for another build than the one that the image brings."""
+    profile = images.profile(job)
+    packages = profile.packages if profile else {}
     for line in lines(project.requirements):
-        package = re.split(r"[^\w-]", line.strip())[0].replace("_", "-")
-        if OF_THE_IMAGE.match(package):
+        package = canonicalize_name(re.split(r"[^\w.-]", line.strip())[0])
+        if OF_THE_IMAGE.match(package) and not satisfied(line, packages.get(package)):
             problem = f'"{line.strip()}" would replace {torch_of_image(job)}'
             yield error(key_of(project), problem, "remove that line: the image brings it")
+
+
+def satisfied(line: str, version: str | None) -> bool:
+    """Whether a version that is in the image meets a line of requirements.txt; None: there is none.
+
+    pip leaves an installed package that meets a requirement as it is.
+    """
+    if version is None:
+        return False
+    try:
+        requirement = Requirement(re.sub(r"(^|\s)#.*", "", line).strip())
+    except InvalidRequirement:
+        return False
+    return not requirement.url and requirement.specifier.contains(version, prereleases=True)
 
 
 def key_of(project: Project) -> str:
@@ -125,9 +152,9 @@ def unresolved(key: str, profile: Profile, output: str) -> Finding:
 def resolve(path: Path, profile: Profile) -> list[dict[str, Any]]:
     """What pip would install into the image: its report's entries. Only metadata is downloaded.
 
-    pip is shown an environment that holds the image's torch and nothing else, and resolves for the
-    image's Python and Linux. Environment markers are those of the interpreter that runs this, since
-    pip has no option for them.
+    pip is shown an environment that holds the packages that are known to be in the image, and
+    resolves for the image's Python and Linux. Environment markers are those of the interpreter that
+    runs this, since pip has no option for them.
 
     Raises:
         CalledProcessError: there is no solution, or no package index.
@@ -151,12 +178,14 @@ def resolve(path: Path, profile: Profile) -> list[dict[str, Any]]:
 
 
 def empty_environment(folder: Path, profile: Profile) -> Path:
-    """An environment that holds the image's torch by name and nothing else; its Python."""
+    """An environment that holds by name what is known to be in the image; its Python."""
     venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
     site = next(folder.glob("lib/python*/site-packages"), folder / "Lib/site-packages")
-    torch = site / f"torch-{profile.torch}.dist-info"
-    torch.mkdir(parents=True)
-    metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {profile.torch}\n"
-    (torch / "METADATA").write_text(metadata)
+    for name, version in profile.packages.items():
+        package = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        package.mkdir(parents=True)
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (package / "METADATA").write_text(metadata)
+        (package / "RECORD").touch()  # else pip cannot tell how to replace it
     pythons = (folder / "bin/python", folder / "Scripts/python.exe")
     return next(path for path in pythons if path.exists())

@@ -73,8 +73,20 @@ def _is_carried(path: str) -> bool:
     return structure in CARRIED
 
 
+# AWS's defaults for one tuning job; larger values have to be asked for
+# (https://docs.aws.amazon.com/sagemaker/latest/dg/automatic-model-tuning-limits.html).
+USUAL_JOBS, USUAL_PARALLEL = 750, 10
+
+
 def ranges(job: Job, project: Project) -> Iterator[Finding]:
     """What is wrong with [tune], whether or not it is to be searched now."""
+    for key, value, usual in (
+        ("max_jobs", job.tune.max_jobs, USUAL_JOBS),
+        ("parallel", job.tune.parallel, USUAL_PARALLEL),
+    ):
+        if value > usual:
+            problem = f"{value} is above AWS's default of {usual} for one search"
+            yield warning(f"tune.{key}", problem, "lower it, or see that your quota was raised")
     if job.tune.parallel > job.tune.max_jobs:
         problem = f"{job.tune.parallel} is above max_jobs"
         yield error("tune.parallel", problem, f"at most {job.tune.max_jobs}")

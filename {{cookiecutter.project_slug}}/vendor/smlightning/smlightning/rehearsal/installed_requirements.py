@@ -12,6 +12,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from smlightning.launch.images import packages_with
 from smlightning.launch.requirements import OF_THE_IMAGE
 from smlightning.rehearsal.checks import FAILED, PASSED, SKIPPED, Check
 
@@ -106,10 +107,10 @@ def image_problems(
     requirement: Requirement, name: str, asker: str, resolution: Resolution, from_file: bool
 ) -> list[str]:
     """What speaks against a package that the image brings in a build of its own."""
-    if from_file:
-        return [f"{requirement} replaces the image's build; remove it"]
-    torch = resolution.image_torch
-    if name == "torch" and not requirement.specifier.contains(torch, prereleases=True):
-        cure = "pin another version of it"
-        return [f"{asker} needs {requirement}, the image has {torch}; {cure}"]
-    return []
+    version = packages_with(resolution.image_torch).get(name)
+    if version is None:
+        return [f"{requirement} replaces the image's build; remove it"] if from_file else []
+    if requirement.specifier.contains(version, prereleases=True) and not requirement.url:
+        return []  # pip leaves what is there
+    cure = "remove it" if from_file else "pin another version of it"
+    return [f"{asker} needs {requirement}, the image has {version}; {cure}"]

@@ -47,6 +47,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     channels.option_paths,
     hyperparameters.hyperparameters,
     source.files,
+    source.code,
     source.monitor,
     requirements.named,
     members.output,
@@ -59,6 +60,9 @@ REQUEST_CHECKS: tuple[RequestCheck, ...] = (
     members.arns,
     members.disk_key,
     secrets.visible,
+    channels.file_systems,
+    members.places,
+    members.default_buckets,
 )
 
 

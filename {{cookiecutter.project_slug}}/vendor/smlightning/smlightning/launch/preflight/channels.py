@@ -33,14 +33,32 @@ def addresses(job: Job, project: Project) -> Iterator[Finding]:
         table: dict[str, Any] = given if isinstance(given, dict) else {"s3_data": given}
         address = str(table.get("s3_data", ""))
         if "file_system_id" in table:
-            if not job.network.subnets:
-                problem = "a file system can be reached in your VPC alone"
-                yield error(key, problem, "fill [network]")
-        elif not aws.s3_uri(address):
+            continue  # see file_systems
+        if not aws.s3_uri(address):
             yield error(key, f'"{address}" is not an S3 address', S3_EXAMPLE)
+        elif re.search(r"[*?]|\{.*\}", address):
+            problem = f'"{address}" has a wildcard, which S3 takes for a letter'
+            yield error(key, problem, "name the folder, or the beginning that its keys share")
         elif aws.s3_uri(job.checkpoint_s3) and overlap(address, job.checkpoint_s3):
             problem = f"it and {key} overlap, and checkpoints would be data"
             yield error("checkpoint_s3", problem, "name another folder")
+
+
+def file_systems(job: Job, built: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """A file system is reached in a VPC, whoever names it: job.toml, or an organisation's file."""
+    for channel in built.get("InputDataConfig", []):
+        system = channel.get("DataSource", {}).get("FileSystemDataSource", {})
+        key = f"channels.{channel['ChannelName']}"
+        if not system:
+            continue
+        if not built.get("VpcConfig"):
+            problem = "a file system can be reached in your VPC alone"
+            yield error(key, problem, "fill [network]")
+        path = str(system.get("DirectoryPath", "/"))
+        if not path.startswith("/"):
+            problem = f'directory_path "{path}" does not begin with a slash'
+            example = '"/<mount name>/data"' if system.get("FileSystemType") != "EFS" else '"/data"'
+            yield error(key, problem, f"as in {example}")
 
 
 def overlap(first: str, second: str) -> bool:

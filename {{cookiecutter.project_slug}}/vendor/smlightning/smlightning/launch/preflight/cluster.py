@@ -11,7 +11,6 @@ from smlightning.project import Project
 
 USUAL_INSTANCES = 20  # AWS's default quota for one job
 MOST_INSTANCES = 1000  # beyond it a number is a slip of the pen
-PARTITIONS = ("aws", "aws-cn", "aws-us-gov")
 WITHOUT_IMAGE = ("trn", "p6e-gb200")  # Trainium, and ARM: AWS's images here are for NVIDIA on x86
 
 
@@ -21,7 +20,7 @@ def region(job: Job, project: Project) -> Iterator[Finding]:
 
     session = botocore.session.get_session()
     regions: list[str] = []
-    for partition in PARTITIONS:
+    for partition in session.get_available_partitions():
         regions += session.get_available_regions("sagemaker", partition)
     if job.region not in regions:
         cure = cure_for_unknown_name(job.region, regions)

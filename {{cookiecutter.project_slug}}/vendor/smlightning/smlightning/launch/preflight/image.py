@@ -6,20 +6,18 @@ from datetime import date
 
 from smlightning.launch import images, instances, launchers
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
-from smlightning.launch.images import Profile
+from smlightning.launch.images import AwsImage, Profile
 from smlightning.launch.job import Job
 from smlightning.project import Project
 
-ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com")
+TRAINING = ("pytorch", "pytorch-training")  # AWS's repositories whose images train PyTorch
+LIGHTNING_NEEDS = (2, 1)  # the oldest torch of the pytorch-lightning in src/requirements.txt
 
 
 def image(job: Job, project: Project) -> Iterator[Finding]:
     """A profile of this project, or an image in the job's region."""
-    profile = images.profile(job)
-    if profile:
-        yield from profile_fits(job, profile)
-        yield from cuda_fits(job, profile)
-        yield from patched(profile, date.today())
+    if job.image == "auto" or job.image in images.PROFILES:
+        yield from of_profile(job, images.profile(job))
     elif "/" in job.image:
         yield from image_of_owner(job)
     else:
@@ -27,10 +25,19 @@ def image(job: Job, project: Project) -> Iterator[Finding]:
         yield error("image", problem, cure_for_unknown_name(job.image, ["auto", *images.PROFILES]))
 
 
+def of_profile(job: Job, profile: Profile | None) -> Iterator[Finding]:
+    """What is known of an image against launcher, GPUs and date; nothing where none is."""
+    if profile:
+        yield from profile_fits(job, profile)
+        yield from cuda_fits(job, profile)
+        yield from patched(profile, date.today())
+
+
 def image_of_owner(job: Job) -> Iterator[Finding]:
     """An image's URI: what can be told from its address."""
-    address = ECR.match(job.image)
-    if not address and not from_private_registry(job):
+    address = images.ECR.match(job.image)
+    image = images.aws_image(job.image)
+    if not address and not image and not from_private_registry(job):
         yield error(
             "image",
             f'"{job.image}" is not in Amazon ECR',
@@ -38,17 +45,55 @@ def image_of_owner(job: Job) -> Iterator[Finding]:
             'TrainingRepositoryAccessMode = "Vpc" in '
             "[request.AlgorithmSpecification.TrainingImageConfig]",
         )
-    elif address and address[1] != job.region:
-        problem = f"it is in {address[1]} and the job in {job.region}"
+    elif address and address[2] != job.region:
+        problem = f"it is in {address[2]} and the job in {job.region}"
         yield error("image", problem, "name the one in the job's region")
     elif instances.gpus(job.instance_type) != 0 and names_cpu(job.image):
         problem = f"its tag says CPU, and the GPUs of {job.instance_type} would idle"
         yield error("image", problem, "take a GPU image")
+    elif image:
+        yield from image_of_aws(job, image)
+        return
     yield skipped(
         "image",
         "Python, torch and launcher of an image of your own are not known",
         "rehearse with them",
     )
+    if job.forward_stop and not image:
+        yield error(
+            "forward_stop",
+            "it starts start_with_right_hostname.sh of AWS's images, and without that the job "
+            "ends at once with 127",
+            "set it to false, unless your image is built on one of them",
+        )
+
+
+def image_of_aws(job: Job, image: AwsImage) -> Iterator[Finding]:
+    """One of AWS's own images: account, repository and tag."""
+    name = f"{image.repository}:{image.tag}"
+    account = images.REGISTRIES.get(image.region)
+    take = 'set image = "auto", or take one of pytorch or pytorch-training'
+    if image.account and image.account != account:
+        problem = f"AWS keeps its images for {image.region} in account {account}"
+        yield error("image", f"{problem}, not in {image.account}", "correct the account")
+    elif "arm64" in name:
+        problem = f"{name} is for ARM, and {job.instance_type} is x86"
+        yield error("image", problem, take)
+    elif "inference" in image.repository or image.repository == "ray":
+        yield error("image", f"{name} is for inference, and starts no training", take)
+    elif image.repository not in TRAINING:
+        problem = f"what {name} holds is not known here"
+        yield skipped("image", problem, "rehearse with its versions")
+    elif not image.torch:
+        yield error("image", f"{name} names no version of torch", 'as in "pytorch:2.13-…"')
+    elif "-ec2" in image.tag or (image.repository == "pytorch" and "sagemaker" not in image.tag):
+        problem = f"{name} is for EC2, without SageMaker's toolkit"
+        yield error("image", problem, "take the tag that ends in -sagemaker")
+    elif image.torch < LIGHTNING_NEEDS:
+        problem = f"{name} has torch {'.'.join(map(str, image.torch))}"
+        yield error("image", f"{problem}, and Lightning here needs 2.1 or newer", take)
+    else:
+        yield from of_profile(job, image.profile)
 
 
 def from_private_registry(job: Job) -> bool:
@@ -76,6 +121,8 @@ def profile_fits(job: Job, profile: Profile) -> Iterator[Finding]:
 def cuda_fits(job: Job, profile: Profile) -> Iterator[Finding]:
     """CUDA 12 dropped Kepler (p2), 13 Volta (p3); Blackwell (p6, g7) began with 12.8."""
     family = instances.family(job.instance_type)
+    if profile.cuda is None:
+        return
     version = ".".join(map(str, profile.cuda))
     problem = f"CUDA {version} of {profile.name} does not support the GPUs of {family}"
     if family == "p2":
@@ -88,7 +135,7 @@ def cuda_fits(job: Job, profile: Profile) -> Iterator[Finding]:
 
 def patched(profile: Profile, today: date) -> Iterator[Finding]:
     """AWS still patches the image."""
-    if today <= profile.patched_until:
+    if profile.patched_until is None or today <= profile.patched_until:
         return
     problem = (
         f"{profile.name} (torch {profile.torch}) has had no security patches "

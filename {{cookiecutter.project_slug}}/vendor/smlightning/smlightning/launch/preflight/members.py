@@ -26,6 +26,13 @@ SHARDED = (
     "each host would get a part, and the ranks divide all data",
     "remove it",
 )
+GZIP = ("Gzip", "SageMaker unpacks it in Pipe mode alone, which src/ cannot read", "remove it")
+RECORDS = ("RecordIO", "it is of Pipe mode, which src/ cannot read", "remove it")
+MANIFEST = (
+    "AugmentedManifestFile",
+    "it is of Pipe mode, which src/ cannot read",
+    'write what it lists as a table of src/, or take "ManifestFile"',
+)
 LOCAL_CHECKPOINTS = ("", "training keeps its checkpoints in /opt/ml/checkpoints", "remove it")
 # What AWS takes and src/ cannot work with: member of [request], or key of a channel → value (empty:
 # any), problem and cure.
@@ -36,6 +43,12 @@ UNUSABLE = {
     "distribution": SHARDED,
     "S3DataDistributionType": SHARDED,
     "LocalPath": LOCAL_CHECKPOINTS,
+    "compression": GZIP,
+    "CompressionType": GZIP,
+    "record_wrapping": RECORDS,
+    "RecordWrapperType": RECORDS,
+    "s3_data_type": MANIFEST,
+    "S3DataType": MANIFEST,
 }
 
 
@@ -72,6 +85,33 @@ def output(job: Job, project: Project) -> Iterator[Finding]:
         yield error(f"request.{OUTPUT}", f'"{folder}" is not an S3 address', S3_EXAMPLE)
 
 
+def places(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Output does not lie in a folder of data: the next job would take models for data."""
+    output = request["OutputDataConfig"]["S3OutputPath"]
+    named = job.request.get("OutputDataConfig", {}).get("S3OutputPath")
+    for name, given in job.channels.items():
+        table: dict[str, Any] = given if isinstance(given, dict) else {"s3_data": given}
+        folder = str(table.get("s3_data", ""))
+        if aws.s3_uri(folder) and f"{output.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/"):
+            yield error(
+                f"request.{OUTPUT}" if named else "bucket",
+                f"{output} lies in channels.{name} ({folder}), so that models become its data",
+                "name a folder beside the data, or the data's own folder in the channel",
+            )
+
+
+def default_buckets(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """SageMaker's default buckets have their region in their name, and jobs read one region's."""
+    addresses = {"bucket": f"s3://{job.bucket}", "checkpoint_s3": job.checkpoint_s3}
+    for path, text in texts({"channels": job.channels, "request": job.request}):
+        addresses[path] = text
+    for key, address in addresses.items():
+        match = re.match(r"s3://sagemaker-([a-z]{2,5}(?:-[a-z]+)+-\d)-\d{12}", address)
+        if match and match[1] != job.region:
+            problem = f"{match[0].removeprefix('s3://')} is in {match[1]}, the job in {job.region}"
+            yield error(key, problem, "take a bucket in the job's region")
+
+
 def unusable(job: Job, project: Project) -> Iterator[Finding]:
     """What AWS takes, in [request] and [channels], and src/ cannot work with."""
     for key, text in texts({"channels": job.channels, "request": job.request}):
@@ -90,11 +130,16 @@ def unusable(job: Job, project: Project) -> Iterator[Finding]:
 def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """Variables that the launcher or SageMaker sets itself."""
     variables = request.get("Environment", {})
+    launcher = launchers.launcher(job)
     for name in variables:  # of the SDK's configuration file, where a name may be any value
-        if str(name).startswith(launchers.RESERVED_VARIABLES):
+        if launchers.reserves(str(name)):
             problem = "the launcher or SageMaker's toolkit sets it on each host"
             yield error(f"environment.{name}", problem, "remove it")
-    launcher = launchers.launcher(job)
+    if "CUDA_VISIBLE_DEVICES" in variables:
+        # The toolkit counts the GPUs of `nvidia-smi --list-gpus`, which does not look at it.
+        level = warning if launcher == "none" else error
+        problem = "a process is started for each GPU of the host, and this hides some from it"
+        yield level("environment.CUDA_VISIBLE_DEVICES", problem, "take a smaller instance")
     own_level = launcher in ("torch_distributed", "none")
     if own_level and variables.get("NCCL_DEBUG", "WARN") != "WARN":
         problem = f"the toolkit sets NCCL_DEBUG to WARN under {launcher}"

@@ -17,6 +17,9 @@ SECRET = re.compile(
 SECRET_NAME = re.compile(
     r"(^|_)(secret|token|password|passwd|api_?key|access_key|credentials?)(_|$)", re.I
 )
+# A name that says of a secret where it is: SECRET_ARN, TOKEN_FILE, or a tokenizer's EOS_TOKEN_ID.
+REFERENCE_NAME = re.compile(r"_(arns?|names?|ids?|files?|path|folder|dir|ur[il]|key_spec)$", re.I)
+ONE_WORD = re.compile(r"(?!arn:)[^\s/<>|\[\]{}]+")
 SECRET_FILE = re.compile(
     r"\.env(\..+)?|.*\.(pem|key|p12)|id_(rsa|ed25519|ecdsa)|credentials(\.json)?|\.netrc", re.I
 )
@@ -51,8 +54,15 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
 
 
 def told_by_name(key: str, text: str) -> bool:
-    """Whether the name of a value says that it is a secret."""
-    return bool(SECRET_NAME.search(key.rpartition(".")[2])) and len(text) >= SHORTEST
+    """Whether the name of a value says that it is a secret, and the value can be one.
+
+    A secret is one word of letters and digits; the name, the ARN, the address or the path of a
+    secret is not, nor is a word of a vocabulary, as </s>.
+    """
+    name = key.rpartition(".")[2]
+    if not SECRET_NAME.search(name) or REFERENCE_NAME.search(name) or len(text) < SHORTEST:
+        return False
+    return bool(ONE_WORD.fullmatch(text) and re.search("[A-Za-z]", text) and re.search(r"\d", text))
 
 
 def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

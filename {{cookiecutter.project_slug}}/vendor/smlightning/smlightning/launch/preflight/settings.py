@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from smlightning.launch import aws, requirements
+from smlightning.launch import aws, images, requirements
 from smlightning.launch.findings import Finding, error, warning
-from smlightning.launch.job import PATHS, TABLES, Job, cure_for_misplaced_key
+from smlightning.launch.job import PATHS, Job, cure_for_misplaced_key
 from smlightning.project import Project
 
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
@@ -22,16 +22,24 @@ def misplaced(job: Job, project: Project) -> Iterator[Finding]:
     for table, entries in (("tags", job.tags), ("environment", job.environment)):
         for key in entries:
             cure = cure_for_misplaced_key(key, project)
-            if not cure:
+            if not cure or meant(job, key):
                 continue
-            # A tag is likelier to be called seed or environment on purpose than max_run_s.
-            deliberate = table == "tags" and (key not in PATHS or key in TABLES)
+            # A tag is likelier to be called role or seed on purpose than max_run_s.
+            deliberate = table == "tags" and (PATHS.get(key) != key or "_" not in key)
             level = warning if deliberate else error
             yield level(
                 f"{table}.{key}",
                 f"{key} stands in [{table}] and has a place of its own",
                 f"{cure}, or pass --accept {table}.{key} if it is meant",
             )
+
+
+def meant(job: Job, key: str) -> bool:
+    """Whether the key is set at its own place, too, so that it is another thing elsewhere."""
+    field = Job.model_fields.get(key)
+    if field is None:
+        return False
+    return field.is_required() or getattr(job, key) != field.get_default(call_default_factory=True)
 
 
 def times(job: Job, project: Project) -> Iterator[Finding]:
@@ -72,12 +80,20 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
     if not MLFLOW.fullmatch(job.mlflow):
         problem = f'"{job.mlflow}" names no server'
         yield error("mlflow", problem, "give the ARN of your MLflow tracking server or app")
-    elif job.mlflow and not requirements.lists(project, "sagemaker-mlflow"):
+    elif job.mlflow and not has_mlflow_client(job, project):
         cure = "add sagemaker-mlflow to src/requirements.txt"
         yield error("mlflow", "the container has no client for it", cure)
     if not SECRET.fullmatch(job.hub_token_secret):
         problem = f'"{job.hub_token_secret}" names no secret'
         yield error("hub_token_secret", problem, 'a name, an ARN, or "ssm:NAME"')
+
+
+def has_mlflow_client(job: Job, project: Project) -> bool:
+    """Whether requirements.txt lists SageMaker's client of MLflow, or the image brings it."""
+    profile = images.profile(job)
+    if profile and "sagemaker-mlflow" in profile.packages:
+        return True
+    return requirements.lists(project, "sagemaker-mlflow")
 
 
 def checkpoints(job: Job, project: Project) -> Iterator[Finding]:

@@ -1,5 +1,7 @@
 """src/ as it goes to S3: complete, small, and without data, secrets or links."""
 
+import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +50,65 @@ def file(path: Path, name: str) -> Iterator[Finding]:
     elif path.suffix == ".ipynb" and '"output_type"' in text:
         problem = "has outputs, which may hold data or secrets"
         yield error(name, problem, "clear them, or move it out of src/")
+
+
+OLD_SMDDP = "smdistributed.dataparallel.torch.distributed"
+HOSTS_AS_NUMBER = re.compile(
+    r"""\b(int|len)\(\s*os\.(environ(\.get\(|\[)|getenv\()\s*["']SM_HOSTS"""
+)
+
+
+def code(job: Job, project: Project) -> Iterator[Finding]:
+    """The Python files of src/: they can be parsed, and follow no advice that is out of date."""
+    for path in sorted(project.src.rglob("*.py")):
+        name = path.relative_to(project.src.parent).as_posix()
+        try:
+            text = path.read_text(encoding="utf-8")
+            tree = ast.parse(text)
+        except (OSError, ValueError, SyntaxError) as failure:  # a link is said elsewhere
+            line = f" (line {failure.lineno})" if isinstance(failure, SyntaxError) else ""
+            if not path.is_symlink():
+                yield error(name, f"is not Python: {failure.args[0]}{line}", "correct it")
+            continue
+        yield from outdated(tree, name)
+        if HOSTS_AS_NUMBER.search(text):
+            problem = "takes SM_HOSTS for a number or a word, and it is a JSON list"
+            yield error(name, problem, 'len(json.loads(os.environ["SM_HOSTS"]))')
+
+
+def outdated(tree: ast.AST, name: str) -> Iterator[Finding]:
+    """Imports and calls of earlier years, which fail today."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and OLD_SMDDP in imported(node):
+            yield error(
+                name,
+                f"imports {OLD_SMDDP}, which SMDDP 1.4 deprecated",
+                "remove it: src/dist.py registers smddp as a backend of torch.distributed",
+            )
+        elif isinstance(node, ast.Call) and called(node.func) == "init_process_group":
+            values = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "backend")]
+            if any(isinstance(each, ast.Constant) and each.value == "mpi" for each in values):
+                yield error(
+                    name,
+                    'init_process_group("mpi") needs a torch that is built with MPI, which none '
+                    "of AWS's images has: mpirun is the launcher, and no backend",
+                    "remove it: the Trainer's strategy of src/dist.py chooses the backend",
+                )
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Full names of the modules that a statement imports, or may import."""
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.Import):
+        return names
+    return [str(node.module), *(f"{node.module}.{name}" for name in names)]
+
+
+def called(function: ast.AST) -> str:
+    """The last name of what is called: `init_process_group` of `dist.init_process_group`."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def monitor(job: Job, project: Project) -> Iterator[Finding]:

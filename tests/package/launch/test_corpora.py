@@ -1,0 +1,108 @@
+"""Right jobs that preflight passes, and mistakes that it names: tables, in right_jobs.toml and
+mistakes.toml.
+"""
+
+import dataclasses
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_job import PROJECT, ROLE
+
+from options import OPTIONS
+from smlightning.launch import findings, job, preflight, tune
+from smlightning.launch.findings import Finding
+from smlightning.options import option
+from smlightning.project import Project
+
+HERE = Path(__file__).parent
+RIGHT: list[dict[str, Any]] = tomllib.loads((HERE / "right_jobs.toml").read_text())["job"]
+MISTAKES: list[dict[str, Any]] = tomllib.loads((HERE / "mistakes.toml").read_text())["mistake"]
+AS_ANSWERED = tomllib.loads(PROJECT.job_file.read_text(encoding="utf-8"))  # job.toml as generated
+BASE = {**AS_ANSWERED, "role": ROLE}
+
+
+def table(case: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """The content of job.toml: a base, and what the case sets in it."""
+    content = json.loads(json.dumps(base))
+    changes: dict[str, Any] = dict(case.get("set", {}))
+    for path, length in case.get("long", {}).items():
+        name, _, inner = path.partition(".")
+        changes[name] = {**changes.get(name, {}), inner: "x" * length} if inner else "x" * length
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(content.get(name), dict):
+            content[name].update(value)
+        else:
+            content[name] = value
+    if "channels" in case:
+        names = [f"part{number}" for number in range(case["channels"])]
+        content["channels"] = {name: f"s3://my-data/{name}/" for name in names}
+    return content
+
+
+def project(case: dict[str, Any], folder: Path) -> Project:
+    """The project, with other files in its src/ where the case has some."""
+    files = dict(case.get("src", {}))
+    if "requirements" in case:
+        files["requirements.txt"] = case["requirements"]
+    if not files:
+        return PROJECT
+    shutil.copytree(PROJECT.src, folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in files.items():
+        (folder / "src" / name).write_text(text)
+    return Project(folder)
+
+
+def found(case: dict[str, Any], folder: Path, base: dict[str, Any]) -> list[Finding]:
+    """Every finding that needs no network: of the file, of the job, of a search."""
+    here = project(case, folder)
+    try:
+        wanted = job.from_table(table(case, base), here)
+    except job.JobError as wrong:
+        return wrong.findings
+    return [*preflight.offline_checks(wanted, here)[0], *tune.ranges(wanted, here)]
+
+
+def name(case: dict[str, Any]) -> str:
+    return str(case["what"])
+
+
+def test_there_are_enough_of_both_and_no_two_are_the_same():
+    assert len(RIGHT) >= 80 and len(MISTAKES) >= 120
+    for cases in (RIGHT, MISTAKES):
+        contents = [json.dumps({**case, "what": "", "page": ""}, sort_keys=True) for case in cases]
+        assert len(set(contents)) == len(contents)
+        assert len({name(case) for case in cases}) == len(cases)
+
+
+@pytest.mark.parametrize("case", RIGHT, ids=name)
+def test_a_right_job_is_not_refused(case, tmp_path, monkeypatch):
+    """Whatever is seldom wanted may be a warning, with its reason."""
+    assert case["page"].startswith("https://")
+    usual = {"name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
+    if "configuration" in case:
+        config = tmp_path / "config.yaml"
+        config.write_text(json.dumps({"SageMaker": {"TrainingJob": case["configuration"]}}))
+        monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
+    if "option" in case:
+        field = (case["option"], str, option("", "an option of the owner's"))
+        mine = dataclasses.make_dataclass("Mine", [field], frozen=True)
+        monkeypatch.setattr("options.OPTIONS", (*OPTIONS, mine))
+    results = found(case, tmp_path, {**BASE, **usual})
+    assert not findings.refused(results), [str(each) for each in results]
+
+
+@pytest.mark.parametrize("case", MISTAKES, ids=name)
+def test_a_mistake_is_named_with_a_cure(case, tmp_path):
+    """And where it is meant, `--accept KEY` makes a warning of it."""
+    results = found(case, tmp_path, BASE)
+    named = [each for each in results if each.key == case["key"]]
+    levels = [each.level for each in named]
+    assert case.get("level", "error") in levels, [str(each) for each in results]
+    assert any(case.get("cure", "") in each.cure for each in named), [str(each) for each in named]
+    assert all(each.problem and each.cure and "\n" not in str(each) for each in results)
+    accepted = findings.ordered(results, [each.key for each in results])
+    assert not findings.refused(accepted)
