@@ -85,8 +85,17 @@ def simulated(*denied: str) -> Any:
     """An answer of IAM's simulation that allows everything but these actions."""
 
     def answer(arguments: dict[str, Any]) -> dict[str, Any]:
-        (action,) = arguments["ActionNames"]
-        return {"EvaluationResults": [{"EvalActionName": action, "EvalDecision": decision(action)}]}
+        return {
+            "EvaluationResults": [
+                {
+                    "EvalActionName": action,
+                    "EvalResourceName": arn,
+                    "EvalDecision": decision(action),
+                }
+                for action in arguments["ActionNames"]
+                for arn in arguments["ResourceArns"]
+            ]
+        }
 
     def decision(action: str) -> str:
         return "implicitDeny" if action in denied else "allowed"

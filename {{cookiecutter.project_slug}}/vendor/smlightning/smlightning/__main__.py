@@ -21,6 +21,7 @@ be mended; 2 for a mistake on the command line; 130 after Ctrl-C.
 """
 COMMANDS = {
     "preflight": "what is wrong with job.toml, src/ and the account, before it costs anything",
+    "account": "what the job needs in an AWS account, as CloudFormation or as a policy",
     "rehearse": "simulate the job's cluster on this machine",
     "submit": "send the job and follow it; Ctrl-C leaves it running",
     "tune": "search the ranges of job.toml's [tune] by many jobs",
@@ -66,6 +67,8 @@ def parser() -> argparse.ArgumentParser:
             add_accept(command)
         if name == "preflight":
             add_preflight(command)
+        elif name == "account":
+            add_account(command)
         elif name in ("submit", "tune"):
             add_sending(command, follows=name == "submit")
         elif name != "rehearse":
@@ -106,6 +109,21 @@ def add_preflight(command: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=DIR",
         help="for --rehearse: local data",
+    )
+
+
+def add_account(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add(
+        "--policy",
+        choices=("caller", "role"),
+        help="print one policy as JSON: of who sends the job, or of the role that it runs under",
+    )
+    add(
+        "--github",
+        default="",
+        metavar="OWNER/REPOSITORY",
+        help="with a role that this repository's workflows take on by OIDC",
     )
 
 

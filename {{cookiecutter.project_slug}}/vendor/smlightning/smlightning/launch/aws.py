@@ -189,6 +189,7 @@ def _members(value: dict[str, Any], model: Any, path: str) -> Iterator[Violation
             yield Violation(inner, "is missing, and AWS requires it", "add it")
 
 
+@functools.cache
 def partition(region: str) -> str:
     """`aws`, `aws-cn` or `aws-us-gov`; `aws` for a region that botocore does not know."""
     import botocore.session

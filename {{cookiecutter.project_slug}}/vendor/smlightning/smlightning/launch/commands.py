@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: of everything that is to be mended, AWS's refusals too.
     """
     with aws.errors():
-        if arguments.command in ("preflight", "submit", "tune"):
+        if arguments.command in COMMANDS:
             project = projects.find()
             project.add_src_to_path()
             return COMMANDS[arguments.command](arguments, project)
@@ -88,6 +88,27 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
     for channel in arguments.channel:
         command += ["--channel", channel]
     return subprocess.run(command, cwd=project.root).returncode
+
+
+def account(arguments: argparse.Namespace, project: Project) -> int:
+    """Print what the job needs in an account: CloudFormation, or a policy alone."""
+    from smlightning.launch.account import template
+
+    wanted = job.load(arguments.job or project.job_file, project)
+    if not arguments.policy:
+        import yaml
+
+        content = template.cloudformation(wanted, project, github=arguments.github)
+        print(yaml.safe_dump(content, sort_keys=False, width=100), end="")
+        return 0
+    given = template.facts(
+        wanted,
+        project,
+        account=template.account_of(wanted),
+        partition=aws.partition(wanted.region),
+    )
+    print(json.dumps(template.policy(given, arguments.policy), indent=2))
+    return 0
 
 
 def report(results: Sequence[Finding], file: Path | None) -> None:
@@ -157,7 +178,8 @@ def decide(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> 
 
 def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> Decision:
     """As `decide`. Findings go to standard error, the request of a dry run to standard output."""
-    from smlightning.launch import account, requirements, tune
+    from smlightning.launch import account as accounts
+    from smlightning.launch import requirements, tune
 
     wanted = job.load(arguments.job or project.job_file, project)
     results, built = preflight.offline_checks(wanted, project)
@@ -171,7 +193,7 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
         if search:
             key = "HyperParameterTuningJobName"
             built = {**built, key: search[key]}
-        results += account.check(wanted, built, tuning=tuning)
+        results += accounts.check(wanted, built, tuning=tuning)
         results += requirements.resolved(wanted, project)
     results = findings.ordered(results, arguments.accept)
     for finding in results:
@@ -286,7 +308,12 @@ def undeploy(arguments: argparse.Namespace, project: Project, region: str) -> in
     return 1
 
 
-COMMANDS = {"preflight": run_preflight, "submit": submit, "tune": submit_search}
+COMMANDS = {
+    "preflight": run_preflight,
+    "account": account,
+    "submit": submit,
+    "tune": submit_search,
+}
 COMMANDS_OF_JOBS = {
     "list": list_jobs,
     "attach": attach,

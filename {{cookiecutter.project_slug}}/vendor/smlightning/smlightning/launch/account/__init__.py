@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from smlightning.launch import aws, request
-from smlightning.launch.account import network, permissions, quotas, storage
+from smlightning.launch.account import named, network, permissions, quotas, storage
 from smlightning.launch.account.context import Context
 from smlightning.launch.findings import Finding, from_error, skipped
 from smlightning.launch.job import Job
@@ -19,6 +19,7 @@ CHECKS: dict[str, AccountCheck] = {
     "permissions": permissions.permissions,
     "vpc": network.vpc,
     "buckets": storage.buckets,
+    "named": named.named,
     "quota": quotas.quota,
 }
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from smlightning.launch import aws
+from smlightning.launch import aws, request
 from smlightning.launch.job import Job
 
 OUTPUT = "request.OutputDataConfig.S3OutputPath"
@@ -38,11 +38,13 @@ class Context:
         named = self.job.request.get("OutputDataConfig", {}).get("S3OutputPath")
         return OUTPUT if named else "bucket"
 
-    def addresses(self) -> dict[str, str]:
-        """Folders in S3 by their key in job.toml.
+    @property
+    def default_bucket(self) -> str:
+        """SageMaker's default bucket of this account; `submit` creates it where it is missing."""
+        return f"sagemaker-{self.job.region}-{self.account}"
 
-        Left out are SageMaker's default bucket, which `submit` creates, and what is no address.
-        """
+    def addresses(self) -> dict[str, str]:
+        """Folders in S3 by their key in job.toml, without what is no address."""
         folders = {}
         for channel in self.request.get("InputDataConfig", []):
             name = channel["ChannelName"]
@@ -51,9 +53,8 @@ class Context:
                 folders[f"channels.{name}"] = source.get("S3Uri", "")
         folders[self.output_key] = self.request["OutputDataConfig"]["S3OutputPath"]
         folders["checkpoint_s3"] = self.request.get("CheckpointConfig", {}).get("S3Uri", "")
-        default = f"s3://sagemaker-{self.job.region}-"
         return {
-            key: uri
+            key: uri.replace(request.DRY_ACCOUNT, self.account)
             for key, uri in folders.items()
-            if aws.s3_uri(str(uri)) and not uri.startswith(default)
+            if aws.s3_uri(str(uri))
         }

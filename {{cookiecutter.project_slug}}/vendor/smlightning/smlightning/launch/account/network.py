@@ -38,6 +38,7 @@ def vpc(context: Context) -> Iterator[Finding]:
     if len(vpcs) > 1:
         problem = f"subnets and groups of {len(vpcs)} VPCs ({', '.join(vpcs)})"
         yield error("network", problem, "take them from one")
+    yield from addresses(context, subnets)
     if context.job.instance_count > 1:
         yield from zones(context, subnets)
         yield from between_hosts(context, subnets, groups)
@@ -45,13 +46,29 @@ def vpc(context: Context) -> Iterator[Finding]:
     yield from way_out(context, ec2, subnets)
 
 
+# Private addresses of a host in its VPC: with EFA, and without
+# (https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html).
+ADDRESSES_WITH_EFA, ADDRESSES = 5, 2
+
+
+def addresses(context: Context, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
+    """The subnets have addresses for all hosts."""
+    instance, count = context.job.instance_type, context.job.instance_count
+    of_host = ADDRESSES_WITH_EFA if EFA.match(instance) else ADDRESSES
+    free = sum(subnet.get("AvailableIpAddressCount", 0) for subnet in subnets)
+    if free < count * of_host:
+        problem = f"{free} free addresses, and {count} × {instance} take {count * of_host}"
+        yield error("network.subnets", problem, "name further subnets, or larger ones")
+
+
 def zones(context: Context, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
-    """EFA works within one zone."""
+    """EFA works within one zone; more of them find capacity sooner, as AWS's guide shows it."""
     names = sorted({subnet["AvailabilityZone"] for subnet in subnets})
     instance = context.job.instance_type
     if len(names) > 1 and EFA.match(instance):
         problem = f"{len(names)} zones ({', '.join(names)}), and EFA of {instance} works within one"
-        yield error("network.subnets", problem, "keep the subnets of one zone")
+        cure = "keep the subnets of one zone if hosts do not reach each other"
+        yield warning("network.subnets", problem, cure)
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
-from smlightning import hub
-from smlightning.launch.account.context import OUTPUT, Context
-from smlightning.launch.findings import Finding, error, warning
-
-SAGEMAKER = "sagemaker.amazonaws.com"
-
-
-@dataclass(frozen=True)
-class Need:
-    """An action, and the resources that it is done on."""
-
-    action: str
-    resources: list[str]
+from smlightning.launch.account.context import Context
+from smlightning.launch.account.table import (
+    CALLER,
+    ROLE,
+    SAGEMAKER,
+    Facts,
+    Need,
+    context_of_request,
+    needs,
+)
+from smlightning.launch.findings import Finding, error, skipped, warning
 
 
 def permissions(context: Context) -> Iterator[Finding]:
@@ -42,10 +40,12 @@ def permissions(context: Context) -> Iterator[Finding]:
         problem = f"{name} does not trust SageMaker"
         yield error("role", problem, f"let {SAGEMAKER} do sts:AssumeRole on it")
     arn = role["Arn"]
-    yield from missing_permissions(
-        iam, "caller", caller_arn(context, iam, arn), caller_needs(context, arn)
-    )
-    yield from missing_permissions(iam, "role", arn, role_needs(context, arn))
+    facts = facts_of(context, arn)
+    if context.caller[0] == "federated-user":
+        problem = "what a federated user may do cannot be asked for"
+        yield skipped(CALLER, problem, "see that it may send the job")
+    yield from missing_permissions(iam, CALLER, caller_arn(context, iam, arn), facts)
+    yield from missing_permissions(iam, ROLE, arn, facts)
 
 
 def role_problems(context: Context) -> Iterator[Finding]:
@@ -83,7 +83,10 @@ def trusted_services(role: dict[str, Any]) -> list[str]:
 
 
 def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
-    """The ARN whose policies decide what the caller may do; empty: root may do everything."""
+    """The ARN whose policies decide what the caller may do; empty where none does.
+
+    Root may do everything; a federated user's session policies cannot be asked for.
+    """
     kind, name = context.caller
     if kind == "user":
         return context.identity["Arn"]
@@ -94,108 +97,119 @@ def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
     return str(iam.get_role(RoleName=name)["Role"]["Arn"])
 
 
-def caller_needs(context: Context, role_arn: str) -> list[Need]:
-    """What sending the job takes. A policy may tell of the job's name."""
-    action, kind, key = "CreateTrainingJob", "training-job", "TrainingJobName"
-    if context.tuning:
-        action, kind = "CreateHyperParameterTuningJob", "hyper-parameter-tuning-job"
-        key = "HyperParameterTuningJobName"
-    name = context.request.get(key, "*")
-    job = resource(context, role_arn, "sagemaker", f"{kind}/{name}")
-    code = [uri for key, uri in objects(context, role_arn).items() if key == context.output_key]
-    needs = [
-        Need(f"sagemaker:{action}", [job]),
-        Need("iam:PassRole", [role_arn]),
-        Need("s3:PutObject", code),
-    ]
-    if context.job.tags:
-        needs.append(Need("sagemaker:AddTags", [job]))
-    return needs
+def facts_of(context: Context, role_arn: str) -> Facts:
+    """What the table of permissions reads of a job that is about to be sent."""
+    key = "HyperParameterTuningJobName" if context.tuning else "TrainingJobName"
+    return Facts(
+        job=context.job,
+        request=context.request,
+        partition=role_arn.split(":")[1],
+        account=context.account,
+        role=role_arn,
+        folders=context.addresses(),
+        output_key=context.output_key,
+        job_name=str(context.request.get(key, "*")),
+        tuning=context.tuning,
+    )
 
 
-def role_needs(context: Context, role_arn: str) -> list[Need]:
-    """What the job itself does: read and write S3, log, and read a secret."""
-    folders = objects(context, role_arn)
-    reads = [uri for key, uri in folders.items() if key not in ("bucket", OUTPUT)]
-    writes = [uri for key, uri in folders.items() if not key.startswith("channels.")]
-    log = resource(context, role_arn, "logs", "log-group:/aws/sagemaker/*")
-    needs = [
-        Need("s3:GetObject", reads),
-        Need("s3:PutObject", writes),
-        Need("logs:PutLogEvents", [log]),
-    ]
-    if context.job.hub_token_secret:
-        needs.append(secret_need(context, role_arn))
-    if ":mlflow-tracking-server/" in context.job.mlflow:
-        needs.append(Need("sagemaker-mlflow:LogBatch", [context.job.mlflow]))
-    return needs
+@dataclass(frozen=True)
+class Answer:
+    """What IAM's simulation says of a need on one resource."""
+
+    allowed: bool
+    missing: tuple[str, ...]  # keys of the context that a policy asks for and nobody gave
 
 
-def secret_need(context: Context, role_arn: str) -> Need:
-    """Reading the hub's token: of Parameter Store, or of Secrets Manager by ARN or name."""
-    secret = context.job.hub_token_secret
-    if secret.startswith(hub.STORE):
-        parameter = secret.removeprefix(hub.STORE).lstrip("/")
-        return Need(
-            "ssm:GetParameter", [resource(context, role_arn, "ssm", f"parameter/{parameter}")]
-        )
-    if not secret.startswith("arn:"):  # AWS adds six letters to the name
-        secret = resource(context, role_arn, "secretsmanager", f"secret:{secret}-*")
-    return Need("secretsmanager:GetSecretValue", [secret])
+def missing_permissions(iam: Any, who: str, arn: str, facts: Facts) -> Iterator[Finding]:
+    """The permissions that a user or role has not, by IAM's own simulation.
 
-
-def resource(context: Context, role_arn: str, service: str, name: str) -> str:
-    """The ARN of a resource of this account and region."""
-    return f"{partition(role_arn)}:{service}:{context.job.region}:{context.account}:{name}"
-
-
-def objects(context: Context, role_arn: str) -> dict[str, str]:
-    """Key of job.toml → ARN of everything in the folder that it names."""
-    start = f"{partition(role_arn)}:s3:::"
-    return {
-        key: f"{start}{uri.removeprefix('s3://').rstrip('/')}/*"
-        for key, uri in context.addresses().items()
-    }
-
-
-def partition(arn: str) -> str:
-    """The beginning of ARNs: arn:aws, arn:aws-cn."""
-    return arn.split(":iam::")[0]
-
-
-def missing_permissions(iam: Any, who: str, arn: str, needs: list[Need]) -> Iterator[Finding]:
-    """The needs that a user or role may not do, by IAM's own simulation."""
+    What it could not evaluate, for want of a key of its context, is a warning.
+    """
     if not arn:
         return
-    for need in needs:
-        if not need.resources or allowed(iam, arn, need):
+    name = arn.rpartition("/")[2]
+    wanted = needs(facts, who)
+    answers = simulated(iam, arn, wanted, context_of_request(facts.request))
+    for need in wanted:
+        denied = [
+            resource for resource in need.resources if not answers[need.action, resource].allowed
+        ]
+        unknown = {key for each in denied for key in answers[need.action, each].missing}
+        if not denied:
             continue
-        name, resources = arn.rpartition("/")[2], ", ".join(need.resources)
-        key, problem = f"{who}.{need.action}", f"{name} may not {need.action} on {resources}"
-        if who == "caller" and not need.action.startswith("s3:"):
+        key = f"{who}.{need.action}"
+        problem = f"{name} may not {need.action} on {', '.join(denied)}"
+        if unknown:
+            asked = ", ".join(sorted(unknown))
+            problem = f"whether {name} may {need.action} depends on {asked}, not known here"
+            yield warning(key, problem, "see that the policy's condition holds for this job")
+        elif who == CALLER and need.action in REFUSED_WITHOUT:
             yield error(key, problem, "ask for that permission")
-        else:  # a bucket's own policy, which is not simulated, may allow it
-            yield warning(key, problem, "add it, unless a bucket's policy allows it")
+        else:  # a bucket's or a key's own policy, which is not simulated, may allow it
+            yield warning(key, problem, "add it, unless the resource's own policy allows it")
 
 
-def allowed(iam: Any, arn: str, need: Need) -> bool:
-    """Whether IAM's own simulation lets the user or role do this on all of the resources."""
-    context = []
-    if need.action == "iam:PassRole":
-        context.append(
-            {
-                "ContextKeyName": "iam:PassedToService",
-                "ContextKeyType": "string",
-                "ContextKeyValues": [SAGEMAKER],
-            }
+# Without these nothing is sent; no policy of a resource can give them.
+REFUSED_WITHOUT = (
+    "sagemaker:CreateTrainingJob",
+    "sagemaker:CreateHyperParameterTuningJob",
+    "sagemaker:AddTags",
+    "iam:PassRole",
+)
+MOST_ACTIONS = 100  # in one question, so that its answer is one page
+
+
+def simulated(
+    iam: Any, arn: str, wanted: list[Need], context: dict[str, Any]
+) -> dict[tuple[str, str], Answer]:
+    """(Action, resource) → what IAM's own simulation answers; one question for each set of ARNs."""
+    actions_on: dict[tuple[str, ...], list[str]] = {}
+    known = dict(context)
+    for need in wanted:
+        actions_on.setdefault(need.resources, []).append(need.action)
+        known.update(need.condition)
+    entries = context_entries(known)
+    answers: dict[tuple[str, str], Answer] = {}
+    for resources, actions in actions_on.items():
+        answer = iam.simulate_principal_policy(
+            PolicySourceArn=arn,
+            ActionNames=actions[:MOST_ACTIONS],
+            ResourceArns=list(resources),
+            ContextEntries=entries,
         )
-    answer = iam.simulate_principal_policy(
-        PolicySourceArn=arn,
-        ActionNames=[need.action],
-        ResourceArns=need.resources,
-        ContextEntries=context,
-    )
-    return all(result["EvalDecision"] == "allowed" for result in answer["EvaluationResults"])
+        for result in answer["EvaluationResults"]:
+            verdict = Answer(
+                result["EvalDecision"] == "allowed", tuple(result.get("MissingContextValues", []))
+            )
+            named = result.get("EvalResourceName")
+            for resource in [named] if named in resources else resources:
+                answers[result["EvalActionName"], resource] = verdict
+    return answers
+
+
+def context_entries(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The context as SimulatePrincipalPolicy takes it."""
+    return [
+        {
+            "ContextKeyName": key,
+            "ContextKeyType": context_type(value),
+            "ContextKeyValues": [context_text(each) for each in as_list(value)],
+        }
+        for key, value in values.items()
+    ]
+
+
+def context_type(value: Any) -> str:
+    if isinstance(value, list):
+        return "stringList"
+    if isinstance(value, bool):
+        return "boolean"
+    return "numeric" if isinstance(value, int) else "string"
+
+
+def context_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def as_list(value: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Whether the buckets of a job are there, in its region, and hold its data."""
+"""Whether the buckets of a job are there, in its region, and hold its data and nothing more."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,6 +7,9 @@ from typing import Any
 from smlightning.launch import aws
 from smlightning.launch.account.context import Context
 from smlightning.launch.findings import Finding, error, warning
+
+# Classes of storage from which nothing can be read before it is restored (S3's API, GetObject).
+ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,55 @@ def buckets(context: Context) -> Iterator[Finding]:
         if first:
             seen[name] = look_up(s3, name, region)
         bucket = seen[name]
+        if bucket.problem == "404" and name == context.default_bucket and not is_data(key):
+            continue  # `submit` creates it
         if bucket.problem or bucket.region != region:
             if first:  # said for the first key that names the bucket
                 yield unfit(key, bucket, region)
-        elif key.startswith("channels.") and not aws.objects(uri, s3):
-            yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
+        elif is_data(key):
+            yield from data(key, uri, s3)
+        elif key == "checkpoint_s3" and context.job.checkpoint_s3 not in ("", "auto"):
+            yield from resumed(uri, s3)
+
+
+def is_data(key: str) -> bool:
+    return key.startswith("channels.")
+
+
+def data(key: str, uri: str, s3: Any) -> Iterator[Finding]:
+    """The first objects of a channel."""
+    objects = aws.objects(uri, s3)
+    if not objects:
+        yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
+        return
+    yield from neighbours(key, uri, objects)
+    archived = [each["Key"] for each in objects if each.get("StorageClass") in ARCHIVED]
+    if archived:
+        problem = f"{len(archived)} of the first objects are archived, as {archived[0]}"
+        yield error(key, problem, "restore them from Glacier first (aws s3api restore-object)")
+
+
+def resumed(uri: str, s3: Any) -> Iterator[Finding]:
+    """The folder of an earlier job's checkpoints."""
+    objects = aws.objects(uri, s3)
+    if not objects:
+        problem = f"there is nothing at {uri}, so training begins at step 0"
+        yield warning("checkpoint_s3", problem, "correct the address, if it is to resume there")
+    yield from neighbours("checkpoint_s3", uri, objects)
+
+
+def neighbours(key: str, uri: str, objects: list[dict[str, Any]]) -> Iterator[Finding]:
+    """What else an address without a slash at its end brings: S3 takes it for a beginning."""
+    prefix = aws.s3_location(uri)[1]
+    if not prefix or prefix.endswith("/"):
+        return
+    names = [each["Key"] for each in objects]
+    inside = [name for name in names if name.startswith(f"{prefix}/")]
+    others = [name for name in names if name != prefix and name not in inside]
+    if inside and others:
+        folder = others[0].removeprefix(prefix).split("/")[0]
+        problem = f"{uri} also brings {prefix}{folder}, whose name begins as its own does"
+        yield warning(key, problem, f'end it with a slash: "{uri}/"')
 
 
 def look_up(s3: Any, name: str, region: str) -> Bucket:

@@ -1,0 +1,160 @@
+"""A small evaluator of IAM's policies, since moto's simulation knows none.
+
+It follows AWS's page on evaluation logic for identity-based policies of one account: an explicit
+deny counts above all, then an allow, else there is an implicit deny
+(https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html). Its
+own tests are AWS's documented examples (test_policies.py).
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import translate
+from typing import Any
+
+ALLOWED, EXPLICIT, IMPLICIT = "allowed", "explicitDeny", "implicitDeny"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """IAM's decision, and the keys of the context that conditions asked for in vain."""
+
+    decision: str
+    missing: tuple[str, ...] = ()
+
+
+def evaluate(
+    policies: Iterable[Mapping[str, Any]],
+    action: str,
+    resource: str,
+    context: Mapping[str, list[str]],
+) -> Verdict:
+    """What the policies decide for an action on a resource.
+
+    Args:
+        policies: documents.
+        action: as in s3:GetObject.
+        resource: its ARN, or "*".
+        context: key → values, which are texts.
+    """
+    known = {key.lower(): values for key, values in context.items()}
+    missing: set[str] = set()
+    effects: set[str] = set()
+    for policy in policies:
+        for statement in listed(policy["Statement"]):
+            if not concerns(statement, action, resource, known):
+                continue
+            if holds(statement.get("Condition", {}), known, missing):
+                effects.add(statement["Effect"])
+    if "Deny" in effects:
+        return Verdict(EXPLICIT, tuple(sorted(missing)))
+    if "Allow" in effects:
+        return Verdict(ALLOWED, tuple(sorted(missing)))
+    return Verdict(IMPLICIT, tuple(sorted(missing)))
+
+
+def concerns(
+    statement: Mapping[str, Any], action: str, resource: str, context: Mapping[str, list[str]]
+) -> bool:
+    """Whether a statement is about the action on the resource."""
+    actions = listed(statement.get("Action", statement.get("NotAction", [])))
+    named = any(like(pattern.lower(), action.lower()) for pattern in actions)
+    resources = listed(statement.get("Resource", statement.get("NotResource", [])))
+    there = any(like(substituted(pattern, context), resource) for pattern in resources)
+    return named != ("NotAction" in statement) and there != ("NotResource" in statement)
+
+
+def substituted(pattern: str, context: Mapping[str, list[str]]) -> str:
+    """A pattern with the values of its variables, as ${aws:username}."""
+    return re.sub(
+        r"\$\{([^}]+)\}", lambda match: context.get(match[1].lower(), [match[0]])[0], pattern
+    )
+
+
+def holds(
+    conditions: Mapping[str, Mapping[str, Any]], context: Mapping[str, list[str]], missing: set[str]
+) -> bool:
+    """Whether every operator holds for every key; keys without a value are noted as missing."""
+    results = []
+    for operator, keys in conditions.items():
+        for key, wanted in keys.items():
+            values = context.get(key.lower())
+            if values is None and operator != "Null" and not operator.endswith("IfExists"):
+                missing.add(key)
+            results.append(compare(operator, values, listed(wanted)))
+    return all(results)
+
+
+def compare(operator: str, values: list[str] | None, wanted: list[Any]) -> bool:
+    """One operator, as IAM's reference of condition operators has them."""
+    texts = [str(each).lower() if isinstance(each, bool) else str(each) for each in wanted]
+    if operator == "Null":
+        return (values is None) == (texts == ["true"])
+    quantifier, _, name = operator.rpartition(":")
+    if name.endswith("IfExists"):
+        if values is None:
+            return True
+        name = name.removesuffix("IfExists")
+    if values is None:
+        return quantifier == "ForAllValues" or "Not" in name
+    each = [single(name, value, texts) for value in values]
+    return all(each) if quantifier == "ForAllValues" or "Not" in name else any(each)
+
+
+def single(name: str, value: str, wanted: list[str]) -> bool:
+    """One value of the context against the values of a condition, of which one has to match."""
+    if name in ("StringNotEquals", "StringNotLike", "ArnNotLike", "ArnNotEquals"):
+        return not single(name.replace("Not", ""), value, wanted)
+    if name == "NumericLessThanEquals":
+        return any(float(value) <= float(limit) for limit in wanted)
+    if name == "NumericGreaterThan":
+        return any(float(value) > float(limit) for limit in wanted)
+    if name == "StringEqualsIgnoreCase":
+        return value.lower() in [each.lower() for each in wanted]
+    if name == "Bool":
+        return value.lower() in [each.lower() for each in wanted]
+    if name in ("StringLike", "ArnLike", "ArnEquals"):
+        return any(like(pattern, value) for pattern in wanted)
+    if name == "StringEquals":
+        return value in wanted
+    raise NotImplementedError(name)
+
+
+def like(pattern: str, text: str) -> bool:
+    """IAM's patterns: * and ?, and no other."""
+    return bool(re.fullmatch(translate(re.sub(r"\[", "[[]", pattern)), text))
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def simulation(policies_of: Mapping[str, list[dict[str, Any]]]) -> Any:
+    """An answer to SimulatePrincipalPolicy by these policies: ARN of a user or role → documents.
+
+    Whoever is not named may do everything.
+    """
+
+    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
+        arn = arguments["PolicySourceArn"]
+        context = {
+            entry["ContextKeyName"]: entry["ContextKeyValues"]
+            for entry in arguments.get("ContextEntries", [])
+        }
+        everything = [{"Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}]
+        policies = policies_of.get(arn, everything)
+        results = []
+        for action in arguments["ActionNames"]:
+            for resource in arguments["ResourceArns"]:
+                verdict = evaluate(policies, action, resource, context)
+                results.append(
+                    {
+                        "EvalActionName": action,
+                        "EvalResourceName": resource,
+                        "EvalDecision": verdict.decision,
+                        "MissingContextValues": list(verdict.missing),
+                    }
+                )
+        return {"EvaluationResults": results}
+
+    return answer

@@ -1,0 +1,226 @@
+"""The account's file: what `smlightning account` prints, created in moto, linted, and enough."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from moto_account import ACCOUNT, REGION, record
+from policies import simulation
+from small_job import PROJECT
+
+from smlightning.__main__ import main
+from smlightning.errors import UserError
+from smlightning.launch import account, request
+from smlightning.launch.account import table, template
+from smlightning.launch.account.permissions import facts_of, missing_permissions
+from smlightning.launch.findings import Finding
+from smlightning.launch.job import Job, Network
+
+pytest_plugins = "moto_account"
+
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/words"
+CALLER = f"arn:aws:iam::{ACCOUNT}:user/moto"
+KEY = "1234abcd-12ab-34cd-56ef-1234567890ab"
+
+
+@pytest.fixture
+def full() -> Job:
+    """A job that uses whatever needs a permission of its own."""
+    return Job(
+        name="words",
+        region=REGION,
+        instance_type="ml.m5.4xlarge",
+        instance_count=2,
+        role=ROLE,
+        bucket="words-bucket",
+        channels={"training": "s3://words-data/train/"},
+        hyperparameters={"dataset": "training"},
+        checkpoint_s3="s3://words-other/run1/",
+        hub_token_secret="hub",  # noqa: S106
+        mlflow=f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team",
+        environment={
+            "CA_REPOSITORY_ARN": f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"
+        },
+        network=Network(
+            subnets=["subnet-0123456789abcdef0"], security_groups=["sg-0123456789abcdef0"]
+        ),
+        tags={"project": "words"},
+        request={
+            "OutputDataConfig": {"KmsKeyId": KEY},
+            "ResourceConfig": {"VolumeKmsKeyId": KEY},
+            "RemoteDebugConfig": {"EnableRemoteDebug": True},
+        },
+    )
+
+
+def facts(job: Job) -> table.Facts:
+    return template.facts(job, PROJECT, account=ACCOUNT, partition="aws")
+
+
+def missing(given: table.Facts, policies: dict[str, Any]) -> list[Finding]:
+    """What preflight finds missing, where caller and role have these policies."""
+    answer = simulation({ROLE: [policies["role"]], CALLER: [policies["caller"]]})
+    iam = SimpleNamespace(simulate_principal_policy=lambda **asked: answer(asked))
+    return [
+        finding
+        for who, arn in (("caller", CALLER), ("role", ROLE))
+        for finding in missing_permissions(iam, who, arn, given)
+    ]
+
+
+def sent(job: Job) -> table.Facts:
+    """What the simulation is asked of: the request as it would be sent."""
+    identity = {"UserId": "x", "Account": ACCOUNT, "Arn": CALLER}
+    return facts_of(account.Context(job, request.dry_run(job, PROJECT), identity, ROLE), ROLE)
+
+
+def own(job: Job) -> dict[str, Any]:
+    """The policies that the account's file gives caller and role."""
+    return {who: template.policy(facts(job), who) for who in ("caller", "role")}
+
+
+def test_with_the_accounts_file_nothing_is_missing(full):
+    assert missing(sent(full), own(full)) == []
+
+
+def without(policy: dict[str, Any], action: str) -> dict[str, Any]:
+    statements = []
+    for statement in policy["Statement"]:
+        rest = [each for each in statement["Action"] if each != action]
+        if rest:
+            statements.append({**statement, "Action": rest})
+    return {**policy, "Statement": statements}
+
+
+def test_each_permission_that_is_removed_is_named(full):
+    """One at a time, of the role and of the caller: its key, and no other finding."""
+    whole, given, removed = own(full), sent(full), 0
+    for who in ("role", "caller"):
+        for action in dict.fromkeys(need.action for need in table.needs(given, who)):
+            found = missing(given, {**whole, who: without(whole[who], action)})
+            assert [each.key for each in found] == [f"{who}.{action}"], action
+            assert action in found[0].problem and found[0].cure
+            removed += 1
+    assert removed >= 45
+
+
+def test_every_line_of_the_table_is_needed_by_some_job(full):
+    tuned = {
+        **vars(facts(full)),
+        "tuning": True,
+        "job": full.replace(
+            hub_token_secret="ssm:hub",  # noqa: S106
+            mlflow=f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-1",
+        ),
+    }
+    jobs = [facts(full), table.Facts(**tuned)]
+    needed = {
+        need.action
+        for each in jobs
+        for who in ("caller", "role")
+        for need in table.needs(each, who)
+    }
+    assert needed == {line.action for line in table.TABLE}
+
+
+CONDITIONS: list[tuple[dict[str, Any], str]] = [
+    ({"StringEquals": {"sagemaker:VpcSubnets": ["subnet-0123456789abcdef0"]}}, ""),
+    ({"ForAllValues:StringLike": {"sagemaker:InstanceTypes": ["ml.m5.*"]}}, ""),
+    ({"StringEquals": {"aws:RequestTag/project": "words"}}, ""),
+    ({"NumericLessThanEquals": {"sagemaker:MaxRuntimeInSeconds": "86400"}}, ""),
+    ({"Bool": {"sagemaker:NetworkIsolation": "false"}}, ""),
+    ({"ArnLike": {"sagemaker:OutputKmsKey": f"*{KEY}"}}, ""),
+    ({"ForAllValues:StringLike": {"sagemaker:InstanceTypes": ["ml.p4d.*"]}}, "error"),
+    ({"StringEquals": {"aws:RequestTag/project": "another"}}, "error"),
+    ({"StringEquals": {"aws:PrincipalTag/team": "vision"}}, "warning"),
+    ({"StringEquals": {"aws:SourceVpce": "vpce-1"}}, "warning"),
+]
+
+
+@pytest.mark.parametrize(("condition", "level"), CONDITIONS, ids=str)
+def test_an_organisations_conditions_are_asked_with_the_requests_own_values(full, condition, level):
+    """What the request says decides; what nobody but AWS knows is a warning, and no error."""
+    whole = own(full)
+    creating = {"Effect": "Allow", "Action": ["sagemaker:CreateTrainingJob"], "Resource": ["*"]}
+    caller = without(whole["caller"], "sagemaker:CreateTrainingJob")
+    caller["Statement"].append({**creating, "Condition": condition})
+    found = missing(sent(full), {**whole, "caller": caller})
+    assert [each.level for each in found] == ([level] if level else [])
+    assert all(each.key == "caller.sagemaker:CreateTrainingJob" for each in found)
+
+
+def test_the_stack_is_created_and_preflight_has_nothing_to_correct(aws, monkeypatch):
+    """In moto, by CloudFormation; its role's policies are what the simulation evaluates."""
+    pytest.importorskip("openapi_spec_validator")  # of moto[cloudformation]
+    job = Job(
+        name="words",
+        region=REGION,
+        instance_type="ml.p4d.24xlarge",
+        instance_count=2,
+        role="words",
+        bucket="words-bucket",
+        hyperparameters={"epochs": 6},
+    )
+    body = yaml.safe_dump(template.cloudformation(job, PROJECT))
+    stacks = aws.client("cloudformation")
+    stacks.create_stack(StackName="words", TemplateBody=body, Capabilities=["CAPABILITY_NAMED_IAM"])
+    (stack,) = stacks.describe_stacks(StackName="words")["Stacks"]
+    outputs = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
+    assert outputs["Bucket"] == "words-bucket" and outputs["Role"] == ROLE
+    policy = aws.client("iam").get_role_policy(RoleName="words", PolicyName="training")
+    document = json.loads(policy["PolicyDocument"])  # moto's, as text
+    record(monkeypatch, SimulatePrincipalPolicy=simulation({ROLE: [document]}))
+    wanted = job.replace(role=outputs["Role"])
+    assert account.check(wanted, request.dry_run(wanted, PROJECT)) == []
+
+
+def test_cfn_lint_has_no_finding(full, tmp_path):
+    """Its IAM rules know the names of actions, too."""
+    api = pytest.importorskip("cfnlint.api")
+    small = full.replace(request={}, role="", bucket="", network=Network(), mlflow="")
+    for job in (full, small):
+        for github in ("", "me/words"):
+            body = yaml.safe_dump(template.cloudformation(job, PROJECT, github=github))
+            matches = [match for match in api.lint_all(body) if match.rule.id[0] != "I"]
+            assert [str(match) for match in matches] == []  # as the command: no informational ones
+
+
+def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys):
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: full)
+    assert main(["account", "--github", "me/words"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert set(printed["Resources"]) == {"Bucket", "TrainingRole", "GitHubProvider", "GitHubRole"}
+    for who in ("caller", "role"):
+        assert main(["account", "--policy", who]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document == template.policy(facts(full), who)
+        assert "${" not in json.dumps(document)
+    assert main(["account", "--github", "words"]) == 1
+    with pytest.raises(UserError):
+        template.cloudformation(full, PROJECT, github="a/b/c")
+
+
+def test_a_role_by_name_has_the_account_of_the_credentials(aws, full):
+    assert template.account_of(full.replace(role="words")) == ACCOUNT
+
+
+def test_the_ecr_repository_is_the_images_own(full):
+    own = full.replace(image="999999999999.dkr.ecr.us-east-1.amazonaws.com/team/mine:7")
+    assert table.repository(facts(own)) == [
+        "arn:aws:ecr:us-east-1:999999999999:repository/team/mine"
+    ]
+    public = full.replace(image="public.ecr.aws/deep-learning-containers/pytorch:2.12-x-sagemaker")
+    assert table.repository(facts(public)) == []
+
+
+def test_iam_is_asked_no_more_than_once_for_each_set_of_resources(full):
+    sets = {need.resources for need in table.needs(facts(full), "role")}
+    assert len(sets) <= 16
+
+
+def test_the_default_bucket_is_the_templates_own(full):
+    made = template.facts(full.replace(bucket="", role=""), PROJECT)
+    assert made.folders["bucket"] == f"s3://sagemaker-{REGION}-{template.ACCOUNT}/"
+    assert made.role.endswith(":role/words-training")

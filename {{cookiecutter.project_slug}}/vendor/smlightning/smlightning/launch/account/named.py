@@ -1,0 +1,161 @@
+"""Whether what a request names is there: image, file systems, keys, secrets, server, plan."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from smlightning import hub
+from smlightning.launch import aws, images
+from smlightning.launch.account import table
+from smlightning.launch.account.context import Context
+from smlightning.launch.findings import Finding, error, skipped, warning
+
+# Beginnings and ends of AWS's codes for what does not exist, of seven services.
+ABSENT = ("NotFound", "DoesNotExist", "Validation", "Invalid")
+
+
+def named(context: Context) -> Iterator[Finding]:
+    """Each resource is looked up, where the caller may; one that is not there is an error."""
+    yield from image(context)
+    yield from file_systems(context)
+    yield from keys(context)
+    yield from secrets(context)
+    yield from server(context)
+    yield from plan(context)
+
+
+def ask(
+    key: str, what: str, client: Any, operation: str, **parameters: Any
+) -> tuple[dict[str, Any], list[Finding]]:
+    """AWS's answer, and the finding where it knows of no such thing, or may not be asked for it.
+
+    Args:
+        key: of job.toml.
+        what: is looked up, as it is named in the finding.
+        client: of boto3.
+        operation: its method.
+        parameters: of the operation.
+    """
+    from botocore.exceptions import ClientError
+
+    try:
+        return getattr(client, operation)(**parameters), []
+    except ClientError as refusal:
+        if aws.denied(refusal):
+            problem = f"{what} was not looked up: these credentials may not"
+            return {}, [skipped(key, problem, "see that it is there")]
+        if any(word in aws.code(refusal) for word in ABSENT):
+            return {}, [absent(key, what)]
+        raise
+
+
+def absent(key: str, what: str) -> Finding:
+    return error(key, f"{what} does not exist", "correct it, or create it")
+
+
+def image(context: Context) -> Iterator[Finding]:
+    """An image in an own ECR; AWS's registries answer no such question."""
+    uri = str(context.request["AlgorithmSpecification"].get("TrainingImage", ""))
+    address = images.ECR.match(uri)
+    if not address or images.aws_image(uri) or address[2] != context.job.region:
+        return
+    digest = uri.partition("@")[2]
+    reference = {"imageDigest": digest} if digest else {"imageTag": address[4] or "latest"}
+    _, problems = ask(
+        "image",
+        f"{uri.partition('/')[2]} in ECR of account {address[1]}",
+        context.client("ecr"),
+        "describe_images",
+        registryId=address[1],
+        repositoryName=address[3],
+        imageIds=[reference],
+    )
+    yield from problems
+
+
+def file_systems(context: Context) -> Iterator[Finding]:
+    """File systems of the channels, FSx for Lustre or EFS."""
+    for channel in context.request.get("InputDataConfig", []):
+        system = channel.get("DataSource", {}).get("FileSystemDataSource")
+        if not system:
+            continue
+        name, kind = system.get("FileSystemId", ""), system.get("FileSystemType", "")
+        key, operation = f"channels.{channel['ChannelName']}", "describe_file_systems"
+        if kind == "EFS":
+            client = context.client("efs")
+            _, problems = ask(key, f"EFS {name}", client, operation, FileSystemId=name)
+        else:
+            client = context.client("fsx")
+            _, problems = ask(key, f"FSx {name}", client, operation, FileSystemIds=[name])
+        yield from problems
+
+
+def keys(context: Context) -> Iterator[Finding]:
+    """KMS keys, by ID, ARN or alias, that are enabled."""
+    output, resources = context.request["OutputDataConfig"], context.request["ResourceConfig"]
+    members = {
+        "request.OutputDataConfig.KmsKeyId": output.get("KmsKeyId"),
+        "request.ResourceConfig.VolumeKmsKeyId": resources.get("VolumeKmsKeyId"),
+    }
+    for key, name in members.items():
+        if not name:
+            continue
+        client = context.client("kms")
+        answer, problems = ask(key, f"KMS key {name}", client, "describe_key", KeyId=name)
+        yield from problems
+        state = answer.get("KeyMetadata", {}).get("KeyState", "Enabled")
+        if state != "Enabled":
+            yield error(key, f"KMS key {name} is {state}", "enable it, or name another")
+
+
+def secrets(context: Context) -> Iterator[Finding]:
+    """Secrets in Secrets Manager and Parameter Store; their values are not read."""
+    for key, name in table.secret_keys(context.job):
+        if not name.startswith(hub.STORE):
+            region = name.split(":")[3] if name.startswith("arn:") else context.job.region
+            client = aws.client("secretsmanager", region)
+            _, problems = ask(key, f"secret {name}", client, "describe_secret", SecretId=name)
+            yield from problems
+            continue
+        plain = name.removeprefix(hub.STORE)
+        answer, problems = ask(
+            key,
+            f"parameter {plain}",
+            context.client("ssm"),
+            "describe_parameters",
+            ParameterFilters=[{"Key": "Name", "Values": [plain]}],
+        )
+        yield from problems
+        if answer.get("Parameters") == []:
+            yield absent(key, f"parameter {plain}")
+
+
+def server(context: Context) -> Iterator[Finding]:
+    """The MLflow tracking server or app; another account's cannot be asked for."""
+    arn = context.job.mlflow
+    if not arn:
+        return
+    _, _, _, region, account, name = arn.split(":", 5)
+    if account != context.account:
+        problem = f"it is of account {account}, and this is {context.account}"
+        yield warning("mlflow", problem, "see that the job's role may use it there")
+        return
+    client = aws.client("sagemaker", region)
+    if name.startswith("mlflow-tracking-server/"):
+        operation = "describe_mlflow_tracking_server"
+        name = name.partition("/")[2]
+        _, problems = ask("mlflow", arn, client, operation, TrackingServerName=name)
+    else:
+        _, problems = ask("mlflow", arn, client, "describe_mlflow_app", Arn=arn)
+    yield from problems
+
+
+def plan(context: Context) -> Iterator[Finding]:
+    """The training plan, which reserves capacity."""
+    arn = str(context.request["ResourceConfig"].get("TrainingPlanArn", ""))
+    if not arn:
+        return
+    name = arn.rpartition("/")[2]
+    key, client = "request.ResourceConfig.TrainingPlanArn", context.client("sagemaker")
+    operation = "describe_training_plan"
+    _, problems = ask(key, f"training plan {name}", client, operation, TrainingPlanName=name)
+    yield from problems

@@ -1,0 +1,359 @@
+"""Who has to be allowed what, on which resource, and when: the one table of a job's permissions.
+
+IAM's simulation is asked for it (permissions.py), and policies and the account's file are made of
+it (template.py). Pages are AWS's, below docs.aws.amazon.com.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from smlightning import hub
+from smlightning.launch import aws, images
+from smlightning.launch.job import Job
+
+SAGEMAKER = "sagemaker.amazonaws.com"
+CODEARTIFACT = "CA_REPOSITORY_ARN"  # of the training toolkit, modules.py
+EVERY = "*"  # of an action that has no resources
+CALLER, ROLE = "caller", "role"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the table reads: a job's request, and where it is sent.
+
+    ``account`` and ``partition`` may be placeholders of CloudFormation.
+    """
+
+    job: Job
+    request: dict[str, Any]
+    partition: str
+    account: str
+    role: str  # ARN of the execution role
+    folders: dict[str, str]  # key of job.toml → address in S3 of data, output, checkpoints
+    output_key: str  # that of them by which output and code go
+    job_name: str  # of the training job or the search; a pattern in a policy
+    tuning: bool = False
+
+    def arn(self, service: str, name: str, *, account: str = "", region: str = "") -> str:
+        """The ARN of a resource of this account and region."""
+        place = region or self.job.region
+        return f"arn:{self.partition}:{service}:{place}:{account or self.account}:{name}"
+
+    def s3(self, path: str) -> str:
+        return f"arn:{self.partition}:s3:::{path}"
+
+    def objects(self, *keys: str) -> list[str]:
+        """ARNs of everything below the folders of these keys."""
+        paths = [
+            f"{self.folders[key].removeprefix('s3://').rstrip('/')}/"
+            for key in keys
+            if key in self.folders
+        ]
+        outermost = [
+            path
+            for path in paths
+            if not any(path.startswith(other) and path != other for other in paths)
+        ]
+        return [self.s3(f"{path}*") for path in outermost]
+
+    @property
+    def channels(self) -> list[str]:
+        return [key for key in self.folders if key.startswith("channels.")]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return dict(self.request.get("Environment", {}))
+
+
+Resources = Callable[[Facts], list[str]]
+
+
+@dataclass(frozen=True)
+class Permission:
+    """A line of the table.
+
+    Attributes:
+        who: the caller, who sends the job, or the role that it runs under.
+        action: as IAM names it.
+        resources: on which; none where the job does not need the permission.
+        condition: key → value of IAM's context, which a policy may be narrowed to.
+        page: that says so.
+    """
+
+    who: str
+    action: str
+    resources: Resources
+    page: str
+    condition: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Need:
+    """A permission of one job: its action, and the ARNs that it is done on."""
+
+    who: str
+    action: str
+    resources: tuple[str, ...]
+    condition: tuple[tuple[str, str], ...]
+
+
+def needs(facts: Facts, who: str) -> list[Need]:
+    """What a job needs the caller, or its role, to be allowed."""
+    found = []
+    for line in TABLE:
+        resources = tuple(dict.fromkeys(line.resources(facts))) if line.who == who else ()
+        if resources:
+            found.append(Need(who, line.action, resources, tuple(line.condition.items())))
+    return found
+
+
+# Resources, of which there are none where a job does not need the permission.
+
+
+def everything(facts: Facts) -> list[str]:
+    return [EVERY]
+
+
+def single_job(facts: Facts) -> list[str]:
+    return [] if facts.tuning else [facts.arn("sagemaker", f"training-job/{facts.job_name}")]
+
+
+def search(facts: Facts) -> list[str]:
+    name = f"hyper-parameter-tuning-job/{facts.job_name}"
+    return [facts.arn("sagemaker", name)] if facts.tuning else []
+
+
+def tagged(facts: Facts) -> list[str]:
+    return [*single_job(facts), *search(facts)] if facts.request.get("Tags") else []
+
+
+def execution_role(facts: Facts) -> list[str]:
+    return [facts.role]
+
+
+def code(facts: Facts) -> list[str]:
+    return facts.objects(facts.output_key)
+
+
+def read(facts: Facts) -> list[str]:
+    return facts.objects(*facts.channels, facts.output_key, "checkpoint_s3")
+
+
+def written(facts: Facts) -> list[str]:
+    return facts.objects(facts.output_key, "checkpoint_s3")
+
+
+def checkpoints(facts: Facts) -> list[str]:
+    return facts.objects("checkpoint_s3")
+
+
+def buckets(facts: Facts) -> list[str]:
+    names = (aws.s3_location(uri)[0] for uri in facts.folders.values())
+    return [facts.s3(name) for name in dict.fromkeys(names)]
+
+
+def logs(facts: Facts) -> list[str]:
+    return [facts.arn("logs", "log-group:/aws/sagemaker/TrainingJobs*")]
+
+
+def repository(facts: Facts) -> list[str]:
+    """The repository of a private image in ECR; a registry of the VPC's and a public one: none."""
+    uri = str(facts.request["AlgorithmSpecification"].get("TrainingImage", ""))
+    address = images.ECR.match(uri)
+    if not address:
+        return []
+    return [
+        facts.arn("ecr", f"repository/{address[3]}", account=address[1], region=address[2]),
+    ]
+
+
+def registry(facts: Facts) -> list[str]:
+    return [EVERY] if repository(facts) else []
+
+
+def network(facts: Facts) -> list[str]:
+    return [EVERY] if facts.request.get("VpcConfig") else []
+
+
+def key_arn(facts: Facts, key: str) -> list[str]:
+    """The ARN of a KMS key; of an alias, whose key is not known here, every key of the account."""
+    if not key:
+        return []
+    if key.startswith("arn:") and ":alias/" not in key:
+        return [key]
+    return [facts.arn("kms", "key/*" if "alias/" in key else f"key/{key}")]
+
+
+def output_key(facts: Facts) -> list[str]:
+    return key_arn(facts, str(facts.request["OutputDataConfig"].get("KmsKeyId", "")))
+
+
+def disk_key(facts: Facts) -> list[str]:
+    return key_arn(facts, str(facts.request["ResourceConfig"].get("VolumeKmsKeyId", "")))
+
+
+def secrets(facts: Facts) -> list[str]:
+    """Secrets of Secrets Manager that the job's processes read; AWS adds six letters to names."""
+    names = [name for name in secret_names(facts.job) if not name.startswith(hub.STORE)]
+    return [
+        name if name.startswith("arn:") else facts.arn("secretsmanager", f"secret:{name}-*")
+        for name in names
+    ]
+
+
+def parameters(facts: Facts) -> list[str]:
+    """Secrets of Parameter Store."""
+    names = [name for name in secret_names(facts.job) if name.startswith(hub.STORE)]
+    return [
+        facts.arn("ssm", f"parameter/{name.removeprefix(hub.STORE).lstrip('/')}") for name in names
+    ]
+
+
+def secret_names(job: Job) -> list[str]:
+    """Names of the secrets that job.toml tells the job to read."""
+    return [name for _, name in secret_keys(job)]
+
+
+def secret_keys(job: Job) -> list[tuple[str, str]]:
+    """Key of job.toml, and the name of the secret that it holds."""
+    return [("hub_token_secret", job.hub_token_secret)] if job.hub_token_secret else []
+
+
+def tracking_server(facts: Facts) -> list[str]:
+    return [facts.job.mlflow] if ":mlflow-tracking-server/" in facts.job.mlflow else []
+
+
+def tracking_app(facts: Facts) -> list[str]:
+    return [facts.job.mlflow] if ":mlflow-app/" in facts.job.mlflow else []
+
+
+def packages(facts: Facts) -> list[str]:
+    """The repository of CodeArtifact that pip asks."""
+    repository_arn = facts.variables.get(CODEARTIFACT, "")
+    return [repository_arn] if repository_arn else []
+
+
+def packages_domain(facts: Facts) -> list[str]:
+    return [
+        f"{arn.partition(':repository/')[0]}:domain/{arn.partition(':repository/')[2].split('/')[0]}"
+        for arn in packages(facts)
+    ]
+
+
+def packages_token(facts: Facts) -> list[str]:
+    return [EVERY] if packages(facts) else []
+
+
+def remote_shell(facts: Facts) -> list[str]:
+    return [EVERY] if facts.request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug") else []
+
+
+ROLES = "sagemaker/latest/dg/sagemaker-roles.html"
+IAM = "service-authorization/latest/reference/list_amazonsagemaker.html"
+S3 = "AmazonS3/latest/userguide/UsingKMSEncryption.html"
+PASSING = "IAM/latest/UserGuide/id_roles_use_passrole.html"
+RESUME = "sagemaker/latest/dg/model-checkpoints.html"
+SSM = "systems-manager/latest/userguide/sysman-paramstore-access.html"
+SECRETS = "secretsmanager/latest/userguide/auth-and-access_examples.html"
+MLFLOW = "sagemaker/latest/dg/mlflow-create-tracking-server-iam.html"
+CODE = "codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access-control.html"
+SHELL = "sagemaker/latest/dg/train-remote-debugging.html"
+PASSED = {"iam:PassedToService": SAGEMAKER}
+BEARER = {"sts:AWSServiceName": "codeartifact.amazonaws.com"}
+
+
+def _lines(who: str, actions: str, resources: Resources, page: str) -> Iterator[Permission]:
+    """A line for each action of one service, which is before the colon."""
+    service, _, names = actions.partition(":")
+    for name in names.split():
+        yield Permission(who, f"{service}:{name}", resources, page)
+
+
+TABLE: tuple[Permission, ...] = (
+    *_lines(CALLER, "sagemaker:CreateTrainingJob", single_job, IAM),
+    *_lines(CALLER, "sagemaker:CreateHyperParameterTuningJob", search, IAM),
+    *_lines(CALLER, "sagemaker:AddTags", tagged, IAM),
+    Permission(CALLER, "iam:PassRole", execution_role, PASSING, PASSED),
+    *_lines(CALLER, "s3:PutObject", code, S3),
+    *_lines(CALLER, "kms:GenerateDataKey Decrypt", output_key, S3),
+    *_lines(CALLER, "sagemaker:DescribeTrainingJob StopTrainingJob", single_job, IAM),
+    *_lines(CALLER, "logs:DescribeLogStreams GetLogEvents", logs, ROLES),
+    *_lines(ROLE, "s3:GetObject", read, ROLES),
+    *_lines(ROLE, "s3:PutObject", written, ROLES),
+    *_lines(ROLE, "s3:DeleteObject", checkpoints, RESUME),
+    *_lines(ROLE, "s3:ListBucket", buckets, ROLES),
+    *_lines(ROLE, "logs:CreateLogGroup CreateLogStream DescribeLogStreams", logs, ROLES),
+    *_lines(ROLE, "logs:PutLogEvents", logs, ROLES),
+    *_lines(ROLE, "cloudwatch:PutMetricData", everything, ROLES),
+    *_lines(ROLE, "ecr:GetAuthorizationToken", registry, ROLES),
+    *_lines(ROLE, "ecr:BatchCheckLayerAvailability BatchGetImage", repository, ROLES),
+    *_lines(ROLE, "ecr:GetDownloadUrlForLayer", repository, ROLES),
+    *_lines(ROLE, "ec2:CreateNetworkInterface DeleteNetworkInterface", network, ROLES),
+    *_lines(ROLE, "ec2:CreateNetworkInterfacePermission", network, ROLES),
+    *_lines(ROLE, "ec2:DeleteNetworkInterfacePermission", network, ROLES),
+    *_lines(ROLE, "ec2:DescribeNetworkInterfaces DescribeVpcs DescribeSubnets", network, ROLES),
+    *_lines(ROLE, "ec2:DescribeDhcpOptions DescribeSecurityGroups", network, ROLES),
+    *_lines(ROLE, "kms:Encrypt Decrypt GenerateDataKey", output_key, ROLES),
+    *_lines(ROLE, "kms:CreateGrant DescribeKey", disk_key, ROLES),
+    *_lines(ROLE, "secretsmanager:GetSecretValue", secrets, SECRETS),
+    *_lines(ROLE, "ssm:GetParameter", parameters, SSM),
+    *_lines(
+        ROLE,
+        "sagemaker-mlflow:CreateExperiment GetExperimentByName CreateRun GetRun UpdateRun LogBatch",
+        tracking_server,
+        MLFLOW,
+    ),
+    *_lines(ROLE, "sagemaker-mlflow:LogMetric LogParam SetTag", tracking_server, MLFLOW),
+    *_lines(ROLE, "sagemaker:CallMlflowAppApi", tracking_app, MLFLOW),
+    *_lines(ROLE, "codeartifact:GetAuthorizationToken", packages_domain, CODE),
+    *_lines(ROLE, "codeartifact:GetRepositoryEndpoint ReadFromRepository", packages, CODE),
+    Permission(ROLE, "sts:GetServiceBearerToken", packages_token, CODE, BEARER),
+    *_lines(ROLE, "ssmmessages:CreateControlChannel CreateDataChannel", remote_shell, SHELL),
+    *_lines(ROLE, "ssmmessages:OpenControlChannel OpenDataChannel", remote_shell, SHELL),
+)
+
+
+def context_of_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Key of IAM's context → value, which SageMaker gives for CreateTrainingJob with a request.
+
+    The keys and their types are those of service-authorization/latest/reference/
+    list_amazonsagemaker.html; a member that the request has not gives no key.
+    """
+    resources, network_of = request["ResourceConfig"], request.get("VpcConfig", {})
+    several = [*resources.get("InstanceGroups", []), *resources.get("InstancePreferences", [])]
+    types = [each["InstanceType"] for each in several if "InstanceType" in each]
+    if "InstanceType" in resources:
+        types.append(resources["InstanceType"])
+    tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
+    values: dict[str, Any] = {
+        "sagemaker:InstanceTypes": types,
+        "sagemaker:MaxRuntimeInSeconds": request["StoppingCondition"].get("MaxRuntimeInSeconds"),
+        "sagemaker:NetworkIsolation": bool(request.get("EnableNetworkIsolation")),
+        "sagemaker:InterContainerTrafficEncryption": bool(
+            request.get("EnableInterContainerTrafficEncryption")
+        ),
+        "sagemaker:VpcSubnets": network_of.get("Subnets"),
+        "sagemaker:VpcSecurityGroupIds": network_of.get("SecurityGroupIds"),
+        "sagemaker:OutputKmsKey": request["OutputDataConfig"].get("KmsKeyId"),
+        "sagemaker:VolumeKmsKey": resources.get("VolumeKmsKeyId"),
+        "sagemaker:KeepAlivePeriod": resources.get("KeepAlivePeriodInSeconds"),
+        "sagemaker:EnableRemoteDebug": request.get("RemoteDebugConfig", {}).get(
+            "EnableRemoteDebug"
+        ),
+        "aws:TagKeys": list(tags),
+        **{f"aws:RequestTag/{key}": value for key, value in tags.items()},
+    }
+    for channel in request.get("InputDataConfig", []):
+        system = channel.get("DataSource", {}).get("FileSystemDataSource", {})
+        values.update(
+            {
+                "sagemaker:FileSystemId": system.get("FileSystemId"),
+                "sagemaker:FileSystemType": system.get("FileSystemType"),
+                "sagemaker:FileSystemAccessMode": system.get("FileSystemAccessMode"),
+                "sagemaker:FileSystemDirectoryPath": system.get("DirectoryPath"),
+            }
+            if system
+            else {}
+        )
+    return {key: value for key, value in values.items() if value not in (None, [], "")}

@@ -1,0 +1,247 @@
+"""What a job needs in an account, as policies and as one file of CloudFormation.
+
+Both are made of the table of permissions (table.py), so that they hold what preflight asks for and
+no more. Nothing here asks AWS for anything.
+"""
+
+from typing import Any
+
+from smlightning.errors import UserError
+from smlightning.launch import aws, request
+from smlightning.launch.account.table import CALLER, EVERY, SAGEMAKER, Facts, Need, needs
+from smlightning.launch.job import Job
+from smlightning.project import Project
+
+ACCOUNT, PARTITION = "${AWS::AccountId}", "${AWS::Partition}"  # CloudFormation's own words
+GITHUB = "token.actions.githubusercontent.com"
+LONGEST_ROLE_NAME = 64
+
+# What preflight asks beside the simulation, and the commands that follow, list and price jobs.
+# None of it changes anything; AWS has no narrower resources for most of them.
+QUESTIONS = [
+    "iam:GetRole",
+    "iam:SimulatePrincipalPolicy",
+    "sagemaker:ListTrainingJobs",
+    "sagemaker:ListTags",
+    "servicequotas:ListServiceQuotas",
+    "servicequotas:ListAWSDefaultServiceQuotas",
+    "pricing:GetProducts",
+    "s3:ListBucket",
+]
+QUESTIONS_OF_NETWORK = [
+    "ec2:DescribeSubnets",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeRouteTables",
+    "ec2:DescribeVpcEndpoints",
+]
+
+
+def facts(
+    job: Job, project: Project, *, account: str = ACCOUNT, partition: str = PARTITION
+) -> Facts:
+    """What the table reads of a job in an account that may be a placeholder.
+
+    Raises:
+        UserError: no request can be built of this job.
+    """
+    built = request.dry_run(job, project, name=f"{job.name}-*")
+    named = job.request.get("OutputDataConfig", {}).get("S3OutputPath")
+    key = "request.OutputDataConfig.S3OutputPath" if named else "bucket"
+    folders = {}
+    for channel in built.get("InputDataConfig", []):
+        uri = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
+        if channel["ChannelName"] in job.channels and uri:
+            folders[f"channels.{channel['ChannelName']}"] = uri
+    folders[key] = built["OutputDataConfig"]["S3OutputPath"]
+    checkpoints = built.get("CheckpointConfig", {}).get("S3Uri", "")
+    if checkpoints:
+        folders["checkpoint_s3"] = checkpoints
+    default = f"s3://sagemaker-{job.region}-"
+    for name, uri in folders.items():
+        if uri.startswith(default) and not job.bucket and not name.startswith("channels."):
+            # Which account it is, is the template's own to say.
+            folders[name] = default + account + uri.removeprefix(default)[12:]
+    return Facts(
+        job=job,
+        request=built,
+        partition=partition,
+        account=account,
+        role=f"arn:{partition}:iam::{account}:role/{role_path(job)}",
+        folders=folders,
+        output_key=key,
+        job_name=f"{job.name}-*",
+    )
+
+
+def role_path(job: Job) -> str:
+    """The execution role's name, after its path where it has one."""
+    if job.role.startswith("arn:"):
+        return job.role.partition(":role/")[2]
+    return job.role or f"{job.name}-training"[:LONGEST_ROLE_NAME]
+
+
+def policy(given: Facts, who: str) -> dict[str, Any]:
+    """The policy of the caller or the role; actions on the same resources are one statement."""
+    statements: list[dict[str, Any]] = []
+    groups: dict[tuple[Any, ...], list[Need]] = {}
+    for need in needs(given, who):
+        groups.setdefault((need.resources, need.condition), []).append(need)
+    for (resources, condition), found in groups.items():
+        statement: dict[str, Any] = {
+            "Effect": "Allow",
+            "Action": sorted(need.action for need in found),
+            "Resource": list(resources),
+        }
+        if condition:
+            statement["Condition"] = {"StringEquals": dict(condition)}
+        statements.append(statement)
+    if who == CALLER:
+        asked = QUESTIONS + (QUESTIONS_OF_NETWORK if given.request.get("VpcConfig") else [])
+        statements.append({"Effect": "Allow", "Action": sorted(asked), "Resource": [EVERY]})
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def account_of(job: Job) -> str:
+    """The account that a policy is for: the role's, else the credentials' own.
+
+    Raises:
+        UserError: neither says it.
+    """
+    if job.role.startswith("arn:"):
+        return job.role.split(":")[4]
+    with aws.errors(
+        "a policy names the account, and neither role nor credentials do",
+        "set role in job.toml to an ARN",
+    ):
+        identity = aws.client("sts", job.region).get_caller_identity()
+    return str(identity["Account"])
+
+
+def cloudformation(job: Job, project: Project, *, github: str = "") -> dict[str, Any]:
+    """A template: execution role, bucket, and a role that GitHub's workflows take on.
+
+    Args:
+        job: of job.toml.
+        project: whose src/options.py names the metrics.
+        github: OWNER/REPOSITORY; empty: no such role.
+
+    Raises:
+        UserError: no request can be built of this job, or github is no repository.
+    """
+    given = facts(job, project)
+    bucket = aws.s3_location(given.folders[given.output_key])[0]
+    path, _, name = role_path(job).rpartition("/")
+    resources: dict[str, Any] = {
+        "Bucket": {
+            "Type": "AWS::S3::Bucket",
+            "DeletionPolicy": "Retain",
+            "UpdateReplacePolicy": "Retain",
+            "Properties": {
+                "BucketName": filled(bucket),
+                "PublicAccessBlockConfiguration": {
+                    "BlockPublicAcls": True,
+                    "BlockPublicPolicy": True,
+                    "IgnorePublicAcls": True,
+                    "RestrictPublicBuckets": True,
+                },
+            },
+        },
+        "TrainingRole": {
+            "Type": "AWS::IAM::Role",
+            "Properties": {
+                "RoleName": name,
+                "Path": f"/{path}/" if path else "/",
+                "AssumeRolePolicyDocument": trust(
+                    {"Service": SAGEMAKER},
+                    "sts:AssumeRole",
+                    {"StringEquals": {"aws:SourceAccount": filled(ACCOUNT)}},
+                ),
+                "Policies": [{"PolicyName": "training", "PolicyDocument": filled_policy(given)}],
+            },
+        },
+    }
+    outputs = {
+        "Role": {"Description": "role in job.toml", "Value": attribute("TrainingRole", "Arn")},
+        "Bucket": {"Description": "bucket in job.toml", "Value": {"Ref": "Bucket"}},
+    }
+    template: dict[str, Any] = {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"What training jobs of {job.name} need, and no more",
+    }
+    if github:
+        template |= github_parts(resources, outputs, given, github)
+    return {**template, "Resources": resources, "Outputs": outputs}
+
+
+def github_parts(
+    resources: dict[str, Any], outputs: dict[str, Any], given: Facts, github: str
+) -> dict[str, Any]:
+    """Add a role for GitHub's OIDC, with the caller's policy; parameters and conditions for it.
+
+    An account has one such provider at most, so that an existing one can be named.
+    """
+    owner, _, repository = github.partition("/")
+    if not owner or not repository or "/" in repository:
+        raise UserError(f"--github {github} is no repository", "give OWNER/REPOSITORY")
+    provider = {"Fn::If": ["NoProvider", {"Ref": "GitHubProvider"}, {"Ref": "ExistingProvider"}]}
+    resources["GitHubProvider"] = {
+        "Type": "AWS::IAM::OIDCProvider",
+        "Condition": "NoProvider",
+        "Properties": {"Url": f"https://{GITHUB}", "ClientIdList": ["sts.amazonaws.com"]},
+    }
+    resources["GitHubRole"] = {
+        "Type": "AWS::IAM::Role",
+        "Properties": {
+            "AssumeRolePolicyDocument": trust(
+                {"Federated": provider},
+                "sts:AssumeRoleWithWebIdentity",
+                {
+                    "StringEquals": {f"{GITHUB}:aud": "sts.amazonaws.com"},
+                    "StringLike": {f"{GITHUB}:sub": f"repo:{github}:*"},
+                },
+            ),
+            "Policies": [{"PolicyName": "sending", "PolicyDocument": filled_policy(given, CALLER)}],
+        },
+    }
+    outputs["GitHubRole"] = {
+        "Description": "role-to-assume of the workflow",
+        "Value": attribute("GitHubRole", "Arn"),
+    }
+    return {
+        "Parameters": {
+            "ExistingProvider": {
+                "Type": "String",
+                "Default": "",
+                "Description": f"ARN of the account's OIDC provider for {GITHUB}; empty: create it",
+            }
+        },
+        "Conditions": {"NoProvider": {"Fn::Equals": [{"Ref": "ExistingProvider"}, ""]}},
+    }
+
+
+def trust(principal: dict[str, Any], action: str, condition: dict[str, Any]) -> dict[str, Any]:
+    """Who may take a role on."""
+    statement = {
+        "Effect": "Allow",
+        "Principal": principal,
+        "Action": action,
+        "Condition": condition,
+    }
+    return {"Version": "2012-10-17", "Statement": [statement]}
+
+
+def filled_policy(given: Facts, who: str = "role") -> dict[str, Any]:
+    """The policy, whose ARNs CloudFormation completes."""
+    document = policy(given, who)
+    for statement in document["Statement"]:
+        statement["Resource"] = [filled(arn) for arn in statement["Resource"]]
+    return document
+
+
+def filled(text: str) -> Any:
+    """The text, where need be with CloudFormation's order to fill it in."""
+    return {"Fn::Sub": text} if "${AWS::" in text else text
+
+
+def attribute(resource: str, name: str) -> dict[str, Any]:
+    return {"Fn::GetAtt": [resource, name]}
