@@ -1,5 +1,6 @@
 """The account's file: what `smlightning account` prints, created in moto, linted, and enough."""
 
+import ast
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -170,7 +171,7 @@ def test_the_stack_is_created_and_preflight_has_nothing_to_correct(aws, monkeypa
     outputs = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
     assert outputs["Bucket"] == "words-bucket" and outputs["Role"] == ROLE
     policy = aws.client("iam").get_role_policy(RoleName="words", PolicyName="training")
-    document = json.loads(policy["PolicyDocument"])  # moto's, as text
+    document = ast.literal_eval(policy["PolicyDocument"])  # of moto, as Python writes it
     record(monkeypatch, SimulatePrincipalPolicy=simulation({ROLE: [document]}))
     wanted = job.replace(role=outputs["Role"])
     assert account.check(wanted, request.dry_run(wanted, PROJECT)) == []
