@@ -277,7 +277,10 @@ boto3.client("iam").create_role(RoleName="training", AssumeRolePolicyDocument=po
 s3 = boto3.client("s3", "us-east-1")
 s3.create_bucket(Bucket="language-id")
 from smlightning.launch import account
-account.permissions.allowed = lambda *_: True  # moto knows neither IAM's simulation
+from collections import defaultdict
+allowed = account.permissions.Answer(allowed=True, missing=())
+# moto knows neither IAM's simulation
+account.permissions.simulated = lambda *_: defaultdict(lambda: allowed)
 account.CHECKS["quota"] = lambda _: []  # nor the quotas of SageMaker
 """
 LOG = """
@@ -319,7 +322,7 @@ def test_notebook_from_configuration_to_prediction(
     )
     with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "model", ".")
-    before = {"load(project.job_file": MOTO, "if send and name": "send = True"}
+    before = {"load(project.job_file": MOTO, "if send and sending": "send = True"}
     before |= {"follow.follow": LOG, "fetch.fetch": MODEL}
     cells = run_notebook(small, before, FOLDER=str(tmp_path), AWS_DEFAULT_REGION="us-east-1")
     preflight = said(cells, "preflight.run")
@@ -331,7 +334,7 @@ def test_notebook_from_configuration_to_prediction(
     assert lines_of(cells) < 200
     assert "train/loss=0.5" in said(cells, "follow.follow")
     assert "image/png" in said(cells, "outcome.curves(")
-    assert "sent    " in said(cells, "if send and name")
+    assert "sent    " in said(cells, "if send and sending")
     assert "models/" in said(cells, "fetch.fetch")
     assert "Île de la Réunion\tlatin" in said(cells, "predict.py")
     sent = {

@@ -17,7 +17,7 @@ from smlightning import __main__ as command_line
 from smlightning import __version__, project
 from smlightning.__main__ import COMMANDS, main
 from smlightning.launch import archive as code
-from smlightning.launch import history, request, tune
+from smlightning.launch import history, request, sending, tune
 from smlightning.launch.job import Tune
 
 pytest_plugins = ("moto_account", "sent_job")
@@ -135,7 +135,7 @@ def test_ctrl_c_says_whether_something_was_sent(aws, good, monkeypatch, capsys):
     }.items():
         with monkeypatch.context() as patch:
             patch.setattr(f"smlightning.launch.{step}", interrupt)
-            assert main(["submit"]) == 130
+            assert main(["submit", "--yes"]) == 130
         assert capsys.readouterr().err.endswith(said)
 
 
@@ -150,6 +150,44 @@ def test_the_price_is_confirmed_on_a_terminal(aws, good, monkeypatch, capsys, an
     assert ("CreateTrainingJob" in asked) == sends and questions
     said = capsys.readouterr().out
     assert " 4.00 USD" in said and " 96.00 USD" in said
+
+
+def test_without_a_terminal_nothing_is_sent_unless_yes_is_said(aws, good, monkeypatch, capsys):
+    asked = record(monkeypatch)
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
+    assert main(["submit", "--no-follow"]) == 1
+    assert "--yes" in capsys.readouterr().err.splitlines()[-1]
+    assert "CreateTrainingJob" not in asked and "PutObject" not in asked
+    assert main(["submit", "--no-follow", "--yes"]) == 0
+    assert main(["submit", "--no-follow"]) == 1
+    (first,) = history.remembered(PROJECT)
+    assert f"this very job was sent as {first}" in capsys.readouterr().out
+
+
+def test_the_notebook_sends_a_job_once_and_asks_before_it_sends_it_again(
+    aws, good, monkeypatch, capsys
+):
+    """By its content: after a restart of the kernel its name is another one."""
+    questions: list[str] = []
+    answers = iter(["", "y"])
+    monkeypatch.setattr("builtins.input", lambda text: questions.append(text) or next(answers))
+    job = good.replace(price_per_hour=2.0, spot={"enabled": True})
+    assert sending.attached(job, PROJECT, "first") == "first"
+    assert sending.agreed(job, PROJECT, "first") and not questions
+    history.remember(PROJECT, "first", REGION, sending.fingerprint(job, PROJECT))
+    assert not sending.agreed(job, PROJECT, "first") and not questions  # the cell again
+    assert not sending.agreed(job, PROJECT, "second")  # after a restart
+    assert sending.attached(job, PROJECT, "second") == "first"
+    assert sending.agreed(job, PROJECT, "second") and len(questions) == 2
+    assert sending.agreed(job.replace(max_run_s=60), PROJECT, "third") and len(questions) == 2
+    said = capsys.readouterr().out
+    assert "4.00 USD an hour" in said and "spot costs less" in said
+
+    def nobody(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", nobody)
+    assert not sending.agreed(job, PROJECT, "fourth")
 
 
 def test_an_upload_that_is_denied_is_said_in_a_sentence(aws, good, monkeypatch, capsys):
@@ -170,7 +208,7 @@ def test_tuning_is_sent_as_its_dry_run_shows(aws, good, monkeypatch, capsys):
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: job)
     assert main(["tune", "--dry-run"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert main(["tune"]) == 0
+    assert main(["tune", "--yes"]) == 0
     said, warned = capsys.readouterr()
     assert asked["CreateHyperParameterTuningJob"] == shown
     assert " 960.00 USD" in said and "20 jobs" in said
@@ -184,7 +222,7 @@ def test_the_command_from_submit_to_fetch(aws, good, tmp_path, monkeypatch, caps
     asked = record(monkeypatch)
     monkeypatch.setattr(request, "job_name", lambda job: f"{job.name}-20260101-000000")
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
-    assert main(["submit"]) == 0
+    assert main(["submit", "--yes"]) == 0
     said, name = capsys.readouterr().out, "language-id-20260101-000000"
     assert asked["CreateTrainingJob"] == request.dry_run(good, PROJECT)
     assert "job     2 × ml.p4d.24xlarge, smddp, torch 2.5.1 on Python 3.11" in said

@@ -238,8 +238,10 @@ def left(session: boto3.Session) -> list[str]:
     return found + [key for key in keys if "deploy" in key]
 
 
-def run(*words: str) -> int:
-    return main([words[0], JOB, "--region", REGION, *words[1:]])
+def run(*words: str, asked: bool = False) -> int:
+    """The command of a job; what it asks for is agreed to, unless it is to be asked."""
+    yes = ["--yes"] if words[0] == "deploy" and not asked else []
+    return main([words[0], JOB, "--region", REGION, *words[1:], *yes])
 
 
 def sdk_image(instance: str) -> str:
@@ -451,10 +453,10 @@ def test_the_price_is_said_and_confirmed_first(account, capsys, monkeypatch):
     asked = record(monkeypatch, GetProducts={"PriceList": [json.dumps(product)]})
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: "n")
-    assert run("deploy", "--count", "2") == 1
+    assert run("deploy", "--count", "2", asked=True) == 1
     assert "2 × ml.m5.xlarge, 0.46 USD an hour, until you undeploy it" in capsys.readouterr().out
     assert "PutObject" not in asked and left(account) == []
-    assert run("deploy", "--yes") == 0
+    assert run("deploy") == 0
 
 
 def test_what_somebody_else_made_under_the_name_stays(account, capsys):

@@ -141,7 +141,7 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
         return decision.status
     region = decision.job.region
     name = sending.submit(decision.job, project)
-    history.remember(project, name, region)
+    history.remember(project, name, region, sending.fingerprint(decision.job, project))
     print(f"sent    {name}", flush=True)
     if arguments.no_follow:
         return 0
@@ -179,7 +179,7 @@ def decide(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> 
 def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> Decision:
     """As `decide`. Findings go to standard error, the request of a dry run to standard output."""
     from smlightning.launch import account as accounts
-    from smlightning.launch import requirements, tune
+    from smlightning.launch import requirements, sending, tune
 
     wanted = job.load(arguments.job or project.job_file, project)
     results, built = preflight.offline_checks(wanted, project)
@@ -213,6 +213,9 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
         return Decision(None, 0)
     print(preflight.summary(wanted, project))
     print(price.cost(wanted, tuning=tuning))
+    before = "" if tuning else sending.sent_before(wanted, project)
+    if before:
+        print(f"again   this very job was sent as {before}")
     if confirmed("Send it?", arguments.yes):
         return Decision(wanted, 0)
     print("nothing was sent")
@@ -220,9 +223,15 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
 
 
 def confirmed(question: str, yes: bool) -> bool:
-    """Whether the user agrees; without a terminal nobody is asked."""
-    if yes or not sys.stdin.isatty():
+    """Whether the user agrees; where there is no terminal to ask at, `--yes` alone does.
+
+    Raises:
+        UserError: there is no terminal, and no `--yes`.
+    """
+    if yes:
         return True
+    if not sys.stdin.isatty():
+        raise UserError("there is no terminal to ask at whether to go on", "pass --yes")
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:  # Ctrl-D

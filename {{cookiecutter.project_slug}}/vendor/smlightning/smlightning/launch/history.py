@@ -7,27 +7,47 @@ from pathlib import Path
 from smlightning.errors import UserError
 from smlightning.project import Project
 
-FILE = ".jobs.jsonl"  # in the project's folder; a line for each job: its name and region
+FILE = ".jobs.jsonl"  # in the project's folder; a line for each job: name, region, fingerprint
 
 
-def remember(project: Project, name: str, region: str) -> None:
-    """Note a job that was sent."""
+def remember(project: Project, name: str, region: str, fingerprint: str = "") -> None:
+    """Note a job that was sent.
+
+    Args:
+        project: from which.
+        name: of the job.
+        region: where it runs.
+        fingerprint: of job and code (sending.fingerprint), by which the same job is known again.
+    """
+    entry = {"name": name, "region": region, "fingerprint": fingerprint}
     with (project.root / FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"name": name, "region": region}) + "\n")
+        file.write(json.dumps(entry) + "\n")
 
 
-def remembered(project: Project) -> dict[str, str]:
-    """Name → region, the oldest first. A line that is damaged is passed over."""
+def entries(project: Project) -> list[dict[str, str]]:
+    """What was noted of each job, the oldest first. A line that is damaged is passed over."""
     path = project.root / FILE
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    regions: dict[str, str] = {}
+    found = []
     for line in lines:
         try:
             entry = json.loads(line)
-            regions[str(entry["name"])] = str(entry["region"])
+            found.append({"name": str(entry["name"]), "region": str(entry["region"])})
+            found[-1]["fingerprint"] = str(entry.get("fingerprint", ""))
         except (ValueError, TypeError, KeyError):
             continue
-    return regions
+    return found
+
+
+def remembered(project: Project) -> dict[str, str]:
+    """Name → region of the jobs that were sent, the oldest first."""
+    return {entry["name"]: entry["region"] for entry in entries(project)}
+
+
+def same(project: Project, fingerprint: str) -> str:
+    """The name of the last job that was sent with this fingerprint; empty for none."""
+    names = [each["name"] for each in entries(project) if each["fingerprint"] == fingerprint]
+    return names[-1] if names else ""
 
 
 def latest(project: Project, region: str, count: int) -> list[str]:

@@ -69,6 +69,9 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     of_a_job = job.instance_count * hourly
     at_once = together * of_a_job
     most = jobs * of_a_job * (job.max_run_s + job.keep_alive_s) / 3600
-    return (
+    text = (
         f"cost    {at_once:,.2f} USD an hour, at most {most:,.2f} USD: {factors} × {hourly:g} USD"
     )
+    if job.spot.enabled:
+        text += " on demand; spot costs less, and AWS names no price beforehand"
+    return text

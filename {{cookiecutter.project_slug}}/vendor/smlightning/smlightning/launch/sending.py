@@ -1,5 +1,6 @@
 """Sending a request: the account's role and bucket, the upload of the code, and the call itself."""
 
+import hashlib
 import json
 import re
 import tempfile
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import archive, aws, configuration, request
+from smlightning.launch import archive, aws, configuration, history, price, request
 from smlightning.launch.job import Job
 from smlightning.launch.request import Destination
 from smlightning.project import Project
@@ -24,6 +25,56 @@ def submit(job: Job, project: Project, name: str = "") -> str:
     upload(job, project, destination, name, built["OutputDataConfig"])
     aws.client("sagemaker", job.region).create_training_job(**built)
     return name
+
+
+def fingerprint(job: Job, project: Project) -> str:
+    """A digest of job.toml's values and of the code that would be uploaded."""
+    digest = hashlib.sha256(job.model_dump_json().encode())
+    with tempfile.TemporaryFile() as file:
+        archive.write(file, project.src)
+        file.seek(0)
+        digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def sent_before(job: Job, project: Project) -> str:
+    """The name under which this very job, with this very code, was sent; empty for never."""
+    return history.same(project, fingerprint(job, project))
+
+
+def agreed(job: Job, project: Project, name: str) -> bool:
+    """For the notebook: whether to send a job, after its price and its name were printed.
+
+    A name is sent once. Where this very job was sent before, the user is asked; without an answer
+    nothing is sent.
+    """
+    if name in history.remembered(project):
+        print(f"sent    {name} already")
+        return False
+    print(price.cost(job))
+    before = sent_before(job, project)
+    if not before:
+        return True
+    try:
+        answer = input(f"this very job was sent as {before}; send it again as {name}? [y/N] ")
+    except (EOFError, RuntimeError):  # a kernel that nobody sits at (StdinNotImplementedError)
+        answer = ""
+    if answer.strip().lower() in ("y", "yes"):
+        return True
+    print(f"nothing was sent: this very job was sent as {before}")
+    return False
+
+
+def attached(job: Job, project: Project, name: str) -> str:
+    """For the notebook: the job to follow, which is the last one of this project.
+
+    That is ``name`` where it was sent; else, as after a restart of the kernel, the one before it.
+    """
+    names = history.latest(project, job.region, 1)
+    if name in history.remembered(project) or not names:
+        return name
+    print(f"attached to {names[-1]}, the last job that was sent from here")
+    return names[-1]
 
 
 def account_destination(job: Job) -> Destination:
