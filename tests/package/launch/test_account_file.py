@@ -39,7 +39,7 @@ def full() -> Job:
         channels={"training": "s3://words-data/train/"},
         hyperparameters={"dataset": "training"},
         checkpoint_s3="s3://words-other/run1/",
-        hub_token_secret="hub",  # noqa: S106
+        secrets={"HF_TOKEN": "hub", "WANDB_API_KEY": "team/wandb"},
         mlflow=f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team",
         environment={
             "CA_REPOSITORY_ARN": f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"

@@ -235,3 +235,24 @@ def test_lines_that_were_read_before_the_log_was_throttled_are_not_lost(aws, sen
         "one",
         "two",
     }
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        (
+            "CapacityError: Unable to provision requested ML compute capacity. Please retry using "
+            "a different ML instance type or after some time.",
+            "instance_type",
+        ),
+        ("InternalServerError: InsufficientInstanceCapacity error", "instance_type"),
+        ("ResourceLimitExceeded: The account-level service limit is 0 instances", "Service Quotas"),
+        ("AlgorithmError: torch.OutOfMemoryError: CUDA out of memory", "batch_size"),
+        ("AlgorithmError: ExecuteUserScriptError: exit code: 137", "batch_size"),
+        ("RuntimeError: DataLoader worker is killed by signal: Bus error", "num_workers"),
+        ("AlgorithmError: ValueError: nan", ""),
+    ],
+)
+def test_a_failure_of_capacity_or_memory_says_what_can_be_done(reason, word):
+    advice = follow.cure_of(reason)
+    assert word in advice and bool(advice) == bool(word)

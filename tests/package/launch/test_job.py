@@ -139,6 +139,8 @@ def test_the_projects_file_has_every_key_and_its_default(tmp_path: Path) -> None
     text = edited(tmp_path / "job.toml", {}).read_text(encoding="utf-8")
     written = job.load(tmp_path / "job.toml", PROJECT)
     for name, field in Job.model_fields.items():
+        if name == "other_instance_types":  # instance_type as a list
+            continue
         assert f"\n{name} = " in text or f"[{name}]" in text, name
         if not field.is_required() and name not in ("distribution", "tags"):
             assert getattr(written, name) == field.get_default(call_default_factory=True), name
@@ -201,3 +203,25 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         job.load(tmp_path / "absent.toml", PROJECT)
     (finding,) = raised.value.findings
     assert finding.key == str(tmp_path / "absent.toml") and "--job" in finding.cure
+
+
+def test_a_list_of_instance_types_becomes_preferences_that_keep_the_global_batch():
+    """As AWS's model has them: a count for each, and neither InstanceType nor InstanceCount."""
+    table = {
+        "name": "x",
+        "region": "us-east-1",
+        "instance_type": ["ml.g5.48xlarge", "ml.g5.12xlarge", "ml.g6.12xlarge"],
+        "instance_count": 2,
+        "max_pending_s": 7200,
+    }
+    wanted = job.from_table(table, PROJECT)
+    built = request.dry_run(wanted, PROJECT)
+    assert built["ResourceConfig"]["InstancePreferences"] == [
+        {"InstanceType": "ml.g5.48xlarge", "InstanceCount": 2},
+        {"InstanceType": "ml.g5.12xlarge", "InstanceCount": 4},
+        {"InstanceType": "ml.g6.12xlarge", "InstanceCount": 4},
+    ]
+    assert not {"InstanceType", "InstanceCount"} & built["ResourceConfig"].keys()
+    assert built["StoppingCondition"]["MaxPendingTimeInSeconds"] == 7200
+    alone = job.from_table({**table, "instance_type": ["ml.g5.48xlarge"]}, PROJECT)
+    assert request.dry_run(alone, PROJECT)["ResourceConfig"]["InstanceType"] == "ml.g5.48xlarge"

@@ -164,9 +164,10 @@ def test_a_strangers_code_gets_nothing_of_the_jobs_options_and_channels(tmp_path
 
 def test_no_secret_is_read_and_no_server_is_logged_to(tmp_path: Path) -> None:
     job = JOB + 'hub_token_secret = "hub"\n[environment]\nMLFLOW_RUN = "x"\nKEPT = "y"\n'
+    job += 'CA_REPOSITORY_ARN = "arn:x"\n[secrets]\nWANDB_API_KEY = "team/wandb"\n'
     plan = planned(tmp_path, job=job)
     assert plan.request["Environment"] == {"KEPT": "y"}
-    assert "--inherit HF_TOKEN" in plan.notes[0]
+    assert "--inherit HF_TOKEN" in plan.notes[0] and "WANDB_API_KEY" in plan.notes[0]
 
 
 def test_hyperparameters_after_two_dashes() -> None:

@@ -1,6 +1,6 @@
-"""The Hugging Face hub: its token, read where AWS keeps secrets; its failures, as one sentence.
+"""Secrets of a job, the Hugging Face hub's token one of them; the hub's failures, as one sentence.
 
-A job's request names the secret and does not hold it.
+A job's request names its secrets and does not hold them.
 """
 
 import contextlib
@@ -14,40 +14,64 @@ from urllib.request import getproxies
 from smlightning.errors import UserError, root_cause
 
 SECRET = "HUB_TOKEN_SECRET"  # noqa: S105  job.toml's hub_token_secret sets this variable
+# Before the name of a variable, this one holds the name of the secret that it is filled from:
+# job.toml's [secrets].
+SECRET_FOR = "SECRET_FOR_"  # noqa: S105
 STORE = "ssm:"  # before a name in Parameter Store; else it is a name or ARN in Secrets Manager
+TOKEN = "HF_TOKEN"  # noqa: S105  the variable that the hub's client reads
 
 
 def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
-    """Put the token into HF_TOKEN on the one process that prepares a host's data.
+    """Fill the variables of job.toml's [secrets] on the one process that prepares a host's data.
 
-    The hub's client reads that variable. The token is neither written nor printed. The host's other
-    processes take from the cache what this one has fetched: without a token the hub would refuse
-    them. Call it before anything imports huggingface_hub. Where HF_TOKEN is set already, nothing is
-    read.
+    That is where a host's data is fetched, and where rank 0 logs. Values are neither written nor
+    printed. The hub's token is one of them: the host's other processes take from the cache what
+    this one has fetched, since without a token the hub would refuse them. Call it before anything
+    imports huggingface_hub. A variable that is set already is left alone.
 
     Raises:
-        UserError: the secret cannot be read, or holds no token.
+        UserError: a secret cannot be read, or holds no plain text of one line.
     """
-    name = env.get(SECRET, "")
-    if not name or "HF_TOKEN" in env:
-        return
-    if local_rank != 0:
+    names = secrets(env)
+    if TOKEN in names and local_rank != 0 and TOKEN not in env:
         env["HF_HUB_OFFLINE"] = "1"
+    if local_rank != 0:
         return
+    for variable, name in names.items():
+        if variable not in env:
+            env[variable] = secret(variable, name, env.get("AWS_REGION"))
+
+
+def secrets(env: MutableMapping[str, str]) -> dict[str, str]:
+    """Variable → name of the secret that it is filled from."""
+    names = {
+        variable.removeprefix(SECRET_FOR): name
+        for variable, name in env.items()
+        if variable.startswith(SECRET_FOR)
+    }
+    if env.get(SECRET):
+        names.setdefault(TOKEN, env[SECRET])
+    return names
+
+
+def secret(variable: str, name: str, region: str | None) -> str:
+    """The value of a secret; raises UserError as `sign_in` does, which never holds the value."""
+    key = f"secrets.{variable}" if variable != TOKEN else "hub_token_secret"
     try:
-        token = _read_secret(name, env.get("AWS_REGION")).strip()
+        value = _read_secret(name, region).strip()
     except Exception as error:  # of boto3, of the network, or an answer without text
         raise UserError(
-            f"hub_token_secret = {name} cannot be read ({root_cause(error)})",
+            f"{key} = {name} cannot be read ({root_cause(error)})",
             "correct the name, and let the job's role read it "
             "(secretsmanager:GetSecretValue, ssm:GetParameter)",
         ) from None
-    if not re.fullmatch(r"\w+", token):
+    plain = r"\w+" if variable == TOKEN else r"[^\s{}]+"
+    if not re.fullmatch(plain, value):
         raise UserError(
-            f"hub_token_secret = {name} holds more than a token",
+            f"{key} = {name} holds more than a token",
             "store the token as plain text, without a key",
         )
-    env["HF_TOKEN"] = token
+    return value
 
 
 def _read_secret(name: str, job_region: str | None) -> str:

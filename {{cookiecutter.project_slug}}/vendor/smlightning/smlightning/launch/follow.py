@@ -1,5 +1,6 @@
 """Following a job that was sent: its status, log and metrics as they come, and how it ended."""
 
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -250,11 +251,41 @@ def report_failure(outcome: Outcome, console: Any) -> None:
     """Print AWS's reason, and the last lines of the rank that failed first."""
     reason = outcome.job.get("FailureReason", "AWS gives no reason")
     console.print(f"{outcome.name} failed: {reason}", style="bold red")
+    advice = cure_of(reason)
+    if advice:
+        console.print(advice)
     who, lines = job_log.first_failure(outcome.lines)
     if lines:
         console.print(f"The last lines of {who}, which failed first:", style="bold")
         for text in lines:
             console.print(f"  {text}")
+
+
+# What AWS's reason of a failure says → what can be done. The first words are those of capacity
+# (https://repost.aws/knowledge-center/sagemaker-insufficient-capacity-error).
+CURES = {
+    r"CapacityError|[Ii]nsufficient ?(Instance)?Capacity|requested ML compute capacity": (
+        "AWS had no such instances free in the zones of your subnets. Send the job again later; "
+        'or name several types, instance_type = ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]; or add '
+        "subnets of other zones, another region, or a training plan, which reserves capacity."
+    ),
+    r"ResourceLimitExceeded|service limit|account-level": (
+        "The account's quota is used up: ask for more in the Service Quotas console, or stop jobs."
+    ),
+    r"(?i)out of memory|OutOfMemory|Cannot allocate memory|exit code:? (137|-9)\b": (
+        "Memory did not suffice: lower batch_size and raise accumulate_grad_batches, which keeps "
+        "the global batch; or take instances with more memory."
+    ),
+    r"(?i)bus error|shared memory|/dev/shm": (
+        "The container's /dev/shm was full, and SageMaker has no setting for it: lower "
+        "num_workers or prefetching, or pass less through the loader's workers."
+    ),
+}
+
+
+def cure_of(reason: str) -> str:
+    """What can be done about a failure, by AWS's reason; empty where that is not known here."""
+    return next((cure for words, cure in CURES.items() if re.search(words, reason)), "")
 
 
 def report_bill(job: dict[str, Any], console: Any) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from smlightning.errors import UserError
-from smlightning.launch import parameters
+from smlightning.launch import instances, parameters
 from smlightning.launch.constants import Distribution
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, error_lines
 from smlightning.options import declared_options
@@ -92,6 +92,12 @@ class Job(Table):
     name: str = key("TrainingJobName", "its beginning; the time is added", derived=True)
     region: str = key("", "AWS's region")
     instance_type: str = key("ResourceConfig.InstanceType", "kind of host")
+    other_instance_types: list[str] = key(
+        "ResourceConfig.InstancePreferences",
+        "kinds of host where there is no capacity of the first; instance_type may be the list",
+        default=list,
+        derived=True,
+    )
     instance_count: int = key("ResourceConfig.InstanceCount", "hosts", ge=1, le=MOST)
     distribution: Distribution = key("", "how processes are started", default="auto")
     image: str = key(
@@ -110,6 +116,13 @@ class Job(Table):
         "seconds of training after which AWS stops the job",
         default=86_400,
         ge=1,
+        le=MOST,
+    )
+    max_pending_s: int = key(
+        "StoppingCondition.MaxPendingTimeInSeconds",
+        "seconds of waiting for capacity after which AWS stops the job; 0: AWS's own limit",
+        default=0,
+        ge=0,
         le=MOST,
     )
     checkpoint_s3: str = key(
@@ -144,9 +157,47 @@ class Job(Table):
     environment: dict[str, str] = key(
         "Environment", "variables of the container", default=dict, derived=True
     )
+    secrets: dict[str, str] = key(
+        "", "variable of a process → secret that it is filled from", default=dict
+    )
     tags: dict[str, str] = key("Tags", "cost-allocation tags", default=dict, derived=True)
     request: dict[str, Any] = key("", "other members of CreateTrainingJob", default=dict)
     tune: Tune = key("", "a search", default=Tune)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _instance_types(cls, table: Any) -> Any:
+        """A list of instance types is the first of them, and the others in their order."""
+        kinds = table.get("instance_type") if isinstance(table, dict) else None
+        if isinstance(kinds, list) and kinds:
+            return {**table, "instance_type": kinds[0], "other_instance_types": kinds[1:]}
+        return table
+
+    @property
+    def alternatives(self) -> "list[Job]":
+        """The job on each of the other instance types, with the count that keeps the global batch.
+
+        Left out are types whose GPUs are not known here, or of which no count has as many.
+        """
+        found = []
+        for kind in self.other_instance_types:
+            count = self.count_of(kind)
+            if count:
+                changes = {"instance_type": kind, "instance_count": count}
+                found.append(self.replace(**changes, other_instance_types=[]))
+        return found
+
+    def count_of(self, kind: str) -> int:
+        """Hosts of a kind that have as many processes as the job's own; 0: there is no such count.
+
+        A host has a process for each GPU, and one without GPUs.
+        """
+        own, other = instances.gpus(self.instance_type), instances.gpus(kind)
+        if own is None or other is None or (own == 0) != (other == 0):
+            return 0
+        processes = self.instance_count * max(own, 1)
+        count, rest = divmod(processes, max(other, 1))
+        return count if rest == 0 else 0
 
     def replace(self, **changes: Any) -> "Job":
         """A copy with other values for some keys, which are judged as a file's are.
@@ -328,7 +379,7 @@ def _finding(
         return error(path, "is missing", "set it in job.toml")
     value = _at(table, place)
     shown = show(value)
-    if place[0] == "environment":  # perhaps a secret
+    if place[0] in ("environment", "secrets"):  # perhaps a secret itself
         shown = f"a {type(value).__name__}"
     expected, cure = _expected(place), "correct it"
     if "ge" in limits or "le" in limits:

@@ -99,6 +99,8 @@ def training_request(
     }
     if job.spot.enabled:
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = job.spot.max_wait_s
+    if job.other_instance_types:
+        request["ResourceConfig"]["InstancePreferences"] = preferences(job)
     if checkpoints := checkpoint_path(job, destination, name):
         request["CheckpointConfig"] = {"S3Uri": checkpoints}
     if variables := environment(job):
@@ -111,6 +113,14 @@ def training_request(
     request = configuration.complete(request, destination.configuration)
     add_inputs(request, job, archive_uri(job, destination, name))
     return {member: value for member, value in request.items() if value is not False}
+
+
+def preferences(job: Job) -> list[dict[str, Any]]:
+    """Instance types in the order in which SageMaker looks for capacity, each with its count."""
+    return [
+        {"InstanceType": each.instance_type, "InstanceCount": each.instance_count}
+        for each in (job, *job.alternatives)
+    ]
 
 
 def algorithm(job: Job, project: Project) -> dict[str, Any]:
@@ -180,6 +190,8 @@ def environment(job: Job) -> dict[str, str]:
         variables["MLFLOW_TRACKING_URI"] = job.mlflow
     if job.hub_token_secret:
         variables[hub.SECRET] = job.hub_token_secret
+    for variable, name in job.secrets.items():
+        variables[f"{hub.SECRET_FOR}{variable}"] = name
     return variables
 
 

@@ -57,6 +57,8 @@ def check(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key, "a tuning job cannot carry it", cure)
         else:
             yield warning(key, "a tuning job cannot carry it", "its jobs run without it")
+    if job.other_instance_types:
+        yield error("instance_type", "a tuning job takes one type", "name the first alone")
     if job.spot.enabled:
         problem = "the jobs of a search keep no checkpoints"
         yield warning("spot", problem, "one that is interrupted begins again")

@@ -136,23 +136,29 @@ def rehearsed_job(
             "see --lose-host"
         )
         job = job.replace(forward_stop=True)
-    if job.hub_token_secret:
-        notes.append(
-            "hub_token_secret is not read here: export HF_TOKEN, and let it in with "
-            "--inherit HF_TOKEN"
-        )
+    named = [*job.secrets, *(["HF_TOKEN"] if job.hub_token_secret else [])]
+    if named:
+        inherit = " ".join(f"--inherit {name}" for name in named)
+        names = ", ".join(named)
+        notes.append(f"no secret is read here: export {names}, and let them in with {inherit}")
     without_server = {
-        name: value for name, value in job.environment.items() if not name.startswith("MLFLOW_")
+        name: value for name, value in job.environment.items() if not name.startswith(ELSEWHERE)
     }
     changed = job.replace(
         instance_count=cluster.hosts,
         distribution=cluster.distribution,
         hyperparameters=values,
         hub_token_secret="",
+        secrets={},
+        other_instance_types=[],
         mlflow="",
         environment=without_server,
     )
     return changed, notes
+
+
+# Beginnings of variables that would reach out of this machine: an MLflow server, CodeArtifact.
+ELSEWHERE = ("MLFLOW_", "CA_REPOSITORY_ARN")
 
 
 def hyperparameters(words: Sequence[str]) -> dict[str, Any]:

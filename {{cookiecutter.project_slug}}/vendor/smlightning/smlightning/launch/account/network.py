@@ -8,6 +8,7 @@ from typing import Any
 
 from smlightning.launch import aws
 from smlightning.launch.account.context import Context
+from smlightning.launch.account.table import CODEARTIFACT
 from smlightning.launch.findings import Finding, error, warning
 
 EFA = re.compile(r"ml\.(p3dn\.|p4d|p5|p6|trn)")  # instances whose network between hosts it is
@@ -143,7 +144,8 @@ def way_out(context: Context, ec2: Any, subnets: list[dict[str, Any]]) -> Iterat
         # Without routes it is of a VPC that another account shares, whose tables may not be seen.
         if not routes or leads_to_internet(routes):
             continue
-        if "PIP_INDEX_URL" not in context.request.get("Environment", {}):
+        variables = context.request.get("Environment", {})
+        if not {"PIP_INDEX_URL", CODEARTIFACT} & variables.keys():
             yield warning(
                 "network.subnets",
                 f"{subnet['SubnetId']} has no route to a NAT gateway: "

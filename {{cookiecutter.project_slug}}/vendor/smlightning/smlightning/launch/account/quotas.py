@@ -19,6 +19,8 @@ def quota(context: Context) -> Iterator[Finding]:
         "Maximum number of instances per training job": ("instance_count", job.instance_count),
         "Number of instances across training jobs": ("instance_count", together),
     }
+    for other in job.alternatives:
+        wanted[f"{other.instance_type} for {use}"] = ("instance_type", other.instance_count)
     if job.keep_alive_s:
         warm_pool = f"{job.instance_type} for training warm pool usage"
         wanted[warm_pool] = ("instance_count", job.instance_count)

@@ -217,7 +217,8 @@ def secret_names(job: Job) -> list[str]:
 
 def secret_keys(job: Job) -> list[tuple[str, str]]:
     """Key of job.toml, and the name of the secret that it holds."""
-    return [("hub_token_secret", job.hub_token_secret)] if job.hub_token_secret else []
+    named = {"hub_token_secret": job.hub_token_secret} if job.hub_token_secret else {}
+    return [*named.items(), *((f"secrets.{key}", name) for key, name in job.secrets.items())]
 
 
 def tracking_server(facts: Facts) -> list[str]:

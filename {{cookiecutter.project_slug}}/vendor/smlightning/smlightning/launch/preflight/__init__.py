@@ -33,6 +33,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     cluster.region,
     cluster.instance,
     cluster.launcher,
+    cluster.capacity,
     image.image,
     settings.misplaced,
     settings.times,

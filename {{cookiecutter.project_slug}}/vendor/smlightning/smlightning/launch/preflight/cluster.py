@@ -82,5 +82,47 @@ def launcher(job: Job, project: Project) -> Iterator[Finding]:
         yield error("distribution", problem, torchrun)
 
 
+PENDING_S = (1800, 2_419_200)  # of botocore's shape MaxPendingTimeInSeconds
+
+
+def capacity(job: Job, project: Project) -> Iterator[Finding]:
+    """Where a job may run on several instance types, each fits, and is as large as the first.
+
+    What InstancePreferences do not go with is what AWS's model says of them (ResourceConfig).
+    """
+    key = "instance_type"
+    kinds = [job.instance_type, *job.other_instance_types]
+    least, most = PENDING_S
+    if job.max_pending_s and not least <= job.max_pending_s <= most:
+        problem = f"{job.max_pending_s} is not from {least} to {most}"
+        yield error("max_pending_s", problem, "correct it, or set it to 0")
+    elif job.max_pending_s and all(instances.gpus(kind) == 0 for kind in kinds):
+        problem = "AWS counts it for instances with GPUs alone"
+        yield warning("max_pending_s", problem, "remove it")
+    if not job.other_instance_types:
+        return
+    if len(set(kinds)) < len(kinds):
+        yield error(key, "an instance type stands in it twice", "name each once")
+    if job.spot.enabled:
+        problem = "AWS takes a list for capacity on demand alone, and spot is enabled"
+        yield error(key, problem, "name one type, or set spot.enabled = false")
+    if "InstanceGroups" in job.request.get("ResourceConfig", {}):
+        problem = "AWS takes no list beside InstanceGroups"
+        yield error(key, problem, "name one type, or remove the groups")
+    for kind in job.other_instance_types:
+        if not job.count_of(kind):
+            processes = job.instance_count * max(instances.gpus(job.instance_type) or 1, 1)
+            problem = f"no count of {kind} has {processes} processes, so that the global batch"
+            yield error(key, f"{problem} would change", "leave it out, or change instance_count")
+    for other in job.alternatives:
+        kind = other.instance_type
+        if launchers.launcher(other) != launchers.launcher(job):
+            problem = f"auto is {launchers.launcher(job)} on {job.instance_type}"
+            problem = f"{problem} and {launchers.launcher(other)} on {kind}"
+            yield error("distribution", problem, "name the launcher that all of them run")
+        for check in (instance, launcher):
+            yield from check(other, project)
+
+
 def without_image(job: Job) -> bool:
     return instances.family(job.instance_type).startswith(WITHOUT_IMAGE)

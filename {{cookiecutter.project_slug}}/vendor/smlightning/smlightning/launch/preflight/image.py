@@ -15,7 +15,13 @@ LIGHTNING_NEEDS = (2, 1)  # the oldest torch of the pytorch-lightning in src/req
 
 
 def image(job: Job, project: Project) -> Iterator[Finding]:
-    """A profile of this project, or an image in the job's region."""
+    """A profile of this project, or an image in the job's region, on every instance type."""
+    found = [finding for each in (job, *job.alternatives) for finding in on_instances(each)]
+    yield from dict.fromkeys(found)
+
+
+def on_instances(job: Job) -> Iterator[Finding]:
+    """The image on the job's own instance type."""
     if job.image == "auto" or job.image in images.PROFILES:
         yield from of_profile(job, images.profile(job))
     elif "/" in job.image:

@@ -28,7 +28,9 @@ SHORTEST = 9  # characters of a secret that is told by its name alone
 
 def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """No secret in what the AWS console shows of the job."""
-    hub_secret = f"environment.{hub.SECRET}"
+    names = {f"environment.{hub.SECRET}": "hub_token_secret"}
+    for variable in job.secrets:
+        names[f"environment.{hub.SECRET_FOR}{variable}"] = f"secrets.{variable}"
     shown = {
         "hyperparameters": job.hyperparameters,
         "environment": request.get("Environment", {}),
@@ -36,11 +38,11 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
         "request": job.request,
     }
     for key, text in texts(shown):
-        if key == hub_secret:
+        if key in names:
             # It holds the name of a secret; a token itself is the mistake.
             if SECRET.search(text):
                 yield error(
-                    "hub_token_secret",
+                    names[key],
                     "looks like a secret, and the AWS console shows it",
                     "keep it in Secrets Manager, and give the name of that secret here",
                 )
@@ -48,8 +50,8 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
             yield error(
                 key,
                 "looks like a secret, and the AWS console shows it",
-                "keep it in Secrets Manager and read it there "
-                "(of the Hugging Face hub: hub_token_secret)",
+                "keep it in Secrets Manager, and name that secret in [secrets]: "
+                'VARIABLE = "name of the secret"',
             )
 
 

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from smlightning.launch import aws, images, requirements
+from smlightning import hub
+from smlightning.launch import aws, images, launchers, requirements
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import PATHS, Job, cure_for_misplaced_key
 from smlightning.project import Project
@@ -14,6 +15,8 @@ S3_EXAMPLE = 'as in "s3://bucket/folder/"'
 ROLE = re.compile(r"(arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+|[\w+=,.@-]{1,64})?", re.ASCII)
 BUCKET = re.compile(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?")
 MLFLOW = re.compile(r"(arn:[\w-]+:sagemaker:[\w-]+:\d{12}:mlflow-(app|tracking-server)/.+)?")
+# As AWS's toolkit reads it (sagemaker-training 5.1.4, modules.py).
+REPOSITORY = re.compile(r"arn:[^:]+:codeartifact:[^:]+:[^:]+:repository/[^/]+/.+")
 SECRET = re.compile(r"(ssm:[\w./:-]+|(?!ssm:)[\w/+=.@:-]+)?", re.ASCII)
 
 
@@ -86,6 +89,31 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
     if not SECRET.fullmatch(job.hub_token_secret):
         problem = f'"{job.hub_token_secret}" names no secret'
         yield error("hub_token_secret", problem, 'a name, an ARN, or "ssm:NAME"')
+    yield from secrets(job)
+    repository = job.environment.get("CA_REPOSITORY_ARN", "")
+    if repository and not REPOSITORY.fullmatch(repository):
+        problem = f'"{repository}" is not the ARN of a repository in CodeArtifact'
+        example = "arn:aws:codeartifact:<region>:<account>:repository/<domain>/<repository>"
+        yield error("environment.CA_REPOSITORY_ARN", problem, f"as in {example}")
+
+
+def secrets(job: Job) -> Iterator[Finding]:
+    """[secrets]: variables that processes may have, each with the name of a secret."""
+    for variable, name in job.secrets.items():
+        key = f"secrets.{variable}"
+        if not re.fullmatch(r"[A-Za-z_]\w*", variable, re.ASCII):
+            yield error(key, f'"{variable}" is no name of a variable', "as in WANDB_API_KEY")
+        elif variable in job.environment:
+            problem = "[environment] sets the variable, too"
+            yield error(key, problem, "remove it there")
+        elif launchers.reserves(variable):
+            problem = "the launcher or SageMaker's toolkit sets it on each host"
+            yield error(key, problem, "give it another name")
+        elif variable == hub.TOKEN and job.hub_token_secret:
+            yield error(key, "hub_token_secret is the same secret", "set one of them")
+        if not name or not SECRET.fullmatch(name):
+            shown = "the value" if name else '""'
+            yield error(key, f"{shown} names no secret", 'a name, an ARN, or "ssm:NAME"')
 
 
 def has_mlflow_client(job: Job, project: Project) -> bool:
