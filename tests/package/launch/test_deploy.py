@@ -417,7 +417,8 @@ def test_a_job_that_cannot_be_deployed_is_refused_in_a_sentence(account, capsys)
         "own trained in mine:1, not in AWS's image; name one for inference"
         in capsys.readouterr().err
     )
-    assert main(["deploy", "own", "--region", REGION, "--image", "x"]) == 1  # not an archive
+    # What is there is no archive.
+    assert main(["deploy", "own", "--region", REGION, "--image", "x", "--yes"]) == 1
     assert "the archive cannot be unpacked" in capsys.readouterr().err
     sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].training_job_status = "Failed"
     assert (

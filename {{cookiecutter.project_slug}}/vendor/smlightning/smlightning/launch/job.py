@@ -93,10 +93,9 @@ class Job(Table):
     region: str = key("", "AWS's region")
     instance_type: str = key("ResourceConfig.InstanceType", "kind of host")
     other_instance_types: list[str] = key(
-        "ResourceConfig.InstancePreferences",
+        "",
         "kinds of host where there is no capacity of the first; instance_type may be the list",
         default=list,
-        derived=True,
     )
     instance_count: int = key("ResourceConfig.InstanceCount", "hosts", ge=1, le=MOST)
     distribution: Distribution = key("", "how processes are started", default="auto")

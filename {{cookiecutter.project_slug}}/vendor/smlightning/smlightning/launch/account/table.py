@@ -236,10 +236,12 @@ def packages(facts: Facts) -> list[str]:
 
 
 def packages_domain(facts: Facts) -> list[str]:
-    return [
-        f"{arn.partition(':repository/')[0]}:domain/{arn.partition(':repository/')[2].split('/')[0]}"
-        for arn in packages(facts)
-    ]
+    """The domain of that repository."""
+    domains = []
+    for arn in packages(facts):
+        place, _, path = arn.partition(":repository/")
+        domains.append(f"{place}:domain/{path.split('/')[0]}")
+    return domains
 
 
 def packages_token(facts: Facts) -> list[str]:
