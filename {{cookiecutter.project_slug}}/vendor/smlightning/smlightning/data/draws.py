@@ -136,7 +136,7 @@ def number_of(index: Any) -> int:
     """A number for what a sampler gives: of a row, the row itself."""
     if isinstance(index, int | np.integer):
         return int(index)
-    content = pickle.dumps(index, 5)
+    content = _content(index)
     return zlib.crc32(content) << 32 | zlib.adler32(content)
 
 
@@ -210,6 +210,7 @@ class IndexStream:
         seed: of the run.
         rank: of this process.
         training: else every iteration draws the same.
+        sketched: the rows of the first epoch are to be compared with those of other ranks.
     """
 
     def __init__(
@@ -219,6 +220,7 @@ class IndexStream:
         seed: int,
         rank: int,
         training: bool,
+        sketched: bool,
     ) -> None:
         self.of_rows = loader.batch_sampler is not None
         self.sampler: Any = loader.batch_sampler if self.of_rows else loader.sampler
@@ -231,7 +233,7 @@ class IndexStream:
         self.turn = 0  # how often it was begun anew in this epoch
         self.first = 0  # checksum of the first batch
         self.checksums: dict[int, int] = {}  # of the rows of so many batches
-        self.sketch: RowSketch | None = RowSketch() if training else None
+        self.sketch: RowSketch | None = RowSketch() if sketched else None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "sampler":
@@ -366,6 +368,8 @@ def _rows(index: Any) -> Any:
 
 def _content(index: Any) -> bytes:
     """The rows of a batch as bytes that do not tell how rows are divided into batches."""
+    if isinstance(index, Share):
+        return index.rows.tobytes()
     try:
         return np.asarray(index, np.int64).tobytes()
     except (TypeError, ValueError, OverflowError):
@@ -373,7 +377,12 @@ def _content(index: Any) -> bytes:
 
 
 def exact_loader(
-    loader: object, start: Callable[[], Start], seed: int, rank: int, training: bool
+    loader: object,
+    start: Callable[[], Start],
+    seed: int,
+    rank: int,
+    training: bool,
+    world_size: int = 1,
 ) -> object:
     """A copy of a loader that draws as this module says.
 
@@ -385,7 +394,8 @@ def exact_loader(
     if callable(getattr(loader, "state_dict", None)):
         return loader
     exact = copy.copy(loader)
-    stream = IndexStream(loader, start, seed, rank, training)
+    sketched = training and world_size > 1
+    stream = IndexStream(loader, start, seed, rank, training, sketched)
     # A DataLoader's attributes cannot be assigned; this copy has not been iterated.
     name = "batch_sampler" if stream.of_rows else "sampler"
     vars(exact).update({"dataset": DrawingDataset(loader.dataset), name: stream})

@@ -58,8 +58,10 @@ class StepSeed(pl.Callback):
         start = partial(self._start, trainer, self.prepared)
         if trainer.training:
             self.prepared += 1
-        rank = trainer.global_rank
-        return process(draws.exact_loader(loader, start, self.seed, rank, trainer.training))
+        exact = draws.exact_loader(
+            loader, start, self.seed, trainer.global_rank, trainer.training, trainer.world_size
+        )
+        return process(exact)
 
     def _start(self, trainer: pl.Trainer, number: int) -> draws.Start:
         """Where the training's loader of this number begins."""
