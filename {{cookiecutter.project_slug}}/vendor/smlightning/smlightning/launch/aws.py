@@ -22,6 +22,7 @@ TRANSIENT = re.compile(
     r"|ServiceUnavailable|Internal(Failure|Err)"
 )
 
+WRONG_TYPE = "correct its type"
 TYPES = {
     "string": str,
     "integer": int,
@@ -63,6 +64,11 @@ class Violation(NamedTuple):
     cure: str
 
 
+def wrong_types(value: Any, model: Any) -> list[Violation]:
+    """Where a value is of another type than its shape says: nothing can be read below it."""
+    return [violation for violation in violations(value, model) if violation.cure == WRONG_TYPE]
+
+
 def violations(value: Any, model: Any, path: str = "") -> Iterator[Violation]:
     """What of `value` is beyond a botocore shape.
 
@@ -71,7 +77,7 @@ def violations(value: Any, model: Any, path: str = "") -> Iterator[Violation]:
     """
     expected = TYPES.get(model.type_name)
     if expected and not _is_a(value, expected):
-        yield Violation(path, f"{_shown(value)} is not a {model.type_name}", "correct its type")
+        yield Violation(path, f"{_shown(value)} is not a {model.type_name}", WRONG_TYPE)
         return
     yield from _size(value, model, path)
     if isinstance(value, str):

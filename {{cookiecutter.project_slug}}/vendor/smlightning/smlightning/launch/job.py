@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from smlightning.errors import UserError
-from smlightning.launch import instances, parameters
+from smlightning.launch import aws, instances, parameters
 from smlightning.launch.constants import Distribution
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, error_lines
 from smlightning.options import declared_options
@@ -366,11 +366,15 @@ def _findings(
             if each["type"] == "extra_forbidden":
                 yield _unknown(place, _at(table, place), project)
             else:
-                yield _finding(place, each["type"], each.get("ctx", {}), table)
+                yield _finding(place, each["type"], each.get("ctx", {}), table, project)
 
 
 def _finding(
-    place: tuple[Any, ...], kind: str, limits: dict[str, Any], table: dict[str, Any]
+    place: tuple[Any, ...],
+    kind: str,
+    limits: dict[str, Any],
+    table: dict[str, Any],
+    project: Project | None,
 ) -> Finding:
     """What is wrong at one key, in the words of job.toml."""
     path = _path(place)
@@ -379,12 +383,14 @@ def _finding(
     value = _at(table, place)
     shown = show(value)
     if place[0] in ("environment", "secrets"):  # perhaps a secret itself
-        shown = f"a {type(value).__name__}"
+        shown = f"a value of type {type(value).__name__}"
     expected, cure = _expected(place), "correct it"
     if "ge" in limits or "le" in limits:
         expected = _range(place)
     if place[0] == "hyperparameters" and isinstance(value, dict | list):
         cure = "what is to be searched stands in [tune.ranges]"
+    elif place[0] in ("environment", "tags") and len(place) > 1 and project:
+        cure = cure_for_misplaced_key(place[1], project) or cure
     return error(path, f"found {shown}, expected {expected}", cure)
 
 
@@ -466,6 +472,9 @@ def request_problems(request: dict[str, Any]) -> list[Finding]:
         elif any(member.startswith(f"{path}.") for member in KEY_OF_MEMBER) and value != {}:
             problem = f"found {show(value)}, expected a table of its members"
             problems.append(error(f"request.{path}", problem, f"write them below [request.{path}]"))
+    if request and not problems:
+        for wrong in aws.wrong_types(request, aws.shape("CreateTrainingJobRequest")):
+            problems.append(error(f"request.{wrong.path}", wrong.problem, wrong.cure))
     return problems
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from smlightning.errors import UserError
 from smlightning.launch import aws, request, sending
 from smlightning.launch.findings import Finding, error, refused, warning
-from smlightning.launch.job import Job, Value, leaves, show
+from smlightning.launch.job import KEYS, Job, Value, leaves, show
 from smlightning.launch.preflight.hyperparameters import hyperparameters
 from smlightning.launch.request import Destination
 from smlightning.options import Option, declared_options
@@ -37,6 +37,8 @@ CARRIED = (
 )
 ALGORITHM = ("TrainingInputMode", "MetricDefinitions", "TrainingImage")  # of AlgorithmSpecification
 RESOURCES = ("VolumeKmsKeyId", "InstanceCount", "InstanceType", "VolumeSizeInGB")
+# Members that a search has in other places, and checkpoints, of which [spot] is told.
+OTHERWISE = ("TrainingJobName", "HyperParameters", "Tags", "CheckpointConfig.S3Uri")
 # By these the SDK's HyperparameterTuner.attach knows the estimator.
 ESTIMATOR = {
     "sagemaker_estimator_class_name": "PyTorch",
@@ -49,7 +51,7 @@ def check(job: Job, project: Project) -> Iterator[Finding]:
     if not job.tune.ranges:
         cure = "add one, as in lr = { min = 1e-4, max = 1e-2 }"
         yield error("tune.ranges", "there are none to search", cure)
-    lost = [key for key in ("forward_stop", "keep_alive_s") if getattr(job, key)]
+    lost = [key.path for key in KEYS if _is_lost(key.member) and _is_set(job, key.path)]
     lost += [f"request.{path}" for path, _ in leaves(job.request) if not _is_carried(path)]
     for key in lost:
         if key.startswith("request.ResourceConfig."):
@@ -63,6 +65,18 @@ def check(job: Job, project: Project) -> Iterator[Finding]:
         problem = "the jobs of a search keep no checkpoints"
         yield warning("spot", problem, "one that is interrupted begins again")
     yield from ranges(job, project)
+
+
+def _is_lost(member: str) -> bool:
+    """Whether the member that a key of job.toml sets reaches no job of a search."""
+    return bool(member) and member not in OTHERWISE and not _is_carried(member)
+
+
+def _is_set(job: Job, path: str) -> bool:
+    value: Any = job
+    for name in path.split("."):
+        value = getattr(value, name)
+    return bool(value)
 
 
 def _is_carried(path: str) -> bool:

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from smlightning.launch import aws, instances, launchers, requirements
 from smlightning.launch.findings import Finding, error, warning
-from smlightning.launch.job import KEY_OF_MEMBER, Job
+from smlightning.launch.job import KEY_OF_MEMBER, Job, cure_for_misplaced_key
 from smlightning.launch.preflight.secrets import texts
 from smlightning.launch.preflight.settings import S3_EXAMPLE
 from smlightning.project import Project
@@ -54,7 +55,12 @@ UNUSABLE = {
 
 def limits(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The request against botocore's model: types, lengths, counts, ranges, patterns, names."""
-    yield from beyond_limits(request, aws.shape("CreateTrainingJobRequest"))
+    shape = aws.shape("CreateTrainingJobRequest")
+    for finding in beyond_limits(request, shape):
+        name = finding.key.removeprefix("request.")
+        unknown = name in job.request and name not in shape.members
+        cure = cure_for_misplaced_key(name, project) if unknown else ""
+        yield replace(finding, cure=cure) if cure else finding
 
 
 def beyond_limits(value: Any, shape: Any, path: str = "") -> Iterator[Finding]:
