@@ -67,6 +67,7 @@ lint: $(VENV)/.tests types  ## style, format and types of everything
 
 types: $(VENV)/.tests
 	cd '$(SOURCE)' && ../$(BIN)/mypy --exclude rehearsal/stubs/ src vendor/smlightning/smlightning
+	cd '$(SOURCE)' && MYPYPATH=tasks/language-model/src:vendor/smlightning ../$(BIN)/mypy tasks/language-model/src
 
 wheel: $(VENV)/.template  ## the package as a wheel in dist/, for an index of your own
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist '$(SOURCE)/vendor/smlightning'

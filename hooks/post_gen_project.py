@@ -1,4 +1,4 @@
-"""Drops what development left in the template, and says what to do next."""
+"""Keeps the files of one task, drops what development left, and says what to do next."""
 
 import json
 import os
@@ -14,6 +14,15 @@ CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypoth
 for name in CACHES:
     for path in Path().rglob(name):
         shutil.rmtree(path, ignore_errors=True)
+
+# src/ and tests/ hold the default task; each other task has its files of the same names in tasks/.
+for other in [Path("tasks", "language-model")]:
+    for path in list(other.rglob("*")) if other.name == ANSWERS["task"] else []:
+        if path.is_file():
+            path.replace(path.relative_to(other))
+    shutil.rmtree(other)
+if not list(Path("tasks").iterdir()):  # an owner may have a folder of that name
+    Path("tasks").rmdir()
 
 
 def git(*arguments: str) -> str:

@@ -75,6 +75,27 @@ def test_what_an_owner_gets_is_small(tmp_path: Path) -> None:
     assert not [p for p in lines if max(map(len, lines[p]), default=0) > 100]
 
 
+def test_tasks_differ_in_data_model_answers_and_their_tests(tmp_path: Path) -> None:
+    one = bake(tmp_path / "one", project_name="Mine", description="What is it?")
+    other = bake(
+        tmp_path / "other", project_name="Mine", description="What is it?", task="language-model"
+    )
+    here, there = files(one), files(other)
+    assert here.keys() == there.keys()
+    differing = {name for name in here if here[name] != there[name]}
+    assert differing == {
+        "README.md", ".cruft.json", "src/data.py", "src/model.py", "src/options.py",
+        "src/predict.py", "tests/small.py", "tests/example/conftest.py",
+        "tests/example/test_data.py", "tests/example/test_model.py",
+    }  # fmt: skip
+    source = [name for name in there if re.fullmatch(r"src/\w+\.py", name)]
+    assert sum(len(there[name].splitlines()) for name in source) <= 950
+    training = re.compile(rb"class TrainingOptions.*?class DataOptions", re.S)
+    (default,) = training.findall(here["src/options.py"])
+    (changed,) = training.findall(there["src/options.py"])
+    assert changed == default.replace(b"option(6, ", b"option(1, "), "one training, two tasks"
+
+
 def test_what_runs_is_the_same_bytes_whatever_the_answers(tmp_path: Path) -> None:
     one, other = files(bake(tmp_path / "default")), files(bake(tmp_path / "odd", **ODD))
     assert one.keys() == other.keys()
@@ -311,8 +332,8 @@ def test_what_the_project_imports_is_no_name_for_it(name: str, tmp_path: Path) -
 def test_every_question_is_asked_in_words(tmp_path: Path) -> None:
     asked = [name for name in QUESTIONS if not name.startswith("_")]
     assert asked == [
-        "project_name", "project_slug", "description", "author_name", "author_email", "license",
-        "aws_region", "instance_type", "instance_count", "distribution", "spot",
+        "task", "project_name", "project_slug", "description", "author_name", "author_email",
+        "license", "aws_region", "instance_type", "instance_count", "distribution", "spot",
     ]  # fmt: skip
     words = {
         name: q if isinstance(q, str) else q["__prompt__"]
@@ -320,6 +341,7 @@ def test_every_question_is_asked_in_words(tmp_path: Path) -> None:
     }
     assert list(words) == asked
     answers = [
+        "1",
         "Plain Name",
         "",
         "",

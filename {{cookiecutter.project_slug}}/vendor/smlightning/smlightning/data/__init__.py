@@ -4,6 +4,8 @@
 - `text`: a column of text checked and encoded: ``encode``, ``batch``, ``Tokenizer``
   (a checkpoint's: `smlightning.pretrained`).
 - `store`: arrays written once per node and memory-mapped: ``prepare``, ``write``, ``Rows``.
+- `documents`: text of documents packed into windows: ``encode``, ``packed``, ``write_windows``,
+  ``Tokens``.
 - `batches`: which samples make up each global batch: ``loader``, ``pad``, ``leaves``.
 - `draws`: what is drawn at random while a batch is fetched: ``generator``, ``epoch``.
 - `division`: the check that ranks are not given the same data: ``DataDividedCheck``; by an

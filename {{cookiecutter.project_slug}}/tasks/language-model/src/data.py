@@ -1,0 +1,175 @@
+"""The data: documents, encoded and packed into windows once per node, then memory-mapped.
+
+The way of a document: `Data.prepare_data` reads, encodes and stores it (documents.encode); its
+split gets it as part of one long row of tokens, cut into windows of `max_length`; a loader chooses
+the windows of each batch (batches.loader), and `WindowDataset` gathers them.
+
+To train on something else, replace this file: README.md, "Your own task".
+"""
+
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+from options import DataOptions
+from smlightning.data import batches, documents, store, tables
+from smlightning.pretrained import tokenizer_files
+
+VERSION = 1  # of what prepare_data writes; another number prepares all data anew
+BUILTIN = "stdlib"
+BUILTIN_BYTES = 2_000_000  # so many of the built-in text are read: minutes of training on two cores
+NO_PROSE = {"test", "tests", "idle_test", "lib2to3", "site-packages", "encodings", "pydoc_data"}
+TEXT_COLUMNS = ("text", "content", "document", "sentence", "code", "body", "story")
+SPLITS = ("train", "val", "test")
+NO_LABEL = -100  # what no loss counts
+
+
+def tokens_of(model_name: str) -> documents.Tokens:
+    """Bytes for the byte transformer, else the checkpoint's own; UserError where there is none."""
+    if model_name == "bytelm":
+        return documents.ByteTokens()
+    return documents.PretrainedTokens(model_name)
+
+
+class Data(pl.LightningDataModule):
+    """Windows of text. Options: the fields of `options.DataOptions`.
+
+    A batch is a dictionary of B windows of L tokens: ``input_ids``, ``labels``, the token that
+    follows each, and ``position_ids``, counted from each document's start, all (B, L) int64;
+    ``weight`` (B,) float32, 0 for a filler that evens out the ranks, else 1; ``scale``:
+    `batches.Share`.
+
+    ``start``, (epoch, global batches), is where training goes on; a resumed run sets it.
+    ``tokens_per_byte``, of each split, makes bits per byte of a loss per token.
+    """
+
+    def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
+        super().__init__()
+        self.options = DataOptions(dataset, **options)
+        self.prepare_data_per_node = True  # every node has a disk of its own
+        self.batch_size = self.options.batch_size  # for the log
+        self.start = (0, 0)
+        self.splits: dict[str, store.Rows] = {}
+        self.tokens_per_byte: dict[str, float] = {}
+        self.fingerprint = ""  # of tokens and their order, after setup
+        self.texts = documents.text_files(dataset)
+        read_here = dataset == BUILTIN or self.texts
+        self.source = None if read_here else tables.find_source(dataset, [BUILTIN])
+        self.path = store.path_for(self.options.data_dir, dataset, self._facts())
+
+    def _facts(self) -> list[Any]:
+        """All that decides what `prepare_data` writes."""
+        chosen = self.options
+        source: list[Any] = [BUILTIN, *sys.version_info[:3]]
+        if self.source or self.texts:
+            source = self.source.facts() if self.source else tables.file_stamps(self.texts)
+        tokens = tables.file_stamps(tokenizer_files(chosen.model_name))
+        return [
+            VERSION, source, chosen.model_name, tokens, chosen.max_length, chosen.text_column,
+            chosen.seed,
+        ]  # fmt: skip
+
+    def prepare_data(self) -> None:
+        """Store all windows at ``self.path``, unless a verified copy is there. Once per node.
+
+        Raises:
+            UserError: the data is unavailable or too small.
+        """
+        with store.prepare(self.path, f"windows of {self.options.dataset!r}") as folder:
+            if folder is None:
+                return
+            tokens = tokens_of(self.options.model_name)
+            scratch = folder / "scratch"
+            for split, pieces in self._read(scratch).items():
+                store.write(scratch / split, documents.encode(pieces, split, tokens))
+            tokens_per_byte = {}
+            chosen = documents.split_documents(scratch, SPLITS, self.options.seed)
+            for split, (given, numbers) in chosen.items():
+                encoded = store.arrays(scratch / given)
+                store.write(folder / split, documents.packed(encoded, numbers, tokens))
+                documents.write_windows(folder, split, self.options.max_length)
+                tokens_per_byte[split] = documents.labels_per_byte(encoded, numbers)
+            shutil.rmtree(scratch)
+            facts = {"start": tokens.start, "ends": bool(tokens.end)}
+            store.write_facts(folder, {**facts, "tokens_per_byte": tokens_per_byte})
+
+    def _read(self, scratch: Path) -> dict[str, tables.Pieces]:
+        """The documents of each split, piece by piece."""
+        if self.source:
+            columns = [tables.Column("text", self.options.text_column, TEXT_COLUMNS)]
+            return tables.read(self.source, columns, scratch / "files")
+        return {"train": documents.read_texts(self.texts or standard_library())}
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the stored data, memory-mapped; a second call changes nothing."""
+        if not self.splits:
+            self.facts = store.read_facts(self.path)
+            self.tokens_per_byte = self.facts["tokens_per_byte"]
+            self.fingerprint = store.fingerprint(self.path)
+            self.splits = {split: store.Rows(self.path, split) for split in SPLITS}
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader("train", self.options.seed, self.start)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader("val")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._loader("test")
+
+    def _loader(
+        self, split: str, seed: int | None = None, start: tuple[int, int] = (0, 0)
+    ) -> DataLoader:
+        rows, chosen = self.splits[split], self.options
+        dataset = WindowDataset(rows, chosen.max_length, self.facts["start"], self.facts["ends"])
+        lengths = np.full(len(rows), chosen.max_length, np.int32)
+        return batches.loader(
+            dataset, lengths, chosen.batch_size, self.trainer, seed, start, chosen.num_workers
+        )
+
+
+class WindowDataset(torch.utils.data.Dataset):
+    """Gathers the windows of a `batches.Share` into the batch that `Data` describes."""
+
+    def __init__(self, rows: store.Rows, window: int, start: int, ends: bool) -> None:
+        self.rows, self.window = rows, window
+        self.start = start  # the token before each document
+        self.ends = ends  # whether documents end with a token of their own
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, share: batches.Share) -> dict[str, Any]:
+        arrays = self.rows.arrays
+        first = arrays["starts"][self.rows.index[share.rows]]
+        ids = arrays["ids"][first[:, None] + np.arange(self.window + 1)].astype(np.int64)
+        input_ids, labels = ids[:, :-1], ids[:, 1:].copy()
+        if self.ends:  # what follows a document is no part of it
+            labels[labels == self.start] = NO_LABEL
+        weight = np.arange(len(ids)) < share.real
+        return {
+            "input_ids": torch.from_numpy(np.ascontiguousarray(input_ids)),
+            "labels": torch.from_numpy(labels),
+            "position_ids": torch.from_numpy(documents.positions(input_ids, self.start)),
+            "weight": torch.from_numpy(weight.astype(np.float32)),
+            "scale": share.scale,
+        }
+
+
+def standard_library() -> list[Path]:
+    """Sources of Python's standard library, without tests, in an order that mixes subjects.
+
+    License: the Python Software Foundation's (PSF-2.0), https://docs.python.org/3/license.html.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = [path for path in sorted(root.rglob("*.py")) if not NO_PROSE & set(path.parts)]
+    order = np.random.default_rng(0).permutation(len(files))
+    sizes = np.cumsum([files[number].stat().st_size for number in order])
+    return [files[number] for number in order[: int((sizes <= BUILTIN_BYTES).sum())]]

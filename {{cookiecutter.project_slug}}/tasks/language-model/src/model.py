@@ -1,0 +1,246 @@
+"""The model: a byte-level transformer, or any Hugging Face causal language model; AdamW.
+
+To train something else, replace this file: README.md, "Your own task".
+"""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from data import NO_LABEL, tokens_of
+from options import ModelOptions
+from smlightning import pretrained
+from smlightning.errors import UserError, root_cause
+from smlightning.files import atomic_write
+from smlightning.training.metrics import WeightedMean
+from smlightning.training.optimizers import adamw_with_cosine
+
+CAUSAL = "AutoModelForCausalLM"  # of transformers
+BYTES = 257  # UTF-8 bytes plus one, and the start of a document
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward network, each after a LayerNorm (Xiong et al. 2020)."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norms = nn.ModuleDict({"attend": nn.LayerNorm(width), "think": nn.LayerNorm(width)})
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """(B, L, width) and which token sees which, (B, 1, L, L) → (B, L, width)."""
+        heads = self.qkv(self.norms["attend"](x)).unflatten(2, (3, self.heads, -1))
+        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(query, key, value, mask)
+        x = x + self._drop(self.out(seen.transpose(1, 2).flatten(2)))
+        return x + self._drop(self.narrow(F.gelu(self.widen(self.norms["think"](x)))))
+
+    def _drop(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class ByteTransformer(nn.Module):
+    """A transformer over bytes (Vaswani et al. 2017; Radford et al. 2019).
+
+    To each byte's embedding those of the n-grams that end there are added, hashed into buckets
+    (Bojanowski et al. 2017), which learn much of what a larger network would. No byte sees another
+    document than its own.
+    """
+
+    def __init__(
+        self,
+        width: int = 96,
+        layers: int = 3,
+        heads: int = 4,
+        dropout: float = 0.0,
+        max_length: int = 256,
+        buckets: int = 65521,  # a prime
+        longest_gram: int = 6,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise UserError(
+                f"--width {width} is no multiple of --heads {heads}", "choose one that is"
+            )
+        self.config: dict[str, Any] = dict(
+            width=width, layers=layers, heads=heads, dropout=dropout, max_length=max_length,
+            buckets=buckets, longest_gram=longest_gram,
+        )  # fmt: skip
+        self.checkpointing = False
+        self.embed = nn.Embedding(BYTES, width)
+        self.places = nn.Embedding(max_length, width)
+        self.grams = nn.EmbeddingBag(buckets + 1, width, mode="sum", padding_idx=0)
+        for embedding in (self.embed, self.places):
+            nn.init.normal_(embedding.weight, std=0.02)
+        nn.init.zeros_(self.grams.weight)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.predict = nn.Linear(width, BYTES)
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """(B, L) ids and their numbers in their document → (B, L, 257) logits of what follows."""
+        x = self.embed(input_ids) + self.places(position_ids)
+        x = x + self.grams(self._grams(input_ids, position_ids).flatten(0, 1)).view_as(x)
+        document = (position_ids == 0).cumsum(1)
+        mask = (document[:, :, None] == document[:, None, :]).tril()[:, None]
+        for block in self.blocks:
+            if self.checkpointing and self.training:
+                x = checkpoint(block, x, mask, use_reentrant=False)
+            else:
+                x = block(x, mask)
+        return self.predict(self.norm(x))
+
+    def _grams(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """(B, L, sizes): the bucket of each n-gram, n = 2, 3, …, that ends there, from 1; 0 where
+        the document has too few bytes before.
+        """
+        code, codes = input_ids, []
+        for size in range(1, self.config["longest_gram"]):
+            before = F.pad(input_ids, (size, 0))[:, : input_ids.shape[1]]
+            code = (code * BYTES + before) % self.config["buckets"]
+            codes.append((code + 1).masked_fill(position_ids < size, 0))
+        return torch.stack(codes, 2)
+
+
+class Model(pl.LightningModule):
+    """Cross-entropy of the next token; bits per byte over every window exactly once.
+
+    Options: the fields of `options.ModelOptions`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = ModelOptions(**options)
+
+    def prepare_data(self) -> None:
+        """Fetch a checkpoint from the hub once per node, before every rank loads it."""
+        if self.options.model_name != "bytelm":
+            pretrained.fetch(self.options.model_name)
+
+    def configure_model(self) -> None:
+        if hasattr(self, "net"):
+            return
+        chosen = self.options
+        if chosen.model_name == "bytelm":
+            sizes = {name: getattr(chosen, name) for name in ("width", "layers", "heads")}
+            net = ByteTransformer(**sizes, dropout=chosen.dropout, max_length=chosen.max_length)
+            net.checkpointing = chosen.gradient_checkpointing
+            self.net: Any = net
+        else:
+            self.net = pretrained.network(CAUSAL, chosen.model_name)
+            if chosen.gradient_checkpointing:
+                self.net.gradient_checkpointing_enable()
+        if chosen.compile:
+            # The network, not this module: self.log breaks under torch.compile (Lightning#21836).
+            self.net.compile(dynamic=True)
+        self.mean_loss = WeightedMean()
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        """A batch as `data.Data` describes it → (B, L, tokens) logits."""
+        return logits(self.net, batch["input_ids"], batch["position_ids"])
+
+    def _losses(self, batch: dict[str, Any]) -> torch.Tensor:
+        """(B, L): of each token that follows, 0 where there is no label."""
+        predicted = self(batch).float().transpose(1, 2)
+        return F.cross_entropy(predicted, batch["labels"], ignore_index=NO_LABEL, reduction="none")
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        return (self._losses(batch).mean(1) * batch["weight"]).sum() * batch["scale"]
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        weights = (batch["labels"] != NO_LABEL) * batch["weight"][:, None]
+        self.mean_loss.update(self._losses(batch), weights)
+
+    test_step = validation_step
+
+    def on_validation_epoch_end(self) -> None:
+        self._log("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log("test")
+
+    def _log(self, split: str) -> None:
+        """Log what all batches gave, the same on every rank."""
+        loss = self.mean_loss.compute()
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        bits = loss * data.tokens_per_byte[split] / math.log(2)
+        values = {f"{split}/loss": loss.float(), f"{split}/bits_per_byte": bits.float()}
+        self.log_dict(values)
+        self.mean_loss.reset()
+
+    def configure_optimizers(self) -> Any:
+        chosen = self.options
+        return adamw_with_cosine(
+            self.trainer, self.net, chosen.lr, chosen.weight_decay, chosen.warmup_ratio
+        )
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        """Clip by global norm. Lightning's own refuses fused AdamW under bf16 (#21435)."""
+        if gradient_clip_val:
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
+
+    def save(self, directory: Path) -> None:
+        """Write what :func:`load` reads: weights as safetensors, config.json; none of it code."""
+        directory.mkdir(parents=True, exist_ok=True)
+        if not isinstance(self.net, ByteTransformer):
+            chosen = self.options
+            pretrained.save(self.net, chosen.model_name, chosen.max_length, directory)
+            return
+        from safetensors.torch import save_file
+
+        content = json.dumps({"model_type": "bytelm", "net": self.net.config}, indent=1)
+        with atomic_write(directory / "model.safetensors") as path:
+            save_file(self.net.state_dict(), path)
+        with atomic_write(directory / "config.json") as path:
+            path.write_text(content, encoding="utf-8")
+
+    def draw(self, directory: Path) -> None:
+        """There is no picture beside the curves."""
+
+
+def load(directory: Path) -> tuple[nn.Module, Any]:
+    """A saved model: the network in evaluation mode, and its tokens (`data.Tokens`).
+
+    Raises:
+        UserError: no model is there, or it is not one that :meth:`Model.save` wrote.
+    """
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        if config["model_type"] == "bytelm":
+            from safetensors.torch import load_file
+
+            net: Any = ByteTransformer(**config["net"])
+            net.load_state_dict(load_file(directory / "model.safetensors"))
+            return net.eval(), tokens_of("bytelm")
+        net = pretrained.network(CAUSAL, str(directory))
+        return net.eval(), tokens_of(str(directory))
+    except Exception as error:  # safetensors, transformers and json have exceptions of their own
+        reason = f"{type(error).__name__}: {root_cause(error)}"
+        raise UserError(
+            f"{directory} holds no trained model ({reason}); expected config.json and "
+            "model.safetensors as training writes them",
+            "train first, or name the folder",
+        ) from error
+
+
+def logits(net: nn.Module, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    """(B, L) ids and their numbers in their document → (B, L, tokens).
+
+    Without a mask of their own, transformers' models keep documents apart by their positions
+    (masking_utils.py, ``find_packed_sequence_indices``).
+    """
+    if isinstance(net, ByteTransformer):
+        return net(input_ids, position_ids)
+    return net(input_ids=input_ids, position_ids=position_ids, use_cache=False).logits

@@ -1,0 +1,43 @@
+"""Small Hugging Face checkpoints, made here, for the tests of the example."""
+
+from pathlib import Path
+
+import pytest
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz ."
+
+
+def make_checkpoint(path: Path, kind: str) -> str:
+    """A Llama or a GPT-2 of two layers, with random weights and a token for every letter."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedTokenizerFast
+
+    marks = ["<s>", "</s>"] if kind == "llama" else ["<|endoftext|>"]
+    vocabulary = {token: number for number, token in enumerate(["<unk>", *marks, *LETTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    special = {"bos_token": marks[0], "eos_token": marks[-1]} if kind == "llama" else {}
+    special = special or {"eos_token": marks[0]}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(path)
+    common = {"vocab_size": len(vocabulary), "bos_token_id": 1, "eos_token_id": len(marks)}
+    if kind == "llama":
+        config = LlamaConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=64,
+            **common,
+        )
+    else:
+        config = GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, **common)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="session", params=["llama", "gpt2"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
