@@ -32,6 +32,12 @@ def wrapped(inner: Exception) -> Exception:
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 UNUSED = "Expected to have finished reduction: parameters that were not used in producing loss"
 
+SEVERAL = (
+    "Training with multiple optimizers is only supported with manual optimization. Set "
+    "`self.automatic_optimization = False`"
+)
+SKIPPED = "Skipping the `training_step` by returning None in distributed training is not supported."
+
 
 @pytest.mark.parametrize(
     ("error", "problem", "cure"),
@@ -47,6 +53,43 @@ UNUSED = "Expected to have finished reduction: parameters that were not used in 
         (BrokenPipeError(), "standard output", "--resume auto"),
         (RuntimeError("Early stopping conditioned on metric `x`."), "metric `x`", "strict=False"),
         (RuntimeError(UNUSED), "parameter", "find_unused_parameters=True"),
+        (RuntimeError("element 0 of tensors does not require grad and"), "no parameter", "detach"),
+        (RuntimeError("grad can be implicitly created only for scalar outputs"), "number", "mean"),
+        (RuntimeError(SEVERAL), "several optimizers", "automatic_optimization = False"),
+        (RuntimeError(SKIPPED), "returned None on several ranks", "times 0"),
+        (
+            TypeError(
+                " Lightning can't inject a (distributed) sampler into your batch sampler, because"
+            ),
+            "divide",
+            "BatchSampler",
+        ),
+        (
+            TypeError("Trying to inject a modified sampler into the batch sampler; however"),
+            "divide",
+            "BatchSampler",
+        ),
+        (
+            RuntimeError("DDP expects same model across all ranks, but Rank 1 has 4 params"),
+            "other parameters",
+            "same options",
+        ),
+        (
+            TypeError("Data.__init__() got an unexpected keyword argument 'dataset'"),
+            "'dataset'",
+            "**options",
+        ),
+        (
+            TypeError("Model.__init__() takes 1 positional argument but 2 were given"),
+            "Model",
+            "**options",
+        ),
+        (AttributeError("cannot assign module before Module.__init__() call"), "Module", "super()"),
+        (
+            ValueError("`Trainer(barebones=True, logger=[1])` was passed. Logging"),
+            "barebones",
+            "NoProfiler",
+        ),
         (MisconfigurationException("No `training_step()`."), "No `training_step()`", "change"),
     ],
 )
@@ -56,7 +99,12 @@ def test_what_the_user_can_mend(error: Exception, problem: str, cure: str) -> No
     assert "\n" not in str(found) and not str(found).endswith(".")
 
 
+def test_a_notebook_shows_the_sentence() -> None:
+    assert UserError("no data", "bring some")._render_traceback_() == ["error: no data; bring some"]
+
+
 def test_other_errors_keep_their_stack_trace() -> None:
+    assert as_user_error(TypeError("f() got an unexpected keyword argument 'x'")) is None
     assert as_user_error(KeyError("x")) is None
     assert as_user_error(OSError(errno.EACCES, "Permission denied")) is None
     try:

@@ -14,6 +14,7 @@ import train
 from options import OPTIONS
 from smlightning.errors import UserError
 from smlightning.options import (
+    OptionError,
     Ratio,
     arguments_for,
     declared_options,
@@ -101,8 +102,11 @@ def test_options_of_plain_types() -> None:
 def test_defaults_fill_what_is_not_given() -> None:
     both = classes(rate=(float, option(0.5, "how fast")))
     assert with_defaults(both, {"width": 3}) == {"width": 3, "rate": 0.5}
-    with pytest.raises(TypeError, match="'rat'"):
+    with pytest.raises(UserError) as refusal:
         with_defaults(both, {"rat": 1})
+    assert "--rat" in refusal.value.problem and "--rate" in refusal.value.cure
+    with pytest.raises(OptionError) as refusal:
+        with_defaults(both, {"width": "two"})
 
 
 @pytest.mark.parametrize(

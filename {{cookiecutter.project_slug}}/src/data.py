@@ -87,6 +87,7 @@ class Data(pl.LightningDataModule):
                 check_labels(folder / split, list(codes), known)
             shutil.rmtree(folder / "scratch", ignore_errors=True)
             labels = sort_labels(folder, codes)
+            tables.warn_of_missing_names("label", labels)
             write_splits(folder, self.options.seed)
             store.write_facts(folder, {"labels": labels, "pad_id": tokens.pad_id})
 

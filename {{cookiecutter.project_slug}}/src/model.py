@@ -25,7 +25,7 @@ from smlightning.errors import UserError, root_cause
 from smlightning.files import atomic_write
 from smlightning.reports import curves
 from smlightning.training.metrics import WeightedMean
-from smlightning.training.optimizers import adamw_with_cosine
+from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
 
 CLASSIFIER = "AutoModelForSequenceClassification"  # of transformers
 IGNORED = -100  # in place of a filler's label: no metric counts it
@@ -171,9 +171,8 @@ class Model(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Clip by global norm. Lightning's own refuses fused AdamW under bf16 (#21435)."""
-        if gradient_clip_val:
-            torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
+        """Lightning's own refuses fused AdamW under bf16 (#21435)."""
+        clip_gradients(self.net.parameters(), gradient_clip_val, gradient_clip_algorithm)
 
     def save(self, directory: Path) -> None:
         """Write what :func:`load` reads: weights as safetensors, config.json; none of it code."""

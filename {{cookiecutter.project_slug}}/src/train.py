@@ -13,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+sys.path.insert(0, os.path.dirname(__file__))  # noqa: PTH120  (python -m src.train)
 from options import MODE, MONITOR, OPTIONS, DataOptions, ModelOptions, TrainingOptions
 from smlightning import errors, hub
 from smlightning.cluster import signals

@@ -25,3 +25,23 @@ def test_another_mode_is_refused() -> None:
     with pytest.raises(UserError) as refusal:
         Best("val/x", "maximum")  # type: ignore[arg-type]
     assert "'maximum'" in refusal.value.problem and "val/x" in refusal.value.cure
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "refused"),
+    [
+        ("val/loss", "max", True),
+        ("val/accuracy", "min", True),
+        ("val/macro_f1", "min", True),
+        ("val/loss", "min", False),
+        ("val/negative_loss", "max", False),
+        ("val/score", "min", False),
+        ("lossless", "max", False),
+    ],
+)
+def test_a_mode_that_contradicts_the_metrics_name(monitor: str, mode: str, refused: bool) -> None:
+    if refused:
+        with pytest.raises(UserError):
+            Best(monitor, mode)  # type: ignore[arg-type]
+    else:
+        Best(monitor, mode)  # type: ignore[arg-type]

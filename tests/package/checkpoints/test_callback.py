@@ -102,12 +102,68 @@ def test_another_architecture_is_not_resumed_with(fit: Fit) -> None:
     assert "net.0.weight: (4, 1) there, (7, 1) here" in refusal.value.problem
 
 
+class Scored(Line):
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/score", self.trainer.global_step)
+
+
+def test_another_optimizer_is_not_resumed_with(fit: Fit) -> None:
+    class Other(Line):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.05)
+
+    fit(checkpoint_steps=1, crash=HALFWAY)
+    with pytest.raises(UserError) as refusal:
+        fit(Other)
+    assert "Adam" in refusal.value.problem and "SGD" in refusal.value.problem
+
+
+@pytest.mark.parametrize("crash", [None, HALFWAY])
+def test_averaged_weights_that_were_validated_are_kept(crash: Any, fit: Fit) -> None:
+    """EMAWeightAveraging validates its averages: these are tested and saved, also if resumed."""
+
+    def go(output: str, **more: Any) -> Line:
+        averaging = callbacks.EMAWeightAveraging(decay=0.7)
+        options = {"data": Resumable, "output_dir": output, "checkpoint_steps": 1, **more}
+        return fit(Averaged, callbacks=(averaging,), **options).lightning_module
+
+    alone = go("alone")
+    scores = {score: weight for stage, weight, score in alone.scores if stage == "fit"}
+    (tested,) = [weight for stage, weight, _ in alone.scores if stage == "test"]
+    assert tested == scores[min(scores)] and tested == saved_weights("alone")["0.weight"][0].item()
+    fit(data=Resumable, output_dir="plain")  # trains alike, and averages nothing
+    assert tested != saved_weights("plain")["0.weight"][0].item()
+    if crash:
+        go("resumed", crash=crash)
+        go("resumed")
+        assert same(saved_weights("alone"), saved_weights("resumed"))
+
+
+class Averaged(Line):
+    """Notes which weights had which score."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.scores: list[tuple[str, float, float]] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.validated = self.net[0].weight[0].item()
+
+    def on_validation_epoch_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.scores.append(("fit", self.validated, self.error.compute().item()))
+
+    def on_test_epoch_end(self) -> None:
+        self.scores.append(("test", self.net[0].weight[0].item(), 0.0))
+
+
 def test_another_monitor_chooses_anew(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     fit(checkpoint_steps=1, crash=HALFWAY)
     capsys.readouterr()
-    fit(best=("max", "val/loss"))
+    fit(Scored, best=("max", "val/score"))
     _, changed = resume_lines(capsys)
-    assert "min val/loss" in changed and "max val/loss" in changed
+    assert "min val/loss" in changed and "max val/score" in changed
     assert newest_state()["callbacks"]["Checkpoints"]["best"]["step"] == 2 * BATCHES
 
 

@@ -228,7 +228,7 @@ def folder() -> str:
         (lambda: write_json("notes.txt", 1), "no data file"),
         (lambda: write_json("a.jsonl", {"a": "x", "b": "y"}), "none is the body"),
         (lambda: write_json("a.jsonl", {"body": 1, "phrase": 2, "x": 3}), "several could be"),
-        (lambda: file_of("a.csv", b""), "none is the body"),
+        (lambda: file_of("a.csv", b""), "no columns"),
         (lambda: both("a.parquet"), "a.parquet could not be read as parquet"),
         (lambda: file_of("a.csv", bytes(range(256))), "a.csv could not be read as csv"),
         (lambda: file_of("a.jsonl", b""), "a.jsonl"),
@@ -263,3 +263,43 @@ def test_columns_are_found_by_name_or_as_the_only_one_left() -> None:
     with pytest.raises(UserError) as refusal:
         tables.find_columns(["body", "kind"], [Column("body", given="nope")], "t")
     assert "'nope'" in refusal.value.problem and "--body_column" in refusal.value.cure
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (("train", "holdout"), True),
+        (("rows", "validate"), True),
+        (("mytrain", "myval"), True),
+        (("a-mytrain", "a-mytest"), True),
+        (("rows", "interval"), False),
+        (("constraint", "contest"), False),  # English words that end so
+        (("latest", "greatest"), False),
+    ],
+)
+def test_names_near_those_of_splits_are_asked_about(names: tuple[str, ...], refused: bool) -> None:
+    for name in names:
+        write_csv(f"near/{name}.csv", ROWS)
+    if refused:
+        with pytest.raises(UserError):
+            read("near")
+    else:
+        assert len(read("near")["train"]) == 2 * len(ROWS)
+
+
+def test_texts_that_stand_for_no_value_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    tables.warn_of_missing_names("label", ["NULL", "nan", "NA", "yes"])
+    error = capsys.readouterr().err
+    assert "'NULL', 'nan'" in error and "NA'" not in error and "yes" not in error
+    tables.warn_of_missing_names("label", ["NA", "no"])
+    assert not capsys.readouterr().err
+
+
+def test_columns_that_cannot_be_told_apart_have_a_cure() -> None:
+    columns = [tables.Column("text"), tables.Column("label")]
+    with pytest.raises(UserError) as refusal:
+        tables.find_columns([], columns, "a.csv")
+    assert "no columns" in refusal.value.problem
+    with pytest.raises(UserError) as refusal:
+        tables.find_columns(["text;label"], columns, "a.csv")
+    assert "'text;label'" in refusal.value.problem and "commas" in refusal.value.cure

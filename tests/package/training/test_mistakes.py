@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning import callbacks
 
 import train
-from small_training import Fit, Manual
+from small_training import Fit, Line, Manual, Numbers
 from smlightning.cluster import signals
 from smlightning.errors import UserError
 
@@ -47,6 +48,119 @@ def test_early_stopping_on_what_is_never_logged(
     assert main(callbacks=(callbacks.EarlyStopping("train/los"),), resume="never") == 1
     error = capsys.readouterr().err
     assert "train/los" in error and "strict=False" in error
+
+
+class Nothing(Line):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+class SometimesNothing(Line):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if batch_idx == 3 else None
+
+
+class NoOptimizer(Line):
+    def configure_optimizers(self) -> None:
+        return None
+
+
+class OthersOptimizer(Line):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+
+
+class Detached(Line):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx).detach()
+
+
+class Vector(Line):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) * torch.ones(2)
+
+
+class Several(Line):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(layer.parameters(), 0.1) for layer in (self.net[0], self.net[2])]
+
+
+class Unsaved(Line):
+    save = None  # type: ignore[assignment]
+
+
+class WithoutKeywords(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class WithoutSuper(Numbers):
+    def __init__(self, **options: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "part"),
+    [
+        (Nothing, Numbers, "training_step returned nothing"),
+        (NoOptimizer, Numbers, "configure_optimizers"),
+        (OthersOptimizer, Numbers, "configure_optimizers"),
+        (Detached, Numbers, "training_step"),
+        (Vector, Numbers, "single number"),
+        (Several, Numbers, "several optimizers"),
+        (Unsaved, Numbers, "Unsaved has no save"),
+        (Line, WithoutKeywords, "unexpected keyword"),
+        (Line, WithoutSuper, "WithoutSuper.__init__"),
+    ],
+)
+def test_of_the_owners_classes(
+    model: type, data: type, part: str, main: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence each, and a status."""
+    data.__init__.__qualname__ = "Data.__init__"  # as in src/data.py
+    assert main(model, data) == 1
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    (line,) = [x for x in error.splitlines() if x.startswith("error: ")]
+    assert part in line and ";" in line
+
+
+def test_a_step_that_leaves_batches_out_trains(fit: Fit) -> None:
+    assert fit(SometimesNothing).global_step > 0
+
+
+def test_a_mode_that_contradicts_the_metrics_name(main: Any, capsys: Any) -> None:
+    assert main(best=("max", "val/loss")) == 1
+    assert "MODE" in capsys.readouterr().err
+
+
+def test_options_from_a_notebook() -> None:
+    for options in ({"epochs": "two"}, {"epoch": 1}):
+        with pytest.raises(UserError):
+            train.train(**options)
+
+
+def test_without_the_projects_environment_a_sentence_says_so(tmp_path: Path) -> None:
+    """As with another Python; and as a module of the project's folder."""
+    (tmp_path / "jsonargparse.py").write_text("raise ModuleNotFoundError(name='jsonargparse')")
+    folder = Path(train.__file__).parents[1]
+    packages = os.environ["PYTHONPATH"]
+    for command, path in (
+        (["src/train.py"], os.pathsep.join([str(tmp_path), packages])),
+        (["-m", "src.train", "--help"], str(folder / "vendor" / "smlightning")),
+    ):
+        run = subprocess.run(
+            [sys.executable, *command],
+            env={**os.environ, "PYTHONPATH": path},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        if "--help" in command:
+            assert run.returncode == 0 and "--epochs" in run.stdout
+        else:
+            assert run.returncode == 1 and "make setup" in run.stderr
+            assert len(run.stderr.splitlines()) == 1
 
 
 def test_a_reader_of_standard_output_that_is_gone(

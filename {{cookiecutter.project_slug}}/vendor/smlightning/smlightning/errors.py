@@ -11,6 +11,76 @@ from pathlib import Path
 RESUME = "start the command again with --resume auto"
 
 
+# Mistakes that torch, Lightning or Python name in an error of a general kind: its type, what its
+# text holds, what to say in its place ("": the text itself), and the cure.
+MISTAKES: tuple[tuple[type[Exception], str, str, str], ...] = (
+    (
+        RuntimeError,
+        "element 0 of tensors does not require grad",
+        "the loss that training_step returned depends on no parameter that is trained",
+        "return it as it was computed, without detach() or item(), and leave requires_grad on",
+    ),
+    (
+        RuntimeError,
+        "grad can be implicitly created only for scalar outputs",
+        "the loss that training_step returned is not a single number",
+        "return its mean, or its sum times batch['scale'] with smlightning.data.batches.loader",
+    ),
+    (
+        RuntimeError,
+        "Training with multiple optimizers is only supported with manual optimization",
+        "configure_optimizers gives several optimizers",
+        "set self.automatic_optimization = False in the model and step each in training_step, or "
+        "return one",
+    ),
+    (
+        RuntimeError,
+        "Skipping the `training_step` by returning None in distributed training",
+        "training_step returned None on several ranks, and each step takes all ranks",
+        "return the loss times 0 for a batch that is to be left out",
+    ),
+    (
+        TypeError,
+        r"inject a (\(distributed\)|modified) sampler into (your|the) batch sampler",
+        "Lightning cannot divide this batch sampler among the ranks",
+        "make it a subclass of torch's BatchSampler with sampler, batch_size and drop_last as "
+        "arguments, made within train_dataloader; or divide it yourself and set "
+        "Trainer(use_distributed_sampler=False) in src/train.py",
+    ),
+    (
+        RuntimeError,
+        "DDP expects same model across all ranks|appears not to match sizes of the same param",
+        "the model has other parameters, or trains others, on one rank than on another",
+        "build it from the same options, labels and files on every rank",
+    ),
+    (
+        TypeError,
+        r"^(Data|Model)\.__init__\(\) (got an unexpected|missing \d+ required|takes )",
+        "",
+        "let it take every field of its class in src/options.py as a keyword with a default, as "
+        "def __init__(self, **options) does",
+    ),
+    (
+        AttributeError,
+        r"before Module\.__init__\(\) call",
+        "",
+        "begin its __init__ with super().__init__()",
+    ),
+    (
+        ValueError,
+        r"^`Trainer\(barebones=True",
+        "Trainer(barebones=True) takes no loggers, callbacks or checkpoints, and train.py has them",
+        "leave it out: smlightning.reports.profiler.NoProfiler and fewer callbacks cost as little",
+    ),
+    (
+        TypeError,
+        "You seem to have configured a sampler in your DataLoader which does not provide",
+        "a sampler without a length cannot be divided among the ranks",
+        "give it __len__, or divide it yourself and set Trainer(use_distributed_sampler=False)",
+    ),
+)
+
+
 class UserError(Exception):
     """Something that the person running this can mend.
 
@@ -23,6 +93,10 @@ class UserError(Exception):
         super().__init__(problem, cure)
         self.problem = problem
         self.cure = cure
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of a stack trace (IPython's custom rendering)."""
+        return [f"error: {self}"]
 
     def __str__(self) -> str:
         """Both in one sentence, as they are printed."""
@@ -49,6 +123,10 @@ def as_user_error(error: BaseException) -> UserError | None:
             "freeze them by requires_grad_(False), or add find_unused_parameters=True "
             "to smlightning.cluster.strategies.ClusterStrategy, taken in src/dist.py",
         )
+    for kind, pattern, problem, cure in MISTAKES:
+        if isinstance(error, kind) and re.search(pattern, text):
+            found = problem or " ".join(text.split()).rstrip(".")
+            return UserError(found, cure)
     if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported
         return UserError(
             text.rstrip("."), "change what it names: the Trainer's arguments, or your methods"

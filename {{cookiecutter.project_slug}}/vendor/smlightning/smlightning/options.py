@@ -13,15 +13,22 @@ Nothing heavy is imported: the launcher checks a job's hyperparameters with this
 
 import difflib
 import math
+import sys
 from argparse import ArgumentError, RawDescriptionHelpFormatter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from jsonargparse import ArgumentParser
-from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
-
 from smlightning.errors import UserError
+
+try:
+    from jsonargparse import ArgumentParser
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"error: this Python, {sys.executable}, has no {missing.name}; run `make setup`, then use "
+        "the project's environment: . .venv/bin/activate"
+    ) from None
+from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
 
 __all__ = [
     "NonNegativeFloat",
@@ -209,12 +216,15 @@ def with_defaults(classes: Classes, values: Mapping[str, Any]) -> dict[str, Any]
     """Every option with its value in ``values``, or else its default.
 
     Raises:
-        TypeError: ``values`` has a name that no class declares.
+        UserError: ``values`` has a name that no class declares, and the nearest one is said; or a
+            value that is not of its option's type.
     """
     options = declared_options(classes)
-    for name in values:
+    for name, value in values.items():
         if name not in options:
-            raise TypeError(f"unknown option {name!r}")
+            _refuse_unknown(name, options)
+        if not _is_of_type(value, options[name].type):
+            _refuse_value(name, str(value), options[name])
     return {name: values.get(name, declared.default) for name, declared in options.items()}
 
 

@@ -1,12 +1,18 @@
 """Which validation was the best one, as a value."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
+
+# Last words of metrics' names, and words that turn them round.
+LOWER_IS_BETTER = {"loss", "error", "perplexity", "mse", "rmse", "mae", "wer", "cer", "nll"}
+HIGHER_IS_BETTER = {"accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "iou", "recall"}
+SIGNED = {"neg", "negative", "minus", "inverse"}
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,16 @@ class Best:
             raise UserError(
                 f"MODE is {self.mode!r}",
                 f"set it to 'max' or 'min', whichever is best for {self.monitor}",
+            )
+        word = re.split("[/_]", self.monitor.lower())
+        wrong = {"max": LOWER_IS_BETTER, "min": HIGHER_IS_BETTER}[self.mode]
+        if word[-1] in wrong and not set(word) & SIGNED:
+            raise UserError(
+                f"MODE is {self.mode!r}, so the weights with the "
+                f"{'highest' if self.mode == 'max' else 'lowest'} {self.monitor} would be kept",
+                f"set MODE to {'min' if self.mode == 'max' else 'max'!r} in src/options.py; where "
+                f"it is meant so, log it as {self.monitor.rpartition('/')[0] or 'val'}/negative_"
+                f"{word[-1]}",
             )
 
     def __str__(self) -> str:

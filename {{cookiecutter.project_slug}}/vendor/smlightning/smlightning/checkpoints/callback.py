@@ -15,7 +15,16 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import BatchSizeFinder, Checkpoint, LearningRateFinder
+from pytorch_lightning.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    Checkpoint,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 from smlightning.checkpoints import files, resume
@@ -25,6 +34,7 @@ from smlightning.checkpoints.lock import lock
 from smlightning.checkpoints.plugin import CheckpointPlugin
 from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.reader import ShardFiles
+from smlightning.checkpoints.snapshot import snapshot
 from smlightning.checkpoints.writer import CheckpointWriter, ShardWriter
 from smlightning.cluster import collectives, session, signals
 from smlightning.cluster.parts import weights_like
@@ -37,6 +47,31 @@ from smlightning.training import loop, watchdog
 from smlightning.training.metrics import equal_on_ranks
 
 RERUN = "start the same command again"
+
+# Callbacks of Lightning that are refused: what they would do, and what to use.
+UNSUPPORTED: tuple[tuple[tuple[type, ...], str, str], ...] = (
+    (
+        (LearningRateFinder, BatchSizeFinder),
+        "would change an option that a resumed run does not know of",
+        "use pytorch_lightning.tuner.Tuner with a Trainer of its own, as in docs/recipes.md, and "
+        "pass what it finds as an option",
+    ),
+    (
+        (GradientAccumulationScheduler,),
+        "changes the global batch within a run, and with it what a resumed one would go on with",
+        "set --accumulate_grad_batches for all of the run",
+    ),
+    (
+        (StochasticWeightAveraging,),
+        "averages weights that no validation has seen, after the last one",
+        "use EMAWeightAveraging or WeightAveraging, whose averages are validated",
+    ),
+    (
+        (ModelPruning,),
+        "gives weights other names within a run, under which the best ones are not found again",
+        "prune the saved model, and train that anew",
+    ),
+)
 
 
 class Checkpoints(Checkpoint):
@@ -79,6 +114,8 @@ class Checkpoints(Checkpoint):
         self.best = Best(monitor, mode)
         self.position = Position()
         self.data = ""  # fingerprint of the data
+        self.optimizers: list[str] = []  # names of their classes
+        self.averages: dict[str, Any] | None = None  # weights that were validated, if averaged
         self.choice: resume.Choice | None = None
         self.shard_files = ShardFiles()  # of the folder of that choice
         self.writer = CheckpointWriter(directory)
@@ -189,6 +226,7 @@ class Checkpoints(Checkpoint):
         self.comparison.remove()
         state = checkpoint["callbacks"][self.state_key]
         self.position = Position.from_dict(state["position"])
+        self.optimizers = state.get("optimizers", [])
         resume.refuse_shorter_training(self.position, trainer.max_epochs, trainer.max_steps)
         weights = checkpoint.pop("best_weights", None)
         if weights is not None and isinstance(self.writer, ShardWriter):
@@ -251,11 +289,19 @@ class Checkpoints(Checkpoint):
             max_steps=trainer.max_steps,
         )
 
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The optimizers are there, and their states are not restored yet."""
+        optimizers = [type(optimizer).__name__ for optimizer in trainer.optimizers]
+        if self.choice and self.optimizers:
+            resume.refuse_another_optimizer(self.optimizers, optimizers)
+        self.optimizers = optimizers
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "options": self.run.options,
             "global_batch": self.run.global_batch,
             "data": self.data,
+            "optimizers": self.optimizers,
             "position": self.position.to_dict(),
             "best": self.best.to_dict(),
         }
@@ -367,6 +413,14 @@ class Checkpoints(Checkpoint):
 
     on_test_batch_end = on_validation_batch_end
 
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Weight averaging has just put its averages in the model, and takes them out again before
+        their score is known.
+        """
+        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        if trainer.is_global_zero and any(isinstance(one, WeightAveraging) for one in callbacks):
+            self.averages = snapshot(pl_module.state_dict(), self.averages)
+
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
@@ -377,7 +431,7 @@ class Checkpoints(Checkpoint):
             return
         self.best = self.best.replaced_by(score, self.position)
         if trainer.is_global_zero or isinstance(self.writer, ShardWriter):
-            self.writer.keep_best(pl_module.state_dict())
+            self.writer.keep_best(self.averages or pl_module.state_dict())
 
     def _score(self, trainer: pl.Trainer) -> float:
         """The monitored metric of a validation, the same on every rank. Collective."""
@@ -460,16 +514,28 @@ class Checkpoints(Checkpoint):
 
 
 def _refuse_unsupported(trainer: pl.Trainer, stage: str) -> None:
-    """Raises UserError where a callback or the strategy does not go with checkpoints."""
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        if isinstance(callback, LearningRateFinder | BatchSizeFinder):
+    """Raises UserError where a callback, an argument or the strategy cannot be resumed exactly."""
+    every: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in every:
+        for kinds, problem, cure in UNSUPPORTED:
+            if isinstance(callback, kinds):
+                raise UserError(f"{type(callback).__name__} {problem}", cure)
+        if isinstance(callback, BaseFinetuning) and trainer.world_size > 1:
             raise UserError(
-                f"{type(callback).__name__} would change an option that a resumed run does not "
-                "know of",
-                "use pytorch_lightning.tuner.Tuner with a Trainer of its own, and pass what it "
-                "finds as an option",
+                f"{type(callback).__name__} has parameters require gradients after DDP has wrapped "
+                "the model, and each rank would train them on its own data alone",
+                "give them a parameter group whose learning rate is 0 until then",
             )
+        if isinstance(callback, WeightAveraging) and isinstance(trainer.strategy, ShardedStrategy):
+            raise UserError(
+                f"{type(callback).__name__} averages whole weights, and each rank has parts of them",
+                "leave it out, or use --strategy ddp",
+            )
+    if loop.validates_by_the_clock(trainer):
+        raise UserError(
+            "val_check_interval is a time, and a resumed run would validate at other steps",
+            "use --val_check_steps",
+        )
     known = (DDPStrategy, SingleDeviceStrategy, ShardedStrategy)
     if not isinstance(trainer.strategy, known):
         raise UserError(

@@ -268,3 +268,17 @@ def _shapes(weights: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         for name, value in weights.items()
         if isinstance(value, torch.Tensor)
     }
+
+
+def refuse_another_optimizer(then: list[str], now: list[str]) -> None:
+    """Refuse the state of optimizers of other classes.
+
+    Args:
+        then, now: the names of their classes.
+    """
+    if then != now:
+        raise UserError(
+            f"The checkpoint is of the optimizer {', '.join(then)}, and configure_optimizers gives "
+            f"{', '.join(now)}",
+            "restore the old one to resume, or train from the start with --resume never",
+        )

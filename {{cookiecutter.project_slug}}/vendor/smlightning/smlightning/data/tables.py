@@ -12,8 +12,9 @@ import csv
 import json
 import os
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ SPLITS = {
     for ending in ("", "set", "data")
 }
 AMBIGUOUS = ("eval", "evaluation", "evalset", "evaldata")  # validation to some, the test to others
+
+# Words that may mean one of them, or none.
+NEAR = ("holdout", "heldout", "validate", "validated", "validating", "evaluate", "evaluating")
+MISSING = ("null", "nan", "none", "n/a", "#n/a")  # texts that stand for no value, or for themselves
 
 PIECE = 8192  # rows
 BLOCK = 2 << 20  # bytes of csv that pyarrow parses at a time; a longer row is refused
@@ -217,6 +222,7 @@ def read(source: Source, columns: Sequence[Column], scratch: Path) -> dict[str, 
     files: dict[str, list[Path]] = {"train": []}
     for file in source.files:
         files.setdefault(_split_of(file, source.root), []).append(file)
+    _refuse_near_names(files["train"], source.root)
     if not files["train"]:
         others = ", ".join(split for split in files if split != "train")
         raise UserError(
@@ -239,6 +245,46 @@ def _split_of(file: Path, root: Path) -> str:
             "name it, or its folder, val… or test…",
         )
     return SPLITS[telling[-1]]
+
+
+def _refuse_near_names(files: list[Path], root: Path) -> None:
+    """Refuse files for training whose names look as if they were another split's.
+
+    Those have a word of NEAR; or they are named alike but for the split, as mytrain and myval.
+    """
+    names = {file: re.findall("[a-z]+", file.stem.lower()) for file in files if file != root}
+    for file, words in names.items():
+        if set(words) & set(NEAR):
+            raise UserError(
+                f"{file} would be used for training, and its name may mean another split",
+                "name it, or its folder, val… or test…, or give it another name",
+            )
+    begun: dict[str, set[str]] = {}  # what comes before a split's word, and which splits follow
+    for words in names.values():
+        for word in words:
+            for ending, split in SPLITS.items():
+                if word.endswith(ending) and word != ending:
+                    begun.setdefault(word.removesuffix(ending), set()).add(split)
+    for beginning, splits in begun.items():
+        if "train" in splits and len(splits) > 1:
+            alike = ", ".join(
+                str(file) for file, words in names.items() if beginning in "".join(words)
+            )
+            raise UserError(
+                f"{alike} would all be used for training, and their names may mean splits",
+                f"set the split apart: {beginning}_train, {beginning}_val",
+            )
+
+
+def warn_of_missing_names(column: str, names: Iterable[str]) -> None:
+    """Say so where a value of a column is a text that often stands for none, as NULL."""
+    suspects = [name for name in names if name.strip().lower() in MISSING]
+    if suspects:
+        print(
+            f"warning: the {column} {', '.join(map(repr, suspects))} is taken as it stands; where "
+            "it means that there is none, leave the field empty",
+            file=sys.stderr,
+        )
 
 
 def _read_files(files: list[Path], columns: Sequence[Column], scratch: Path) -> Pieces:
@@ -374,7 +420,14 @@ def find_columns(names: Sequence[str], columns: Sequence[Column], table_name: st
     chosen: list[str] = []
     for column in columns:
         cure = f"name it with --{column.name}_column"
-        table = f"{table_name} has columns {', '.join(names) or '(none)'}"
+        if not names:
+            raise UserError(
+                f"{table_name} has no columns: it is empty, or its first line is",
+                "begin it with a line of the columns' names",
+            )
+        table = f"{table_name} has columns {', '.join(map(repr, names))}"
+        if len(names) == 1 and len(columns) > 1:
+            cure = f"separate columns by commas, or by tabs in a .tsv file; or {cure}"
         if column.given:
             if column.given not in names:
                 raise UserError(f"{table}: none is {column.given!r}", cure)

@@ -51,7 +51,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def options(place: Path) -> dict[str, Any]:
     """The small run's options."""
-    return OWNER.small.options(place)
+    given = OWNER.small.options(place)
+    unknown = sorted(set(given) - set(DECLARED))
+    if unknown:
+        pytest.fail(
+            f"tests/small.py gives {', '.join(unknown)}, which src/options.py does not declare: "
+            "rewrite it for your data (README.md, Your own task)",
+            pytrace=False,
+        )
+    return given
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,3 +40,14 @@ def same_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say what to do where an owner's files have replaced the example's, and its tests are left."""
+    reports = terminalreporter.stats
+    failed = [report.nodeid for kind in ("failed", "error") for report in reports.get(kind, [])]
+    if any("tests/example/" in name for name in failed):
+        terminalreporter.write_line(
+            "tests/example/ is of the example's data.py and model.py: if you have replaced these, "
+            "delete it (README.md, Your own task)"
+        )

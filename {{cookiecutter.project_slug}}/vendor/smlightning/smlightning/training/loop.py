@@ -58,6 +58,11 @@ def validates_next(trainer: pl.Trainer) -> bool:
     return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # type: ignore[arg-type]
 
 
+def validates_by_the_clock(trainer: pl.Trainer) -> bool:
+    """Whether ``val_check_interval`` is a time."""
+    return getattr(trainer, "_val_check_time_interval", None) is not None
+
+
 def check_count(trainer: pl.Trainer, step: int) -> None:
     """Refuse ``max_steps``, which the Trainer compares with ``global_step``, where that is not
     ``step``.

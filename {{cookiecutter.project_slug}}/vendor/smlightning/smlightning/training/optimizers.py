@@ -2,10 +2,26 @@
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
+
+
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], value: float | None, algorithm: str | None = None
+) -> None:
+    """Clip by global norm, or each number where the algorithm is ``value``, as Lightning does.
+
+    Lightning's own refuses fused AdamW under bf16 (#21435).
+    """
+    if not value:
+        return
+    if algorithm == "value":
+        torch.nn.utils.clip_grad_value_(parameters, value)
+    else:
+        torch.nn.utils.clip_grad_norm_(parameters, value)
 
 
 def adamw_with_cosine(

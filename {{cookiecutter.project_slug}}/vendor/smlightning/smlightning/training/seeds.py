@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytorch_lightning as pl
 import torch
+from torch.utils.data import DataLoader, SequentialSampler
 
 from smlightning.data import draws
+from smlightning.errors import UserError
 from smlightning.training import loop
 
 
@@ -58,10 +60,22 @@ class StepSeed(pl.Callback):
         start = partial(self._start, trainer, self.prepared)
         if trainer.training:
             self.prepared += 1
+        self._refuse_overfitting_of_batches(trainer, loader)
         exact = draws.exact_loader(
             loader, start, self.seed, trainer.global_rank, trainer.training, trainer.world_size
         )
         return process(exact)
+
+    def _refuse_overfitting_of_batches(self, trainer: pl.Trainer, loader: Any) -> None:
+        """Lightning has given each of a training's loaders a sampler of single rows by now."""
+        overfit = getattr(trainer, "overfit_batches", 0)
+        whole = isinstance(loader, DataLoader) and loader.batch_size is None
+        if overfit and whole and isinstance(loader.sampler, SequentialSampler):
+            raise UserError(
+                f"overfit_batches={overfit} takes the loader's sampler away, which "
+                "gives whole batches",
+                "use limit_train_batches, with --seed for the same batches in each run",
+            )
 
     def _start(self, trainer: pl.Trainer, number: int) -> draws.Start:
         """Where the training's loader of this number begins."""

@@ -1,0 +1,208 @@
+"""Every argument of Lightning's Trainer and every callback: it works as in Lightning, or is refused
+in a sentence. The page for readers, docs/trainer.md, has the same rows.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning import callbacks as lightnings
+
+import train
+from small_training import BATCHES, Fit, Line, Numbers, Resumable
+from smlightning.errors import UserError, as_user_error
+
+PAGE = Path(train.__file__).parents[1] / "docs" / "trainer.md"
+Check = Callable[[pl.Trainer], Any]
+
+
+class Clipped(Line):
+    """Notes the largest number of a gradient after clipping, as Lightning's own method clips."""
+
+    largest = 0.0
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        pass
+
+    def optimizer_step(self, *args: Any, **options: Any) -> None:
+        super().optimizer_step(*args, **options)
+        gradients = [p.grad.abs().max().item() for p in self.parameters() if p.grad is not None]
+        self.largest = max(self.largest, *gradients)
+
+
+class Jumping(Line):
+    """A loss that is not a number after some steps."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) * (float("nan") if batch_idx == 5 else 1)
+
+
+class Modes(Line):
+    grad_in_validation = False
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        Modes.grad_in_validation = not torch.is_inference_mode_enabled()
+        super().validation_step(batch, batch_idx)
+
+
+def steps(number: int) -> Check:
+    return lambda trainer: trainer.global_step == number
+
+
+def trained(trainer: pl.Trainer) -> list[list[int]]:
+    return trainer.lightning_module.trained  # type: ignore[union-attr]
+
+
+# What train.py gives itself, from options or the cluster; other tests try these.
+GIVEN = {
+    "accelerator", "strategy", "devices", "num_nodes", "precision", "deterministic", "max_epochs",
+    "max_steps", "accumulate_grad_batches", "gradient_clip_val", "log_every_n_steps",
+    "num_sanity_val_steps", "enable_progress_bar", "enable_model_summary", "callbacks", "logger",
+}  # fmt: skip
+
+WORKS: dict[str, tuple[Any, Check]] = {
+    "fast_dev_run": (True, steps(1)),
+    "min_epochs": (1, steps(2 * BATCHES)),
+    "min_steps": (2, steps(2 * BATCHES)),
+    "max_time": ({"microseconds": 1}, steps(1)),
+    "limit_train_batches": (3, steps(6)),
+    "limit_val_batches": (1, lambda trainer: trainer.num_val_batches == [1]),
+    "limit_test_batches": (1, lambda trainer: trainer.num_test_batches == [1]),
+    "limit_predict_batches": (1, lambda trainer: trainer.limit_predict_batches == 1),
+    "overfit_batches": (1, lambda trainer: len({tuple(rows) for rows in trained(trainer)}) == 1),
+    "val_check_interval": (
+        0.5, lambda trainer: len(trainer.lightning_module.evaluated) == 1 + 4 + 1
+    ),
+    "check_val_every_n_epoch": (
+        2, lambda trainer: len(trainer.lightning_module.evaluated) == 1 + 1 + 1
+    ),
+    "gradient_clip_algorithm": (
+        "value", lambda trainer: 0 < trainer.lightning_module.largest <= 1.0
+    ),
+    "benchmark": (True, lambda _: torch.backends.cudnn.benchmark),
+    "inference_mode": (False, lambda _: Modes.grad_in_validation),
+    "use_distributed_sampler": (False, steps(2 * BATCHES)),
+    "profiler": ("simple", lambda trainer: trainer.profiler.recorded_durations),
+    "plugins": ([], steps(2 * BATCHES)),
+    "sync_batchnorm": (True, steps(2 * BATCHES)),
+    "reload_dataloaders_every_n_epochs": (1, steps(2 * BATCHES)),
+    "default_root_dir": ("here", lambda trainer: trainer.default_root_dir.endswith("here")),
+    "enable_autolog_hparams": (False, steps(2 * BATCHES)),
+    "model_registry": ("name", steps(2 * BATCHES)),
+}  # fmt: skip
+MODELS = {"gradient_clip_algorithm": Clipped, "inference_mode": Modes, "detect_anomaly": Jumping}
+REFUSED: dict[str, Any] = {"enable_checkpointing": False, "barebones": True}
+ALSO_REFUSED = [("val_check_interval", "00:00:00:10", Numbers), ("overfit_batches", 1, Resumable)]
+
+CALLBACKS: dict[str, Callable[[], pl.Callback]] = {
+    "DeviceStatsMonitor": lightnings.DeviceStatsMonitor,
+    "EMAWeightAveraging": lightnings.EMAWeightAveraging,
+    "EarlyStopping": lambda: lightnings.EarlyStopping("val/loss"),
+    "LambdaCallback": lightnings.LambdaCallback,
+    "LearningRateMonitor": lightnings.LearningRateMonitor,
+    "ModelCheckpoint": lambda: lightnings.ModelCheckpoint("elsewhere"),
+    "ModelSummary": lightnings.ModelSummary,
+    "OnExceptionCheckpoint": lambda: lightnings.OnExceptionCheckpoint("elsewhere"),
+    "RichModelSummary": lightnings.RichModelSummary,
+    "SpikeDetection": lambda: lightnings.SpikeDetection(atol=1e9, rtol=None),
+    "ThroughputMonitor": lambda: lightnings.ThroughputMonitor(lambda batch: len(batch[0])),
+    "Timer": lambda: lightnings.Timer("00:01:00:00"),
+    "WeightAveraging": lambda: lightnings.WeightAveraging(use_buffers=False),  # one is of bools
+}
+BARS = ("ProgressBar", "RichProgressBar", "TQDMProgressBar")  # with enable_progress_bar
+OF_OTHERS = (
+    "BaseFinetuning",
+    "BasePredictionWriter",
+    "Callback",
+    "Checkpoint",
+)  # to be derived from
+FINETUNING = "BackboneFinetuning"
+REFUSED_CALLBACKS: dict[str, Callable[[], pl.Callback]] = {
+    "BatchSizeFinder": lightnings.BatchSizeFinder,
+    "GradientAccumulationScheduler": lambda: lightnings.GradientAccumulationScheduler({1: 2}),
+    "LearningRateFinder": lightnings.LearningRateFinder,
+    "ModelPruning": lambda: lightnings.ModelPruning("l1_unstructured", amount=0.5),
+    "StochasticWeightAveraging": lambda: lightnings.StochasticWeightAveraging(0.01),
+}
+
+
+def refusal(fit: Fit, *args: Any, **options: Any) -> UserError:
+    with pytest.raises(Exception) as refused:
+        fit(*args, **options)
+    sentence = as_user_error(refused.value)
+    assert sentence and sentence.cure, refused.value
+    return sentence
+
+
+def test_the_tables_are_lightnings() -> None:
+    arguments = set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"}
+    assert arguments == GIVEN | {"detect_anomaly"} | WORKS.keys() | REFUSED.keys()
+    named = {*CALLBACKS, *BARS, *OF_OTHERS, FINETUNING, *REFUSED_CALLBACKS}
+    assert set(lightnings.__all__) == named
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\w+)", PAGE.read_text(encoding="utf-8"), re.M))
+    arguments = set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"}
+    assert rows.keys() == arguments | set(lightnings.__all__)
+    refused = {name for name, verdict in rows.items() if verdict == "refused"}
+    assert refused == {*REFUSED, *REFUSED_CALLBACKS}
+    assert set(rows.values()) == {"works", "refused"}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_an_argument_works(name: str, fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    value, check = WORKS[name]
+    trainer = fit(MODELS.get(name, Line), trainer={name: value})
+    assert check(trainer)
+
+
+def test_anomalies_are_detected(fit: Fit) -> None:
+    with pytest.raises(RuntimeError, match="nan"):
+        fit(Jumping, trainer={"detect_anomaly": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "data"),
+    [*((name, value, Numbers) for name, value in REFUSED.items()), *ALSO_REFUSED],
+)
+def test_an_argument_is_refused(name: str, value: Any, data: type, fit: Fit) -> None:
+    refusal(fit, data=data, trainer={name: value})
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_a_callback_works(name: str, fit: Fit) -> None:
+    stopper = {"EarlyStopping"}  # train.py may have one
+    trainer = fit(callbacks=(CALLBACKS[name](),), epochs=2)
+    assert trainer.global_step == 2 * BATCHES or name in stopper
+
+
+@pytest.mark.parametrize("name", REFUSED_CALLBACKS)
+def test_a_callback_is_refused(name: str, fit: Fit) -> None:
+    sized = type("Sized", (Numbers,), {"batch_size": 6})
+    assert name in refusal(fit, data=sized, callbacks=(REFUSED_CALLBACKS[name](),)).problem
+
+
+def test_a_progress_bar_works_where_bars_are_enabled(fit: Fit) -> None:
+    bar = lightnings.TQDMProgressBar(refresh_rate=0)
+    trainer = fit(callbacks=(bar,), trainer={"enable_progress_bar": True})
+    assert trainer.progress_bar_callback is bar
+
+
+def test_finetuning_works_on_one_rank(fit: Fit) -> None:
+    class WithBackbone(Line):
+        @property
+        def backbone(self) -> torch.nn.Module:
+            return self.net[0]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.net[2].parameters(), 0.05)
+
+    trainer = fit(WithBackbone, callbacks=(lightnings.BackboneFinetuning(1),))
+    assert len(trainer.optimizers[0].param_groups) > 1
