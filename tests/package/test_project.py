@@ -1,5 +1,7 @@
 """A project is found by its folder, and its options are read from its own file."""
 
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,3 +85,16 @@ def test_missing_names_and_files_are_said(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refusal:
         Project(tmp_path / "two").options()
     assert "options.py" in refusal.value.problem
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(
+    ("given", "status"), [("epochs=1", 2), ("ARGS=--epochs 1", 0), ("VENV=elsewhere", 0)]
+)
+def test_an_option_in_place_of_args_is_refused(given: str, status: int) -> None:
+    """`make train epochs=1` would train with the defaults."""
+    makefile = Path(project.__file__).parents[3] / "Makefile"
+    command = ["make", "-n", "-f", str(makefile), "help", given]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == status
+    assert ("ARGS=" in ended.stderr) == bool(status)

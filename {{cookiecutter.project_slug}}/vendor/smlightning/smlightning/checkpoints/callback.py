@@ -528,7 +528,7 @@ def _refuse_unsupported(trainer: pl.Trainer, stage: str) -> None:
             )
         if isinstance(callback, WeightAveraging) and isinstance(trainer.strategy, ShardedStrategy):
             raise UserError(
-                f"{type(callback).__name__} averages whole weights, and each rank has parts of them",
+                f"{type(callback).__name__} averages whole weights, and each rank has parts",
                 "leave it out, or use --strategy ddp",
             )
     if loop.validates_by_the_clock(trainer):
