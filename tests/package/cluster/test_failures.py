@@ -267,7 +267,7 @@ elif HOW == "full":
 with dist.session():
     torch.distributed.init_process_group("gloo", rank=RANK, world_size=2)
     checksum = session.from_rank_0("digest", lambda: checksum)
-    loaded = reader.read(path, checksum, folder)
+    loaded = reader.read(path, checksum, folder, reader.ShardFiles(), sharded=False)
     assert torch.equal(loaded["weights"], state["weights"])
 """
 

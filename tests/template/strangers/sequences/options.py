@@ -33,7 +33,7 @@ class DataOptions:
     seed: Seed = shared(TrainingOptions.seed)
 
 
-METRICS = ("train/loss", "val/perplexity", "test/perplexity")
+METRICS = ("train/loss", "val/loss", "val/perplexity", "test/perplexity")
 MONITOR = "val/perplexity"
 MODE: Literal["max", "min"] = "min"
 SAMPLE = "to be or "
