@@ -218,7 +218,7 @@ Model.validation_step = Model.test_step = evaluate
 Model.on_validation_epoch_end = Model.on_test_epoch_end = log_sum
 Model.val_dataloader = Model.test_dataloader = lambda model: torch.utils.data.DataLoader(Stream())
 with dist.session():
-    kept = Checkpoints(Path(os.environ["SM_OUTPUT_DIR"]), {}, monitor="val/loss")
+    kept = Checkpoints(Path(os.environ["SM_OUTPUT_DIR"]), {}, monitor="val/loss", mode="min")
     kept.resume("never")
     model, trainer = fit(more=[kept])
     trainer.test(model, verbose=False)
