@@ -20,7 +20,7 @@ from smlightning import pretrained
 from smlightning.errors import UserError, root_cause
 from smlightning.files import atomic_write
 from smlightning.training.metrics import WeightedMean
-from smlightning.training.optimizers import adamw_with_cosine
+from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
 
 CAUSAL = "AutoModelForCausalLM"  # of transformers
 BYTES = 257  # UTF-8 bytes plus one, and the start of a document
@@ -187,9 +187,8 @@ class Model(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Clip by global norm. Lightning's own refuses fused AdamW under bf16 (#21435)."""
-        if gradient_clip_val:
-            torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
+        """Lightning's own refuses fused AdamW under bf16 (#21435)."""
+        clip_gradients(self.net.parameters(), gradient_clip_val, gradient_clip_algorithm)
 
     def save(self, directory: Path) -> None:
         """Write what :func:`load` reads: weights as safetensors, config.json; none of it code."""
