@@ -22,6 +22,7 @@ from smlightning.checkpoints.callback import Checkpoints
 from smlightning.data.batches import GlobalBatches
 from smlightning.reports import curves
 
+OF_THE_MACHINE = ("samples_per_second", "data_wait", "host_gib", "gpu_gib")
 BATCHES = 8  # of an epoch, of SIZE rows each
 SIZE = 6
 
@@ -300,10 +301,10 @@ def saved_weights(output: str = "outputs") -> dict[str, torch.Tensor]:
 
 
 def curve_rows(output: str = "outputs") -> list[dict[str, str]]:
-    """Rows of the curves, without empty cells and without the one column that is never the same."""
+    """Rows of the curves, without empty cells and without the columns that are never the same."""
     with Path(output, "curves.csv").open(newline="") as file:
         return [
-            {name: text for name, text in row.items() if text and name != "samples_per_second"}
+            {name: text for name, text in row.items() if text and name not in OF_THE_MACHINE}
             for row in csv.DictReader(file)
         ]
 

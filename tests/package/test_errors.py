@@ -4,7 +4,9 @@ import errno
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from smlightning import errors
 from smlightning.errors import UserError, as_user_error, is_disk_full, root_cause, write_failure
@@ -47,9 +49,9 @@ SKIPPED = "Skipping the `training_step` by returning None in distributed trainin
         (wrapped(FULL), "OSError", "free some space"),
         (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "quota", "free some space"),
         (RuntimeError("write failed: No space left on device\nat 7"), "RuntimeError", "free some"),
-        (OutOfMemoryError("CUDA out of memory. Tried"), "CUDA out of memory", "batch size"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "allocate", "batch size"),
-        (MemoryError(), "MemoryError", "batch size"),
+        (OutOfMemoryError("CUDA out of memory. Tried"), "CUDA out of memory", "batch_size"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "allocate", "batch_size"),
+        (MemoryError(), "MemoryError", "batch_size"),
         (BrokenPipeError(), "standard output", "--resume auto"),
         (RuntimeError("Early stopping conditioned on metric `x`."), "metric `x`", "strict=False"),
         (RuntimeError(UNUSED), "parameter", "find_unused_parameters=True"),
@@ -137,3 +139,29 @@ def test_the_first_failure_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (tmp_path / "failure").read_text() == "first"
     monkeypatch.setenv("SM_OUTPUT_DIR", str(tmp_path / "missing"))
     write_failure("a folder that is missing is no error of its own")
+
+
+def test_memory_that_does_not_suffice_is_a_sentence() -> None:
+    """torch's own errors, of the host; those of a GPU and of /dev/shm by their texts."""
+    provoked: list[BaseException] = []
+    for too_much in (lambda: torch.empty(2**50), lambda: np.empty(2**50, dtype=np.uint8)):
+        try:
+            too_much()
+        except (RuntimeError, MemoryError) as error:
+            provoked.append(error)
+    assert len(provoked) == 2
+    provoked.append(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    for error in provoked:
+        said = errors.as_user_error(error)
+        assert said and "memory" in said.problem and "batch_size" in said.cure
+    worker = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that"
+    full = OSError(28, "unable to write to file </torch_1_2>: No space left on device (28)")
+    shared = RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2>")
+    for failure in (
+        RuntimeError(f"{worker} dataloader's workers are out of shared memory."),
+        shared,
+    ):
+        said = errors.as_user_error(failure)
+        assert said and "shm" in said.problem and "num_workers" in said.cure
+    said = errors.as_user_error(full)
+    assert said and "shm" not in said.problem

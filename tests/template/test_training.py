@@ -321,7 +321,10 @@ def test_a_terminal_gets_a_live_bar_and_a_log_does_not(tmp_path: Path, words: Pa
     plain = found.stdout
     assert "\x1b" not in plain and "\r" not in plain
     assert re.search(
-        r"^step=5 epoch=1 train/loss=[0-9.]+ lr=[0-9.e-]+ samples_per_second=[0-9.]+$", plain, re.M
+        r"^step=5 epoch=1 train/loss=[0-9.]+ lr=[0-9.e-]+ samples_per_second=[0-9.]+ "
+        r"data_wait=[0-9.e-]+ host_gib=[0-9.]+$",
+        plain,
+        re.M,
     )
 
 

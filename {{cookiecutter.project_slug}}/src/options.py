@@ -116,8 +116,8 @@ OPTIONS = (DataOptions, ModelOptions, TrainingOptions)
 """The classes whose options make the command line, in the order of `--help`."""
 
 METRICS = (
-    "train/loss", "val/loss", "val/accuracy", "val/macro_f1",
-    "test/loss", "test/accuracy", "test/macro_f1", "lr", "samples_per_second",
+    "train/loss", "val/loss", "val/accuracy", "val/macro_f1", "test/loss", "test/accuracy",
+    "test/macro_f1", "lr", "samples_per_second", "data_wait", "host_gib",
 )  # fmt: skip
 """Every metric that a run prints; the launcher turns each into a SageMaker metric definition."""
 

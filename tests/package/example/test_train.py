@@ -47,6 +47,8 @@ def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture
         "val/macro_f1",
         "lr",
         "samples_per_second",
+        "data_wait",
+        "host_gib",
     ):
         values = re.findall(log.metric_regex(metric), out, re.M)
         assert values and all(float(value) >= 0 for value in values), metric

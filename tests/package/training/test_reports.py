@@ -11,7 +11,18 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning import callbacks, profilers
 
-from small_training import Fit, Line, curve_rows, directory, same, saved_weights
+from small_training import (
+    BATCHES,
+    SIZE,
+    Fit,
+    Line,
+    Numbers,
+    curve_rows,
+    directory,
+    rows,
+    same,
+    saved_weights,
+)
 from smlightning.checkpoints import files
 from smlightning.data.batches import leaves
 from smlightning.errors import UserError
@@ -124,13 +135,35 @@ def test_training_step_may_skip_a_batch(fit: Fit, monkeypatch: pytest.MonkeyPatc
             loss = super().training_step(batch, batch_idx)
             return None if batch_idx % 4 == 1 else 0 * loss + 2.0
 
-    clock = iter(range(10_000))
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: float(next(clock)))
     fit(Skipping)
     assert [row["train/loss"] for row in curve_rows()] == ["2.0"] * 4
+
+
+def test_speed_and_the_share_of_waiting_for_data(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that a loader moves by 0.8 s a batch, and a step by 0.2 s."""
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
+
+    def collate(items: list[Any]) -> Any:
+        clock[0] += 0.8
+        return torch.utils.data.default_collate(items)
+
+    class Slow(Numbers):
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(rows(SIZE * BATCHES), SIZE, collate_fn=collate)
+
+    class Working(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            clock[0] += 0.2
+            return super().training_step(batch, batch_idx)
+
+    fit(Working, Slow)
     with Path("outputs/curves.csv").open() as file:
-        speeds = [row["samples_per_second"] for row in csv.DictReader(file)]
-    assert speeds == ["24.0"] * 4, "4 batches of 6 rows in what passed for a second"
+        lines = [row for row in csv.DictReader(file) if row["samples_per_second"]]
+    assert len(lines) == 4
+    assert all(0.75 <= float(row["data_wait"]) <= 0.85 for row in lines)
+    assert all(abs(float(row["samples_per_second"]) - SIZE) < 1e-6 for row in lines)
+    assert all(0 < float(row["host_gib"]) < 1024 for row in lines)
 
 
 def test_another_metric_may_say_which_weights_are_best(

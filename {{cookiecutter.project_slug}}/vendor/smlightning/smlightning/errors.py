@@ -131,12 +131,20 @@ def as_user_error(error: BaseException) -> UserError | None:
         return UserError(
             text.rstrip("."), "change what it names: the Trainer's arguments, or your methods"
         )
-    if is_disk_full(error):
+    if is_disk_full(error) and not is_shared_memory_full(error):
         return UserError(_line_of_disk_full(error), f"free some space and {RESUME}")
-    if is_out_of_memory(error):
+    if is_shared_memory_full(error):
         return UserError(
-            f"not enough memory ({root_cause(error)})",
-            "lower the batch size, and raise accumulate_grad_batches to keep the global batch",
+            f"the shared memory /dev/shm was full ({root_cause(error)})",
+            "lower num_workers, or what a worker's batch holds; SageMaker's /dev/shm cannot be "
+            "enlarged",
+        )
+    if is_out_of_memory(error):
+        whose = "the GPU" if type(error).__name__ == "OutOfMemoryError" else "this host"
+        return UserError(
+            f"not enough memory on {whose} ({root_cause(error)})",
+            "lower batch_size and raise accumulate_grad_batches, which keeps the global batch; "
+            "or try gradient_checkpointing, fewer num_workers, or an instance with more memory",
         )
     return None
 
@@ -166,6 +174,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def is_shared_memory_full(error: BaseException) -> bool:
+    """Whether a loader's worker could not hand a batch over through /dev/shm.
+
+    The kernel kills such a worker with SIGBUS, which torch says (torch/utils/data/_utils/
+    signal_handling.py); a file that cannot be made there is an OSError of torch's storage.
+    """
+    words = r"[Bb]us error|insufficient shared memory|unable to (mmap|open|allocate) shared memory"
+    return any(re.search(words, str(cause)) for cause in error_chain(error))
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -4,6 +4,7 @@ Lightning's ThroughputMonitor measures no mean loss, and no interval that a chec
 """
 
 import math
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ class Interval:
     loss: torch.Tensor | float = 0.0  # sum over batches; a tensor stays on its device
     batches: int = 0
     samples: int = 0
+    waited: float = 0.0  # seconds between the end of a batch and the start of the next
     since: float = field(default_factory=lambda: time.perf_counter())
 
 
@@ -52,6 +54,7 @@ class ProgressReport(pl.Callback):
         self.world_size = self.accumulate = 1
         self.total_steps = 0
         self.lr = math.nan
+        self._idle_since = 0.0  # when the last batch ended, or the epoch began; 0: neither yet
         # Of the interval that a checkpoint divided: mean loss over ranks, and global batches.
         self.resumed_loss = self.resumed_batches = 0.0
 
@@ -91,7 +94,12 @@ class ProgressReport(pl.Callback):
         datamodule: Any = getattr(trainer, "datamodule", None)
         return getattr(datamodule, "batch_size", None) or getattr(loader, "batch_size", None) or 0
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._idle_since = time.perf_counter()
+
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if self._idle_since:
+            self.interval.waited += time.perf_counter() - self._idle_since
         # Read now: at the batch's end the scheduler has set the next step's.
         self.lr = trainer.optimizers[0].param_groups[0]["lr"]
 
@@ -111,13 +119,14 @@ class ProgressReport(pl.Callback):
         is_step = (batch_idx + 1) % self.accumulate == 0 or trainer.is_last_batch
         if is_step and (loop_state.steps(trainer) + 1) % self.every == 0:
             self._end_interval(trainer)
+        self._idle_since = time.perf_counter()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == "fit":
             self._end_interval(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.interval.since = time.perf_counter()
+        self.interval.since = self._idle_since = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._end_interval(trainer, steps_ago=1)
@@ -132,6 +141,8 @@ class ProgressReport(pl.Callback):
             "train/loss": loss,
             "lr": self.lr,
             "samples_per_second": self.interval.samples * self.world_size / seconds,
+            "data_wait": self._mean_over_ranks(min(self.interval.waited / seconds, 1.0)),
+            **peak_memory(trainer.lightning_module.device),
             "epoch": trainer.current_epoch,
         }
         index = loop_state.steps(trainer) - steps_ago  # as Lightning numbers steps, from 0
@@ -145,6 +156,10 @@ class ProgressReport(pl.Callback):
         """The interval's sum of the losses' means over the ranks. Collective."""
         loss = torch.as_tensor(self.interval.loss, dtype=torch.float32)
         return float(collectives.all_sum(loss) / self.world_size)
+
+    def _mean_over_ranks(self, value: float) -> float:
+        """Collective."""
+        return float(collectives.all_sum(torch.as_tensor(value)) / self.world_size)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -186,6 +201,25 @@ class ProgressReport(pl.Callback):
         self.resumed_loss = state_dict["loss"]
         self.resumed_batches = state_dict["batches"]
         self.lr = state_dict["lr"]
+
+
+def peak_memory(device: torch.device) -> dict[str, float]:
+    """The most memory that this process has had so far, in GiB: of the host, and of its GPU.
+
+    The host's is the resident set of the process itself, without its loader's workers; it is left
+    out where the system does not tell it.
+    """
+    values = {}
+    try:
+        import resource
+    except ImportError:  # on Windows
+        pass
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB on Linux
+        values["host_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    if device.type == "cuda":
+        values["gpu_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return values
 
 
 def _size(batch: Any) -> int:
