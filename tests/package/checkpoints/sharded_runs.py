@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytorch_lightning as pl  # noqa: E402
 import torch  # noqa: E402
 
 import train  # noqa: E402
+from smlightning.checkpoints import files  # noqa: E402
 from smlightning.checkpoints.callback import Checkpoints  # noqa: E402
 from smlightning.errors import UserError  # noqa: E402
 from smlightning.reports import curves  # noqa: E402
@@ -51,17 +54,30 @@ def local(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def write_half(
+    write: Callable, kill_at: int, directory: Path, number: int, *args: Any, **options: Any
+) -> Path:
+    if number == kill_at:
+        (directory / ".half.shard").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(directory, number, *args, **options)
+
+
 def run(
     write: Write,
     options: dict[str, Any],
     crash_at: int = 0,
     dropout: bool = True,
     hosts: bool = False,
+    kill_at: int = 0,
 ) -> None:
     """Run src/train.py; at that step it ends when its checkpoint is written.
 
-    With ``hosts`` each rank is on a host of its own, with a disk of its own.
+    With ``hosts`` each rank is on a host of its own, with a disk of its own. At ``kill_at`` rank 1
+    is killed when half of its shard of that number is written.
     """
+    if kill_at and os.environ["RANK"] == "1":
+        files.write_shard = partial(write_half, files.write_shard, kill_at)
     disk = Path()
     if hosts:
         rank = os.environ["RANK"]

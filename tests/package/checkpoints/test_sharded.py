@@ -32,7 +32,9 @@ def words(rows: list[tuple[str, str]], tmp_path: Path) -> Path:
 
 def go(words: Path, name: str, ranks: int, strategy: str, **more: Any) -> list[dict[str, Any]]:
     """Run or resume in the folder ``name``; what each rank saw."""
-    body_options = {key: more.pop(key) for key in ("crash_at", "dropout", "hosts") if key in more}
+    body_options = {
+        key: more.pop(key) for key in ("crash_at", "dropout", "hosts", "kill_at") if key in more
+    }
     options = {
         "dataset": str(words),
         "data_dir": str(words.parent / "prepared"),
@@ -133,6 +135,19 @@ def test_hosts_of_which_each_has_its_own_shards_alone(words: Path) -> None:
     other.write_bytes(other.read_bytes()[:-1])
     records = go(words, "crashed", 2, "fsdp", **options)
     assert f"step {CRASH - 1} of {STEPS}" in records[0]["log"]
+
+
+def test_a_rank_that_is_killed_within_a_write(words: Path) -> None:
+    """Nothing names the torn checkpoint, and the resumed run ends as if nothing had happened."""
+    go(words, "whole", 2, "fsdp", dropout=True)
+    with pytest.raises(AssertionError, match="ended with"):
+        go(words, "killed", 2, "fsdp", dropout=True, kill_at=CRASH)
+    directory = words.parent / "killed/outputs/checkpoints"
+    left = files.newest(directory)
+    assert left and int(left.name[:6]) == CRASH - 1 and (directory / ".half.shard").exists()
+    records = go(words, "killed", 2, "fsdp", dropout=True)
+    assert left.name in records[0]["log"] and not list(directory.glob(files.TEMPORARY_SHARD))
+    assert gap(weights(words, "killed"), weights(words, "whole")) == 0.0
 
 
 def test_what_cannot_be_sharded_is_refused(words: Path) -> None:
