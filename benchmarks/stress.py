@@ -775,7 +775,8 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
             str(space),
         ]
         line += [sys.executable, str(SRC / "train.py"), *arguments]
-        subprocess.run(line, cwd=place, check=True, timeout=600)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
+        subprocess.run(line, cwd=place, env=environment, check=True, timeout=600)
         said = (place / "first.txt").read_text()
         errors = [line for line in said.splitlines() if line.startswith("error: ")]
         statuses = [(place / f"{name}.status").read_text().strip() for name in ("first", "second")]

@@ -168,7 +168,8 @@ class Job(Table):
     def _instance_types(cls, table: Any) -> Any:
         """A list of instance types is the first of them, and the others in their order."""
         kinds = table.get("instance_type") if isinstance(table, dict) else None
-        if isinstance(kinds, list) and kinds:
+        # Else it is judged as it stands: a problem is one of the key that the file has.
+        if isinstance(kinds, list) and kinds and all(isinstance(kind, str) for kind in kinds):
             return {**table, "instance_type": kinds[0], "other_instance_types": kinds[1:]}
         return table
 
