@@ -469,7 +469,9 @@ def checkpoint() -> Iterator[Row]:
         assert path
         session.current_cluster.cache_clear()
         began = time.perf_counter()
-        loaded = reader.read(path, checkpoint_files.checksum(path), path.parent)
+        loaded = reader.read(
+            path, checkpoint_files.checksum(path), path.parent, reader.ShardFiles(), False
+        )
         for part in (loaded["state_dict"], *loaded["optimizer_states"][0].values()):
             for tensor in part.values():
                 tensor.to(device)
