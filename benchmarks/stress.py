@@ -709,7 +709,8 @@ def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
         ]
         if how == "--lose-host":
             line += ["--checkpoint_steps", str(draw.randint(1, 9))]
-        run = subprocess.run(line, cwd=project, capture_output=True, text=True)
+        environment = {**os.environ, "PYTHONPATH": f"{project}/vendor/smlightning"}
+        run = subprocess.run(line, cwd=project, env=environment, capture_output=True, text=True)
         report = (
             json.loads((folder / "report.json").read_text())
             if run.returncode < 2
