@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -92,6 +93,8 @@ def run(
             super().__init__(*args, callbacks=[recorder, *(callbacks or [])], **more)
 
     def crashing(self: Checkpoints, trainer: Any, *args: Any) -> None:
+        while self.writer.busy():  # or this step's checkpoint is left out, as on a slow disk
+            time.sleep(0.01)
         finished_batch(self, trainer, *args)
         if trainer.global_step == crash_at:
             self.writer.finish()
