@@ -117,7 +117,7 @@ def single(name: str, value: str, wanted: list[str]) -> bool:
         return any(like(pattern, value) for pattern in wanted)
     if name == "StringEquals":
         return value in wanted
-    raise NotImplementedError(name)
+    raise ValueError(f"{name} is no condition that this evaluator knows")
 
 
 def like(pattern: str, text: str) -> bool:
