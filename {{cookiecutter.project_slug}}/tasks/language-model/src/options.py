@@ -118,7 +118,7 @@ OPTIONS = (DataOptions, ModelOptions, TrainingOptions)
 
 METRICS = (
     "train/loss", "val/loss", "val/bits_per_byte", "test/loss", "test/bits_per_byte", "lr",
-    "samples_per_second",
+    "samples_per_second", "data_wait", "host_gib",
 )  # fmt: skip
 """Every metric that a run prints; the launcher turns each into a SageMaker metric definition."""
 
