@@ -3,11 +3,15 @@
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 import sagemaker.pytorch
+from sagemaker.config import config
 from sagemaker.estimator import _TrainingJob
 from small_job import GOOD, PROJECT
 
@@ -42,6 +46,24 @@ def written_out(
         sagemaker_session=session,
         **estimator.options(made),
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _schema_is_checked_once() -> Iterator[None]:
+    """An estimator has its configuration validated some twenty times.
+
+    ``jsonschema.validate`` checks the SDK's large schema itself at each of them: two seconds.
+    """
+    schema = config.SAGEMAKER_PYTHON_SDK_CONFIG_SCHEMA
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+
+    def validate(instance: dict[str, Any], schema: dict[str, Any]) -> None:
+        validator(schema).validate(instance)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "jsonschema", SimpleNamespace(validate=validate))
+        yield
 
 
 @pytest.fixture
