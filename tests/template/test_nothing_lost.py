@@ -1,5 +1,5 @@
-"""Stops, kills, damage, hangs and metrics, in small: benchmarks/stress.py runs the same trials in
-large.
+"""Stops, kills, damage and other numbers of ranks, in small: benchmarks/stress.py runs the same
+trials in large, and CI those with full disks, hangs, lost hosts and metrics, too.
 """
 
 import os
@@ -9,20 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from projects import need
 from smlightning.testing.environment import outside_a_job
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 ROOT = Path(__file__).resolve().parents[2]
 
 # Each group in a process of its own: it forks ranks, which a process that has run other tests
-# should not. With these seeds a rank of four is killed, two ranks become four, a rank is paused,
-# and the checkpoints' disk becomes full; CI's `make stress` makes more of each, and other kinds.
+# should not. With this seed a rank of four is killed, and two ranks become four.
 TRIALS = [
     ["kills:1", "stops:1", "--seed", "7"],
     ["ranks:1", "damage:5", "--seed", "7"],
-    ["hangs:1", "metrics", "--seed", "7"],
-    ["full:1", "--seed", "4"],
 ]
 # What tests in this process, or the shell, may have left, and a run of its own should not see:
 # with PL_GLOBAL_SEED a strategy of several ranks seeds again.
@@ -32,14 +28,10 @@ LEFT_BY_OTHERS = ("PL_GLOBAL_SEED", "PYTHONPATH", "SMLIGHTNING_PROJECT")
 @pytest.mark.timeout(800)
 @pytest.mark.parametrize("trials", TRIALS, ids=" ".join)
 def test_nothing_is_lost(trials: list[str]) -> None:
-    if "full:1" in trials:  # it mounts a small disk
-        need("unshare", root=True)
     command = [
         sys.executable,
         str(ROOT / "benchmarks" / "stress.py"),
         *trials,
-        "--hang_seconds",
-        "30",
     ]
     environment = outside_a_job(os.environ)
     for name in LEFT_BY_OTHERS:

@@ -4,6 +4,8 @@ What it shares with the default one is tested there; the files that differ are n
 test_template.py.
 """
 
+import json
+import os
 import re
 from pathlib import Path
 
@@ -30,19 +32,36 @@ def test_the_language_models_own_tests_pass(writer: Project) -> None:
     writer.run("python", "-m", "pytest", "-n", "0", "tests/example")
 
 
+SHARDED = """
+import json, sys
+from pathlib import Path
+from smlightning.testing import runs
+for strategy in ("ddp", "fsdp"):
+    options = {**json.loads(sys.argv[2]), "strategy": strategy}
+    print("strategy:", strategy)
+    print(runs.train(Path(sys.argv[1], strategy), options, world_size=2)[0]["log"])
+"""
+
+
 def test_it_is_sharded_with_the_numbers_of_ddp(writer: Project, tmp_path: Path) -> None:
     lines = [f"line {number} of the text, which goes on and on" for number in range(200)]
     folder = tmp_path / "texts"
     folder.mkdir()
     for number in range(10):
         (folder / f"{number}.txt").write_text("\n".join(lines[number::10]), encoding="utf-8")
-    options = ["--dataset", str(folder), "--max_length", "64", "--width", "32", "--log_every", "1"]
-    options += ["--max_steps", "8", "--batch_size", "4"]
-    losses = {}
-    for strategy in ("ddp", "fsdp"):
-        torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
-        output = ["--strategy", strategy, "--output_dir", str(tmp_path / strategy)]
-        said = writer.run(*torchrun, "2", "src/train.py", *options, *output).stdout
-        losses[strategy] = [float(loss) for loss in re.findall(r"train/loss=(\S+)", said)]
-    assert len(losses["ddp"]) == 8
-    assert losses["fsdp"] == pytest.approx(losses["ddp"], abs=2e-5)
+    options = {
+        "dataset": str(folder),
+        "max_length": 64,
+        "width": 32,
+        "log_every": 1,
+        "max_steps": 8,
+        "batch_size": 4,
+    }
+    command = ["python", "-c", SHARDED, str(tmp_path), json.dumps(options)]
+    said = writer.run(*command, PYTHONPATH=os.pathsep.join((".", "src", "tests"))).stdout
+    ddp, fsdp = (
+        [float(loss) for loss in re.findall(r"train/loss=(\S+)", of_strategy)]
+        for of_strategy in said.split("strategy: fsdp")
+    )
+    assert len(ddp) == 8
+    assert fsdp == pytest.approx(ddp, abs=2e-5)

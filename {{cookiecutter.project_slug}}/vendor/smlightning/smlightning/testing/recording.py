@@ -115,8 +115,13 @@ def newest_step() -> int:
 
 
 def digests(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Of each tensor, its values and their type."""
-    return {name: division.digest(tensor) for name, tensor in tensors.items()}
+    """Of each tensor, its values and their type; of one that is sharded, those of all ranks."""
+    return {name: division.digest(whole(tensor)) for name, tensor in tensors.items()}
+
+
+def whole(tensor: Any) -> Any:
+    """A sharded tensor (a DTensor) gathered, which every rank has to do; others as they are."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def numbers(metrics: Any) -> dict[str, float]:
