@@ -118,7 +118,15 @@ print(json.dumps({i["metadata"]["name"].lower(): i["metadata"]["version"] for i 
 """
 
 
-@pytest.mark.parametrize("image", ["smddp", "mpirun", "current"])
+# The oldest image has the most to refuse; every rehearsal resolves for the job's own, the newest.
+@pytest.mark.parametrize(
+    "image",
+    [
+        "smddp",
+        pytest.param("mpirun", marks=pytest.mark.newest),
+        pytest.param("current", marks=pytest.mark.newest),
+    ],
+)
 def test_requirements_resolve_in_every_image_and_leave_torch_alone(
     project: Project, image: str
 ) -> None:

@@ -204,17 +204,15 @@ def test_without_access_to_s3_one_line_says_what_to_give(project: Project, tmp_p
 
 
 @pytest.mark.parametrize(
-    "fault, rank, processes, distribution, cause",
+    "fault, rank, distribution, cause",
     [
-        ("--fail-rank", 1, 1, "torch_distributed", "rank 1 fails because"),
-        ("--kill-rank", 1, 1, "torch_distributed", "without an error message"),
-        ("--kill-rank", 0, 1, "pytorchddp", "rank 0 on host 127.0.0.1"),
+        ("--fail-rank", 1, "torch_distributed", "rank 1 fails because"),
+        ("--kill-rank", 0, "pytorchddp", "rank 0 on host 127.0.0.1"),
     ],
 )
 def test_a_lost_rank_ends_the_job_and_is_named(
     fault: str,
     rank: int,
-    processes: int,
     distribution: str,
     cause: str,
     project: Project,
@@ -222,8 +220,7 @@ def test_a_lost_rank_ends_the_job_and_is_named(
     tmp_path: Path,
     without_sdk: dict[str, str],
 ) -> None:
-    command = [*size(2, processes, distribution), fault, str(rank)]
-    command += options(words, 2 * processes)
+    command = [*size(2, 1, distribution), fault, str(rank), *options(words, 2)]
     report = rehearse(project, tmp_path, *command, **without_sdk)
     assert report["exit_status"] == 1 and 0 not in report["exit_codes"]
     of_checks = verdicts(report)

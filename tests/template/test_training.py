@@ -17,18 +17,9 @@ from smlightning.testing.processes import free_port
 SMALL = ["--epochs", "2", "--lr", "0.01", "--log_every", "5"]
 
 
-def test_two_ranks_train_what_one_trains(tmp_path: Path, words: Path) -> None:
-    """One prepare_data, one writer, the same metrics and weights on both ranks, and those of one
-    process.
-    """
-    made = bake(tmp_path)
-    # Each rank writes down what it saw, from outside: src/ knows nothing of it.
-    (made.path / "watch").mkdir()
-    (made.path / "watch" / "sitecustomize.py").write_text(
-        """
+WATCH = """
 import atexit, hashlib, json, os
 def watch():
-    import sys
     import pytorch_lightning as pl
     before = pl.Trainer.test
     def test(self, model, *args, **kwargs):
@@ -41,49 +32,29 @@ def watch():
     pl.Trainer.test = test
 if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
     watch()
-""",
-        encoding="utf-8",
-    )
-    launcher = [
-        "python",
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        "src/train.py",
-    ]
-    command = ["--dataset", str(words), *SMALL, "--batch_size", "16", "--output_dir", "two"]
-    two = made.run(*launcher, *command, PYTHONPATH=str(made.path / "watch"))
-    assert two.stdout.count("prepare_data:") == 1
-    assert (
-        len(re.findall(r"^test/accuracy 0\.\d{4}$|^test/accuracy 1\.0000$", two.stdout, re.M)) == 1
-    )
+"""
+
+
+def test_two_ranks_under_torchrun(tmp_path: Path, words: Path) -> None:
+    """One prepare_data, one writer, the same metrics and weights on both ranks, none left behind.
+
+    That they are those of one process is shown by test_rehearsal.py's launchers.
+    """
+    made = bake(tmp_path)
+    # Each rank writes down what it saw, from outside: src/ knows nothing of it.
+    (made.path / "watch").mkdir()
+    (made.path / "watch" / "sitecustomize.py").write_text(WATCH, encoding="utf-8")
+    launcher = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = ["src/train.py", "--dataset", str(words), *SMALL, "--batch_size", "16"]
+    environment = {"PYTHONPATH": str(made.path / "watch")}
+    lines = made.run(*launcher, *command, **environment).stdout.splitlines()
+    assert len([line for line in lines if line.startswith("prepare_data:")]) == 1
+    (accuracy,) = [line for line in lines if re.fullmatch(r"test/accuracy [01]\.\d{4}", line)]
+    assert float(accuracy.split()[1]) > 0.9
     ranks = [(made.path / "watch" / f"rank{rank}.json").read_text() for rank in range(2)]
     assert ranks[0] == ranks[1]
-    assert (
-        len(list((made.path / "two/tensorboard").glob("events*"))) <= 2
-    )  # of rank 0: one for fit, one for test
-
-    one = made.run(
-        "python",
-        "src/train.py",
-        "--dataset",
-        str(words),
-        *SMALL,
-        "--batch_size",
-        "32",
-        "--output_dir",
-        "one",
-    )
-    assert "prepare_data:" not in one.stdout, "the verified copy was not used"
-    # Dropout draws differ by rank; samples, losses' scale and steps do not: the curves run
-    # together.
-    first, second = (
-        [float(loss) for loss in re.findall(r"train/loss=(\S+)", run.stdout)] for run in (one, two)
-    )
-    assert len(first) == len(second) > 2
-    assert all(abs(a - b) < 0.15 for a, b in zip(first, second, strict=True)), (first, second)
-    assert float(one.stdout.splitlines()[-1].split()[1]) > 0.9
+    events = list((made.path / "outputs" / "tensorboard").glob("events*"))
+    assert 1 <= len(events) <= 2  # of rank 0: one for fit, one for test
     assert not running(made), "a process was left behind"
 
 
