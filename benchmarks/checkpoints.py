@@ -1,13 +1,21 @@
 """How long a checkpoint holds up training, and how many bytes it writes, against the plain way.
 
     python benchmarks/checkpoints.py --gigabytes 1 --rounds 5
+    OMP_NUM_THREADS=1 python benchmarks/checkpoints.py --gigabytes 1 --rounds 5 --ranks 2
 
 Plain: a copy into new memory each time, the best weights copied and written with every checkpoint, the file read again
 for its checksum. Ours: `checkpoints.writer.CheckpointWriter` as training uses it. In turns, a ratio for each round.
+
+With --ranks the state is divided among processes, as with `--strategy fsdp`, and `ShardWriter` is held against
+`CheckpointWriter`, which rank 0 alone uses on the whole state, as with DDP. Memory is that of the last rank, which
+never has more than its part: what it takes at most beside it, as a multiple of it.
 """
 
 import argparse
+import multiprocessing
+import os
 import shutil
+import socket
 import statistics
 import sys
 import tempfile
@@ -22,7 +30,8 @@ imports.lightning()
 import torch  # noqa: E402
 
 from smlightning.checkpoints.position import Position  # noqa: E402
-from smlightning.checkpoints.writer import CheckpointWriter  # noqa: E402
+from smlightning.checkpoints.writer import CheckpointWriter, ShardWriter  # noqa: E402
+from smlightning.cluster import session  # noqa: E402
 from smlightning.files import digest  # noqa: E402
 
 
@@ -47,15 +56,107 @@ def plain_copy(tree: object) -> object:
     return [plain_copy(value) for value in tree]
 
 
-def main() -> None:
+def divided(gigabytes: float, ranks: int) -> dict:
+    """This rank's part of such a state."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = init_device_mesh("cpu", (ranks,))
+
+    def divide(tree: object) -> object:
+        if isinstance(tree, torch.Tensor):
+            return DTensor.from_local(tree, mesh, [Shard(0)])
+        if isinstance(tree, dict):
+            return {key: divide(value) for key, value in tree.items()}
+        return [divide(value) for value in tree]
+
+    return divide(state(gigabytes / ranks))
+
+
+def memory(name: str) -> int:
+    """VmRSS, what this process has in main memory now, or VmHWM, the most it had; bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
+
+
+def slowest(seconds: float) -> float:
+    """The most of any rank."""
+    most = torch.tensor(seconds)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    return most.item()
+
+
+def compare(rank: int, ranks: int, port: int, folder: Path, gigabytes: float, rounds: int) -> None:
+    """What each process does: whole and sharded checkpoints in turns."""
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in variables.items()}
+    with session.session() as cluster:
+        place = f"file://{folder}/group"
+        torch.distributed.init_process_group("gloo", place, rank=rank, world_size=ranks)
+        before = memory("VmRSS")
+        part = divided(gigabytes, ranks)
+        held = memory("VmRSS")
+        content = state(gigabytes) if rank == 0 else {}
+        whole = CheckpointWriter(folder / "whole")
+        sharded = ShardWriter(folder / "sharded", cluster, 1, ranks)
+        whole.keep_best(content["state_dict"] if rank == 0 else {})
+        sharded.keep_best(part["state_dict"])
+        ratios = []
+        for number in range(rounds + 1):
+            waits = []
+            for writer, what in ((whole, content), (sharded, part)):
+                torch.distributed.barrier()
+                started = time.perf_counter()
+                if what:
+                    writer.write(what, Position(step=number))
+                waits.append(slowest(time.perf_counter() - started))
+                writer.finish()
+            if number:  # the first takes new memory in both, and writes the best weights
+                ratios.append(waits[1] / waits[0])
+            if rank == 0:
+                print(
+                    f"round {number}: whole {waits[0]:.3f} s, sharded {waits[1]:.3f} s", flush=True
+                )
+        if rank == 0:
+            middle = statistics.median(ratios)
+            print(f"ratio of the waiting: {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+        if rank == ranks - 1:
+            size, most = held - before, memory("VmHWM") - held
+            print(f"rank {rank}: part {size / 1e9:.3f} GB, {most / size:.2f} times that beside it")
+
+
+def run_ranks(ranks: int, folder: Path, gigabytes: float, rounds: int) -> int:
+    """The status: 1 if a process failed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=compare, args=(rank, ranks, port, folder, gigabytes, rounds))
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    return int(any(process.exitcode for process in processes))
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=1)
     arguments = parser.parse_args()
-    content = state(arguments.gigabytes)
     folder = Path(tempfile.mkdtemp(prefix="checkpoints-"))
+    if arguments.ranks > 1:
+        status = run_ranks(arguments.ranks, folder, arguments.gigabytes, arguments.rounds)
+        shutil.rmtree(folder)
+        return status
+    content = state(arguments.gigabytes)
     ours = CheckpointWriter(folder / "ours")
     ours.keep_best(content["state_dict"])
     best = plain_copy(content["state_dict"])
@@ -92,7 +193,8 @@ def main() -> None:
         f"of the bytes: {statistics.median(written):.3f}"
     )
     shutil.rmtree(folder)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -37,6 +37,7 @@ if sys.argv[1:2] == [
 
 import argparse
 import csv
+import faulthandler
 import itertools
 import json
 import random
@@ -206,6 +207,14 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
         self.wait(10)
 
+    def show_stacks(self) -> None:
+        """Have forked ranks that have not ended write to the log where each of their threads is."""
+        for pid in self.pids:
+            if pid not in self.statuses and _alive(pid):
+                os.kill(pid, signal.SIGUSR1)
+        time.sleep(1)
+        print(f"not ended: {self.log}", file=sys.stderr, flush=True)
+
     @property
     def text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -223,6 +232,7 @@ def _fork(
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    faulthandler.register(signal.SIGUSR1)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
@@ -448,7 +458,10 @@ def kills(
         expected = _to_go_on_from(place)
         # ranks that lack the file get rank 0's
         again = Job(place, n, "forked", options, apart=trial % 2 == 1 and not sharded)
-        finished = again.wait(300) and set(again.statuses.values()) == {0}
+        ended_again = again.wait(300)
+        if ended_again is None:
+            again.show_stacks()
+        finished = ended_again and set(again.statuses.values()) == {0}
         resumed = next(
             (line for line in again.text.splitlines() if line.startswith("resume: ")),
             "resume: from the start",
@@ -642,7 +655,10 @@ def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
             {**options, "batch_size": batch, "accumulate_grad_batches": accumulate},
             NO_DROPOUT,
         )
-        finished = again.wait(300) and set(again.statuses.values()) == {0}
+        ended_again = again.wait(300)
+        if ended_again is None:
+            again.show_stacks()
+        finished = ended_again and set(again.statuses.values()) == {0}
         resumed = next(
             (line for line in again.text.splitlines() if line.startswith("resume: ")),
             "from the start",

@@ -26,12 +26,12 @@ def get_local_rank() -> int:
 
 
 def get_initialization_info(
-    compression: str = "none", bucket_cap_mb: int = 25, strategy: str = "ddp"
+    compression: str = "none", bucket_cap_mb: int = 25, strategy: str = "ddp", shard_size: int = 0
 ) -> tuple[Strategy, int, int]:
     """``(strategy, devices, num_nodes)`` for ``Trainer``; ``devices`` counts one host's.
 
     Arguments as in options.py; raises ClusterError where the backend does not have them.
     """
     cluster = current_cluster()
-    chosen = choose_strategy(cluster, strategy, compression, bucket_cap_mb)
+    chosen = choose_strategy(cluster, strategy, compression, bucket_cap_mb, shard_size)
     return chosen, cluster.local_world_size, cluster.num_nodes

@@ -24,6 +24,7 @@ from smlightning.data import text
 from smlightning.errors import UserError, root_cause
 from smlightning.files import atomic_write
 from smlightning.reports import curves
+from smlightning.training.compiling import compile_network
 from smlightning.training.metrics import WeightedMean
 from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
 
@@ -113,7 +114,7 @@ class Model(pl.LightningModule):
             self.net.gradient_checkpointing_enable()  # type: ignore[operator]
         if self.options.compile:
             # The network, not this module: self.log breaks under torch.compile (Lightning#21836).
-            self.net.compile(dynamic=True)
+            compile_network(self.net, self.trainer.strategy)
         self.mean_loss = WeightedMean()
         options: dict[str, Any] = {
             "num_classes": len(self.labels),

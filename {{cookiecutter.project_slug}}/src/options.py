@@ -64,6 +64,9 @@ class TrainingOptions:
     strategy: Literal["ddp", "fsdp"] = option(
         "ddp", "fsdp divides weights and optimizer state among the ranks (docs/recipes.md)"
     )
+    shard_size: NonNegativeInt = option(
+        0, "of fsdp: ranks that share one copy, as those of a host (faster, more memory); 0: all"
+    )
     compression: Literal["none", "fp16", "bf16", "powersgd"] = option(
         "none",
         "of gradients between ranks; powersgd (rank 2, from step 100 on) does not resume exactly",

@@ -74,7 +74,7 @@ def train(**options: Any) -> None:
             declared=declared_options(OPTIONS),
         )
         strategy, devices, num_nodes = dist.get_initialization_info(
-            training.compression, training.bucket_cap_mb, training.strategy
+            training.compression, training.bucket_cap_mb, training.strategy, training.shard_size
         )
         history = MetricHistory()
         trainer = pl.Trainer(

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch  # noqa: E402
 import train  # noqa: E402
 from smlightning.checkpoints import files  # noqa: E402
 from smlightning.checkpoints.callback import Checkpoints  # noqa: E402
+from smlightning.cluster import sharding  # noqa: E402
 from smlightning.errors import UserError  # noqa: E402
 from smlightning.reports import curves  # noqa: E402
 from smlightning.testing.recording import close_unseen  # noqa: E402
@@ -34,7 +36,7 @@ class Recorder(pl.Callback):
     """Notes losses, and how much of weights and optimizer state this rank holds."""
 
     def __init__(self) -> None:
-        self.seen: dict[str, Any] = {"losses": {}, "refused": ""}
+        self.seen: dict[str, Any] = {"losses": {}}
 
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -43,16 +45,54 @@ class Recorder(pl.Callback):
         loss = trainer.strategy.reduce(outputs["loss"].detach(), reduce_op="sum")
         self.seen["losses"][trainer.global_step] = float(loss) / trainer.world_size
 
-    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self._count(trainer, module)
+
+    def _count(self, trainer: Any, module: Any) -> None:
         state = trainer.optimizers[0].state_dict()["state"].values()
         kept = [*module.state_dict().values(), *(t for entry in state for t in entry.values())]
         tensors = [tensor for tensor in kept if torch.is_tensor(tensor) and tensor.ndim]
         self.seen["elements"] = sum(tensor.numel() for tensor in tensors)
         self.seen["held"] = sum(local(tensor).numel() for tensor in tensors)
+        self.seen["parameters"] = sum(tensor.numel() for tensor in module.parameters())
 
 
 def local(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+class Gathered(torch.Tensor):
+    """A whole tensor on a device, from which `cpu` makes a plain copy."""
+
+    def detach(self) -> "Gathered":
+        return self
+
+    def cpu(self, *args: Any, **options: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).detach().clone()
+
+
+def record_memory(seen: dict[str, Any]) -> None:
+    """Note the parameters that lie in memory before they are divided, and of whole tensors that
+    are gathered from their parts how many there are, and how many at a time.
+    """
+    from torch.distributed.tensor import DTensor
+
+    shard, full_tensor = sharding.shard, DTensor.full_tensor
+    gathered: list[weakref.ref] = []
+
+    def recorded_shard(module: Any, *args: Any) -> None:
+        seen["built"] = sum(p.numel() for p in module.parameters() if not p.is_meta)
+        shard(module, *args)
+
+    def recorded_full_tensor(self: Any) -> torch.Tensor:
+        whole = full_tensor(self).as_subclass(Gathered)
+        gathered.append(weakref.ref(whole))
+        alive = sum(one() is not None for one in gathered)
+        seen.update(gathered=len(gathered))
+        seen.update(gathered_at_once=max(alive, seen.get("gathered_at_once", 0)))
+        return whole
+
+    sharding.shard = recorded_shard
+    DTensor.full_tensor = recorded_full_tensor
 
 
 def write_half(
@@ -86,6 +126,7 @@ def run(
         disk = Path(f"host{rank}")
         disk.mkdir(exist_ok=True)
     recorder = Recorder()
+    record_memory(recorder.seen)
     trainer, finished_batch = pl.Trainer, Checkpoints.on_train_batch_end
 
     class RecordedTrainer(trainer):  # type: ignore[misc,valid-type]
@@ -93,8 +134,9 @@ def run(
             super().__init__(*args, callbacks=[recorder, *(callbacks or [])], **more)
 
     def crashing(self: Checkpoints, trainer: Any, *args: Any) -> None:
-        while self.writer.busy():  # or this step's checkpoint is left out, as on a slow disk
-            time.sleep(0.01)
+        within_write = kill_at and trainer.global_step >= kill_at  # which will never end
+        while self.writer.busy() and not within_write:
+            time.sleep(0.01)  # or this step's checkpoint is left out, as on a slow disk
         finished_batch(self, trainer, *args)
         if trainer.global_step == crash_at:
             self.writer.finish()
@@ -108,6 +150,7 @@ def run(
     with contextlib.suppress(Crash), contextlib.chdir(disk):
         try:
             train.train(**options)
-        except UserError as error:
-            recorder.seen["refused"] = str(error)
+        except UserError:
+            if not crash_at:  # else another rank ended first
+                raise
     write(recorder.seen)

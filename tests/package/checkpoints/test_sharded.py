@@ -1,6 +1,6 @@
 """`--strategy fsdp`: the numbers of DDP, a part on each rank, and checkpoints that any run resumes.
 
-Kills and stops from outside: benchmarks/stress.py --strategy fsdp.
+A few runs show all of it. Kills and stops in numbers: benchmarks/stress.py --strategy fsdp.
 """
 
 import csv
@@ -15,26 +15,32 @@ import torch
 from safetensors.torch import load_file
 
 from smlightning.checkpoints import files, reader
-from smlightning.testing.processes import run_ranks
+from smlightning.testing.processes import KILLED, run_ranks
 
 GLOBAL_BATCH = 16
 STEPS = 8  # two epochs
 CRASH = 5
+Records = list[dict[str, Any]]
 
 
-@pytest.fixture
-def words(rows: list[tuple[str, str]], tmp_path: Path) -> Path:
-    path = tmp_path / "words.csv"
+@pytest.fixture(scope="module")
+def words(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sharded") / "words.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("text", "label"), *rows[::3]])
     return path
 
 
-def go(words: Path, name: str, ranks: int, strategy: str, **more: Any) -> list[dict[str, Any]]:
+def go(
+    words: Path,
+    name: str,
+    ranks: int,
+    strategy: str,
+    body: dict[str, Any] | None = None,
+    ended: int = 0,
+    **more: Any,
+) -> Records:
     """Run or resume in the folder ``name``; what each rank saw."""
-    body_options = {
-        key: more.pop(key) for key in ("crash_at", "dropout", "hosts", "kill_at") if key in more
-    }
     options = {
         "dataset": str(words),
         "data_dir": str(words.parent / "prepared"),
@@ -42,11 +48,12 @@ def go(words: Path, name: str, ranks: int, strategy: str, **more: Any) -> list[d
         "epochs": 2,
         "lr": 0.01,
         "strategy": strategy,
-        "checkpoint_steps": 1,
+        "checkpoint_steps": 1 if body and body.keys() & {"crash_at", "kill_at"} else 0,
+        "val_check_steps": 3,
         **more,
     }
-    body = partial(sharded_runs.run, options=options, **{"dropout": False, **body_options})
-    return run_ranks(body, words.parent / name, ranks)
+    rank = partial(sharded_runs.run, options=options, **(body or {}))
+    return run_ranks(rank, words.parent / name, ranks, ended)
 
 
 def weights(words: Path, name: str) -> dict[str, torch.Tensor]:
@@ -59,52 +66,66 @@ def gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     return max((one[name] - other[name]).abs().max().item() for name in one)
 
 
-def losses(records: list[dict[str, Any]]) -> dict[str, float]:
+def losses(records: Records) -> dict[str, float]:
     return records[0]["losses"]
 
 
-def test_the_numbers_are_those_of_ddp_and_each_rank_has_its_part(words: Path) -> None:
-    ddp = go(words, "ddp", 2, "ddp")
-    for ranks, most in ((2, 0.55), (4, 0.30)):
-        name = f"fsdp{ranks}"
-        records = go(words, name, ranks, "fsdp")
-        assert losses(records) == pytest.approx(losses(ddp), abs=1e-5)
-        assert len(losses(ddp)) == STEPS
-        assert gap(weights(words, name), weights(words, "ddp")) < 1e-5
-        for record in records:
-            assert record["elements"] == ddp[0]["held"]
-            assert record["held"] <= most * record["elements"]
+@pytest.fixture(scope="module")
+def ddp(words: Path) -> Records:
+    return go(words, "ddp", 2, "ddp")
 
 
-def test_a_run_resumes_on_other_ranks_and_with_the_other_strategy(words: Path) -> None:
-    go(words, "whole", 2, "fsdp", dropout=True)
-    go(words, "fsdp", 2, "fsdp", dropout=True, crash_at=CRASH)
-    directory = words.parent / "fsdp/outputs/checkpoints"
+@pytest.fixture(scope="module")
+def fsdp(words: Path) -> Records:
+    return go(words, "fsdp", 2, "fsdp")
+
+
+def test_the_numbers_are_those_of_ddp_and_each_rank_has_its_part(
+    words: Path, ddp: Records, fsdp: Records
+) -> None:
+    assert losses(fsdp) == pytest.approx(losses(ddp), abs=1e-5)
+    assert len(losses(ddp)) == STEPS
+    assert gap(weights(words, "fsdp"), weights(words, "ddp")) < 1e-5
+    for rank, record in enumerate(fsdp):
+        assert record["elements"] == ddp[0]["held"]
+        assert record["held"] <= 0.55 * record["elements"]
+        assert record["built"] == (ddp[0]["parameters"] if rank == 0 else 0)
+        # To save the model each tensor is rank 0's main memory's before the next is gathered.
+        assert record["gathered"] > 1 and record["gathered_at_once"] == 1
+
+
+def test_four_ranks_then_two_replicas_then_one_process(words: Path) -> None:
+    """Each continues the one before; together they are the run of one process alone."""
+    alone = go(words, "alone", 1, "ddp", {"dropout": False})
+    records = go(words, "chain", 4, "fsdp", {"dropout": False, "crash_at": 3})
+    seen = {**losses(records)}
+    for record in records:
+        assert record["held"] <= 0.30 * record["elements"]
+    replicas = {"dropout": False, "crash_at": CRASH}
+    records = go(words, "chain", 4, "fsdp", replicas, shard_size=2)
+    seen.update(losses(records))
+    for record in records:
+        assert 0.30 * record["elements"] < record["held"] <= 0.55 * record["elements"]
+    directory = words.parent / "chain/outputs/checkpoints"
     (_, newest), *_ = files.numbered(directory)
-    assert f"-step{CRASH:06d}-" in newest.name
-    assert len(files.files_beside(newest)) == 4, "a shard of each rank, and of the best weights"
-    for name, ranks, strategy in (("same", 2, "fsdp"), ("ddp", 2, "ddp")):
-        shutil.copytree(words.parent / "fsdp", words.parent / name)
-        records = go(words, name, ranks, strategy, dropout=True)
-        assert f"step {CRASH} of {STEPS}" in records[0]["log"]
-        assert min(map(int, losses(records))) == CRASH + 1
-        difference = gap(weights(words, name), weights(words, "whole"))
-        assert difference == 0.0 if name == "same" else difference < 1e-5, name
-    for name, ranks in (("one", 1), ("three", 4)):
-        shutil.copytree(words.parent / "fsdp", words.parent / name)
-        go(words, name, ranks, "fsdp")
-    assert gap(weights(words, "one"), weights(words, "three")) < 1e-5, "no dropout from there on"
+    names = files.files_beside(newest)
+    assert f"-step{CRASH:06d}-" in newest.name and len(names) == 4
+    assert all("-of-00002-" in name for name in names), "of one replica, and its best weights"
+    records = go(words, "chain", 1, "fsdp", {"dropout": False})
+    assert f"step {CRASH} of {STEPS}" in records[0]["log"]
+    seen.update(losses(records))
+    assert seen == pytest.approx(losses(alone), abs=1e-5)
+    assert gap(weights(words, "chain"), weights(words, "alone")) < 1e-5
 
 
-def test_a_run_of_ddp_is_continued_sharded_with_its_best_weights(words: Path) -> None:
-    options: dict[str, Any] = {"val_check_steps": 3}
-    go(words, "whole", 2, "ddp", **options)
-    go(words, "crashed", 2, "ddp", crash_at=CRASH, **options)
+def test_a_run_of_ddp_is_continued_sharded_with_its_best_weights(words: Path, ddp: Records) -> None:
+    go(words, "crashed", 2, "ddp", {"crash_at": CRASH})
     directory = words.parent / "crashed/outputs/checkpoints"
     before = reader.read_here(files.newest(directory) or Path())
     assert before["best_weights"] is not None
-    records = go(words, "crashed", 2, "fsdp", **options)
-    assert gap(weights(words, "crashed"), weights(words, "whole")) < 1e-5
+    records = go(words, "crashed", 2, "fsdp", checkpoint_steps=1)
+    assert min(map(int, losses(records))) == CRASH + 1
+    assert gap(weights(words, "crashed"), weights(words, "ddp")) < 1e-5
     after = files.newest(directory)
     assert after and not list(directory.glob("*-best-*.ckpt"))
     state = reader.read_here(after)
@@ -116,40 +137,30 @@ def test_a_run_of_ddp_is_continued_sharded_with_its_best_weights(words: Path) ->
     assert "best weights:" in records[0]["log"]
 
 
-def test_hosts_of_which_each_has_its_own_shards_alone(words: Path) -> None:
-    options: dict[str, Any] = {"hosts": True, "dropout": True, "val_check_steps": 3}
-    go(words, "whole", 2, "fsdp", **options)
-    go(words, "crashed", 2, "fsdp", crash_at=CRASH, **options)
-    folders = [words.parent / f"crashed/host{rank}/outputs/checkpoints" for rank in range(2)]
-    kept = [sorted(folder.glob("*.shard")) for folder in folders]
+def test_hosts_of_which_one_is_lost_within_its_write(words: Path, fsdp: Records) -> None:
+    """Nothing names the torn checkpoint, and what is resumed ends as if nothing had happened."""
+    lost = {"hosts": True, "kill_at": CRASH + 2}  # an epoch's end makes two checkpoints
+    go(words, "lost", 2, "fsdp", lost, KILLED)
+    folders = [words.parent / f"lost/host{rank}/outputs/checkpoints" for rank in range(2)]
+    number, newest = files.numbered(folders[0])[0]
+    assert number == CRASH + 1 and (folders[1] / ".half.shard").exists()
+    kept = [sorted(folder.glob("[0-9]*.shard")) for folder in folders]
     assert all(f"-{rank:05d}-of-" in path.name for rank in range(2) for path in kept[rank])
     assert files.KEEP < len(kept[1]) <= files.KEEP + 3, "older ones are removed there, too"
-    records = go(words, "crashed", 2, "fsdp", **options)
+    # What both have, on one host, and with the other strategy.
+    shutil.copytree(words.parent / "lost/host0", words.parent / "moved")
+    for path in kept[1]:
+        shutil.copy(path, words.parent / "moved/outputs/checkpoints")
+    records = go(words, "moved", 2, "ddp")
     assert f"step {CRASH} of {STEPS}" in records[0]["log"]
-    assert gap(weights(words, "crashed/host0"), weights(words, "whole/host0")) == 0.0
+    assert min(map(int, losses(records))) == CRASH + 1
+    assert gap(weights(words, "moved"), weights(words, "fsdp")) < 1e-5
     # A shard that no host has whole: the checkpoint before is taken.
-    shutil.rmtree(words.parent / "crashed")
-    go(words, "crashed", 2, "fsdp", crash_at=CRASH, **options)
-    (_, newest), *_ = files.numbered(folders[0])
     other = folders[1] / files.files_beside(newest)[1]
     other.write_bytes(other.read_bytes()[:-1])
-    records = go(words, "crashed", 2, "fsdp", **options)
+    records = go(words, "lost", 2, "fsdp", {"hosts": True})
     assert f"step {CRASH - 1} of {STEPS}" in records[0]["log"]
-
-
-def test_a_rank_that_is_killed_within_a_write(words: Path) -> None:
-    """Nothing names the torn checkpoint, and the resumed run ends as if nothing had happened."""
-    go(words, "whole", 2, "fsdp", dropout=True)
-    with pytest.raises(AssertionError, match="ended with"):
-        go(words, "killed", 2, "fsdp", dropout=True, kill_at=CRASH)
-    directory = words.parent / "killed/outputs/checkpoints"
-    left = files.newest(directory)
-    assert left and int(left.name[:6]) == CRASH - 1 and (directory / ".half.shard").exists()
-    records = go(words, "killed", 2, "fsdp", dropout=True)
-    assert left.name in records[0]["log"] and not list(directory.glob(files.TEMPORARY_SHARD))
-    assert gap(weights(words, "killed"), weights(words, "whole")) == 0.0
-
-
-def test_what_cannot_be_sharded_is_refused(words: Path) -> None:
-    (first, _) = go(words, "compressed", 2, "fsdp", compression="fp16")
-    assert "compression" in first["refused"]
+    assert not list(folders[1].glob(files.TEMPORARY_SHARD))
+    assert gap(weights(words, "lost/host0"), weights(words, "fsdp")) == 0.0
+    (_, newest), *_ = files.numbered(folders[0])
+    assert files.finished(newest)

@@ -12,6 +12,7 @@ import torch
 import data
 import model
 from smlightning import pretrained
+from smlightning.cluster.outline import outline
 from smlightning.errors import UserError
 from smlightning.pretrained import PretrainedTokenizer
 
@@ -39,6 +40,22 @@ def test_a_network_is_read_where_another_device_is_the_default(tiny_bert: str) -
     assert {parameter.device.type for parameter in net.parameters()} == {"cpu"}
     assert net.training, "from_pretrained gives evaluation mode"
     assert net.config.num_labels == 2
+
+
+def test_an_outline_of_a_checkpoint_has_its_shapes_and_reads_no_weights(tiny_bert: str) -> None:
+    whole = pretrained.network(CLASSIFIER, tiny_bert, num_labels=4)
+    with outline():
+        shapes = pretrained.network(CLASSIFIER, tiny_bert, num_labels=4)
+    described = [
+        [(name, p.shape, p.dtype) for name, p in net.named_parameters()] for net in (whole, shapes)
+    ]
+    assert described[0] == described[1]
+    assert all(parameter.is_meta for parameter in shapes.parameters())
+    assert shapes.training and shapes.config.num_labels == 4
+    for (name, buffer), (_, other) in zip(
+        whole.named_buffers(), shapes.named_buffers(), strict=True
+    ):
+        assert torch.equal(buffer, other), name
 
 
 USES: dict[str, Callable[[str], object]] = {

@@ -19,6 +19,7 @@ from options import ModelOptions
 from smlightning import pretrained
 from smlightning.errors import UserError, root_cause
 from smlightning.files import atomic_write
+from smlightning.training.compiling import compile_network
 from smlightning.training.metrics import WeightedMean
 from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
 
@@ -142,7 +143,7 @@ class Model(pl.LightningModule):
                 self.net.gradient_checkpointing_enable()
         if chosen.compile:
             # The network, not this module: self.log breaks under torch.compile (Lightning#21836).
-            self.net.compile(dynamic=True)
+            compile_network(self.net, self.trainer.strategy)
         self.mean_loss = WeightedMean()
 
     def forward(self, batch: dict[str, Any]) -> torch.Tensor:

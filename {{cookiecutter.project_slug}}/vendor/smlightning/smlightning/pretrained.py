@@ -86,6 +86,8 @@ def _refuse_without_tokenizer(name: str) -> None:
 def network(auto_class: str, name: str, **config: Any) -> Any:
     """A checkpoint's network in training mode, on the CPU, in float32.
 
+    Within `outline` it has shapes alone: no weights are read.
+
     Args:
         auto_class: of transformers, e.g. AutoModelForSequenceClassification.
         config: members of its configuration to replace.
@@ -93,18 +95,27 @@ def network(auto_class: str, name: str, **config: Any) -> Any:
     import torch
     import transformers
 
+    from smlightning.cluster.outline import builds_outline
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     # In configure_model Lightning makes the GPU the default device, which transformers takes for
     # a device map and asks for accelerate.
     with checkpoint_errors(name), torch.device("cpu"):
-        net = getattr(transformers, auto_class).from_pretrained(
-            name,
-            ignore_mismatched_sizes=True,  # a head trained for another task is replaced
-            dtype=torch.float32,
-            trust_remote_code=False,
-            **config,
-        )
+        kind = getattr(transformers, auto_class)
+        if builds_outline():  # rank 0 reads the weights
+            shapes = transformers.AutoConfig.from_pretrained(
+                name, trust_remote_code=False, **config
+            )
+            net = kind.from_config(shapes, dtype=torch.float32, trust_remote_code=False)
+        else:
+            net = kind.from_pretrained(
+                name,
+                ignore_mismatched_sizes=True,  # a head trained for another task is replaced
+                dtype=torch.float32,
+                trust_remote_code=False,
+                **config,
+            )
     if net.config.pad_token_id is None:  # decoders look for the last token that is not padding
         net.config.pad_token_id = PretrainedTokenizer(name).pad_id
     return net.train()  # from_pretrained gives it without dropout, and Lightning leaves that

@@ -197,7 +197,7 @@ class Checkpoints(Checkpoint):
         signals.defer(f"{self.rerun} to resume")
         if not isinstance(trainer.strategy.checkpoint_io, CheckpointPlugin):
             if isinstance(trainer.strategy, ShardedStrategy):
-                self.writer = self._shard_writer()
+                self.writer = self._shard_writer(trainer.strategy.shard_size)
             lightnings = trainer.strategy.checkpoint_io
             trainer.strategy.checkpoint_io = CheckpointPlugin(
                 self.writer, self.choice, self.shard_files, lightnings
@@ -207,12 +207,12 @@ class Checkpoints(Checkpoint):
                 resume.refuse_another_architecture
             )
 
-    def _shard_writer(self) -> ShardWriter:
+    def _shard_writer(self, shards: int) -> ShardWriter:
         """Its first number is the one after those in rank 0's folder. Collective."""
         number = session.from_rank_0(
             "checkpoint number", lambda: str(files.next_number(self.directory))
         )
-        return ShardWriter(self.directory, session.current_cluster(), int(number))
+        return ShardWriter(self.directory, session.current_cluster(), int(number), shards)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

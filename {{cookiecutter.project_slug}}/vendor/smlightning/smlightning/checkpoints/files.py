@@ -80,16 +80,16 @@ def write_best(directory: Path, weights: Mapping[str, Any]) -> Path:
 
 
 def write_shard(
-    directory: Path, number: int, shard: Shard, rank: int, world_size: int, *, best: bool = False
+    directory: Path, number: int, shard: Shard, rank: int, shards: int, *, best: bool = False
 ) -> Path:
-    """Write one rank's part of checkpoint ``number``, or of its best weights.
+    """Write one rank's part, of so many, of checkpoint ``number``, or of its best weights.
 
     Raises:
         UserError: it could not be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     kind = "best-" if best else ""
-    stem = f"{number:06d}-{kind}{rank:05d}-of-{world_size:05d}"
+    stem = f"{number:06d}-{kind}{rank:05d}-of-{shards:05d}"
     with _disk_errors_explained(directory):
         return _write_file(directory, stem, shard, ".shard")
 
@@ -133,10 +133,13 @@ def remove_temporary_shards(directory: Path) -> None:
 def mark_finished(directory: Path) -> None:
     """Record that the run of the newest checkpoint is complete, artifacts included.
 
+    Of its shards, which may lie on other hosts, nothing is asked: this run has just written them.
+
     Raises:
         UserError: the record could not be written.
     """
-    path = newest(directory)
+    named = {name for _, path in numbered(directory) for name in files_beside(path)}
+    path = newest(directory, named)
     if path is None:
         return
     try:

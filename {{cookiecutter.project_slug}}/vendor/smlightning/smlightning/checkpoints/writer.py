@@ -125,12 +125,15 @@ class ShardWriter(CheckpointWriter):
     Args:
         cluster: where this rank is.
         number: of the next checkpoint, the same on every rank.
+        shards: how many ranks have the state once among them. The first that many write; the
+            others, which have replicas, keep their best weights alone.
     """
 
-    def __init__(self, directory: Path, cluster: Cluster, number: int) -> None:
+    def __init__(self, directory: Path, cluster: Cluster, number: int, shards: int) -> None:
         super().__init__(directory)
         self._cluster = cluster
         self._number = number
+        self._shards = shards
 
     @property
     def best_weights(self) -> Mapping[str, Any] | None:
@@ -147,6 +150,9 @@ class ShardWriter(CheckpointWriter):
     def _taken(self, state: Any) -> Any:
         return parts.split(state)
 
+    def write(self, state: Mapping[str, Any], position: Position) -> None:
+        super().write(state if self._cluster.rank < self._shards else {}, position)
+
     def _write(
         self, position: Position, copied: torch.cuda.Event | None, best: _Best | None
     ) -> None:
@@ -154,11 +160,12 @@ class ShardWriter(CheckpointWriter):
             copied.synchronize()
         number = self._number
         self._number += 1  # threads of all ranks count the same checkpoints
-        written: dict[str, str] = {}
-        try:
-            written = self._write_shards(number, best)
-        finally:  # after a failure nothing: rank 0 waits for no more
-            self._store.set(_written_key(number, self._cluster.rank), json.dumps(written))
+        if self._cluster.rank < self._shards:
+            written: dict[str, str] = {}
+            try:
+                written = self._write_shards(number, best)
+            finally:  # after a failure nothing: rank 0 waits for no more
+                self._store.set(_written_key(number, self._cluster.rank), json.dumps(written))
         if self._cluster.rank == 0:
             self._write_checkpoint(number, position, best)
         elif self._cluster.local_rank == 0:
@@ -166,7 +173,7 @@ class ShardWriter(CheckpointWriter):
 
     def _write_shards(self, number: int, best: _Best | None) -> dict[str, str]:
         """The names of this rank's files."""
-        place = self._cluster.rank, self._cluster.world_size
+        place = self._cluster.rank, self._shards
         if best and best.file is None:
             _, shard = best.weights
             best.file = files.write_shard(self.directory, number, shard, *place, best=True)
@@ -189,12 +196,12 @@ class ShardWriter(CheckpointWriter):
         self._store.set(KEPT_KEY, json.dumps([newest, sorted(named)]))
 
     def _written_by_all(self, number: int) -> list[dict[str, str]]:
-        """What each rank has written; waits for all.
+        """What each rank that writes has written; waits for all of these.
 
         Raises:
             torch.distributed.DistNetworkError: a rank could not, or has ended.
         """
-        ranks = range(self._cluster.world_size)
+        ranks = range(self._shards)
         keys = [_written_key(number, rank) for rank in ranks]
         while not self._store.has(*keys):
             if any(self._store.has(ending.end_key(rank)) for rank in ranks):

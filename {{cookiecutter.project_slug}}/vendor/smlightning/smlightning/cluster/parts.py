@@ -100,10 +100,11 @@ def first_row(tensor: Any) -> int:
     """Of a DTensor that FSDP2 divided: the number of this rank's first row.
 
     It divides as `torch.chunk` does: equal parts, rounded up; the last ranks have fewer, or none.
+    Of a mesh's two dimensions the first is that of the replicas.
     """
     mesh = tensor.device_mesh
-    size = -(-tensor.shape[0] // mesh.size())
-    return min(mesh.get_local_rank() * size, tensor.shape[0])
+    size = -(-tensor.shape[0] // mesh.size(mesh.ndim - 1))
+    return min(mesh.get_local_rank(mesh.ndim - 1) * size, tensor.shape[0])
 
 
 def weights_like(weights: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:

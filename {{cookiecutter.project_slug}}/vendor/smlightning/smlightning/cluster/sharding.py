@@ -2,8 +2,13 @@
 
 The network is divided as it is built: each item of a list of equal layers is a block, gathered
 when it computes and let go afterwards; what is left is gathered with the whole network.
+
+Only rank 0 builds it whole, in main memory. The others build its outline, and get rank 0's weights
+block by block, of which each rank keeps its part: all start as with DDP, and no device and no
+other rank's main memory ever holds more than its parts and one block.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +21,7 @@ from torch import nn
 
 from smlightning.cluster.all_reduce import verify_all_reduce
 from smlightning.cluster.location import Cluster, ClusterError
+from smlightning.cluster.outline import outline
 from smlightning.cluster.parts import DividedTensor, divided_like, weights_like
 from smlightning.cluster.strategies import LauncherEnvironment
 from smlightning.errors import UserError
@@ -28,11 +34,17 @@ class ShardedStrategy(ModelParallelStrategy):
     CheckpointIO, and a checkpoint may hold whole tensors or the parts of any number of ranks.
     (Tensor parallelism is ModelParallelStrategy's own, with a network that is written for it.)
 
+    Args:
+        shard_size: ranks, one after another, that have the state once among them; every such group
+            has a replica (HSDP). 0: all ranks, as torchtitan's data_parallel_shard_degree has it
+            by default: what does not fit on a host has to be divided among all.
+
     Raises:
-        ClusterError: the cluster's backend is SMDDP, or compression is set.
+        ClusterError: the cluster's backend is SMDDP, compression is set, or the world size is no
+            multiple of ``shard_size``.
     """
 
-    def __init__(self, cluster: Cluster, compression: str = "none") -> None:
+    def __init__(self, cluster: Cluster, compression: str = "none", shard_size: int = 0) -> None:
         if cluster.backend == "smddp":
             # https://docs.aws.amazon.com/sagemaker/latest/dg/data-parallel-modify-sdp-pt.html: its
             # AllGather serves FSDP, but torch.distributed.new_group(), of which a device mesh is
@@ -47,12 +59,14 @@ class ShardedStrategy(ModelParallelStrategy):
                 f"compression={compression} is for the gradients of DDP",
                 "set compression to none, or --strategy to ddp",
             )
+        _refuse_shard_size(shard_size, cluster.world_size)
         super().__init__(
             data_parallel_size=cluster.world_size,
             tensor_parallel_size=1,
             process_group_backend=cluster.backend,
         )
         self.cluster_environment = LauncherEnvironment(cluster)
+        self.shard_size = shard_size or cluster.world_size
         self._verified = False
 
     @property
@@ -64,6 +78,13 @@ class ShardedStrategy(ModelParallelStrategy):
         if not self._verified:
             verify_all_reduce(self.global_rank, self.world_size, self.root_device)
             self._verified = True
+
+    @contextlib.contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Around ``configure_model``."""
+        builds = contextlib.nullcontext() if self.global_rank == 0 else outline()
+        with super().tensor_init_context(empty_init), builds:
+            yield
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -82,9 +103,20 @@ class ShardedStrategy(ModelParallelStrategy):
         assert module is not None
         _refuse_unsupported(module, str(trainer.precision))
         if not is_sharded(module):
-            send_from_rank_0(module, self.root_device)
-            mesh = self.device_mesh["data_parallel"]
-            shard(module, mesh, bf16=trainer.precision == "bf16-mixed")
+            bf16 = trainer.precision == "bf16-mixed"
+            shard(module, self._mesh(), self.root_device, bf16)
+
+    def _mesh(self) -> Any:
+        """The ranks that divide the state, or (replicas, ranks that divide one), as `fully_shard`
+        takes it: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html.
+        """
+        if self.shard_size == self.world_size:
+            return self.device_mesh["data_parallel"]
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = self.world_size // self.shard_size, self.shard_size
+        names = "replicas", "parts"
+        return init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
 
     # Checkpoints: what Strategy does, not ModelParallelStrategy
 
@@ -139,6 +171,21 @@ def _optimizer_state_like(state: Mapping[str, Any], parameter: Any) -> dict[str,
     return divided
 
 
+def _refuse_shard_size(shard_size: int, world_size: int) -> None:
+    """Raises ClusterError where the ranks cannot be divided into groups of that size."""
+    if shard_size == 1:
+        raise ClusterError(
+            "--shard_size 1 leaves nothing to divide", "set --strategy to ddp, which does the same"
+        )
+    if shard_size and world_size % shard_size:
+        fitting = [size for size in range(2, world_size + 1) if world_size % size == 0]
+        sizes = ", ".join(map(str, fitting))
+        raise ClusterError(
+            f"--shard_size {shard_size} does not divide {world_size} ranks into groups",
+            f"set it to one of {sizes}, or to 0 for all ranks",
+        )
+
+
 def _refuse_unsupported(module: LightningModule, precision: str) -> None:
     """Raises UserError where FSDP2 would fail or would train something else."""
     if precision == "16-mixed":
@@ -179,18 +226,12 @@ def is_sharded(module: nn.Module) -> bool:
     return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
-def send_from_rank_0(module: nn.Module, device: torch.device) -> None:
-    """Give every rank rank 0's weights, tensor by tensor, as DDP does. Collective."""
-    for tensor in [*module.parameters(), *module.buffers()]:
-        sent = tensor.detach().to(device)
-        torch.distributed.broadcast(sent, 0)
-        tensor.detach().copy_(sent)
-
-
-def shard(module: nn.Module, mesh: Any, bf16: bool = False) -> None:
-    """Divide the parameters of every module in ``module`` among the mesh's ranks.
+def shard(module: nn.Module, mesh: Any, device: torch.device, bf16: bool = False) -> None:
+    """Divide the parameters of every module in ``module`` among the mesh's ranks. Collective.
 
     Args:
+        module: with rank 0's weights in main memory; on the other ranks it may be an outline.
+        mesh: of one dimension, or of (replicas, parts).
         bf16: compute in bfloat16 and add gradients up in float32; weights stay in float32.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -198,10 +239,42 @@ def shard(module: nn.Module, mesh: Any, bf16: bool = False) -> None:
     policy = MixedPrecisionPolicy()
     if bf16:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    send_buffers(module, device)
     for network in networks(module):
-        for block in blocks(network):
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(network, mesh=mesh, mp_policy=policy)
+        for block in [*blocks(network), network]:
+            send_parameters(block, device)
+            fully_shard(block, mesh=mesh, mp_policy=policy)  # frees what other ranks have
+
+
+def send_parameters(module: nn.Module, device: torch.device) -> None:
+    """Give every rank rank 0's parameters, but for those that are divided. Collective."""
+    from torch.distributed.tensor import DTensor
+
+    sent: dict[nn.Parameter, nn.Parameter] = {}  # one that has two places is sent once
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if isinstance(parameter, DTensor):
+                continue
+            if parameter not in sent:
+                whole = _from_rank_0(parameter, device)
+                sent[parameter] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+            setattr(part, name, sent[parameter])
+
+
+def send_buffers(module: nn.Module, device: torch.device) -> None:
+    """Give every rank rank 0's buffers. Collective."""
+    for part in module.modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, _from_rank_0(buffer, device))
+
+
+def _from_rank_0(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if tensor.is_meta:
+        whole = torch.empty_like(tensor, device=device)
+    else:
+        whole = tensor.detach().to(device)
+    torch.distributed.broadcast(whole, 0)
+    return whole
 
 
 def networks(module: nn.Module) -> Iterator[nn.Module]:
@@ -247,8 +320,13 @@ def gather_weights(module: nn.Module) -> None:
             if not isinstance(parameter, DTensor):
                 continue
             if parameter not in whole:
-                tensor = parameter.full_tensor().detach()
-                kept = tensor.cpu() if first else tensor.new_empty(0)
+                kept = _kept_of_whole(parameter, first)
                 whole[parameter] = nn.Parameter(kept, requires_grad=parameter.requires_grad)
             if first:
                 setattr(part, name, whole[parameter])
+
+
+def _kept_of_whole(parameter: Any, keeps: bool) -> torch.Tensor:
+    """The whole tensor in main memory, else nothing; its device has it no longer then."""
+    tensor = parameter.full_tensor().detach()
+    return tensor.cpu() if keeps else tensor.new_empty(0)

@@ -1,5 +1,7 @@
 """What every rank imports: a server process imports it once, and ranks are forked from it."""
 
+import importlib.util
+
 from smlightning.testing import owner
 from smlightning.training import imports
 
@@ -10,5 +12,7 @@ import torch.utils.tensorboard  # noqa: E402, F401
 
 from smlightning.testing import recording  # noqa: E402, F401
 
+if importlib.util.find_spec("omegaconf"):  # Lightning imports it when it saves a state
+    import omegaconf  # noqa: F401
 if owner.is_on_the_path():
     owner.load()

@@ -1,0 +1,78 @@
+"""What `--strategy fsdp` refuses, and a network's outline, without other ranks."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from smlightning.cluster.choice import choose_strategy
+from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
+from smlightning.cluster.outline import builds_outline, outline
+from smlightning.cluster.sharding import ShardedStrategy
+
+SIX = locate(
+    {"RANK": "0", "WORLD_SIZE": "6", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "6"}, Machine()
+)
+
+
+def strategy(cluster: Cluster = SIX, name: str = "fsdp", **options: Any) -> Any:
+    return choose_strategy(cluster, name, **options)
+
+
+@pytest.mark.parametrize(("shard_size", "said"), [(0, 6), (2, 2), (3, 3), (6, 6)])
+def test_groups_of_ranks(shard_size: int, said: int) -> None:
+    chosen = strategy(shard_size=shard_size)
+    assert isinstance(chosen, ShardedStrategy) and chosen.shard_size == said
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"shard_size": 4}, "2, 3, 6"),
+        ({"shard_size": 12}, "2, 3, 6"),
+        ({"shard_size": 1}, "ddp"),
+        ({"shard_size": 2, "name": "ddp"}, "fsdp"),
+        ({"compression": "fp16"}, "compression"),
+        ({"cluster": replace(SIX, backend="smddp")}, "torch_distributed"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ClusterError) as refused:
+        strategy(**options)
+    assert named in refused.value.cure
+
+
+def test_one_process_has_nothing_to_divide() -> None:
+    alone = locate({}, Machine())
+    assert not isinstance(strategy(alone, shard_size=8), ShardedStrategy)
+
+
+class Tied(nn.Module):
+    """An embedding that is also the last layer, drawn outside of the modules that hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = nn.Parameter(torch.randn(5, 3))
+        self.embed, self.last = nn.Embedding(5, 3), nn.Linear(3, 5)
+        self.embed.weight = self.last.weight = weight
+        self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
+        self.register_buffer("table", torch.arange(4.0), persistent=False)
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+
+
+def test_an_outline_has_shapes_and_ties_and_no_weights() -> None:
+    whole = Tied()
+    with outline():
+        assert builds_outline()
+        shapes = Tied()
+    assert not builds_outline() and not Tied().frozen.is_meta
+    assert all(parameter.is_meta for parameter in shapes.parameters())
+    described = [
+        {name: (p.shape, p.dtype, p.requires_grad) for name, p in net.named_parameters()}
+        for net in (whole, shapes)
+    ]
+    assert described[0] == described[1], "a tied one is named once"
+    assert shapes.embed.weight is shapes.last.weight
+    assert shapes.rates == whole.rates and torch.equal(shapes.table, whole.table)

@@ -1,0 +1,55 @@
+"""A network's outline: its modules, with parameters that have a shape and no memory."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+
+@dataclass
+class _Building:
+    """What a process builds now."""
+
+    outline: bool = False
+
+
+_building = _Building()
+
+
+@contextlib.contextmanager
+def outline() -> Iterator[None]:
+    """Within it every parameter that a module registers is on torch's meta device.
+
+    All else is as ever, unlike under ``torch.device("meta")``: buffers and metrics keep their
+    values, and an ``__init__`` may read a tensor's.
+    """
+    # Its annotation says that a hook returns nothing, its documentation what it may return.
+    hook = register_module_parameter_registration_hook(_without_memory)  # type: ignore[arg-type]
+    _building.outline = True
+    try:
+        yield
+    finally:
+        _building.outline = False
+        hook.remove()
+
+
+def builds_outline() -> bool:
+    """Whether `outline` holds here, so that weights need not be read."""
+    return _building.outline
+
+
+def _without_memory(
+    module: nn.Module, name: str, parameter: nn.Parameter | None
+) -> nn.Parameter | None:
+    """What is registered in its place; the same where it is registered again."""
+    if parameter is None or parameter.is_meta:
+        return parameter
+    known = vars(parameter).get("outline")
+    if known is None:
+        shape = torch.empty_like(parameter, device="meta")
+        known = nn.Parameter(shape, requires_grad=parameter.requires_grad)
+        parameter.outline = known  # type: ignore[attr-defined]
+    return known
