@@ -20,7 +20,7 @@ OWNERS = {path.stem for path in (PROJECT / "src").glob("*.py")}
 # A room imports itself and rooms of the lines above its own.
 LAYERS = (
     {"errors"},
-    {"options", "files", "project", "hub", "serving"},
+    {"options", "files", "project", "hub", "outline", "serving"},
     {"cluster", "pretrained"},
     {"data"},
     {"training"},

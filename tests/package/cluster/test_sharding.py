@@ -9,8 +9,8 @@ from torch import nn
 
 from smlightning.cluster.choice import choose_strategy
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
-from smlightning.cluster.outline import builds_outline, outline
 from smlightning.cluster.sharding import ShardedStrategy
+from smlightning.outline import builds_outline, outline
 
 SIX = locate(
     {"RANK": "0", "WORLD_SIZE": "6", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "6"}, Machine()

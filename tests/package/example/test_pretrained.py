@@ -12,8 +12,8 @@ import torch
 import data
 import model
 from smlightning import pretrained
-from smlightning.cluster.outline import outline
 from smlightning.errors import UserError
+from smlightning.outline import outline
 from smlightning.pretrained import PretrainedTokenizer
 
 CLASSIFIER = "AutoModelForSequenceClassification"

@@ -95,7 +95,7 @@ def network(auto_class: str, name: str, **config: Any) -> Any:
     import torch
     import transformers
 
-    from smlightning.cluster.outline import builds_outline
+    from smlightning.outline import builds_outline
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -21,10 +21,10 @@ from torch import nn
 
 from smlightning.cluster.all_reduce import verify_all_reduce
 from smlightning.cluster.location import Cluster, ClusterError
-from smlightning.cluster.outline import outline
 from smlightning.cluster.parts import DividedTensor, divided_like, weights_like
 from smlightning.cluster.strategies import LauncherEnvironment
 from smlightning.errors import UserError
+from smlightning.outline import outline
 
 
 class ShardedStrategy(ModelParallelStrategy):
