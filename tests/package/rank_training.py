@@ -17,13 +17,16 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
+    IterableDataset,
     Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    get_worker_info,
 )
 
 import dist
 import small_training
+from smlightning.cluster import session
 from smlightning.data import draws
 from smlightning.data.batches import GlobalBatches
 from smlightning.errors import UserError
@@ -99,6 +102,87 @@ LOADERS: dict[str, Callable[..., dict[str, Any]]] = {
     function.__name__: function
     for function in (of_subset, of_weights, of_batches, shuffled, wrong_seeds)
 }
+
+
+class NumberedStream(IterableDataset):
+    """Rows of a rank's and a worker's own, with a number from a generator that is in its state."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.generator = random.Random(1)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, cluster = get_worker_info(), session.current_cluster()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        places = range(ROWS)[cluster.rank * workers + number :: cluster.world_size * workers]
+        if self.done == len(places):  # of the epoch before
+            self.done = 0
+        for row in places[self.done :]:
+            self.done += 1
+            drawn = [self.generator.random(), float(row), float(not worker) * random.random()]
+            yield torch.tensor(row), torch.tensor(drawn, dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done, "generator": self.generator.getstate()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.done = state_dict["done"]
+        version, numbers, rest = state_dict["generator"]
+        self.generator.setstate((version, tuple(numbers), rest))
+
+
+class SizedStream(NumberedStream):
+    def __len__(self) -> int:
+        return ROWS // session.current_cluster().world_size
+
+
+class UnstatedStream(IterableDataset):
+    """Goes on by giving its rows again from the first."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for row, drawn in NumberedStream():
+            yield row, drawn + random.random()
+
+
+class CountingRows(Noisy):
+    """Rows that keep a state: how many were asked for; they draw nothing else."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __getitem__(self, row: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked += 1
+        drawn = [row + self.asked / ROWS, 0.0, 0.0]
+        return torch.tensor(int(row)), torch.tensor(drawn, dtype=torch.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.asked = state_dict["asked"]
+
+
+STATEFUL: dict[str, Callable[..., Any]] = {
+    "stream": NumberedStream,
+    "sized_stream": SizedStream,
+    "unstated_stream": UnstatedStream,
+    "counting_rows": CountingRows,
+    "stateful_rows": Noisy,
+}
+
+
+def stateful_loader(kind: str, **options: Any) -> Any:
+    """torchdata's loader of one of these, or litdata's of the folder beside the run's."""
+    if kind == "litdata":
+        import litdata
+
+        stream = litdata.StreamingDataset(str(Path("../litdata").resolve()), shuffle=True)
+        return litdata.StreamingDataLoader(stream, batch_size=SIZE, **options)
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    dataset = STATEFUL[kind]()
+    shuffle = None if isinstance(dataset, IterableDataset) else True
+    return StatefulDataLoader(dataset, SIZE, shuffle=shuffle, **options)
 
 
 class Rows(pl.LightningDataModule):
@@ -207,6 +291,8 @@ def train_with_train_py(
 
     class Data(small_training.Numbers):
         def train_dataloader(self) -> DataLoader:
+            if kind in (*STATEFUL, "litdata"):
+                return stateful_loader(kind, num_workers=workers, persistent_workers=persistent)
             made = LOADERS[kind](None)
             return DataLoader(Noisy(), **made, num_workers=workers, persistent_workers=persistent)
 
@@ -235,7 +321,8 @@ class SlicedData(Rows):
 
     def train_dataloader(self) -> DataLoader:
         rank = torch.distributed.get_rank()
-        return DataLoader([row + 100.0 * rank for row in range(ROWS)], SIZE)  # type: ignore[arg-type]
+        rows: Any = [row + 100.0 * rank for row in range(ROWS)]
+        return DataLoader(rows, SIZE, num_workers=1)
 
 
 class OtherValidation(Rows):
@@ -261,6 +348,23 @@ class Saving(Seen):
 class Validated(Seen):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         pass
+
+
+class Logging(Seen):
+    """Metrics of the ranks' own, and of all."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("train/own", float(self.global_rank))
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/own", float(self.global_rank))
+        self.log("val/all", float(self.global_rank), sync_dist=True)
+
+
+class Evaluated(Rows):
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(range(8), SIZE)  # type: ignore[arg-type]
 
 
 class Unfreezing(Seen):
@@ -307,7 +411,7 @@ MISTAKES: dict[str, tuple[type, type, str]] = {
     "weights": (Drifting, Rows, "shuffled"),
     "buffers": (DriftingBuffer, Rows, "shuffled"),
     "shared rows": (Seen, Rows, "wrong_seeds"),
-    "none": (Seen, Rows, "shuffled"),
+    "none": (Logging, Evaluated, "shuffled"),
     "none, with replacement": (Seen, Rows, "of_weights"),
     "none, of global batches": (Seen, Rows, "global_batches"),
 }

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from smlightning.cluster import collectives, session
 from smlightning.data import batches, division
+from smlightning.data.batches import digest
 from smlightning.errors import UserError
 
 
@@ -84,7 +85,7 @@ def see(monkeypatch: pytest.MonkeyPatch, *loaders: list[Any], workers: int = 0) 
         nonlocal sums
         sums += 1
         for rank, mine in list(enumerate(loaders))[1:]:
-            slots[rank] += division.digest(mine[at])
+            slots[rank] += digest(mine[at])
             slots[-1] += len(mine) == at + 1
         return slots
 
@@ -185,10 +186,10 @@ def test_a_digest_is_of_all_that_a_batch_holds() -> None:
         torch.eye(3).to_sparse(),
         None,
     ]
-    found = [division.digest(batch) for batch in different]
+    found = [digest(batch) for batch in different]
     assert len(set(found)) == len(found) and all(0 <= number < 2**48 for number in found)
-    assert division.digest(Batch([x], "name")) == division.digest(Batch((x.clone(),), "name"))
-    assert division.digest(x.reshape(2, 3).T) == division.digest(x.reshape(2, 3).T.contiguous())
+    assert digest(Batch([x], "name")) == digest(Batch((x.clone(),), "name"))
+    assert digest(x.reshape(2, 3).T) == digest(x.reshape(2, 3).T.contiguous())
     itself: dict[str, Any] = {"x": x}
     itself["itself"] = itself
-    division.digest(itself)
+    digest(itself)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, WeightedRandomSampler
 
-from smlightning.data import draws
+from smlightning.data import draws, stateful
 from smlightning.data.draws import Start
 
 
@@ -28,6 +28,13 @@ class Gathering(Drawing):
     def __getitems__(self, rows: list[int]) -> list[Any]:
         noise = random.random()
         return [(row, noise) for row in rows]
+
+
+class Plain(Drawing):
+    """Its rows draw nothing."""
+
+    def __getitem__(self, row: int) -> tuple[Any, ...]:
+        return (row,)
 
 
 def batches(loader: DataLoader, start: Start | None = None, seed: int = 1, rank: int = 0) -> Any:
@@ -51,6 +58,28 @@ def test_a_rows_draws_depend_on_seed_epoch_and_row_alone() -> None:
     assert rows_of(loader(Drawing()), Start(1)) != table
     for generator in (1, 2, 3):
         assert len({row[generator] for row in table.values()}) == 8
+
+
+class DrawingLate(Drawing):
+    """From Python's and numpy's generators for its last rows alone."""
+
+    fetched = 0
+
+    def __getitem__(self, row: int) -> tuple[Any, ...]:
+        self.fetched += 1
+        late = (random.random(), float(np.random.rand())) if row > 5 else ()
+        return row, torch.rand(1).item(), *late
+
+
+def test_generators_that_rows_do_not_draw_from_are_not_seeded_for_each() -> None:
+    """Until one does: its batch is fetched again, and draws what it draws in another order."""
+    given = loader(DrawingLate())
+    late = rows_of(given)
+    assert given.dataset.fetched == 10, "eight, and the last batch's two again"
+    assert rows_of(loader(DrawingLate(), sampler=range(7, -1, -1))) == late
+    exact: Any = draws.exact_loader(loader(Plain()), Start, 1, 0, True)
+    list(exact)
+    assert exact.dataset.generators == []
 
 
 def test_a_subset_draws_for_each_row_and_a_data_set_that_gathers_for_each_batch() -> None:
@@ -105,8 +134,12 @@ def test_what_has_no_rows_or_keeps_its_own_state_is_left_alone() -> None:
         def state_dict(self) -> dict[str, Any]:
             return {}
 
-    for left_alone in (DataLoader(Stream()), Stateful(Drawing()), [1, 2]):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            pass
+
+    for left_alone in (DataLoader(Stream()), [1, 2]):
         assert draws.exact_loader(left_alone, Start, 1, 0, True) is left_alone
+    assert stateful.keeps_state(Stateful(Drawing())) and not stateful.keeps_state(loader(Drawing()))
 
 
 def test_the_owners_objects_stay_as_they_were() -> None:

@@ -1,5 +1,6 @@
 """What differs between ranks is found before training, or when its first epoch ends."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,8 @@ def test_of_two_ranks(name: str, tmp_path: Path) -> None:
     for record in records:
         assert expected in record["problem"] and bool(record["problem"]) is bool(expected), record
         assert bool(record["cure"]) is bool(expected)
+    said = [re.findall("^warning: (.*?): each rank", record["log"], re.M) for record in records]
+    assert said == [["val/own", "train/own"] if name == "none" else [], []], "once, by rank 0"
 
 
 @pytest.fixture
@@ -43,6 +46,21 @@ def other_rank(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     numbers: list[list[int]] = []
     monkeypatch.setattr(collectives, "from_each_rank", lambda mine: [list(mine), numbers.pop(0)])
     return numbers
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "refused"),
+    [([5, 9], [5, 9], False), ([5, 9], [5, 8], True), ([5, 9], [5, 0], False)],
+)
+def test_first_samples_that_are_known_are_compared(
+    mine: list[int], others: list[int], refused: bool, other_rank: list[list[int]]
+) -> None:
+    other_rank.append(others)
+    if refused:
+        with pytest.raises(UserError):
+            equality._refuse_sliced_data("samples", mine)
+    else:
+        equality._refuse_sliced_data("samples", mine)
 
 
 def sketch(rows: Any) -> RowSketch:

@@ -2,13 +2,14 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from smlightning.cluster import collectives, session
 from smlightning.errors import UserError
-from smlightning.training.metrics import WeightedMean, equal_on_ranks
+from smlightning.training.metrics import SummedMetrics, WeightedMean, equal_on_ranks
 
 
 def test_a_mean_has_weights_and_keeps_nan() -> None:
@@ -41,3 +42,14 @@ def test_a_metric_of_one_ranks_part_is_refused_before_training_and_warned_of_lat
         assert part in refused.value.problem
     assert "sync_dist=True" in refused.value.cure
     assert said == f"warning: {refused.value}\n"
+
+
+def test_other_metrics_on_another_rank_are_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(collectives, "from_each_rank", lambda mine: [mine, [mine[0] + 1]])
+    trainer: Any = SimpleNamespace(world_size=2, is_global_zero=True, callback_metrics={"a": 1.0})
+    check = SummedMetrics()
+    for _ in range(2):
+        check.on_test_end(trainer, None)  # type: ignore[arg-type]
+    assert capsys.readouterr().err.count("Rank 1 logs other metrics") == 1

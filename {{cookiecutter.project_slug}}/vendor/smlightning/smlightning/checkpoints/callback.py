@@ -40,7 +40,7 @@ from smlightning.cluster import collectives, session, signals
 from smlightning.cluster.parts import weights_like
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.data.division import equally_many
-from smlightning.data.draws import resumes_exactly
+from smlightning.data.stateful import resumes_exactly
 from smlightning.errors import UserError
 from smlightning.options import Option
 from smlightning.training import loop, watchdog

@@ -30,6 +30,18 @@ def from_each_rank(numbers: Sequence[int]) -> list[list[int]]:
     return all_sum(slots).tolist()  # a slot of its own for each rank: SMDDP has sums alone
 
 
+def bytes_from_each_rank(content: bytes) -> list[bytes]:
+    """The bytes of each rank, by rank. Collective; they may be of different lengths."""
+    cluster = current_cluster()
+    lengths = [length for (length,) in from_each_rank([len(content)])]
+    words = -(-max(lengths) // 8)
+    slots = torch.zeros(cluster.world_size, words, dtype=torch.int64)
+    padded = bytearray(content.ljust(8 * words, b"\0"))
+    slots[cluster.rank] = torch.frombuffer(padded, dtype=torch.int64)
+    rows = all_sum(slots)
+    return [row.numpy().tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
 def any_rank(flag: bool) -> bool:
     """Whether the flag is set on any rank. Collective: every rank has to call it."""
     return bool(all_sum(torch.tensor(int(flag))) > 0)

@@ -6,6 +6,7 @@
 where ``dataset[share]`` makes a batch of a :class:`Share`.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -183,3 +184,16 @@ def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
     parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
     for part in parts.values() if isinstance(parts, Mapping) else parts:
         yield from leaves(part, depth + 1)
+
+
+def digest(batch: Any) -> int:
+    """48 bits of the hash of what a batch, or a part of one, holds."""
+    content = hashlib.blake2b(digest_size=6)
+    for item in leaves(batch):
+        if isinstance(item, torch.Tensor) and item.layout == torch.strided and not item.is_nested:
+            tensor = item.detach().cpu()
+            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            content.update(repr(item).encode())
+    return int.from_bytes(content.digest(), "big")

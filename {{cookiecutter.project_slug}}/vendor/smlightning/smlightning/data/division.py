@@ -1,6 +1,5 @@
 """Whether ranks train on different data, and on equally much of it."""
 
-import hashlib
 import math
 from collections import Counter
 from typing import Any
@@ -13,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 from smlightning.cluster import collectives, session
 from smlightning.data import draws
-from smlightning.data.batches import leaves
+from smlightning.data.batches import digest
 from smlightning.data.sharing import refuse_shared_rows
 from smlightning.errors import UserError
 
@@ -171,16 +170,3 @@ def _batches(loaders: Any) -> float:
             return math.nan
         total += size
     return total
-
-
-def digest(batch: Any) -> int:
-    """48 bits of the hash of what a batch, or a part of one, holds."""
-    content = hashlib.blake2b(digest_size=6)
-    for item in leaves(batch):
-        if isinstance(item, torch.Tensor) and item.layout == torch.strided and not item.is_nested:
-            tensor = item.detach().cpu()
-            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            content.update(repr(item).encode())
-    return int.from_bytes(content.digest(), "big")

@@ -25,12 +25,12 @@ import torch
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
 
-from smlightning.data.batches import GlobalBatches, Share
+from smlightning.data.batches import GlobalBatches, Share, digest
 from smlightning.data.sharing import RowSketch
 
-ORDER, ROW, BATCH, OWN = range(4)  # what a number is drawn for
+ORDER, ROW, BATCH, OWN, STREAM = range(5)  # what a number is drawn for
 MASK = 2**64 - 1
-LIBRARIES = ("torch", "pytorch_lightning", "lightning_fabric")
+LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric")
 
 
 class Place(NamedTuple):
@@ -112,11 +112,14 @@ def generator(row: int) -> np.random.Generator:
     return np.random.default_rng(mix(OWN, *_place.of_all_ranks, int(row)))
 
 
-def mix(*numbers: int) -> int:
+def mix(*numbers: int, before: int = 0) -> int:
     """64 bits that depend on every bit of ``numbers`` (the finalizer of splitmix64, Steele et al.
     2014, after each of them).
+
+    Args:
+        before: what numbers before these have given.
     """
-    mixed = 0
+    mixed = before
     for number in numbers:
         mixed = (mixed + number + 0x9E3779B97F4A7C15) & MASK
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & MASK
@@ -125,11 +128,35 @@ def mix(*numbers: int) -> int:
     return mixed
 
 
+class Generator(NamedTuple):
+    """A library's, which functions of it draw from."""
+
+    seed: Callable[[int], Any]  # by 64 bits
+    draw: Callable[[], Any]  # 64 bits
+
+
+TORCH = Generator(
+    lambda number: torch.default_generator.manual_seed(number >> 1),
+    lambda: torch.empty((), dtype=torch.int64).random_().item(),
+)
+PYTHON = Generator(
+    lambda number: random.seed(number & 0xFFFFFFFF),  # a longer number takes longer
+    lambda: random.getrandbits(64),
+)
+NUMPY = Generator(lambda number: np.random.seed(number >> 32), lambda: np.random.bytes(8))
+
+
 def seed_generators(number: int) -> None:
     """Seed torch's, Python's and numpy's generators by 64 bits."""
-    torch.default_generator.manual_seed(number >> 1)
-    random.seed(number & 0xFFFFFFFF)  # a longer number takes longer
-    np.random.seed(number >> 32)
+    for generator in (TORCH, PYTHON, NUMPY):
+        generator.seed(number)
+
+
+def drawn_from(generator: Generator, number: int) -> bool:
+    """Whether something was drawn since it was seeded by ``number``; draws, too."""
+    now = generator.draw()
+    generator.seed(number)
+    return generator.draw() != now
 
 
 def number_of(index: Any) -> int:
@@ -144,10 +171,19 @@ class DrawingDataset(Dataset):
     """A data set whose generators are seeded for each row, and for what is made of a batch.
 
     Attributes of the data set are this one's, too.
+
+    Args:
+        dataset: the owner's.
+        in_workers: they fetch from it, and its first row is to be compared with other ranks'.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, in_workers: bool = False) -> None:
         self.dataset = dataset
+        # Those that rows are drawn from; None: not known yet. Each costs some 1 % of a step of the
+        # example to seed for every row (docs/measurements.md).
+        self.generators: list[Generator] | None = None
+        # In memory that workers share: what one opens must not be opened here and forked later.
+        self.first_row = torch.zeros((), dtype=torch.int64).share_memory_() if in_workers else None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "dataset":  # while it is unpickled, there is none
@@ -167,19 +203,50 @@ class DrawingDataset(Dataset):
 
     def __getitems__(self, fetch: Fetch) -> Sequence[Any]:
         """The samples of a batch; what ``collate_fn`` then draws is of this batch, too."""
+        if self.first_row is not None:
+            place, self.first_row = self.first_row, None  # once in a worker
+            place.fill_(digest_of_first_row(self))
         _enter(fetch)
         if _gathers(self.dataset):
             _seed_batch(fetch)
             return self.dataset.__getitems__(fetch.index)
-        samples = []
-        for position, row in enumerate(fetch.index):
-            numbers = [ROW, *fetch.place.of_all_ranks, number_of(row)]
-            if position in fetch.again:
-                numbers += [fetch.place.rank, fetch.place.batch, position]
-            seed_generators(mix(*numbers))
-            samples.append(self.dataset[row])
+        if self.generators is None:
+            samples = self._first_samples(fetch)
+        else:
+            samples = self._samples(fetch, self.generators)
         _seed_batch(fetch)
         return samples
+
+    def _first_samples(self, fetch: Fetch) -> list[Any]:
+        """Seeds all generators for each row, and finds those that rows are drawn from."""
+        samples, found = [], []
+        for row, number in zip(fetch.index, _numbers_of_rows(fetch), strict=True):
+            seed_generators(number)
+            samples.append(self.dataset[row])
+            found += [one for one in (PYTHON, NUMPY) if drawn_from(one, number)]
+        self.generators = [one for one in (PYTHON, NUMPY) if one in found]
+        return samples
+
+    def _samples(self, fetch: Fetch, generators: list[Generator]) -> list[Any]:
+        """Seeds torch's generator for each row, from whose seed owners make others, and these.
+
+        Where a row is drawn from another one for the first time, all are fetched again.
+        """
+        others = [one for one in (PYTHON, NUMPY) if one not in generators]
+        before = _number_of_batch(fetch)
+        for generator in others:
+            generator.seed(before)
+        samples = []
+        for row, number in zip(fetch.index, _numbers_of_rows(fetch), strict=True):
+            TORCH.seed(number)
+            for generator in generators:
+                generator.seed(number)
+            samples.append(self.dataset[row])
+        found = [one for one in others if drawn_from(one, before)]
+        if not found:
+            return samples
+        self.generators = [*generators, *found]
+        return self._samples(fetch, self.generators)
 
 
 def _enter(fetch: Fetch) -> None:
@@ -188,7 +255,20 @@ def _enter(fetch: Fetch) -> None:
 
 
 def _seed_batch(fetch: Fetch) -> None:
-    seed_generators(mix(BATCH, *fetch.place.of_all_ranks, number_of(fetch.index)))
+    seed_generators(_number_of_batch(fetch))
+
+
+def _number_of_batch(fetch: Fetch) -> int:
+    return mix(BATCH, *fetch.place.of_all_ranks, number_of(fetch.index))
+
+
+def _numbers_of_rows(fetch: Fetch) -> Iterator[int]:
+    of_all = mix(ROW, *fetch.place.of_all_ranks)
+    for position, row in enumerate(fetch.index):
+        number = mix(number_of(row), before=of_all)
+        if position in fetch.again:
+            number = mix(fetch.place.rank, fetch.place.batch, position, before=number)
+        yield number
 
 
 def _gathers(dataset: Any) -> bool:
@@ -251,7 +331,7 @@ class IndexStream:
         began_before = self.epoch == start.epoch
         self.turn = self.turn + 1 if began_before else 0
         self.epoch = start.epoch
-        self._tell_epoch(start.epoch)
+        tell_epoch(self.sampler, start.epoch)
         done = 0 if began_before else start.batches
         itself = done > 0 and starts_itself(self.sampler, start)
         batches = _length(self.sampler)
@@ -269,6 +349,10 @@ class IndexStream:
         checksum, seen = 0, bytearray()
         self.checksums = {0: 0}
         iterator = None
+        for sampler in with_inner(self.sampler):
+            generator = getattr(sampler, "generator", None)
+            if is_of_torchdata(sampler) and generator:  # which goes on from epoch to epoch
+                generator.manual_seed(mix(ORDER, *place.of_all_ranks) >> 1)
         for batch in itertools.count():
             # Before each batch: a sampler that draws then draws the same, however far loader
             # workers are ahead of training.
@@ -293,13 +377,6 @@ class IndexStream:
         sketch, self.sketch = self.sketch, None
         return sketch
 
-    def _tell_epoch(self, number: int) -> None:
-        """Lightning does so, too, but after loader workers have begun to fetch."""
-        samplers: list[Any] = [self.sampler, getattr(self.sampler, "sampler", None)]
-        for sampler in samplers:
-            if callable(getattr(sampler, "set_epoch", None)):
-                sampler.set_epoch(number)
-
     def _compare(self, then: Order, done: int, itself: bool) -> None:
         """Say so where the order of a resumed epoch is another one, or begins anew."""
         same = self.first != then.first if itself else self.checksums[done] == then.rows
@@ -319,19 +396,36 @@ class IndexStream:
         return Order(self.first, self.checksums.get(batches, 0))
 
 
+def with_inner(sampler: Any) -> list[Any]:
+    """A sampler, and the one that it makes batches of."""
+    samplers = [sampler, getattr(sampler, "sampler", None)]
+    return [one for one in samplers if one is not None]
+
+
+def tell_epoch(sampler: Any, number: int) -> None:
+    """Lightning does so, too, but after loader workers have begun to fetch."""
+    for one in with_inner(sampler):
+        if callable(getattr(one, "set_epoch", None)):
+            one.set_epoch(number)
+
+
 def starts_itself(sampler: Any, start: Start) -> bool:
     """Whether a sampler leaves out what is done by itself: one of the owner's whose data was told
     to, and ``GlobalBatches``, if it was given the same place.
     """
     if isinstance(sampler, GlobalBatches):
         return sampler.start[0] == start.epoch and sampler.start[1] > 0
-    samplers = [sampler, getattr(sampler, "sampler", None)]
-    owners = [one for one in samplers if one is not None and not _of_a_library(one)]
+    owners = [one for one in with_inner(sampler) if not of_a_library(one)]
     return start.told and bool(owners)
 
 
-def _of_a_library(sampler: Any) -> bool:
+def of_a_library(sampler: Any) -> bool:
+    """Whether its class is none of the owner's."""
     return type(sampler).__module__.partition(".")[0] in LIBRARIES
+
+
+def is_of_torchdata(part: Any) -> bool:
+    return type(part).__module__.partition(".")[0] == "torchdata"
 
 
 def _length(sized: Any) -> int:
@@ -386,19 +480,19 @@ def exact_loader(
 ) -> object:
     """A copy of a loader that draws as this module says.
 
-    What has no rows is returned as it is: a stream, a loader that is no DataLoader, and one that
-    keeps a state of its own.
+    What has no rows is returned as it is: a stream, and a loader that is no DataLoader.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
-    if callable(getattr(loader, "state_dict", None)):
-        return loader
     exact = copy.copy(loader)
+    if is_of_torchdata(loader):
+        exact.__class__ = DataLoader  # torchdata's would count what this module knows
     sketched = training and world_size > 1
     stream = IndexStream(loader, start, seed, rank, training, sketched)
     # A DataLoader's attributes cannot be assigned; this copy has not been iterated.
     name = "batch_sampler" if stream.of_rows else "sampler"
-    vars(exact).update({"dataset": DrawingDataset(loader.dataset), name: stream})
+    dataset = DrawingDataset(loader.dataset, sketched and stream.of_rows and loader.num_workers > 0)
+    vars(exact).update({"dataset": dataset, name: stream})
     return exact
 
 
@@ -413,28 +507,19 @@ def index_streams(loaders: Any) -> list[IndexStream]:
     return streams
 
 
-def resumes_exactly(loaders: Any) -> bool:
-    """Whether all loaders begin where a resumed run's epoch is, or say themselves that they do
-    not.
-    """
-    every = CombinedLoader(loaders, "sequential").flattened
-    return len(index_streams(loaders)) == len(every)
-
-
-def divided_data(loaders: Any) -> list[tuple[DrawingDataset, int]]:
-    """The data sets whose rows a DistributedSampler divides among the ranks, each with its
-    loader's number of workers.
-    """
+def divided_data(loaders: Any) -> list[DrawingDataset]:
+    """The data sets whose rows a DistributedSampler divides among the ranks."""
     divided = []
     for loader in CombinedLoader(loaders, "sequential").flattened:
         stream = getattr(loader, "batch_sampler", None)
         if not isinstance(stream, IndexStream) or not _length(loader.dataset):
             continue
         if isinstance(getattr(stream.sampler, "sampler", None), DistributedSampler):
-            divided.append((loader.dataset, loader.num_workers))
+            divided.append(loader.dataset)
     return divided
 
 
-def sample(dataset: DrawingDataset, row: int) -> Any:
-    """A row's sample as a loader gets it at the start of the first epoch."""
-    return dataset.__getitems__(Fetch(Place(), [row]))[0]
+def digest_of_first_row(dataset: DrawingDataset) -> int:
+    """Of its sample at the start of the first epoch; 0 where it is another one each time."""
+    first, again = (digest(dataset.__getitems__(Fetch(Place(), [0]))[0]) for _ in range(2))
+    return first if first == again else 0

@@ -1,7 +1,8 @@
 """What train.py, the launcher and the rehearsal rely on, tried on any data.py and model.py.
 
 A project takes these tests in one line of tests/test_contract.py. tests/small.py says which run is
-tried: rewrite it with your data.py and model.py.
+tried: rewrite it with your data.py and model.py. After any change of the data `make rehearse` tries
+the job's own data and hosts, too.
 """
 
 import json

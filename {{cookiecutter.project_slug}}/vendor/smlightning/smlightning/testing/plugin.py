@@ -45,9 +45,16 @@ def same_signals() -> Iterator[None]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say what to do where an owner's files have replaced the example's, and its tests are left."""
     reports = terminalreporter.stats
-    failed = [report.nodeid for kind in ("failed", "error") for report in reports.get(kind, [])]
-    if any("tests/example/" in name for name in failed):
+    failed = {
+        kind: [report.nodeid for report in reports.get(kind, [])] for kind in ("failed", "error")
+    }
+    if any("tests/example/" in name for names in failed.values() for name in names):
         terminalreporter.write_line(
             "tests/example/ is of the example's data.py and model.py: if you have replaced these, "
             "delete it (README.md, Your own task)"
+        )
+    if any("test_contract.py" in name for name in failed["error"]):  # its small run did not end
+        terminalreporter.write_line(
+            "tests/small.py says on which data and with which options the contract tries your "
+            "files: if you have replaced data.py or model.py, rewrite it (README.md, Your own task)"
         )

@@ -20,8 +20,7 @@ imports.lightning()
 import pytorch_lightning as pl
 import torch
 
-from smlightning.data import division
-from smlightning.data.batches import leaves
+from smlightning.data.batches import digest, leaves
 from smlightning.options import arguments_for, declared_options, with_defaults
 from smlightning.reports import curves
 from smlightning.testing import owner
@@ -51,7 +50,7 @@ class Recorder(pl.Callback):
     ) -> None:
         loss = outputs.get("loss")
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        self.seen["batches"].append(division.digest(batch))
+        self.seen["batches"].append(digest(batch))
         self.seen["losses"].append(None if loss is None else float(loss))
         self.seen["lr"].append([group["lr"] for group in groups])
         self.write(self.seen)
@@ -116,7 +115,7 @@ def newest_step() -> int:
 
 def digests(tensors: dict[str, Any]) -> dict[str, Any]:
     """Of each tensor, its values and their type; of one that is sharded, those of all ranks."""
-    return {name: division.digest(whole(tensor)) for name, tensor in tensors.items()}
+    return {name: digest(whole(tensor)) for name, tensor in tensors.items()}
 
 
 def whole(tensor: Any) -> Any:
@@ -189,4 +188,4 @@ def samples(batch: Any) -> list[str]:
         return []
     ((size, _),) = sizes.most_common(1)
     columns = [tensor for tensor in tensors if tensor.dim() and len(tensor) == size]
-    return [str(division.digest([column[i] for column in columns])) for i in range(size)]
+    return [str(digest([column[i] for column in columns])) for i in range(size)]

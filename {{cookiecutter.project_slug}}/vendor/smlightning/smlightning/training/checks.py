@@ -10,6 +10,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from smlightning.data.division import DataDividedCheck
 from smlightning.errors import UserError
 from smlightning.training.equality import EqualRanks
+from smlightning.training.metrics import SummedMetrics
 
 
 def training_checks(data_divided: bool = True) -> list[pl.Callback]:
@@ -18,7 +19,7 @@ def training_checks(data_divided: bool = True) -> list[pl.Callback]:
     Args:
         data_divided: refuse ranks that are given the same data; False where that is intended.
     """
-    checks: list[pl.Callback] = [EqualRanks(), EarlyStoppingCheck(), StepCheck()]
+    checks: list[pl.Callback] = [EqualRanks(), EarlyStoppingCheck(), StepCheck(), SummedMetrics()]
     return [DataDividedCheck(), *checks] if data_divided else checks
 
 

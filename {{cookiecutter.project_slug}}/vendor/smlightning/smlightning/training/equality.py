@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smlightning.cluster import collectives
 from smlightning.data import draws
-from smlightning.data.division import digest
 from smlightning.errors import UserError
 
 # Attributes that are compared whether or not Model.save mentions them.
@@ -32,7 +31,7 @@ class EqualRanks(pl.Callback):
 
     def __init__(self) -> None:
         self.trained: set[str] = set()  # parameters whose gradients DDP adds up
-        self.weights_compared = False
+        self.rows_compared = self.weights_compared = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Called right after the data's own ``setup``."""
@@ -49,7 +48,7 @@ class EqualRanks(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.world_size > 1:
             _refuse_other_lengths("validation", trainer.num_val_batches)
-            _refuse_sliced_data(trainer)
+            _refuse_other_numbers_of_rows(trainer)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.world_size > 1:
@@ -58,6 +57,9 @@ class EqualRanks(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
+        if trainer.world_size > 1 and not self.rows_compared:
+            self.rows_compared = True
+            _refuse_other_first_rows(trainer)
         if batch_idx == 0 and _is_ddp(trainer):
             self._refuse_unfrozen(pl_module)
 
@@ -175,32 +177,38 @@ def _refuse_other_lengths(name: str, batches: Iterable[int | float]) -> None:
         )
 
 
-def _refuse_sliced_data(trainer: pl.Trainer) -> None:
+def _refuse_other_numbers_of_rows(trainer: pl.Trainer) -> None:
+    lengths = [len(dataset) for dataset in draws.divided_data(trainer.train_dataloader)]
+    _refuse_sliced_data("numbers of samples", lengths)
+
+
+def _refuse_other_first_rows(trainer: pl.Trainer) -> None:
+    """Each is compared where it was fetched: loader workers have fetched it with their first
+    batch.
+    """
+    digests = []
+    for dataset in draws.divided_data(trainer.train_dataloader):
+        place, dataset.first_row = dataset.first_row, None
+        digests.append(draws.digest_of_first_row(dataset) if place is None else int(place))
+    _refuse_sliced_data("samples as first ones", digests)
+
+
+def _refuse_sliced_data(what: str, facts: list[int]) -> None:
     """Refuse data of a rank's own that Lightning divides among all ranks.
 
-    Samples are compared where this process fetches them anyway: what a data set opens here, a
-    worker forked later must not share.
+    Args:
+        facts: of each data set; 0 where it is not known.
     """
-    facts = []
-    for dataset, workers in draws.divided_data(trainer.train_dataloader):
-        facts.append(len(dataset))
-        facts.append(0 if workers else _digest_of_first_sample(dataset))
-    other = _first_difference(collectives.from_each_rank(facts)) if facts else None
+    ranks = collectives.from_each_rank(facts) if facts else []
+    known = [number for number in range(len(facts)) if all(rank[number] for rank in ranks)]
+    other = _first_difference([[rank[number] for number in known] for rank in ranks])
     if other is not None:
-        rank, number = other
-        what = "samples as first ones" if number % 2 else "numbers of samples"
         raise UserError(
-            f"The training data has other {what} on rank {rank} than on rank 0, and Lightning "
+            f"The training data has other {what} on rank {other[0]} than on rank 0, and Lightning "
             "divides each rank's data among all ranks again",
             "give every rank all of the data, in the same order, or divide it yourself and set "
             "Trainer(use_distributed_sampler=False) in src/train.py",
         )
-
-
-def _digest_of_first_sample(dataset: Any) -> int:
-    """0 where it is another one each time that it is asked for."""
-    first, again = (digest(draws.sample(dataset, 0)) for _ in range(2))
-    return first if first == again else 0
 
 
 # Weights

@@ -5,6 +5,7 @@ A run that is resumed in the middle of an epoch draws what it would have drawn.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from math import ceil
@@ -15,9 +16,11 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
-from smlightning.data import draws
+from smlightning.data import draws, stateful
 from smlightning.errors import UserError
 from smlightning.training import loop
+
+LOADERS = "loaders"  # the key of a checkpoint
 
 
 class StepSeed(pl.Callback):
@@ -36,6 +39,9 @@ class StepSeed(pl.Callback):
         self.streams: list[draws.IndexStream] = []  # of the training's loaders
         self.prepared = 0  # loaders of the training since its epoch began
         self.resumed: dict[str, Any] | None = None  # the state of a checkpoint
+        self.loader_states: list[dict[str, Any]] = []  # that it has of each rank's loaders
+        self.prepared_with_state = 0  # of the loaders, those that keep a state of their own
+        self.prepared_before = False  # whether training has begun with its loaders
 
     def state_dict(self) -> dict[str, Any]:
         orders = [asdict(stream.order(self.batches)) for stream in self.streams]
@@ -45,6 +51,18 @@ class StepSeed(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.resumed = state_dict
         self.epoch = state_dict["epoch"]
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the states of all ranks' loaders. Collective, as saving is."""
+        loaders = stateful.stateful_loaders(trainer.train_dataloader)
+        checkpoint[LOADERS] = stateful.states_of_ranks(loaders, self.batches)
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self.loader_states = checkpoint.get(LOADERS, [])
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Prepare each loader after Lightning has divided it among the ranks.
@@ -61,10 +79,25 @@ class StepSeed(pl.Callback):
         if trainer.training:
             self.prepared += 1
         self._refuse_overfitting_of_batches(trainer, loader)
+        if stateful.keeps_state(loader):
+            return process(self._with_state(trainer, loader, start))
         exact = draws.exact_loader(
             loader, start, self.seed, trainer.global_rank, trainer.training, trainer.world_size
         )
         return process(exact)
+
+    def _with_state(
+        self, trainer: pl.Trainer, loader: Any, start: Callable[[], draws.Start]
+    ) -> Any:
+        """A training's loader that keeps a state of its own goes on from the checkpoint's."""
+        if not trainer.training:
+            return loader
+        number, state = self.prepared_with_state, None
+        self.prepared_with_state += 1
+        if self.resumed is not None and not self.prepared_before:
+            stateful.refuse_another_place(self.loader_states, loader, number, trainer.world_size)
+            state = self.loader_states[trainer.global_rank]["states"][number]
+        return stateful.StatefulLoader(loader, start, state, self.seed, trainer.global_rank)
 
     def _refuse_overfitting_of_batches(self, trainer: pl.Trainer, loader: Any) -> None:
         """Lightning has given each of a training's loaders a sampler of single rows by now."""
@@ -99,7 +132,10 @@ class StepSeed(pl.Callback):
         self.accumulate = trainer.accumulate_grad_batches
         self.batches = loop.batches_of_epoch(trainer)
         self.streams = draws.index_streams(trainer.train_dataloader)
-        self.prepared = 0
+        if self.resumed is not None:
+            stateful.refuse_other_loaders(self.loader_states, self.prepared_with_state)
+        self.prepared = self.prepared_with_state = 0
+        self.prepared_before = True
         if self.batches > 0:
             self._seed_fetching(trainer, loop.batches_trained(trainer))
 

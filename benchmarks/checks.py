@@ -1,0 +1,170 @@
+"""What the checks of training, and what is drawn per row, cost: CPU time of each as a share of a
+step of the example's network.
+
+    OMP_NUM_THREADS=1 python benchmarks/checks.py --rounds 200
+
+Each part is measured once in every round, in turn with a step, in CPU seconds of its thread;
+printed are medians with quartiles. Then weights of --gigabytes are compared as after an epoch.
+Recorded in docs/measurements.md.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+PROJECT = next(Path(__file__).resolve().parents[1].glob("{{*}}/src")).parent
+sys.path[:0] = [str(PROJECT / "vendor" / "smlightning"), str(PROJECT / "src")]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+from smlightning.data import draws  # noqa: E402
+from smlightning.training import equality  # noqa: E402
+from smlightning.training.checks import training_checks  # noqa: E402
+from smlightning.training.seeds import StepSeed  # noqa: E402
+
+BATCH, LENGTH = 64, 20  # of the example: CLDR names
+
+
+class Plain(Dataset):
+    """Rows that draw nothing."""
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, row: int) -> int:
+        return row
+
+
+class Drawing(Plain):
+    """Rows that draw from each generator."""
+
+    def __getitem__(self, row: int) -> int:
+        return row + int(torch.rand(()) + np.random.rand() + random.random() > 9)
+
+
+def example() -> Callable[[], Any]:
+    """A step of its network."""
+    from model import ByteCNN
+
+    network = ByteCNN(30)
+    optimizer = torch.optim.AdamW(network.parameters())
+    ids = torch.randint(1, 200, (BATCH, LENGTH))
+    mask, labels = torch.ones_like(ids), torch.randint(0, 30, (BATCH,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(ids, mask), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def hooks() -> Callable[[], Any]:
+    """Of the checks and of StepSeed, around one step after the first epoch's."""
+    callbacks: list[Any] = training_checks()
+    module = SimpleNamespace(automatic_optimization=True)
+    epoch_loop = SimpleNamespace(total_batch_idx=7, batch_idx=7)
+    trainer: Any = SimpleNamespace(
+        world_size=2,
+        global_rank=0,
+        is_last_batch=False,
+        strategy=SimpleNamespace(root_device=torch.device("cpu"), model=None),
+        fit_loop=SimpleNamespace(epoch_loop=epoch_loop),
+        train_dataloader=[],
+    )
+    for check in callbacks:
+        check.done = check.rows_compared = check.has_loss = True
+
+    def step() -> None:
+        for callback in callbacks:
+            callback.on_train_batch_start(trainer, module, None, 7)
+        for callback in callbacks:
+            callback.on_train_batch_end(trainer, module, {"loss": 1}, None, 7)
+
+    return step
+
+
+def seeding() -> Callable[[], Any]:
+    """What StepSeed does in a step."""
+    callback, trainer = (
+        StepSeed(1),
+        SimpleNamespace(
+            global_rank=0,
+            strategy=SimpleNamespace(root_device=torch.device("cpu")),
+            fit_loop=SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=7, batch_idx=7)),
+        ),
+    )
+
+    def step() -> None:
+        callback.on_train_batch_start(trainer, None, None, 7)  # type: ignore[arg-type]
+        callback.on_train_batch_end(trainer)  # type: ignore[arg-type]
+
+    return step
+
+
+def batches_of(dataset: Dataset, exact: bool, sketched: bool = False) -> Callable[[], Any]:
+    """Batches of an ordinary loader, as it is or as a training has it."""
+    loader: Any = DataLoader(dataset, BATCH, shuffle=True)
+    if exact:
+        loader = draws.exact_loader(loader, draws.Start, 1, 0, True, 2 if sketched else 1)
+    iterator = iter(loader)
+    return lambda: next(iterator)
+
+
+def seconds(part: Callable[[], Any], times: int = 1) -> float:
+    began = time.thread_time()
+    for _ in range(times):
+        part()
+    return (time.thread_time() - began) / times
+
+
+def compare_weights(gigabytes: float) -> float:
+    """CPU seconds of the checksums of so many bytes of weights."""
+    tensors = [torch.rand(2**26) for _ in range(max(1, round(gigabytes * 4)))]  # 256 MiB each
+    return seconds(lambda: [equality.checksum(tensor) for tensor in tensors])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    parts = {
+        "a step": example(),
+        "hooks of the checks": hooks(),
+        "StepSeed": seeding(),
+        "a loader of rows, plain": batches_of(Plain(), False),
+        "the same, rows seeded": batches_of(Plain(), True),
+        "the same, rows noted (first epoch)": batches_of(Plain(), True, True),
+        "rows that draw, plain": batches_of(Drawing(), False),
+        "rows that draw, seeded": batches_of(Drawing(), True),
+    }
+    for part in parts.values():  # warm
+        seconds(part, 3)
+    took: dict[str, list[float]] = {name: [] for name in parts}
+    for _ in range(given.rounds):
+        for name, part in parts.items():
+            took[name].append(seconds(part))
+    step = statistics.median(took["a step"])
+    for name, times in took.items():
+        low, middle, high = statistics.quantiles(times, n=4)
+        print(
+            f"{name:36s} {1e6 * middle:8.1f} us ({1e6 * low:.1f} to {1e6 * high:.1f})"
+            f"  {100 * middle / step:6.2f} % of a step"
+        )
+    print(f"weights of {given.gigabytes} GiB: {compare_weights(given.gigabytes):.2f} s, once")
+
+
+if __name__ == "__main__":
+    main()
