@@ -20,6 +20,7 @@ CASES = [  # ranks, kind of loader, workers, persistent
     (2, "of_batches", 0, False),
     (3, "shuffled", 1, False),
     (3, "of_subset", 1, True),
+    (2, "sized_stream", 2, False),  # with a state of its own
 ]
 
 
