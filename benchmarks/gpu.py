@@ -11,6 +11,7 @@ Prints `name value limit PASS|FAIL` for each question and writes all of it as JS
     sync         places where a step makes the host wait for the device, between two log points
     compile      graphs compiled for 20 lengths and odd last batches
     checkpoint   what a checkpoint costs training and memory, and a resume; a signal's way to the end
+    mfu          model FLOPs utilisation of the language model, beside a hand-written loop's
     ranks        two ranks as two hosts, on one GPU by NCCL: one raises, is killed, sleeps, is told to stop
 """
 
@@ -640,12 +641,24 @@ def two_ranks() -> Iterator[Row]:
     )
 
 
+def utilisation() -> Iterator[Row]:
+    """In a process of its own: its task is the other one."""
+    report = place / "mfu.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "mfu.py"), "--device", device]
+    command += ["--json", str(report), *(["--small"] if small else [])]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    if not report.exists():
+        raise RuntimeError(ended.stderr.strip()[-300:] or f"status {ended.returncode}")
+    yield from json.loads(report.read_text())
+
+
 QUESTIONS = {
     "exact": exact,
     "step": step,
     "sync": sync,
     "compile": compiles,
     "checkpoint": checkpoint,
+    "mfu": utilisation,
     "ranks": two_ranks,
 }
 

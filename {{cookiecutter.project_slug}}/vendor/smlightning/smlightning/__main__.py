@@ -21,6 +21,7 @@ be mended; 2 for a mistake on the command line; 130 after Ctrl-C.
 """
 COMMANDS = {
     "preflight": "what is wrong with job.toml, src/ and the account, before it costs anything",
+    "estimate": "whether the model fits into the GPUs' memory, and how long it trains",
     "account": "what the job needs in an AWS account, as CloudFormation or as a policy",
     "rehearse": "simulate the job's cluster on this machine",
     "submit": "send the job and follow it; Ctrl-C leaves it running",
@@ -67,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
             add_accept(command)
         if name == "preflight":
             add_preflight(command)
+        elif name == "estimate":
+            add_estimate(command)
         elif name == "account":
             add_account(command)
         elif name in ("submit", "tune"):
@@ -110,6 +113,16 @@ def add_preflight(command: argparse.ArgumentParser) -> None:
         metavar="NAME=DIR",
         help="for --rehearse: local data",
     )
+
+
+def add_estimate(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    speed = command.add_mutually_exclusive_group().add_argument
+    speed("--samples_per_second", type=float, metavar="N", help="of the whole job, to tell hours")
+    speed("--like", metavar="JOB", help="take them of an earlier job, rank for rank")
+    add("--json", type=Path, metavar="FILE", help="write the estimate there, too")
+    add("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data here")
+    add("options", nargs="*", metavar="-- --option value", help="in place of job.toml's")
 
 
 def add_account(command: argparse.ArgumentParser) -> None:

@@ -90,6 +90,13 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
     return subprocess.run(command, cwd=project.root).returncode
 
 
+def estimate(arguments: argparse.Namespace, project: Project) -> int:
+    """Print whether the job's model fits, and how long it trains."""
+    from smlightning.launch.estimate import command
+
+    return command.estimate(arguments, project)
+
+
 def account(arguments: argparse.Namespace, project: Project) -> int:
     """Print what the job needs in an account: CloudFormation, or a policy alone."""
     from smlightning.launch.account import template
@@ -319,6 +326,7 @@ def undeploy(arguments: argparse.Namespace, project: Project, region: str) -> in
 
 COMMANDS = {
     "preflight": run_preflight,
+    "estimate": estimate,
     "account": account,
     "submit": submit,
     "tune": submit_search,

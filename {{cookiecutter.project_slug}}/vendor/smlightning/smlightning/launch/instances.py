@@ -1,4 +1,4 @@
-"""What is known of SageMaker's instances: GPUs, disks."""
+"""What is known of SageMaker's instances: GPUs, their memory, disks."""
 
 import re
 
@@ -26,6 +26,30 @@ _GPUS = {
     "g7": _G7,
     "g7e": _G7,
 }
+# MiB of one GPU, as AWS's DescribeInstanceTypes tells it (GpuInfo.Gpus.MemoryInfo.SizeInMiB), in
+# the list of August 2026 that Karpenter publishes
+# (https://karpenter.sh/preview/reference/instance-types/, instance-gpu-memory); p2 and p3, which
+# it leaves out, from https://aws.amazon.com/ec2/instance-types/p3/ and the K80's 12 GiB.
+_GPU_MEMORY_MIB = {
+    "p2": 12_288,
+    "p3": 16_384,
+    "p3dn": 32_768,
+    "p4d": 40_960,
+    "p4de": 81_920,
+    "p5": 81_920,
+    "p5e": 144_384,
+    "p5en": 144_384,
+    "p6-b200": 183_359,
+    "p6-b300": 275_040,
+    "g4dn": 16_384,
+    "g5": 22_888,
+    "g6": 22_888,
+    "g6e": 45_776,
+    "gr6": 22_888,
+    "g7": 32_768,
+    "g7e": 98_304,
+}
+_WITHOUT_BF16 = {"p2", "p3", "p3dn", "g4dn"}  # GPUs older than Ampere (K80, V100, T4)
 _GPU_FAMILIES = re.compile(r"(p|g|gr)\d")  # p6e-gb200 too, whose count is not in the table
 _WITH_NVME = re.compile(r".*\d.*d|p[5-9]|gr?[5-9]|trn")  # a d, as in p4d and g4dn, or these
 
@@ -42,6 +66,23 @@ def gpus(instance_type: str) -> int | None:
     if known is not None:
         return known
     return None if _GPU_FAMILIES.match(family(instance_type)) else 0
+
+
+def gpu_memory(instance_type: str) -> int | None:
+    """Bytes of one GPU's memory; None for a CPU instance and for a type not in the table."""
+    mebibytes = _GPU_MEMORY_MIB.get(family(instance_type))
+    return None if mebibytes is None else mebibytes * 2**20
+
+
+def families_with(memory: int) -> list[str]:
+    """Families whose GPUs have more than ``memory`` bytes, the smallest GPUs first."""
+    enough = [name for name, size in _GPU_MEMORY_MIB.items() if size * 2**20 > memory]
+    return sorted(enough, key=lambda name: _GPU_MEMORY_MIB[name])
+
+
+def computes_in_bf16(instance_type: str) -> bool:
+    """Whether its GPUs compute in bfloat16, which ``--precision auto`` then chooses."""
+    return family(instance_type) not in _WITHOUT_BF16
 
 
 def nvme(instance_type: str) -> bool:

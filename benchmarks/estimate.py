@@ -1,0 +1,141 @@
+"""How far `smlightning estimate` is off, by network, and why it may be trusted.
+
+    OMP_NUM_THREADS=1 python benchmarks/estimate.py        # a table for docs/measurements.md
+
+Networks are made from their configuration; nothing is downloaded. Counted bytes are those of real
+tensors: of parameters, of gradients and of AdamW's state after a step, and of the file that a
+checkpoint's writer wrote. Activations are what autograd saves for the backward pass by torch's own
+hooks (torch.autograd.graph.saved_tensors_hooks), on the CPU, at the batch and length of the row;
+the estimate counts a fourth of that batch and doubles it, on tensors without numbers, or is the
+formula's.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = next(ROOT.glob("{{*}}/src")).parent
+sys.path[:0] = [
+    str(PROJECT / "vendor" / "smlightning"),
+    str(PROJECT / "src"),
+    str(ROOT / "tests" / "package" / "launch"),
+]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def written(state: dict[str, Any], optimizer: Any) -> int:
+    """Bytes of the file that holds weights and optimizer state."""
+    from smlightning.checkpoints import files
+    from smlightning.checkpoints.position import Position
+    from smlightning.checkpoints.writer import CheckpointWriter
+
+    with tempfile.TemporaryDirectory() as folder:
+        writer = CheckpointWriter(Path(folder))
+        content = {"state_dict": state, "optimizer_states": [optimizer.state_dict()]}
+        writer.write(content, Position(step=1))
+        writer.finish()
+        path = files.newest(Path(folder))
+        assert path
+        return path.stat().st_size
+
+
+def errors(
+    name: str, make: Callable[[], Any], inputs: Callable[[int], Any], compute: Callable[..., Any],
+    rows: int, formula: Any,
+) -> str:  # fmt: skip
+    """A row of the table: counted bytes, and the estimates' errors in percent."""
+    import model_records
+    import torch
+
+    from smlightning.launch.estimate import counting
+    from smlightning.outline import outline
+
+    record, counted = model_records.activations(make, inputs, compute, rows)
+    net = make()
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    compute(net, inputs(2)).backward()
+    optimizer.step()
+    gradients = counting.bytes_of(each.grad for each in net.parameters() if each.grad is not None)
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    parameters = counting.bytes_of(net.parameters())
+    state = counting.bytes_of(moments)
+    file = written(net.state_dict(), optimizer)
+    # The estimate's own, of a network without numbers.
+    del optimizer, moments
+    with outline():
+        empty = make()
+    with counting.without_numbers(empty):
+        for parameter in empty.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        nothing = counting.line(1, 0, 0)
+        estimated = counting.sizes_of(
+            empty, counting.state_bytes([torch.optim.AdamW(empty.parameters(), fused=True)]),
+            nothing, nothing,
+        )  # fmt: skip
+    sizes = [
+        (parameters, estimated.parameter_bytes, formula and formula.parameter_bytes),
+        (gradients, estimated.gradient_bytes, formula and formula.gradient_bytes),
+        (state, estimated.optimizer_bytes, formula and formula.optimizer_bytes),
+        (file, estimated.checkpoint_bytes, formula and formula.checkpoint_bytes),
+        (record, counted, formula and formula.activations.at(rows)),
+    ]
+    cells = [name]
+    for true, *guesses in sizes:
+        off = [f"{100 * (guess / true - 1):+.1f}" for guess in guesses if guess]
+        cells.append(f"{true / 2**20:,.1f}: {', '.join(off)}")
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="without the networks of 100 M and more"
+    )
+    arguments = parser.parse_args()
+    from smlightning.training import imports
+
+    imports.lightning()
+    import model_records
+    import torch
+
+    from model import ByteCNN
+
+    torch.manual_seed(0)
+    print(
+        "| network, rows × tokens | parameters | gradients | optimizer | checkpoint | activations |"
+    )
+    print("|---|---|---|---|---|---|")
+
+    def cnn_inputs(rows: int) -> dict[str, Any]:
+        ids = torch.randint(1, 257, (rows, 129))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "target": ids[:, 0] % 30}
+
+    def cnn_loss(net: Any, given: dict[str, Any]) -> Any:
+        logits = net(given["input_ids"], given["attention_mask"])
+        return torch.nn.functional.cross_entropy(logits, given["target"])
+
+    row = errors("byte CNN, 64 × 129", lambda: ByteCNN(30), cnn_inputs, cnn_loss, 64, None)
+    print(row, flush=True)
+    rows, length = (8, 128) if arguments.tiny else (8, 256)
+    configs = {**model_records.TINY, **({} if arguments.tiny else model_records.MEDIUM)}
+    for name, config in configs.items():
+        row = errors(
+            f"{name}, {rows} × {length}",
+            lambda config=config: model_records.network(config),
+            lambda rows, config=config: model_records.batch(config, rows, length),
+            model_records.loss,
+            rows,
+            model_records.by_formula(config, length),
+        )
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

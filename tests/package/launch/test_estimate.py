@@ -1,0 +1,267 @@
+"""Sizes of a model and of a step: against counted bytes and what torch records; what fits."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import model_records
+import pytest
+import small
+import torch
+from model_records import MEDIUM, TINY
+from small_job import GOOD, PROJECT, edited
+
+from model import ByteCNN
+from smlightning import project as projects
+from smlightning.__main__ import main
+from smlightning.launch import instances
+from smlightning.launch import job as jobs
+from smlightning.launch.estimate import command, counting, known, sizes, transformers
+from smlightning.launch.estimate.fit import Fit
+from smlightning.launch.estimate.sizes import Length, Linear, Run, Sizes
+from smlightning.launch.preflight.memory import memory as findings_of_memory
+
+GIB = 2**30
+MEMORY_ERROR = 0.2
+SMALL_STEP = Sizes(
+    parameters=250_000_000,
+    trainable=250_000_000,
+    parameter_bytes=10**9,
+    gradient_bytes=10**9,
+    optimizer_bytes=2 * 10**9,
+    buffer_bytes=0,
+    checkpoint_bytes=3 * 10**9,
+    root_bytes=10**8,
+    block_bytes=10**8,
+    activations=Linear(0, 10**9),
+    temporary=Linear(0, 10**8),
+)
+NONE = frozenset[tuple[str, object]]()
+
+
+@pytest.mark.parametrize("name", [*TINY, *MEDIUM])
+def test_the_formulas_have_every_parameter(name):
+    config = {**TINY, **MEDIUM}[name]
+    with torch.device("meta"):
+        net = model_records.network(config)
+    found = model_records.by_formula(config, 64)
+    assert found.parameters == sum(parameter.numel() for parameter in net.parameters())
+    counted = counting.sizes_of(net, 0, Linear(0, 0), Linear(0, 0))
+    assert found.parameter_bytes == counted.parameter_bytes
+    assert found.gradient_bytes == counted.gradient_bytes
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_activations_are_those_that_torch_records(name):
+    """Of a batch four times as large as the one that is counted."""
+    config = TINY[name]
+    length, rows = 96, 8
+    recorded, counted = model_records.activations(
+        lambda: model_records.network(config),
+        lambda rows: model_records.batch(config, rows, length),
+        model_records.loss,
+        rows,
+    )
+    formula = model_records.by_formula(config, length).activations.at(rows)
+    assert counted == pytest.approx(recorded, rel=MEMORY_ERROR)
+    assert formula == pytest.approx(recorded, rel=MEMORY_ERROR)
+
+
+def test_attention_without_a_fused_kernel_keeps_its_scores():
+    """As on a CPU with dropout in attention: length² numbers per head."""
+    config = {**TINY["BERT, tiny"], "attention_probs_dropout_prob": 0.1}
+    net, inputs = model_records.network(config), model_records.batch(config, 4, 192)
+    recorded = model_records.recorded(
+        lambda: model_records.loss(net, inputs), [*net.parameters(), *inputs.values()]
+    )
+    shape = transformers.shape(config)
+    assert shape
+    labels = model_records.LABELS
+    use = transformers.Use(192, labels, fused=False, mask_bytes=4)
+    found = transformers.activations(shape, use).at(4)
+    assert found == pytest.approx(recorded, rel=MEMORY_ERROR)
+    fused = transformers.activations(shape, replace(use, fused=True)).at(4)
+    assert fused < (1 - MEMORY_ERROR) * recorded
+
+
+def test_the_cnns_step_is_counted():
+    def inputs(rows: int) -> dict[str, torch.Tensor]:
+        ids = torch.randint(1, 257, (rows, 60))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+    recorded, counted = model_records.activations(
+        lambda: ByteCNN(3), inputs, lambda net, given: net(**given).sum(), 16
+    )
+    assert counted == pytest.approx(recorded, rel=MEMORY_ERROR)
+
+
+def test_every_gpu_has_its_memory():
+    assert not instances._GPUS.keys() ^ instances._GPU_MEMORY_MIB.keys()
+    assert instances.gpu_memory("ml.p4d.24xlarge") == 40 * GIB
+    assert instances.gpu_memory("ml.m5.xlarge") is None
+    assert instances.families_with(100 * GIB) == ["p5e", "p5en", "p6-b200", "p6-b300"]
+    assert instances.computes_in_bf16("ml.g5.xlarge")
+    assert not instances.computes_in_bf16("ml.g4dn.xlarge")
+
+
+def test_fsdp_divides_all_but_activations():
+    alone = sizes.memory(SMALL_STEP, Run(4, ranks=4))
+    divided = sizes.memory(SMALL_STEP, Run(4, ranks=4, shards=4))
+    assert 4 * (divided.certain - divided.buffers) == alone.certain - alone.buffers
+    assert divided.activations == alone.activations
+    assert 0 < divided.gathered < alone.parameters
+
+
+@pytest.mark.parametrize("shards", [1, 8])
+@pytest.mark.parametrize("gpu_memory", [6 * GIB, 16 * GIB, 80 * GIB])
+def test_the_largest_batch_is_the_largest(shards, gpu_memory):
+    run = Run(8, ranks=8, shards=shards)
+    batch = sizes.largest_batch(SMALL_STEP, run, gpu_memory)
+    room = sizes.usable(gpu_memory)
+    assert batch >= 1
+    assert sizes.memory(SMALL_STEP, replace(run, batch_size=batch)).total <= room
+    assert sizes.memory(SMALL_STEP, replace(run, batch_size=batch + 1)).total > room
+
+
+def test_what_makes_it_fit_does():
+    """The fewest changes that keep the batch, and a smaller batch with as large a global one."""
+    checkpointed = replace(SMALL_STEP, activations=Linear(0, 10**8))
+    adapters = replace(SMALL_STEP, gradient_bytes=10**7, optimizer_bytes=2 * 10**7)
+    checkpointing, lora = ("gradient_checkpointing", True), ("lora_rank", 8)
+    variants = {
+        NONE: SMALL_STEP,
+        frozenset([checkpointing]): checkpointed,
+        frozenset([lora]): adapters,
+        frozenset([checkpointing, lora]): replace(adapters, activations=Linear(0, 10**8)),
+    }
+    run = Run(16, ranks=8)
+    found = sizes.ways(variants, run, 16 * GIB)
+    assert [str(way) for way in found] == [
+        "--gradient_checkpointing true",
+        "--batch_size 8 --accumulate_grad_batches 2",
+    ]
+    # Weights and their state alone are too many: divided among the ranks, or adapters.
+    found = sizes.ways(variants, Run(1, ranks=8), 4 * GIB)
+    assert [way.options for way in found] == [{"strategy": "fsdp"}, {"lora_rank": 8}]
+    (found,) = sizes.ways({NONE: SMALL_STEP}, Run(1, ranks=8, shards=2), 4 * GIB)
+    assert found.options == {"shard_size": 0}
+    assert not sizes.ways({NONE: SMALL_STEP}, Run(1, ranks=1), GIB)
+    fit = Fit({NONE: SMALL_STEP}, Run(1, ranks=1), GIB)
+    assert fit.is_certain and "g4dn" in fit.cure
+
+
+def test_how_long_it_trains():
+    length = Length(samples=1000, epochs=3)
+    run = Run(batch_size=10, ranks=4, accumulate=2)
+    assert length.steps(run) == 13 * 3
+    assert length.hours(run, 100.0) == pytest.approx(30 / 3600)
+    limited = replace(length, max_steps=13)
+    assert limited.steps(run) == 13 and limited.hours(run, 100.0) == pytest.approx(10 / 3600)
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """A folder with the configuration of Llama 3 8B alone."""
+    config = {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shape = transformers.shape(config)
+    assert shape
+    found = transformers.sizes(shape, transformers.Use(2048))
+    assert found.parameters == 8_030_261_248  # as its model card counts
+    return tmp_path
+
+
+def test_preflight_names_a_job_that_cannot_fit_and_what_would(llama):
+    hyperparameters = {"model_name": str(llama), "max_length": 2048, "batch_size": 1}
+    job = GOOD.replace(hyperparameters=hyperparameters)
+    (found,) = findings_of_memory(job, PROJECT)
+    assert (found.level, found.key) == ("error", "memory")
+    assert "--strategy fsdp" in found.cure and "p6-b300" in found.cure
+    job = GOOD.replace(hyperparameters={**hyperparameters, "strategy": "fsdp"})
+    assert not list(findings_of_memory(job, PROJECT))
+    # More than fits, by activations, which are estimated.
+    large = {**hyperparameters, "strategy": "fsdp", "batch_size": 64}
+    (found,) = findings_of_memory(GOOD.replace(hyperparameters=large), PROJECT)
+    assert found.level == "warning" and "--gradient_checkpointing true" in found.cure
+    assert not list(findings_of_memory(job.replace(instance_type="ml.m5.xlarge"), PROJECT))
+
+
+@pytest.fixture(scope="module")
+def estimated(tmp_path_factory):
+    """A project whose job was estimated: its folder, and what was written."""
+    folder = tmp_path_factory.mktemp("estimated")
+    for name in ("src", "pyproject.toml"):
+        (folder / name).symlink_to(PROJECT.root / name)
+    options = small.options(folder)
+    changes = {f"hyperparameters.{name}": value for name, value in options.items()}
+    edited(folder / "job.toml", {**changes, "instance_type": "ml.g5.12xlarge"})
+    report = folder / "report.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMLIGHTNING_PROJECT", str(folder))
+        words = ["estimate", "--json", str(report), "--samples_per_second", "100"]
+        assert main(words) == 0
+    return folder, json.loads(report.read_text(encoding="utf-8"))
+
+
+def test_the_projects_own_model_is_counted(estimated):
+    _, report = estimated
+    net = ByteCNN(len(small.ALPHABETS))
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    found = report["sizes"]
+    assert report["source"] == "counted" and report["fits"]
+    assert found["parameters"] == found["trainable"] == parameters
+    assert found["parameter_bytes"] == found["gradient_bytes"] == 4 * parameters
+    assert found["optimizer_bytes"] == pytest.approx(8 * parameters, rel=0.05)
+    assert found["activations"]["per_sample"] > 0
+    assert report["run"]["ranks"] == 8 and report["run"]["mixed"]
+    rows = 45 * len(small.ALPHABETS)
+    assert 0.7 * rows < report["samples"] < 0.9 * rows  # the others validate and test
+    assert report["steps"] == 2 * -(-report["samples"] // (8 * 12))
+    assert report["hours"] == pytest.approx(2 * report["samples"] / 100 / 3600)
+
+
+def test_preflight_knows_what_was_counted_last(estimated, monkeypatch):
+    folder, report = estimated
+    project = projects.Project(folder)
+    job = jobs.load(folder / "job.toml", project)
+    assert not list(findings_of_memory(job, project))
+    least = report["memory"]["total"]
+    monkeypatch.setattr(instances, "gpu_memory", lambda kind: least - 1)
+    (found,) = findings_of_memory(job, project)
+    assert found.level == "warning" and "--strategy fsdp" in found.cure
+    changed = job.replace(hyperparameters={**job.hyperparameters, "max_length": 77})
+    assert not list(findings_of_memory(changed, project))  # nothing is known of other options
+    (folder / known.FILE).write_text("{}", encoding="utf-8")
+    assert not list(findings_of_memory(job, project))
+
+
+def test_an_earlier_jobs_throughput_is_taken_rank_for_rank(monkeypatch):
+    described = {
+        "FinalMetricDataList": [{"MetricName": "samples_per_second", "Value": 800.0}],
+        "ResourceConfig": {"InstanceType": "ml.g5.12xlarge", "InstanceCount": 2},
+    }
+    monkeypatch.setattr(command, "describe", lambda name, client: described)
+    monkeypatch.setattr(command.aws, "client", lambda service, region: None)
+    arguments = type("Arguments", (), {"samples_per_second": None, "like": "x", "job": None})
+    assert command.throughput(arguments, PROJECT, Run(8, ranks=16)) == pytest.approx(1600.0)
+
+
+def test_other_variables_of_sagemaker_reach_no_count(monkeypatch, tmp_path):
+    """They would send what it writes elsewhere; a channel's folder is told by its variable."""
+    seen = {}
+
+    def run(command, **more):
+        seen.update(more["env"])
+        return type("Ended", (), {"stdout": '{"problem": "none", "cure": "x"}', "stderr": ""})
+
+    monkeypatch.setenv("SM_MODEL_DIR", str(tmp_path))
+    monkeypatch.setattr(known.subprocess, "run", run)
+    with pytest.raises(known.UserError, match="none"):
+        known._ask({}, PROJECT, {"training": tmp_path})
+    assert "SM_MODEL_DIR" not in seen and seen["SM_CHANNEL_TRAINING"] == str(tmp_path)
+    assert str(Path(known.__file__).parents[3]) in seen["PYTHONPATH"].split(os.pathsep)

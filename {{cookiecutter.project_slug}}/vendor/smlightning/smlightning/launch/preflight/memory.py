@@ -1,0 +1,38 @@
+"""Whether the job's model fits into its GPUs' memory, as far as that is known without torch."""
+
+from collections.abc import Iterator
+
+from smlightning.errors import UserError
+from smlightning.launch import instances
+from smlightning.launch.estimate import known as estimates
+from smlightning.launch.estimate.fit import Fit
+from smlightning.launch.findings import Finding, error, warning
+from smlightning.launch.job import Job
+from smlightning.project import Project
+
+
+def memory(job: Job, project: Project) -> Iterator[Finding]:
+    """A step's memory is at most a GPU's, on each kind of instance that the job may run on.
+
+    The sizes are those that `smlightning estimate` counted of this code and these options, or a
+    formula's; where neither is known nothing is said. What is certain, weights and their state,
+    makes an error; activations, which are estimated, a warning.
+    """
+    try:
+        options = estimates.options_of(job, project)
+    except UserError:
+        return  # `hyperparameters` says so
+    known = estimates.remembered(job, project, options)
+    known = known or estimates.by_formula(job, project, options)
+    if known is None:
+        return
+    for each in (job, *job.alternatives):
+        run = estimates.run_of(each, options)
+        gpu_memory = instances.gpu_memory(each.instance_type)
+        if run is None or gpu_memory is None:
+            continue
+        fit = Fit(known.variants, run, gpu_memory)
+        if fit.fits:
+            continue
+        level = error if fit.is_certain else warning
+        yield level("memory", f"{fit.problem} of {each.instance_type}", fit.cure)
