@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -82,10 +83,13 @@ def throughput(arguments: argparse.Namespace, project: Project, run: Run) -> flo
     """Samples per second of the whole job: as given, or as an earlier job's, rank for rank.
 
     Raises:
-        UserError: the earlier job has told none.
+        UserError: it is no speed, or the earlier job has told none.
     """
-    if arguments.samples_per_second or not arguments.like:
-        return arguments.samples_per_second or None
+    given: float | None = arguments.samples_per_second
+    if given is not None and not 0 < given < math.inf:
+        raise UserError(f"--samples_per_second {given:g} is no speed", "give a number above 0")
+    if given or not arguments.like:
+        return given
     name = arguments.like
     region = history.region_of(project, name, job_file=arguments.job)
     described = describe(name, aws.client("sagemaker", region))

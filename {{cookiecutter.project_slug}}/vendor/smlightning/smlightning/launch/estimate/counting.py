@@ -3,9 +3,10 @@
     python -m smlightning.launch.estimate.counting < REQUEST > ANSWER  (both JSON: `known` asks)
 
 src/train.py runs up to where Lightning asks the model for its network. Of that the outline is
-built, so that a model of any size needs no memory and of a checkpoint its configuration alone; then tensors without numbers (FakeTensorMode, https://docs.pytorch.org/docs/stable/
-torch.compiler_fake_tensor.html) go through one training step, and every storage that is alive is
-counted. What cannot run so is built, or run, with numbers.
+built, so that a model of any size needs no memory and of a checkpoint its configuration alone; then
+tensors without numbers (FakeTensorMode,
+https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html) go through one training step,
+and every storage that is alive is counted. What cannot run so is built, or run, with numbers.
 """
 
 # ruff: noqa: E402  (Lightning is imported in half the time, as train.py does)
