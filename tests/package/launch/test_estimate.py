@@ -101,8 +101,6 @@ def test_every_gpu_has_its_memory():
     assert instances.gpu_memory("ml.p4d.24xlarge") == 40 * GIB
     assert instances.gpu_memory("ml.m5.xlarge") is None
     assert instances.families_with(100 * GIB) == ["p5e", "p5en", "p6-b200", "p6-b300"]
-    assert instances.computes_in_bf16("ml.g5.xlarge")
-    assert not instances.computes_in_bf16("ml.g4dn.xlarge")
 
 
 def test_fsdp_divides_all_but_activations():

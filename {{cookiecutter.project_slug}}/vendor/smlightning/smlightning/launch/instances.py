@@ -49,7 +49,6 @@ _GPU_MEMORY_MIB = {
     "g7": 32_768,
     "g7e": 98_304,
 }
-_WITHOUT_BF16 = {"p2", "p3", "p3dn", "g4dn"}  # GPUs older than Ampere (K80, V100, T4)
 _GPU_FAMILIES = re.compile(r"(p|g|gr)\d")  # p6e-gb200 too, whose count is not in the table
 _WITH_NVME = re.compile(r".*\d.*d|p[5-9]|gr?[5-9]|trn")  # a d, as in p4d and g4dn, or these
 
@@ -78,11 +77,6 @@ def families_with(memory: int) -> list[str]:
     """Families whose GPUs have more than ``memory`` bytes, the smallest GPUs first."""
     enough = [name for name, size in _GPU_MEMORY_MIB.items() if size * 2**20 > memory]
     return sorted(enough, key=lambda name: _GPU_MEMORY_MIB[name])
-
-
-def computes_in_bf16(instance_type: str) -> bool:
-    """Whether its GPUs compute in bfloat16, which ``--precision auto`` then chooses."""
-    return family(instance_type) not in _WITHOUT_BF16
 
 
 def nvme(instance_type: str) -> bool:
