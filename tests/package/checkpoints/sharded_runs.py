@@ -100,6 +100,7 @@ def write_half(
 ) -> Path:
     if number == kill_at:
         (directory / ".half.shard").write_bytes(b"half")
+        os.kill(int(Path("../rank-0.pid").read_text()), signal.SIGKILL)  # as a launcher then does
         os.kill(os.getpid(), signal.SIGKILL)
     return write(directory, number, *args, **options)
 
@@ -115,10 +116,12 @@ def run(
     """Run src/train.py; at that step it ends when its checkpoint is written.
 
     With ``hosts`` each rank is on a host of its own, with a disk of its own. At ``kill_at`` rank 1
-    is killed when half of its shard of that number is written.
+    is killed when half of its shard of that number is written, and rank 0 with it.
     """
     if kill_at and os.environ["RANK"] == "1":
         files.write_shard = partial(write_half, files.write_shard, kill_at)
+    elif kill_at:
+        Path("rank-0.pid").write_text(str(os.getpid()))
     disk = Path()
     if hosts:
         rank = os.environ["RANK"]
