@@ -98,13 +98,19 @@ def prune(directory: Path) -> tuple[int, set[str]]:
     """Remove all but the newest KEEP checkpoints, and best weights and shards that none of these
     names.
 
+    Where one of these cannot be read (it is damaged, or the disk fails for a moment), nobody knows
+    what it names: only old checkpoints are removed then.
+
     Returns:
         What `prune_shards` needs on another host.
     """
     for _, old in numbered(directory)[KEEP:]:
         old.unlink(missing_ok=True)
     known = numbered(directory)
-    named = {name for _, path in known for name in files_beside(path)}
+    try:
+        named = {name for _, path in known for name in files_beside(path)}
+    except Exception:  # unpickling knows no bounds
+        return 0, set()
     for path in directory.glob("*-best-*.ckpt"):
         if path.name not in named:
             path.unlink()
@@ -138,13 +144,16 @@ def mark_finished(directory: Path) -> None:
     Raises:
         UserError: the record could not be written.
     """
-    named = {name for _, path in numbered(directory) for name in files_beside(path)}
-    path = newest(directory, named)
-    if path is None:
+    named: set[str] = set()
+    for _, path in numbered(directory):
+        with contextlib.suppress(Exception):  # unpickling knows no bounds; it is no whole one then
+            named.update(files_beside(path))
+    latest = newest(directory, named)
+    if latest is None:
         return
     try:
         with atomic_write(directory / FINISHED) as mark:
-            mark.write_text(path.name)
+            mark.write_text(latest.name)
     except OSError as error:
         raise UserError(
             "The model is saved, but not that the run is finished, in "
@@ -252,13 +261,14 @@ def best_file(path: Path) -> Path | None:
 
 
 def files_beside(path: Path) -> list[str]:
-    """Names of the files that a checkpoint needs beside its own; none if it is damaged."""
-    try:
-        content = load(path)
-        divided = content.get(DIVIDED, {"shards": [], "best_shards": []})
-        names = [content["best_file"], *divided["shards"], *divided["best_shards"]]
-    except Exception:  # unpickling knows no bounds
-        return []
+    """Names of the files that a checkpoint needs beside its own.
+
+    Raises:
+        Exception: of any class, where it cannot be read.
+    """
+    content = load(path)
+    divided = content.get(DIVIDED, {"shards": [], "best_shards": []})
+    names = [content["best_file"], *divided["shards"], *divided["best_shards"]]
     return [n for n in names if BEST_NAME.fullmatch(n) or SHARD_NAME.fullmatch(n)]
 
 
@@ -308,7 +318,11 @@ def whole(path: Path, verified: Collection[str] | None = None) -> bool:
     """
     if not _matches_checksum(path):
         return False
-    for name in files_beside(path):
+    try:
+        names = files_beside(path)
+    except Exception:  # unpickling knows no bounds
+        return False
+    for name in names:
         if verified is not None and SHARD_NAME.fullmatch(name):
             is_whole = name in verified
         else:

@@ -7,7 +7,7 @@ where ``dataset[share]`` makes a batch of a :class:`Share`.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from smlightning.cluster import signals
+from smlightning.errors import UserError
 
 # Global batches that are sorted by length together: enough to save padding, few enough for the
 # order to stay random.
@@ -85,7 +86,8 @@ class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
         rows = len(self.lengths)
         numbers = np.arange(-(-rows // self.global_batch))
         if not self.shuffle:
-            return np.argsort(self.lengths, kind="stable")[::-1], numbers
+            longest_first = np.argsort(self.lengths, kind="stable")[::-1]
+            return longest_first.copy(), numbers  # torch takes no array with negative strides
         random = np.random.default_rng([self.seed, self.epoch])
         # The smallest type: as int64, 100 million rows would take 0.8 GB.
         order = np.arange(rows, dtype=np.min_scalar_type(rows))
@@ -134,7 +136,16 @@ def loader(
         seed: of the order in training; None for evaluation, which accumulates nothing.
         start: (epoch, global batches) from which training goes on.
         num_workers: -1: 2 beside a GPU, none on a CPU.
+
+    Raises:
+        UserError: there are not as many lengths as samples.
     """
+    samples = len(dataset) if isinstance(dataset, Sized) else len(lengths)
+    if samples != len(lengths):
+        raise UserError(
+            f"batches.loader was given {len(lengths)} lengths for {samples} samples",
+            "give it one length for each sample: [1] * N where samples have none",
+        )
     rank, world_size, accumulate = 0, 1, 1
     if trainer:
         rank, world_size = trainer.global_rank, trainer.world_size

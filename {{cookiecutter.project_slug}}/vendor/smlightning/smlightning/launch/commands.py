@@ -148,8 +148,8 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
         return decision.status
     region = decision.job.region
     name = sending.submit(decision.job, project)
+    print(f"sent    {name}", flush=True)  # first of all: from now on the job is billed
     history.remember(project, name, region, sending.fingerprint(decision.job, project))
-    print(f"sent    {name}", flush=True)
     if arguments.no_follow:
         return 0
     outcome = follow.follow(name, region, metric_names(project))
