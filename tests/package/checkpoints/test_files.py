@@ -107,6 +107,23 @@ def test_the_newest_few_are_kept_and_the_best_weights_that_they_name(tmp_path: P
     assert named == set(tmp_path.glob("*-best-*.ckpt")) == set(bests[-2:])
 
 
+def test_nothing_else_is_removed_where_a_checkpoint_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails for a moment; what the checkpoint names is not known then."""
+    best = files.write_best(tmp_path, state(1))
+    paths = [files.write(tmp_path, number, state(number), best) for number in (1, 2)]
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "load", fail)
+        files.prune(tmp_path)
+    assert all(files.whole(path) for path in paths)
+    assert files.best_file(paths[-1]) == best
+
+
 def test_a_full_disk_names_the_last_good_one(tmp_path: Path) -> None:
     kept, *_ = write(tmp_path, 3)
     with file_size_limit(1_000_000), pytest.raises(UserError) as refusal:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from smlightning.data import batches
 from smlightning.data.batches import GlobalBatches
+from smlightning.errors import UserError
 
 
 @given(
@@ -96,3 +97,16 @@ def test_a_loader_gives_what_its_data_set_makes_of_a_share(num_workers: int) -> 
     loader = batches.loader(Sizes(), lengths, 4, num_workers=num_workers)
     assert list(loader) == [4, 4, 2]
     assert loader.num_workers == num_workers
+
+
+def test_every_sample_needs_a_length() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.zeros(7))
+    with pytest.raises(UserError) as raised:
+        batches.loader(dataset, [1] * 3, 2)
+    assert "3 lengths for 7 samples" in raised.value.problem
+
+
+def test_rows_index_tensors_in_evaluation_too() -> None:
+    (share,) = GlobalBatches([3, 1, 2], 4, 0, 1)
+    assert torch.arange(3)[share.rows].tolist() == [0, 2, 1]
+    assert torch.from_numpy(share.rows).tolist() == [0, 2, 1]
