@@ -20,7 +20,9 @@ def rehearse(project: Project, folder: Path, *arguments: str, **variables: str) 
     ended = project.run(*command, check=False, FORCE_COLOR="1", **variables)  # as notebooks set it
     output = ended.stdout[-8000:] + ended.stderr[-4000:]
     assert path.exists(), output
-    return {**json.loads(path.read_text()), "exit_status": ended.returncode, "output": output}
+    printed = ended.stdout + ended.stderr
+    result = {"exit_status": ended.returncode, "output": output, "printed": printed}
+    return {**json.loads(path.read_text()), **result}
 
 
 def size(hosts: int, processes: int, distribution: str) -> list[str]:

@@ -5,12 +5,13 @@ import os
 import sys
 import tarfile
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import nbclient
 import nbformat
 import pytest
+from jupyter_client import KernelManager
 
 from projects import Project, bake
 
@@ -23,10 +24,9 @@ NO_AWS = {
 }
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project whose job trains for seconds, on two hosts of one GPU each."""
-    made = bake(tmp_path_factory.mktemp("small"), instance_type="ml.g5.xlarge")
+def small(folder: Path, **answers: Any) -> Project:
+    """A project whose job trains for seconds, on hosts of one GPU each."""
+    made = bake(folder, instance_type="ml.g5.xlarge", **answers)
     text = made.read("job.toml").replace("# epochs = 10", "epochs = 2")
     text = text.replace('bucket = ""', 'bucket = "language-id"')
     (made.path / "job.toml").write_text(
@@ -190,42 +190,114 @@ def test_preflight_finds_the_requirement_behind_which_another_torch_hides(tmp_pa
             )
 
 
-def run_notebook(project: Project, before: dict[str, str], **environment: str) -> list[Any]:
-    """Execute launch.ipynb, top to bottom; `before`: code in front of the cell that has a text."""
-    notebook = nbformat.read(project.path / "launch.ipynb", as_version=4)
-    cells = notebook.cells
-    for text, code in before.items():
-        place = next(
-            i for i, cell in enumerate(cells) if cell.cell_type == "code" and text in cell.source
+class Notebook:
+    """launch.ipynb in a Jupyter kernel of its own, as somebody uses it.
+
+    Attributes:
+        shown: what each cell's last run printed and showed, by the cell's source.
+        asked: the questions to which the kernel wanted an answer; each got an empty one.
+    """
+
+    def __init__(self, project: Project, **environment: str) -> None:
+        cells = nbformat.read(project.path / "launch.ipynb", as_version=4).cells
+        self.sources = [cell.source for cell in cells if cell.cell_type == "code"]
+        self.shown: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.kernel_spec.argv[0] = sys.executable
+        variables = {
+            name: value
+            for name, value in project.environment(**environment).items()
+            if name in environment or not name.startswith("AWS_")
+        }
+        self.manager.start_kernel(env=variables, cwd=str(project.path))
+        self.connect()
+
+    def connect(self) -> None:
+        self.client = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=120)
+
+    def restart(self) -> None:
+        """A new kernel, which knows nothing of the one before it."""
+        self.client.stop_channels()
+        self.manager.restart_kernel(now=True)
+        self.shown.clear()
+        self.connect()
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+    def run(self, code: str) -> tuple[bool, str]:
+        """Whether the code ended without an exception, and what it printed and showed."""
+        outputs = []
+
+        def show(message: dict[str, Any]) -> None:
+            content = message["content"]
+            if message["msg_type"] == "error":
+                outputs.append("\n".join(content["traceback"]))
+            else:
+                outputs.append(content.get("text", "") + str(content.get("data", "")))
+
+        def answer(message: dict[str, Any]) -> None:
+            self.asked.append(message["content"]["prompt"])
+            self.client.input("")
+
+        reply = self.client.execute_interactive(
+            code, allow_stdin=True, output_hook=show, stdin_hook=answer, timeout=600
         )
-        cells.insert(place, nbformat.v4.new_code_cell(code))
-    folder = {"metadata": {"path": str(project.path)}}
-    client = nbclient.NotebookClient(notebook, timeout=600, resources=folder, kernel_name="python3")
-    client.km = client.create_kernel_manager()
-    client.km.kernel_spec.argv[0] = sys.executable
-    variables = project.environment(**environment)
-    given = {
-        name: value
-        for name, value in variables.items()
-        if name in environment or not name.startswith("AWS_")
-    }
-    client.execute(env=given)
-    return [cell for cell in cells if cell.cell_type == "code"]
+        return reply["content"]["status"] == "ok", "".join(outputs)
+
+    def run_all(self, before: dict[str, str], last: str = "") -> bool:
+        """Run All, or all cells up to the one that has the text ``last``.
+
+        As Jupyter does, it ends with a cell that raises an exception.
+
+        Args:
+            before: code to run in front of the cell that has a text.
+            last: "" for all cells.
+
+        Returns:
+            Whether no cell raised one.
+        """
+        for source in self.sources:
+            for text, code in before.items():
+                if text in source:
+                    done, shown = self.run(code)
+                    assert done, shown
+            done, self.shown[source] = self.run(source)
+            if not done or (last and last in source):
+                return done
+        return True
+
+    def said(self, text: str) -> str:
+        """What the cell with this text printed and showed."""
+        return next(shown for source, shown in self.shown.items() if text in source)
+
+    def lines(self) -> int:
+        """Lines of text that the notebook would be saved with."""
+        return sum(len(shown.splitlines()) for shown in self.shown.values())
 
 
-def said(cells: list[Any], text: str) -> str:
-    """What the cell with this text printed and showed."""
-    cell = next(cell for cell in cells if text in cell.source)
-    return "".join(out.get("text", "") + str(dict(out.get("data", {}))) for out in cell.outputs)
+@pytest.fixture
+def notebook_of() -> Iterator[Callable[..., Notebook]]:
+    """Starts the notebook of a project; its kernel ends with the test."""
+    started: list[Notebook] = []
+
+    def start(project: Project, **environment: str) -> Notebook:
+        started.append(Notebook(project, **environment))
+        return started[-1]
+
+    yield start
+    for notebook in started:
+        notebook.close()
 
 
-def lines_of(cells: list[Any]) -> int:
-    """Lines of text that a notebook would be saved with."""
-    return sum(len(out.get("text", "").splitlines()) for cell in cells for out in cell.outputs)
-
-
-# A rehearsal takes half a minute: one notebook of these tests plays it, whole.
-PLAY_NOTHING = {"preflight.rehearsal(job": "preflight.rehearsal = lambda *_: ['true']"}
+# One run of the notebook in these tests asks pip and rehearses; the others take their word.
+NO_PIP = "from smlightning.launch import requirements\nrequirements.resolve = lambda *_: []"
+REHEARSED = "preflight.rehearsal = lambda *_: ['{}']"
+QUICK = {"preflight.run": NO_PIP, "preflight.rehearsal(job": REHEARSED.format("true")}
 
 
 def test_notebook_is_clean(project: Project) -> None:
@@ -236,40 +308,41 @@ def test_notebook_is_clean(project: Project) -> None:
         assert len(cell.source.splitlines()) <= 24
 
 
-def test_notebook_sends_nothing_that_preflight_refuses(tmp_path: Path) -> None:
-    project = bake(tmp_path, **ONE_GPU)
+def test_notebook_without_aws(tmp_path: Path, notebook_of: Callable[..., Notebook]) -> None:
+    """Nothing is sent that preflight or the rehearsal refuses; without an account the notebook goes
+    as far as it can, and says so in sentences.
+    """
+    project = small(tmp_path, instance_count=2)
     job = project.path / "job.toml"
-    job.write_text(
-        job.read_text(encoding="utf-8").replace("volume_gb = 100", "volume_gb = 0"),
-        encoding="utf-8",
-    )
-    with pytest.raises(nbclient.exceptions.CellExecutionError) as raised:
-        run_notebook(project, {}, **NO_AWS)
-    assert "error: volume_gb: found 0" in str(raised.value) and "File" not in str(raised.value)
-    text = job.read_text(encoding="utf-8").replace("volume_gb = 0", "volume_gb = 100")
-    job.write_text(text.replace("keep_alive_s = 0", "keep_alive_s = 21601"), encoding="utf-8")
-    cells = run_notebook(project, PLAY_NOTHING, **NO_AWS, PIP_NO_INDEX="1")
-    assert "error: preflight or the rehearsal refuses this job" in said(cells, "PyTorch(")
-    job.write_text(text, encoding="utf-8")
-    cells = run_notebook(
-        project, {"preflight.rehearsal(job": "preflight.rehearsal = lambda *_: ['false']"}, **NO_AWS
-    )
-    assert "error: preflight or the rehearsal refuses this job" in said(cells, "PyTorch(")
+    right = job.read_text(encoding="utf-8")
+    notebook = notebook_of(project, **NO_AWS)
 
+    def run_with(text: str, before: dict[str, str]) -> bool:
+        job.write_text(text, encoding="utf-8")
+        return notebook.run_all(before, "PyTorch(")
 
-def test_notebook_without_aws(small: Project) -> None:
-    """It goes as far as somebody without an account can go, and says so in a sentence."""
-    cells = run_notebook(small, PLAY_NOTHING, **NO_AWS)
-    assert "2 × ml.g5.xlarge, torch_distributed, torch 2.13.0 on Python 3.12; 2 ranks" in said(
-        cells, "load(project.job_file"
+    assert not run_with(right.replace("volume_gb = 100", "volume_gb = 0"), QUICK)
+    refusal = notebook.said("load(project.job_file")
+    assert "error: volume_gb: found 0" in refusal and "File" not in refusal
+    refused = "error: preflight or the rehearsal refuses this job"
+    assert run_with(right.replace("keep_alive_s = 0", "keep_alive_s = 21601"), QUICK)
+    assert refused in notebook.said("PyTorch(")
+    failing = {**QUICK, "preflight.rehearsal(job": REHEARSED.format("false")}
+    assert run_with(right, failing)
+    assert refused in notebook.said("PyTorch(")
+
+    assert notebook.run_all(QUICK)
+    assert "2 × ml.g5.xlarge, torch_distributed, torch 2.13.0 on Python 3.12; 2 ranks" in (
+        notebook.said("load(project.job_file")
     )
-    assert "skipped AWS: no credentials here" in said(cells, "preflight.run")
-    assert "pytorch:2.13-cu133-amzn2023-sagemaker" in said(cells, "request.dry_run")
+    assert "skipped AWS: no credentials here" in notebook.said("preflight.run")
+    assert "pytorch:2.13-cu133-amzn2023-sagemaker" in notebook.said("request.dry_run")
     for text in ("PyTorch(", "follow.follow", "follow.why", "fetch.fetch"):
-        assert "error: there are no AWS credentials here" in said(cells, text)
-    assert "error: " in said(cells, "outcome.curves(") and "error: " in said(cells, "predict.py")
-    assert "Traceback" not in str([cell.outputs for cell in cells])
-    assert lines_of(cells) < 200
+        assert "error: there are no AWS credentials here" in notebook.said(text)
+    assert "error: " in notebook.said("outcome.curves(")
+    assert "error: " in notebook.said("predict.py")
+    assert "Traceback" not in str(notebook.shown)
+    assert notebook.lines() < 200
 
 
 MOTO = """
@@ -291,6 +364,12 @@ allowed = account.permissions.Answer(allowed=True, missing=())
 account.permissions.simulated = lambda *_: defaultdict(lambda: allowed)
 account.CHECKS["quota"] = lambda _: []  # nor the quotas of SageMaker
 """
+# The same account, as a kernel sees it that was started after a job was sent from another one.
+ACCOUNT_OF_BEFORE = """
+with open(os.environ["FOLDER"] + "/sent.json") as file:
+    before = json.load(file)
+boto3.client("sagemaker", "us-east-1").create_training_job(**before)
+"""
 LOG = """
 logs, group = boto3.client("logs", "us-east-1"), "/aws/sagemaker/TrainingJobs"
 logs.create_log_group(logGroupName=group)
@@ -300,63 +379,100 @@ lines.append("test/accuracy 0.8123")
 now = int(__import__("time").time() * 1000)
 events = [{"timestamp": now, "message": line} for line in lines]
 logs.put_log_events(logGroupName=group, logStreamName=f"{name}/algo-1-1", logEvents=events)
-sent = boto3.client("sagemaker", "us-east-1").describe_training_job(TrainingJobName=name)
+"""
+# The rehearsal's model stands for the one of the job, which does not run.
+KEPT = """
+rehearsal, folder = preflight.rehearsal, os.environ["FOLDER"]
+more = ["--keep", f"{folder}/kept", "--", "--dataset", os.environ["WORDS"], "--epochs", "2"]
+preflight.rehearsal = lambda *given: [*rehearsal(*given), *more]
 """
 MODEL = """
-s3.upload_file(os.environ["FOLDER"] + "/model.tar.gz", "language-id", f"{name}/output/model.tar.gz")
-archive = os.environ["FOLDER"] + "/sourcedir.tar.gz"
-s3.download_file("language-id", f"{name}/source/sourcedir.tar.gz", archive)
-with open(os.environ["FOLDER"] + "/sent.json", "w") as file:
-    json.dump(sent["HyperParameters"], file)
+import tarfile
+with tarfile.open(f"{folder}/model.tar.gz", "w:gz") as tar:
+    tar.add(f"{folder}/kept/job/host-1/model", ".")
+s3.upload_file(f"{folder}/model.tar.gz", "language-id", f"{name}/output/model.tar.gz")
+s3.download_file(
+    "language-id", f"{name}/source/sourcedir.tar.gz", f"{folder}/sourcedir.tar.gz"
+)
+sent = boto3.client("sagemaker", "us-east-1").describe_training_job(TrainingJobName=name)
+members = ("TrainingJobName", "RoleArn", "AlgorithmSpecification", "OutputDataConfig")
+members += ("ResourceConfig", "StoppingCondition", "HyperParameters")
+with open(f"{folder}/sent.json", "w") as file:
+    json.dump({member: sent[member] for member in members}, file)
+"""
+JOBS = """
+listed = boto3.client("sagemaker", "us-east-1").list_training_jobs()["TrainingJobSummaries"]
+print(*(job["TrainingJobName"] for job in listed))
 """
 
 
 def test_notebook_from_configuration_to_prediction(
-    small: Project, words: Path, tmp_path: Path
+    words: Path, tmp_path: Path, notebook_of: Callable[..., Notebook]
 ) -> None:
-    """Against moto in the kernel's process; the job does not run: its model was trained here.
-
-    What was sent is what was rehearsed, down to the archive of the code.
+    """Against moto in the kernel's process. What was sent is what was rehearsed, down to the
+    archive of the code; running all cells again sends nothing, nor does a new kernel.
     """
-    small.run(
-        "python",
-        "src/train.py",
-        "--dataset",
-        str(words),
-        "--epochs",
-        "2",
-        "--output_dir",
-        str(tmp_path),
-    )
-    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as tar:
-        tar.add(tmp_path / "model", ".")
-    before = {"load(project.job_file": MOTO, "if send and sending": "send = True"}
-    before |= {"follow.follow": LOG, "fetch.fetch": MODEL}
-    cells = run_notebook(small, before, FOLDER=str(tmp_path), AWS_DEFAULT_REGION="us-east-1")
-    preflight = said(cells, "preflight.run")
+    project = small(tmp_path, instance_count=1, distribution="torch_distributed")
+    region = {"AWS_DEFAULT_REGION": "us-east-1"}
+    notebook = notebook_of(project, FOLDER=str(tmp_path), WORDS=str(words), **region)
+    send = {"if send and sending": "send = True"}
+    before = {"load(project.job_file": MOTO, "preflight.rehearsal(job": KEPT, **send}
+    assert notebook.run_all({**before, "follow.follow": LOG, "fetch.fetch": MODEL})
+    [name] = assert_launched_and_fetched(notebook)
+    assert_sent_as_it_lies_here(project, tmp_path)
+
+    # Again in the same kernel, up to the cells that only read.
+    assert not notebook.asked
+    assert notebook.run_all({**QUICK, **send}, "jobs.compare")
+    assert_attached(notebook, name)
+
+    notebook.restart()
+    account = {"load(project.job_file": MOTO + ACCOUNT_OF_BEFORE, "follow.follow": LOG}
+    assert notebook.run_all({**QUICK, **send, **account}, "follow.why")
+    assert_attached(notebook, name)
+
+
+def assert_launched_and_fetched(notebook: Notebook) -> list[str]:
+    """One run of all cells, from preflight to the prediction; the jobs that the account has."""
+    preflight = notebook.said("preflight.run")
     assert "error" not in preflight and "no credentials" not in preflight
-    assert "passed" in said(cells, "preflight.rehearsal")
-    assert "completed. To fetch its model" in said(cells, "follow.follow")
-    assert "completed. To fetch its model" in said(cells, "follow.why")
-    assert "no jobs" not in said(cells, "jobs.compare") and "─" in said(cells, "jobs.compare")
-    assert lines_of(cells) < 200
-    assert "train/loss=0.5" in said(cells, "follow.follow")
-    assert "image/png" in said(cells, "outcome.curves(")
-    assert "sent    " in said(cells, "if send and sending")
-    assert "models/" in said(cells, "fetch.fetch")
-    assert "Île de la Réunion\tlatin" in said(cells, "predict.py")
+    assert "passed" in notebook.said("preflight.rehearsal")
+    assert "sent    " in notebook.said("if send and sending")
+    assert "completed. To fetch its model" in notebook.said("follow.follow")
+    assert "completed. To fetch its model" in notebook.said("follow.why")
+    compared = notebook.said("jobs.compare")
+    assert "no jobs" not in compared and "─" in compared
+    assert notebook.lines() < 200
+    assert "train/loss=0.5" in notebook.said("follow.follow")
+    assert "image/png" in notebook.said("outcome.curves(")
+    assert "models/" in notebook.said("fetch.fetch")
+    assert "Île de la Réunion\tlatin" in notebook.said("predict.py")
+    return notebook.run(JOBS)[1].split()
+
+
+def assert_attached(notebook: Notebook, name: str) -> None:
+    """The notebook asked whether to send the very job again, sent none, and follows the one."""
+    assert len(notebook.asked) == 1 and name in notebook.asked.pop()
+    assert f"nothing was sent: this very job was sent as {name}" in (
+        notebook.said("if send and sending")
+    )
+    assert f"attached to {name}" in notebook.said("sending.attached")
+    assert "train/loss=0.5" in notebook.said("follow.follow")
+    assert notebook.run(JOBS)[1].split() == [name]
+
+
+def assert_sent_as_it_lies_here(project: Project, folder: Path) -> None:
+    """The hyperparameters of job.toml, and an archive of src/ with the package beside it."""
     sent = {
         name: json.loads(value)
-        for name, value in json.loads((tmp_path / "sent.json").read_text()).items()
+        for name, value in json.loads((folder / "sent.json").read_text())["HyperParameters"].items()
     }
-    assert (
-        sent["sagemaker_program"] == "train.py"
-        and sent["sagemaker_torch_distributed_enabled"] is True
-    )
+    assert sent["sagemaker_program"] == "train.py"
+    assert sent["sagemaker_torch_distributed_enabled"] is True
     assert sent["epochs"] == 2
-    with tarfile.open(tmp_path / "sourcedir.tar.gz") as tar:
-        tar.extractall(tmp_path / "code", filter="data")
-    source, code = small.path / "src", tmp_path / "code"
+    source, code = project.path / "src", folder / "code"
+    with tarfile.open(folder / "sourcedir.tar.gz") as tar:
+        tar.extractall(code, filter="data")
     files = {
         path.relative_to(source) for path in source.rglob("*") if path.suffix in (".py", ".txt")
     }

@@ -210,7 +210,7 @@ def test_without_access_to_s3_one_line_says_what_to_give(project: Project, tmp_p
         ("--kill-rank", 0, "pytorchddp", "rank 0 on host 127.0.0.1"),
     ],
 )
-def test_a_lost_rank_ends_the_job_and_is_named(
+def test_a_lost_rank_ends_the_job_and_is_named_and_no_secret_is_to_be_seen(
     fault: str,
     rank: int,
     distribution: str,
@@ -220,14 +220,41 @@ def test_a_lost_rank_ends_the_job_and_is_named(
     tmp_path: Path,
     without_sdk: dict[str, str],
 ) -> None:
-    command = [*size(2, 1, distribution), fault, str(rank), *options(words, 2)]
-    report = rehearse(project, tmp_path, *command, **without_sdk)
+    (tmp_path / "job.toml").write_text(with_secrets(project), encoding="utf-8")
+    command = [*size(2, 1, distribution), fault, str(rank)]
+    command += ["--job", str(tmp_path / "job.toml"), "--keep", str(tmp_path / "kept")]
+    command += [word for name in SECRETS for word in ("--inherit", name)]
+    command += options(words, 2)
+    report = rehearse(project, tmp_path, *command, **without_sdk, **dict.fromkeys(SECRETS, VALUE))
     assert report["exit_status"] == 1 and 0 not in report["exit_codes"]
     of_checks = verdicts(report)
     assert of_checks.pop("hosts-succeeded") == "failed"
     names = {"success-or-failure-file", "ends-in-time", "failure-names-cause"}
     assert {name for name, verdict in of_checks.items() if verdict == "passed"} >= names, report
     assert cause in report["failures"][1][:1024]
+    # Each host's first process has read them, though a host that is lost may have read them late.
+    assert set(report["secrets"]) == set(SECRETS) and min(report["secrets"].values()) >= 1, report
+    assert_nowhere(VALUE, report, tmp_path)
+
+
+SECRETS = {"WANDB_API_KEY": "team/wandb", "DB_PASSWORD": "ssm:/team/db"}
+VALUE = "s3cr3t0123456789abcdef"
+
+
+def with_secrets(project: Project) -> str:
+    """job.toml with SECRETS."""
+    lines = "".join(f'{variable} = "{name}"\n' for variable, name in SECRETS.items())
+    return project.read("job.toml").replace("[secrets]\n", f"[secrets]\n{lines}")
+
+
+def assert_nowhere(value: str, report: dict[str, Any], folder: Path) -> None:
+    """In no request, log, listing of variables, failure or other file, nor in what was printed."""
+    assert value not in json.dumps(report)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    logs = [path.read_text() for path in files if path.name == "log.txt"]
+    assert len(logs) == 2 and all("Training Env:" in text for text in logs)
+    assert {"failure", "hyperparameters.json"} <= {path.name for path in files}
+    assert not [path for path in files if value.encode() in path.read_bytes()]
 
 
 def state(project: Project) -> set[str]:

@@ -120,9 +120,9 @@ OPTIONS = (DataOptions, ModelOptions, TrainingOptions)
 
 METRICS = (
     "train/loss", "val/loss", "val/accuracy", "val/macro_f1", "test/loss", "test/accuracy",
-    "test/macro_f1", "lr", "samples_per_second", "data_wait", "host_gib",
+    "test/macro_f1", "lr", "samples_per_second", "data_wait",
 )  # fmt: skip
-"""Every metric that a run prints; the launcher turns each into a SageMaker metric definition."""
+"""Metrics that a run prints; of each, and of memory, the launcher makes a SageMaker metric."""
 
 MONITOR = "val/accuracy"
 """The validation metric that marks the best weights; a run ends with the test's of that name."""

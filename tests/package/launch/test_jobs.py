@@ -46,10 +46,13 @@ def test_compare_puts_metrics_and_options_side_by_side(aws, sent, capsys):
     backend = sagemaker_backends[ACCOUNT][REGION].training_jobs
     for name, value in ((sent.training_job_name, 0.8), ("other", 0.9123456)):
         backend[name].final_metric_data_list = [
-            {"MetricName": "test/accuracy", "Value": value, "Timestamp": 0}
+            {"MetricName": name_of, "Value": each, "Timestamp": 0}
+            for name_of, each in (("test/accuracy", value), ("data_wait", 0.5), ("gpu_gib", 31.25))
         ]
     rows = jobs.compare([sent.training_job_name, "other"], REGION)
-    assert rows == [
+    assert rows == [  # metrics, memory and waiting too, though the jobs agree in them
+        {"": "data_wait", sent.training_job_name: "0.5", "other": "0.5"},
+        {"": "gpu_gib", sent.training_job_name: "31.25", "other": "31.25"},
         {"": "test/accuracy", sent.training_job_name: "0.8", "other": "0.912346"},
         {"": "epochs", sent.training_job_name: "6", "other": "9"},
         {"": "lr", sent.training_job_name: "", "other": "0.1"},
@@ -59,6 +62,7 @@ def test_compare_puts_metrics_and_options_side_by_side(aws, sent, capsys):
 
 
 def test_jobs_that_do_not_differ_and_what_is_not_deployed(aws, sent, capsys):
+    sent.final_metric_data_list = []
     assert main(["compare", *[sent.training_job_name] * 2, "--region", REGION]) == 0
     assert sent.training_job_name not in capsys.readouterr().out
     assert main(["undeploy", "nope", "--region", REGION]) == 1

@@ -85,7 +85,7 @@ def test_names_hold_the_time_and_are_different() -> None:
 
 def test_metrics_are_read_from_the_lines_that_training_prints() -> None:
     values = {"step": 7, "epoch": 1, "train/loss": 1.5, "val/accuracy": 2e-05, "lr": 0.002}
-    values["samples_per_second"] = 1e6
+    values |= {"samples_per_second": 1e6, "data_wait": 0.25, "gpu_gib": 31.5}
     printed = log.format_metrics(values)
     for definition in request.metric_definitions(PROJECT):
         match = re.search(definition["Regex"], printed)

@@ -170,6 +170,17 @@ def test_no_secret_is_read_and_no_server_is_logged_to(tmp_path: Path) -> None:
     assert "--inherit HF_TOKEN" in plan.notes[0] and "WANDB_API_KEY" in plan.notes[0]
 
 
+def test_secrets_that_are_let_in_are_read_from_a_stub_and_are_in_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = JOB + 'hub_token_secret = "hub"\n[secrets]\nWANDB_API_KEY = "team/wandb"\n'
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t")
+    plan = planned(tmp_path, "--inherit", "WANDB_API_KEY", "--inherit", "PATH", job=job)
+    assert plan.secrets == {"WANDB_API_KEY": "team/wandb"} and plan.inherit == ["PATH"]
+    assert plan.request["Environment"] == {"SECRET_FOR_WANDB_API_KEY": "team/wandb"}
+    assert "HF_TOKEN" in plan.notes[-1] and "WANDB_API_KEY" not in plan.notes[-1]
+
+
 def test_hyperparameters_after_two_dashes() -> None:
     words = ["--epochs", "1", "--lr=1e-3", "--name", "true", "--text", "a b"]
     values = {"epochs": 1, "lr": 1e-3, "name": True, "text": "a b"}

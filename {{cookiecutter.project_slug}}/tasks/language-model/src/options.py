@@ -121,9 +121,9 @@ OPTIONS = (DataOptions, ModelOptions, TrainingOptions)
 
 METRICS = (
     "train/loss", "val/loss", "val/bits_per_byte", "test/loss", "test/bits_per_byte", "lr",
-    "samples_per_second", "data_wait", "host_gib",
+    "samples_per_second", "data_wait",
 )  # fmt: skip
-"""Every metric that a run prints; the launcher turns each into a SageMaker metric definition."""
+"""Metrics that a run prints; of each, and of memory, the launcher makes a SageMaker metric."""
 
 MONITOR = "val/bits_per_byte"
 """The validation metric that marks the best weights; a run ends with the test's of that name."""

@@ -39,13 +39,15 @@ def compare(names: list[str], region: str) -> list[dict[str, str]]:
     The column of the row's name has the key ""; each other column is a job's.
     """
     client = aws.client("sagemaker", region)
-    facts = {name: summary(describe(name, client)) for name in names}
+    described = {name: describe(name, client) for name in names}
+    measured = {key for job in described.values() for key in metrics(job)}
+    facts = {name: summary(job) for name, job in described.items()}
     keys = dict.fromkeys(key for fact in facts.values() for key in fact)
     rows = []
     for key in keys:
         values = {name: fact.get(key, "") for name, fact in facts.items()}
-        is_metric = "/" in key  # shown even where the jobs agree
-        if len(names) == 1 or is_metric or len(set(values.values())) > 1:
+        differs = len(set(values.values())) > 1
+        if len(names) == 1 or differs or key in measured:
             rows.append({"": key, **values})
     return rows
 
@@ -56,10 +58,6 @@ def summary(job: dict[str, Any]) -> dict[str, str]:
     Args:
         job: DescribeTrainingJob's answer.
     """
-    metrics = {
-        metric["MetricName"]: f"{metric['Value']:.6g}"
-        for metric in job.get("FinalMetricDataList", [])
-    }
     resources = job["ResourceConfig"]
     count, kind = resources.get("InstanceCount", "?"), resources.get("InstanceType", "?")
     facts = {
@@ -74,7 +72,13 @@ def summary(job: dict[str, Any]) -> dict[str, str]:
         # Of the toolkit's own hyperparameters only the launcher's flag tells jobs apart.
         if not key.startswith("sagemaker_") or key.endswith("_enabled"):
             options[key] = value
-    return {**dict(sorted(metrics.items())), **facts, **options}
+    return {**metrics(job), **facts, **options}
+
+
+def metrics(job: dict[str, Any]) -> dict[str, str]:
+    """The last value of each metric, by name, in their order; of memory that is its peak."""
+    last = job.get("FinalMetricDataList", [])
+    return dict(sorted((each["MetricName"], f"{each['Value']:.6g}") for each in last))
 
 
 def stop(name: str, region: str) -> str:

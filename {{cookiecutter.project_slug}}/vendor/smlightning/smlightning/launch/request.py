@@ -29,6 +29,7 @@ DRY_ACCOUNT = "000000000000"
 DRY_ROLE = "placeholder-for-dry-run"
 
 ARCHIVE = "sourcedir.tar.gz"
+MOST_METRICS = 40  # AlgorithmSpecification.MetricDefinitions, botocore's MetricDefinitionList
 CODE_CHANNEL = "code"  # of an isolated job, as the SDK names it
 
 
@@ -136,8 +137,12 @@ def algorithm(job: Job, project: Project) -> dict[str, Any]:
 
 
 def metric_definitions(project: Project) -> list[dict[str, str]]:
-    """CloudWatch metrics, read from the lines that reports/log.py formats: they cannot drift."""
-    names = project.options().metrics
+    """CloudWatch metrics, read from the lines that reports/log.py formats: they cannot drift.
+
+    Those of METRICS, and memory where AWS's limit leaves room.
+    """
+    named = project.options().metrics
+    names = list(dict.fromkeys([*named, *log.MEMORY]))[: max(len(named), MOST_METRICS)]
     return [{"Name": name, "Regex": log.metric_regex(name)} for name in names]
 
 

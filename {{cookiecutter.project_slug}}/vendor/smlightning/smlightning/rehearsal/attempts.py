@@ -1,13 +1,14 @@
 """Running the job: once, or interrupted, undisturbed and restarted."""
 
 import contextlib
+import os
 import queue
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from smlightning.rehearsal import checks, evidence, faults, mpirun, processes
@@ -16,6 +17,7 @@ from smlightning.rehearsal.environment import container_environment
 from smlightning.rehearsal.evidence import Attempt
 from smlightning.rehearsal.hosts import Host, create_hosts
 from smlightning.rehearsal.plan import Plan
+from smlightning.rehearsal.secret_store import Store
 
 TOOLKIT = "sagemaker_training.cli.train"  # the console script `train` of the container
 INTERVAL = 0.2  # seconds between two looks at the hosts
@@ -34,6 +36,7 @@ class Cluster:
     folder: Path
     port: int
     real_mpirun: bool
+    store: Store = field(default_factory=Store)  # without a secret
 
 
 def run_plan(plan: Plan, cluster: Cluster, show: Show) -> tuple[Attempt, list[Check]]:
@@ -113,7 +116,14 @@ def start_host(plan: Plan, folder: Path, host: Host, cluster: Cluster) -> None:
     host.process = subprocess.Popen(
         command,
         cwd=host.base,
-        env=container_environment(plan, folder, host, cluster.port, cluster.real_mpirun),
+        env=container_environment(
+            plan,
+            folder,
+            host,
+            cluster.port,
+            cluster.real_mpirun,
+            store=cluster.store.variables(os.environ),
+        ),
         start_new_session=True,  # Ctrl-C reaches the rehearsal, which then ends them in order
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -88,7 +88,8 @@ def add_code_and_data(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a variable of this shell that the hosts get, too",
+        help="a variable of this shell that the hosts get, too; one of [secrets] they read "
+        "from a stub of Secrets Manager",
     )
     add(
         "--batches",

@@ -44,10 +44,14 @@ def container_environment(
     port: int,
     real_mpirun: bool,
     shell: Mapping[str, str] = os.environ,
+    store: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The variables of a host's processes; the later of two of one name wins.
 
     Nothing of the shell is among them but INHERITED and what the plan lets in by name.
+
+    Args:
+        store: what leads to the stub of Secrets Manager.
     """
     inherited = {
         name: value
@@ -70,6 +74,7 @@ def container_environment(
         "CUDA_VISIBLE_DEVICES": "",
         "AWS_REGION": plan.region,
         "AWS_EC2_METADATA_DISABLED": "true",
+        **(store or {}),
         "SAGEMAKER_BASE_DIR": str(host.base),
         "SAGEMAKER_TRAINING_MODULE": container_entry(plan, port),
         "PET_MASTER_PORT": str(port),  # one host: the toolkit names no port to torchrun

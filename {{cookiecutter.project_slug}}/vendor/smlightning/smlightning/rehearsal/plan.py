@@ -46,6 +46,7 @@ class Plan:
     channels: Mapping[str, Path] = field(default_factory=dict)  # folders of this machine
     remote_channels: Mapping[str, str] = field(default_factory=dict)  # on S3: to be sampled
     inherit: Sequence[str] = ()  # variables of this shell that the hosts get too
+    secrets: Mapping[str, str] = field(default_factory=dict)  # variable here → name in its store
     image: Image = Image()
     notes: Sequence[str] = ()  # what the report says beside the verdicts
     fault: Fault | None = None

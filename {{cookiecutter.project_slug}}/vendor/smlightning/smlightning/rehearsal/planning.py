@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smlightning import hub
 from smlightning.errors import UserError
 from smlightning.launch import images, launchers, request
 from smlightning.launch import job as jobs
@@ -60,7 +61,9 @@ def make_plan(
     fault = chosen_fault(arguments)
     folders = channel_folders(arguments.channel, job if of_project else None)
     given = hyperparameters(arguments.hyperparameters)
+    secrets = secrets_of(job)
     job, notes = rehearsed_job(job, cluster, fault, given, of_project)
+    job, more = with_secrets(job, secrets, arguments.inherit)
     if of_project:
         refuse_hyperparameters(job, project)
     image = images.profile(job)
@@ -72,9 +75,10 @@ def make_plan(
         request=request.dry_run(job, project),
         channels=folders,
         remote_channels=remote_channels(job, folders),
-        inherit=arguments.inherit,
+        inherit=[name for name in arguments.inherit if name not in secrets],
+        secrets=job.secrets,
         image=Image(image.torch, image.python) if image else Image(),
-        notes=notes,
+        notes=[*notes, *more],
         fault=fault,
         batches=batches(arguments.batches, fault, given),
         timeout=arguments.timeout,
@@ -136,11 +140,6 @@ def rehearsed_job(
             "see --lose-host"
         )
         job = job.replace(forward_stop=True)
-    named = [*job.secrets, *(["HF_TOKEN"] if job.hub_token_secret else [])]
-    if named:
-        inherit = " ".join(f"--inherit {name}" for name in named)
-        names = ", ".join(named)
-        notes.append(f"no secret is read here: export {names}, and let them in with {inherit}")
     without_server = {
         name: value for name, value in job.environment.items() if not name.startswith(ELSEWHERE)
     }
@@ -155,6 +154,30 @@ def rehearsed_job(
         environment=without_server,
     )
     return changed, notes
+
+
+def secrets_of(job: Job) -> dict[str, str]:
+    """Variable → name in Secrets Manager or Parameter Store, the hub's token with them."""
+    token = {hub.TOKEN: job.hub_token_secret} if job.hub_token_secret else {}
+    return {**job.secrets, **token}
+
+
+def with_secrets(
+    job: Job, secrets: Mapping[str, str], inherit: Sequence[str]
+) -> tuple[Job, list[str]]:
+    """The job with those of its secrets that are let in; the hosts read them from a stub.
+
+    Returns:
+        the job, and a note on those that are not let in.
+    """
+    given = {variable: name for variable, name in secrets.items() if variable in inherit}
+    missing = [variable for variable in secrets if variable not in given]
+    notes = []
+    if missing:
+        let_in = " ".join(f"--inherit {variable}" for variable in missing)
+        names = ", ".join(missing)
+        notes.append(f"AWS is not asked for secrets: export {names}, and let them in with {let_in}")
+    return job.replace(secrets=given), notes
 
 
 # Beginnings of variables that would reach out of this machine: an MLflow server, CodeArtifact.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import os
 import platform
 import sys
 import time
@@ -16,7 +17,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from smlightning.errors import UserError
-from smlightning.rehearsal import attempts, checks, mpirun, samples
+from smlightning.rehearsal import attempts, checks, mpirun, samples, secret_store
 from smlightning.rehearsal.attempts import Cluster, Lines
 from smlightning.rehearsal.checks import Check
 from smlightning.rehearsal.environment import free_port
@@ -60,10 +61,11 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
     plan, notes = with_samples(plan, folder / "channels", opening_notes(plan, setting))
     title = setting.title(plan)
     started = time.time()
-    with free_port() as port:
+    values = {name: os.environ[variable] for variable, name in plan.secrets.items()}
+    with free_port() as port, secret_store.serve(values) as store:
         console.print(f"{title}; stubs: {', '.join(setting.stubs)}; port {port}", style="bold")
         console.print(*notes, sep="\n", style="dim")
-        cluster = Cluster(folder, port, setting.real_mpirun)
+        cluster = Cluster(folder, port, setting.real_mpirun, store)
         printer = Printer(console)
         last, verdicts = attempts.run_plan(plan, cluster, printer.show)
     seconds = time.time() - started
@@ -85,6 +87,7 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
         "seconds": round(seconds, 1),
         "versions": setting.versions,
         "notes": notes,
+        "secrets": {variable: store.reads[name] for variable, name in plan.secrets.items()},
         "requirements": packages,
         **outcome(last, verdicts),
     }
@@ -131,6 +134,8 @@ def describe(plan: Plan) -> Setting:
         if reason:
             launcher = f"mpirun's environment without mpirun ({reason})"
     stubs = ["SMDDP", "smddprun", "nvidia-smi"] if plan.distribution == "smddp" else ["nvidia-smi"]
+    if plan.secrets:
+        stubs.append("Secrets Manager")
     versions = {
         "torch": version("torch"),
         "python": platform.python_version(),

@@ -22,6 +22,10 @@ def format_metrics(values: Mapping[str, float]) -> str:
     return " ".join(pairs)
 
 
+# What a run prints where its machine tells it, and no METRICS has to name: peak memory in GiB.
+MEMORY = ("host_gib", "gpu_gib")
+
+
 def metric_regex(name: str) -> str:
     """A regular expression whose one group is the value of metric ``name``.
 

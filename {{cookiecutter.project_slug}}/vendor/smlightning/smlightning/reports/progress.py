@@ -29,7 +29,7 @@ class Interval:
     loss: torch.Tensor | float = 0.0  # sum over batches; a tensor stays on its device
     batches: int = 0
     samples: int = 0
-    waited: float = 0.0  # seconds between the end of a batch and the start of the next
+    waited: float = 0.0  # seconds in which the loader was asked for the next batch
     since: float = field(default_factory=lambda: time.perf_counter())
 
 
@@ -54,7 +54,7 @@ class ProgressReport(pl.Callback):
         self.world_size = self.accumulate = 1
         self.total_steps = 0
         self.lr = math.nan
-        self._idle_since = 0.0  # when the last batch ended, or the epoch began; 0: neither yet
+        self._asked_at = 0.0  # when the loader was last asked for a batch
         # Of the interval that a checkpoint divided: mean loss over ranks, and global batches.
         self.resumed_loss = self.resumed_batches = 0.0
 
@@ -70,6 +70,13 @@ class ProgressReport(pl.Callback):
         self.interval = Interval(batches=round(self.resumed_batches * self.accumulate))
         if trainer.is_global_zero:
             self.interval.loss = self.resumed_loss * self.world_size
+        loop_state.watch_fetching(trainer, self._ask, self._receive)
+
+    def _ask(self) -> None:
+        self._asked_at = time.perf_counter()
+
+    def _receive(self) -> None:
+        self.interval.waited += time.perf_counter() - self._asked_at
 
     def _describe(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
         """The line before training: global batch, learning rate, steps, parameters, precision."""
@@ -94,12 +101,7 @@ class ProgressReport(pl.Callback):
         datamodule: Any = getattr(trainer, "datamodule", None)
         return getattr(datamodule, "batch_size", None) or getattr(loader, "batch_size", None) or 0
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._idle_since = time.perf_counter()
-
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if self._idle_since:
-            self.interval.waited += time.perf_counter() - self._idle_since
         # Read now: at the batch's end the scheduler has set the next step's.
         self.lr = trainer.optimizers[0].param_groups[0]["lr"]
 
@@ -119,14 +121,13 @@ class ProgressReport(pl.Callback):
         is_step = (batch_idx + 1) % self.accumulate == 0 or trainer.is_last_batch
         if is_step and (loop_state.steps(trainer) + 1) % self.every == 0:
             self._end_interval(trainer)
-        self._idle_since = time.perf_counter()
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.state.fn == "fit":
             self._end_interval(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.interval.since = self._idle_since = time.perf_counter()
+        self.interval.since = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._end_interval(trainer, steps_ago=1)
@@ -136,12 +137,13 @@ class ProgressReport(pl.Callback):
         if not self.interval.batches:
             return
         seconds = time.perf_counter() - self.interval.since
-        loss = self._loss_of_global_batches() * self.accumulate / self.interval.batches
+        loss, waited = self._over_ranks(min(self.interval.waited / seconds, 1.0))
+        loss *= self.accumulate / self.interval.batches
         metrics = {
             "train/loss": loss,
             "lr": self.lr,
             "samples_per_second": self.interval.samples * self.world_size / seconds,
-            "data_wait": self._mean_over_ranks(min(self.interval.waited / seconds, 1.0)),
+            "data_wait": waited,
             **peak_memory(trainer.lightning_module.device),
             "epoch": trainer.current_epoch,
         }
@@ -152,14 +154,15 @@ class ProgressReport(pl.Callback):
             refuse_diverged_weights(trainer.lightning_module, index + 1)
         self.interval = Interval()
 
-    def _loss_of_global_batches(self) -> float:
-        """The interval's sum of the losses' means over the ranks. Collective."""
-        loss = torch.as_tensor(self.interval.loss, dtype=torch.float32)
-        return float(collectives.all_sum(loss) / self.world_size)
+    def _over_ranks(self, waited: float) -> tuple[float, float]:
+        """The mean over the ranks of the interval's sum of losses, and of ``waited``.
 
-    def _mean_over_ranks(self, value: float) -> float:
-        """Collective."""
-        return float(collectives.all_sum(torch.as_tensor(value)) / self.world_size)
+        Collective, and one reduction: each costs the ranks a round trip.
+        """
+        loss = torch.as_tensor(self.interval.loss, dtype=torch.float32).reshape(())
+        both = torch.stack([loss, loss.new_tensor(waited)])
+        loss_of_all, waited_of_all = (collectives.all_sum(both) / self.world_size).tolist()
+        return loss_of_all, waited_of_all
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -191,7 +194,7 @@ class ProgressReport(pl.Callback):
         is_open = self.interval.batches > 0
         return {
             "rows": self.history.rows,
-            "loss": self._loss_of_global_batches() if is_open else 0.0,
+            "loss": self._over_ranks(0.0)[0] if is_open else 0.0,
             "batches": self.interval.batches / self.accumulate,
             "lr": self.lr,
         }

@@ -4,6 +4,7 @@ in its middle.
 What has no public name there is used in this file alone.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -61,6 +62,23 @@ def validates_next(trainer: pl.Trainer) -> bool:
 def validates_by_the_clock(trainer: pl.Trainer) -> bool:
     """Whether ``val_check_interval`` is a time."""
     return getattr(trainer, "_val_check_time_interval", None) is not None
+
+
+def watch_fetching(trainer: pl.Trainer, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Have functions called before and after each time that the training loader is asked for a
+    batch. Lightning tells its profiler alone, and that is the owner's.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    for name, call in (("_on_before_fetch", begin), ("_on_after_fetch", end)):
+        setattr(loop, name, _both(getattr(type(loop), name).__get__(loop), call))
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
+    def call() -> None:
+        first()
+        second()
+
+    return call
 
 
 def check_count(trainer: pl.Trainer, step: int) -> None:

@@ -1,0 +1,98 @@
+"""A stub of Secrets Manager and Parameter Store: a rehearsed host reads its secrets as on AWS.
+
+The values are this shell's. They are in no host's environment, file or log: train.py asks for them
+over HTTP, as boto3 does there.
+"""
+
+import contextlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from smlightning import hub
+
+# The headers by which AWS's JSON protocol names a call, and how each service says "not there".
+GET_SECRET, NO_SECRET = "secretsmanager.GetSecretValue", "ResourceNotFoundException"
+GET_PARAMETER, NO_PARAMETER = "AmazonSSM.GetParameter", "ParameterNotFound"
+
+
+@dataclass
+class Store:
+    """Values by their names in the store, and how often each was read.
+
+    Attributes:
+        address: of the stub; "" where there is no secret.
+    """
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    address: str = ""
+    reads: Counter[str] = field(default_factory=Counter)
+
+    def answer(self, call: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """HTTP status and body: a secret's plain text, a parameter decrypted, or AWS's refusal."""
+        if call == GET_SECRET:
+            name, key, absent = given.get("SecretId", ""), given.get("SecretId", ""), NO_SECRET
+        elif call == GET_PARAMETER:
+            name, absent = given.get("Name", ""), NO_PARAMETER
+            key = f"{hub.STORE}{name}"
+        else:
+            return 400, {"__type": "UnknownOperationException"}
+        if key not in self.values:
+            return 400, {"__type": absent, "message": f"{name} is not in the rehearsal's store"}
+        self.reads[key] += 1
+        if call == GET_SECRET:
+            return 200, {"Name": name, "SecretString": self.values[key]}
+        value = self.values[key] if given.get("WithDecryption") else "encrypted"
+        return 200, {"Parameter": {"Name": name, "Type": "SecureString", "Value": value}}
+
+    def variables(self, shell: Mapping[str, str]) -> dict[str, str]:
+        """What leads boto3 to the stub, and nowhere else; the credentials open nothing."""
+        if not self.address:
+            return {}
+        direct = shell.get("no_proxy") or shell.get("NO_PROXY")
+        return {
+            "AWS_ENDPOINT_URL_SECRETS_MANAGER": self.address,
+            "AWS_ENDPOINT_URL_SSM": self.address,
+            "AWS_ACCESS_KEY_ID": "rehearsal",
+            "AWS_SECRET_ACCESS_KEY": "rehearsal",
+            "no_proxy": ",".join(filter(None, [direct, "127.0.0.1"])),
+        }
+
+
+@contextlib.contextmanager
+def serve(values: Mapping[str, str]) -> Iterator[Store]:
+    """A store that answers on a port of this machine, while the body runs.
+
+    Args:
+        values: by name in the store; of Parameter Store with ``ssm:`` before it, as in job.toml.
+    """
+    store = Store(values)
+    if not values:
+        yield store
+        return
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, answer = store.answer(self.headers.get("X-Amz-Target", ""), given)
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/x-amz-json-1.1")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing: a rehearsal's output is the hosts'."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        store.address = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield store
+        finally:
+            server.shutdown()
