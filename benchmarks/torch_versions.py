@@ -6,6 +6,7 @@ Builds an environment for each under build/, from the package index: torch's Lin
 CUDA, several GB each. Not part of every CI run.
 """
 
+import argparse
 import json
 import os
 import shutil
@@ -117,4 +118,8 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("image", nargs="*", help="a profile of smlightning.launch.images (all)")
+    sys.exit(main(parser.parse_args().image))

@@ -154,6 +154,9 @@ def test_memory_that_does_not_suffice_is_a_sentence() -> None:
     for error in provoked:
         said = errors.as_user_error(error)
         assert said and "memory" in said.problem and "batch_size" in said.cure
+    killed = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+    said = errors.as_user_error(killed)
+    assert said and "memory" in said.problem and "num_workers" in said.cure
     worker = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that"
     full = OSError(28, "unable to write to file </torch_1_2>: No space left on device (28)")
     shared = RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2>")

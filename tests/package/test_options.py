@@ -19,6 +19,7 @@ from smlightning.options import (
     arguments_for,
     declared_options,
     describe_type,
+    nearest_option,
     option,
     option_parser,
     parse_command_line,
@@ -124,6 +125,16 @@ def test_a_mistake_names_the_option_and_the_value(argv: list[str], named: list[s
     with pytest.raises(UserError) as refusal:
         parse_command_line(classes(rate=(float, option(0.5, "how fast"))), argv)
     assert all(word in str(refusal.value) for word in named), refusal.value
+
+
+def test_an_option_is_known_by_its_name_in_other_trainers() -> None:
+    names = ["lr", "lr_scaling", "epochs"]
+    assert nearest_option("learning_rate", names) == nearest_option("learning-rate", names) == "lr"
+    assert nearest_option("epoch", names) == "epochs"
+    assert nearest_option("learning_rate", ["epochs"]) == nearest_option("zzz", names) == ""
+    with pytest.raises(UserError) as refusal:
+        parse_command_line(OPTIONS, ["--learning_rate", "1"])
+    assert "--lr?" in refusal.value.cure
 
 
 @pytest.mark.parametrize(

@@ -406,6 +406,7 @@ print(*(job["TrainingJobName"] for job in listed))
 """
 
 
+@pytest.mark.timeout(1200)  # less than a minute where nothing else runs
 def test_notebook_from_configuration_to_prediction(
     words: Path, tmp_path: Path, notebook_of: Callable[..., Notebook]
 ) -> None:
@@ -421,14 +422,14 @@ def test_notebook_from_configuration_to_prediction(
     [name] = assert_launched_and_fetched(notebook)
     assert_sent_as_it_lies_here(project, tmp_path)
 
-    # Again in the same kernel, up to the cells that only read.
+    # Again in the same kernel, up to the cells that only read what the account has of a job.
     assert not notebook.asked
-    assert notebook.run_all({**QUICK, **send}, "jobs.compare")
+    assert notebook.run_all({**QUICK, **send}, "follow.follow")
     assert_attached(notebook, name)
 
     notebook.restart()
     account = {"load(project.job_file": MOTO + ACCOUNT_OF_BEFORE, "follow.follow": LOG}
-    assert notebook.run_all({**QUICK, **send, **account}, "follow.why")
+    assert notebook.run_all({**QUICK, **send, **account}, "follow.follow")
     assert_attached(notebook, name)
 
 

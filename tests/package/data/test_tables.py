@@ -287,6 +287,27 @@ def test_names_near_those_of_splits_are_asked_about(names: tuple[str, ...], refu
         assert len(read("near")["train"]) == 2 * len(ROWS)
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("train", "train_old"), ["train_old"]),
+        (("rows", "rows (1)", "rows copy"), ["rows (1)", "rows copy"]),
+        (("train-1", "train-2", "train_3"), []),
+        (("train", "train-00000-of-00002", "train-00001-of-00002"), []),
+        (("train", "test_old"), []),
+        (("trained", "train"), []),
+    ],
+)
+def test_an_older_version_that_is_read_with_a_file_is_said(
+    names: tuple[str, ...], said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in names:
+        write_csv(f"own/{name}.csv", ROWS)
+    read("own")
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.split("own/")[1].split(".csv")[0] for line in warnings] == said
+
+
 def test_texts_that_stand_for_no_value_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     tables.warn_of_missing_names("label", ["NULL", "nan", "NA", "yes"])
     error = capsys.readouterr().err

@@ -183,7 +183,10 @@ def test_cfn_lint_has_no_finding(full, tmp_path):
     small = full.replace(request={}, role="", bucket="", network=Network(), mlflow="")
     for job in (full, small):
         for github in ("", "me/words"):
-            body = yaml.safe_dump(template.cloudformation(job, PROJECT, github=github))
+            made = template.cloudformation(
+                job, PROJECT, github=github, existing_bucket=bool(github)
+            )
+            body = yaml.safe_dump(made)
             matches = [match for match in api.lint_all(body) if match.rule.id[0] != "I"]
             assert [str(match) for match in matches] == []  # as the command: no informational ones
 
@@ -198,9 +201,23 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
         document = json.loads(capsys.readouterr().out)
         assert document == template.policy(facts(full), who)
         assert "${" not in json.dumps(document)
+    assert main(["account", "--existing-bucket"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert set(printed["Resources"]) == {"TrainingRole"}
+    assert printed["Outputs"]["Bucket"]["Value"] == "words-bucket"
     assert main(["account", "--github", "words"]) == 1
     with pytest.raises(UserError):
         template.cloudformation(full, PROJECT, github="a/b/c")
+
+
+def test_an_organisations_bucket_is_there_already(full, tmp_path, monkeypatch):
+    file = tmp_path / "config.yaml"
+    modules = {"PythonSDK": {"Modules": {"Session": {"DefaultS3Bucket": "of-all"}}}}
+    file.write_text(json.dumps({"SageMaker": modules}))
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(file))
+    made = template.cloudformation(full.replace(bucket=""), PROJECT)
+    assert "Bucket" not in made["Resources"] and made["Outputs"]["Bucket"]["Value"] == "of-all"
+    assert "Bucket" in template.cloudformation(full, PROJECT)["Resources"]  # job.toml's own
 
 
 def test_a_role_by_name_has_the_account_of_the_credentials(aws, full):

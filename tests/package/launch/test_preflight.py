@@ -2,7 +2,11 @@
 
 import dataclasses
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from datetime import date
 from typing import Any
 
@@ -37,6 +41,32 @@ PROJECT = projects.find()
 
 def offline(wanted: Job) -> list[str]:
     return [str(finding) for finding in preflight.offline_checks(wanted, PROJECT)[0]]
+
+
+ASKED = """
+import sys
+asked = []
+def audit(event, facts):
+    if event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen"):
+        asked.append((event, str(facts)))
+sys.addaudithook(audit)
+from smlightning.__main__ import main
+status = main(["preflight", "--offline"])
+print("asked:", status, asked)
+"""
+
+
+def test_offline_nothing_is_asked():
+    """No address is looked up or connected to, and no pip started that would; without a network,
+    where this machine lets a test take it away.
+    """
+    without = ["unshare", "--net"]
+    alone = shutil.which("unshare") and not subprocess.run([*without, "true"]).returncode
+    line = [*(without if alone else []), sys.executable, "-c", ASKED]
+    variables = {name: value for name, value in os.environ.items() if name != "PIP_NO_INDEX"}
+    ended = subprocess.run(line, capture_output=True, text=True, env=variables, check=True)
+    assert ended.stdout.splitlines()[-1] == "asked: 0 []"
+    assert "skipped src/requirements.txt: not resolved" in ended.stdout
 
 
 def test_the_projects_own_job_passes(tmp_path):

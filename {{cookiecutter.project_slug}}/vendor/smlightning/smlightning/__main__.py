@@ -103,7 +103,7 @@ def add_accept(command: argparse.ArgumentParser) -> None:
 
 def add_preflight(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--offline", action="store_true", help="ask nothing of AWS")
+    add("--offline", action="store_true", help="ask nothing of AWS, nor of a package index")
     add("--json", type=Path, metavar="FILE", help="write the findings there, too")
     add("--rehearse", action="store_true", help="then simulate the job on this machine")
     add(
@@ -137,6 +137,11 @@ def add_account(command: argparse.ArgumentParser) -> None:
         default="",
         metavar="OWNER/REPOSITORY",
         help="with a role that this repository's workflows take on by OIDC",
+    )
+    add(
+        "--existing-bucket",
+        action="store_true",
+        help="leave the bucket out, as one that the SDK's configuration file names always is",
     )
 
 

@@ -2,13 +2,16 @@
 
 import contextlib
 import errno
+import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 RESUME = "start the command again with --resume auto"
+PAGE = 4096  # bytes: the smallest file in /dev/shm
 
 
 # Mistakes that torch, Lightning or Python name in an error of a general kind: its type, what its
@@ -173,7 +176,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a GPU's memory, or the machine's, did not suffice."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
         return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    # torch's words; and those on a loader's worker that SIGKILL ended, as Linux does for want of
+    # memory (torch/utils/data/_utils/signal_handling.py).
+    words = r"can't allocate memory|DataLoader worker .* is killed by signal: Killed"
+    return isinstance(error, RuntimeError) and bool(re.search(words, str(error)))
 
 
 def is_shared_memory_full(error: BaseException) -> bool:
@@ -183,7 +189,18 @@ def is_shared_memory_full(error: BaseException) -> bool:
     signal_handling.py); a file that cannot be made there is an OSError of torch's storage.
     """
     words = r"[Bb]us error|insufficient shared memory|unable to (mmap|open|allocate) shared memory"
-    return any(re.search(words, str(cause)) for cause in error_chain(error))
+    if any(re.search(words, str(cause)) for cause in error_chain(error)):
+        return True
+    # Of a semaphore, a file there, the error names no file; a worker is started with several.
+    return is_disk_full(error) and free_shared_memory() < PAGE
+
+
+def free_shared_memory() -> float:
+    """Bytes that are free in /dev/shm; infinite where the system has none."""
+    try:
+        return shutil.disk_usage("/dev/shm").free  # noqa: S108
+    except OSError:
+        return math.inf
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -15,7 +15,7 @@ import difflib
 import math
 import sys
 from argparse import ArgumentError, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
@@ -43,6 +43,7 @@ __all__ = [
     "arguments_for",
     "declared_options",
     "describe_type",
+    "nearest_option",
     "option",
     "option_parser",
     "parse_command_line",
@@ -326,9 +327,42 @@ class OptionError(UserError):
         self.expected = expected
 
 
+# What other trainers call an option: the Hugging Face Trainer's arguments, and usual names.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "num_train_epochs": "epochs",
+    "num_epochs": "epochs",
+    "max_epochs": "epochs",
+    "per_device_train_batch_size": "batch_size",
+    "train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "accumulate_grad_batches",
+    "max_grad_norm": "gradient_clip_val",
+    "resume_from_checkpoint": "resume",
+    "dataloader_num_workers": "num_workers",
+    "model_name_or_path": "model_name",
+    "dataset_name": "dataset",
+    "max_seq_length": "max_length",
+    "logging_steps": "log_every",
+    "eval_steps": "val_check_steps",
+    "save_steps": "checkpoint_steps",
+    "torch_compile": "compile",
+    "bf16": "precision",
+    "fp16": "precision",
+}
+
+
+def nearest_option(name: str, options: Iterable[str]) -> str:
+    """The option that is meant by a name that none has; empty where no one can tell."""
+    known = list(options)
+    meant = ELSEWHERE.get(name.replace("-", "_").lower(), "")
+    if meant in known:
+        return meant
+    return next(iter(difflib.get_close_matches(name, known, 1)), "")
+
+
 def _refuse_unknown(name: str, options: Mapping[str, Option]) -> NoReturn:
-    nearest = difflib.get_close_matches(name, options, 1)
-    cure = f"did you mean --{nearest[0]}?" if nearest else "--help lists the options"
+    nearest = nearest_option(name, options)
+    cure = f"did you mean --{nearest}?" if nearest else "--help lists the options"
     raise UserError(f"unknown option --{name}", cure)
 
 

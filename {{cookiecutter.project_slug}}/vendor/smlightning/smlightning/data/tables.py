@@ -223,6 +223,8 @@ def read(source: Source, columns: Sequence[Column], scratch: Path) -> dict[str, 
     for file in source.files:
         files.setdefault(_split_of(file, source.root), []).append(file)
     _refuse_near_names(files["train"], source.root)
+    for split, names in files.items():
+        _warn_of_versions(split, names)
     if not files["train"]:
         others = ", ".join(split for split in files if split != "train")
         raise UserError(
@@ -274,6 +276,24 @@ def _refuse_near_names(files: list[Path], root: Path) -> None:
                 f"{alike} would all be used for training, and their names may mean splits",
                 f"set the split apart: {beginning}_train, {beginning}_val",
             )
+
+
+def _warn_of_versions(split: str, files: list[Path]) -> None:
+    """Say which files are read together, where one is named as if it were another's version.
+
+    That is train_old.csv beside train.csv, and not train-1.csv beside train-2.csv.
+    """
+    paths = {file.with_suffix("") for file in files}
+    for file in files:
+        for boundary in re.finditer(r"[\W_]", file.stem):
+            first, rest = file.stem[: boundary.start()], file.stem[boundary.start() :]
+            is_part = re.fullmatch(r"[-_.]?[\d_.-]+(of[\d_.-]+)?", rest)
+            if first and file.with_name(first) in paths and not is_part:
+                print(
+                    f"warning: {file} is read for {split} beside {first}{file.suffix}; take it "
+                    "out of the folder if it is another version of it",
+                    file=sys.stderr,
+                )
 
 
 def warn_of_missing_names(column: str, names: Iterable[str]) -> None:

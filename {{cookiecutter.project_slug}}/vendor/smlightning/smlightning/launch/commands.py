@@ -105,7 +105,12 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     if not arguments.policy:
         import yaml
 
-        content = template.cloudformation(wanted, project, github=arguments.github)
+        content = template.cloudformation(
+            wanted,
+            project,
+            github=arguments.github,
+            existing_bucket=arguments.existing_bucket,
+        )
         print(yaml.safe_dump(content, sort_keys=False, width=100), end="")
         return 0
     given = template.facts(

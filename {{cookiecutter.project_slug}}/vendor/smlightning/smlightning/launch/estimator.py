@@ -34,6 +34,7 @@ def session(job: Job) -> Any:
     from sagemaker.config import load_sagemaker_config
 
     logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
+    logging.getLogger("botocore.credentials").setLevel(logging.WARNING)  # a line for each client
     configuration = load_sagemaker_config()
     configuration.setdefault("SchemaVersion", "1.0")
     sdk = configuration.setdefault("SageMaker", {}).setdefault("PythonSDK", {})

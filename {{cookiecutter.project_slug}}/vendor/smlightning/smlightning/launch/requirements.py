@@ -5,6 +5,7 @@ packages that it ran with (rehearsal/installed_requirements.py), by the same `OF
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -88,14 +89,24 @@ def torch_of_image(job: Job) -> str:
     return f"the image's torch {version}, and with it CUDA, NCCL, EFA and SMDDP"
 
 
-def resolved(job: Job, project: Project) -> Iterator[Finding]:
-    """pip's resolver finds a set of packages, and one that leaves the image's torch alone."""
+def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[Finding]:
+    """pip's resolver finds a set of packages, and one that leaves the image's torch alone.
+
+    Args:
+        job: of job.toml.
+        project: whose requirements.txt is resolved.
+        offline: no index is asked; pip runs only where it is told to ask none (PIP_NO_INDEX).
+    """
     key, profile = key_of(project), images.profile(job)
     if not project.requirements.is_file() or any(named(job, project)):
         return
     if profile is None:
         problem = "not resolved: the image's versions are not known"
         yield skipped(key, problem, "see that it does not replace torch")
+        return
+    if offline and not os.environ.get("PIP_NO_INDEX"):
+        problem = "not resolved: pip would ask a package index"
+        yield skipped(key, problem, "run preflight without --offline")
         return
     if not find_spec("pip"):
         problem = "not resolved: this Python has no pip"

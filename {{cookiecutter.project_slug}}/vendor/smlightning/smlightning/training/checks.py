@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from smlightning.data.division import DataDividedCheck
+from smlightning.data.workers import LostBatches
 from smlightning.errors import UserError
 from smlightning.training.equality import EqualRanks
 from smlightning.training.metrics import SummedMetrics
@@ -19,7 +20,8 @@ def training_checks(data_divided: bool = True) -> list[pl.Callback]:
     Args:
         data_divided: refuse ranks that are given the same data; False where that is intended.
     """
-    checks: list[pl.Callback] = [EqualRanks(), EarlyStoppingCheck(), StepCheck(), SummedMetrics()]
+    checks: list[pl.Callback] = [EqualRanks(), EarlyStoppingCheck(), StepCheck()]
+    checks += [SummedMetrics(), LostBatches()]
     return [DataDividedCheck(), *checks] if data_divided else checks
 
 

@@ -7,7 +7,7 @@ no more. Nothing here asks AWS for anything.
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, request
+from smlightning.launch import aws, configuration, request
 from smlightning.launch.account.table import CALLER, EVERY, SAGEMAKER, Facts, Need, needs
 from smlightning.launch.job import Job
 from smlightning.project import Project
@@ -117,13 +117,17 @@ def account_of(job: Job) -> str:
     return str(identity["Account"])
 
 
-def cloudformation(job: Job, project: Project, *, github: str = "") -> dict[str, Any]:
+def cloudformation(
+    job: Job, project: Project, *, github: str = "", existing_bucket: bool = False
+) -> dict[str, Any]:
     """A template: execution role, bucket, and a role that GitHub's workflows take on.
 
     Args:
         job: of job.toml.
         project: whose src/options.py names the metrics.
         github: OWNER/REPOSITORY; empty: no such role.
+        existing_bucket: no bucket is created, as where the bucket is an organisation's, which the
+            SDK's configuration file names.
 
     Raises:
         UserError: no request can be built of this job, or github is no repository.
@@ -131,21 +135,9 @@ def cloudformation(job: Job, project: Project, *, github: str = "") -> dict[str,
     given = facts(job, project)
     bucket = aws.s3_location(given.folders[given.output_key])[0]
     path, _, name = role_path(job).rpartition("/")
-    resources: dict[str, Any] = {
-        "Bucket": {
-            "Type": "AWS::S3::Bucket",
-            "DeletionPolicy": "Retain",
-            "UpdateReplacePolicy": "Retain",
-            "Properties": {
-                "BucketName": filled(bucket),
-                "PublicAccessBlockConfiguration": {
-                    "BlockPublicAcls": True,
-                    "BlockPublicPolicy": True,
-                    "IgnorePublicAcls": True,
-                    "RestrictPublicBuckets": True,
-                },
-            },
-        },
+    exists = existing_bucket or bucket == configuration.load(job.region).bucket
+    resources: dict[str, Any] = {} if exists else {"Bucket": private_bucket(bucket)}
+    resources |= {
         "TrainingRole": {
             "Type": "AWS::IAM::Role",
             "Properties": {
@@ -162,7 +154,10 @@ def cloudformation(job: Job, project: Project, *, github: str = "") -> dict[str,
     }
     outputs = {
         "Role": {"Description": "role in job.toml", "Value": attribute("TrainingRole", "Arn")},
-        "Bucket": {"Description": "bucket in job.toml", "Value": {"Ref": "Bucket"}},
+        "Bucket": {
+            "Description": "bucket in job.toml",
+            "Value": filled(bucket) if exists else {"Ref": "Bucket"},
+        },
     }
     template: dict[str, Any] = {
         "AWSTemplateFormatVersion": "2010-09-09",
@@ -171,6 +166,24 @@ def cloudformation(job: Job, project: Project, *, github: str = "") -> dict[str,
     if github:
         template |= github_parts(resources, outputs, given, github)
     return {**template, "Resources": resources, "Outputs": outputs}
+
+
+def private_bucket(name: str) -> dict[str, Any]:
+    """A bucket that outlives its stack, since it holds models."""
+    return {
+        "Type": "AWS::S3::Bucket",
+        "DeletionPolicy": "Retain",
+        "UpdateReplacePolicy": "Retain",
+        "Properties": {
+            "BucketName": filled(name),
+            "PublicAccessBlockConfiguration": {
+                "BlockPublicAcls": True,
+                "BlockPublicPolicy": True,
+                "IgnorePublicAcls": True,
+                "RestrictPublicBuckets": True,
+            },
+        },
+    }
 
 
 def github_parts(

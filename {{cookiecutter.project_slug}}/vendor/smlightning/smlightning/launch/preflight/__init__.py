@@ -103,7 +103,7 @@ def run(
     Args:
         job: of job.toml.
         project: whose src/ would be sent.
-        offline: AWS is not asked.
+        offline: neither AWS nor a package index is asked.
         accept: keys whose errors become warnings.
         also: further findings.
     """
@@ -111,7 +111,7 @@ def run(
 
     findings, built = offline_checks(job, project)
     findings += also
-    findings += requirements.resolved(job, project)
+    findings += requirements.resolved(job, project, offline=offline)
     if built and not offline:
         findings += account.check(job, built)
     return ordered(findings, accept)

@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from smlightning.launch import aws, request
+from smlightning.launch import aws, images, request
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, warning
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import paths
@@ -123,11 +124,17 @@ def option_paths(job: Job, project: Project) -> Iterator[Finding]:
         elif paths.in_every_container(value) or written(declared.get(option), option, value):
             continue
         elif paths.exists(value) or paths.only_local(value):
-            level = error if paths.exists(value) else warning
+            if paths.exists(str(project.src / value)) and not Path(value).is_absolute():
+                continue  # it travels with the code, in whose folder train.py starts
+            absent = paths.exists(value) or paths.on_no_host(
+                value, own_image=images.profile(job) is None
+            )
+            level = error if absent else warning
             yield level(
                 key,
                 f'"{value[:80]}" is a path of this machine, which the training job cannot read',
-                "upload it to S3, name that under [channels], and the channel here",
+                "upload it, as by aws s3 cp --recursive; name its address under [channels], as "
+                f'training = "s3://bucket/folder/"; and set {option} = "training"',
             )
 
 

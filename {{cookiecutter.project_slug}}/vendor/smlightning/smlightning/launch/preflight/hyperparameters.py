@@ -8,7 +8,13 @@ from smlightning.errors import UserError
 from smlightning.launch import images, launchers
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error
 from smlightning.launch.job import Job, cure_for_misplaced_key
-from smlightning.options import Classes, OptionError, declared_options, parse_command_line
+from smlightning.options import (
+    Classes,
+    OptionError,
+    declared_options,
+    nearest_option,
+    parse_command_line,
+)
 from smlightning.project import Project
 
 
@@ -19,7 +25,10 @@ def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
     for name, value in job.hyperparameters.items():
         key = f"hyperparameters.{name}"
         if name not in declared:
-            cure = cure_for_misplaced_key(name, project) or cure_for_unknown_name(name, declared)
+            nearest = nearest_option(name, declared)
+            cure = f"did you mean {nearest}?" if nearest else ""
+            cure = cure_for_misplaced_key(name, project) or cure
+            cure = cure or cure_for_unknown_name(name, declared)
             yield error(key, "train.py has no such option", cure)
             continue
         taken = launchers.abbreviates(name) if torchrun_reads_options(job) else []

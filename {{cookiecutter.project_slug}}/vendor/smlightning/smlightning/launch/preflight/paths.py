@@ -22,6 +22,21 @@ def only_local(text: str) -> bool:
     return bool(LOCAL.fullmatch(text))
 
 
+def on_no_host(text: str, *, own_image: bool) -> bool:
+    """Whether a path of this machine cannot be there on a host, too.
+
+    Of AWS's images it is known what they hold; an image of one's own may hold any path, and a
+    script may write to folders for temporary files.
+
+    Args:
+        text: for which `only_local` is true, and which is no file of src/.
+        own_image: the job's image is none of AWS's.
+    """
+    if re.match(r"[a-z]:[/\\]", text, re.I):  # of Windows
+        return True
+    return not own_image and not text.startswith(("/tmp/", "/dev/shm/"))  # noqa: S108
+
+
 def exists(text: str) -> bool:
     """Whether the text is meant as a path, which a name alone is not, and something is there."""
     meant = only_local(text) or "/" in text

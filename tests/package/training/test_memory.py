@@ -1,0 +1,97 @@
+"""Memory that does not suffice, provoked in runs of train.py: each ends in the sentence that names
+what to change, in SageMaker's failure file, too.
+"""
+
+import errno
+import os
+import sys
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+import forked
+import train
+from smlightning import errors
+from smlightning.data import workers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux: run on Linux")
+
+# More address space than the process has already, by so many MiB (ulimit -v).
+LIMITED = """
+import resource
+pages = int(open("/proc/self/statm").read().split()[0])
+most = pages * resource.getpagesize() + 300 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+"""
+# A /dev/shm of 1 MiB, for this process and its workers alone (CLONE_NEWNS of unshare(2)).
+SMALL_SHM = """
+import ctypes, subprocess, sys
+if ctypes.CDLL(None).unshare(0x00020000):
+    sys.exit(77)
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"], check=True)
+"""
+RUN = """
+import multiprocessing, runpy, sys
+multiprocessing.set_start_method("fork", force=True)  # as `python src/train.py` has it
+sys.argv = {line!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run(before: str, folder: Path, *options: str) -> tuple[int, str]:
+    """Exit status and output of `python src/train.py` on 60 texts of 20,000 bytes."""
+    table = folder / "long.csv"
+    rows = [f"{letter * 20000},{letter}" for letter in "ab" * 30]
+    table.write_text("\n".join(["text,label", *rows]), encoding="utf-8")
+    line = [str(Path(train.__file__)), "--dataset", str(table), "--max_length", "20000"]
+    line += ["--epochs", "1", "--output_dir", str(folder / "outputs"), *options]
+    code = f"import os\nos.chdir({str(folder)!r})\n{before}{RUN.format(line=line)}"
+    variables = {**os.environ, "SM_OUTPUT_DIR": str(folder)}
+    return forked.start(code, folder / "log", variables).wait(120)
+
+
+def test_the_hosts_memory(tmp_path: Path) -> None:
+    status, said = run(LIMITED, tmp_path, "--batch_size", "48")
+    last = said.splitlines()[-1]
+    assert status == 1 and last.startswith("error: not enough memory on this host"), said
+    assert "lower batch_size" in last and "Traceback" not in said
+    assert (tmp_path / "failure").read_text() == last.removeprefix("error: ")
+
+
+def test_a_full_dev_shm(tmp_path: Path) -> None:
+    """torch 2.13 fails there in a thread of the worker; without its end the run would hang."""
+    status, said = run(SMALL_SHM, tmp_path, "--batch_size", "48", "--num_workers", "1")
+    if status == 77:
+        reason = "a mount namespace is needed: run as root on Linux"
+        (pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip)(reason)
+    last = said.splitlines()[-1].lstrip("\0")  # with which torch's handler ends its own line
+    assert status == 1 and last.startswith("error: the shared memory /dev/shm was full"), said
+    assert "lower num_workers" in last
+    assert "Traceback" not in said
+    assert (tmp_path / "failure").read_text() == last.removeprefix("error: ")
+
+
+def test_a_batch_that_cannot_be_handed_over_ends_its_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Queue, "_on_queue_feeder_error", None)  # restored in the end
+    workers.LostBatches().setup(None, None, "fit")
+    unpicklable = [lambda: None]
+    loader = DataLoader(
+        unpicklable, batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60
+    )
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as failure:
+        next(iter(loader))
+    assert errors.as_user_error(failure.value) is None
+
+
+def test_no_room_for_what_workers_are_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A semaphore is a file of /dev/shm, and its error names none."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for free, cure in ((0, "num_workers"), (2**30, "free some space")):
+        monkeypatch.setattr(errors, "free_shared_memory", lambda free=free: free)
+        said = errors.as_user_error(full)
+        assert said and cure in said.cure
