@@ -337,12 +337,14 @@ def test_an_image_without_patches_is_said_and_its_alternative(good):
         (
             "{folder}/here.csv",
             "error",
-            "upload it to S3, name that under [channels], and the channel here",
+            "name its address under [channels]",
         ),
-        ("./none", "warning", "upload it"),
-        ("~/none", "warning", "upload it"),
-        ("C:\\data", "warning", "upload it"),
-        ("/data/none.CSV", "warning", "upload it"),
+        ("./none", "error", "upload it"),
+        ("~/none", "error", "upload it"),
+        ("C:\\data", "error", "upload it"),
+        ("/data/none.CSV", "error", "upload it"),
+        ("/tmp/none.csv", "warning", "upload it"),  # noqa: S108  src/ may write it there
+        ("./train.py", "", ""),  # of src/, in whose folder train.py starts
         ("s3://bucket/x.csv", "warning", "name it under [channels], and the channel here"),
         ("org/model", "", ""),
         ("bert-base-cased", "", ""),

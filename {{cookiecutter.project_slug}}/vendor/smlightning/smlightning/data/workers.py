@@ -7,6 +7,7 @@ drops the batch, and goes on: the main process waits for it until a watchdog end
 
 import os
 import signal
+import threading
 import traceback
 from multiprocessing.queues import Queue
 from typing import Any
@@ -41,6 +42,7 @@ def end_worker(error: Exception, batch: object) -> None:
     if not (full and in_worker):
         traceback.print_exception(error)
     if in_worker and full:
-        os.kill(os.getpid(), signal.SIGBUS)  # as the kernel does for a page without room
-    if in_worker:
+        # As the kernel does for a page without room; to this thread, where it is handled at once.
+        signal.pthread_kill(threading.get_ident(), signal.SIGBUS)
+    elif in_worker:
         os._exit(1)
