@@ -22,6 +22,7 @@ BEST = {
     "images": ("val/f1", max),
 }
 CHANNEL = "s3://bucket/data/"
+MEMORY = ("host_gib", "gpu_gib")  # of every project, where a machine has them
 
 
 @pytest.fixture(scope="module", params=BEST)
@@ -137,9 +138,10 @@ def test_two_ranks_resume_after_a_kill(stranger: Project, name: str, tmp_path: P
 
 def test_the_request_has_the_metrics_and_the_channel(stranger: Project, name: str) -> None:
     request = json.loads(stranger.run("python", "-m", "smlightning", "submit", "--dry-run").stdout)
-    logged = "step=4 epoch=1 " + " ".join(f"{each}=1.5" for each in definitions_of_metrics(name))
+    names = (*definitions_of_metrics(name), *MEMORY)
+    logged = "step=4 epoch=1 " + " ".join(f"{each}=1.5" for each in names)
     found = {each["Name"] for each in request["AlgorithmSpecification"]["MetricDefinitions"]}
-    assert found == set(definitions_of_metrics(name)) and "val/accuracy" not in found
+    assert found == {*definitions_of_metrics(name), *MEMORY} and "val/accuracy" not in found
     for each in request["AlgorithmSpecification"]["MetricDefinitions"]:
         assert re.findall(each["Regex"], logged, re.M) == ["1.5"]
     assert [each["DataSource"]["S3DataSource"]["S3Uri"] for each in request["InputDataConfig"]] == [
