@@ -28,7 +28,6 @@ from smlightning.training.compiling import compile_network
 from smlightning.training.metrics import WeightedMean
 from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
 
-CLASSIFIER = "AutoModelForSequenceClassification"  # of transformers
 IGNORED = -100  # in place of a filler's label: no metric counts it
 
 
@@ -106,13 +105,14 @@ class Model(pl.LightningModule):
         if self.labels:
             return
         self.labels = self.trainer.datamodule.labels  # type: ignore[attr-defined]
-        self.net = build(self.options.model_name, self.labels)
-        if self.options.gradient_checkpointing:
-            if isinstance(self.net, ByteCNN):
-                problem = "--gradient_checkpointing is for Hugging Face models; bytecnn has none"
-                raise UserError(problem, "leave it out, or choose another --model_name")
-            self.net.gradient_checkpointing_enable()  # type: ignore[operator]
-        if self.options.compile:
+        chosen = self.options
+        if chosen.model_name == "bytecnn" and (chosen.gradient_checkpointing or chosen.lora_rank):
+            problem = "--gradient_checkpointing and --lora_rank are for Hugging Face models"
+            raise UserError(problem, "leave them out, or choose another --model_name")
+        self.net = build(chosen.model_name, self.labels, chosen.lora_rank)
+        if chosen.gradient_checkpointing:
+            self.net.gradient_checkpointing_enable()
+        if chosen.compile:
             # The network, not this module: self.log breaks under torch.compile (Lightning#21836).
             compile_network(self.net, self.trainer.strategy)
         self.mean_loss = WeightedMean()
@@ -180,7 +180,8 @@ class Model(pl.LightningModule):
         directory.mkdir(parents=True, exist_ok=True)
         max_length = self.options.max_length
         if not isinstance(self.net, ByteCNN):
-            pretrained.save(self.net, self.options.model_name, max_length, directory)
+            name, merge = self.options.model_name, self.options.merge
+            pretrained.save(self.net, name, max_length, directory, merge)
             return
         from safetensors.torch import save_file
 
@@ -198,17 +199,11 @@ class Model(pl.LightningModule):
         curves.save_matrix(figure, directory / "confusion.png")
 
 
-def build(model_name: str, labels: list[str]) -> nn.Module:
+def build(model_name: str, labels: list[str], lora_rank: int = 0) -> Any:
     """A network for ``labels``: a fresh byte CNN, or a checkpoint with a head for them."""
     if model_name == "bytecnn":
         return ByteCNN(len(labels))
-    return pretrained.network(
-        CLASSIFIER,
-        model_name,
-        num_labels=len(labels),
-        id2label=dict(enumerate(labels)),
-        label2id={label: i for i, label in enumerate(labels)},
-    )
+    return pretrained.classifier(model_name, labels, lora_rank)
 
 
 def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, Any]], list[str]]:
@@ -218,7 +213,7 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, An
         UserError: no model is there, or it is not one that :meth:`Model.save` wrote.
     """
     try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = pretrained.saved_config(directory)
         if config["model_type"] == "bytecnn":
             from safetensors.torch import load_file
 
@@ -227,8 +222,7 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, An
             labels, max_length = config["labels"], config["max_length"]
             tokens: Any = text.ByteTokenizer()
         else:
-            net = pretrained.network(CLASSIFIER, str(directory))
-            labels = [net.config.id2label[number] for number in range(net.config.num_labels)]
+            net, labels = pretrained.load_classifier(directory)
             tokens = pretrained.PretrainedTokenizer(str(directory))
             max_length = tokens.longest
     except Exception as error:  # safetensors, transformers and json have exceptions of their own

@@ -33,12 +33,16 @@ class ModelOptions:
         "bytecnn", "bytecnn, or a Hugging Face sequence classifier by name or path", resume="data"
     )
     max_length: PositiveInt = option(256, "tokens of a text, the rest is cut off", resume="data")
-    lr: PositiveFloat = option(2e-3, "highest learning rate; to fine-tune about 2e-5")
+    lr: PositiveFloat = option(2e-3, "highest learning rate; to fine-tune 2e-5, with LoRA 2e-4")
     weight_decay: NonNegativeFloat = option(0.01, "of AdamW, on matrices only")
     warmup_ratio: Ratio = option(0.06, "share of steps in which lr rises", resume="path")
     lr_scaling: Literal["none", "linear"] = option(
         "none", "linear multiplies lr by the world size (a heuristic; raise warmup_ratio with it)"
     )
+    lora_rank: NonNegativeInt = option(
+        0, "of LoRA beside a Hugging Face model, which alone is trained; 0: none", resume="data"
+    )
+    merge: bool = option(False, "save what LoRA trained merged into its model", resume="free")
     compile: bool = option(False, "torch.compile the network", resume="free")
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, more time", resume="free"

@@ -2,7 +2,8 @@
 
 The way of a document: `Data.prepare_data` reads, encodes and stores it (documents.encode); its
 split gets it as part of one long row of tokens, cut into windows of `max_length`; a loader chooses
-the windows of each batch (batches.loader), and `WindowDataset` gathers them.
+the windows of each batch (batches.loader), and `WindowDataset` gathers them. With `prompt_column` a
+document is a prompt and its answer, a window holds whole documents, and answers alone are labels.
 
 To train on something else, replace this file: README.md, "Your own task".
 """
@@ -20,9 +21,10 @@ from torch.utils.data import DataLoader
 
 from options import DataOptions
 from smlightning.data import batches, documents, store, tables
+from smlightning.errors import UserError
 from smlightning.pretrained import tokenizer_files
 
-VERSION = 1  # of what prepare_data writes; another number prepares all data anew
+VERSION = 2  # of what prepare_data writes; another number prepares all data anew
 BUILTIN = "stdlib"
 BUILTIN_BYTES = 2_000_000  # so many of the built-in text are read: minutes of training on two cores
 NO_PROSE = {"test", "tests", "idle_test", "lib2to3", "site-packages", "encodings", "pydoc_data"}
@@ -31,11 +33,11 @@ SPLITS = ("train", "val", "test")
 NO_LABEL = -100  # what no loss counts
 
 
-def tokens_of(model_name: str) -> documents.Tokens:
+def tokens_of(model_name: str, prompted: bool = False) -> documents.Tokens:
     """Bytes for the byte transformer, else the checkpoint's own; UserError where there is none."""
     if model_name == "bytelm":
-        return documents.ByteTokens()
-    return documents.PretrainedTokens(model_name)
+        return documents.ByteTokens(prompted)
+    return documents.PretrainedTokens(model_name, prompted)
 
 
 class Data(pl.LightningDataModule):
@@ -43,8 +45,8 @@ class Data(pl.LightningDataModule):
 
     A batch is a dictionary of B windows of L tokens: ``input_ids``, ``labels``, the token that
     follows each, and ``position_ids``, counted from each document's start, all (B, L) int64;
-    ``weight`` (B,) float32, 0 for a filler that evens out the ranks, else 1; ``scale``:
-    `batches.Share`.
+    ``weight`` (B,) float32, 0 for a filler that evens out the ranks, else 1; ``scale``: that of
+    `batches.Share`, over the share of tokens that are labels in the split.
 
     ``start``, (epoch, global batches), is where training goes on; a resumed run sets it.
     ``tokens_per_byte``, of each split, makes bits per byte of a loss per token.
@@ -62,6 +64,10 @@ class Data(pl.LightningDataModule):
         self.texts = documents.text_files(dataset)
         read_here = dataset == BUILTIN or self.texts
         self.source = None if read_here else tables.find_source(dataset, [BUILTIN])
+        self.prompted = bool(self.options.prompt_column)
+        if self.prompted and not self.source:
+            problem = f"--prompt_column {self.options.prompt_column}: {dataset!r} has no columns"
+            raise UserError(problem, "give a table, whose text column holds the answers")
         self.path = store.path_for(self.options.data_dir, dataset, self._facts())
 
     def _facts(self) -> list[Any]:
@@ -73,7 +79,7 @@ class Data(pl.LightningDataModule):
         tokens = tables.file_stamps(tokenizer_files(chosen.model_name))
         return [
             VERSION, source, chosen.model_name, tokens, chosen.max_length, chosen.text_column,
-            chosen.seed,
+            chosen.prompt_column, chosen.seed,
         ]  # fmt: skip
 
     def prepare_data(self) -> None:
@@ -85,25 +91,29 @@ class Data(pl.LightningDataModule):
         with store.prepare(self.path, f"windows of {self.options.dataset!r}") as folder:
             if folder is None:
                 return
-            tokens = tokens_of(self.options.model_name)
+            tokens = tokens_of(self.options.model_name, self.prompted)
+            length = self.options.max_length
             scratch = folder / "scratch"
             for split, pieces in self._read(scratch).items():
                 store.write(scratch / split, documents.encode(pieces, split, tokens))
-            tokens_per_byte = {}
+            facts: dict[str, dict[str, float]] = {"tokens_per_byte": {}, "labelled": {}}
             chosen = documents.split_documents(scratch, SPLITS, self.options.seed)
             for split, (given, numbers) in chosen.items():
                 encoded = store.arrays(scratch / given)
-                store.write(folder / split, documents.packed(encoded, numbers, tokens))
-                documents.write_windows(folder, split, self.options.max_length)
-                tokens_per_byte[split] = documents.labels_per_byte(encoded, numbers)
+                filler = length if self.prompted else 0
+                store.write(folder / split, documents.packed(encoded, numbers, filler))
+                documents.write_windows(folder, split, length, whole=self.prompted)
+                facts["tokens_per_byte"][split] = documents.labels_per_byte(encoded, numbers)
+                facts["labelled"][split] = documents.labelled(folder, split, length)
             shutil.rmtree(scratch)
-            facts = {"start": tokens.start, "ends": bool(tokens.end)}
-            store.write_facts(folder, {**facts, "tokens_per_byte": tokens_per_byte})
+            store.write_facts(folder, facts)
 
     def _read(self, scratch: Path) -> dict[str, tables.Pieces]:
         """The documents of each split, piece by piece."""
         if self.source:
             columns = [tables.Column("text", self.options.text_column, TEXT_COLUMNS)]
+            if self.prompted:
+                columns.append(tables.Column("prompt", self.options.prompt_column, ()))
             return tables.read(self.source, columns, scratch / "files")
         return {"train": documents.read_texts(self.texts or standard_library())}
 
@@ -128,7 +138,7 @@ class Data(pl.LightningDataModule):
         self, split: str, seed: int | None = None, start: tuple[int, int] = (0, 0)
     ) -> DataLoader:
         rows, chosen = self.splits[split], self.options
-        dataset = WindowDataset(rows, chosen.max_length, self.facts["start"], self.facts["ends"])
+        dataset = WindowDataset(rows, chosen.max_length, self.facts["labelled"][split])
         lengths = np.full(len(rows), chosen.max_length, np.int32)
         return batches.loader(
             dataset, lengths, chosen.batch_size, self.trainer, seed, start, chosen.num_workers
@@ -138,28 +148,24 @@ class Data(pl.LightningDataModule):
 class WindowDataset(torch.utils.data.Dataset):
     """Gathers the windows of a `batches.Share` into the batch that `Data` describes."""
 
-    def __init__(self, rows: store.Rows, window: int, start: int, ends: bool) -> None:
-        self.rows, self.window = rows, window
-        self.start = start  # the token before each document
-        self.ends = ends  # whether documents end with a token of their own
+    def __init__(self, rows: store.Rows, length: int, labelled: float) -> None:
+        self.rows, self.length = rows, length
+        self.labelled = labelled  # the share of the split's tokens that are labels
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, share: batches.Share) -> dict[str, Any]:
-        arrays = self.rows.arrays
-        first = arrays["starts"][self.rows.index[share.rows]]
-        ids = arrays["ids"][first[:, None] + np.arange(self.window + 1)].astype(np.int64)
-        input_ids, labels = ids[:, :-1], ids[:, 1:].copy()
-        if self.ends:  # what follows a document is no part of it
-            labels[labels == self.start] = NO_LABEL
+        windows = self.rows.index[share.rows]
+        ids, first, is_label = documents.gather(self.rows.arrays, windows, self.length)
+        labels = np.where(is_label, ids[:, 1:], NO_LABEL)
         weight = np.arange(len(ids)) < share.real
         return {
-            "input_ids": torch.from_numpy(np.ascontiguousarray(input_ids)),
+            "input_ids": torch.from_numpy(np.ascontiguousarray(ids[:, :-1])),
             "labels": torch.from_numpy(labels),
-            "position_ids": torch.from_numpy(documents.positions(input_ids, self.start)),
+            "position_ids": torch.from_numpy(documents.positions(first[:, :-1])),
             "weight": torch.from_numpy(weight.astype(np.float32)),
-            "scale": share.scale,
+            "scale": share.scale / self.labelled,
         }
 
 

@@ -133,12 +133,16 @@ class Model(pl.LightningModule):
             return
         chosen = self.options
         if chosen.model_name == "bytelm":
+            if chosen.lora_rank:
+                problem = "--lora_rank is for Hugging Face models; bytelm is trained whole"
+                raise UserError(problem, "leave it out, or choose another --model_name")
             sizes = {name: getattr(chosen, name) for name in ("width", "layers", "heads")}
             net = ByteTransformer(**sizes, dropout=chosen.dropout, max_length=chosen.max_length)
             net.checkpointing = chosen.gradient_checkpointing
             self.net: Any = net
         else:
-            self.net = pretrained.network(CAUSAL, chosen.model_name)
+            self.net = pretrained.network(CAUSAL, chosen.model_name, chosen.lora_rank)
+            self.net.config.prompted = bool(chosen.prompt_column)  # read by :func:`load`
             if chosen.gradient_checkpointing:
                 self.net.gradient_checkpointing_enable()
         if chosen.compile:
@@ -196,11 +200,14 @@ class Model(pl.LightningModule):
         directory.mkdir(parents=True, exist_ok=True)
         if not isinstance(self.net, ByteTransformer):
             chosen = self.options
-            pretrained.save(self.net, chosen.model_name, chosen.max_length, directory)
+            name, length = chosen.model_name, chosen.max_length
+            pretrained.save(self.net, name, length, directory, chosen.merge)
             return
         from safetensors.torch import save_file
 
-        content = json.dumps({"model_type": "bytelm", "net": self.net.config}, indent=1)
+        prompted = bool(self.options.prompt_column)
+        config = {"model_type": "bytelm", "prompted": prompted, "net": self.net.config}
+        content = json.dumps(config, indent=1)
         with atomic_write(directory / "model.safetensors") as path:
             save_file(self.net.state_dict(), path)
         with atomic_write(directory / "config.json") as path:
@@ -217,15 +224,16 @@ def load(directory: Path) -> tuple[nn.Module, Any]:
         UserError: no model is there, or it is not one that :meth:`Model.save` wrote.
     """
     try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config = pretrained.saved_config(directory)
+        prompted = config.get("prompted", False)
         if config["model_type"] == "bytelm":
             from safetensors.torch import load_file
 
             net: Any = ByteTransformer(**config["net"])
             net.load_state_dict(load_file(directory / "model.safetensors"))
-            return net.eval(), tokens_of("bytelm")
+            return net.eval(), tokens_of("bytelm", prompted)
         net = pretrained.network(CAUSAL, str(directory))
-        return net.eval(), tokens_of(str(directory))
+        return net.eval(), tokens_of(str(directory), prompted)
     except Exception as error:  # safetensors, transformers and json have exceptions of their own
         reason = f"{type(error).__name__}: {root_cause(error)}"
         raise UserError(

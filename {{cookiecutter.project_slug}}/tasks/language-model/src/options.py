@@ -33,13 +33,20 @@ class ModelOptions:
         "bytelm", "bytelm, or a Hugging Face causal model by name or path", resume="data"
     )
     max_length: PositiveInt = option(256, "tokens of a window", resume="data")
+    prompt_column: str = option(
+        "", "name of a column of prompts; the text column then holds the answers", resume="data"
+    )
     layers: PositiveInt = option(3, "of bytelm")
     width: PositiveInt = option(96, "of bytelm: numbers per token, a multiple of heads")
     heads: PositiveInt = option(4, "of bytelm's attention")
     dropout: Ratio = option(0.0, "of bytelm: share of activations that training sets to zero")
-    lr: PositiveFloat = option(3e-3, "highest learning rate; to fine-tune about 5e-5")
+    lr: PositiveFloat = option(3e-3, "highest learning rate; to fine-tune 5e-5, with LoRA 2e-4")
     weight_decay: NonNegativeFloat = option(0.1, "of AdamW, on matrices only")
     warmup_ratio: Ratio = option(0.05, "share of steps in which lr rises", resume="path")
+    lora_rank: NonNegativeInt = option(
+        0, "of LoRA beside a Hugging Face model, which alone is trained; 0: none", resume="data"
+    )
+    merge: bool = option(False, "save what LoRA trained merged into its model", resume="free")
     compile: bool = option(False, "torch.compile the network", resume="free")
     gradient_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, more time", resume="free"
@@ -105,6 +112,7 @@ class DataOptions:
     )
     model_name: str = shared(ModelOptions.model_name)  # its tokenizer encodes the texts
     max_length: PositiveInt = shared(ModelOptions.max_length)
+    prompt_column: str = shared(ModelOptions.prompt_column)
     batch_size: PositiveInt = option(
         8,
         "windows per rank and step; global batch: this × world size × accumulate_grad_batches",

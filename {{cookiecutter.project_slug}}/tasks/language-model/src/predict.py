@@ -45,14 +45,16 @@ def model_fn(model_dir: str | Path) -> Any:
 
 
 def predict(text: str, trained: Any, sampling: Sampling | None = None) -> Iterator[str]:
-    """The continuation of a text, piece by piece, until the document or `max_tokens` ends."""
+    """The continuation of a text, piece by piece, until the document or `max_tokens` ends.
+
+    Of a model trained with `--prompt_column`: the answer to it.
+    """
     import torch
 
     network, tokens = trained
     sampling = sampling or Sampling()
     random = torch.Generator().manual_seed(sampling.seed)
-    prompt, _ = tokens.encode([text]) if text else ([], [])
-    ids = [tokens.start, *map(int, prompt)]
+    ids = tokens.beginning(text)
     first, said = len(ids), ""
     following = next_logits(network, ids)
     for _ in range(sampling.max_tokens):
@@ -148,7 +150,7 @@ def main() -> int:
     try:
         trained = model_fn(arguments.model_dir)
         for text in texts or (line.rstrip("\r\n") for line in sys.stdin):
-            print(text, end="", flush=True)
+            print(text, end="\n" if trained[1].prompted else "", flush=True)
             for piece in predict(text, trained, sampling):
                 print(piece, end="", flush=True)
             print()

@@ -19,8 +19,8 @@ def options(folder: Path) -> dict[str, Any]:
     path = folder / "texts.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
-        rows.writerow(["text", "other_text"])
-        rows.writerows(zip(documents(90), documents(90, 1), strict=True))
+        rows.writerow(["text", "other_text", "prompt"])
+        rows.writerows(zip(documents(90), documents(90, 1), documents(90, 2), strict=True))
     sizes = {"width": 16, "layers": 2, "heads": 2, "dropout": 0.1, "max_length": 32}
     return {"dataset": str(path), "epochs": 2, "batch_size": 12, "log_every": 2, **sizes}
 
@@ -37,15 +37,16 @@ def changed(name: str, folder: Path) -> dict[str, Any]:
         return {name: str(copy)}
     if name == "text_column":
         return {name: "other_text"}
-    if name == "width":
-        return {name: 24}
-    return {name: "elsewhere"} if name == "data_dir" else {}
+    values = {"prompt_column": "prompt", "width": 24, "data_dir": "elsewhere"}
+    return {name: values[name]} if name in values else {}
 
 
 ELSEWHERE = {
     "num_workers": "changes who makes the same batches: tests/example/test_data.py",
     "gradient_checkpointing": "changes when the same numbers are computed",
     "model_name": "tests/example/test_model.py fine-tunes Hugging Face checkpoints",
+    "lora_rank": "of a Hugging Face checkpoint: tests/example/test_model.py",
+    "merge": "of a Hugging Face checkpoint: tests/example/test_model.py",
     "compile": "changes how fast the same numbers are computed",
 }
 """Options that the contract does not try: a run of one rank shows no effect of them."""

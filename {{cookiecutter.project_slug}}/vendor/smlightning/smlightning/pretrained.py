@@ -5,6 +5,7 @@ whether to run it.
 """
 
 import itertools
+import json
 import re
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,16 +14,29 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smlightning import hub
+from smlightning import adapters, hub
 from smlightning.errors import UserError
 
-FILES = ("*.json", "*.safetensors", "*.txt", "*.model")  # of a checkpoint, none of them code
+CLASSIFIER = "AutoModelForSequenceClassification"  # of transformers
+# Of a checkpoint, none of them code. A chat template is text that transformers renders in Jinja's
+# sandbox (utils/chat_template_utils.py, ``ImmutableSandboxedEnvironment``).
+FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 def fetch(name: str) -> None:
-    """Have the checkpoint in the hub's cache, before every rank of the node loads it."""
-    if Path(name).exists():
-        return
+    """Have the checkpoint in the hub's cache, before every rank of the node loads it.
+
+    Of an adapter, its base, too.
+    """
+    if not Path(name).exists():
+        _download(name)
+    folder = adapters.folder_of(name)
+    base = adapters.base_of(folder) if folder else name
+    if not Path(base).exists() and base != name:
+        _download(base)
+
+
+def _download(name: str) -> None:
     from huggingface_hub import snapshot_download
 
     with checkpoint_errors(name):
@@ -42,12 +56,12 @@ class PretrainedTokenizer:
     """
 
     def __init__(self, name: str) -> None:
-        from transformers import AutoConfig, AutoTokenizer
+        from transformers import AutoTokenizer
 
         _refuse_without_tokenizer(name)
         with checkpoint_errors(name):
             self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            config = _configuration(name)
         positions = getattr(config, "max_position_embeddings", None)
         limit = self.tokenizer.model_max_length
         self.longest: int = min(limit, positions or limit)
@@ -70,7 +84,7 @@ class PretrainedTokenizer:
 def tokenizer_files(name: str) -> list[Path]:
     """The files on which a tokenizer depends, where ``name`` is a folder; else none."""
     files = sorted(Path(name).glob("*"))
-    return [file for file in files if file.suffix in (".json", ".txt", ".model")]
+    return [file for file in files if file.suffix in (".json", ".txt", ".model", ".jinja")]
 
 
 def _refuse_without_tokenizer(name: str) -> None:
@@ -83,14 +97,19 @@ def _refuse_without_tokenizer(name: str) -> None:
         )
 
 
-def network(auto_class: str, name: str, **config: Any) -> Any:
+def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> Any:
     """A checkpoint's network in training mode, on the CPU, in float32.
 
-    Within `outline` it has shapes alone: no weights are read.
+    An adapter is merged into its base. Within `outline` it has shapes alone: no weights are read.
 
     Args:
         auto_class: of transformers, e.g. AutoModelForSequenceClassification.
+        lora_rank: of an adapter to be trained in its place; 0: the network itself is.
         config: members of its configuration to replace.
+
+    Raises:
+        UserError: there is no such checkpoint, or one that would need its own code; or LoRA is not
+            possible with it.
     """
     import torch
     import transformers
@@ -99,37 +118,93 @@ def network(auto_class: str, name: str, **config: Any) -> Any:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    folder = adapters.folder_of(name)
+    if folder and lora_rank:
+        raise UserError(
+            f"--lora_rank: {name!r} is an adapter already",
+            "leave --lora_rank out, or name the model that --merge true has saved",
+        )
     # In configure_model Lightning makes the GPU the default device, which transformers takes for
     # a device map and asks for accelerate.
     with checkpoint_errors(name), torch.device("cpu"):
         kind = getattr(transformers, auto_class)
+        shapes = _configuration(name, **config)
         if builds_outline():  # rank 0 reads the weights
-            shapes = transformers.AutoConfig.from_pretrained(
-                name, trust_remote_code=False, **config
-            )
             net = kind.from_config(shapes, dtype=torch.float32, trust_remote_code=False)
         else:
             net = kind.from_pretrained(
-                name,
+                adapters.base_of(folder) if folder else name,
+                config=shapes,
                 ignore_mismatched_sizes=True,  # a head trained for another task is replaced
                 dtype=torch.float32,
                 trust_remote_code=False,
-                **config,
             )
+            net = adapters.merged(net, folder) if folder else net
     if net.config.pad_token_id is None:  # decoders look for the last token that is not padding
         net.config.pad_token_id = PretrainedTokenizer(name).pad_id
+    if lora_rank:
+        with torch.device("cpu"):
+            net = adapters.add(net, lora_rank, auto_class, name)
     return net.train()  # from_pretrained gives it without dropout, and Lightning leaves that
 
 
-def save(net: Any, name: str, max_length: int, directory: Path) -> None:
-    """Write the network and the tokenizer of the checkpoint ``name``, cut at ``max_length``."""
+def classifier(name: str, labels: list[str], lora_rank: int = 0) -> Any:
+    """A checkpoint's network with a head for these labels; see :func:`network`."""
+    return network(
+        CLASSIFIER,
+        name,
+        lora_rank,
+        num_labels=len(labels),
+        id2label=dict(enumerate(labels)),
+        label2id={label: number for number, label in enumerate(labels)},
+    )
+
+
+def load_classifier(directory: Path) -> tuple[Any, list[str]]:
+    """A saved classifier's network and labels."""
+    net = network(CLASSIFIER, str(directory))
+    return net, [net.config.id2label[number] for number in range(net.config.num_labels)]
+
+
+def saved_config(directory: Path) -> dict[str, Any]:
+    """What a saved model's config.json holds; an adapter's is its network's.
+
+    Raises:
+        OSError, ValueError: there is none, or none of JSON.
+    """
+    folder = adapters.folder_of(str(directory))
+    place = Path(adapters.network_folder(folder)) if folder else directory
+    config: dict[str, Any] = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    return config
+
+
+def _configuration(name: str, **members: Any) -> Any:
+    """A checkpoint's configuration, with these members replaced."""
+    from transformers import AutoConfig
+
+    folder = adapters.folder_of(name)
+    place = adapters.network_folder(folder) if folder else name
+    return AutoConfig.from_pretrained(place, trust_remote_code=False, **members)
+
+
+def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = False) -> None:
+    """Write the network and the tokenizer of the checkpoint ``name``, cut at ``max_length``.
+
+    Args:
+        merge: write an adapter's network whole. Else the adapter is written alone.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
         name, model_max_length=max_length, trust_remote_code=False
     )
     tokenizer.save_pretrained(directory)
+    if adapters.has(net) and not merge:
+        adapters.save(net, directory)
+        return
+    net = adapters.merge(net) if adapters.has(net) else net
     net.save_pretrained(directory)
+    adapters.remove(directory)  # of an earlier run: transformers would add it to these weights
 
 
 def checkpoint_errors(name: str) -> AbstractContextManager[Any]:

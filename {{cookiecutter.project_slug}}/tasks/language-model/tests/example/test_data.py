@@ -63,8 +63,59 @@ def test_a_batch_is_the_text_and_what_follows() -> None:
 
 
 def test_positions_begin_anew_with_each_document() -> None:
-    ids = np.array([[5, 5, 0, 7, 7], [0, 3, 3, 0, 0]])
-    assert packing.positions(ids, 0).tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 0, 0]]
+    first = np.array([[0, 0, 1, 0, 0], [1, 0, 0, 1, 1]], bool)
+    assert packing.positions(first).tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 0, 0]]
+
+
+def questions(count: int = 40) -> str:
+    """A table of prompts and answers."""
+    rows = [{"ask": f"what is {row}", "text": row} for row in documents(count)]
+    Path("asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return "asked.jsonl"
+
+
+def test_the_answers_alone_are_labels() -> None:
+    made = prepared(questions(), prompt_column="ask", max_length=300, batch_size=1)
+    spelled = []
+    for batch in made.train_dataloader():
+        labels = batch["labels"][0]
+        answers = "".join(chr(n - 1) if n else "\n" for n in labels[labels >= 0].tolist())
+        spelled += answers.splitlines()
+        assert float(batch["scale"]) == pytest.approx(1 / made.facts["labelled"]["train"])
+    assert len(spelled) == 32 and set(spelled) < set(documents(40))
+    stream = made.splits["train"].arrays["ids"]
+    assert f"what is {spelled[0]}\n{spelled[0]}" in "".join(chr(max(n, 1) - 1) for n in stream)
+    with pytest.raises(UserError, match="no columns"):
+        data.Data("stdlib", prompt_column="ask")
+
+
+def test_windows_hold_whole_documents() -> None:
+    firsts = np.array([0, 3, 6, 17, 20])  # of four documents; the third is longer than a window
+    starts, lengths = packing.whole_documents(firsts, 8)
+    assert starts.tolist() == [0, 6, 17] and lengths.tolist() == [6, 9, 3]
+    starts, lengths = packing.whole_documents(np.array([0, 4, 9]), 8)
+    assert starts.tolist() == [0] and lengths.tolist() == [9], "the last token is a label only"
+
+
+def test_a_chat_template_writes_prompts_and_answers(checkpoint: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokens, tokenizer = data.tokens_of(checkpoint, True), AutoTokenizer.from_pretrained(checkpoint)
+    encoded = tokens.answers(["what"], ["that"])
+    if not tokenizer.chat_template:
+        expected = [tokens.start, *tokenizer("what\nthat")["input_ids"], tokenizer.eos_token_id]
+        assert encoded.ids.tolist() == expected and encoded.unlabelled.tolist() == [6]
+        assert tokens.beginning("what") == expected[:6]
+        return
+    turns = [{"role": "user", "content": "what"}, {"role": "assistant", "content": "that"}]
+    whole = tokenizer.apply_chat_template(turns, tokenize=False)
+    assert whole == "<s>user. what. assistant. that</s>"
+    expected = tokenizer(whole, add_special_tokens=False)["input_ids"]
+    assert encoded.ids.tolist() == expected and encoded.unlabelled.tolist() == [len(expected) - 5]
+    assert tokens.beginning("what") == expected[:-5]
+    made = data.tokens_of(checkpoint, True)
+    made.tokenizer.chat_template = "never ends"  # type: ignore[attr-defined]
+    assert made.answers(["what"], ["that"]).ids[-1] == tokens.end[0]
 
 
 def test_plain_text_files_are_documents() -> None:

@@ -1,11 +1,15 @@
 """The example's network, loss and files, and Hugging Face's causal models in its place."""
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import safetensors.torch as safetensors
 import torch
 from torch.nn import functional as F
 
@@ -14,47 +18,66 @@ import model
 import predict
 import train
 from small import documents, options
+from smlightning.checkpoints import files
 from smlightning.data import documents as packing
 from smlightning.errors import UserError
 
 
-def packed(tokens: Any, texts: list[str]) -> dict[str, torch.Tensor]:
+def packed(tokens: Any, texts: list[str], prompts: list[str] | None = None) -> dict[str, Any]:
     """One window of these documents, as `data.WindowDataset` makes it."""
-    ids = []
-    for text in texts:
-        ids += [tokens.start, *map(int, tokens.encode([text])[0]), *tokens.end]
-    rows = np.array([[*ids, tokens.start]])
-    labels = torch.tensor(rows[:, 1:])
-    if tokens.end:
-        labels[labels == tokens.start] = data.NO_LABEL
+    columns = [pa.array([*texts, "x"])]  # of a last document the first token alone is taken
+    columns += [pa.array([*prompts, "x"])] if prompts else []
+    (encoded,) = packing.encode([columns], "train", tokens)
+    pieces = list(packing.packed(encoded, np.arange(len(texts) + 1)))
+    end = sum(len(piece["ids"]) for piece in pieces[:-1]) + 1
+    ids, uses = (np.concatenate([p[name] for p in pieces])[None, :end] for name in ("ids", "uses"))
+    ids, first = ids.astype(np.int64), uses & packing.FIRST > 0
     return {
-        "input_ids": torch.tensor(rows[:, :-1]),
-        "labels": labels,
-        "position_ids": torch.from_numpy(packing.positions(rows[:, :-1], tokens.start)),
+        "input_ids": torch.from_numpy(ids[:, :-1]),
+        "labels": torch.from_numpy(np.where(uses & packing.LABEL, ids, data.NO_LABEL)[:, 1:]),
+        "position_ids": torch.from_numpy(packing.positions(first[:, :-1])),
     }
 
 
-def losses(net: Any, tokens: Any, texts: list[str]) -> torch.Tensor:
-    batch = packed(tokens, texts)
-    out = model.logits(net, batch["input_ids"], batch["position_ids"])
-    flat = F.cross_entropy(out[0], batch["labels"][0], reduction="none")
-    return flat[batch["labels"][0] != data.NO_LABEL]
+def losses(net: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Of each label of a batch."""
+    out = model.logits(net, batch["input_ids"], batch["position_ids"]).detach()
+    flat = F.cross_entropy(out.transpose(1, 2), batch["labels"], reduction="none")
+    return flat[batch["labels"] != data.NO_LABEL]
 
 
 def test_packed_documents_have_the_losses_that_they_have_alone() -> None:
     torch.manual_seed(0)
     net = model.ByteTransformer(width=16, layers=2, heads=2).eval()
     torch.nn.init.normal_(net.grams.weight)  # zeros would hide a wrong n-gram
-    tokens, (one, other) = data.tokens_of("bytelm"), documents(2)
-    alone = torch.cat([losses(net, tokens, [text]) for text in (one, other)])
-    torch.testing.assert_close(losses(net, tokens, [one, other]), alone, atol=1e-5, rtol=1e-5)
+    tokens, texts = data.tokens_of("bytelm"), documents(2)
+    alone = torch.cat([losses(net, packed(tokens, [text])) for text in texts])
+    together = losses(net, packed(tokens, texts))
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
 def test_packed_documents_of_a_checkpoint_too(checkpoint: str) -> None:
     net, tokens = model.load(Path(checkpoint))
     texts = ["one two.", "a third text.", "the last."]
-    alone = torch.cat([losses(net, tokens, [text]) for text in texts])
-    torch.testing.assert_close(losses(net, tokens, texts), alone, atol=1e-5, rtol=1e-5)
+    alone = torch.cat([losses(net, packed(tokens, [text])) for text in texts])
+    together = losses(net, packed(tokens, texts))
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
+def test_answers_have_the_losses_that_they_have_alone(checkpoint: str) -> None:
+    """In all windows of a split together, each answer once, and nothing else."""
+    net, _ = model.load(Path(checkpoint))
+    tokens = data.tokens_of(checkpoint, prompted=True)
+    rows = [(f"what {text[:9]}", text[:15]) for text in documents(30)]
+    table = [json.dumps({"ask": prompt, "text": answer}) for prompt, answer in rows]
+    Path("asked.jsonl").write_text("\n".join(table))
+    given = data.Data("asked.jsonl", model_name=checkpoint, max_length=64, prompt_column="ask")
+    given.prepare_data()
+    given.setup()
+    windows = [losses(net, batch) for split in data.SPLITS for batch in given._loader(split)]
+    alone = [losses(net, packed(tokens, [answer], [prompt])) for prompt, answer in rows]
+    together, expected = torch.cat(windows).sort().values, torch.cat(alone).sort().values
+    torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_no_byte_sees_what_follows() -> None:
@@ -67,11 +90,16 @@ def test_no_byte_sees_what_follows() -> None:
     torch.testing.assert_close(net(ids, places)[:, :20], net(other, places)[:, :20])
 
 
+def fine_tuning(checkpoint: str, tmp_path: Path, **more: Any) -> dict[str, Any]:
+    """Options of a run of four steps."""
+    chosen = {name: value for name, value in options(tmp_path).items() if name != "dropout"}
+    return {**chosen, "model_name": checkpoint, "max_steps": 4, "epochs": 1, **more}
+
+
 def test_a_checkpoint_is_fine_tuned_saved_and_continues(checkpoint: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    chosen = {name: value for name, value in options(tmp_path).items() if name != "dropout"}
-    train.train(**{**chosen, "model_name": checkpoint, "max_steps": 3, "epochs": 1})
+    train.train(**fine_tuning(checkpoint, tmp_path))
     net = AutoModelForCausalLM.from_pretrained("outputs/model")
     tokenizer = AutoTokenizer.from_pretrained("outputs/model")
     prompt = torch.tensor([[tokenizer.bos_token_id or 1, *tokenizer("beta ")["input_ids"]]])
@@ -81,7 +109,59 @@ def test_a_checkpoint_is_fine_tuned_saved_and_continues(checkpoint: str, tmp_pat
     answer = "".join(predict.predict("beta ", trained, likeliest))
     written = tokenizer.decode(expected[0, prompt.shape[1] :], skip_special_tokens=True)
     assert answer.strip() == written.strip()
-    assert {path.suffix for path in Path("outputs/model").iterdir()} <= {".json", ".safetensors"}
+    suffixes = {path.suffix for path in Path("outputs/model").iterdir()}
+    assert suffixes <= {".json", ".safetensors", ".jinja"}, "nothing is code"
+
+
+def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_path: Path) -> None:
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    base = shutil.copytree(checkpoint, tmp_path / "base")
+    chosen = fine_tuning(str(base), tmp_path, lora_rank=2, checkpoint_steps=2, num_workers=0)
+    train.train(**chosen)
+    last, middle = (next(Path("outputs/checkpoints").glob(f"*-step00000{n}-*")) for n in (4, 2))
+    kept = files.load(last)["state_dict"]
+    adapter = safetensors.load_file("outputs/model/adapter_model.safetensors")
+    (checksum,) = {name for name in kept if "lora_" not in name}
+    assert checksum == "net.base_checksum" and len(kept) == len(adapter) + 1
+    assert last.stat().st_size < base.joinpath("model.safetensors").stat().st_size
+    again = {**chosen, "resume": str(middle), "output_dir": "again"}
+    train.train(**{**again, "merge": True})
+    resumed = files.load(next(Path("again/checkpoints").glob("*-step000004-*")))["state_dict"]
+    assert all(torch.equal(kept[name], resumed[name]) for name in kept)
+    # What predict.py, peft and transformers load: the adapter on its base, and the merged model.
+    batch = {"input_ids": torch.arange(3, 30)[None], "position_ids": torch.arange(27)[None]}
+    ours, _ = model.load(Path("outputs/model"))
+    theirs = AutoPeftModelForCausalLM.from_pretrained("outputs/model").eval()
+    merged = AutoModelForCausalLM.from_pretrained("again/model").eval()
+    expected = theirs(**batch).logits
+    untrained = AutoModelForCausalLM.from_pretrained(checkpoint).eval()(**batch).logits
+    assert (untrained - expected).abs().max() > 1e-3
+    for net in (ours, merged):
+        torch.testing.assert_close(net(**batch).logits, expected, atol=1e-5, rtol=0)
+    assert merged.generate(batch["input_ids"], max_new_tokens=2, pad_token_id=0).shape[1] == 29
+    # Other weights under the same name.
+    AutoModelForCausalLM.from_pretrained("again/model").save_pretrained(base)
+    with pytest.raises(UserError, match="other weights"):
+        train.train(**{**again, "output_dir": "third"})
+
+
+def test_lora_is_for_checkpoints() -> None:
+    made = model.Model(lora_rank=2)
+    made.trainer = SimpleNamespace(datamodule=None)  # type: ignore[assignment]
+    with pytest.raises(UserError, match="--lora_rank"):
+        made.configure_model()
+
+
+def test_a_model_of_prompts_answers_as_it_was_trained(tmp_path: Path) -> None:
+    chosen = {**options(tmp_path), "prompt_column": "prompt", "max_length": 160, "max_steps": 2}
+    train.train(**chosen)
+    trained = predict.model_fn("outputs/model")
+    assert trained[1].prompted
+    assert trained[1].beginning("a") == [0, ord("a") + 1, ord("\n") + 1]
+    (answer,) = predict.predict_fn([{"text": "a", "max_tokens": 3}], trained)
+    assert len(answer["continuation"]) <= 3
 
 
 def test_a_continuation_is_a_function_of_its_seed(tmp_path: Path) -> None:

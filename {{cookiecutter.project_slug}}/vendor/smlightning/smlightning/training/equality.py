@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from smlightning.cluster import collectives
 from smlightning.data import draws
 from smlightning.errors import UserError
+from smlightning.tensors import checksum
 
 # Attributes that are compared whether or not Model.save mentions them.
 USUAL_NAMES = ("labels", "classes", "class_names", "label_names", "vocabulary", "vocab")
@@ -232,15 +233,3 @@ def _refuse_other_weights(trainer: pl.Trainer, module: pl.LightningModule) -> No
             "change weights and buffers by the optimizer alone, or by numbers that are the same on "
             "every rank, and requires_grad on all ranks alike",
         )
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    """61 bits of the sum of a tensor's numbers as integers of their bits."""
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        return 0
-    values = tensor.detach()
-    if values.is_complex():
-        values = torch.view_as_real(values)
-    flat = values.contiguous().reshape(-1)
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return int(flat.view(integers[flat.element_size()]).sum(dtype=torch.int64)) % 2**61

@@ -30,9 +30,10 @@ def adamw_with_cosine(
     """What ``configure_optimizers`` returns.
 
     The learning rate rises to ``lr`` in ``warmup_ratio`` of all steps, then falls to 0 along half
-    a cosine. Biases and norms do not decay, which would only harm them.
+    a cosine. Biases and norms do not decay, which would only harm them. What requires no gradient
+    is left out.
     """
-    parameters = list(network.parameters())
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.ndim > 1]
     others = [parameter for parameter in parameters if parameter.ndim <= 1]
     groups = [

@@ -1,0 +1,343 @@
+"""LoRA: small matrices beside those of a checkpoint, which alone are trained (Hu et al. 2021).
+
+`peft` puts them there. What this file adds: a run's checkpoints hold them alone; a saved adapter is
+a few files of numbers and names, of which nothing is imported or executed; and what is loaded is
+merged into its base, so that it is a network like any other.
+
+A folder of an adapter holds what `peft` and transformers read, CONFIG and WEIGHTS, and in BASE the
+configuration of the network. (Beside them it would be taken for a whole network's:
+transformers 5.17, integrations/peft.py, ``maybe_load_adapters``.)
+"""
+
+import copy
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smlightning.errors import UserError
+from smlightning.files import atomic_write, ensure_dir
+from smlightning.tensors import checksum
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+BASE = "base"
+NETWORK = "config.json"  # of a whole network
+ADAPTER = "default"  # peft's name for the only one
+SCALE = 2  # what the matrices' product is multiplied by: lora_alpha / rank
+TASKS = {  # peft's names for what transformers' classes do
+    "AutoModelForCausalLM": "CAUSAL_LM",
+    "AutoModelForSequenceClassification": "SEQ_CLS",
+}
+HEADS = {"classifier", "score"}  # that peft trains of a SEQ_CLS network without being told
+BASE_CHECKSUM = "base_checksum"  # in a state_dict: of the weights that are not in it
+# Members of an adapter's configuration that may have another value than peft's default.
+MEMBERS = {
+    "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "lora_alpha", "modules_to_save",
+    "peft_type", "peft_version", "r", "target_modules", "task_type",
+}  # fmt: skip
+
+
+def add(net: Any, rank: int, auto_class: str, name: str) -> Any:
+    """The network with matrices of this rank beside those of its linear layers, and a trained head.
+
+    The layers are those of QLoRA (Dettmers et al. 2023): all but a language model's last. A head
+    of another class is trained whole. ``state_dict`` is of the trained weights alone, and
+    ``load_state_dict`` takes such a one; UserError where the base's weights are others.
+
+    Args:
+        net: of transformers.
+        auto_class: the class of transformers that it was loaded by.
+        name: what it was loaded from, which its saved adapter names.
+
+    Raises:
+        UserError: there is no peft, or no linear layer.
+    """
+    peft = _peft()
+    base = Path(name)
+    net.name_or_path = str(base.resolve()) if base.exists() else name
+    task = TASKS.get(auto_class)
+    heads = [] if task == "CAUSAL_LM" else list(_heads(net))
+    targets = list(_linear_layers(net, heads))
+    if not targets:
+        raise UserError(
+            f"--lora_rank: {name!r} has no linear layers beside which matrices could be put",
+            "leave it out, or choose another --model_name",
+        )
+    turned = any(type(net.get_submodule(target)).__name__ == "Conv1D" for target in targets)
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=SCALE * rank,
+        target_modules=targets,
+        modules_to_save=_heads_to_name(heads, task),
+        fan_in_fan_out=turned,  # of a Conv1D, as GPT-2's
+        task_type=task,
+    )
+    net = _with_adapter(peft, net, config)
+    frozen = [parameter for _, parameter in _frozen(net, duplicates=False)]
+    net.base_checksum = sum(map(checksum, frozen)) % 2**61
+    net.register_state_dict_post_hook(_leave_out_base)
+    net.register_load_state_dict_pre_hook(_refuse_another_base)
+    net.register_load_state_dict_post_hook(_miss_no_base)
+    return net
+
+
+def has(net: Any) -> bool:
+    """Whether :func:`add` has given this network an adapter."""
+    return hasattr(net, BASE_CHECKSUM)
+
+
+def save(net: Any, directory: Path) -> None:
+    """Write the adapter and the network's configuration; files of a whole network are removed."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    # save_embedding_layers: else peft asks the hub for the base's configuration.
+    weights = get_peft_model_state_dict(net, save_embedding_layers=False)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    config = copy.copy(net.peft_config[ADAPTER])
+    config.inference_mode = True
+    content = json.dumps(config.to_dict(), indent=1, sort_keys=True, default=sorted)  # of sets
+    net.config.save_pretrained(ensure_dir(directory / BASE))
+    with atomic_write(directory / WEIGHTS) as path:
+        save_file(weights, path, metadata={"format": "pt"})
+    with atomic_write(directory / CONFIG) as path:
+        path.write_text(content, encoding="utf-8")
+    for path in [directory / NETWORK, *directory.glob("model*.safetensors*")]:
+        path.unlink(missing_ok=True)
+
+
+def remove(directory: Path) -> None:
+    """Remove what :func:`save` wrote."""
+    for name in (CONFIG, WEIGHTS):
+        (directory / name).unlink(missing_ok=True)
+    shutil.rmtree(directory / BASE, ignore_errors=True)
+
+
+def merge(net: Any) -> Any:
+    """The base with the adapter added to its weights: the network that transformers made."""
+    return net.merge_and_unload()
+
+
+# Loading
+
+
+def folder_of(name: str) -> Path | None:
+    """The folder of the adapter that ``name`` is, a path or a fetched name; None if it is none."""
+    folder = Path(name)
+    if not folder.exists():
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        try:
+            cached = try_to_load_from_cache(name, CONFIG)
+        except HFValidationError:
+            return None
+        if not isinstance(cached, str):
+            return None
+        folder = Path(cached).parent
+    is_adapter = (folder / CONFIG).is_file() and not (folder / NETWORK).exists()
+    return folder if is_adapter else None
+
+
+def network_folder(folder: Path) -> str:
+    """Where the configuration of an adapter's network is: beside it, else its base's."""
+    beside = folder / BASE
+    return str(beside) if beside.is_dir() else base_of(folder)
+
+
+def base_of(folder: Path) -> str:
+    """The checkpoint that an adapter was trained on: a folder, or a name on the hub.
+
+    Raises:
+        UserError: it is neither, or is an adapter itself.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    name = str(_read_config(folder)["base_model_name_or_path"])
+    cure = "train it with --merge true, which saves the whole model, or bring the folder back"
+    if not Path(name).is_dir():
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            problem = f"The base of the adapter in {folder}, {name!r}, is not on this machine"
+            raise UserError(problem, cure) from None
+    if folder_of(name):
+        raise UserError(f"The base of the adapter in {folder}, {name!r}, is an adapter", cure)
+    return name
+
+
+def merged(net: Any, folder: Path) -> Any:
+    """The base ``net`` with the adapter in ``folder`` merged into it.
+
+    Raises:
+        UserError: its configuration has a member that :func:`save` does not write, or its weights
+            are not those of this base.
+    """
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    peft = _peft()
+    net = _with_adapter(peft, net, _lora_config(peft, folder))
+    weights = load_file(folder / WEIGHTS)
+    expected = get_peft_model_state_dict(net, save_embedding_layers=False)
+    there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    here = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    if differing:
+        raise UserError(
+            f"The adapter in {folder} does not fit its base ({differing[0]}: "
+            f"{there.get(differing[0], 'absent')} there, {here.get(differing[0], 'absent')} here)",
+            "bring back the base that it was trained on",
+        )
+    set_peft_model_state_dict(net, weights)
+    return merge(net)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """An adapter's configuration, judged before anything is made of it."""
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    wrong = [name for name, is_right in _judged(config) if not is_right]
+    if wrong:
+        raise UserError(
+            f"{folder / CONFIG}: {', '.join(wrong)} is not what training writes here",
+            "expected the configuration of a LoRA adapter of named layers; merge others into their "
+            "base with peft",
+        )
+    return config
+
+
+def _judged(config: Any) -> Iterator[tuple[str, bool]]:
+    """Each member that is read, and whether it is plain data of its kind."""
+    config = config if isinstance(config, dict) else {}
+    rank, scaled = config.get("r"), config.get("lora_alpha")
+    yield "peft_type", config.get("peft_type") == "LORA"
+    yield "task_type", config.get("task_type") in (None, *TASKS.values())
+    yield "r", isinstance(rank, int) and rank > 0
+    yield "lora_alpha", isinstance(scaled, int | float)
+    yield "fan_in_fan_out", isinstance(config.get("fan_in_fan_out"), bool)
+    yield "base_model_name_or_path", isinstance(config.get("base_model_name_or_path"), str)
+    # A text would be a pattern.
+    yield "target_modules", _are_names(config.get("target_modules"))
+    yield "modules_to_save", _are_names(config.get("modules_to_save") or [])
+
+
+def _are_names(values: Any) -> bool:
+    """Whether it is a list of modules' names."""
+    return isinstance(values, list) and all(
+        isinstance(value, str) and re.fullmatch(r"[\w.]+", value) for value in values
+    )
+
+
+def _lora_config(peft: Any, folder: Path) -> Any:
+    """The adapter's configuration as peft's, whose other members have to be at their defaults.
+
+    Some of them name modules that peft would import (0.21.2: ``megatron_core``, ``auto_mapping``).
+    """
+    config = _read_config(folder)
+    made = peft.LoraConfig(
+        r=config["r"],
+        lora_alpha=config["lora_alpha"],
+        target_modules=config["target_modules"],
+        modules_to_save=_heads_to_name(config["modules_to_save"] or [], config["task_type"]),
+        fan_in_fan_out=config["fan_in_fan_out"],
+        task_type=config["task_type"],
+        inference_mode=True,
+    )
+    defaults = json.loads(json.dumps(made.to_dict(), default=sorted))
+    others = [name for name in config if name not in MEMBERS]
+    unknown = [name for name in others if config[name] not in (None, defaults.get(name))]
+    if unknown:
+        raise UserError(
+            f"{folder / CONFIG}: {', '.join(unknown)} is not read here",
+            "merge the adapter into its base with peft, and name that as --model_name",
+        )
+    return made
+
+
+def _with_adapter(peft: Any, net: Any, config: Any) -> Any:
+    with warnings.catch_warnings():
+        # Of fan_in_fan_out, which is right for each kind of layer by itself.
+        warnings.filterwarnings("ignore", module="peft")
+        return peft.get_peft_model(net, config)
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError(
+            f"LoRA needs peft, which is not here ({error})",
+            "install what src/requirements.txt names",
+        ) from None
+    return peft
+
+
+# Its layers
+
+
+def _heads(net: Any) -> Iterator[str]:
+    """The modules of a transformers network beside its body: what a task adds."""
+    for name, child in net.named_children():
+        if child is not net.base_model and any(True for _ in child.parameters()):
+            yield name
+
+
+def _heads_to_name(heads: list[str], task: str | None) -> list[str] | None:
+    """What peft has to be told to train whole."""
+    known = HEADS if task == "SEQ_CLS" else set()
+    return sorted(set(heads) - known) or None
+
+
+def _linear_layers(net: Any, heads: list[str]) -> Iterator[str]:
+    """Names of the layers that get matrices."""
+    from transformers.pytorch_utils import Conv1D
+
+    last = net.get_output_embeddings()
+    for name, module in net.named_modules():
+        in_head = name.partition(".")[0] in heads
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not last and not in_head:
+            yield name
+
+
+def _frozen(net: Any, duplicates: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    """The base's weights, but for the head that a trained copy stands in for."""
+    for name, parameter in net.named_parameters(remove_duplicate=not duplicates):
+        if not parameter.requires_grad and (duplicates or ".original_module." not in name):
+            yield name, parameter
+
+
+# Hooks of the network's state_dict. They are functions of this module, so that a copy of the
+# network has them, too.
+
+
+def _leave_out_base(net: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for name, _parameter in _frozen(net):
+        state.pop(prefix + name, None)
+    state[prefix + BASE_CHECKSUM] = torch.tensor(net.base_checksum)
+
+
+def _refuse_another_base(net: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    saved = state.pop(prefix + BASE_CHECKSUM, None)
+    if saved is not None and int(saved) != net.base_checksum:
+        raise UserError(
+            f"The checkpoint is of an adapter on other weights than those of {net.name_or_path!r}",
+            "bring the old ones back, or train from the start with --resume never",
+        )
+
+
+def _miss_no_base(net: Any, keys: Any) -> None:
+    frozen = {name for name, _parameter in _frozen(net)}
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not _ends_in(key, frozen)]
+
+
+def _ends_in(key: str, names: set[str]) -> bool:
+    """Whether a key is one of the names, with a prefix or without."""
+    parts = key.split(".")
+    return any(".".join(parts[first:]) in names for first in range(len(parts)))
