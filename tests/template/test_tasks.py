@@ -4,7 +4,7 @@ What it shares with the default one is tested there; the files that differ are n
 test_template.py.
 """
 
-import importlib
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ import forked
 from projects import Project, bake
 from smlightning.testing.processes import free_port
 
-CHECKPOINTS = ("llama", "gpt2")
+RUNS = (("bytes", 0), ("llama", 0), ("llama", 4), ("gpt2", 0), ("gpt2", 4))  # and LoRA's rank
 PROMISES = "reaches_one or ranks_agree or resumed_run or metrics_that or best or answers or width"
 
 
@@ -37,12 +37,13 @@ def test_the_language_models_own_tests_pass(writer: Project) -> None:
     writer.run("python", "-m", "pytest", "-n", "0", "tests/example")
 
 
-def test_it_is_sharded_with_the_numbers_of_ddp(
-    writer: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_sharded_with_the_numbers_of_ddp(writer: Project, tmp_path: Path) -> None:
     """The byte transformer, and a Llama and a GPT-2, all of them or by LoRA, on two ranks."""
-    monkeypatch.syspath_prepend(str(writer.path / "tests" / "example"))
-    make_checkpoint = importlib.import_module("conftest").make_checkpoint
+    place = writer.path / "tests" / "example" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("conftest_of_the_task", place)
+    assert spec and spec.loader
+    fixtures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fixtures)
     folder = tmp_path / "texts"
     folder.mkdir()
     lines = [f"line {number} of the text, which goes on and on" for number in range(200)]
@@ -50,29 +51,37 @@ def test_it_is_sharded_with_the_numbers_of_ddp(
         (folder / f"{number}.txt").write_text("\n".join(lines[number::10]), encoding="utf-8")
     models = {
         "bytes": {"width": 32},
-        **{kind: {"model_name": make_checkpoint(tmp_path / kind, kind)} for kind in CHECKPOINTS},
+        "llama": {"model_name": fixtures.make_checkpoint(tmp_path / "llama", "llama")},
+        "gpt2": {"model_name": fixtures.make_checkpoint(tmp_path / "gpt2", "gpt2")},
     }
-    common = {"dataset": str(folder), "max_length": 64, "log_every": 1, "batch_size": 4}
+    options = {"dataset": str(folder), "max_length": 64, "log_every": 1, "batch_size": 4}
+    options["checkpoint_steps"] = 3
     trainings = []
-    for name, model in models.items():
-        for rank in (0, 4) if name in CHECKPOINTS else (0,):
-            for strategy in ("ddp", "fsdp"):
-                chosen = {**common, **model, "lora_rank": rank, "strategy": strategy}
-                label = f"{name}-{rank}-{strategy}"
-                trainings.append((label, free_port(), {**chosen, "max_steps": 8 - rank}))
+    for name, lora_rank in RUNS:
+        for strategy in ("ddp", "fsdp"):
+            chosen = {**options, **models[name], "lora_rank": lora_rank, "strategy": strategy}
+            label = f"{name}-{lora_rank}-{strategy}"
+            trainings.append((label, free_port(), {**chosen, "max_steps": 6}))
+    middle = {"resume": "llama-4-fsdp/checkpoints/*-step000003-*.ckpt"}
+    resumed = {**options, **models["llama"], "lora_rank": 4, "max_steps": 6, **middle}
+    trainings.append(("ddp", free_port(), {**resumed, "strategy": "ddp"}))
+    trainings.append(("fsdp", free_port(), {**resumed, "strategy": "fsdp"}))
     logs = on_two_ranks(writer, tmp_path, trainings)
-    for label, log in logs.items():
-        if label.endswith("-ddp"):
-            assert losses(log) and len(losses(log)) == 8 - 4 * ("-4-" in label)
-            sharded = losses(logs[label.replace("-ddp", "-fsdp")])
-            assert sharded == pytest.approx(losses(log), abs=2e-5), label
-    for kind in CHECKPOINTS:
-        one, other = (
-            load_file(tmp_path / f"{kind}-4-{strategy}" / "model" / "adapter_model.safetensors")
-            for strategy in ("ddp", "fsdp")
-        )
-        assert one.keys() == other.keys() and len(one) >= 16
-        assert max(abs(one[name] - other[name]).max() for name in one) < 1e-5
+    for name, lora_rank in RUNS:
+        ddp, fsdp = (logs[f"{name}-{lora_rank}-{strategy}"] for strategy in ("ddp", "fsdp"))
+        assert len(losses(ddp)) == 6
+        assert losses(fsdp) == pytest.approx(losses(ddp), abs=2e-5), name
+    for name in ("llama", "gpt2"):
+        assert gap(tmp_path / f"{name}-4-ddp", tmp_path / f"{name}-4-fsdp") < 1e-5
+    assert gap(tmp_path / "fsdp", tmp_path / "llama-4-fsdp") == 0, "resumed exactly"
+    assert gap(tmp_path / "ddp", tmp_path / "llama-4-fsdp") < 1e-5
+
+
+def gap(*folders: Path) -> float:
+    """The largest difference between two adapters' weights."""
+    one, other = (load_file(folder / "model/adapter_model.safetensors") for folder in folders)
+    assert one.keys() == other.keys() and len(one) >= 16
+    return float(max(abs(one[name] - other[name]).max() for name in one))
 
 
 def losses(log: str) -> list[float]:
@@ -95,5 +104,5 @@ def on_two_ranks(
         ranks.append(forked.start(code, log, environment, json.dumps(trainings)))
     ended = [rank.wait(300) for rank in ranks]
     assert [status for status, _ in ended] == [0, 0], ended
-    _, *parts = ended[0][1].split("training ")
-    return {part.partition("\n")[0]: part for part in parts if "\n" in part}
+    _, *parts = ended[0][1].split("run of ")
+    return {part.partition("\n")[0]: part for part in parts}

@@ -113,9 +113,10 @@ def test_a_hugging_face_checkpoint_is_fine_tuned(
     assert sum(p for _, p in answers) == pytest.approx(1, abs=1e-5)
 
 
-def test_the_byte_cnn_has_no_gradient_checkpointing(words: str) -> None:
-    with pytest.raises(UserError, match="--gradient_checkpointing is for Hugging Face models"):
-        run(words, gradient_checkpointing=True)
+@pytest.mark.parametrize("option", [{"gradient_checkpointing": True}, {"lora_rank": 2}])
+def test_the_byte_cnn_has_no_such_options(option: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match="for Hugging Face models"):
+        run(words, **option)
 
 
 def test_sagemaker_says_where_things_go(words: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,180 @@
+"""LoRA on a classifier: what is kept and saved of it, on one rank and on two, and what is refused.
+
+Causal models: tests/example of a language model's project, and tests/template/test_tasks.py.
+"""
+
+import copy
+import io
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sharded_runs
+import torch
+from safetensors.torch import load_file
+
+import model
+import predict
+import train
+from smlightning import adapters, pretrained
+from smlightning.checkpoints import files, reader
+from smlightning.errors import UserError
+from smlightning.testing.processes import run_ranks
+
+LABELS = ["cyrillic", "greek", "latin"]
+IDS = {"input_ids": torch.arange(4, 24).reshape(2, 10)}
+
+
+@pytest.fixture
+def saved(tiny_bert: str, tmp_path: Path) -> Path:
+    """The folder of an adapter whose numbers are not those that it began with."""
+    net = pretrained.classifier(tiny_bert, LABELS, 4)
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.1)
+    pretrained.save(net, tiny_bert, 32, tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_its_state_is_of_what_is_trained(tiny_bert: str) -> None:
+    net = pretrained.classifier(tiny_bert, LABELS, 4)
+    trained = {name for name, parameter in net.named_parameters() if parameter.requires_grad}
+    for one in (net, copy.deepcopy(net), torch.nn.ModuleDict({"net": net})["net"]):
+        state = one.state_dict()
+        assert state.keys() == trained | {"base_checksum"}
+        one.load_state_dict({name: tensor + 1 for name, tensor in state.items() if tensor.ndim})
+        with pytest.raises(RuntimeError, match="Missing key"):
+            one.load_state_dict(dict(list(state.items())[1:]))
+    kinds = {name.split(".")[-2 if "classifier" in name else -3] for name in trained}
+    assert kinds == {"lora_A", "lora_B", "default"}, "the head is trained whole"
+    with torch.no_grad():
+        next(p for p in net.parameters() if not p.requires_grad).add_(1)
+    other = {**net.state_dict(), "base_checksum": torch.tensor(1)}
+    with pytest.raises(UserError, match="other weights"):
+        net.load_state_dict(other)
+
+
+def test_what_peft_and_predict_py_load_is_the_merged_network(saved: Path, tiny_bert: str) -> None:
+    from peft import AutoPeftModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
+
+    theirs = AutoPeftModelForSequenceClassification.from_pretrained(
+        saved, num_labels=3, ignore_mismatched_sizes=True
+    ).eval()
+    expected = theirs(**IDS).logits
+    net, batch, labels = model.load(saved)
+    assert labels == LABELS and type(net) is type(theirs.get_base_model())
+    torch.testing.assert_close(net(**IDS).logits, expected, atol=1e-5, rtol=0)
+    assert batch(["a" * 99])["input_ids"].shape[1] == 32
+    # An adapter is a checkpoint like any other, and is merged when it is trained on.
+    assert pretrained.tokenizer_files(str(saved))
+    further = pretrained.classifier(str(saved), LABELS).eval()
+    torch.testing.assert_close(further(**IDS).logits, expected, atol=1e-5, rtol=0)
+    with pytest.raises(UserError, match="is an adapter already"):
+        pretrained.classifier(str(saved), LABELS, 4)
+    # A whole model in the same folder replaces it, and the other way round.
+    pretrained.save(further, tiny_bert, 32, saved)
+    whole = AutoModelForSequenceClassification.from_pretrained(saved).eval()
+    torch.testing.assert_close(whole(**IDS).logits, expected, atol=1e-5, rtol=0)
+    pretrained.save(pretrained.classifier(tiny_bert, LABELS, 2), tiny_bert, 32, saved)
+    assert not (saved / "model.safetensors").exists()
+    (name,) = predict.predict(["αβ"], predict.model_fn(saved))
+    assert name
+
+
+def changed(folder: Path, **members: Any) -> None:
+    """Give an adapter's configuration these members."""
+    path = folder / adapters.CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
+
+
+def pickled(folder: Path) -> None:
+    """Numbers as peft's older files have them, which execute what they are told to."""
+
+    class Executes:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return open, (str(folder / "executed"), "w")
+
+    (folder / adapters.WEIGHTS).unlink()
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Executes()))
+
+
+def with_code(folder: Path) -> None:
+    """A base that brings a class of its own."""
+    base = folder / "theirs"
+    base.mkdir()
+    content = json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}})
+    (base / "config.json").write_text(content)
+    (base / "mine.py").write_text(f"open({str(folder / 'executed')!r}, 'w')\nclass Mine: pass\n")
+    shutil.rmtree(folder / adapters.BASE)
+    changed(folder, base_model_name_or_path=str(base))
+
+
+WRONG: dict[str, Callable[[Path], None]] = {
+    "megatron_core": partial(changed, megatron_core="evil.module", megatron_config={}),
+    "auto_mapping": partial(
+        changed, auto_mapping={"parent_library": "evil", "base_model_class": "x"}
+    ),
+    "target_modules": partial(changed, target_modules="(a+)+b"),
+    "peft_type": partial(changed, peft_type="PREFIX_TUNING"),
+    "use_dora": partial(changed, use_dora=True),
+    "unheard_of": partial(changed, unheard_of=1),
+    "r": partial(changed, r=0),
+    "does not fit": partial(changed, r=3),
+    "is not on this machine": partial(changed, base_model_name_or_path="/nowhere/at/all"),
+    "base_model_name_or_path": partial(changed, base_model_name_or_path=None),
+    "is an adapter": lambda folder: changed(folder, base_model_name_or_path=str(folder)),
+    "adapter_model.safetensors": pickled,
+    "contains custom code": with_code,
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_not_a_plain_adapter_is_refused(
+    what: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("yes\n" * 9))
+    monkeypatch.syspath_prepend(str(saved))
+    (saved / "evil").mkdir()
+    code = f"open({str(saved / 'executed')!r}, 'w')"
+    for name in ("evil/__init__.py", "evil/module.py"):
+        (saved / name).write_text(code)
+    WRONG[what](saved)
+    with pytest.raises(UserError) as refusal:
+        model.load(saved)
+    assert what in refusal.value.problem and refusal.value.cure
+    assert not (saved / "executed").exists()
+
+
+def test_two_sharded_ranks_train_what_one_does(words: str, tiny_bert: str, tmp_path: Path) -> None:
+    base = shutil.copytree(tiny_bert, tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (base / "config.json").write_text(json.dumps({**config, **still}))
+    options = {
+        "dataset": words, "data_dir": str(tmp_path / "prepared"), "max_steps": 4, "lr": 0.01,
+        "model_name": str(base), "lora_rank": 2, "log_every": 1,
+    }  # fmt: skip
+    train.train(**options, batch_size=16)
+    sharded = {**options, "batch_size": 8, "strategy": "fsdp"}
+    records = run_ranks(partial(sharded_runs.run, options=sharded), tmp_path / "ranks", 2)
+    one, other = (
+        load_file(folder / "outputs/model/adapter_model.safetensors")
+        for folder in (Path(), tmp_path / "ranks")
+    )
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(other[name], tensor, atol=1e-5, rtol=0)
+    assert all(record["held"] < 0.6 * record["elements"] for record in records)
+    newest = files.newest(tmp_path / "ranks/outputs/checkpoints")
+    assert newest
+    state = reader.read_here(newest)
+    (optimizer,) = state["optimizer_states"]
+    assert len(optimizer["state"]) == len(one), "nothing of what is frozen"
+    shards = sum(newest.with_name(name).stat().st_size for name in files.files_beside(newest))
+    assert shards < (base / "model.safetensors").stat().st_size
