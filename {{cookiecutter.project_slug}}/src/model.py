@@ -19,6 +19,7 @@ from torchmetrics import MetricCollection
 
 from options import ModelOptions
 from smlightning import pretrained
+from smlightning.adapters import AdapterError
 from smlightning.cluster.collectives import sum_over_ranks
 from smlightning.data import text
 from smlightning.errors import UserError, root_cause
@@ -225,6 +226,8 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, An
             net, labels = pretrained.load_classifier(directory)
             tokens = pretrained.PretrainedTokenizer(str(directory))
             max_length = tokens.longest
+    except AdapterError:
+        raise
     except Exception as error:  # safetensors, transformers and json have exceptions of their own
         reason = f"{type(error).__name__}: {root_cause(error)}"
         raise UserError(

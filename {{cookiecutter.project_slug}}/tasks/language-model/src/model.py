@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from data import NO_LABEL, tokens_of
 from options import ModelOptions
 from smlightning import pretrained
+from smlightning.adapters import AdapterError
 from smlightning.errors import UserError, root_cause
 from smlightning.files import atomic_write
 from smlightning.training.compiling import compile_network
@@ -234,6 +235,8 @@ def load(directory: Path) -> tuple[nn.Module, Any]:
             return net.eval(), tokens_of("bytelm", prompted)
         net = pretrained.network(CAUSAL, str(directory))
         return net.eval(), tokens_of(str(directory), prompted)
+    except AdapterError:
+        raise
     except Exception as error:  # safetensors, transformers and json have exceptions of their own
         reason = f"{type(error).__name__}: {root_cause(error)}"
         raise UserError(

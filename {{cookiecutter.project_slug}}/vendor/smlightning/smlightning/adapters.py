@@ -22,6 +22,7 @@ import torch
 
 from smlightning.errors import UserError
 from smlightning.files import atomic_write, ensure_dir
+from smlightning.outline import builds_outline
 from smlightning.tensors import checksum
 
 CONFIG = "adapter_config.json"
@@ -43,12 +44,17 @@ MEMBERS = {
 }  # fmt: skip
 
 
+class AdapterError(UserError):
+    """A saved adapter cannot be loaded."""
+
+
 def add(net: Any, rank: int, auto_class: str, name: str) -> Any:
     """The network with matrices of this rank beside those of its linear layers, and a trained head.
 
     The layers are those of QLoRA (Dettmers et al. 2023): all but a language model's last. A head
     of another class is trained whole. ``state_dict`` is of the trained weights alone, and
-    ``load_state_dict`` takes such a one; UserError where the base's weights are others.
+    ``load_state_dict`` takes such a one; UserError where the base's weights are others. Within
+    `outline` all of it has shapes alone.
 
     Args:
         net: of transformers.
@@ -79,8 +85,8 @@ def add(net: Any, rank: int, auto_class: str, name: str) -> Any:
         task_type=task,
     )
     net = _with_adapter(peft, net, config)
-    frozen = [parameter for _, parameter in _frozen(net, duplicates=False)]
-    net.base_checksum = sum(map(checksum, frozen)) % 2**61
+    frozen = [] if builds_outline() else _frozen(net, duplicates=False)
+    net.base_checksum = sum(checksum(parameter) for _, parameter in frozen) % 2**61
     net.register_state_dict_post_hook(_leave_out_base)
     net.register_load_state_dict_pre_hook(_refuse_another_base)
     net.register_load_state_dict_post_hook(_miss_no_base)
@@ -155,7 +161,7 @@ def base_of(folder: Path) -> str:
     """The checkpoint that an adapter was trained on: a folder, or a name on the hub.
 
     Raises:
-        UserError: it is neither, or is an adapter itself.
+        AdapterError: it is neither, or is an adapter itself.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -167,9 +173,9 @@ def base_of(folder: Path) -> str:
             validate_repo_id(name)
         except HFValidationError:
             problem = f"The base of the adapter in {folder}, {name!r}, is not on this machine"
-            raise UserError(problem, cure) from None
+            raise AdapterError(problem, cure) from None
     if folder_of(name):
-        raise UserError(f"The base of the adapter in {folder}, {name!r}, is an adapter", cure)
+        raise AdapterError(f"The base of the adapter in {folder}, {name!r}, is an adapter", cure)
     return name
 
 
@@ -177,7 +183,7 @@ def merged(net: Any, folder: Path) -> Any:
     """The base ``net`` with the adapter in ``folder`` merged into it.
 
     Raises:
-        UserError: its configuration has a member that :func:`save` does not write, or its weights
+        AdapterError: its configuration has a member that :func:`save` does not write, or its weights
             are not those of this base.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
@@ -191,7 +197,7 @@ def merged(net: Any, folder: Path) -> Any:
     here = {name: tuple(tensor.shape) for name, tensor in expected.items()}
     differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if differing:
-        raise UserError(
+        raise AdapterError(
             f"The adapter in {folder} does not fit its base ({differing[0]}: "
             f"{there.get(differing[0], 'absent')} there, {here.get(differing[0], 'absent')} here)",
             "bring back the base that it was trained on",
@@ -205,7 +211,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     wrong = [name for name, is_right in _judged(config) if not is_right]
     if wrong:
-        raise UserError(
+        raise AdapterError(
             f"{folder / CONFIG}: {', '.join(wrong)} is not what training writes here",
             "expected the configuration of a LoRA adapter of named layers; merge others into their "
             "base with peft",
@@ -254,7 +260,7 @@ def _lora_config(peft: Any, folder: Path) -> Any:
     others = [name for name in config if name not in MEMBERS]
     unknown = [name for name in others if config[name] not in (None, defaults.get(name))]
     if unknown:
-        raise UserError(
+        raise AdapterError(
             f"{folder / CONFIG}: {', '.join(unknown)} is not read here",
             "merge the adapter into its base with peft, and name that as --model_name",
         )
@@ -325,7 +331,8 @@ def _leave_out_base(net: Any, state: dict[str, Any], prefix: str, _: Any) -> Non
 
 def _refuse_another_base(net: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     saved = state.pop(prefix + BASE_CHECKSUM, None)
-    if saved is not None and int(saved) != net.base_checksum:
+    known = net.base_checksum  # 0 of an outline: rank 0 has the weights, and compares
+    if saved is not None and known and int(saved) != known:
         raise UserError(
             f"The checkpoint is of an adapter on other weights than those of {net.name_or_path!r}",
             "bring the old ones back, or train from the start with --resume never",

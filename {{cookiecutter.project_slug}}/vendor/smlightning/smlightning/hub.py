@@ -92,6 +92,8 @@ def _read_secret(name: str, job_region: str | None) -> str:
 def errors(problem: str, local: bool = False) -> Iterator[None]:
     """Turn whatever the hub's client raises in here into a UserError that begins with ``problem``.
 
+    A UserError stays as it is.
+
     Where there is no network the client looks in its cache at once: it would otherwise retry for
     half a minute.
 
@@ -111,6 +113,8 @@ def errors(problem: str, local: bool = False) -> Iterator[None]:
         datasets.config.HF_HUB_OFFLINE = True
     try:
         yield
+    except UserError:
+        raise
     except Exception as error:  # the hub, the network and each file type have their own
         reason = root_cause(error)
         if huggingface_hub.constants.HF_HUB_OFFLINE and not local:
