@@ -183,8 +183,8 @@ def merged(net: Any, folder: Path) -> Any:
     """The base ``net`` with the adapter in ``folder`` merged into it.
 
     Raises:
-        AdapterError: its configuration has a member that :func:`save` does not write, or its weights
-            are not those of this base.
+        AdapterError: its configuration has a member that :func:`save` does not write, or its
+            weights are not those of this base.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
