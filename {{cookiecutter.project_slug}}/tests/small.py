@@ -21,7 +21,8 @@ def options(folder: Path) -> dict[str, Any]:
                     "".join(draw.choices(alphabet, k=draw.randint(1, 12))) for _ in range(2)
                 )
                 rows.writerow([one, name, other, len(other) % 2])
-    return {"dataset": str(path), "epochs": 2, "batch_size": 12, "lr": 0.01, "log_every": 2}
+    run = {"epochs": 2, "batch_size": 12, "lr": 0.01, "log_every": 2}
+    return {"dataset": str(path), "max_length": 20, **run}  # bytes: half of it cuts some texts
 
 
 def changed(name: str, folder: Path) -> dict[str, Any]:

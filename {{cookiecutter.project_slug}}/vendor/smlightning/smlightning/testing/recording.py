@@ -26,6 +26,7 @@ from smlightning.reports import curves
 from smlightning.testing import owner
 
 Write = Callable[[dict[str, Any]], Any]
+PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # as `smlightning.data.store.path_for` ends a name
 
 
 class Recorder(pl.Callback):
@@ -96,12 +97,16 @@ def close_unseen(figure: Any, path: Path) -> None:
 
 
 def result_files() -> dict[str, int]:
-    """The size of each file that the run wrote, but for checkpoints, logs and pictures."""
+    """The size of each file that the run wrote, but for checkpoints, logs and pictures.
+
+    The digest in the name of the prepared data is left out: it follows every option of the data,
+    whether or not the data does.
+    """
     sizes = {}
     for path in sorted(Path().rglob("*")):
         left_out = path.name.startswith((".", "events", "rank-", "curves"))
         if path.is_file() and not left_out and path.suffix != ".ckpt":
-            sizes[str(path)] = path.stat().st_size
+            sizes[PREPARED.sub("", str(path))] = path.stat().st_size
     return sizes
 
 
