@@ -2,11 +2,14 @@
 
 import errno
 import pickle
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from smlightning.data import store
 from smlightning.errors import UserError
@@ -117,13 +120,30 @@ def test_a_place_that_is_a_file_is_one_sentence() -> None:
 
 
 def test_a_place_without_locks_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def acquire(_: object) -> None:
+    def acquire(*_: object, **__: object) -> None:
         raise NotImplementedError
 
     monkeypatch.setattr("filelock.FileLock.acquire", acquire)
     with pytest.raises(UserError) as refusal:
         build()
     assert "lock" in refusal.value.problem and "--data_dir" in refusal.value.cure
+
+
+def test_waiting_for_another_process_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(store, "UNSAID_SECONDS", 0.05)
+    PATH.parent.mkdir(parents=True)
+    other = FileLock(f"{PATH}.lock").acquire()
+    with ThreadPoolExecutor() as threads:
+        built = threads.submit(build)
+        lines = ""
+        while str(PATH) not in lines:  # or pytest's own limit ends this
+            lines += capsys.readouterr().out
+            time.sleep(0.01)
+        assert not built.done()
+        other.lock.release()
+        assert built.result()
 
 
 def test_the_fingerprint_is_of_content_and_facts_alone() -> None:

@@ -31,6 +31,7 @@ DIGESTS = "digests.json"  # of the content of all other files
 STAMPS = "stamps.json"  # sizes and times of all other files when their digests were taken
 INDEX = "rows"  # the folder of the splits' row numbers
 CHUNK = 1 << 18  # elements of an array that are held in memory at a time
+UNSAID_SECONDS = 3.0  # that a process waits for another one's copy before it says so
 
 
 def path_for(data_dir: str, name: str, facts: Any) -> Path:
@@ -90,10 +91,15 @@ def prepare(path: Path, unit: str) -> Iterator[Path | None]:
 
 def _locked(path: Path) -> Any:
     """A context manager that holds the lock of ``path``."""
-    from filelock import FileLock
+    from filelock import FileLock, Timeout
 
+    lock = FileLock(f"{path}.lock")
     try:
-        return FileLock(f"{path}.lock").acquire()
+        try:
+            return lock.acquire(timeout=UNSAID_SECONDS)
+        except Timeout:
+            print(f"prepare_data: another process writes {path}; waiting for it", flush=True)
+            return lock.acquire()
     except (NotImplementedError, OSError) as error:  # filelock 3 and 4 on some network file systems
         problem = f"No file can be locked in {path.parent} ({error})"
         raise UserError(problem, "set --data_dir to another folder") from None
