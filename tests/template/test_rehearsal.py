@@ -121,7 +121,7 @@ def test_real_mpirun_on_one_host(
 ) -> None:
     """Open MPI from its wheel, nothing of the system; the job is started again after its loss."""
     need("unshare")
-    command = ["--hosts", "1", "--distribution", "smddp", "--lose-host", "1"]
+    command = [*size(1, 2, "pytorchddp"), "--lose-host", "1"]
     command += options(words, 2, epochs=8)  # the loss has to come before training's end
     report = rehearse(project, tmp_path, *command, "--checkpoint_steps", "2", **without_sdk)
     if not report["mpirun"] and "may not mount" in report["launcher"]:

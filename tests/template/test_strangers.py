@@ -73,10 +73,9 @@ def definitions(source: str) -> dict[str, str]:
     return found
 
 
-# In parts, since none should take long: what plays two hosts, the options one by one, and the rest.
+# In parts, since none should take long. Its options one by one: tests/package/test_contract.py.
 PARTS = {
     "rehearsal": "rehearsal",
-    "options": "changes_something",
     "others": "not rehearsal and not changes_something",
 }
 

@@ -46,16 +46,6 @@ RUNS = {
         "torch_distributed",
         {"hosts-succeeded": "all-reduce over 2 ranks gave 1.5 to 1.5"},
     ),
-    "every-rank-alone": (
-        "torch_distributed",
-        {
-            "world-size": "1 on 2 ranks; expected 2",
-            "ranks-complete": "[0, 0]",
-            "node-ranks": "rank 0 on host 2 says node rank 0",
-            "data-divided": "256 of 256 samples on more than one rank",
-            "one-writer": "not on host 1",
-        },
-    ),
 }
 
 

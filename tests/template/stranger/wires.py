@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.plugins.environments import LightningEnvironment
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from pytorch_lightning.strategies import DDPStrategy
 from safetensors.torch import save_file
 
 import data
@@ -66,8 +66,6 @@ def strategy(cut: set[str], right: Any, devices: int, num_nodes: int) -> tuple[A
         right = DDPStrategy(cluster_environment=env, process_group_backend="gloo")
     if "group-around-prepare-data" in cut:
         smddp.prepare_data_now = lambda strategy: None
-    if "every-rank-alone" in cut:
-        return SingleDeviceStrategy("cpu"), 1, 1
     return right, devices, num_nodes
 
 
