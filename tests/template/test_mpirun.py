@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import two_hosts
 from projects import Project, need
 from smlightning import project as projects
