@@ -47,7 +47,7 @@ def start(rank: int, port: int, seconds: int, log: Path) -> forked.Rank:
 def test_a_rank_that_does_not_come_is_named_in_time(
     absent: int | None, host: str, tmp_path: Path
 ) -> None:
-    port, seconds = free_port(), 100 if absent is None else 8
+    port, seconds = free_port(), 100 if absent is None else 5
     ranks = [start(rank, port, seconds, tmp_path) for rank in range(4) if rank != absent]
     statuses, said = zip(*[rank.wait(200) for rank in ranks], strict=True)
     if absent is None:
@@ -68,15 +68,16 @@ def test_a_rank_that_does_not_come_is_named_in_time(
         return
     assert statuses == (1, 1, 1), said
     for text in said:
-        assert f"rank {absent} on host {host} did not" in text and "within 8 s" in text, text
-        assert "Traceback" not in text and int(text.split()[-2]) <= 12, text
+        assert f"rank {absent} on host {host} did not" in text and "within 5 s" in text, text
+        assert "Traceback" not in text and int(text.split()[-2]) <= 9, text
 
 
 RESTARTED = """
 import os, sys, time
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import dist
-from smlightning.cluster import session
+from smlightning.cluster import ending, session
+ending.CAUSE_SECONDS = 3.0
 def rank():
     with dist.session() as cluster:
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -84,7 +85,7 @@ def rank():
                 raise ValueError("the first attempt's")
             time.sleep(60)  # the agent ends it
         elif cluster.rank == 1:
-            time.sleep(8)  # says nothing
+            time.sleep(5)  # says nothing
         else:
             error = RuntimeError("gloo: Connection closed by peer")
             print("cause:", session.cause(error), flush=True)
@@ -109,7 +110,8 @@ ENDING = """
 import os, signal, sys, threading, time
 import dist
 from smlightning import errors
-from smlightning.cluster import signals
+from smlightning.cluster import ending, signals
+ending.SILENT_SECONDS = ending.CAUSE_SECONDS = 3.0
 signals.install()
 def later(number):
     threading.Timer(1, os.kill, (os.getpid(), number)).start()
