@@ -69,3 +69,11 @@ def test_fetch_without_a_model(aws, sent, tmp_path, monkeypatch):
     sent.training_job_status = "InProgress"
     with pytest.raises(UserError, match="InProgress"):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
+
+
+def test_a_python_that_cannot_refuse_is_told(monkeypatch, tmp_path):
+    """As before 3.11.4, whose tarfile has no filters."""
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(UserError) as raised:
+        fetch.unpack(tmp_path / "archive", tmp_path / "target")
+    assert "3.11.4" in raised.value.cure

@@ -1,6 +1,7 @@
 """The model of a job that has ended: downloaded, and unpacked without leaving its folder."""
 
 import shutil
+import sys
 import tarfile
 import tempfile
 import zlib
@@ -75,8 +76,13 @@ def unpack(archive: Path, target: Path) -> None:
     Python's ``data`` filter (PEP 706) refuses devices and whatever leads out of the folder.
 
     Raises:
-        UserError: the archive is damaged, too large for the disk, or refused.
+        UserError: the archive is damaged, too large for the disk, or refused; Python has no filter.
     """
+    if not hasattr(tarfile, "data_filter"):  # before 3.11.4
+        raise UserError(
+            f"Python {sys.version.split()[0]} cannot unpack an archive safely",
+            "use Python 3.11.4 or newer, or unpack it with tar yourself",
+        )
     target.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:
