@@ -35,7 +35,8 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.dropout = heads, dropout
         self.norms = nn.ModuleDict({"attend": nn.LayerNorm(width), "think": nn.LayerNorm(width)})
-        self.qkv = nn.Linear(width, 3 * width)
+        # Without biases: a key's changes nothing, and would follow rounding errors alone.
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width)
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 

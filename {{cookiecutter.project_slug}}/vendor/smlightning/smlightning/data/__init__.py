@@ -13,10 +13,11 @@ The way of a row, in the order of the run:
 What any loader has, in training:
 
 - `draws`: what is drawn at random while a batch is fetched: ``generator``, ``epoch``.
-- `stateful`: loaders that keep a state of their own, which the checkpoint holds.
-- `workers`: a loader's worker that loses a batch ends the run.
-- `division`: the check that ranks are not given the same data: ``DataDividedCheck``; `sharing`
-  compares the rows of an epoch.
+- `stateful`: loaders that keep a state of their own, for the checkpoint: ``StatefulLoader``,
+  ``resumes_exactly``.
+- `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.
+- `division`: the check that ranks are not given the same data: ``DataDividedCheck``.
+- `sharing`: the same by an epoch's rows: ``RowSketch``, ``refuse_shared_rows``.
 
 Imports go one way: `documents` on `tables`, `text` and `store`; `text` on `batches`; `stateful` and
 `division` on `draws`, that on `batches` and `sharing`.
