@@ -88,7 +88,7 @@ class ByteTransformer(nn.Module):
         nn.init.zeros_(self.grams.weight)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.predict = nn.Linear(width, BYTES)
+        self.predict = nn.Linear(width, BYTES, bias=False)
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """(B, L) ids and their numbers in their document → (B, L, 257) logits of what follows."""
