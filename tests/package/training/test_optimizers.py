@@ -1,4 +1,4 @@
-"""The learning rate rises, falls to 0, and is finite whatever the number of steps."""
+"""The learning rate rises, falls to 0, and is finite whatever the number of steps; clipping."""
 
 import itertools
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from smlightning.training.optimizers import adamw_with_cosine
+from smlightning.training.optimizers import adamw_with_cosine, clip_gradients, gradient_norm
 
 
 def configured(steps: int, warmup_ratio: float = 0.1, precision: str = "32-true") -> dict:
@@ -43,3 +43,40 @@ def test_the_schedule_is_finite_for_one_step(steps: int) -> None:
 def test_a_gradient_scaler_gets_no_fused_kernel() -> None:
     assert configured(1)["optimizer"].defaults["fused"]
     assert not configured(1, precision="16-mixed")["optimizer"].defaults["fused"]
+
+
+def parameters(*gradients: torch.Tensor | None) -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.zeros(3, 2)) for _ in gradients]
+    for parameter, gradient in zip(made, gradients, strict=True):
+        parameter.grad = gradient if gradient is None else gradient.clone()
+    return made
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e3])
+@pytest.mark.parametrize("algorithm", [None, "norm", "value"])
+def test_gradients_are_clipped_as_torch_does(value: float, algorithm: str | None) -> None:
+    gradients = torch.randn(3, 2), None, torch.randn(3, 2)
+    ours, theirs = parameters(*gradients), parameters(*gradients)
+    clip_gradients(iter(ours), value, algorithm)
+    if value and algorithm == "value":
+        torch.nn.utils.clip_grad_value_(theirs, value)
+    elif value:
+        torch.nn.utils.clip_grad_norm_(theirs, value)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_a_gradient_that_is_not_finite_stays_so() -> None:
+    (parameter,) = parameters(torch.full((3, 2), torch.inf))
+    clip_gradients([parameter], 1.0)
+    assert parameter.grad is not None and parameter.grad.isnan().all()
+
+
+def test_the_norm_is_the_same_however_a_gradient_is_divided() -> None:
+    draw = torch.Generator().manual_seed(0)
+    gradient = torch.randn(70_000, generator=draw)
+    wholes, parts = set(), set()
+    for rows in range(1_000, 70_000, 3_000):
+        wholes.add(gradient_norm([gradient]).float().item())
+        parts.add(gradient_norm([gradient[:rows], gradient[rows:]]).float().item())
+    assert wholes == parts and len(parts) == 1
