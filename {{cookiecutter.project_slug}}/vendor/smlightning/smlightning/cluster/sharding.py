@@ -301,11 +301,14 @@ def blocks(network: nn.Module) -> Iterator[nn.Module]:
             yield from blocks(child)
 
 
-def gather_weights(module: nn.Module) -> None:
+def gather_weights(module: nn.Module, base: bool = False) -> None:
     """Give rank 0 the whole weights, in main memory, to be saved. Collective.
 
     No device holds more than one whole tensor at a time. The other ranks keep their parts. What was
     not divided stays as it is.
+
+    Args:
+        base: also of frozen weights that ``state_dict`` leaves out: an adapter is merged into them.
     """
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
@@ -314,14 +317,20 @@ def gather_weights(module: nn.Module) -> None:
         if isinstance(part, FSDPModule):
             part.reshard()  # after a forward pass alone it is still gathered
     first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    kept = module.state_dict().keys()
+    left_out = {
+        parameter
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if not (base or parameter.requires_grad or name in kept)
+    }
     whole: dict[nn.Parameter, nn.Parameter] = {}  # one that has two places is gathered once
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
-            if not isinstance(parameter, DTensor):
+            if not isinstance(parameter, DTensor) or parameter in left_out:
                 continue
             if parameter not in whole:
-                kept = _kept_of_whole(parameter, first)
-                whole[parameter] = nn.Parameter(kept, requires_grad=parameter.requires_grad)
+                values = _kept_of_whole(parameter, first)
+                whole[parameter] = nn.Parameter(values, requires_grad=parameter.requires_grad)
             if first:
                 setattr(part, name, whole[parameter])
 
