@@ -75,6 +75,15 @@ def test_it_is_stored_as_plain_values() -> None:
     assert all(type(value) in (int, bool) for value in position.to_dict().values())
 
 
+def test_a_checkpoint_of_the_first_version_is_resumed() -> None:
+    """A field that was added since is in ADDED_LATER, or unfinished runs could not go on."""
+    counts = "step epoch batch rank_batches all_rank_batches batches_per_epoch total_steps"
+    values = {name: 2 for name in [*counts.split(), "accumulate"]}
+    flags = {"epoch_trained": True, "validation_next": True, "complete": False}
+    position = Position.from_dict({**values, **flags})
+    assert position.rank_counts(2) == (2, 2) and position.validation_next
+
+
 @pytest.mark.parametrize("change", [{"gone": 1}, {"step": None}], ids=["more", "fewer"])
 def test_another_formats_values_are_refused(change: dict[str, int | None]) -> None:
     values = {**START.to_dict(), **change}

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+# Fields that checkpoints of 1.0.0 do not have: the default of each is what was so before it.
+ADDED_LATER: frozenset[str] = frozenset()
+
 
 @dataclass(frozen=True)
 class Position:
@@ -103,8 +106,9 @@ class Position:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Position":
-        """Raises ValueError where ``values`` are of another version's format."""
+        """Of this version's format or an older one's; ValueError of another's."""
         names = {field.name for field in fields(cls)}
-        if not isinstance(values, Mapping) or names != values.keys():
+        given = set(values) if isinstance(values, Mapping) else set()
+        if not names - ADDED_LATER <= given <= names:
             raise ValueError(f"expected {sorted(names)}, found {values!r}")
         return cls(**values)

@@ -135,7 +135,7 @@ def _read_position(path: Path, state: Mapping[str, Any]) -> Position:
         return Position.from_dict(state["position"])
     except (KeyError, ValueError):
         raise UserError(
-            f"{path} was made by an older version of smlightning",
+            f"{path} was made by another version of smlightning, whose positions are others",
             "finish the run with that one, or train from the start with --resume never",
         ) from None
 
