@@ -73,6 +73,25 @@ def test_every_format_in_the_jobs_channel(form: str, monkeypatch: pytest.MonkeyP
     assert read("training") == {"train": ROWS}
 
 
+def test_a_csv_with_a_mark_that_no_other_ends_is_refused_with_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where what is read at a time ends within a field; quoted fields of any kind are read."""
+    quoted = [('a, "b" c', "x"), ('two\nlines, "', "y"), ('5" wide', "z"), ('""', "x"), ("", '"')]
+    path = write_csv("quoted.csv", quoted * 9)
+    assert read(path) == {"train": quoted * 9}
+    with monkeypatch.context() as patch:
+        for size in range(20, 60):
+            patch.setattr(tables, "BLOCK", size)
+            tables._refuse_stray_marks(Path(path))
+    good = [f"phrase {number},a" for number in range(50)]
+    for stray in ('"she said,a', '"so" they say,b', '"'):
+        write_lines("stray.csv", "body,kind", *good[:20], stray, *good, '"quoted, too",b', *good)
+        with pytest.raises(UserError) as refused:
+            read("stray.csv")
+        assert "line 22" in refused.value.problem and "jsonl" in refused.value.cure
+
+
 @pytest.mark.parametrize(
     "names",
     [

@@ -253,16 +253,19 @@ def encode(pieces: tables.Pieces, split: str, tokens: Tokens) -> Iterator[dict[s
     Args:
         pieces: a column of texts, and where tokens are ``prompted`` another one of prompts.
     """
-    total = 0
+    total = rows = 0
     for texts, *others in pieces:
+        numbers = np.arange(rows, rows + len(texts))
+        rows += len(texts)
         if pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type):
             kept = pc.fill_null(pc.not_equal(pc.binary_length(texts), 0), False)
             texts, others = texts.filter(kept), [column.filter(kept) for column in others]
+            numbers = numbers[kept.to_numpy(zero_copy_only=False)]
         if not len(texts):
             continue
-        texts = text.check_texts(texts, "text", split, 0)
+        texts = text.check_texts(texts, "text", split, numbers)
         if tokens.prompted:
-            prompts = text.check_texts(others[0], "prompt", split, 0)
+            prompts = text.check_texts(others[0], "prompt", split, numbers)
             encoded = tokens.answers(prompts.to_pylist(), texts.to_pylist())
         else:
             encoded = tokens.documents(texts)

@@ -8,6 +8,7 @@
 Memory does not grow with the data. This file knows which columns are needed, not what they mean.
 """
 
+import codecs
 import csv
 import json
 import os
@@ -60,6 +61,10 @@ MISSING = ("null", "nan", "none", "n/a", "#n/a")  # texts that stand for no valu
 
 PIECE = 8192  # rows
 BLOCK = 2 << 20  # bytes of csv that pyarrow parses at a time; a longer row is refused
+# A quoted field of a csv: from a mark that begins a field to the one that ends it, or to the text's
+# end. Two marks together stand for one.
+QUOTED = re.compile(rb'"(?<=[,\r\n]")[^"]*+(?:""[^"]*+)*+(?:(")|\Z)')
+ENDS = (b",", b"\r", b"\n", b"")  # of a field
 WIDEST = 100  # columns of a tsv searched for swallowed rows: RE2 repeats at most 1,000 times
 
 Pieces = Iterator[list[pa.Array]]
@@ -318,8 +323,21 @@ def _read_files(files: list[Path], columns: Sequence[Column], scratch: Path) -> 
         except UserError:
             raise
         except Exception as error:  # each reader has exceptions of its own
-            problem = f"{file} could not be read as {form} ({root_cause(error)})"
+            reason = _wrong_line(file) if file.suffix.lower() == ".jsonl" else ""
+            problem = f"{file} could not be read as {form} ({reason or root_cause(error)})"
             raise UserError(problem, "check the file") from error
+
+
+def _wrong_line(file: Path) -> str:
+    """The first line that is no JSON: readers count from the block that they are in."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                json.loads(line or b"null")
+            except ValueError as error:
+                if line.strip():
+                    return f"line {number}: {error}"
+    return ""
 
 
 def _read_csv(file: Path, columns: Sequence[Column]) -> Pieces:
@@ -328,6 +346,8 @@ def _read_csv(file: Path, columns: Sequence[Column]) -> Pieces:
     with file.open(newline="", encoding="utf-8-sig") as lines:
         names = next(csv.reader(lines, delimiter=separator), [])
     needed = find_columns(names, columns, str(file))
+    if separator == ",":
+        _refuse_stray_marks(file)
     searched: list[str] = []  # for swallowed rows: every column, since any may hold them
     if separator == "\t" and len(set(names)) == len(names) <= WIDEST:
         searched = names
@@ -345,6 +365,34 @@ def _read_csv(file: Path, columns: Sequence[Column]) -> Pieces:
             _refuse_swallowed_rows(batch.column(name), position, len(names), file)
         for at in range(0, len(batch), PIECE):
             yield [batch.column(name)[at : at + PIECE] for name in needed]
+
+
+def _refuse_stray_marks(file: Path) -> None:
+    """Refuse a csv in which a quotation mark begins a field and none ends it.
+
+    Readers go on to the next mark, rows further down, and make one field of all of it.
+    """
+    done, rest = 0, b"\n"  # lines before the rest; what is not judged yet
+    with file.open("rb") as stream:
+        block = stream.read(BLOCK).removeprefix(codecs.BOM_UTF8)
+        while block:
+            text, block = rest + block, stream.read(BLOCK)
+            judged = len(text) - 1
+            for field in QUOTED.finditer(text) if b'"' in text else ():
+                start, end = field.span()
+                if end == len(text) and block and end - start < BLOCK:
+                    judged = start - 1  # it may go on
+                elif field[1] is None or text[end : end + 1] not in ENDS:
+                    line = done + text.count(b"\n", 0, start)
+                    shown = text[start : start + 40].split(b"\n")[0].decode("utf-8", "replace")
+                    raise UserError(
+                        f"{file}, line {line}: a quotation mark begins the field {shown.strip()}… "
+                        "and no mark ends it before a comma or the line's end",
+                        "double a field's own marks and quote it, or save the data as jsonl or "
+                        "parquet",
+                    )
+            done += text.count(b"\n", 0, judged)
+            rest = text[judged:]
 
 
 def _refuse_swallowed_rows(fields: pa.Array, position: int, columns: int, file: Path) -> None:

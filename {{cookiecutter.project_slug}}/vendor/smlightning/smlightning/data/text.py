@@ -65,13 +65,15 @@ def encode(
         total += len(ids)
 
 
-def check_texts(values: pa.Array, column: str, split: str, row: int) -> pa.Array:
+def check_texts(
+    values: pa.Array, column: str, split: str, row: int | np.ndarray
+) -> pa.Array:
     """``values`` as strings.
 
     Args:
         column: what errors call the column.
         split: what errors call the rows.
-        row: how many rows of the split came before.
+        row: how many rows of the split came before; or each one's number, from 0.
 
     Raises:
         UserError: a value is missing, empty or no text; it names the first such row.
@@ -93,8 +95,9 @@ def check_texts(values: pa.Array, column: str, split: str, row: int) -> pa.Array
         text = "null"
     elif value == "":
         text = "empty"
+    number = row + wrong if isinstance(row, int) else row[wrong]
     raise UserError(
-        f"Row {row + wrong + 1} of the {split} split: the {column} is {text}; expected text",
+        f"Row {number + 1} of the {split} split: the {column} is {text}; expected text",
         "correct or remove it",
     )
 
