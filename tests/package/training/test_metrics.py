@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 import torch
+from torchmetrics import MaxMetric, MetricCollection, PearsonCorrCoef
+from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 from smlightning.cluster import collectives, session
 from smlightning.errors import UserError
-from smlightning.training.metrics import SummedMetrics, WeightedMean, equal_on_ranks
+from smlightning.training.metrics import (
+    SummedMetrics,
+    WeightedMean,
+    equal_on_ranks,
+    refuse_wrong_sums,
+)
 
 
 def test_a_mean_has_weights_and_keeps_nan() -> None:
@@ -42,6 +49,26 @@ def test_a_metric_of_one_ranks_part_is_refused_before_training_and_warned_of_lat
         assert part in refused.value.problem
     assert "sync_dist=True" in refused.value.cure
     assert said == f"warning: {refused.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("metric", "refused"),
+    [
+        (MulticlassAccuracy(3), False),
+        (BinaryAUROC(thresholds=5), False),
+        (BinaryAUROC(), True),
+        (MaxMetric(), True),
+        (PearsonCorrCoef(), True),
+    ],
+)
+def test_sums_over_ranks_are_for_states_that_are_sums(metric: Any, refused: bool) -> None:
+    metric.dist_sync_fn = collectives.sum_over_ranks
+    model = torch.nn.ModuleDict({"scores": MetricCollection({"of_val": metric})})
+    if not refused:
+        return refuse_wrong_sums(model)
+    with pytest.raises(UserError) as error:
+        refuse_wrong_sums(model)
+    assert "scores.of_val" in error.value.problem
 
 
 def test_other_metrics_on_another_rank_are_said(

@@ -48,5 +48,9 @@ def any_rank(flag: bool) -> bool:
 
 
 def sum_over_ranks(state: Tensor, group: object = None) -> list[Tensor]:
-    """``dist_sync_fn`` for a torchmetrics metric whose states are sums: one all-reduce."""
+    """``dist_sync_fn`` for a torchmetrics metric whose states are sums: one all-reduce.
+
+    Of states that are lists, means or maxima it would make other figures: training refuses it
+    there (training/metrics.py).
+    """
     return [all_sum(state)]

@@ -2,10 +2,12 @@
 
 import hashlib
 import sys
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 import torchmetrics
+from torchmetrics.utilities import dim_zero_sum
 
 from smlightning.cluster import collectives, session
 from smlightning.errors import UserError
@@ -15,6 +17,25 @@ SUM_IT = (
     "batches are equally large"
 )
 SHOWN = 4  # names in a sentence
+
+
+def refuse_wrong_sums(model: torch.nn.Module) -> None:
+    """Refuse ``sum_over_ranks`` for a metric with states that are no sums.
+
+    torchmetrics 1.9 keeps in ``Metric._reductions`` how each state of all ranks is made one.
+    """
+    for name, metric in model.named_modules():
+        if getattr(metric, "dist_sync_fn", None) is not collectives.sum_over_ranks:
+            continue
+        reductions: dict[str, Any] = getattr(metric, "_reductions", {})
+        others = [state for state, reduction in reductions.items() if reduction != dim_zero_sum]
+        if others:
+            raise UserError(
+                f"{name or 'the metric'} ({type(metric).__name__}) has the state {others[0]}, "
+                "which is no sum, and dist_sync_fn=sum_over_ranks would give wrong figures on "
+                "several ranks",
+                "leave dist_sync_fn out, or give the metric thresholds if it takes some",
+            )
 
 
 class WeightedMean(torchmetrics.Metric):
@@ -74,11 +95,16 @@ def equal_on_ranks(name: str, value: float, refuse: bool) -> float:
 
 
 class SummedMetrics(pl.Callback):
-    """Says once which metrics of the first validation, epoch and test are each rank's own."""
+    """Says once which metrics of the first validation, epoch and test are each rank's own; refuses
+    those that would be summed wrongly.
+    """
 
     def __init__(self) -> None:
         self.stages: set[str] = set()  # that were compared: the same on every rank
         self.names: set[str] = set()  # of metrics that were compared
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        refuse_wrong_sums(pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
