@@ -27,6 +27,20 @@ class Images(Dataset):
         return torch.tensor(self.images[i], dtype=torch.float32)[None] / 255, int(self.labels[i])
 
 
+class Noisy(Dataset):
+    """The same with a little noise, which is drawn anew in each epoch."""
+
+    def __init__(self, images: Dataset) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)  # type: ignore[arg-type]
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        image, label = self.images[i]
+        return image + 0.02 * torch.randn(image.shape), label
+
+
 class Data(pl.LightningDataModule):
     """Batches are a list of images (B, 1, H, W) and classes (B,)."""
 
@@ -49,7 +63,7 @@ class Data(pl.LightningDataModule):
         self.classes = int(images.labels.max()) + 1
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train, self.options.batch_size, shuffle=True, drop_last=True)
+        return DataLoader(Noisy(self.train), self.options.batch_size, shuffle=True, drop_last=True)
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(self.val, self.options.batch_size)

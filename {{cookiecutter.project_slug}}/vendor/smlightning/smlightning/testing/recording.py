@@ -21,9 +21,11 @@ import pytorch_lightning as pl
 import torch
 
 from smlightning.data.batches import digest, leaves
+from smlightning.data.stateful import resumes_exactly
 from smlightning.options import arguments_for, declared_options, with_defaults
 from smlightning.reports import curves
 from smlightning.testing import owner
+from smlightning.training.seeds import StepSeed
 
 Write = Callable[[dict[str, Any]], Any]
 PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # as `smlightning.data.store.path_for` ends a name
@@ -67,6 +69,7 @@ class Recorder(pl.Callback):
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self.seen["last"] = digests(module.state_dict())
+        self.seen["exact"] = resumes_exactly(trainer.train_dataloader)
         self.seen["num_workers"] = getattr(trainer.train_dataloader, "num_workers", None)
 
     def on_test_end(self, trainer: Any, module: Any) -> None:
@@ -159,8 +162,12 @@ class Collect(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.0)
 
 
-def iterate(write: Write, options: dict[str, Any]) -> None:
-    """Go through the project's loaders for one epoch, as training would."""
+def iterate(write: Write, options: dict[str, Any], seed: int) -> None:
+    """Go through the project's loaders for one epoch, as training would.
+
+    Args:
+        seed: of what is drawn at random; the options have their own, which divides the data.
+    """
     project = owner.load()
     declared = project.options.OPTIONS
     single = {"batch_size": 1} if "batch_size" in declared_options(declared) else {}
@@ -180,17 +187,18 @@ def iterate(write: Write, options: dict[str, Any]) -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
+            callbacks=[StepSeed(seed)],  # else each reading would augment in another way
         )
         trainer.fit(model, datamodule=data)
     write(model.seen)
 
 
 def samples(batch: Any) -> list[str]:
-    """A digest of each sample: of its part of every tensor that is as long as the batch."""
+    """Digests of each sample: of its part of every tensor that is as long as the batch."""
     tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor)]
     sizes = Counter(len(tensor) for tensor in tensors if tensor.dim())
     if not sizes:
         return []
     ((size, _),) = sizes.most_common(1)
     columns = [tensor for tensor in tensors if tensor.dim() and len(tensor) == size]
-    return [str(digest([column[i] for column in columns])) for i in range(size)]
+    return [" ".join(str(digest(column[i])) for column in columns) for i in range(size)]

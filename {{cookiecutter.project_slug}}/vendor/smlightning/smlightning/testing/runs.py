@@ -22,12 +22,17 @@ def train(
     return run_ranks(body, folder, world_size, KILLED if kill_at else 0)
 
 
-def loaders(folder: Path, options: dict[str, Any], world_size: int) -> dict[str, Counter[str]]:
+def loaders(
+    folder: Path, options: dict[str, Any], world_size: int, seed: int = 0
+) -> dict[str, Counter[str]]:
     """Digests of the samples that all ranks together get from `data.Data` in one epoch.
 
     Batches are of a single sample where an option `batch_size` can say so, without padding then.
+
+    Args:
+        seed: of what is drawn at random while a sample is read.
     """
-    body = functools.partial(recording.iterate, options=options)
+    body = functools.partial(recording.iterate, options=options, seed=seed)
     ranks = run_ranks(body, folder, world_size)
     return {
         split: sum((Counter(rank[split]) for rank in ranks), Counter())
