@@ -325,6 +325,27 @@ class SlicedData(Rows):
         return DataLoader(rows, SIZE, num_workers=1)
 
 
+class NoisyStream(IterableDataset):
+    """All rows on every rank, each moved a little."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in range(ROWS):
+            yield torch.tensor(row), torch.rand(3) + random.random() + np.random.rand()
+
+
+class UndividedStream(Rows):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(NoisyStream(), SIZE)
+
+
+class SlicedValidation(Rows):
+    """As many rows on each rank, of its own, for Lightning to divide again."""
+
+    def val_dataloader(self) -> DataLoader:
+        rank = torch.distributed.get_rank()
+        return DataLoader(range(rank, 16, 2), SIZE, num_workers=1)  # type: ignore[arg-type]
+
+
 class OtherValidation(Rows):
     """One batch more on rank 0."""
 
@@ -406,7 +427,9 @@ MISTAKES: dict[str, tuple[type, type, str]] = {
     "fingerprint": (Seen, OtherFingerprint, "shuffled"),
     "what save writes": (Saving, Rows, "shuffled"),
     "sliced data": (Seen, SlicedData, "shuffled"),
+    "undivided stream": (Seen, UndividedStream, "shuffled"),
     "validation": (Validated, OtherValidation, "shuffled"),
+    "sliced validation": (Validated, SlicedValidation, "shuffled"),
     "unfrozen": (Unfreezing, Rows, "shuffled"),
     "weights": (Drifting, Rows, "shuffled"),
     "buffers": (DriftingBuffer, Rows, "shuffled"),

@@ -84,9 +84,8 @@ class Jittered(Dataset):
 
 
 class Resumable(Numbers):
-    """Shuffled, and can start within an epoch: `GlobalBatches` as the example's data has them."""
+    """Shuffled: `GlobalBatches` as the example's data has them."""
 
-    start = (0, 0)
     workers = 0
     jitter = 0.1
     fingerprint = "points"
@@ -101,38 +100,25 @@ class Resumable(Numbers):
             trainer.world_size,
             seed=3,
             accumulate=accumulate,
-            start=self.start,
         )
         points = Jittered(rows(SIZE * BATCHES), self.jitter)
         return DataLoader(points, sampler=sampler, batch_size=None, num_workers=self.workers)
 
 
 class InOrder(Numbers):
-    """Not shuffled, and can start within an epoch by a sampler that knows nothing of this
-    project's.
-    """
-
-    start = (0, 0)
+    """Not shuffled, by a sampler that knows nothing of this project's."""
 
     class Batches(torch.utils.data.Sampler):
-        def __init__(self, epoch: int, done: int) -> None:
-            self.start = epoch, done
-
-        def set_epoch(self, epoch: int) -> None:
-            self.first = self.start[1] if epoch == self.start[0] else 0
-
         def __len__(self) -> int:
             return BATCHES
 
         def __iter__(self) -> Iterator[list[int]]:
-            for batch in range(self.first, BATCHES):
+            for batch in range(BATCHES):
                 yield list(range(SIZE * batch, SIZE * (batch + 1)))
 
     def train_dataloader(self) -> DataLoader:
-        trainer: Any = self.trainer
-        epoch, done = self.start
-        sampler = self.Batches(epoch, done * trainer.accumulate_grad_batches)
-        return DataLoader(Jittered(rows(SIZE * BATCHES)), sampler=sampler, batch_size=None)
+        points = Jittered(rows(SIZE * BATCHES))
+        return DataLoader(points, sampler=self.Batches(), batch_size=None)
 
 
 class Line(pl.LightningModule):

@@ -10,7 +10,7 @@ from projects import Project, bake, hide
 # Of each property: the file, what is sound in it, and a fault in its place.
 UNDIVIDED = ("data.py", "self.trainer, seed", "None, seed")  # every rank gets everything
 NOT_SUMMED = ("model.py", "self.mean_loss.compute()", "self.mean_loss.total")  # a rank's own
-UNSTEADY = ("data.py", "self.options.seed, self.start)", "__import__('os').getpid(), self.start)")
+UNSTEADY = ("data.py", '"train", self.options.seed)', "\"train\", __import__('os').getpid())")
 UNPRINTED = ("options.py", '"lr", ', '"lr", "perplexity", ')
 UNLOADED = ("model.py", "            net.load_state_dict(", "            str(")
 SILENT = ("predict.py", "[*arguments.text, SAMPLE] if arguments.sample else ", "")

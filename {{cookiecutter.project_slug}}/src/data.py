@@ -44,8 +44,6 @@ class Data(pl.LightningDataModule):
     A batch is a dictionary of B samples, padded to the longest of them, L tokens:
     ``input_ids`` and ``attention_mask`` (B, L) int64; ``label`` (B,) int64; ``weight`` (B,)
     float32, 0 for a filler that evens out the ranks, else 1; ``scale``: `batches.Share`.
-
-    ``start``, (epoch, global batches), is where training goes on; a resumed run sets it.
     """
 
     def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
@@ -53,7 +51,6 @@ class Data(pl.LightningDataModule):
         self.options = DataOptions(dataset, **options)
         self.prepare_data_per_node = True  # every node has a disk of its own
         self.batch_size = self.options.batch_size  # for the log
-        self.start = (0, 0)
         self.labels: list[str] = []
         self.splits: dict[str, store.Rows] = {}
         self.fingerprint = ""  # of tokens, labels and their order, after setup
@@ -110,7 +107,7 @@ class Data(pl.LightningDataModule):
             self.splits = {split: store.Rows(self.path, split) for split in SPLITS}
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader("train", self.options.seed, self.start)
+        return self._loader("train", self.options.seed)
 
     def val_dataloader(self) -> DataLoader:
         return self._loader("val")
@@ -118,14 +115,12 @@ class Data(pl.LightningDataModule):
     def test_dataloader(self) -> DataLoader:
         return self._loader("test")
 
-    def _loader(
-        self, split: str, seed: int | None = None, start: tuple[int, int] = (0, 0)
-    ) -> DataLoader:
+    def _loader(self, split: str, seed: int | None = None) -> DataLoader:
         rows, chosen = self.splits[split], self.options
         dataset = BatchDataset(rows, self.pad_id)
         lengths = rows.column("lengths")
         return batches.loader(
-            dataset, lengths, chosen.batch_size, self.trainer, seed, start, chosen.num_workers
+            dataset, lengths, chosen.batch_size, self.trainer, seed, chosen.num_workers
         )
 
 

@@ -194,16 +194,13 @@ def test_batches_that_ranks_and_accumulation_divide_anew() -> None:
     for world_size, accumulate in ((1, 1), (1, 4), (2, 2), (4, 1), (3, 5)):
         seen: list[list[int]] = [[] for _ in expected[3:]]
         for rank in range(world_size):
-            order = batches.GlobalBatches(
-                lengths, 16, rank, world_size, 5, accumulate, start=(1, 3)
-            )
+            order = batches.GlobalBatches(lengths, 16, rank, world_size, 5, accumulate)
+            order.set_epoch(1)
             assert len(order) == len(expected) * accumulate
-            for i, (rows, real, scale) in enumerate(order):
+            for i, (rows, real, scale) in enumerate([*order][3 * accumulate :]):
                 seen[i // accumulate].extend(rows[:real])
                 size = len(expected[3 + i // accumulate])
                 assert scale == pytest.approx(world_size * accumulate / size)
-            order.set_epoch(2)
-            assert len(list(order)) == len(order)
         assert [sorted(rows) for rows in seen] == expected[3:]
 
 

@@ -21,6 +21,8 @@ WORDS = {
     "fingerprint": "fingerprint",
     "what save writes": "Saving.names",
     "sliced data": "first ones",
+    "undivided stream": "Ranks 0, 1 of 2",
+    "sliced validation": "validation data has other samples as first ones",
     "validation": "4 batches on rank 0 and 3 on rank 1",
     "unfrozen": "late",
     "weights": "After an epoch weight",
@@ -62,9 +64,9 @@ def test_first_samples_that_are_known_are_compared(
     other_rank.append(others)
     if refused:
         with pytest.raises(UserError):
-            equality._refuse_sliced_data("samples", mine)
+            equality._refuse_sliced_data("training", "samples", mine)
     else:
-        equality._refuse_sliced_data("samples", mine)
+        equality._refuse_sliced_data("training", "samples", mine)
 
 
 def sketch(rows: Any) -> RowSketch:

@@ -42,6 +42,12 @@ def test_equal_numbers_for_equal_places_alone(draw: Any) -> None:
     assert len(set(others)) == len(others)
 
 
+def test_ranks_draw_alike_for_their_first_batches_alone() -> None:
+    """So that a stream which no rank divides shows it."""
+    alike = [drawn_while_fetching(5, n) == drawn_while_fetching(5, n, rank=1) for n in range(4)]
+    assert alike == [True, True, False, False]
+
+
 def test_fetching_and_training_draw_different_numbers() -> None:
     assert drawn_while_fetching(5, 3)[0] != drawn_in_step(5, 3)
 

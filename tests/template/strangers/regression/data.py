@@ -24,7 +24,6 @@ class Data(pl.LightningDataModule):
         super().__init__()
         self.prepare_data_per_node = True
         self.options = DataOptions(dataset, **options)
-        self.start = (0, 0)
 
     def setup(self, stage: str | None = None) -> None:
         name = self.options.dataset
@@ -47,20 +46,18 @@ class Data(pl.LightningDataModule):
         self.features = rows.shape[1] - 1
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader("train", self.options.seed, self.start)
+        return self._loader("train", self.options.seed)
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader("val", None, (0, 0))
+        return self._loader("val")
 
     def test_dataloader(self) -> DataLoader:
-        return self._loader("test", None, (0, 0))
+        return self._loader("test")
 
-    def _loader(self, split: str, seed: int | None, start: tuple[int, int]) -> DataLoader:
+    def _loader(self, split: str, seed: int | None = None) -> DataLoader:
         rows = self.splits[split]
         lengths = np.ones(len(rows), dtype=np.int64)
-        return batches.loader(
-            Rows(rows), lengths, self.options.batch_size, self.trainer, seed, start, 0
-        )
+        return batches.loader(Rows(rows), lengths, self.options.batch_size, self.trainer, seed, 0)
 
 
 class Rows(Dataset):

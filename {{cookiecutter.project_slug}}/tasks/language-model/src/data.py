@@ -48,7 +48,6 @@ class Data(pl.LightningDataModule):
     ``weight`` (B,) float32, 0 for a filler that evens out the ranks, else 1; ``scale``: that of
     `batches.Share`, over the share of tokens that are labels in the split.
 
-    ``start``, (epoch, global batches), is where training goes on; a resumed run sets it.
     ``tokens_per_byte``, of each split, makes bits per byte of a loss per token.
     """
 
@@ -57,7 +56,6 @@ class Data(pl.LightningDataModule):
         self.options = DataOptions(dataset, **options)
         self.prepare_data_per_node = True  # every node has a disk of its own
         self.batch_size = self.options.batch_size  # for the log
-        self.start = (0, 0)
         self.splits: dict[str, store.Rows] = {}
         self.tokens_per_byte: dict[str, float] = {}
         self.fingerprint = ""  # of tokens and their order, after setup
@@ -126,7 +124,7 @@ class Data(pl.LightningDataModule):
             self.splits = {split: store.Rows(self.path, split) for split in SPLITS}
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader("train", self.options.seed, self.start)
+        return self._loader("train", self.options.seed)
 
     def val_dataloader(self) -> DataLoader:
         return self._loader("val")
@@ -134,14 +132,12 @@ class Data(pl.LightningDataModule):
     def test_dataloader(self) -> DataLoader:
         return self._loader("test")
 
-    def _loader(
-        self, split: str, seed: int | None = None, start: tuple[int, int] = (0, 0)
-    ) -> DataLoader:
+    def _loader(self, split: str, seed: int | None = None) -> DataLoader:
         rows, chosen = self.splits[split], self.options
         dataset = WindowDataset(rows, chosen.max_length, self.facts["labelled"][split])
         lengths = np.full(len(rows), chosen.max_length, np.int32)
         return batches.loader(
-            dataset, lengths, chosen.batch_size, self.trainer, seed, start, chosen.num_workers
+            dataset, lengths, chosen.batch_size, self.trainer, seed, chosen.num_workers
         )
 
 

@@ -260,11 +260,7 @@ class Checkpoints(Checkpoint):
             )
 
     def _resume_data(self, trainer: pl.Trainer, fingerprint: str) -> None:
-        """Have the data start where training continues.
-
-        Raises:
-            UserError: it is other data, in which the position says nothing.
-        """
+        """Refuse other data, in which the position says nothing."""
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         if fingerprint != getattr(datamodule, "fingerprint", ""):
             raise UserError(
@@ -272,8 +268,6 @@ class Checkpoints(Checkpoint):
                 "valid",
                 "bring the old data back, or train from the start with --resume never",
             )
-        if hasattr(datamodule, "start"):
-            datamodule.start = self.position.next_start()
 
     def _resume_loops(self, trainer: pl.Trainer, fit_loop: dict[str, Any]) -> None:
         epoch, batch = self.position.next_start()

@@ -1,7 +1,7 @@
 """Which samples make up each global batch of an epoch, and which of them are this rank's.
 
     def train_dataloader(self):                # of a LightningDataModule
-        return batches.loader(dataset, lengths, batch_size, self.trainer, seed, self.start)
+        return batches.loader(dataset, lengths, batch_size, self.trainer, seed)
 
 where ``dataset[share]`` makes a batch of a :class:`Share`.
 """
@@ -55,7 +55,6 @@ class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
         seed: None, for evaluation: the longest samples come first, so that a lack of memory shows
             at once.
         accumulate: batches that each rank makes of its part of a global batch.
-        start: (epoch, global batches): of this epoch, so many are done and left out.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
         world_size: int = 1,
         seed: int | None = None,
         accumulate: int = 1,
-        start: tuple[int, int] = (0, 0),
     ) -> None:
         self.lengths = np.asarray(lengths)
         shuffle = seed is not None
@@ -74,11 +72,9 @@ class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
         super().__init__(sized, world_size, rank, shuffle, seed or 0)
         self.global_batch = global_batch
         self.accumulate = accumulate
-        self.start = start
-        self.epoch = start[0]  # loader workers fetch before Lightning says which epoch it is
 
     def __len__(self) -> int:
-        """Batches per rank of a whole epoch, also of a resumed one: Lightning counts from 0."""
+        """Batches per rank of an epoch."""
         return -(-len(self.lengths) // self.global_batch) * self.accumulate
 
     def order(self) -> tuple[np.ndarray, np.ndarray]:
@@ -100,8 +96,7 @@ class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
     def __iter__(self) -> Iterator[Share]:
         size = self.global_batch
         order, numbers = self.order()
-        done = self.start[1] if self.epoch == self.start[0] else 0
-        for number in numbers[done:]:
+        for number in numbers:
             yield from self._shares(order[number * size : (number + 1) * size])
 
     def _shares(self, batch: np.ndarray) -> Iterator[Share]:
@@ -124,7 +119,6 @@ def loader(
     batch_size: int,
     trainer: Any = None,
     seed: int | None = None,
-    start: tuple[int, int] = (0, 0),
     num_workers: int = -1,
 ) -> DataLoader:
     """A loader of this rank's share of every global batch; without a trainer, of a single rank.
@@ -134,7 +128,6 @@ def loader(
         lengths: tokens of each sample, (N,); ones where samples have no length.
         batch_size: samples per rank and batch.
         seed: of the order in training; None for evaluation, which accumulates nothing.
-        start: (epoch, global batches) from which training goes on.
         num_workers: -1: 2 beside a GPU, none on a CPU.
 
     Raises:
@@ -157,7 +150,7 @@ def loader(
         num_workers = 2 if cuda else 0
     return DataLoader(
         dataset,
-        sampler=GlobalBatches(lengths, global_batch, rank, world_size, seed, accumulate, start),
+        sampler=GlobalBatches(lengths, global_batch, rank, world_size, seed, accumulate),
         batch_size=None,
         num_workers=num_workers,
         pin_memory=cuda,

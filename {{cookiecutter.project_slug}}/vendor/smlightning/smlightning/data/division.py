@@ -93,7 +93,8 @@ class DataDividedCheck(pl.Callback):
                 "the same data",
                 "let train_dataloader return an ordinary DataLoader, which Lightning divides "
                 "among the ranks, or give its loader a DistributedSampler or "
-                "smlightning.data.batches.GlobalBatches",
+                "smlightning.data.batches.GlobalBatches; let a stream give each rank a part "
+                "(dist.get_global_rank()), or draw from a generator of the rank's own",
             )
         chance = repeats and len(self.batches) < two_of_each  # one of each worker may be equal
         return len(telling) == len(ranks) and not chance

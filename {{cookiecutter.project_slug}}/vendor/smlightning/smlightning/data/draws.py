@@ -25,10 +25,11 @@ import torch
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
 
-from smlightning.data.batches import GlobalBatches, Share, digest
+from smlightning.data.batches import Share, digest
 from smlightning.data.sharing import RowSketch
 
 ORDER, ROW, BATCH, OWN, STREAM = range(5)  # what a number is drawn for
+ALIKE = 2  # batches of a run for which streams draw the same on all ranks
 MASK = 2**64 - 1
 LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric")
 
@@ -74,11 +75,9 @@ class Order:
     """What a loader gave in an epoch so far, to be compared with what it gives now.
 
     Attributes:
-        first: checksum of the rows of its first batch.
         rows: checksum of the rows of all batches that were trained on.
     """
 
-    first: int
     rows: int
 
 
@@ -90,13 +89,11 @@ class Start:
         epoch: from 0.
         batches: how many of its batches are done.
         order: what they were; None where nothing is known of them.
-        told: the data was told to begin there, and the owner's sampler may do so.
     """
 
     epoch: int = 0
     batches: int = 0
     order: Order | None = None
-    told: bool = False
 
 
 _place = Place()  # of the batch that this process is fetching
@@ -311,7 +308,6 @@ class IndexStream:
         self.training = training
         self.epoch = -1  # of the latest iteration
         self.turn = 0  # how often it was begun anew in this epoch
-        self.first = 0  # checksum of the first batch
         self.checksums: dict[int, int] = {}  # of the rows of so many batches
         self.sketch: RowSketch | None = RowSketch() if sketched else None
 
@@ -333,13 +329,12 @@ class IndexStream:
         self.epoch = start.epoch
         tell_epoch(self.sampler, start.epoch)
         done = 0 if began_before else start.batches
-        itself = done > 0 and starts_itself(self.sampler, start)
         batches = _length(self.sampler)
         if 0 < batches < done:  # beside a longer loader
             self.turn, done = divmod(done, batches)
-        for fetch in self._fetches(0 if itself else done):
+        for fetch in self._fetches(done):
             if done and start.order:
-                self._compare(start.order, done, itself)
+                self._compare(start.order, done)
                 done = 0
             yield fetch
 
@@ -363,10 +358,11 @@ class IndexStream:
             except StopIteration:
                 return
             again = _repeated(index, seen, self.rows)
-            checksum = zlib.crc32(_content(index), checksum)
+            # A share's rows tell how many ranks there are; its order follows from numbers that
+            # a resumed run has to have.
+            content = b"" if isinstance(index, Share) else _content(index)
+            checksum = zlib.crc32(content, checksum)
             self.checksums[batch + 1] = checksum
-            if batch == 0:
-                self.first = checksum
             if self.sketch is not None:
                 self.sketch.add(_rows(index))
             if batch >= done:
@@ -377,14 +373,12 @@ class IndexStream:
         sketch, self.sketch = self.sketch, None
         return sketch
 
-    def _compare(self, then: Order, done: int, itself: bool) -> None:
-        """Say so where the order of a resumed epoch is another one, or begins anew."""
-        same = self.first != then.first if itself else self.checksums[done] == then.rows
-        if not same and self.rank == 0:
+    def _compare(self, then: Order, done: int) -> None:
+        """Say so where the order of a resumed epoch is another one."""
+        if self.checksums[done] != then.rows and self.rank == 0:
             print(
-                f"resume: inexact: {type(self.sampler).__name__} "
-                + ("begins the epoch anew" if itself else "gives another order than before")
-                + ", so some samples come twice in it and others not at all; let its order depend "
+                f"resume: inexact: {type(self.sampler).__name__} gives another order than before, "
+                "so some samples come twice in it and others not at all; let its order depend "
                 "on torch's, numpy's or Python's own generator alone, or on set_epoch",
                 flush=True,
             )
@@ -393,7 +387,7 @@ class IndexStream:
         """What was given in so many batches; forgets the checksums of fewer."""
         for number in [number for number in self.checksums if number < batches]:
             del self.checksums[number]
-        return Order(self.first, self.checksums.get(batches, 0))
+        return Order(self.checksums.get(batches, 0))
 
 
 def with_inner(sampler: Any) -> list[Any]:
@@ -407,16 +401,6 @@ def tell_epoch(sampler: Any, number: int) -> None:
     for one in with_inner(sampler):
         if callable(getattr(one, "set_epoch", None)):
             one.set_epoch(number)
-
-
-def starts_itself(sampler: Any, start: Start) -> bool:
-    """Whether a sampler leaves out what is done by itself: one of the owner's whose data was told
-    to, and ``GlobalBatches``, if it was given the same place.
-    """
-    if isinstance(sampler, GlobalBatches):
-        return sampler.start[0] == start.epoch and sampler.start[1] > 0
-    owners = [one for one in with_inner(sampler) if not of_a_library(one)]
-    return start.told and bool(owners)
 
 
 def of_a_library(sampler: Any) -> bool:
@@ -491,7 +475,8 @@ def exact_loader(
     stream = IndexStream(loader, start, seed, rank, training, sketched)
     # A DataLoader's attributes cannot be assigned; this copy has not been iterated.
     name = "batch_sampler" if stream.of_rows else "sampler"
-    dataset = DrawingDataset(loader.dataset, sketched and stream.of_rows and loader.num_workers > 0)
+    in_workers = world_size > 1 and stream.of_rows and loader.num_workers > 0
+    dataset = DrawingDataset(loader.dataset, in_workers)
     vars(exact).update({"dataset": dataset, name: stream})
     return exact
 
@@ -508,13 +493,14 @@ def index_streams(loaders: Any) -> list[IndexStream]:
 
 
 def divided_data(loaders: Any) -> list[DrawingDataset]:
-    """The data sets whose rows a DistributedSampler divides among the ranks."""
+    """The data sets whose rows a DistributedSampler divides among several ranks."""
     divided = []
     for loader in CombinedLoader(loaders, "sequential").flattened:
         stream = getattr(loader, "batch_sampler", None)
         if not isinstance(stream, IndexStream) or not _length(loader.dataset):
             continue
-        if isinstance(getattr(stream.sampler, "sampler", None), DistributedSampler):
+        sampler = getattr(stream.sampler, "sampler", None)
+        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
             divided.append(loader.dataset)
     return divided
 

@@ -85,7 +85,7 @@ class StatefulLoader:
         for sampler in _samplers(self.loader):
             draws.tell_epoch(sampler, epoch)
         if getattr(self.loader, "num_workers", 0):
-            numbers = (self.seed, epoch, self.turn, self.rank)
+            numbers = (self.seed, epoch, self.turn)
             self.loader.worker_init_fn = partial(_seed_worker, self.worker_init_fn, numbers)
         self._draw_for(BEGIN)
         self.iterator = iter(self.loader)
@@ -130,7 +130,8 @@ class StatefulLoader:
         return within
 
     def _draw_for(self, batch: int) -> None:
-        numbers = (self.seed, self.epoch, self.turn, self.rank, batch)
+        alike = batch == BEGIN or self.epoch == 0 and batch < draws.ALIKE
+        numbers = (self.seed, self.epoch, self.turn, 0 if alike else self.rank, batch)
         draws.seed_generators(draws.mix(draws.STREAM, *numbers))
 
     def _has_ended(self) -> bool:

@@ -32,7 +32,8 @@ class EqualRanks(pl.Callback):
 
     def __init__(self) -> None:
         self.trained: set[str] = set()  # parameters whose gradients DDP adds up
-        self.rows_compared = self.weights_compared = False
+        self.compared: set[str] = set()  # whose first rows were compared: training, validation, …
+        self.weights_compared = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Called right after the data's own ``setup``."""
@@ -49,7 +50,13 @@ class EqualRanks(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.world_size > 1:
             _refuse_other_lengths("validation", trainer.num_val_batches)
-            _refuse_other_numbers_of_rows(trainer)
+            _refuse_other_numbers_of_rows("training", trainer.train_dataloader)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._compare_rows("validation", trainer.val_dataloaders, trainer.world_size)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._compare_rows("test", trainer.test_dataloaders, trainer.world_size)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.world_size > 1:
@@ -58,9 +65,7 @@ class EqualRanks(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.world_size > 1 and not self.rows_compared:
-            self.rows_compared = True
-            _refuse_other_first_rows(trainer)
+        self._compare_rows("training", trainer.train_dataloader, trainer.world_size)
         if batch_idx == 0 and _is_ddp(trainer):
             self._refuse_unfrozen(pl_module)
 
@@ -71,6 +76,13 @@ class EqualRanks(pl.Callback):
         if not self.weights_compared:
             self.weights_compared = True
             _refuse_other_weights(trainer, pl_module)
+
+    def _compare_rows(self, name: str, loaders: Any, world_size: int) -> None:
+        """Once, when each loader has given a batch."""
+        if world_size > 1 and name not in self.compared:
+            self.compared.add(name)
+            _refuse_other_numbers_of_rows(name, loaders)
+            _refuse_other_first_rows(name, loaders)
 
     def _refuse_unfrozen(self, module: pl.LightningModule) -> None:
         """DDP adds up the gradients of what required them when it wrapped the model."""
@@ -178,26 +190,28 @@ def _refuse_other_lengths(name: str, batches: Iterable[int | float]) -> None:
         )
 
 
-def _refuse_other_numbers_of_rows(trainer: pl.Trainer) -> None:
-    lengths = [len(dataset) for dataset in draws.divided_data(trainer.train_dataloader)]
-    _refuse_sliced_data("numbers of samples", lengths)
+def _refuse_other_numbers_of_rows(name: str, loaders: Any) -> None:
+    lengths = [len(dataset) for dataset in draws.divided_data(loaders)]
+    _refuse_sliced_data(name, "numbers of samples", lengths)
 
 
-def _refuse_other_first_rows(trainer: pl.Trainer) -> None:
+def _refuse_other_first_rows(name: str, loaders: Any) -> None:
     """Each is compared where it was fetched: loader workers have fetched it with their first
     batch.
     """
     digests = []
-    for dataset in draws.divided_data(trainer.train_dataloader):
+    for dataset in draws.divided_data(loaders):
         place, dataset.first_row = dataset.first_row, None
         digests.append(draws.digest_of_first_row(dataset) if place is None else int(place))
-    _refuse_sliced_data("samples as first ones", digests)
+    _refuse_sliced_data(name, "samples as first ones", digests)
 
 
-def _refuse_sliced_data(what: str, facts: list[int]) -> None:
+def _refuse_sliced_data(name: str, what: str, facts: list[int]) -> None:
     """Refuse data of a rank's own that Lightning divides among all ranks.
 
     Args:
+        name: training, validation or test.
+        what: the facts are.
         facts: of each data set; 0 where it is not known.
     """
     ranks = collectives.from_each_rank(facts) if facts else []
@@ -205,7 +219,7 @@ def _refuse_sliced_data(what: str, facts: list[int]) -> None:
     other = _first_difference([[rank[number] for number in known] for rank in ranks])
     if other is not None:
         raise UserError(
-            f"The training data has other {what} on rank {other[0]} than on rank 0, and Lightning "
+            f"The {name} data has other {what} on rank {other[0]} than on rank 0, and Lightning "
             "divides each rank's data among all ranks again",
             "give every rank all of the data, in the same order, or divide it yourself and set "
             "Trainer(use_distributed_sampler=False) in src/train.py",

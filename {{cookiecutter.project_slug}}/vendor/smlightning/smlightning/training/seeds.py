@@ -2,6 +2,10 @@
 random while a batch is fetched, one of (seed, epoch, row): data/draws.py.
 
 A run that is resumed in the middle of an epoch draws what it would have drawn.
+
+A stream has no rows. What it draws when its iterator is made is the same on every rank, as streams
+need that shuffle and then take each rank's part; and so is what it draws for its first batches, so
+that ranks which are given the same samples show it (data/division.py), however they augment them.
 """
 
 import random
@@ -120,8 +124,7 @@ class StepSeed(pl.Callback):
             batches = ceil(batches / then["accumulate"]) * trainer.accumulate_grad_batches
         orders = then["orders"]
         order = draws.Order(**orders[number]) if number < len(orders) else None
-        told = hasattr(trainer.datamodule, "start")  # type: ignore[attr-defined]
-        return draws.Start(self.epoch, batches, order, told)
+        return draws.Start(self.epoch, batches, order)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A stream may draw when its iterator is made: next, for the first epoch."""
@@ -147,7 +150,7 @@ class StepSeed(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        number = self._number(trainer, loop.batches_trained(trainer) - 1)
+        number = self._number(trainer.global_rank, loop.batches_trained(trainer) - 1)
         torch.default_generator.manual_seed(number)
         random.seed(number % 2**32)  # a longer number takes longer
         np.random.seed(number % 2**32)
@@ -171,10 +174,12 @@ class StepSeed(pl.Callback):
         self._seed_fetching(trainer, -1 - self.epoch)
 
     def _seed_fetching(self, trainer: pl.Trainer, index: int) -> None:
-        number = (self._number(trainer, index) + 32_768) % 2**63  # no step's of any rank
+        """For the batch of this number in the run; or, where it is negative, for an iterator."""
+        rank = trainer.global_rank if index >= draws.ALIKE else 0
+        number = (self._number(rank, index) + 32_768) % 2**63  # no step's of any rank
         torch.default_generator.manual_seed(number)
         random.seed(number % 2**32)
         np.random.seed(number % 2**32)
 
-    def _number(self, trainer: pl.Trainer, index: int) -> int:
-        return ((self.seed * 1_000_003 + index) * 65_537 + trainer.global_rank) % 2**63
+    def _number(self, rank: int, index: int) -> int:
+        return ((self.seed * 1_000_003 + index) * 65_537 + rank) % 2**63
