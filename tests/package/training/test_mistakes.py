@@ -85,6 +85,11 @@ class Several(Line):
         return [torch.optim.SGD(layer.parameters(), 0.1) for layer in (self.net[0], self.net[2])]
 
 
+class Leaving(Line):
+    def on_train_epoch_end(self) -> None:
+        sys.exit()
+
+
 class Unsaved(Line):
     save = None  # type: ignore[assignment]
 
@@ -108,6 +113,7 @@ class WithoutSuper(Numbers):
         (Detached, Numbers, "training_step"),
         (Vector, Numbers, "single number"),
         (Several, Numbers, "several optimizers"),
+        (Leaving, Numbers, "on_train_epoch_end called sys.exit()"),
         (Unsaved, Numbers, "Unsaved has no save"),
         (Line, WithoutKeywords, "unexpected keyword"),
         (Line, WithoutSuper, "WithoutSuper.__init__"),

@@ -63,6 +63,7 @@ def session() -> Iterator[Cluster]:
 
     Raises:
         ClusterError: the environment is refused, or a rank did not come in time or went away.
+        UserError: the body ends by ``sys.exit``, which would look like success.
     """
     global _session
     _session = _Session()
@@ -79,6 +80,10 @@ def session() -> Iterator[Cluster]:
     except signals.Stopped:
         _stop()
         raise
+    except SystemExit as leaving:
+        error = signals.left_early(leaving)
+        _fail(error)
+        raise error from None
     except Exception as error:
         if signals.leaving():
             _stop()

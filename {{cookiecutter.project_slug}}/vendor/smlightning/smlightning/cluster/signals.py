@@ -16,8 +16,10 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from smlightning import errors
@@ -71,9 +73,26 @@ def run(job: Callable[..., None], options: dict[str, Any]) -> int:
     """
     try:
         job(**options)
+    except Stopped:
+        raise
+    except SystemExit as error:
+        return _report(left_early(error), 1)
     except Exception as error:
         return _report(error, 1)
     return complete()
+
+
+def left_early(error: SystemExit) -> errors.UserError:
+    """What to say where code leaves by ``sys.exit`` before the job is done, with any status."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = "some code"
+    if frames:
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} {frames[-1].name}"
+    code = "" if error.code is None else repr(error.code)
+    return errors.UserError(
+        f"{place} called sys.exit({code}) before the run was complete, so nothing is saved of it",
+        "raise an error there; to end training early and keep it, set trainer.should_stop = True",
+    )
 
 
 def _report(error: Exception, status: int) -> int:
