@@ -67,7 +67,7 @@ def test_time_at_rest_does_not_count(clock: Clock) -> None:
     assert progress.idle() == 10
     with pause_watchdog():
         clock.now = 190.0
-        assert progress.idle() == 0
+        assert progress.idle() == pytest.approx(80 / watchdog.PAUSE_FACTOR), "a disk may be dead"
     clock.now = 195.0
     assert progress.idle() == 5
     progress.is_watched = False
@@ -84,6 +84,13 @@ def test_first_batches_may_take_longer(clock: Clock) -> None:
     assert not progress.is_warm
     progress.enter("train")
     assert progress.is_warm
+
+
+def test_the_validation_before_training_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = HangWatchdog(60)
+    mine.cluster = TWO
+    mine.on_sanity_check_start()
+    assert mine.progress.is_watched and not mine.progress.is_warm
 
 
 def test_training_is_warm_after_a_whole_update_and_a_batch_more(

@@ -68,7 +68,8 @@ def find_hang(
     late = {rank: heard for rank, heard in latest.items() if heard.beat.marks == least}
     if len(late) == cluster.world_size > 1:
         problems = ["no rank goes on, and all are in one place"]
-        return _verdict(problems, latest, "look at the network between the hosts")
+        cure = "look at the network between the hosts, and at the disk of the checkpoints"
+        return _verdict(problems, latest, cure)
     problems = [
         f"{cluster.name(rank)} stopped taking part {heard.beat.idle + now - heard.at:.0f} s ago"
         for rank, heard in late.items()

@@ -36,6 +36,7 @@ BEATS = 30  # in the hang timeout
 FOLLOW_SECONDS = 3.0  # in which a rank has to notice by itself that another one failed
 # So many times as long the first batches of a phase may take: compilers, caches and workers start.
 WARM_UP_FACTOR = 10
+PAUSE_FACTOR = 30  # and so many times what pauses it: a disk that takes a checkpoint may have died
 
 HANG_KEY = "hang"  # the verdict
 PAUSES_KEY = "pauses"  # how often a rank was seen to pause
@@ -44,6 +45,7 @@ PAUSES_KEY = "pauses"  # how often a rank was seen to pause
 @dataclass
 class _Pause:
     depth: int = 0  # greater than 0 while all ranks wait on purpose
+    began: float = 0.0  # time.monotonic() when they began to
     ended: float = 0.0  # time.monotonic() when they last stopped waiting
 
 
@@ -52,7 +54,9 @@ _pause = _Pause()
 
 @contextmanager
 def pause_watchdog() -> Iterator[None]:
-    """The body may take any time without being a hang."""
+    """The body may take PAUSE_FACTOR times as long without being a hang."""
+    if not _pause.depth:
+        _pause.began = time.monotonic()
     _pause.depth += 1
     try:
         yield
@@ -94,8 +98,10 @@ class Progress:
 
     def idle(self) -> float:
         """Seconds since the last mark, as far as they count."""
-        if not self.is_watched or _pause.depth:
+        if not self.is_watched:
             return 0.0
+        if _pause.depth:
+            return (time.monotonic() - _pause.began) / PAUSE_FACTOR
         seconds = time.monotonic() - max(self.at, _pause.ended)
         return seconds if self.is_warm else seconds / WARM_UP_FACTOR
 
@@ -135,8 +141,10 @@ class HangWatchdog(pl.Callback):
             self.threads.append(thread)
             thread.start()
 
+    def on_sanity_check_start(self, *_: Any) -> None:
+        self._start()
+
     def on_train_start(self, *_: Any) -> None:
-        _pause_while_compiling()
         self._start()
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -185,6 +193,7 @@ class HangWatchdog(pl.Callback):
         self._stop()
 
     def _start(self) -> None:
+        _pause_while_compiling()
         self.progress.mark("training begins")
         self.last_answer = time.monotonic()
         self.progress.is_watched = self.cluster.world_size > 1
