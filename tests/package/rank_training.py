@@ -29,7 +29,7 @@ import small_training
 from smlightning.cluster import session
 from smlightning.data import draws
 from smlightning.data.batches import GlobalBatches
-from smlightning.errors import UserError
+from smlightning.errors import as_user_error
 from smlightning.testing import owner, recording
 from smlightning.testing.processes import KILLED, Record, run_ranks
 from smlightning.training.buckets import BucketOrder
@@ -400,6 +400,17 @@ class Unfreezing(Seen):
         self.late.requires_grad_(self.current_epoch == 1)
 
 
+class Unused(Seen):
+    """Trains one of two parameters in each step; choose_strategy in src/dist.py is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step(batch, batch_idx) if batch_idx % 2 else self.other * 2
+
+
 class Drifting(Seen):
     """Changes a weight by what only its own rank has seen."""
 
@@ -436,6 +447,8 @@ MISTAKES: dict[str, tuple[type, type, str]] = {
     "shared rows": (Seen, Rows, "wrong_seeds"),
     "none": (Logging, Evaluated, "shuffled"),
     "none, with replacement": (Seen, Rows, "of_weights"),
+    "unused": (Unused, Rows, "shuffled"),
+    "none, of unused, found": (Unused, Rows, "shuffled"),
     "none, of global batches": (Seen, Rows, "global_batches"),
 }
 
@@ -445,8 +458,13 @@ def make_mistake(write: Callable[[Record], Any], name: str) -> None:
     model, data, kind = MISTAKES[name]
     problem = cure = ""
     callbacks = [StepSeed(5), BucketOrder(), *training_checks()]
+    if name.endswith("found"):  # as the cure says
+        choose = dist.choose_strategy
+        dist.choose_strategy = functools.partial(choose, find_unused_parameters=True)
     try:
         train(write, kind, callbacks, model=model, data=data)
-    except UserError as error:
-        problem, cure = error.problem, error.cure
+    except Exception as error:
+        refused = as_user_error(error)
+        assert refused, error
+        problem, cure = refused.problem, refused.cure
     write({"problem": problem, "cure": cure})

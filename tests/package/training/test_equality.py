@@ -27,6 +27,7 @@ WORDS = {
     "unfrozen": "late",
     "weights": "After an epoch weight",
     "buffers": "After an epoch seen",
+    "unused": "every parameter",
     "shared rows": "more than one rank",
 }
 

@@ -124,7 +124,7 @@ def as_user_error(error: BaseException) -> UserError | None:
             "on several ranks every parameter has to take part in the loss of every step, "
             "and some do not",
             "freeze them by requires_grad_(False), or add find_unused_parameters=True "
-            "to smlightning.cluster.strategies.ClusterStrategy, taken in src/dist.py",
+            "to choose_strategy(...) in src/dist.py",
         )
     for kind, pattern, problem, cure in MISTAKES:
         if isinstance(error, kind) and re.search(pattern, text):

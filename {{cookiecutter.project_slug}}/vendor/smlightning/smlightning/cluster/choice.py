@@ -1,5 +1,7 @@
 """Which of Lightning's strategies the ranks of a cluster train with."""
 
+from typing import Any
+
 from pytorch_lightning.strategies import Strategy
 
 from smlightning.cluster.location import Cluster, ClusterError
@@ -14,6 +16,7 @@ def choose_strategy(
     compression: str = "none",
     bucket_cap_mb: int = 25,
     shard_size: int = 0,
+    **options: Any,
 ) -> Strategy:
     """The strategy for this cluster: a DDPStrategy over its backend, or `ShardedStrategy`.
 
@@ -22,6 +25,8 @@ def choose_strategy(
         compression: of gradients between ranks: none, fp16, bf16 or powersgd.
         bucket_cap_mb: largest size in MiB in which gradients are sent.
         shard_size: of fsdp: ranks that have the state once among them; 0: all.
+        options: more arguments of DistributedDataParallel, for ddp on several ranks:
+            ``find_unused_parameters``, ``static_graph``, …
 
     Raises:
         ClusterError: the backend does not have that compression, or not that strategy; or the
@@ -37,5 +42,5 @@ def choose_strategy(
     if name == "fsdp":
         return ShardedStrategy(cluster, compression, shard_size)
     if cluster.backend == "smddp":
-        return SmddpStrategy(cluster, compression, bucket_cap_mb)
-    return ClusterStrategy(cluster, compression, bucket_cap_mb)
+        return SmddpStrategy(cluster, compression, bucket_cap_mb, **options)
+    return ClusterStrategy(cluster, compression, bucket_cap_mb, **options)

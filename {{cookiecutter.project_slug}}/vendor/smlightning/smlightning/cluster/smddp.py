@@ -23,13 +23,17 @@ class SmddpStrategy(ClusterStrategy):
     """
 
     def __init__(
-        self, cluster: Cluster, compression: str = "none", bucket_cap_mb: int = DDP_BUCKET_CAP_MB
+        self,
+        cluster: Cluster,
+        compression: str = "none",
+        bucket_cap_mb: int = DDP_BUCKET_CAP_MB,
+        **options: Any,
     ) -> None:
         if compression != "none":
             raise ClusterError(
                 f"compression={compression} is not documented for SMDDP", "set compression to none"
             )
-        super().__init__(cluster, compression, bucket_cap_mb)
+        super().__init__(cluster, compression, bucket_cap_mb, **options)
 
     def setup_environment(self) -> None:
         prepare_data_now(self)

@@ -77,13 +77,19 @@ class ClusterStrategy(DDPStrategy):
     Args:
         compression: of gradients between ranks: none, fp16, bf16 or powersgd.
         bucket_cap_mb: largest size in MiB in which gradients are sent.
+        options: more arguments of DistributedDataParallel, as Lightning's DDPStrategy takes them:
+            ``find_unused_parameters``, ``static_graph``, …
 
     Raises:
         ClusterError: the backend does not have that compression.
     """
 
     def __init__(
-        self, cluster: Cluster, compression: str = "none", bucket_cap_mb: int = DDP_BUCKET_CAP_MB
+        self,
+        cluster: Cluster,
+        compression: str = "none",
+        bucket_cap_mb: int = DDP_BUCKET_CAP_MB,
+        **options: Any,
     ) -> None:
         if cluster.backend == "gloo" and compression == "bf16":
             raise ClusterError(
@@ -95,11 +101,12 @@ class ClusterStrategy(DDPStrategy):
         if compression == "powersgd" and cluster.backend == "gloo":
             # One bucket: on gloo the ranks would start the collectives of several in other orders.
             cap = 2**20
+        # Gradients live in the buckets: one copy of them less.
+        options = {"gradient_as_bucket_view": True, "bucket_cap_mb": cap, **options}
         super().__init__(
             cluster_environment=LauncherEnvironment(cluster),
             process_group_backend=cluster.backend,
-            gradient_as_bucket_view=True,  # gradients live in the buckets: one copy of them less
-            bucket_cap_mb=cap,
+            **options,
         )
         self._compression = compression
         self._verified = False
