@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from options import SAMPLE
-from smlightning.errors import UserError, discard_stdout
+from smlightning.errors import run_command
 from smlightning.serving import input_fn, output_fn, refusal
 from smlightning.training import imports
 
@@ -94,17 +94,14 @@ def main() -> int:
     is_typed = not texts and sys.stdin.isatty()
     if is_typed:
         print("One text a line; Ctrl-D ends.", file=sys.stderr)
-    try:
+
+    def answer() -> None:
         trained = model_fn(arguments.model_dir)
         lines = texts or (line.rstrip("\r\n") for line in sys.stdin)
         for text, answers in predict(lines, trained, arguments.top, 1 if is_typed else 256):
             print(text, *(f"{label} {score:.3f}" for label, score in answers), sep="\t", flush=True)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `| head` has read enough
-        discard_stdout()
-    return 0
+
+    return run_command(answer)
 
 
 if __name__ == "__main__":

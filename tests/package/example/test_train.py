@@ -8,6 +8,7 @@ import csv
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,6 +155,22 @@ def test_predict_reads_standard_input(
     lines = [line.split("\t") for line in capfd.readouterr().out.splitlines()]
     assert [text for text, _ in lines] == ["αβγδ", "abcd", "caf\ufffd"]
     assert re.fullmatch(r"greek 0\.\d{3}|greek 1\.000", lines[0][1])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, 130), (MemoryError("no more"), 1)]
+)
+def test_predict_ends_in_order(
+    error: Any, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(predict, "model_fn", fails)
+    monkeypatch.setattr("sys.argv", ["predict.py", "text"])
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
+    assert predict.main() == status
+    assert ("error: " in capsys.readouterr().err) is (status == 1)
 
 
 def test_predict_without_a_model_says_so() -> None:

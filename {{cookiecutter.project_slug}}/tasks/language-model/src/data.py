@@ -91,6 +91,7 @@ class Data(pl.LightningDataModule):
                 return
             tokens = tokens_of(self.options.model_name, self.prompted)
             length = self.options.max_length
+            tokens.check_length(length)
             scratch = folder / "scratch"
             for split, pieces in self._read(scratch).items():
                 store.write(scratch / split, documents.encode(pieces, split, tokens))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from options import SAMPLE
-from smlightning.errors import UserError, discard_stdout
+from smlightning.errors import UserError, run_command
 from smlightning.serving import input_fn, output_fn, refusal
 from smlightning.training import imports
 
@@ -25,12 +25,20 @@ INCOMPLETE = "\ufffd"  # what stands for a character of which bytes are missing
 
 @dataclass(frozen=True)
 class Sampling:
-    """How each token is drawn."""
+    """How each token is drawn; raises UserError where that is not possible."""
 
     max_tokens: int = 200
     temperature: float = 0.8  # 0: always the likeliest
     top_k: int = 50  # of the likeliest alone; 0: of all
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, whole = getattr(self, field.name), field.name != "temperature"
+            is_number = type(value) is int or (type(value) is float and not whole)
+            if not is_number or not 0 <= value < 2**63:
+                expected = "whole number" if whole else "number"
+                raise UserError(f"{field.name} is {value!r}", f"give a {expected} from 0 on")
 
 
 def model_fn(model_dir: str | Path) -> Any:
@@ -45,9 +53,11 @@ def model_fn(model_dir: str | Path) -> Any:
 
 
 def predict(text: str, trained: Any, sampling: Sampling | None = None) -> Iterator[str]:
-    """The continuation of a text, piece by piece, until the document or `max_tokens` ends.
+    """The continuation of a text, piece by piece, until the document, `max_tokens` or the positions
+    that a checkpoint has end. Of a model trained with `--prompt_column`: the answer to it.
 
-    Of a model trained with `--prompt_column`: the answer to it.
+    Raises:
+        UserError: the text is longer than the checkpoint takes.
     """
     import torch
 
@@ -56,8 +66,11 @@ def predict(text: str, trained: Any, sampling: Sampling | None = None) -> Iterat
     random = torch.Generator().manual_seed(sampling.seed)
     ids = tokens.beginning(text)
     first, said = len(ids), ""
+    longest = getattr(network.config, "max_position_embeddings", None) or sys.maxsize
+    if first > longest:
+        raise UserError(f"the text has {first} tokens, and the model takes {longest}", "shorten it")
     following = next_logits(network, ids)
-    for _ in range(sampling.max_tokens):
+    for _ in range(min(sampling.max_tokens, longest - first + 1)):
         token = draw(next(following), sampling, random)
         if token in (tokens.start, *tokens.end):
             break
@@ -99,28 +112,32 @@ def draw(logits: Any, sampling: Sampling, random: Any) -> int:
     if 0 < sampling.top_k < len(logits):
         lowest = logits.topk(sampling.top_k).values[-1]
         logits = logits.masked_fill(logits < lowest, -torch.inf)
-    probabilities = (logits / sampling.temperature).softmax(0)
+    probabilities = ((logits - logits.max()).double() / sampling.temperature).softmax(0)
     return int(torch.multinomial(probabilities, 1, generator=random))
 
 
 def predict_fn(records: list[Any], trained: Any) -> list[dict[str, str]]:
-    """The answer to each record of a request; status 400 where one holds no text."""
-    names = {field.name for field in fields(Sampling)}
+    """The answer to each record of a request; status 400 where one cannot be answered."""
     answers = []
     for number, record in enumerate(records, 1):
-        values = record if isinstance(record, dict) else {"text": record}
-        text, others = values.get("text"), {k: v for k, v in values.items() if k != "text"}
-        numeric = all(isinstance(value, int | float) for value in others.values())
-        if not isinstance(text, str) or not numeric or others.keys() - names:
-            raise refusal(
-                400,
-                f"record {number} is neither a text nor an object of text and of numbers: "
-                f"{', '.join(sorted(names))}; send one of these",
-            )
-        # JSON may hold half of a surrogate pair.
-        text = text.encode("utf-8", "replace").decode()
-        answers.append({"continuation": "".join(predict(text, trained, Sampling(**others)))})
+        try:
+            text, sampling = parsed(record)
+            answers.append({"continuation": "".join(predict(text, trained, sampling))})
+        except UserError as error:
+            raise refusal(400, f"record {number}: {error}") from None
     return answers
+
+
+def parsed(record: Any) -> tuple[str, Sampling]:
+    """The text of a record, and how it is to be continued; raises UserError."""
+    values = dict(record) if isinstance(record, dict) else {"text": record}
+    text = values.pop("text", None)
+    names = [field.name for field in fields(Sampling)]
+    if not isinstance(text, str) or values.keys() - set(names):
+        problem = "found neither a text nor an object of text and some of " + ", ".join(names)
+        raise UserError(problem, "send one of these")
+    # JSON may hold half of a surrogate pair.
+    return text.encode("utf-8", "replace").decode(), Sampling(**values)
 
 
 def parse() -> argparse.Namespace:
@@ -133,9 +150,11 @@ def parse() -> argparse.Namespace:
         kind = type(field.default)
         add(f"--{field.name}", type=kind, default=field.default, help="default: %(default)s")
     arguments = parser.parse_args()
-    for name in ("max_tokens", "temperature", "top_k", "seed"):
-        if getattr(arguments, name) < 0:
-            parser.error(f"argument --{name}: found {getattr(arguments, name)}, expected 0 or more")
+    names = [field.name for field in fields(Sampling)]
+    try:
+        arguments.sampling = Sampling(**{name: getattr(arguments, name) for name in names})
+    except UserError as error:
+        parser.error(f"argument --{error}")
     return arguments
 
 
@@ -145,21 +164,16 @@ def main() -> int:
     # A byte that is no UTF-8 ends no stream.
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    names = [field.name for field in fields(Sampling)]
-    sampling = Sampling(**{name: getattr(arguments, name) for name in names})
-    try:
+
+    def answer() -> None:
         trained = model_fn(arguments.model_dir)
         for text in texts or (line.rstrip("\r\n") for line in sys.stdin):
             print(text, end="\n" if trained[1].prompted else "", flush=True)
-            for piece in predict(text, trained, sampling):
+            for piece in predict(text, trained, arguments.sampling):
                 print(piece, end="", flush=True)
             print()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `| head` has read enough
-        discard_stdout()
-    return 0
+
+    return run_command(answer)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 RESUME = "start the command again with --resume auto"
@@ -74,6 +74,13 @@ MISTAKES: tuple[tuple[type[Exception], str, str, str], ...] = (
         r"^`Trainer\(barebones=True",
         "Trainer(barebones=True) takes no loggers, callbacks or checkpoints, and train.py has them",
         "leave it out: smlightning.reports.profiler.NoProfiler and fewer callbacks cost as little",
+    ),
+    (
+        RuntimeError,
+        r"You provided multiple `\w+`, but no `dataloader_idx`",
+        "",
+        "write it def validation_step(self, batch, batch_idx, dataloader_idx=0), or test_step so; "
+        "for the metric that is MONITOR see self.log(..., add_dataloader_idx=False)",
     ),
     (
         TypeError,
@@ -233,6 +240,30 @@ def warn_on_failure(task: str) -> Iterator[None]:
 def discard_stdout() -> None:
     """Send standard output nowhere, once its reader is gone; else Python complains at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run_command(body: Callable[[], None]) -> int:
+    """What a command like predict.py does; its status: 0, 1 for a mistake, which is printed as a
+    sentence, 130 where Ctrl-C ended it.
+    """
+    try:
+        body()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `| head` has read enough
+        discard_stdout()
+    except Exception as error:
+        refused: UserError | None = error if isinstance(error, UserError) else None
+        if is_out_of_memory(error):
+            refused = UserError(
+                f"not enough memory ({root_cause(error)})",
+                "give fewer or shorter texts at a time, or take a machine with more memory",
+            )
+        if refused is None:
+            raise
+        print(f"error: {refused}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def write_failure(text: str) -> None:

@@ -49,6 +49,7 @@ class PretrainedTokenizer:
     Attributes:
         pad_id: the token that fills up a batch. Decoders often have none; then it is the token
             that ends a text, else 0, for padding is masked.
+        positions: that its network has; 0: it does not say.
         longest: the most tokens that the checkpoint takes.
 
     Raises:
@@ -62,9 +63,9 @@ class PretrainedTokenizer:
         with checkpoint_errors(name):
             self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
             config = _configuration(name)
-        positions = getattr(config, "max_position_embeddings", None)
+        self.positions: int = getattr(config, "max_position_embeddings", None) or 0
         limit = self.tokenizer.model_max_length
-        self.longest: int = min(limit, positions or limit)
+        self.longest: int = min(limit, self.positions or limit)
         self.pad_id = 0
         for token in (self.tokenizer.eos_token_id, self.tokenizer.pad_token_id):
             if token is not None:

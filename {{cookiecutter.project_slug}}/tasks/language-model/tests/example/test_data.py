@@ -138,6 +138,11 @@ def test_a_checkpoints_own_tokens(checkpoint: str) -> None:
     assert made.tokens_per_byte["test"] == pytest.approx(1, abs=0.05)
 
 
+def test_windows_longer_than_a_checkpoints_positions_are_refused(checkpoint: str) -> None:
+    with pytest.raises(UserError, match="64 positions"):
+        prepared(texts(*documents(50)), model_name=checkpoint, max_length=65)
+
+
 @pytest.mark.parametrize("rows", [[""], ["one"], ["a", "b", "c", "d"]])
 def test_too_little_text_is_refused(rows: list[str]) -> None:
     with pytest.raises(UserError) as refusal:

@@ -177,6 +177,33 @@ def test_a_continuation_is_a_function_of_its_seed(tmp_path: Path) -> None:
     assert isinstance(answer["continuation"], str)
 
 
+def test_a_text_that_is_longer_than_a_checkpoint_is_refused_and_a_continuation_ends_there(
+    checkpoint: str,
+) -> None:
+    trained = predict.model_fn(checkpoint)
+    sampling = predict.Sampling(max_tokens=99, temperature=1e-320)
+    said = "".join(predict.predict("a" * 60, trained, sampling))
+    assert len(said) <= 4, "64 positions, of which the start and the text take 61"
+    with pytest.raises(UserError, match="64"):
+        list(predict.predict("a" * 64, trained))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        5, {}, {"text": 5}, {"text": "a", "max_new_tokens": 5}, {"text": "a", "max_tokens": 2.5},
+        {"text": "a", "max_tokens": True}, {"text": "a", "temperature": float("nan")},
+        {"text": "a", "temperature": "hot"}, {"text": "a", "top_k": -1},
+        {"text": "a", "seed": 2**64}, {"text": "a", "seed": None},
+    ],
+)  # fmt: skip
+def test_a_request_that_cannot_be_answered_is_refused(record: Any) -> None:
+    """By the same function as the command line's values."""
+    with pytest.raises(UserError) as refusal:
+        predict.parsed(record)
+    assert refusal.value.cure
+
+
 @pytest.mark.parametrize("kind", ["", "{}", '{"model_type": "bytelm"}'])
 def test_what_is_no_model_is_refused(kind: str) -> None:
     Path("config.json").write_text(kind)

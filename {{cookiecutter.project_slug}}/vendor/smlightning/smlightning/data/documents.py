@@ -65,6 +65,9 @@ class Tokens:
     def decode(self, ids: list[int]) -> str:
         raise NotImplementedError
 
+    def check_length(self, length: int) -> None:
+        """Refuse windows of so many tokens where a network has fewer positions."""
+
     def documents(self, texts: pa.Array) -> Encoded:
         """Each text between its start and its end."""
         ends = [(number, None) for number in self.end]
@@ -143,6 +146,14 @@ class PretrainedTokens(PretrainedTokenizer, Tokens):
         dtype = np.min_scalar_type(len(self.tokenizer))
         ids = np.fromiter(itertools.chain.from_iterable(rows), dtype)
         return ids, np.array([len(row) for row in rows])
+
+    def check_length(self, length: int) -> None:
+        if self.positions and length > self.positions:
+            raise UserError(
+                f"--max_length {length} is more than the {self.positions} positions of "
+                f"--model_name {self.name!r}",
+                f"give at most {self.positions}",
+            )
 
     def decode(self, ids: list[int]) -> str:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
