@@ -2,7 +2,7 @@
 
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -45,6 +45,20 @@ def test_training_may_change_what_is_being_written(
     gate.opened.set()
     writer.finish()
     assert files.load(files.numbered(tmp_path)[0][1])["weights"].tolist() == [1, 1, 1]
+
+
+class Moments(NamedTuple):
+    mean: torch.Tensor
+    count: int
+
+
+def test_a_named_tuple_becomes_a_plain_one(tmp_path: Path) -> None:
+    """Loading makes no object of a class."""
+    writer = CheckpointWriter(tmp_path)
+    writer.write({"seen": [Moments(torch.ones(2), 3)]}, Position(step=1))
+    writer.finish()
+    ((mean, count),) = files.load(files.numbered(tmp_path)[0][1])["seen"]
+    assert mean.tolist() == [1, 1] and count == 3
 
 
 def test_it_is_busy_while_another_is_written_which_the_next_one_follows(

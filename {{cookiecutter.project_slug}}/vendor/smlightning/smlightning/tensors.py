@@ -1,4 +1,7 @@
-"""What two tensors are compared by that do not lie in one place."""
+"""What two tensors are compared by that do not lie in one place; states of tensors."""
+
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -13,3 +16,10 @@ def checksum(tensor: torch.Tensor) -> int:
     flat = values.contiguous().reshape(-1)
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return int(flat.view(integers[flat.element_size()]).sum(dtype=torch.int64)) % 2**61
+
+
+def remade(sequence: list | tuple, items: Iterable[Any]) -> Any:
+    """Items as a list or a tuple of the sequence's own kind. A NamedTuple becomes a plain one: a
+    checkpoint holds no classes.
+    """
+    return tuple(items) if hasattr(sequence, "_fields") else type(sequence)(items)

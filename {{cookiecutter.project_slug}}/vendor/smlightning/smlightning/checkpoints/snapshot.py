@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from smlightning.tensors import remade
+
 
 def snapshot(state: Any, into: Any = None) -> Any:
     """A copy in main memory that training does not change.
@@ -30,7 +32,7 @@ def snapshot(state: Any, into: Any = None) -> Any:
     if isinstance(state, list | tuple):
         fits = isinstance(into, list | tuple) and len(into) == len(state)
         earlier = into if fits else [None] * len(state)
-        return type(state)(map(snapshot, state, earlier))
+        return remade(state, map(snapshot, state, earlier))
     return state
 
 

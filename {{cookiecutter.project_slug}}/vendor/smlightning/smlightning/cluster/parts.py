@@ -10,6 +10,8 @@ from typing import Any, TypedDict
 
 import torch
 
+from smlightning.tensors import remade
+
 DIVIDED = "divided tensor"  # the key of what stands for one in a state that was taken apart
 
 
@@ -62,7 +64,7 @@ def _split(state: Any, place: str, shard: Shard) -> Any:
         return copied
     if isinstance(state, list | tuple):
         items = enumerate(state)
-        return type(state)(_split(value, f"{place}/{number}", shard) for number, value in items)
+        return remade(state, (_split(part, f"{place}/{number}", shard) for number, part in items))
     return state
 
 
@@ -78,7 +80,7 @@ def join(state: Any, shards: Sequence[Shard]) -> Any:
             copied[key] = join(value, shards)  # type: ignore[index]
         return copied
     if isinstance(state, list | tuple):
-        return type(state)(join(value, shards) for value in state)
+        return remade(state, (join(value, shards) for value in state))
     return state
 
 
@@ -92,7 +94,7 @@ def whole(state: Any) -> Any:
             copied[key] = whole(value)  # type: ignore[index]
         return copied
     if isinstance(state, list | tuple):
-        return type(state)(map(whole, state))
+        return remade(state, map(whole, state))
     return state
 
 
