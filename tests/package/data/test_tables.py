@@ -279,6 +279,10 @@ def test_columns_are_found_by_name_or_as_the_only_one_left() -> None:
     assert tables.find_columns(["other", "body"], columns, "t") == ["body", "other"]
     given = [Column("body", given="class"), KIND]
     assert tables.find_columns(["kind", "class"], [given[0]], "t") == ["class"]
+    for columns in ([Column("body", given="class"), KIND], [BODY, Column("kind", given="phrase")]):
+        with pytest.raises(UserError) as refusal:
+            tables.find_columns(["phrase", "class"], columns, "t")
+        assert "both the body and the kind" in refusal.value.problem
     with pytest.raises(UserError) as refusal:
         tables.find_columns(["body", "kind"], [Column("body", given="nope")], "t")
     assert "'nope'" in refusal.value.problem and "--body_column" in refusal.value.cure

@@ -483,7 +483,7 @@ def find_columns(names: Sequence[str], columns: Sequence[Column], table_name: st
         table_name: what errors call the table.
 
     Raises:
-        UserError: a column is not there, or several could be it.
+        UserError: a column is not there, several could be it, or it is another one's already.
     """
     chosen: list[str] = []
     for column in columns:
@@ -510,4 +510,11 @@ def find_columns(names: Sequence[str], columns: Sequence[Column], table_name: st
         if len(candidates) > 1:
             raise UserError(f"{table}: several could be the {column.name}", cure)
         chosen.append(candidates[0])
+    for name, column in zip(chosen, columns, strict=True):
+        first = columns[chosen.index(name)]
+        if first is not column:
+            raise UserError(
+                f"{table_name}: {name!r} would be both the {first.name} and the {column.name}",
+                f"name another one with --{first.name}_column or --{column.name}_column",
+            )
     return chosen
