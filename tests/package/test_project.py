@@ -54,6 +54,14 @@ def test_the_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert str(tmp_path) in refusal.value.problem and refusal.value.cure
 
 
+@pytest.mark.parametrize("wrong", ['METRICS = "val/x"', 'MONITOR = "val/x",'])
+def test_a_text_for_a_list_and_a_list_for_a_text(tmp_path: Path, wrong: str) -> None:
+    root = new_project(tmp_path / "project", f"{NAMES}{wrong}\n")
+    with pytest.raises(UserError) as refusal:
+        Project(root).options()
+    assert wrong.split()[0] in refusal.value.problem
+
+
 def test_no_project_is_a_mistake_of_the_users(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refusal:
         project.find(tmp_path)

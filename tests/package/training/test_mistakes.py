@@ -94,6 +94,21 @@ class Unsaved(Line):
     save = None  # type: ignore[assignment]
 
 
+class ModelWithoutSuper(Line):
+    def __init__(self, **options: Any) -> None:
+        pass
+
+
+class TwoLoaders(Numbers):
+    def val_dataloader(self) -> Any:
+        return [super().val_dataloader(), super().val_dataloader()]
+
+
+class OfTwoLoaders(Line):
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log("val/loss", self.loss(batch))
+
+
 class WithoutKeywords(Numbers):
     def __init__(self) -> None:
         super().__init__()
@@ -115,6 +130,9 @@ class WithoutSuper(Numbers):
         (Several, Numbers, "several optimizers"),
         (Leaving, Numbers, "on_train_epoch_end called sys.exit()"),
         (Unsaved, Numbers, "Unsaved has no save"),
+        (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),
+        (Line, TwoLoaders, "dataloader_idx"),
+        (OfTwoLoaders, TwoLoaders, "val/loss/dataloader_idx_0"),
         (Line, WithoutKeywords, "unexpected keyword"),
         (Line, WithoutSuper, "WithoutSuper.__init__"),
     ],
@@ -133,6 +151,16 @@ def test_of_the_owners_classes(
 
 def test_a_step_that_leaves_batches_out_trains(fit: Fit) -> None:
     assert fit(SometimesNothing).global_step > 0
+
+
+def test_a_metric_of_one_of_several_loaders(fit: Fit) -> None:
+    """Lightning shows it after the first validation, not before training."""
+    assert fit(OfTwoLoaders, TwoLoaders, best=("min", "val/loss/dataloader_idx_1")).global_step
+
+
+def test_a_monitor_that_is_no_name(main: Any, capsys: Any) -> None:
+    assert main(best=("min", ("val/loss",))) == 1
+    assert "MONITOR" in capsys.readouterr().err
 
 
 def test_a_mode_that_contradicts_the_metrics_name(main: Any, capsys: Any) -> None:

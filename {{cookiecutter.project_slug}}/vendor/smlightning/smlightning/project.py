@@ -83,12 +83,24 @@ class Project:
                 f"{path} does not declare {', '.join(missing)}",
                 "declare it there: the tests, the launcher and the rehearsal read it",
             )
+        metrics = module.METRICS
+        if isinstance(metrics, str) or not all(isinstance(name, str) for name in metrics):
+            problem = f"METRICS of {path} is {metrics!r}, and no list of names"
+            raise UserError(problem, 'write METRICS = ("val/loss", "test/loss"), with your names')
+        refuse_no_name(module.MONITOR)
         return ProjectOptions(
             classes=tuple(module.OPTIONS),
-            metrics=tuple(module.METRICS),
+            metrics=tuple(metrics),
             monitor=module.MONITOR,
             mode=module.MODE,
         )
+
+
+def refuse_no_name(monitor: object) -> None:
+    """Refuse a MONITOR that is no text: a tuple, where a comma stands behind it."""
+    if not isinstance(monitor, str):
+        problem = f"MONITOR of src/options.py is {monitor!r}, and no name of a metric"
+        raise UserError(problem, 'set it to one, as in MONITOR = "val/loss"')
 
 
 def find(start: Path | None = None) -> Project:

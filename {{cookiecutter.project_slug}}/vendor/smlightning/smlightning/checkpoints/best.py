@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
+from smlightning.project import refuse_no_name
 
 # Last words of metrics' names, and words that turn them round.
 LOWER_IS_BETTER = {"loss", "error", "perplexity", "mse", "rmse", "mae", "wer", "cer", "nll"}
@@ -26,6 +27,7 @@ class Best:
     epoch: int = 0  # in which it was, from 1
 
     def __post_init__(self) -> None:
+        refuse_no_name(self.monitor)
         if self.mode not in ("max", "min"):
             raise UserError(
                 f"MODE is {self.mode!r}",

@@ -262,6 +262,11 @@ class Checkpoints(Checkpoint):
     def _resume_data(self, trainer: pl.Trainer, fingerprint: str) -> None:
         """Refuse other data, in which the position says nothing."""
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if not fingerprint and trainer.is_global_zero:
+            print(
+                "resume: whether the data is that of then is not known: Data sets no fingerprint",
+                flush=True,
+            )
         if fingerprint != getattr(datamodule, "fingerprint", ""):
             raise UserError(
                 "The data has changed since the checkpoint was made, so its data position is not "
@@ -303,7 +308,10 @@ class Checkpoints(Checkpoint):
     # Training
 
     def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._score(trainer)
+        # Of several loaders Lightning gives no metrics of validation_step before training.
+        several = len(trainer.num_sanity_val_batches) > 1
+        if not several or self.best.monitor in trainer.callback_metrics:
+            self._score(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         total = trainer.estimated_stepping_batches
@@ -434,10 +442,17 @@ class Checkpoints(Checkpoint):
             if not sum(trainer.num_val_batches):
                 raise _no_batch("validation", "val_dataloader")
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
+            cure = f"log {monitor} in the model, or name another metric as MONITOR"
+            if f"{monitor}/dataloader_idx_0" in trainer.callback_metrics:
+                cure = (
+                    f"Lightning adds the number of each of several loaders: set MONITOR to "
+                    f"{monitor}/dataloader_idx_0, and log test metrics under such a name, or log "
+                    f"{monitor} for one loader alone by self.log(..., add_dataloader_idx=False)"
+                )
             raise UserError(
                 f"The best weights are those of the {self.best.criterion}, but validation logged "
                 f"{logged}",
-                f"log {monitor} in the model, or name another metric as MONITOR",
+                cure,
             )
         value = float(trainer.callback_metrics[monitor])
         return equal_on_ranks(monitor, value, trainer.sanity_checking)

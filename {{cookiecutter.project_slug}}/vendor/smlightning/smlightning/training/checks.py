@@ -31,11 +31,12 @@ def refuse_incomplete(model: pl.LightningModule, data: pl.LightningDataModule) -
     Raises:
         UserError: ``test_step``, ``test_dataloader``, ``save`` or ``draw`` is missing.
     """
-    if not hasattr(data, "prepare_data_per_node"):
-        raise UserError(
-            f"{type(data).__name__}.__init__ does not call the base class's",
-            "begin it with super().__init__()",
-        )
+    for owner, attribute in ((data, "prepare_data_per_node"), (model, "_modules")):
+        if attribute not in vars(owner):
+            raise UserError(
+                f"{type(owner).__name__}.__init__ does not call the base class's",
+                "begin it with super().__init__()",
+            )
     required: Any = ((model, "test_step"), (data, "test_dataloader"))
     missing = [
         f"{type(owner).__name__} has no {method}"
