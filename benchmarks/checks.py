@@ -2,6 +2,7 @@
 step of the example's network.
 
     OMP_NUM_THREADS=1 python benchmarks/checks.py --rounds 200
+    OMP_NUM_THREADS=1 python benchmarks/checks.py --starts 8       # whole trainings of one step
 
 Each part is measured once in every round, in turn with a step, in CPU seconds of its thread;
 printed are medians with quartiles. Then weights of --gigabytes are compared as after an epoch.
@@ -9,9 +10,13 @@ Recorded in docs/measurements.md.
 """
 
 import argparse
+import os
 import random
+import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +86,8 @@ def hooks() -> Callable[[], Any]:
         train_dataloader=[],
     )
     for check in callbacks:
-        check.done = check.rows_compared = check.has_loss = True
+        check.done = check.has_loss = True
+        check.compared = {"training"}
 
     def step() -> None:
         for callback in callbacks:
@@ -132,13 +138,61 @@ def compare_weights(gigabytes: float) -> float:
     return seconds(lambda: [equality.checksum(tensor) for tensor in tensors])
 
 
+START = """
+import sys, train
+folder, checks = sys.argv[1:]
+if checks == "without":
+    train.training_checks = list
+train.train(
+    dataset=folder + "/words.csv", data_dir=folder + "/prepared", output_dir=folder + "/outputs",
+    max_steps=1, resume="never",
+)
+"""
+
+
+def start(folder: Path, checks: str, ranks: int) -> float:
+    """CPU seconds of a training of one step on so many ranks, from start to end."""
+    command = [sys.executable, str(folder / "start.py"), str(folder), checks]
+    if ranks > 1:
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
+    subprocess.run(command, check=True, capture_output=True, cwd=folder, env=environment)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def compare_starts(rounds: int, ranks: int) -> None:
+    """Trainings of one step with the checks and without, in turn."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "start.py").write_text(START)
+        rows = [f"{'abc'[number % 3] * 5}{number},{number % 3}" for number in range(300)]
+        (folder / "words.csv").write_text("\n".join(["text,label", *rows]))
+        start(folder, "with", ranks)  # prepares the data
+        took: dict[str, list[float]] = {"with": [], "without": []}
+        for _ in range(rounds):
+            for checks, seconds_of in took.items():
+                seconds_of.append(start(folder, checks, ranks))
+    for checks, seconds_of in took.items():
+        low, middle, high = statistics.quantiles(seconds_of, n=4)
+        print(
+            f"one step on {ranks} ranks {checks} checks: {middle:.2f} s ({low:.2f} to {high:.2f})"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--starts", type=int, default=0, help="trainings of one step to compare")
     given = parser.parse_args()
+    if given.starts:
+        for ranks in (1, 2):
+            compare_starts(given.starts, ranks)
+        return
     torch.set_num_threads(1)
     parts = {
         "a step": example(),
