@@ -10,6 +10,9 @@ from smlightning.files import atomic_write
 COLUMNS = 4  # of panels, at most
 PANEL_SIZE = (4.3, 3.8)  # in inches
 MARKED_POINTS = 30  # a line of fewer points shows them
+# Values that a panel shows in any case. Else a thousandth of a GiB would look like a leak, and a
+# wait of a thousandth of the time like a slow loader.
+ALWAYS_SHOWN = {"data_wait": (0, 1), "host_gib": (0,), "gpu_gib": (0,)}
 
 
 def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
@@ -49,6 +52,8 @@ def _draw_panel(
     axis.set(title=title, xlabel="step")
     axis.grid(alpha=0.3)
     axis.legend(axis.lines, names)
+    for value in ALWAYS_SHOWN.get(title, ()):
+        axis.axhline(value, alpha=0)
 
 
 def write_csv(rows: Sequence[Mapping[str, float]], directory: Path) -> list[str]:
