@@ -130,7 +130,7 @@ class StatefulLoader:
         return within
 
     def _draw_for(self, batch: int) -> None:
-        alike = batch == BEGIN or self.epoch == 0 and batch < draws.ALIKE
+        alike = batch == BEGIN or (self.epoch == 0 and batch < draws.ALIKE)
         numbers = (self.seed, self.epoch, self.turn, 0 if alike else self.rank, batch)
         draws.seed_generators(draws.mix(draws.STREAM, *numbers))
 

@@ -65,9 +65,7 @@ def encode(
         total += len(ids)
 
 
-def check_texts(
-    values: pa.Array, column: str, split: str, row: int | np.ndarray
-) -> pa.Array:
+def check_texts(values: pa.Array, column: str, split: str, row: int | np.ndarray) -> pa.Array:
     """``values`` as strings.
 
     Args:
