@@ -68,7 +68,7 @@ def trial(kind: str, workers: int, ranks: int, count: int, folder: Path, seed: i
     draw = random.Random(f"{seed} {kind} {workers} {ranks}")
     identical = 0
     for number in range(count):
-        kill_at = draw.randint(2, steps - 1)
+        kill_at = draw.randint(3, steps - 1)  # with a checkpoint behind it
         train(str(number), kill_at)
         resumed = train(str(number))
         same = all(map(is_same, whole, resumed))

@@ -1,10 +1,15 @@
-"""What a test run says where an owner's files have replaced the example's."""
+"""What is said where an owner's files have replaced the example's, and of a wrong command."""
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import smlightning
+import train
 from smlightning.testing import plugin
 
 
@@ -24,3 +29,19 @@ def test_left_tests_of_the_example(kind: str, name: str, said: str) -> None:
     reporter: Any = SimpleNamespace(stats=stats, write_line=lines.append)
     plugin.pytest_terminal_summary(reporter)
     assert len(lines) == bool(said) and all(said in line for line in lines)
+
+
+def test_an_option_that_make_would_not_pass_on() -> None:
+    """`make train epochs=1` would train with the defaults."""
+    folder = Path(train.__file__).parents[1]
+    run = subprocess.run(
+        ["make", "-n", "train", "epochs=1"], cwd=folder, capture_output=True, text=True
+    )
+    assert run.returncode == 2 and "ARGS=" in run.stderr
+
+
+def test_an_older_python_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = Path(smlightning.__file__).read_text(encoding="utf-8")
+    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
+    with pytest.raises(SystemExit, match="3.11"):
+        exec(compile(code, "smlightning", "exec"), {})  # noqa: S102

@@ -251,6 +251,7 @@ def folder() -> str:
         (lambda: both("a.parquet"), "a.parquet could not be read as parquet"),
         (lambda: file_of("a.csv", bytes(range(256))), "a.csv could not be read as csv"),
         (lambda: file_of("a.jsonl", b""), "a.jsonl"),
+        (lambda: write_lines("a.jsonl", '{"body": "x"}', '{"body": '), "line 2"),
         (lambda: both("a.jsonl", "a.jsonl.gz"), "a.jsonl.gz is compressed"),
         (lambda: both("a.jsonl", "a.json"), "own/a.* are 2 files"),
         (lambda: both("train.jsonl", "eval.jsonl"), "own/eval.jsonl may be for"),
