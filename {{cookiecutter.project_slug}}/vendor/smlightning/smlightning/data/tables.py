@@ -61,6 +61,7 @@ MISSING = ("null", "nan", "none", "n/a", "#n/a")  # texts that stand for no valu
 
 PIECE = 8192  # rows
 BLOCK = 2 << 20  # bytes of csv that pyarrow parses at a time; a longer row is refused
+SEARCHED = 1 << 18  # bytes of csv that are searched for stray marks at a time
 # A quoted field of a csv: from a mark that begins a field to the one that ends it, or to the text's
 # end. Two marks together stand for one.
 QUOTED = re.compile(rb'"(?<=[,\r\n]")[^"]*+(?:""[^"]*+)*+(?:(")|\Z)')
@@ -374,9 +375,9 @@ def _refuse_stray_marks(file: Path) -> None:
     """
     done, rest = 0, b"\n"  # lines before the rest; what is not judged yet
     with file.open("rb") as stream:
-        block = stream.read(BLOCK).removeprefix(codecs.BOM_UTF8)
+        block = stream.read(SEARCHED).removeprefix(codecs.BOM_UTF8)
         while block:
-            text, block = rest + block, stream.read(BLOCK)
+            text, block = rest + block, stream.read(SEARCHED)
             judged = len(text) - 1
             for field in QUOTED.finditer(text) if b'"' in text else ():
                 start, end = field.span()
