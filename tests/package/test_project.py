@@ -54,6 +54,16 @@ def test_the_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert str(tmp_path) in refusal.value.problem and refusal.value.cure
 
 
+@pytest.mark.parametrize(
+    "slip, line", [("def broken(:", 5), ("import nowhere_to_be_found", 5), ("1 / 0", 5)]
+)
+def test_a_slip_in_the_options_is_named_with_its_line(tmp_path: Path, slip: str, line: int) -> None:
+    root = new_project(tmp_path / "project", f"{NAMES}{slip}\n")
+    with pytest.raises(UserError) as refusal:
+        Project(root).options()
+    assert f"options.py, line {line}" in refusal.value.problem and "options" not in sys.modules
+
+
 @pytest.mark.parametrize("wrong", ['METRICS = "val/x"', 'MONITOR = "val/x",'])
 def test_a_text_for_a_list_and_a_list_for_a_text(tmp_path: Path, wrong: str) -> None:
     root = new_project(tmp_path / "project", f"{NAMES}{wrong}\n")

@@ -81,21 +81,25 @@ def good() -> Job:
     )
 
 
-def simulated(*denied: str) -> Any:
-    """An answer of IAM's simulation that allows everything but these actions."""
+def simulated(*denied: str, pages: bool = False) -> Any:
+    """An answer of IAM's simulation, in one or two pages, that allows all but these actions."""
 
     def answer(arguments: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "EvaluationResults": [
-                {
-                    "EvalActionName": action,
-                    "EvalResourceName": arn,
-                    "EvalDecision": decision(action),
-                }
-                for action in arguments["ActionNames"]
-                for arn in arguments["ResourceArns"]
-            ]
-        }
+        results = [
+            {
+                "EvalActionName": action,
+                "EvalResourceName": arn,
+                "EvalDecision": decision(action),
+            }
+            for action in arguments["ActionNames"]
+            for arn in arguments["ResourceArns"]
+        ]
+        if not pages:
+            return {"EvaluationResults": results}
+        half = len(results) // 2
+        if "Marker" in arguments:
+            return {"EvaluationResults": results[half:], "IsTruncated": False}
+        return {"EvaluationResults": results[:half], "IsTruncated": True, "Marker": "second"}
 
     def decision(action: str) -> str:
         return "implicitDeny" if action in denied else "allowed"

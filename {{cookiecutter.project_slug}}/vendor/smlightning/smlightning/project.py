@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -148,7 +149,23 @@ def _import_file(name: str, path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            raise _refused_import(path, error) from error
         raise
     return module
+
+
+def _refused_import(path: Path, error: Exception) -> UserError:
+    """Why an owner's file cannot be imported, with the line of it."""
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename == str(path)
+    ]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    place = f"{path}, line {line}" if line else str(path)
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    problem = f"{place}: {type(error).__name__}: {text}"
+    return UserError(problem, "correct it: the tests, the launcher and the rehearsal read it")

@@ -11,6 +11,7 @@ from typing import Any
 
 from smlightning import project as projects
 from smlightning.errors import UserError
+from smlightning.files import ensure_dir
 from smlightning.launch import aws, findings, history, job, preflight, price, request
 from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job
@@ -58,6 +59,8 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
         raise UserError(
             "--channel gives data to a rehearsal, and none was asked for", "add --rehearse"
         )
+    if arguments.json:
+        ensure_dir(arguments.json.parent)  # before minutes of work
     job_file = arguments.job or project.job_file
     try:
         wanted = job.load(job_file, project)
@@ -142,6 +145,7 @@ class Decision:
 
     job: Job | None  # None: nothing is sent
     status: int  # of the command, where nothing is sent
+    fingerprint: str = ""  # of job and code, where a single job is sent
 
 
 def submit(arguments: argparse.Namespace, project: Project) -> int:
@@ -154,7 +158,7 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     region = decision.job.region
     name = sending.submit(decision.job, project)
     print(f"sent    {name}", flush=True)  # first of all: from now on the job is billed
-    history.remember(project, name, region, sending.fingerprint(decision.job, project))
+    history.remember(project, name, region, decision.fingerprint)
     if arguments.no_follow:
         return 0
     outcome = follow.follow(name, region, metric_names(project))
@@ -225,11 +229,12 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
         return Decision(None, 0)
     print(preflight.summary(wanted, project))
     print(price.cost(wanted, tuning=tuning))
-    before = "" if tuning else sending.sent_before(wanted, project)
+    fingerprint = "" if tuning else sending.fingerprint(wanted, project)
+    before = history.same(project, fingerprint) if fingerprint else ""
     if before:
         print(f"again   this very job was sent as {before}")
     if confirmed("Send it?", arguments.yes):
-        return Decision(wanted, 0)
+        return Decision(wanted, 0, fingerprint)
     print("nothing was sent")
     return Decision(None, 1)
 

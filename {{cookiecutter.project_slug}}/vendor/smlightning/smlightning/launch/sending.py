@@ -37,11 +37,6 @@ def fingerprint(job: Job, project: Project) -> str:
     return digest.hexdigest()
 
 
-def sent_before(job: Job, project: Project) -> str:
-    """The name under which this very job, with this very code, was sent; empty for never."""
-    return history.same(project, fingerprint(job, project))
-
-
 def agreed(job: Job, project: Project, name: str) -> bool:
     """For the notebook: whether to send a job, after its price and its name were printed.
 
@@ -52,7 +47,7 @@ def agreed(job: Job, project: Project, name: str) -> bool:
         print(f"sent    {name} already")
         return False
     print(price.cost(job))
-    before = sent_before(job, project)
+    before = history.same(project, fingerprint(job, project))
     if not before:
         return True
     try:

@@ -157,7 +157,6 @@ REFUSED_WITHOUT = (
     "sagemaker:AddTags",
     "iam:PassRole",
 )
-MOST_ACTIONS = 100  # in one question, so that its answer is one page
 
 
 def simulated(
@@ -172,13 +171,13 @@ def simulated(
     entries = context_entries(known)
     answers: dict[tuple[str, str], Answer] = {}
     for resources, actions in actions_on.items():
-        answer = iam.simulate_principal_policy(
-            PolicySourceArn=arn,
-            ActionNames=actions[:MOST_ACTIONS],
-            ResourceArns=list(resources),
-            ContextEntries=entries,
-        )
-        for result in answer["EvaluationResults"]:
+        question = {
+            "PolicySourceArn": arn,
+            "ActionNames": actions,
+            "ResourceArns": list(resources),
+            "ContextEntries": entries,
+        }
+        for result in results(iam, question):
             verdict = Answer(
                 result["EvalDecision"] == "allowed", tuple(result.get("MissingContextValues", []))
             )
@@ -186,6 +185,15 @@ def simulated(
             for resource in [named] if named in resources else resources:
                 answers[result["EvalActionName"], resource] = verdict
     return answers
+
+
+def results(iam: Any, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The results of a simulation, whose answer may come in several pages."""
+    answer = iam.simulate_principal_policy(**question)
+    yield from answer["EvaluationResults"]
+    while answer.get("IsTruncated"):
+        answer = iam.simulate_principal_policy(**question, Marker=answer["Marker"])
+        yield from answer["EvaluationResults"]
 
 
 def context_entries(values: dict[str, Any]) -> list[dict[str, Any]]:
