@@ -264,7 +264,7 @@ class Checkpoints(Checkpoint):
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         if not fingerprint and trainer.is_global_zero:
             print(
-                "resume: whether the data is that of then is not known: Data sets no fingerprint",
+                "data: whether it has changed since is not known: Data sets no fingerprint",
                 flush=True,
             )
         if fingerprint != getattr(datamodule, "fingerprint", ""):
