@@ -7,8 +7,9 @@ Plain: a copy into new memory each time, the best weights copied and written wit
 for its checksum. Ours: `checkpoints.writer.CheckpointWriter` as training uses it. In turns, a ratio for each round.
 
 With --ranks the state is divided among processes, as with `--strategy fsdp`, and `ShardWriter` is held against
-`CheckpointWriter`, which rank 0 alone uses on the whole state, as with DDP. Memory is that of the last rank, which
-never has more than its part: what it takes at most beside it, as a multiple of it.
+`CheckpointWriter`, which rank 0 alone uses on the whole state, as with DDP; of both the slowest rank's seconds, and its
+seconds of processor time, which other work on the machine changes less. Memory is that of the last rank, which never
+has more than its part: what it takes at most beside it, as a multiple of it.
 """
 
 import argparse
@@ -102,25 +103,31 @@ def compare(rank: int, ranks: int, port: int, folder: Path, gigabytes: float, ro
         sharded = ShardWriter(folder / "sharded", cluster, 1, ranks)
         whole.keep_best(content["state_dict"] if rank == 0 else {})
         sharded.keep_best(part["state_dict"])
-        ratios = []
+        ratios, spent_ratios = [], []
         for number in range(rounds + 1):
-            waits = []
+            waits, spent = [], []
             for writer, what in ((whole, content), (sharded, part)):
                 torch.distributed.barrier()
-                started = time.perf_counter()
+                started, processor = time.perf_counter(), time.thread_time()
                 if what:
                     writer.write(what, Position(step=number))
-                waits.append(slowest(time.perf_counter() - started))
+                seconds = time.perf_counter() - started, time.thread_time() - processor
+                waits.append(slowest(seconds[0]))
+                spent.append(slowest(seconds[1]))
                 writer.finish()
             if number:  # the first takes new memory in both, and writes the best weights
                 ratios.append(waits[1] / waits[0])
+                spent_ratios.append(spent[1] / spent[0])
             if rank == 0:
                 print(
-                    f"round {number}: whole {waits[0]:.3f} s, sharded {waits[1]:.3f} s", flush=True
+                    f"round {number}: whole {waits[0]:.3f} s ({spent[0]:.3f} of a processor), "
+                    f"sharded {waits[1]:.3f} s ({spent[1]:.3f})",
+                    flush=True,
                 )
         if rank == 0:
-            middle = statistics.median(ratios)
-            print(f"ratio of the waiting: {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+            for what, found in (("the waiting", ratios), ("processor time", spent_ratios)):
+                middle = statistics.median(found)
+                print(f"ratio of {what}: {middle:.3f} ({min(found):.3f} to {max(found):.3f})")
         if rank == ranks - 1:
             size, most = held - before, memory("VmHWM") - held
             print(f"rank {rank}: part {size / 1e9:.3f} GB, {most / size:.2f} times that beside it")
