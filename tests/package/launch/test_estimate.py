@@ -13,6 +13,7 @@ from model_records import MEDIUM, TINY
 from small_job import GOOD, PROJECT, edited
 
 from model import ByteCNN
+from smlightning import adapters
 from smlightning import project as projects
 from smlightning.__main__ import main
 from smlightning.launch import instances
@@ -21,6 +22,7 @@ from smlightning.launch.estimate import command, counting, known, sizes, transfo
 from smlightning.launch.estimate.fit import Fit
 from smlightning.launch.estimate.sizes import Length, Linear, Run, Sizes
 from smlightning.launch.preflight.memory import memory as findings_of_memory
+from smlightning.outline import outline
 
 GIB = 2**30
 MEMORY_ERROR = 0.2
@@ -50,6 +52,22 @@ def test_the_formulas_have_every_parameter(name):
     counted = counting.sizes_of(net, 0, Linear(0, 0), Linear(0, 0))
     assert found.parameter_bytes == counted.parameter_bytes
     assert found.gradient_bytes == counted.gradient_bytes
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_an_adapters_checkpoint_has_what_its_state_dict_has(name):
+    config, rank = TINY[name], 4
+    labels = model_records.labels(config)
+    kind = "AutoModelForSequenceClassification" if labels else "AutoModelForCausalLM"
+    with outline():
+        net = adapters.add(model_records.network(config), rank, kind, "base")
+    shape = transformers.shape(config)
+    assert shape
+    found = transformers.sizes(shape, transformers.Use(64, labels, lora_rank=rank))
+    counted = counting.sizes_of(net, found.optimizer_bytes, Linear(0, 0), Linear(0, 0))
+    assert found.trainable == pytest.approx(counted.trainable, rel=0.01)
+    assert found.checkpoint_bytes == pytest.approx(counted.checkpoint_bytes, rel=0.01)
+    assert counted.checkpoint_bytes < 0.2 * (counted.parameter_bytes + found.optimizer_bytes)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -128,7 +128,10 @@ def sizes(shape: Shape, use: Use) -> Sizes:
     root = root_parameters(shape, use.labels)
     whole = root + shape.layers * layer
     adapters = shape.layers * adapter_parameters(shape, use.lora_rank)
-    head = shape.width * use.labels if use.lora_rank else 0  # a new head is trained, too
+    if shape.family == "bert":
+        adapters += use.lora_rank * 2 * shape.width  # of the pooler
+    biases = use.labels if shape.family == "bert" else 0
+    head = shape.width * use.labels + biases if use.lora_rank else 0  # a new head is trained, too
     trainable = adapters + head if use.lora_rank else whole
     parameters = whole + adapters
     state = STATES * BYTES * trainable
@@ -187,9 +190,10 @@ def root_parameters(shape: Shape, labels: int = 0) -> int:
 
 def adapter_parameters(shape: Shape, rank: int) -> int:
     """Numbers of a layer's LoRA adapters: rank · (inputs + outputs) for each matrix (Hu et al.
-    2021, section 4.1).
+    2021, section 4.1). GPT-2 has queries, keys and values in one.
     """
-    return rank * sum(inputs + outputs for inputs, outputs in matrices(shape))
+    together = 2 * shape.width if shape.family == "gpt2" else 0
+    return rank * (sum(inputs + outputs for inputs, outputs in matrices(shape)) - together)
 
 
 def layer_activations(shape: Shape, use: Use) -> int:
