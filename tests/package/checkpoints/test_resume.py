@@ -10,7 +10,7 @@ import torch
 
 from smlightning.checkpoints import files, resume
 from smlightning.checkpoints.position import Position
-from smlightning.checkpoints.resume import Decision, RunIdentity
+from smlightning.checkpoints.resume import ResumeDecision, RunIdentity
 from smlightning.errors import UserError
 from smlightning.options import Option
 
@@ -42,7 +42,7 @@ def write(directory: Path, at: Position | None = None, **stored: Any) -> Path:
     return files.write(directory, at.step, {"callbacks": {"Checkpoints": mine}})
 
 
-def decide(wanted: str, directory: Path, identity: RunIdentity | None = None) -> Decision:
+def decide(wanted: str, directory: Path, identity: RunIdentity | None = None) -> ResumeDecision:
     return resume.decide(wanted, directory, identity or run(), DECLARED, "Checkpoints")
 
 
@@ -53,41 +53,46 @@ def refusal(wanted: str, directory: Path, identity: RunIdentity | None = None) -
 
 
 def test_the_newest_is_chosen(tmp_path: Path) -> None:
-    assert decide("auto", tmp_path) == Decision()
+    assert decide("auto", tmp_path) == ResumeDecision()
     write(tmp_path)
     path = write(tmp_path, Position(step=6, total_steps=36))
-    choice = decide("auto", tmp_path).choice
-    assert choice and choice.path == path and choice.checksum in path.name and not choice.complete
-    assert decide("never", tmp_path) == Decision()
+    resume_point = decide("auto", tmp_path).resume_point
+    assert (
+        resume_point
+        and resume_point.path == path
+        and resume_point.checksum in path.name
+        and not resume_point.complete
+    )
+    assert decide("never", tmp_path) == ResumeDecision()
 
 
 def test_the_other_ranks_hear_all_of_it(tmp_path: Path) -> None:
     path = write(tmp_path)
     for decision in (decide("auto", tmp_path), decide("never", tmp_path)):
-        assert Decision.from_json(decision.to_json()) == decision
+        assert ResumeDecision.from_json(decision.to_json()) == decision
     assert str(path) in decide("auto", tmp_path).message
 
 
 def test_a_finished_run_is_not_resumed_and_a_complete_training_is_known(tmp_path: Path) -> None:
     write(tmp_path, Position(step=36, total_steps=36).finished())
-    choice = decide("auto", tmp_path).choice
-    assert choice and choice.complete
+    resume_point = decide("auto", tmp_path).resume_point
+    assert resume_point and resume_point.complete
     files.mark_finished(tmp_path)
     decision = decide("auto", tmp_path)
-    assert decision.choice is None and decision.message
+    assert decision.resume_point is None and decision.message
 
 
 def test_a_complete_training_is_not_so_for_more_steps(tmp_path: Path) -> None:
     path = write(tmp_path, Position(step=36, total_steps=36).finished())
-    choice = decide(str(path), tmp_path, run(max_steps=72)).choice
-    assert choice and not choice.complete
+    resume_point = decide(str(path), tmp_path, run(max_steps=72)).resume_point
+    assert resume_point and not resume_point.complete
 
 
 def test_options_that_may_differ_freely(tmp_path: Path) -> None:
     """And the product of batch size, accumulation and ranks stays the same."""
     write(tmp_path)
-    assert decide("auto", tmp_path, run(log_every=7)).choice
-    assert decide("auto", tmp_path, run(world_size=4, batch_size=4)).choice
+    assert decide("auto", tmp_path, run(log_every=7)).resume_point
+    assert decide("auto", tmp_path, run(world_size=4, batch_size=4)).resume_point
     refused = refusal("auto", tmp_path, run(world_size=4))
     assert "global batch was 16 and is 32 now" in refused.problem
 
@@ -99,8 +104,8 @@ def test_options_that_may_differ_by_path(tmp_path: Path) -> None:
     assert "step 3 of 36" in refused.problem and "max_steps was -1 and is 6 now" in refused.problem
     for advice in (f"--resume {path} ", "--resume never", "--output_dir"):
         assert advice in refused.cure
-    choice = decide(str(path), tmp_path, changed).choice
-    assert choice and choice.path == path
+    resume_point = decide(str(path), tmp_path, changed).resume_point
+    assert resume_point and resume_point.path == path
 
 
 @pytest.mark.parametrize("changed", [{"lr": 0.2}, {"seed": 1}], ids=str)
@@ -126,7 +131,7 @@ def test_options_that_came_or_went_since_a_checkpoint(tmp_path: Path) -> None:
     """One that the checkpoint lacks was at its default; one that no longer exists is ignored."""
     options = {name: value for name, value in run().options.items() if name not in ("clip", "seed")}
     path = write(tmp_path, options={**options, "gone": 7})
-    assert decide("auto", tmp_path).choice
+    assert decide("auto", tmp_path).resume_point
     assert "clip was 1.0 and is 0.1 now" in refusal("auto", tmp_path, run(clip=0.1)).problem
     assert "seed was 0 and is 1 now" in refusal(str(path), tmp_path, run(seed=1)).problem
 
@@ -158,12 +163,12 @@ def test_one_of_an_older_format(tmp_path: Path) -> None:
 def test_a_run_of_this_folder_is_not_replaced_by_anothers(tmp_path: Path) -> None:
     other, mine = tmp_path / "other", tmp_path / "mine"
     path = write(other)
-    assert decide(str(path), mine).choice
+    assert decide(str(path), mine).resume_point
     write(mine)
     refused = refusal(str(path), mine)
     assert str(mine) in refused.problem and "--resume auto" in refused.cure
     files.mark_finished(mine)
-    assert decide(str(path), mine).choice
+    assert decide(str(path), mine).resume_point
 
 
 def test_data_that_cannot_start_within_an_epoch() -> None:

@@ -1,4 +1,4 @@
-"""A hang is told from rest and from warming up, judged by beats, and placed in the owner's code."""
+"""A hang is told from rest and from warming up by heartbeats, and placed in the owner's code."""
 
 import threading
 from dataclasses import dataclass, field, replace
@@ -11,7 +11,7 @@ from smlightning.cluster import rendezvous
 from smlightning.cluster.ending import End
 from smlightning.cluster.location import Cluster
 from smlightning.training import hangs, watchdog
-from smlightning.training.hangs import Beat, Heard, find_hang
+from smlightning.training.hangs import Heard, Heartbeat, find_hang
 from smlightning.training.watchdog import HangWatchdog, Progress, pause_watchdog
 
 TWO = Cluster(
@@ -128,7 +128,7 @@ def test_a_watchdog_that_is_used_again_has_new_threads_only(
 
 
 def heard(marks: int, idle: float, at: float = 100.0) -> Heard:
-    return Heard(Beat(1, marks, idle, f"step {marks}"), at)
+    return Heard(Heartbeat(1, marks, idle, f"step {marks}"), at)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_the_rank_that_the_others_wait_for_is_named(
 
 
 def test_a_beat_is_read_as_it_was_written() -> None:
-    beat = Beat(3, 12, 0.5, "step 3, model.py:7 forward")
-    assert Beat.loads(beat.dumps()) == beat
+    heartbeat = Heartbeat(3, 12, 0.5, "step 3, model.py:7 forward")
+    assert Heartbeat.loads(heartbeat.dumps()) == heartbeat
 
 
 @pytest.mark.parametrize("rank, seconds", [(0, 6.0), (1, 6.67)])
@@ -173,7 +173,7 @@ def test_judges_end_the_job_after_their_time(
     mine.cluster = replace(TWO, rank=rank)
     monkeypatch.setattr(mine, "_exit", verdicts.append)
     monkeypatch.setattr(watchdog.time, "sleep", lambda _: None)
-    store.set("beat/0", Beat(1, 5, 0.0, "").dumps())
+    store.set("heartbeat/0", Heartbeat(1, 5, 0.0, "").dumps())
     latest: dict[int, Heard] = {}
     ended_after = None
     for _ in range(100):

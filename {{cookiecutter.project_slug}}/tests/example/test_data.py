@@ -19,22 +19,22 @@ GOOD = [{"text": f"word {i}", "label": "ab"[i % 2]} for i in range(30)]
 
 
 def prepared(dataset: str, **options: object) -> data.Data:
-    made = data.Data(dataset, data_dir="prepared", **options)
-    made.prepare_data()
-    made.setup()
-    return made
+    datamodule = data.Data(dataset, data_dir="prepared", **options)
+    datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule
 
 
-def texts_of(made: data.Data, split: str = "train") -> list[str]:
+def texts_of(datamodule: data.Data, split: str = "train") -> list[str]:
     """The texts that the stored bytes of a split spell."""
-    rows = made.splits[split]
+    rows = datamodule.splits[split]
     ids = rows.arrays["ids"]
     spans = zip(rows.column("starts").tolist(), rows.column("lengths").tolist(), strict=True)
     return [bytes(ids[start : start + length] - 1).decode() for start, length in spans]
 
 
-def labels_of(made: data.Data, split: str = "train") -> list[str]:
-    return [made.labels[code] for code in made.splits[split].column("labels")]
+def labels_of(datamodule: data.Data, split: str = "train") -> list[str]:
+    return [datamodule.labels[code] for code in datamodule.splits[split].column("labels")]
 
 
 def jsonl(name: str, *rows: object) -> str:
@@ -101,9 +101,9 @@ def test_of_large_data_fewer_are_held_out(chunk: int, monkeypatch: pytest.Monkey
 def test_splits_that_are_given_are_kept() -> None:
     jsonl("own/train.jsonl", *GOOD)
     jsonl("own/test.jsonl", *GOOD[:4])
-    made = prepared("own")
-    assert texts_of(made, "test") == [row["text"] for row in GOOD[:4]]
-    everything = texts_of(made, "train") + texts_of(made, "val")
+    datamodule = prepared("own")
+    assert texts_of(datamodule, "test") == [row["text"] for row in GOOD[:4]]
+    everything = texts_of(datamodule, "train") + texts_of(datamodule, "val")
     assert sorted(everything) == sorted(row["text"] for row in GOOD)
 
 
@@ -111,9 +111,9 @@ def test_splits_that_are_given_are_kept() -> None:
 
 
 def test_a_batch(words: str, rows: list[tuple[str, str]]) -> None:
-    made = prepared(words, batch_size=50)
-    batches = list(made.test_dataloader())
-    assert sum(int(batch["weight"].sum()) for batch in batches) == len(made.splits["test"])
+    datamodule = prepared(words, batch_size=50)
+    batches = list(datamodule.test_dataloader())
+    assert sum(int(batch["weight"].sum()) for batch in batches) == len(datamodule.splits["test"])
     batch = batches[0]
     lengths = batch["attention_mask"].sum(1)
     assert batch["input_ids"].shape == (len(lengths), lengths.max())
@@ -121,7 +121,7 @@ def test_a_batch(words: str, rows: list[tuple[str, str]]) -> None:
     alphabets = dict(rows)
     for ids, length, label in zip(batch["input_ids"], lengths, batch["label"], strict=True):
         text = bytes((ids[:length] - 1).tolist()).decode()
-        assert alphabets[text] == made.labels[label]
+        assert alphabets[text] == datamodule.labels[label]
 
 
 def test_the_checkpoints_own_tokenizer(words: str, tiny_bert: str) -> None:
@@ -131,11 +131,11 @@ def test_the_checkpoints_own_tokenizer(words: str, tiny_bert: str) -> None:
 
 
 def test_what_changes_the_rows_changes_the_place(words: str, tiny_bert: str) -> None:
-    made = prepared(words)
-    made.setup()
-    assert prepared(words).fingerprint == made.fingerprint
-    assert prepared(words, seed=1).path != made.path
-    assert prepared(words, max_length=5).fingerprint != made.fingerprint
+    datamodule = prepared(words)
+    datamodule.setup()
+    assert prepared(words).fingerprint == datamodule.fingerprint
+    assert prepared(words, seed=1).path != datamodule.path
+    assert prepared(words, max_length=5).fingerprint != datamodule.fingerprint
     shutil.copytree(tiny_bert, "mine")
     before = data.Data(words, model_name="mine").path
     config = Path("mine/tokenizer_config.json")
@@ -149,9 +149,9 @@ def test_what_changes_the_rows_changes_the_place(words: str, tiny_bert: str) -> 
 def test_labels_are_in_order_of_name_and_text_as_it_is_written() -> None:
     rows = [("NA", "02"), ("None", "01"), ("12", "NA")] * 12
     Path("a.csv").write_text("\n".join(["text,label", *(",".join(row) for row in rows)]))
-    made = prepared("a.csv")
-    assert made.labels == ["01", "02", "NA"]
-    assert set(zip(texts_of(made), labels_of(made), strict=True)) == set(rows)
+    datamodule = prepared("a.csv")
+    assert datamodule.labels == ["01", "02", "NA"]
+    assert set(zip(texts_of(datamodule), labels_of(datamodule), strict=True)) == set(rows)
 
 
 def test_a_label_has_one_name_whatever_type_a_file_gives_it() -> None:
@@ -167,8 +167,8 @@ def test_a_label_has_one_name_whatever_type_a_file_gives_it() -> None:
 def test_a_test_split_without_labels_is_left_out() -> None:
     jsonl("own/train.jsonl", *GOOD)
     jsonl("own/test.jsonl", {"text": "x", "label": None}, {"text": "y", "label": None})
-    made = prepared("own")
-    assert sum(len(rows) for rows in made.splits.values()) == len(GOOD)
+    datamodule = prepared("own")
+    assert sum(len(rows) for rows in datamodule.splits.values()) == len(GOOD)
 
 
 def unseen() -> str:

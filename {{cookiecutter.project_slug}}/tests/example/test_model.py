@@ -20,12 +20,12 @@ BYTES = text.ByteTokenizer()
 
 def configured(classes: int = 3, **options: Any) -> model.Model:
     torch.manual_seed(0)
-    made = model.Model(**options)
+    module = model.Model(**options)
     labels = [str(number) for number in range(classes)]
     trainer: Any = SimpleNamespace(datamodule=SimpleNamespace(labels=labels))
-    made.trainer = trainer
-    made.configure_model()
-    return made
+    module.trainer = trainer
+    module.configure_model()
+    return module
 
 
 def shares(texts: list[str], labels: list[int], world_size: int) -> list[dict[str, Any]]:
@@ -78,17 +78,17 @@ def test_gradients_of_many_ranks_are_those_of_one(world_size: int, size: int) ->
     """DDP averages gradients over ranks; with weights and scale that is the mean's gradient."""
     texts = [f"{'xyz'[i % 3]} {i}" * (i + 1) for i in range(size)]
     labels = [i % 3 for i in range(size)]
-    made = configured().eval()  # no dropout: its draws are another rank's
+    module = configured().eval()  # no dropout: its draws are another rank's
 
     def gradient(parts: list[dict[str, Any]]) -> torch.Tensor:
-        made.zero_grad()
-        losses = [made.training_step(part, 0) for part in parts]
+        module.zero_grad()
+        losses = [module.training_step(part, 0) for part in parts]
         torch.stack(losses).mean().backward()
-        return torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None])
+        return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
 
     (whole,) = shares(texts, labels, 1)
-    mean = F.cross_entropy(made(whole), whole["label"])
-    torch.testing.assert_close(made.training_step(whole, 0), mean)
+    mean = F.cross_entropy(module(whole), whole["label"])
+    torch.testing.assert_close(module.training_step(whole, 0), mean)
     one = gradient([whole])
     many = gradient(shares(texts, labels, world_size))
     torch.testing.assert_close(many, one, atol=1e-6, rtol=1e-5)
@@ -97,10 +97,10 @@ def test_gradients_of_many_ranks_are_those_of_one(world_size: int, size: int) ->
 def test_fillers_are_counted_by_no_metric() -> None:
     results = []
     for world_size in (1, 4):  # 4 ranks, 3 samples: one rank has nothing but a filler
-        made = configured().eval()
+        module = configured().eval()
         for part in shares(["x", "yy", "zzz"], [0, 1, 2], world_size):
-            made.validation_step(part, 0)
-        values = [made.mean_loss.compute(), *made.scores.compute().values()]
+            module.validation_step(part, 0)
+        values = [module.mean_loss.compute(), *module.scores.compute().values()]
         results.append([float(value) for value in values])
     assert results[0] == pytest.approx(results[1], abs=1e-6)
 
@@ -108,11 +108,11 @@ def test_fillers_are_counted_by_no_metric() -> None:
 def test_linear_scaling_multiplies_the_learning_rate_by_the_ranks() -> None:
     highest = {}
     for scaling in ("none", "linear"):
-        made = configured(lr=0.1, warmup_ratio=0.0, lr_scaling=scaling)
-        made.trainer = SimpleNamespace(  # type: ignore[assignment]
+        module = configured(lr=0.1, warmup_ratio=0.0, lr_scaling=scaling)
+        module.trainer = SimpleNamespace(  # type: ignore[assignment]
             precision="32-true", world_size=4, estimated_stepping_batches=100
         )
-        highest[scaling] = made.configure_optimizers()["optimizer"].param_groups[0]["lr"]
+        highest[scaling] = module.configure_optimizers()["optimizer"].param_groups[0]["lr"]
     assert highest == pytest.approx({"none": 0.1, "linear": 0.4})
 
 
@@ -122,15 +122,15 @@ def test_linear_scaling_multiplies_the_learning_rate_by_the_ranks() -> None:
 @pytest.mark.parametrize("kind", ["bytecnn", "tiny_bert"])
 def test_what_is_saved_is_what_is_loaded(kind: str, request: pytest.FixtureRequest) -> None:
     name = kind if kind == "bytecnn" else request.getfixturevalue(kind)
-    made = configured(model_name=name, max_length=20)
-    made.labels = ["ελληνικά", "b", "c"]
-    made.net = model.build(name, made.labels).eval()
-    made.save(Path("saved"))
+    module = configured(model_name=name, max_length=20)
+    module.labels = ["ελληνικά", "b", "c"]
+    module.net = model.build(name, module.labels).eval()
+    module.save(Path("saved"))
     net, batch, labels = model.load(Path("saved"))
-    assert labels == made.labels
+    assert labels == module.labels
     texts = batch(["αβγ", "a" * 50])
     assert texts["input_ids"].shape[1] == 20
-    torch.testing.assert_close(model.logits(net, texts), model.logits(made.net, texts))
+    torch.testing.assert_close(model.logits(net, texts), model.logits(module.net, texts))
     suffixes = {path.suffix for path in Path("saved").iterdir()}
     assert suffixes <= {".json", ".safetensors"}, "nothing is code"
 

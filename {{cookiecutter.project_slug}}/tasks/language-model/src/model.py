@@ -34,7 +34,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.norms = nn.ModuleDict({"attend": nn.LayerNorm(width), "think": nn.LayerNorm(width)})
+        self.norms = nn.ModuleDict({"attend": nn.LayerNorm(width), "widen": nn.LayerNorm(width)})
         # Without biases: a key's changes nothing, and would follow rounding errors alone.
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width)
@@ -46,7 +46,7 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, mask)
         x = x + self._drop(self.out(seen.transpose(1, 2).flatten(2)))
-        return x + self._drop(self.narrow(F.gelu(self.widen(self.norms["think"](x)))))
+        return x + self._drop(self.narrow(F.gelu(self.widen(self.norms["widen"](x)))))
 
     def _drop(self, x: torch.Tensor) -> torch.Tensor:
         return F.dropout(x, self.dropout, self.training)

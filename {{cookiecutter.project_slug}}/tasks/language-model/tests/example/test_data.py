@@ -13,10 +13,10 @@ from smlightning.errors import UserError
 
 
 def prepared(dataset: str, **options: object) -> data.Data:
-    made = data.Data(dataset, **{"data_dir": "prepared", "max_length": 16, **options})
-    made.prepare_data()
-    made.setup()
-    return made
+    datamodule = data.Data(dataset, **{"data_dir": "prepared", "max_length": 16, **options})
+    datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule
 
 
 def texts(*rows: str) -> str:
@@ -24,9 +24,9 @@ def texts(*rows: str) -> str:
     return "texts.jsonl"
 
 
-def documents_in(made: data.Data, split: str) -> list[str]:
+def documents_in(datamodule: data.Data, split: str) -> list[str]:
     """What the stored bytes of a split spell, document by document."""
-    ids = made.splits[split].arrays["ids"].tolist()
+    ids = datamodule.splits[split].arrays["ids"].tolist()
     whole = "".join("\0" if number == 0 else chr(number - 1) for number in ids)
     return whole.split("\0")[1:]
 
@@ -41,17 +41,17 @@ def test_the_built_in_text_is_real_and_divided_by_file() -> None:
 
 def test_each_document_is_in_one_split() -> None:
     rows = documents(50)
-    made = prepared(texts(*rows, ""))
-    parts = {split: documents_in(made, split) for split in data.SPLITS}
+    datamodule = prepared(texts(*rows, ""))
+    parts = {split: documents_in(datamodule, split) for split in data.SPLITS}
     assert sorted(row for part in parts.values() for row in part) == sorted(rows)
     assert len(parts["val"]) == len(parts["test"]) == 5
-    assert prepared("texts.jsonl", seed=1).fingerprint != made.fingerprint
+    assert prepared("texts.jsonl", seed=1).fingerprint != datamodule.fingerprint
 
 
 def test_a_batch_is_the_text_and_what_follows() -> None:
-    made = prepared(texts(*documents(50)), batch_size=4)
-    stream = made.splits["train"].arrays["ids"]
-    windows = [batch for batch in made.train_dataloader()]
+    datamodule = prepared(texts(*documents(50)), batch_size=4)
+    stream = datamodule.splits["train"].arrays["ids"]
+    windows = [batch for batch in datamodule.train_dataloader()]
     assert sum(int(batch["weight"].sum()) for batch in windows) == (len(stream) - 1) // 16
     batch = windows[0]
     assert batch["input_ids"].shape == batch["labels"].shape == (4, 16)
@@ -75,15 +75,15 @@ def questions(count: int = 40) -> str:
 
 
 def test_the_answers_alone_are_labels() -> None:
-    made = prepared(questions(), prompt_column="ask", max_length=300, batch_size=1)
+    datamodule = prepared(questions(), prompt_column="ask", max_length=300, batch_size=1)
     spelled = []
-    for batch in made.train_dataloader():
+    for batch in datamodule.train_dataloader():
         labels = batch["labels"][0]
         answers = "".join(chr(n - 1) if n else "\n" for n in labels[labels >= 0].tolist())
         spelled += answers.splitlines()
-        assert float(batch["scale"]) == pytest.approx(1 / made.facts["labelled"]["train"])
+        assert float(batch["scale"]) == pytest.approx(1 / datamodule.facts["labelled"]["train"])
     assert len(spelled) == 32 and set(spelled) < set(documents(40))
-    stream = made.splits["train"].arrays["ids"]
+    stream = datamodule.splits["train"].arrays["ids"]
     assert f"what is {spelled[0]}\n{spelled[0]}" in "".join(chr(max(n, 1) - 1) for n in stream)
     with pytest.raises(UserError, match="no columns"):
         data.Data("stdlib", prompt_column="ask")
@@ -113,29 +113,29 @@ def test_a_chat_template_writes_prompts_and_answers(checkpoint: str) -> None:
     expected = tokenizer(whole, add_special_tokens=False)["input_ids"]
     assert encoded.ids.tolist() == expected and encoded.unlabelled.tolist() == [len(expected) - 5]
     assert tokens.beginning("what") == expected[:-5]
-    made = data.tokens_of(checkpoint, True)
-    made.tokenizer.chat_template = "never ends"  # type: ignore[attr-defined]
-    assert made.answers(["what"], ["that"]).ids[-1] == tokens.end[0]
+    datamodule = data.tokens_of(checkpoint, True)
+    datamodule.tokenizer.chat_template = "never ends"  # type: ignore[attr-defined]
+    assert datamodule.answers(["what"], ["that"]).ids[-1] == tokens.end[0]
 
 
 def test_plain_text_files_are_documents() -> None:
     for number, row in enumerate(documents(20)):
         Path(f"folder/{number}").parent.mkdir(exist_ok=True)
         Path(f"folder/{number}.txt").write_text(row)
-    made = prepared("folder")
-    assert sum(len(documents_in(made, split)) for split in data.SPLITS) == 20
+    datamodule = prepared("folder")
+    assert sum(len(documents_in(datamodule, split)) for split in data.SPLITS) == 20
 
 
 def test_a_checkpoints_own_tokens(checkpoint: str) -> None:
-    made = prepared(texts(*documents(50)), model_name=checkpoint)
+    datamodule = prepared(texts(*documents(50)), model_name=checkpoint)
     tokens = data.tokens_of(checkpoint)
-    ids = made.splits["test"].arrays["ids"].tolist()
+    ids = datamodule.splits["test"].arrays["ids"].tolist()
     assert ids[0] == tokens.start and ids.count(tokens.start) == 5
     first = ids[1 : ids.index(tokens.start, 1) - len(tokens.end)]
     assert tokens.decode(first) in documents(50)
-    batch = next(iter(made.test_dataloader()))
+    batch = next(iter(datamodule.test_dataloader()))
     assert (batch["labels"] == tokens.start).any() is not bool(tokens.end)
-    assert made.tokens_per_byte["test"] == pytest.approx(1, abs=0.05)
+    assert datamodule.tokens_per_byte["test"] == pytest.approx(1, abs=0.05)
 
 
 def test_windows_longer_than_a_checkpoints_positions_are_refused(checkpoint: str) -> None:

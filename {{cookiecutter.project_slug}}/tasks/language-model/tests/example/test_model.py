@@ -148,10 +148,10 @@ def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_pa
 
 
 def test_lora_is_for_checkpoints() -> None:
-    made = model.Model(lora_rank=2)
-    made.trainer = SimpleNamespace(datamodule=None)  # type: ignore[assignment]
+    module = model.Model(lora_rank=2)
+    module.trainer = SimpleNamespace(datamodule=None)  # type: ignore[assignment]
     with pytest.raises(UserError, match="--lora_rank"):
-        made.configure_model()
+        module.configure_model()
 
 
 def test_a_model_of_prompts_answers_as_it_was_trained(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_what_is_no_model_is_refused(kind: str) -> None:
 
 
 def test_a_width_that_heads_do_not_divide_is_refused() -> None:
-    made = model.Model(width=10, heads=3)
-    made.trainer = SimpleNamespace(datamodule=None)  # type: ignore[assignment]
+    module = model.Model(width=10, heads=3)
+    module.trainer = SimpleNamespace(datamodule=None)  # type: ignore[assignment]
     with pytest.raises(UserError, match="--width 10"):
-        made.configure_model()
+        module.configure_model()

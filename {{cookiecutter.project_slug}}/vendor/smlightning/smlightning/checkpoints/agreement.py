@@ -13,7 +13,7 @@ SECONDS = 0.3  # about how often they agree
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Votes:
     """What a rank wants; as an answer, what any of them does."""
 
     stop: bool = False  # a signal told it so
@@ -22,7 +22,7 @@ class Wishes:
 
 
 @dataclass
-class _Pace:
+class _Interval:
     """How many batches lie between two questions in one stage: training, validation or test."""
 
     batches: int = 1
@@ -37,29 +37,32 @@ class Agreement:
     """
 
     def __init__(self) -> None:
-        self._paces: dict[Any, _Pace] = {}
+        self._intervals: dict[Any, _Interval] = {}
 
-    def ask(self, trainer: pl.Trainer, wishes: Wishes) -> Wishes:
-        """What any rank wishes; nothing where it is not yet time to ask. Collective, each batch."""
-        pace = self._paces.setdefault(trainer.state.stage, _Pace())
-        pace.left -= 1
-        if pace.left > 0:
-            return Wishes()
-        answer = wishes
+    def ask(self, trainer: pl.Trainer, votes: Votes) -> Votes:
+        """What any rank votes for; nothing where it is not yet time to ask.
+
+        Collective, each batch.
+        """
+        interval = self._intervals.setdefault(trainer.state.stage, _Interval())
+        interval.left -= 1
+        if interval.left > 0:
+            return Votes()
+        answer = votes
         if trainer.world_size > 1:
-            answer, seconds = _sum(trainer, wishes, time.monotonic() - pace.since)
-            pace.batches = _fitting(pace.batches, seconds / trainer.world_size)
-        pace.left = pace.batches
-        pace.since = time.monotonic()
+            answer, seconds = _sum(trainer, votes, time.monotonic() - interval.since)
+            interval.batches = _fitting(interval.batches, seconds / trainer.world_size)
+        interval.left = interval.batches
+        interval.since = time.monotonic()
         return answer
 
 
-def _sum(trainer: pl.Trainer, wishes: Wishes, seconds: float) -> tuple[Wishes, float]:
-    """What any rank wishes, and the sum of the ranks' seconds."""
-    values = [float(wishes.stop), float(wishes.save), float(wishes.leave), seconds]
+def _sum(trainer: pl.Trainer, votes: Votes, seconds: float) -> tuple[Votes, float]:
+    """What any rank votes for, and the sum of the ranks' seconds."""
+    values = [float(votes.stop), float(votes.save), float(votes.leave), seconds]
     device = trainer.strategy.root_device
     stop, save, leave, total = collectives.all_sum(torch.tensor(values, device=device)).tolist()
-    return Wishes(stop > 0, save > 0, leave > 0), total
+    return Votes(stop > 0, save > 0, leave > 0), total
 
 
 def _fitting(batches: int, seconds: float) -> int:

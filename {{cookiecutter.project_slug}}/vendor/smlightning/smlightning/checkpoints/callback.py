@@ -28,7 +28,7 @@ from pytorch_lightning.callbacks import (
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 
 from smlightning.checkpoints import files, resume
-from smlightning.checkpoints.agreement import Agreement, Wishes
+from smlightning.checkpoints.agreement import Agreement, Votes
 from smlightning.checkpoints.best import Best
 from smlightning.checkpoints.lock import lock
 from smlightning.checkpoints.plugin import CheckpointPlugin
@@ -116,8 +116,8 @@ class Checkpoints(Checkpoint):
         self.data = ""  # fingerprint of the data
         self.optimizers: list[str] = []  # names of their classes
         self.averages: dict[str, Any] | None = None  # weights that were validated, if averaged
-        self.choice: resume.Choice | None = None
-        self.shard_files = ShardFiles()  # of the folder of that choice
+        self.resume_point: resume.ResumePoint | None = None
+        self.shard_files = ShardFiles()  # of that one's folder
         self.writer = CheckpointWriter(directory)
         self.agreement = Agreement()
         self.saved_at = time.monotonic()
@@ -151,10 +151,12 @@ class Checkpoints(Checkpoint):
                 print(decision.message, flush=True)
             return decision.to_json()
 
-        self.choice = resume.Decision.from_json(session.from_rank_0("resume", decide)).choice
+        self.resume_point = resume.ResumeDecision.from_json(
+            session.from_rank_0("resume", decide)
+        ).resume_point
         if session.current_cluster().local_rank == 0:
             files.remove_temporary_shards(self.directory)
-        return self.choice.path if self.choice else None
+        return self.resume_point.path if self.resume_point else None
 
     def load_best_weights(self, model: pl.LightningModule) -> None:
         """Load the best weights; the last ones stay where no validation was good. Collective.
@@ -200,9 +202,9 @@ class Checkpoints(Checkpoint):
                 self.writer = self._shard_writer(trainer.strategy.shard_size)
             lightnings = trainer.strategy.checkpoint_io
             trainer.strategy.checkpoint_io = CheckpointPlugin(
-                self.writer, self.choice, self.shard_files, lightnings
+                self.writer, self.resume_point, self.shard_files, lightnings
             )
-        if self.choice and stage == "fit":
+        if self.resume_point and stage == "fit":
             self.comparison = pl_module.register_load_state_dict_pre_hook(
                 resume.refuse_another_architecture
             )
@@ -221,7 +223,7 @@ class Checkpoints(Checkpoint):
 
         One that the caller named for an evaluation is left alone.
         """
-        if trainer.state.fn != "fit" or not self.choice:
+        if trainer.state.fn != "fit" or not self.resume_point:
             return
         self.comparison.remove()
         state = checkpoint["callbacks"][self.state_key]
@@ -234,7 +236,7 @@ class Checkpoints(Checkpoint):
         self._resume_best(trainer, Best.from_dict(state["best"]), weights)
         self._resume_data(trainer, state["data"])
         self._resume_loops(trainer, checkpoint["loops"]["fit_loop"])
-        trainer.should_stop = self.choice.complete  # by EarlyStopping, say
+        trainer.should_stop = self.resume_point.complete  # by EarlyStopping, say
 
     def _resume_best(
         self, trainer: pl.Trainer, best: Best, weights: Mapping[str, Any] | None
@@ -244,10 +246,10 @@ class Checkpoints(Checkpoint):
         Args:
             weights: on the ranks that keep them.
         """
-        assert self.choice
+        assert self.resume_point
         same = best.criterion == self.best.criterion
-        file = files.best_file(self.choice.path)
-        beside = self.choice.path.parent == self.directory  # else they are written here, too
+        file = files.best_file(self.resume_point.path)
+        beside = self.resume_point.path.parent == self.directory  # else they are written here, too
         file = file if beside and not isinstance(self.writer, ShardWriter) else None
         self.writer.resume_from(self.position, weights if same else None, file)
         if same:
@@ -291,7 +293,7 @@ class Checkpoints(Checkpoint):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The optimizers are there, and their states are not restored yet."""
         optimizers = [type(optimizer).__name__ for optimizer in trainer.optimizers]
-        if self.choice and self.optimizers:
+        if self.resume_point and self.optimizers:
             resume.refuse_another_optimizer(self.optimizers, optimizers)
         self.optimizers = optimizers
 
@@ -320,7 +322,11 @@ class Checkpoints(Checkpoint):
                 "The training data has no length, so its number of steps is not known",
                 "pass --max_steps",
             )
-        if self.choice and trainer.is_global_zero and not resumes_exactly(trainer.train_dataloader):
+        if (
+            self.resume_point
+            and trainer.is_global_zero
+            and not resumes_exactly(trainer.train_dataloader)
+        ):
             start = resume.data_start(*self.position.next_start(), self.position.batches_per_epoch)
             print(f"resume: {start}", flush=True)
         batches, then = _global_batches(trainer), self.position.batches_per_epoch
@@ -470,12 +476,12 @@ class Checkpoints(Checkpoint):
         if not trainer.training and not self.equally_many:
             return
         late = time.monotonic() - self.saved_at > 60 * self.minutes
-        wishes = Wishes(
+        votes = Votes(
             stop=signals.requested(),
             save=trainer.is_global_zero and late,
             leave=self.writer.failed(),
         )
-        answer = self.agreement.ask(trainer, wishes)
+        answer = self.agreement.ask(trainer, votes)
         self.stopping = self.stopping or answer.stop
         self.due = self.due or answer.save
         if answer.leave:

@@ -14,7 +14,7 @@ from lightning_fabric.plugins import CheckpointIO
 from smlightning.checkpoints import reader
 from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.reader import ShardFiles
-from smlightning.checkpoints.resume import Choice
+from smlightning.checkpoints.resume import ResumePoint
 from smlightning.checkpoints.writer import CheckpointWriter, ShardWriter
 
 
@@ -23,7 +23,7 @@ class CheckpointPlugin(CheckpointIO):
 
     Args:
         writer: of this run's folder.
-        choice: the checkpoint that the run resumes from.
+        resume_point: the checkpoint that the run resumes from.
         shard_files: of that checkpoint's folder.
         other: the strategy's plugin before this one.
     """
@@ -31,11 +31,11 @@ class CheckpointPlugin(CheckpointIO):
     def __init__(
         self,
         writer: CheckpointWriter,
-        choice: Choice | None,
+        resume_point: ResumePoint | None,
         shard_files: ShardFiles,
         other: CheckpointIO,
     ) -> None:
-        self.writer, self.choice = writer, choice
+        self.writer, self.resume_point = writer, resume_point
         self.shard_files, self.other = shard_files, other
 
     def save_checkpoint(
@@ -51,10 +51,10 @@ class CheckpointPlugin(CheckpointIO):
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Called on every rank."""
-        if self.choice and Path(path) == self.choice.path:
+        if self.resume_point and Path(path) == self.resume_point.path:
             return reader.read(
-                self.choice.path,
-                self.choice.checksum,
+                self.resume_point.path,
+                self.resume_point.checksum,
                 self.writer.directory,
                 self.shard_files,
                 sharded=isinstance(self.writer, ShardWriter),

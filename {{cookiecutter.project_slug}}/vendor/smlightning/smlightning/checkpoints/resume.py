@@ -35,7 +35,7 @@ class RunIdentity:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ResumePoint:
     """The checkpoint that a run resumes from."""
 
     path: Path
@@ -44,27 +44,31 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Decision:
+class ResumeDecision:
     """What is done about resuming, and the line that says so."""
 
-    choice: Choice | None = None
+    resume_point: ResumePoint | None = None
     message: str = ""
 
     def to_json(self) -> str:
         """For the other ranks."""
-        choice = self.choice
-        if choice is None:
+        resume_point = self.resume_point
+        if resume_point is None:
             return json.dumps({"message": self.message})
-        path = {"path": str(choice.path), "checksum": choice.checksum, "complete": choice.complete}
+        path = {
+            "path": str(resume_point.path),
+            "checksum": resume_point.checksum,
+            "complete": resume_point.complete,
+        }
         return json.dumps({"message": self.message, **path})
 
     @classmethod
-    def from_json(cls, text: str) -> "Decision":
+    def from_json(cls, text: str) -> "ResumeDecision":
         values = json.loads(text)
         if "path" not in values:
             return cls(None, values["message"])
-        choice = Choice(Path(values["path"]), values["checksum"], values["complete"])
-        return cls(choice, values["message"])
+        resume_point = ResumePoint(Path(values["path"]), values["checksum"], values["complete"])
+        return cls(resume_point, values["message"])
 
 
 def decide(
@@ -74,7 +78,7 @@ def decide(
     declared: Mapping[str, Option],
     state_key: str,
     verified: Collection[str] | None = None,
-) -> Decision:
+) -> ResumeDecision:
     """Choose the checkpoint to resume from, or none.
 
     Args:
@@ -89,13 +93,13 @@ def decide(
             checkpoints in ``directory``, all damaged.
     """
     if wanted == "never":
-        return Decision()
+        return ResumeDecision()
     path = files.newest(directory, verified) if wanted == "auto" else Path(wanted)
     if path is None:
-        return Decision()
+        return ResumeDecision()
     state = _read_state(path, wanted, state_key, verified)
     if wanted == "auto" and files.finished(path):
-        return Decision(
+        return ResumeDecision(
             message=f"resume: not from {path}, that run is finished; training from the start"
         )
     position = _read_position(path, state)
@@ -104,8 +108,8 @@ def decide(
     if path.parent.resolve() != directory.resolve():
         _refuse_to_replace(wanted, directory)
     complete = position.complete and not differing
-    choice = Choice(path, files.checksum(path), complete)
-    return Decision(choice, f"resume: from {path}, {position}")
+    resume_point = ResumePoint(path, files.checksum(path), complete)
+    return ResumeDecision(resume_point, f"resume: from {path}, {position}")
 
 
 def _read_state(

@@ -30,7 +30,7 @@ Show = Callable[[str, Plan, Sequence[Host], Lines], None]
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Machine:
     """What the attempts of a rehearsal share of this machine."""
 
     folder: Path
@@ -39,7 +39,7 @@ class Cluster:
     store: Store = field(default_factory=Store)  # without a secret
 
 
-def run_plan(plan: Plan, cluster: Cluster, show: Show) -> tuple[Attempt, list[Check]]:
+def run_plan(plan: Plan, cluster: Machine, show: Show) -> tuple[Attempt, list[Check]]:
     """Run the job as planned; the last attempt, and the verdicts in the order of the report."""
     if plan.fault and plan.fault.interrupts:
         return run_interrupted(plan, cluster, show)
@@ -47,7 +47,7 @@ def run_plan(plan: Plan, cluster: Cluster, show: Show) -> tuple[Attempt, list[Ch
     return attempt, checks.judge(plan, attempt)
 
 
-def run_interrupted(plan: Plan, cluster: Cluster, show: Show) -> tuple[Attempt, list[Check]]:
+def run_interrupted(plan: Plan, cluster: Machine, show: Show) -> tuple[Attempt, list[Check]]:
     """The job with an interruption; then undisturbed, and restarted from what S3 has of it."""
     interrupted = run_attempt(plan, cluster, "interrupted", show)
     verdicts = checks.judge_interruption(plan, interrupted)
@@ -63,7 +63,7 @@ def run_interrupted(plan: Plan, cluster: Cluster, show: Show) -> tuple[Attempt, 
 
 
 def run_attempt(
-    plan: Plan, cluster: Cluster, name: str, show: Show, restored: Path | None = None
+    plan: Plan, cluster: Machine, name: str, show: Show, restored: Path | None = None
 ) -> Attempt:
     """Run the job once in a folder of this name, and read what it left."""
     folder = cluster.folder / name
@@ -74,7 +74,7 @@ def run_attempt(
     return Attempt(folder, hosts, ranks, restored, evidence.read_refusals(folder))
 
 
-def run_hosts(plan: Plan, folder: Path, hosts: Sequence[Host], cluster: Cluster) -> Lines:
+def run_hosts(plan: Plan, folder: Path, hosts: Sequence[Host], cluster: Machine) -> Lines:
     """Start every host and yield its lines as they come, and an empty line each 0.2 s of silence.
 
     Ends when all hosts have ended. Whatever happens, no process of the rehearsal is left when the
@@ -107,7 +107,7 @@ def run_hosts(plan: Plan, folder: Path, hosts: Sequence[Host], cluster: Cluster)
         processes.end_all(folder)
 
 
-def start_host(plan: Plan, folder: Path, host: Host, cluster: Cluster) -> None:
+def start_host(plan: Plan, folder: Path, host: Host, cluster: Machine) -> None:
     """Start the container's entry point, the request's or the image's, as the host's process."""
     host.command = entry_point(plan, cluster.real_mpirun)
     command = host.command

@@ -35,7 +35,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Conclusion:
     """What a check concludes, before it has its name."""
 
     verdict: str
@@ -44,19 +44,19 @@ class Outcome:
     incomplete: bool = False
 
 
-Judge = Callable[[Plan, Attempt], Outcome]
+Judge = Callable[[Plan, Attempt], Conclusion]
 
 
-def passed_if(condition: bool, detail: str) -> Outcome:
-    return Outcome(PASSED if condition else FAILED, detail)
+def passed_if(condition: bool, detail: str) -> Conclusion:
+    return Conclusion(PASSED if condition else FAILED, detail)
 
 
-def skipped(detail: str) -> Outcome:
-    return Outcome(SKIPPED, detail)
+def skipped(detail: str) -> Conclusion:
+    return Conclusion(SKIPPED, detail)
 
 
-def incomplete(detail: str) -> Outcome:
-    return Outcome(FAILED, detail, incomplete=True)
+def incomplete(detail: str) -> Conclusion:
+    return Conclusion(FAILED, detail, incomplete=True)
 
 
 def judge(plan: Plan, attempt: Attempt) -> list[Check]:
@@ -87,7 +87,7 @@ def named(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Chec
     return [with_name(name, check(plan, attempt), attempt) for name, check in table.items()]
 
 
-def with_name(name: str, outcome: Outcome, attempt: Attempt) -> Check:
+def with_name(name: str, outcome: Conclusion, attempt: Attempt) -> Check:
     if outcome.incomplete and not attempt.succeeded:
         return Check(name, SKIPPED, FAILED_BEFORE)
     return Check(name, outcome.verdict, outcome.detail)
@@ -96,7 +96,7 @@ def with_name(name: str, outcome: Outcome, attempt: Attempt) -> Check:
 # How the hosts ended.
 
 
-def hosts_succeeded(plan: Plan, attempt: Attempt) -> Outcome:
+def hosts_succeeded(plan: Plan, attempt: Attempt) -> Conclusion:
     """Each host's exit status, and each cause once."""
     details = []
     for host in attempt.hosts:
@@ -116,7 +116,7 @@ def cause_line(failure: str | None) -> str:
     return ""
 
 
-def success_or_failure_file(plan: Plan, attempt: Attempt) -> Outcome:
+def success_or_failure_file(plan: Plan, attempt: Attempt) -> Conclusion:
     """``output/success`` after exit 0, ``output/failure`` after anything else."""
     wrong = []
     for host in attempt.hosts:
@@ -129,7 +129,7 @@ def success_or_failure_file(plan: Plan, attempt: Attempt) -> Outcome:
 # Which ranks there were.
 
 
-def world_size(plan: Plan, attempt: Attempt) -> Outcome:
+def world_size(plan: Plan, attempt: Attempt) -> Conclusion:
     """All ranks say the planned one."""
     expected = f"expected {plan.world_size}"
     if not attempt.ranks:
@@ -139,7 +139,7 @@ def world_size(plan: Plan, attempt: Attempt) -> Outcome:
     return passed_if(set(sizes) == {plan.world_size}, f"{seen}; {expected}")
 
 
-def ranks_complete(plan: Plan, attempt: Attempt) -> Outcome:
+def ranks_complete(plan: Plan, attempt: Attempt) -> Conclusion:
     """Each rank from 0 to world size - 1 is there once."""
     ranks = [rank.rank for rank in attempt.ranks]
     expected = list(range(plan.world_size))
@@ -148,7 +148,7 @@ def ranks_complete(plan: Plan, attempt: Attempt) -> Outcome:
     return incomplete(detail) if some_are_absent else passed_if(ranks == expected, detail)
 
 
-def node_ranks(plan: Plan, attempt: Attempt) -> Outcome:
+def node_ranks(plan: Plan, attempt: Attempt) -> Conclusion:
     """Node and local rank follow from the host that the process ran on."""
     wrong = []
     for rank in attempt.ranks:
@@ -159,17 +159,17 @@ def node_ranks(plan: Plan, attempt: Attempt) -> Outcome:
             local = f"with local rank {rank.local_rank}"
             wrong.append(f"rank {rank.rank} is on host {host} {local}")
     if wrong:
-        return Outcome(FAILED, "; ".join(wrong))
+        return Conclusion(FAILED, "; ".join(wrong))
     if len(attempt.ranks) < plan.world_size:
         reached = f"{len(attempt.ranks)} of {plan.world_size} ranks"
         return incomplete(f"{reached} reached a Trainer")
-    return Outcome(PASSED, f"0 to {plan.hosts - 1}")
+    return Conclusion(PASSED, f"0 to {plan.hosts - 1}")
 
 
 # What they were given, and what they computed.
 
 
-def prepare_data_once_per_node(plan: Plan, attempt: Attempt) -> Outcome:
+def prepare_data_once_per_node(plan: Plan, attempt: Attempt) -> Conclusion:
     """In each of Trainer's runs once per node, by local rank 0.
 
     ``test`` on SMDDP finds the data prepared by ``fit``.
@@ -178,12 +178,12 @@ def prepare_data_once_per_node(plan: Plan, attempt: Attempt) -> Outcome:
         return skipped("no prepare_data was called")
     wrong = [wrong_call(rank, call, n) for rank, call, n in excess_calls(attempt.ranks)]
     if wrong:
-        return Outcome(FAILED, "; ".join(wrong))
+        return Conclusion(FAILED, "; ".join(wrong))
     leaders = [rank.prepare_data for rank in attempt.ranks if rank.local_rank == 0]
     per_node = [without_calls_for_all(calls) for calls in leaders]
     if any(calls != per_node[0] for calls in per_node):
         return incomplete(f"calls differ between nodes: {per_node}")
-    return Outcome(PASSED, ", ".join(leaders[0]))
+    return Conclusion(PASSED, ", ".join(leaders[0]))
 
 
 def without_calls_for_all(calls: Sequence[str]) -> list[str]:
@@ -206,7 +206,7 @@ def wrong_call(rank: Rank, call: str, times: int) -> str:
     return f"rank {rank.rank} (local rank {rank.local_rank}) called {call} {times} times"
 
 
-def data_divided(plan: Plan, attempt: Attempt) -> Outcome:
+def data_divided(plan: Plan, attempt: Attempt) -> Conclusion:
     """No two ranks saw the same batch in the first epoch, nor mostly the same samples.
 
     A batch of one sample counts as that sample, since samplers repeat up to world size - 1 of them
@@ -266,7 +266,7 @@ def overlap(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
     return len(set(one) & set(other)), min(len(one), len(other))
 
 
-def weights_identical(plan: Plan, attempt: Attempt) -> Outcome:
+def weights_identical(plan: Plan, attempt: Attempt) -> Conclusion:
     """All ranks ended with the same weights, those trained and those tested."""
     by_weights: dict[str | None, list[int]] = {}
     for rank in attempt.ranks:
@@ -277,7 +277,7 @@ def weights_identical(plan: Plan, attempt: Attempt) -> Outcome:
     return same_or_incomplete(len(by_weights) == 1, "; ".join(details))
 
 
-def metrics_identical(plan: Plan, attempt: Attempt) -> Outcome:
+def metrics_identical(plan: Plan, attempt: Attempt) -> Conclusion:
     """All ranks have the same metrics of validation and test."""
     ranks = attempt.ranks
     if not ranks:
@@ -293,22 +293,22 @@ def metrics_identical(plan: Plan, attempt: Attempt) -> Outcome:
     if differing:
         return same_or_incomplete(False, "; ".join(differing))
     values_of_all = [f"{name} {value:.4f}" for name, value in ranks[0].metrics.items()]
-    return Outcome(PASSED, ", ".join(values_of_all))
+    return Conclusion(PASSED, ", ".join(values_of_all))
 
 
-def ended_too_early(ranks: list[int] | None) -> Outcome:
+def ended_too_early(ranks: list[int] | None) -> Conclusion:
     return incomplete(f"ranks {ranks or 'all'} ended before there were any")
 
 
-def same_or_incomplete(same: bool, detail: str) -> Outcome:
+def same_or_incomplete(same: bool, detail: str) -> Conclusion:
     """Ranks that failed did so at different steps."""
-    return Outcome(PASSED, detail) if same else incomplete(detail)
+    return Conclusion(PASSED, detail) if same else incomplete(detail)
 
 
 # What they left behind.
 
 
-def one_writer(plan: Plan, attempt: Attempt) -> Outcome:
+def one_writer(plan: Plan, attempt: Attempt) -> Conclusion:
     """Artifacts and checkpoints come from one rank; other hosts have but what was restored."""
     writers = [rank for rank in attempt.ranks if rank.files]
     elsewhere = files_of_other_hosts(attempt)
@@ -340,13 +340,13 @@ def files_of_other_hosts(attempt: Attempt) -> list[str]:
     return files
 
 
-def smddp_contract(plan: Plan, attempt: Attempt) -> Outcome:
+def smddp_contract(plan: Plan, attempt: Attempt) -> Conclusion:
     """The stub refuses what SMDDP's documentation does not allow."""
     refusals = "; ".join(attempt.refusals)
     return passed_if(not refusals, refusals or "the stub refused nothing")
 
 
-def model_predicts(plan: Plan, attempt: Attempt) -> Outcome:
+def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
     """``predict.py --sample`` answers the project's own sample input with the trained model."""
     if not attempt.succeeded:
         return skipped(FAILED_BEFORE)
@@ -354,7 +354,7 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Outcome:
         return skipped("no predict.py in the source folder")
     ended = prediction.predict_sample(plan, attempt)
     if ended is None:
-        return Outcome(FAILED, f"predict.py did not answer in {prediction.TIMEOUT} s")
+        return Conclusion(FAILED, f"predict.py did not answer in {prediction.TIMEOUT} s")
     if ended.returncode == 2 and "--sample" in ended.stderr:
         return skipped("predict.py has no option --sample, which would answer a sample input")
     output = ended.stdout if ended.returncode == 0 else ended.stderr
@@ -366,18 +366,18 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Outcome:
 # After a restart.
 
 
-def resumes_from_checkpoint(restarted: Attempt) -> Outcome:
+def resumes_from_checkpoint(restarted: Attempt) -> Conclusion:
     """All ranks began after a checkpoint's step, with something left to train."""
     steps = sorted({rank.first_step or 0 for rank in restarted.ranks})
     if not steps:
         return incomplete("no rank reached a Trainer")
     if not any(rank.batches for rank in restarted.ranks):
         cure = "interrupt a longer run: --batches, or -- --epochs"
-        return Outcome(FAILED, f"nothing was left to train when it restarted; {cure}")
+        return Conclusion(FAILED, f"nothing was left to train when it restarted; {cure}")
     return passed_if(steps[0] > 0, f"after step {' or '.join(map(str, steps))}")
 
 
-def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Outcome:
+def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Conclusion:
     """The weights are those of the job that was not interrupted."""
     again = {rank.weights or "none" for rank in restarted.ranks}
     alone = {rank.weights or "none" for rank in undisturbed.ranks}
@@ -389,15 +389,15 @@ def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Outcome:
 # After a fault.
 
 
-def ends_after_fault(plan: Plan, attempt: Attempt) -> Outcome:
+def ends_after_fault(plan: Plan, attempt: Attempt) -> Conclusion:
     """Every host ended by itself, in the time it had after a rank's fault."""
     times = [rank.fault_at for rank in attempt.ranks if rank.fault_at is not None]
     if not times:
-        return Outcome(FAILED, f"rank {fault_of(plan).target} never reached its fault")
+        return Conclusion(FAILED, f"rank {fault_of(plan).target} never reached its fault")
     return ended_in_time(attempt.hosts, times[0])
 
 
-def ends_after_interruption(plan: Plan, attempt: Attempt) -> Outcome:
+def ends_after_interruption(plan: Plan, attempt: Attempt) -> Conclusion:
     """Every host ended by itself, in the time it had after one was stopped or lost, and failed."""
     fault = fault_of(plan)
     target = attempt.hosts[fault.target]
@@ -406,18 +406,18 @@ def ends_after_interruption(plan: Plan, attempt: Attempt) -> Outcome:
         place = "step 2"
         if fault.kind == LOSE_HOST:
             place = "step 2 with a checkpoint (-- --checkpoint_steps 1 writes some)"
-        return Outcome(FAILED, f"host {target.number} never reached {place}: {ended}")
+        return Conclusion(FAILED, f"host {target.number} never reached {place}: {ended}")
     if any(host.exit_code == 0 for host in attempt.hosts):
-        return Outcome(FAILED, f"one ended as if nothing had happened: {ended}")
+        return Conclusion(FAILED, f"one ended as if nothing had happened: {ended}")
     return ended_in_time(attempt.hosts, target.interrupted_at)
 
 
-def ended_in_time(hosts: Sequence[Host], start: float) -> Outcome:
+def ended_in_time(hosts: Sequence[Host], start: float) -> Conclusion:
     seconds = [f"host {host.number} after {host.ended_at - start:.1f} s" for host in hosts]
     return passed_if(not any(host.overdue for host in hosts), ", ".join(seconds))
 
 
-def failure_names_cause(plan: Plan, attempt: Attempt) -> Outcome:
+def failure_names_cause(plan: Plan, attempt: Attempt) -> Conclusion:
     """The part of output/failure that SageMaker shows as FailureReason names the rank."""
     fault = fault_of(plan)
     # A host whose only rank was killed has nobody left to write it.
@@ -430,8 +430,8 @@ def failure_names_cause(plan: Plan, attempt: Attempt) -> Outcome:
         if not name.search(reason):
             without.append(host.number)
     if without:
-        return Outcome(FAILED, f"hosts {without} do not name rank {fault.target}")
-    return Outcome(PASSED, cause_line(writing[0].output("failure")))
+        return Conclusion(FAILED, f"hosts {without} do not name rank {fault.target}")
+    return Conclusion(PASSED, cause_line(writing[0].output("failure")))
 
 
 def fault_of(plan: Plan) -> Fault:

@@ -33,7 +33,7 @@ CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterSize:
     """The size of the simulated cluster."""
 
     hosts: int
@@ -85,7 +85,7 @@ def make_plan(
     )
 
 
-def chosen_cluster(arguments: argparse.Namespace, job: Job) -> Cluster:
+def chosen_cluster(arguments: argparse.Namespace, job: Job) -> ClusterSize:
     """The command line's, else job.toml's; two processes per host where neither says."""
     distribution = arguments.distribution
     if distribution in (None, "auto"):
@@ -94,7 +94,7 @@ def chosen_cluster(arguments: argparse.Namespace, job: Job) -> Cluster:
     processes = arguments.processes
     if processes is None:
         processes = 1 if distribution == "none" else 2
-    return Cluster(hosts, processes, distribution)
+    return ClusterSize(hosts, processes, distribution)
 
 
 def chosen_fault(arguments: argparse.Namespace) -> Fault | None:
@@ -124,7 +124,7 @@ def batches(wanted: int | None, fault: Fault | None, given: Mapping[str, Any]) -
 
 
 def rehearsed_job(
-    job: Job, cluster: Cluster, fault: Fault | None, given: Mapping[str, Any], of_project: bool
+    job: Job, cluster: ClusterSize, fault: Fault | None, given: Mapping[str, Any], of_project: bool
 ) -> tuple[Job, list[str]]:
     """The job as it is rehearsed, and notes on what differs from the one that is sent."""
     notes = []
@@ -253,7 +253,7 @@ def refuse_source(source: Path) -> None:
         )
 
 
-def refuse_numbers(arguments: argparse.Namespace, cluster: Cluster) -> None:
+def refuse_numbers(arguments: argparse.Namespace, cluster: ClusterSize) -> None:
     last_rank = cluster.hosts * cluster.processes - 1
     refuse_number("hosts", cluster.hosts, 1, MOST)
     refuse_number("processes", cluster.processes, 1, MOST)
@@ -271,7 +271,7 @@ def refuse_number(option: str, value: float, first: int, last: int) -> None:
         raise UserError(f"--{option} {value} is out of range", f"give {first} to {last}")
 
 
-def refuse_cluster(arguments: argparse.Namespace, cluster: Cluster) -> None:
+def refuse_cluster(arguments: argparse.Namespace, cluster: ClusterSize) -> None:
     """What SageMaker, its toolkit or this system does not start."""
     if cluster.distribution == "none" and cluster.processes > 1:
         raise UserError(

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from smlightning.errors import UserError
 from smlightning.rehearsal import attempts, checks, mpirun, samples, secret_store
-from smlightning.rehearsal.attempts import Cluster, Lines
+from smlightning.rehearsal.attempts import Lines, Machine
 from smlightning.rehearsal.checks import Check
 from smlightning.rehearsal.environment import free_port
 from smlightning.rehearsal.evidence import Attempt
@@ -65,7 +65,7 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
     with free_port() as port, secret_store.serve(values) as store:
         console.print(f"{title}; stubs: {', '.join(setting.stubs)}; port {port}", style="bold")
         console.print(*notes, sep="\n", style="dim")
-        cluster = Cluster(folder, port, setting.real_mpirun, store)
+        cluster = Machine(folder, port, setting.real_mpirun, store)
         printer = Printer(console)
         last, verdicts = attempts.run_plan(plan, cluster, printer.show)
     seconds = time.time() - started

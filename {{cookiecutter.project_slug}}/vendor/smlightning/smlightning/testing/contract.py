@@ -37,7 +37,7 @@ def tried_options() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Run:
+class ContractRun:
     """The small run, uninterrupted, on one rank: its folder, and what it recorded."""
 
     folder: Path
@@ -65,10 +65,10 @@ def options(place: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def alone(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
+def alone(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> ContractRun:
     folder = tmp_path_factory.mktemp("alone")
     (record,) = runs.train(folder, options)
-    return Run(folder, record)
+    return ContractRun(folder, record)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -139,7 +139,7 @@ def metrics_at_the_end(record: dict[str, Any]) -> dict[str, float]:
 
 
 def test_a_resumed_run_ends_as_an_uninterrupted_one(
-    options: dict[str, Any], alone: Run, tmp_path: Path
+    options: dict[str, Any], alone: ContractRun, tmp_path: Path
 ) -> None:
     """Killed in the second epoch: in the middle, or early where loaders cannot go on there."""
     uninterrupted = alone.record
@@ -158,7 +158,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
         assert resumed[key] == uninterrupted[key], f"{key} differ"
 
 
-def test_the_metrics_that_options_py_names_are_there(alone: Run) -> None:
+def test_the_metrics_that_options_py_names_are_there(alone: ContractRun) -> None:
     monitor, log = OPTIONS.MONITOR, alone.record["log"]
     assert OPTIONS.MODE in ("max", "min")
     for metrics in alone.record["validated"]:
@@ -172,7 +172,7 @@ def test_the_metrics_that_options_py_names_are_there(alone: Run) -> None:
     assert re.fullmatch(last_line, log.splitlines()[-1]), log[-2000:]
 
 
-def test_the_best_weights_are_tested_and_saved(alone: Run) -> None:
+def test_the_best_weights_are_tested_and_saved(alone: ContractRun) -> None:
     """`model.load` gives the network, first if it gives more, with the best epoch's weights."""
     values = [metrics[OPTIONS.MONITOR] for metrics in alone.record["validated"]]
     best = values.index(max(values) if OPTIONS.MODE == "max" else min(values))
@@ -188,7 +188,7 @@ def test_the_best_weights_are_tested_and_saved(alone: Run) -> None:
         assert digest in [trained[key] for key in same_name], f"{name} is not what was trained"
 
 
-def test_a_trained_model_answers(alone: Run) -> None:
+def test_a_trained_model_answers(alone: ContractRun) -> None:
     """The rehearsal asks for the same, with the project's own sample."""
     first = runs.sample_answers(alone.folder)
     assert first.strip(), "predict.py --sample prints nothing"
@@ -222,7 +222,7 @@ def other_value(name: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("name", tried_options())
 def test_every_option_changes_something(
-    name: str, options: dict[str, Any], place: Path, alone: Run, tmp_path: Path
+    name: str, options: dict[str, Any], place: Path, alone: ContractRun, tmp_path: Path
 ) -> None:
     """Batches, losses, metrics, weights or files; an option that changes none reaches nothing."""
     (changed,) = runs.train(tmp_path, {**options, **another(name, place, options)})

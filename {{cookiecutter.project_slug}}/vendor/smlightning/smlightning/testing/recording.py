@@ -31,7 +31,7 @@ Write = Callable[[dict[str, Any]], Any]
 PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # as `smlightning.data.store.path_for` ends a name
 
 
-class Recorder(pl.Callback):
+class TrainingRecorder(pl.Callback):
     """Notes digests of batches and weights, losses, learning rates and metrics."""
 
     def __init__(self, write: Write, kill_at: int) -> None:
@@ -79,7 +79,7 @@ class Recorder(pl.Callback):
 
 def train(write: Write, options: dict[str, Any], kill_at: int) -> None:
     """Run src/train.py with a Recorder before its own callbacks."""
-    recorder = Recorder(write, kill_at)
+    recorder = TrainingRecorder(write, kill_at)
 
     class RecordedTrainer(pl.Trainer):
         def __init__(self, *args: Any, callbacks: Any = None, **more: Any) -> None:

@@ -22,7 +22,7 @@ NAMED_PLACES = 8  # of so many ranks a verdict says where they were
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """What a rank says of itself every few seconds."""
 
     number: int
@@ -34,16 +34,16 @@ class Beat:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def loads(text: str) -> "Beat":
-        """The beat that ``dumps`` made a text of."""
-        return Beat(**json.loads(text))
+    def loads(text: str) -> "Heartbeat":
+        """The heartbeat that ``dumps`` made a text of."""
+        return Heartbeat(**json.loads(text))
 
 
 @dataclass(frozen=True)
 class Heard:
-    """The latest beat of a rank, and when it was first read (``time.monotonic()``)."""
+    """The latest heartbeat of a rank, and when it was first read (``time.monotonic()``)."""
 
-    beat: Beat
+    heartbeat: Heartbeat
     at: float
 
 
@@ -62,23 +62,25 @@ def find_hang(
             for rank, seconds in silent.items()
         ]
         return _verdict(problems, latest, "see its log and the stacks of the others")
-    if not any(heard.beat.idle > limit for heard in latest.values()):
+    if not any(heard.heartbeat.idle > limit for heard in latest.values()):
         return None
-    least = min(heard.beat.marks for heard in latest.values())
-    late = {rank: heard for rank, heard in latest.items() if heard.beat.marks == least}
+    least = min(heard.heartbeat.marks for heard in latest.values())
+    late = {rank: heard for rank, heard in latest.items() if heard.heartbeat.marks == least}
     if len(late) == cluster.world_size > 1:
         problems = ["no rank goes on, and all are in one place"]
         cure = "look at the network between the hosts, and at the disk of the checkpoints"
         return _verdict(problems, latest, cure)
     problems = [
-        f"{cluster.name(rank)} stopped taking part {heard.beat.idle + now - heard.at:.0f} s ago"
+        f"{cluster.name(rank)} stopped taking part {heard.heartbeat.idle + now - heard.at:.0f} s ago"
         for rank, heard in late.items()
     ]
     return _verdict(problems, latest, "see its stacks in its log")
 
 
 def _verdict(problems: list[str], latest: Mapping[int, Heard], cure: str) -> End:
-    places = [f"rank {rank} was in {heard.beat.place}" for rank, heard in sorted(latest.items())]
+    places = [
+        f"rank {rank} was in {heard.heartbeat.place}" for rank, heard in sorted(latest.items())
+    ]
     return End("failed", ", ".join([*problems, *places[:NAMED_PLACES]]), cure)
 
 

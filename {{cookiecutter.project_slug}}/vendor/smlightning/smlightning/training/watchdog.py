@@ -24,15 +24,15 @@ from smlightning.cluster.rendezvous import RankStore
 from smlightning.errors import write_failure
 from smlightning.training import loop as loop_state
 from smlightning.training.hangs import (
-    Beat,
     Heard,
+    Heartbeat,
     find_hang,
     main_thread_frames,
     main_thread_place,
 )
 
 VERDICT_FRACTION = 0.6  # of the hang timeout; the rest is for the ranks to read it, and for stacks
-BEATS = 30  # in the hang timeout
+HEARTBEATS = 30  # in the hang timeout
 FOLLOW_SECONDS = 3.0  # in which a rank has to notice by itself that another one failed
 # So many times as long the first batches of a phase may take: compilers, caches and workers start.
 WARM_UP_FACTOR = 10
@@ -121,7 +121,7 @@ class HangWatchdog(pl.Callback):
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.cluster = session.current_cluster()
-        self.interval = min(seconds / BEATS, 2.0)
+        self.interval = min(seconds / HEARTBEATS, 2.0)
         self.progress = Progress()
         self.batches = 0
         self.outer_code: frozenset[CodeType] = frozenset()
@@ -259,18 +259,18 @@ class HangWatchdog(pl.Callback):
             over.wait(self.interval)
 
     def _write_beat(self, store: RankStore, number: int) -> None:
-        beat = Beat(number, self.progress.marks, self.progress.idle(), self._place())
-        store.set(_beat_key(self.cluster.rank), beat.dumps())
+        heartbeat = Heartbeat(number, self.progress.marks, self.progress.idle(), self._place())
+        store.set(_heartbeat_key(self.cluster.rank), heartbeat.dumps())
 
     def _judge(self, store: RankStore, latest: dict[int, Heard]) -> None:
-        """Read every rank's beat into ``latest``, and end the job where that shows a hang."""
+        """Read every rank's heartbeat into ``latest``, and end the job where that shows a hang."""
         for rank in range(self.cluster.world_size):
-            text = store.get(_beat_key(rank))
+            text = store.get(_heartbeat_key(rank))
             if text is None:
                 continue
-            beat = Beat.loads(text)
-            if rank not in latest or latest[rank].beat != beat:
-                latest[rank] = Heard(beat, time.monotonic())
+            heartbeat = Heartbeat.loads(text)
+            if rank not in latest or latest[rank].heartbeat != heartbeat:
+                latest[rank] = Heard(heartbeat, time.monotonic())
         # The deputy judges later.
         limit = self.seconds * VERDICT_FRACTION + self.cluster.rank * 2 * self.interval
         verdict = find_hang(latest, time.monotonic(), limit, self.cluster)
@@ -305,5 +305,5 @@ class HangWatchdog(pl.Callback):
         os._exit(1)
 
 
-def _beat_key(rank: int) -> str:
-    return f"beat/{rank}"
+def _heartbeat_key(rank: int) -> str:
+    return f"heartbeat/{rank}"
