@@ -7,9 +7,9 @@ Plain: a copy into new memory each time, the best weights copied and written wit
 for its checksum. Ours: `checkpoints.writer.CheckpointWriter` as training uses it. In turns, a ratio for each round.
 
 With --ranks the state is divided among processes, as with `--strategy fsdp`, and `ShardWriter` is held against
-`CheckpointWriter`, which rank 0 alone uses on the whole state, as with DDP; of both the slowest rank's seconds, and its
-seconds of processor time, which other work on the machine changes less. Memory is that of the last rank, which never
-has more than its part: what it takes at most beside it, as a multiple of it.
+`CheckpointWriter`, which rank 0 alone uses on the whole state, as with DDP; each is first in every other round. Of both
+the slowest rank's seconds, and its seconds of processor time, which other work on the machine changes less. Memory is
+that of the last rank, which never has more than its part: what it takes at most beside it, as a multiple of it.
 """
 
 import argparse
@@ -105,15 +105,15 @@ def compare(rank: int, ranks: int, port: int, folder: Path, gigabytes: float, ro
         sharded.keep_best(part["state_dict"])
         ratios, spent_ratios = [], []
         for number in range(rounds + 1):
-            waits, spent = [], []
-            for writer, what in ((whole, content), (sharded, part)):
+            waits, spent = [0.0, 0.0], [0.0, 0.0]
+            turns = [(0, whole, content), (1, sharded, part)]
+            for which, writer, what in turns if number % 2 else reversed(turns):
                 torch.distributed.barrier()
                 started, processor = time.perf_counter(), time.thread_time()
                 if what:
                     writer.write(what, Position(step=number))
                 seconds = time.perf_counter() - started, time.thread_time() - processor
-                waits.append(slowest(seconds[0]))
-                spent.append(slowest(seconds[1]))
+                waits[which], spent[which] = map(slowest, seconds)
                 writer.finish()
             if number:  # the first takes new memory in both, and writes the best weights
                 ratios.append(waits[1] / waits[0])
