@@ -71,7 +71,8 @@ def find_hang(
         cure = "look at the network between the hosts, and at the disk of the checkpoints"
         return _verdict(problems, latest, cure)
     problems = [
-        f"{cluster.name(rank)} stopped taking part {heard.heartbeat.idle + now - heard.at:.0f} s ago"
+        f"{cluster.name(rank)} stopped taking part "
+        f"{heard.heartbeat.idle + now - heard.at:.0f} s ago"
         for rank, heard in late.items()
     ]
     return _verdict(problems, latest, "see its stacks in its log")
