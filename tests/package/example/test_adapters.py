@@ -131,6 +131,10 @@ WRONG: dict[str, Callable[[Path], None]] = {
     "is an adapter": lambda folder: changed(folder, base_model_name_or_path=str(folder)),
     "adapter_model.safetensors": pickled,
     "contains custom code": with_code,
+    "both a whole network": lambda folder: shutil.copy(
+        folder / "base" / "config.json", folder / "config.json"
+    ),
+    "could not be read": lambda folder: (folder / "adapter_config.json").write_text("{broken"),
 }
 
 

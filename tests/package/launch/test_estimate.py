@@ -194,10 +194,12 @@ def llama(tmp_path):
 
 def test_preflight_names_a_job_that_cannot_fit_and_what_would(llama):
     hyperparameters = {"model_name": str(llama), "max_length": 2048, "batch_size": 1}
-    job = GOOD.replace(hyperparameters=hyperparameters)
+    job = GOOD.replace(hyperparameters=hyperparameters, distribution="torch_distributed")
     (found,) = findings_of_memory(job, PROJECT)
     assert (found.level, found.key) == ("error", "memory")
     assert "--strategy fsdp" in found.cure and "p6-b300" in found.cure
+    (found,) = findings_of_memory(job.replace(distribution="smddp"), PROJECT)
+    assert "fsdp" not in found.cure, "SMDDP does not carry it"
     job = GOOD.replace(hyperparameters={**hyperparameters, "strategy": "fsdp"})
     assert not list(findings_of_memory(job, PROJECT))
     # More than fits, by activations, which are estimated.

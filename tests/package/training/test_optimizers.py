@@ -66,6 +66,10 @@ def test_gradients_are_clipped_as_torch_does(value: float, algorithm: str | None
         torch.testing.assert_close(one.grad, other.grad)
 
 
+def test_the_norm_of_complex_numbers() -> None:
+    assert gradient_norm([torch.tensor([3 + 4j])]) == 5
+
+
 def test_a_gradient_that_is_not_finite_stays_so() -> None:
     (parameter,) = parameters(torch.full((3, 2), torch.inf))
     clip_gradients([parameter], 1.0)

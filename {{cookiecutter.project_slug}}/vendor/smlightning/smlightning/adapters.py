@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from smlightning.errors import UserError
+from smlightning.errors import UserError, root_cause
 from smlightning.files import atomic_write, ensure_dir
 from smlightning.outline import builds_outline
 from smlightning.tensors import checksum
@@ -39,8 +39,8 @@ HEADS = {"classifier", "score"}  # that peft trains of a SEQ_CLS network without
 BASE_CHECKSUM = "base_checksum"  # in a state_dict: of the weights that are not in it
 # Members of an adapter's configuration that may have another value than peft's default.
 MEMBERS = {
-    "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "lora_alpha", "modules_to_save",
-    "peft_type", "peft_version", "r", "target_modules", "task_type",
+    "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "lora_alpha", "lora_dropout",
+    "modules_to_save", "peft_type", "peft_version", "r", "target_modules", "task_type",
 }  # fmt: skip
 
 
@@ -134,7 +134,12 @@ def merge(net: Any) -> Any:
 
 
 def folder_of(name: str) -> Path | None:
-    """The folder of the adapter that ``name`` is, a path or a fetched name; None if it is none."""
+    """The folder of the adapter that ``name`` is, a path or a fetched name; None if it is none.
+
+    Raises:
+        AdapterError: it holds a whole network as well. transformers would add the adapter to that
+            without judging its configuration.
+    """
     folder = Path(name)
     if not folder.exists():
         from huggingface_hub import try_to_load_from_cache
@@ -147,8 +152,14 @@ def folder_of(name: str) -> Path | None:
         if not isinstance(cached, str):
             return None
         folder = Path(cached).parent
-    is_adapter = (folder / CONFIG).is_file() and not (folder / NETWORK).exists()
-    return folder if is_adapter else None
+    if not (folder / CONFIG).is_file():
+        return None
+    if (folder / NETWORK).exists():
+        raise AdapterError(
+            f"{folder} holds both a whole network ({NETWORK}) and an adapter ({CONFIG})",
+            "keep each in a folder of its own, and name the one that is meant",
+        )
+    return folder
 
 
 def network_folder(folder: Path) -> str:
@@ -208,7 +219,11 @@ def merged(net: Any, folder: Path) -> Any:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """An adapter's configuration, judged before anything is made of it."""
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problem = f"{folder / CONFIG} could not be read ({root_cause(error)})"
+        raise AdapterError(problem, "bring the adapter's folder again") from None
     wrong = [name for name, is_right in _judged(config) if not is_right]
     if wrong:
         raise AdapterError(
@@ -225,7 +240,7 @@ def _judged(config: Any) -> Iterator[tuple[str, bool]]:
     rank, scaled = config.get("r"), config.get("lora_alpha")
     yield "peft_type", config.get("peft_type") == "LORA"
     yield "task_type", config.get("task_type") in (None, *TASKS.values())
-    yield "r", isinstance(rank, int) and rank > 0
+    yield "r", isinstance(rank, int) and not isinstance(rank, bool) and rank > 0
     yield "lora_alpha", isinstance(scaled, int | float)
     yield "fan_in_fan_out", isinstance(config.get("fan_in_fan_out"), bool)
     yield "base_model_name_or_path", isinstance(config.get("base_model_name_or_path"), str)
@@ -251,9 +266,11 @@ def _lora_config(peft: Any, folder: Path) -> Any:
         r=config["r"],
         lora_alpha=config["lora_alpha"],
         target_modules=config["target_modules"],
-        modules_to_save=_heads_to_name(config["modules_to_save"] or [], config["task_type"]),
+        modules_to_save=_heads_to_name(
+            config.get("modules_to_save") or [], config.get("task_type")
+        ),
         fan_in_fan_out=config["fan_in_fan_out"],
-        task_type=config["task_type"],
+        task_type=config.get("task_type"),
         inference_mode=True,
     )
     defaults = json.loads(json.dumps(made.to_dict(), default=sorted))

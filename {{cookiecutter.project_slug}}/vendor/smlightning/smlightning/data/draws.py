@@ -475,7 +475,7 @@ def exact_loader(
     stream = IndexStream(loader, start, seed, rank, training, sketched)
     # A DataLoader's attributes cannot be assigned; this copy has not been iterated.
     name = "batch_sampler" if stream.of_rows else "sampler"
-    in_workers = world_size > 1 and stream.of_rows and loader.num_workers > 0
+    in_workers = world_size > 1 and loader.num_workers > 0 and _is_divided(stream)
     dataset = DrawingDataset(loader.dataset, in_workers)
     vars(exact).update({"dataset": dataset, name: stream})
     return exact
@@ -497,12 +497,15 @@ def divided_data(loaders: Any) -> list[DrawingDataset]:
     divided = []
     for loader in CombinedLoader(loaders, "sequential").flattened:
         stream = getattr(loader, "batch_sampler", None)
-        if not isinstance(stream, IndexStream) or not _length(loader.dataset):
-            continue
-        sampler = getattr(stream.sampler, "sampler", None)
-        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        if isinstance(stream, IndexStream) and _length(loader.dataset) and _is_divided(stream):
             divided.append(loader.dataset)
     return divided
+
+
+def _is_divided(stream: IndexStream) -> bool:
+    """Whether a DistributedSampler divides its rows among several ranks."""
+    sampler = getattr(stream.sampler, "sampler", None)
+    return stream.of_rows and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1
 
 
 def digest_of_first_row(dataset: DrawingDataset) -> int:

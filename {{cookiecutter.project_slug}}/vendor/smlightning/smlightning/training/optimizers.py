@@ -58,7 +58,8 @@ def _local(gradient: Any) -> torch.Tensor:
 
 def _sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
     """In float64, of so many numbers at a time that a CPU's cache holds their copy."""
-    pieces = tensor.reshape(-1).split(2**16 if tensor.device.type == "cpu" else 2**24)
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    pieces = numbers.reshape(-1).split(2**16 if tensor.device.type == "cpu" else 2**24)
     copies = (piece.double() for piece in pieces)
     return torch.stack([torch.dot(copy, copy) for copy in copies]).sum()
 

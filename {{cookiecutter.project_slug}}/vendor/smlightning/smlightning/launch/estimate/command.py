@@ -39,7 +39,8 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
             "take an instance type that is known, and an option batch_size",
         )
     gpu_memory = instances.gpu_memory(job.instance_type)
-    fit = Fit(known.variants, run, gpu_memory) if gpu_memory else None
+    sharding = estimates.may_shard(job, options)
+    fit = Fit(known.variants, run, gpu_memory, sharding) if gpu_memory else None
     speed = throughput(arguments, project, run)
     for line in [*model_lines(known), *memory_lines(job, known, run, fit)]:
         print(line)

@@ -28,6 +28,7 @@ class Fit:
     variants: Mapping[Changed, Sizes]
     run: Run
     gpu_memory: int  # bytes of one GPU
+    may_shard: bool = True  # the project has --strategy, and its launcher carries fsdp
 
     @cached_property
     def memory(self) -> Memory:
@@ -39,13 +40,13 @@ class Fit:
 
     @property
     def is_certain(self) -> bool:
-        """Weights and their state alone, which are counted exactly, are more than the GPU has."""
+        """Weights and their state alone, which shapes tell, are more than the GPU has."""
         return self.memory.certain > self.gpu_memory
 
     @cached_property
     def ways(self) -> list[Way]:
         """With which options it would fit."""
-        return ways(self.variants, self.run, self.gpu_memory)
+        return ways(self.variants, self.run, self.gpu_memory, self.may_shard)
 
     @property
     def problem(self) -> str:

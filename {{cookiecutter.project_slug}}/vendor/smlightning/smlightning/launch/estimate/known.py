@@ -50,13 +50,18 @@ def options_of(job: Job, project: Project, more: Sequence[str] = ()) -> dict[str
     """Every option of src/train.py, as the job sets it, or else its default.
 
     Args:
-        more: words of a command line that come before the job's own.
+        more: words of a command line that replace the job's own.
 
     Raises:
         UserError: train.py has no such option, or does not take the value.
     """
     words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
     return parse_command_line(project.options().classes, [*words, *more])
+
+
+def may_shard(job: Job, options: Mapping[str, Any]) -> bool:
+    """Whether --strategy fsdp can be a cure: SMDDP's library does not carry it."""
+    return "strategy" in options and launchers.launcher(job) != "smddp"
 
 
 def run_of(job: Job, options: Mapping[str, Any]) -> Run | None:
@@ -209,8 +214,8 @@ def _ask(
 def fingerprint(job: Job, project: Project, options: Mapping[str, Any]) -> str:
     """A digest of all that sizes depend on: code, options, and 16 or 32 bits."""
     digest = hashlib.sha256(__version__.encode())
-    for path in sorted(project.src.glob("*.py")):
-        digest.update(path.name.encode())
+    for path in sorted(project.src.rglob("*.py")):
+        digest.update(path.relative_to(project.src).as_posix().encode())
         digest.update(path.read_bytes())
     facts = [precision(job, options), sorted(map(repr, options.items()))]
     digest.update(json.dumps(facts).encode())

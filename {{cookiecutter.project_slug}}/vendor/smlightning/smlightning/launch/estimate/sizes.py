@@ -148,7 +148,10 @@ class Way:
 
 
 def ways(
-    variants: Mapping[frozenset[tuple[str, Any]], Sizes], run: Run, gpu_memory: int
+    variants: Mapping[frozenset[tuple[str, Any]], Sizes],
+    run: Run,
+    gpu_memory: int,
+    may_shard: bool = True,
 ) -> list[Way]:
     """The ways to make a job fit: the fewest changes that keep the batch, then smaller batches.
 
@@ -157,11 +160,13 @@ def ways(
             the job itself have the key ``frozenset()``.
         run: as the job trains.
         gpu_memory: bytes of one GPU.
+        may_shard: whether more ranks can share one copy of the state.
 
     A smaller batch comes with the accumulation that keeps the global batch.
     """
     candidates = []
-    for (changed, sizes), shards in itertools.product(variants.items(), {run.shards, run.ranks}):
+    possible = {run.shards, run.ranks} if may_shard else {run.shards}
+    for (changed, sizes), shards in itertools.product(variants.items(), possible):
         options = dict(sorted(changed))
         if shards != run.shards:
             options |= {"strategy": "fsdp"} if run.shards == 1 else {"shard_size": 0}

@@ -72,6 +72,9 @@ def launcher(job: Job, project: Project) -> Iterator[Finding]:
         types = ", ".join(SMDDP_INSTANCES)
         cure = f"{torchrun}, or instance_type to one of {types}"
         yield error("distribution", f"SMDDP does not run on {kind}", cure)
+    elif chosen == "smddp" and job.hyperparameters.get("strategy") == "fsdp":
+        problem = "--strategy fsdp makes process groups of its own, which SMDDP does not support"
+        yield error("distribution", problem, torchrun)
     elif chosen == "pytorchddp" and gpus == 0:
         yield error("distribution", f"pytorchddp needs GPUs and {kind} has none", torchrun)
     elif chosen == "none" and count > 1:

@@ -31,8 +31,11 @@ def memory(job: Job, project: Project) -> Iterator[Finding]:
         gpu_memory = instances.gpu_memory(each.instance_type)
         if run is None or gpu_memory is None:
             continue
-        fit = Fit(known.variants, run, gpu_memory)
+        fit = Fit(known.variants, run, gpu_memory, estimates.may_shard(each, options))
         if fit.fits:
             continue
-        level = error if fit.is_certain else warning
+        least = fit.memory.certain
+        if known.source != "counted":
+            least -= fit.memory.optimizer  # a formula assumes AdamW
+        level = error if least > gpu_memory else warning
         yield level("memory", f"{fit.problem} of {each.instance_type}", fit.cure)
