@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import two_hosts
 from projects import Project, need
 from smlightning import project as projects
@@ -64,6 +66,7 @@ def variables(plan: Plan, run: Path, host: Host, name: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_two_hosts_under_real_mpirun(project: Project, words: Path, tmp_path: Path) -> None:
     """Every check passes where ranks cross hosts, each with its own sshd and /opt/ml.
 

@@ -56,7 +56,11 @@ def test_none_on_one_host(alone: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "hosts, processes, distribution",
-    [(2, 2, "torch_distributed"), (2, 2, "smddp"), (3, 1, "pytorchddp")],
+    [
+        (2, 2, "torch_distributed"),
+        (2, 2, "smddp"),
+        pytest.param(3, 1, "pytorchddp", marks=pytest.mark.long),
+    ],
 )
 def test_launchers(
     hosts: int,
@@ -103,6 +107,7 @@ Model.on_train_batch_end = drift
 """
 
 
+@pytest.mark.long
 def test_ranks_that_drift_apart_are_found_though_all_test_the_best_weights_of_one(
     project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
@@ -161,6 +166,7 @@ def job_with_a_channel(project: Project, folder: Path) -> list[str]:
     return ["--job", str(folder / "job.toml")]
 
 
+@pytest.mark.long
 def test_a_changed_flag_of_the_request_fails(project: Project, words: Path, tmp_path: Path) -> None:
     """The request that is sent is what is rehearsed, and no copy of its parts."""
     command = [*job_with_a_channel(project, tmp_path), "--channel", f"training={words.parent}"]
@@ -207,7 +213,9 @@ def test_without_access_to_s3_one_line_says_what_to_give(project: Project, tmp_p
     "fault, rank, distribution, cause",
     [
         ("--fail-rank", 1, "torch_distributed", "rank 1 fails because"),
-        ("--kill-rank", 0, "pytorchddp", "rank 0 on host 127.0.0.1"),
+        pytest.param(
+            "--kill-rank", 0, "pytorchddp", "rank 0 on host 127.0.0.1", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_lost_rank_ends_the_job_and_is_named_and_no_secret_is_to_be_seen(

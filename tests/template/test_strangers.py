@@ -82,7 +82,10 @@ PARTS = {
 
 @pytest.mark.parametrize(
     "name, part",
-    [*(("images", part) for part in PARTS), ("regression", "others")],
+    [
+        *(("images", part) for part in PARTS),
+        pytest.param("regression", "others", marks=pytest.mark.long),
+    ],
     indirect=["name"],
 )
 def test_the_contract_tests_pass(part: str, stranger: Project, tmp_path: Path) -> None:
@@ -120,6 +123,7 @@ print(resumed["log"], end="")
 STEPS = 6  # of an epoch of the images' small run, on two ranks
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["images"], indirect=True)
 def test_two_ranks_resume_after_a_kill(stranger: Project, name: str, tmp_path: Path) -> None:
     """Both ranks are killed in the second epoch; the same command resumes and keeps the best."""

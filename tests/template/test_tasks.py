@@ -37,6 +37,7 @@ def test_the_language_models_own_tests_pass(writer: Project) -> None:
     writer.run("python", "-m", "pytest", "-n", "0", "tests/example")
 
 
+@pytest.mark.long
 def test_it_is_sharded_with_the_numbers_of_ddp(writer: Project, tmp_path: Path) -> None:
     """The byte transformer, and a Llama and a GPT-2, all of them or by LoRA, on two ranks."""
     place = writer.path / "tests" / "example" / "conftest.py"

@@ -35,6 +35,7 @@ if "RANK" in os.environ and "LOCAL_RANK" in os.environ:
 """
 
 
+@pytest.mark.long
 def test_two_ranks_under_torchrun(tmp_path: Path, words: Path) -> None:
     """One prepare_data, one writer, the same metrics and weights on both ranks, none left behind.
 
@@ -309,6 +310,7 @@ torch.nn.Module.compile = traced
 """
 
 
+@pytest.mark.long
 def test_compiled(project: Project, words: Path, tmp_path: Path) -> None:
     """The inner network is compiled; logging, saving and testing go on as before.
 

@@ -58,7 +58,17 @@ def stranger(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-@pytest.mark.parametrize("cut", RUNS)
+# One run for each of two launchers; the others are long.
+QUICK = (
+    "rank-swapped,data-not-divided",
+    "prepare-data-everywhere,weights-drift,metrics-not-reduced,every-rank-saves",
+)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [pytest.param(cut, marks=[] if cut in QUICK else pytest.mark.long) for cut in RUNS],
+)
 def test_an_injected_fault_is_found(
     cut: str, project: Project, stranger: Path, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
