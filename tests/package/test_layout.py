@@ -26,7 +26,7 @@ LAYERS = (
     {"data"},
     {"training"},
     {"checkpoints", "reports"},
-    {"launch"},
+    {"launch", "ray_serving"},  # Ray is in its inference image alone
     {"rehearsal"},
     {"testing"},
     {"__main__"},

@@ -23,7 +23,7 @@ import model
 import predict
 from smlightning import project
 from smlightning.__main__ import main
-from smlightning.launch import deploy, deploy_plan
+from smlightning.launch import deploy_plan, inference_images, model_archive
 
 LABELS = ["greek", "latin", "cyrillic"]
 WORDS = ["αβγδ", "abcd", "", "x" * 600, "\u2028"]
@@ -122,7 +122,12 @@ def answers(
     for name, folder in folders.items():
         with tarfile.open(place / "trained.tar.gz", "w:gz") as tar:
             tar.add(folder, ".")
-        deploy.pack(place / "trained.tar.gz", place / "model.tar.gz", project.find().src)
+        model_archive.pack(
+            place / "trained.tar.gz",
+            place / "model.tar.gz",
+            project.find().src,
+            inference_images.TOOLKIT,
+        )
         with tarfile.open(place / "model.tar.gz") as tar:
             tar.extractall(place / name, filter="data")
         containers.append(str(place / name))
@@ -250,16 +255,26 @@ def sdk_image(instance: str) -> str:
     return str(image_uris.retrieve("pytorch", REGION, image_scope="inference", **choice))
 
 
-@pytest.mark.parametrize("instance", ["ml.m5.xlarge", "ml.g4dn.xlarge"])
-def test_an_endpoint_is_made_and_removed(account, capsys, instance):
+@pytest.mark.parametrize(
+    ("instance", "image", "ami"),
+    [
+        ("ml.m5.xlarge", "ray:serve-ml-sagemaker-cpu-v1", None),
+        ("ml.g4dn.xlarge", "ray:serve-ml-sagemaker-cuda-v1", "al2-ami-sagemaker-inference-gpu-3-1"),
+    ],
+)
+def test_an_endpoint_is_made_and_removed(account, capsys, monkeypatch, instance, image, ami):
+    asked = record(monkeypatch)
     assert run("deploy", "--instance", instance, "--count", "2") == 0
+    (variant,) = asked["CreateEndpointConfig"]["ProductionVariants"]
+    assert variant.get("InferenceAmiVersion") == ami
     said = capsys.readouterr().out
+    assert "warning" not in said
     assert f"cost    2 × {instance}" in said and f"--endpoint-name {JOB} " in said
     client = account.client("sagemaker")
     made = client.describe_model(ModelName=JOB)
     container = made["PrimaryContainer"]
     assert (
-        container["Image"] == sdk_image(instance)
+        container["Image"] == f"{IMAGES}/{image}"
         and container["Environment"]["SAGEMAKER_PROGRAM"] == "predict.py"
     )
     assert made["VpcConfig"] == {"Subnets": ["subnet-1"], "SecurityGroupIds": ["sg-1"]}
@@ -277,7 +292,8 @@ def test_an_endpoint_is_made_and_removed(account, capsys, instance):
     with tarfile.open(fileobj=io.BytesIO(body.read())) as tar:
         names = {name.removeprefix("./") for name in tar.getnames()}
     assert {
-        "config.json",
+        "config.yaml",
+        "trained/config.json",
         "code/predict.py",
         "code/requirements.txt",
         "code/smlightning/serving.py",
@@ -300,7 +316,9 @@ def test_an_endpoint_is_made_and_removed(account, capsys, instance):
 def test_a_serverless_endpoint_gets_the_memory_that_the_model_needs(account, capsys, monkeypatch):
     sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].vpc_config = None
     assert run("deploy", "--serverless") == 0
-    assert "nothing while nobody asks, 3 GB by the second" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nothing while nobody asks, 3 GB by the second" in said
+    assert "AWS patches pytorch-inference:2.6.0-cpu-py312 no more since 2026-06-30" in said
     (variant,) = account.client("sagemaker").describe_endpoint_config(EndpointConfigName=JOB)[
         "ProductionVariants"
     ]
@@ -314,6 +332,26 @@ def test_a_serverless_endpoint_gets_the_memory_that_the_model_needs(account, cap
         "needs some 7 GB, and a serverless endpoint has 6; use an instance"
         in capsys.readouterr().err
     )
+
+
+def test_an_asynchronous_endpoint_writes_beside_the_model(account, capsys, monkeypatch):
+    asked = record(monkeypatch)
+    sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].output_data_config["KmsKeyId"] = (
+        "alias/mine"
+    )
+    assert run("deploy", "--async") == 0
+    said = capsys.readouterr().out
+    assert "invoke-endpoint-async" in said and "until you undeploy it" in said
+    output = asked["CreateEndpointConfig"]["AsyncInferenceConfig"]["OutputConfig"]
+    beside = f"s3://language-id/{JOB}/output"
+    assert output == {
+        "S3OutputPath": f"{beside}/answers/",
+        "S3FailurePath": f"{beside}/failures/",
+        "KmsKeyId": "alias/mine",
+    }
+    environment = asked["CreateModel"]["PrimaryContainer"]["Environment"]
+    assert environment["RAYSERVE_BACKEND_TIMEOUT"] == "3600"
+    assert run("undeploy") == 0 and left(account) == []
 
 
 @pytest.mark.parametrize(("file", "kind"), [("in/a.jsonl", LINES), ("in/a.txt", PLAIN)])
@@ -420,6 +458,8 @@ def test_a_job_that_cannot_be_deployed_is_refused_in_a_sentence(account, capsys)
     # What is there is no archive.
     assert main(["deploy", "own", "--region", REGION, "--image", "x", "--yes"]) == 1
     assert "the archive cannot be unpacked" in capsys.readouterr().err
+    sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].enable_network_isolation = True
+    assert run("deploy") == 1 and "ran isolated" in capsys.readouterr().err
     sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].training_job_status = "Failed"
     assert (
         run("deploy") == 1

@@ -33,6 +33,7 @@ COMMANDS = {
     "compare": "metrics and options of jobs side by side",
     "fetch": "the model of a job, for src/predict.py",
     "deploy": "the model of a job as an endpoint, or for a batch transform",
+    "register": "the model of a job as a version in SageMaker's model registry",
     "undeploy": "remove what deploy created",
 }
 # Which extra of the package brings a module that a command needs.
@@ -76,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
             add_sending(command, follows=name == "submit")
         elif name != "rehearse":
             add_region(command)
-        if name in ("attach", "stop", "why", "compare", "fetch", "deploy", "undeploy"):
+        if name in ("attach", "stop", "why", "compare", "fetch", "deploy", "register", "undeploy"):
             command.add_argument("name", metavar="JOB", help="name of the training job")
         if name == "compare":
             command.add_argument("others", metavar="JOB", nargs="+", help="and of others")
@@ -84,7 +85,16 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--to", type=Path, metavar="DIR", help="where to (models/JOB)")
         if name == "deploy":
             add_deployment(command)
-        if name in ("submit", "tune", "deploy"):
+        if name in ("deploy", "register"):
+            add_hosts(command)
+        if name == "register":
+            command.add_argument(
+                "--group",
+                default="",
+                metavar="NAME",
+                help="of its packages, made where there is none (JOB without its time)",
+            )
+        if name in ("submit", "tune", "deploy", "register"):
             command.add_argument(
                 "--yes", action="store_true", help="do not ask whether the price is right"
             )
@@ -129,8 +139,9 @@ def add_account(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add(
         "--policy",
-        choices=("caller", "role"),
-        help="print one policy as JSON: of who sends the job, or of the role that it runs under",
+        choices=("caller", "role", "deployer", "endpoint"),
+        help="print one policy as JSON: of who sends the job, of the role that it runs under, of "
+        "who deploys or registers its model, or of the role that the model answers under",
     )
     add(
         "--github",
@@ -162,9 +173,19 @@ def add_deployment(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     kind = command.add_mutually_exclusive_group().add_argument
     kind("--serverless", action="store_true", help="on CPUs, billed while it answers")
+    kind(
+        "--async",
+        action="store_true",
+        dest="asynchronous",
+        help="requests and answers are files in S3, for up to an hour and 1 GB each",
+    )
     kind("--transform", nargs=2, metavar=("FROM", "TO"), help="answer every line of files in S3")
-    add("--instance", default=DEFAULT_INSTANCE, metavar="TYPE", help="of its hosts (%(default)s)")
     add("--count", type=int, default=1, metavar="N", help="hosts (%(default)s)")
+
+
+def add_hosts(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--instance", default=DEFAULT_INSTANCE, metavar="TYPE", help="of its hosts (%(default)s)")
     add("--image", default="", metavar="URI", help="for inference (AWS's own for PyTorch)")
 
 

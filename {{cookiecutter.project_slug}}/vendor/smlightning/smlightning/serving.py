@@ -1,11 +1,12 @@
 """Request and response bodies of a SageMaker endpoint or batch transform, whatever the task.
 
-SageMaker's inference image loads predict.py and calls ``model_fn`` once, then for each request
-``input_fn``, ``predict_fn`` and ``output_fn``. ``input_fn`` and ``output_fn`` are here; predict.py
-imports them and adds the other two.
+In SageMaker's inference images, SageMaker's toolkit or ray_serving.py loads predict.py and calls
+``model_fn`` once, then for each request ``input_fn``, ``predict_fn`` and ``output_fn``.
+``input_fn`` and ``output_fn`` are here; predict.py imports them and adds the other two.
 """
 
 import json
+import sys
 from http import HTTPStatus
 from typing import Any
 
@@ -14,12 +15,22 @@ JSON_LINES = "application/jsonlines"
 PLAIN = "text/plain"
 
 
+class Refusal(Exception):
+    """A request that is answered with an HTTP status and a sentence, where Ray Serve answers."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
 def refusal(status: int, sentence: str) -> Exception:
     """The error to raise in a handler so that a request is answered with this HTTP status.
 
-    Any other error becomes a 500.
+    Any other error becomes a 500. SageMaker's toolkit, where it is what calls the handler, knows an
+    error of its own alone.
     """
-    # In the inference image alone.
+    if "sagemaker_inference" not in sys.modules:
+        return Refusal(status, sentence)
     from sagemaker_inference.errors import GenericInferenceToolkitError
 
     error: Exception = GenericInferenceToolkitError(status, sentence, HTTPStatus(status).phrase)
@@ -30,8 +41,8 @@ def input_fn(body: str | bytes, content_type: str | None) -> list[Any]:
     """The records of a request: of JSON the items of a list, or the one value; else one a line.
 
     Raises:
-        GenericInferenceToolkitError: 415 for another content type; 400 for a body that is not what
-            its type says.
+        Refusal, or the toolkit's error: 415 for another content type; 400 for a body that is not
+            what its type says.
     """
     kind = _media_type(content_type or "")
     if kind not in (JSON, JSON_LINES, PLAIN):
@@ -59,7 +70,7 @@ def output_fn(answers: list[Any], accept: str) -> tuple[str, str]:
     """The body and its content type: a JSON list, or JSON lines with one line for each record.
 
     Raises:
-        GenericInferenceToolkitError: 406 if the request accepts neither.
+        Refusal, or the toolkit's error: 406 if the request accepts neither.
     """
     for accepted in accept.split(","):
         kind = _media_type(accepted)

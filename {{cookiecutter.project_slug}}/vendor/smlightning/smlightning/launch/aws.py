@@ -225,7 +225,7 @@ def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dic
     try:
         return getattr(client, xform_name(verb + kind))(**{f"{kind}Name": name, **parameters})
     except ClientError as error:
-        if verb == "Create" or not re.search("not f(i|ou)nd", str(error)):
+        if verb == "Create" or not re.search("not f(i|ou)nd|does not exist", str(error)):
             raise
         return None
 

@@ -313,13 +313,30 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
         serverless=arguments.serverless,
         transform=tuple(arguments.transform) if arguments.transform else None,
         image=arguments.image,
+        asynchronous=arguments.asynchronous,
     )
     deployment = plan(arguments.name, region, choice)
+    if deployment.warning:
+        print(f"warning {deployment.warning}")
     print(deployment.cost)
     if not confirmed("Make it?", arguments.yes):
         print("nothing was made")
         return 1
     print(deploy(deployment, project.src))
+    return 0
+
+
+def register(arguments: argparse.Namespace, project: Project, region: str) -> int:
+    from smlightning.launch import register
+    from smlightning.launch.deploy_plan import Choice
+
+    choice = Choice(instance=arguments.instance, image=arguments.image)
+    registration = register.plan(arguments.name, region, choice, arguments.group)
+    print(registration.cost)
+    if not confirmed("Register it?", arguments.yes):
+        print("nothing was made")
+        return 1
+    print(register.next_step(register.register(registration, project.src), region))
     return 0
 
 
@@ -349,5 +366,6 @@ COMMANDS_OF_JOBS = {
     "compare": compare,
     "fetch": fetch,
     "deploy": deploy,
+    "register": register,
     "undeploy": undeploy,
 }

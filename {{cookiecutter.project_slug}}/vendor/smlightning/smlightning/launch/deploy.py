@@ -1,17 +1,17 @@
 """Creating a planned deployment, and removing it again, also after a step that failed."""
 
-import shutil
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import archive, aws
+from smlightning.launch import aws
 from smlightning.launch.deploy_plan import Deployment
-from smlightning.launch.fetch import unpack
+from smlightning.launch.fetch import all_objects, download_folder
+from smlightning.launch.inference_images import RAY
+from smlightning.launch.model_archive import CODE, TRAINED, add_code, pack
 from smlightning.serving import PLAIN
 
 BUSY = ("Creating", "Updating", "SystemUpdating", "RollingBack", "InProgress", "Stopping")
@@ -61,6 +61,12 @@ def next_step(deployment: Deployment) -> str:
     transform = deployment.requests.get("TransformJob")
     if transform:
         return f"answers {transform['TransformOutput']['S3OutputPath']}, a line for each line"
+    if deployment.answers:
+        return (
+            f"ask it  aws sagemaker-runtime invoke-endpoint-async --region {deployment.region} "
+            f"--endpoint-name {deployment.name} --content-type {PLAIN} "
+            f"--input-location s3://BUCKET/FILE; it answers below {deployment.answers}"
+        )
     return (
         f"ask it  aws sagemaker-runtime invoke-endpoint --region {deployment.region} "
         f"--endpoint-name {deployment.name} --content-type {PLAIN} "
@@ -69,32 +75,42 @@ def next_step(deployment: Deployment) -> str:
 
 
 def upload(deployment: Deployment, src: Path) -> None:
-    """Put the archive of model and code beside the job's own, encrypted as that is."""
+    """Put model and code beside the job's own model, encrypted as that is."""
     s3 = aws.client("s3", deployment.region)
     encryption = None
     if deployment.key:
         encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": deployment.key}
+    if deployment.archive.endswith("/"):
+        upload_folder(deployment, src, s3, encryption)
+        return
     with tempfile.TemporaryDirectory() as folder:
         trained, packed = Path(folder, "trained"), Path(folder, "packed")
-        s3.download_file(*aws.s3_location(deployment.trained), str(trained))
-        pack(trained, packed, src)
+        if deployment.trained.endswith("/"):
+            download_folder(s3, deployment.trained, trained)
+        else:
+            s3.download_file(*aws.s3_location(deployment.trained), str(trained))
+        pack(trained, packed, src, deployment.server, deployment.gpus)
         s3.upload_file(str(packed), *aws.s3_location(deployment.archive), ExtraArgs=encryption)
 
 
-def pack(trained: Path, packed: Path, src: Path) -> None:
-    """Write the job's archive again with src/ and the package's training part as its folder code/.
-
-    The inference image looks for handlers there.
-    """
-    unneeded = shutil.ignore_patterns("train.py", "__pycache__", ".*")
-    with tempfile.TemporaryDirectory(dir=packed.parent) as folder:
-        unpack(trained, Path(folder))
-        code = Path(folder, "code")
-        shutil.rmtree(code, ignore_errors=True)
-        shutil.copytree(src, code, ignore=unneeded)
-        archive.copy_package(code)
-        with tarfile.open(packed, "w:gz", compresslevel=1) as tar:  # weights hardly compress
-            tar.add(folder, ".")
+def upload_folder(
+    deployment: Deployment, src: Path, s3: Any, encryption: dict[str, str] | None
+) -> None:
+    """Copy an uncompressed model within S3, and add the code."""
+    bucket, prefix = aws.s3_location(deployment.archive)
+    source, trained = aws.s3_location(deployment.trained)
+    place = f"{prefix}{TRAINED}/" if deployment.server is RAY else prefix
+    for item in all_objects(deployment.trained, s3):
+        name = item["Key"].removeprefix(trained)
+        if name and not name.startswith(f"{CODE}/"):  # as `add_code` replaces it
+            origin = {"Bucket": source, "Key": item["Key"]}
+            s3.copy(origin, bucket, place + name, ExtraArgs=encryption)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        add_code(folder, src, deployment.server, deployment.gpus)
+        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+            key = prefix + path.relative_to(folder).as_posix()
+            s3.upload_file(str(path), bucket, key, ExtraArgs=encryption)
 
 
 def remove_all(deployment: Deployment) -> None:
@@ -125,9 +141,11 @@ def undeploy(name: str, region: str) -> list[str]:
 
 
 def archive_of(model: dict[str, Any], name: str) -> str:
-    """The S3 address of the archive that `deploy` made for a model; empty for other models."""
-    uri = str(model.get("PrimaryContainer", {}).get("ModelDataUrl", ""))
-    return uri if uri.endswith(f"/deploy/{name}/model.tar.gz") else ""
+    """The S3 address that `deploy` made for a model; empty for other models."""
+    container = model.get("PrimaryContainer", {})
+    source = container.get("ModelDataSource", {}).get("S3DataSource", {})
+    uri = str(source.get("S3Uri") or container.get("ModelDataUrl", ""))
+    return uri if uri.endswith((f"/deploy/{name}/model.tar.gz", f"/deploy/{name}/")) else ""
 
 
 def remove(name: str, region: str, packed: str = "") -> list[str]:
@@ -152,9 +170,19 @@ def remove(name: str, region: str, packed: str = "") -> list[str]:
         aws.call(client, "Delete", kind, name)
         removed.append(kind)
     if packed:
-        bucket, key = aws.s3_location(packed)
-        aws.client("s3", region).delete_object(Bucket=bucket, Key=key)
+        remove_objects(packed, region)
     return removed
+
+
+def remove_objects(packed: str, region: str) -> None:
+    """Delete the archive, or the folder, that `deploy` put into S3."""
+    s3 = aws.client("s3", region)
+    bucket, key = aws.s3_location(packed)
+    keys = [key]
+    if packed.endswith("/"):
+        keys = [item["Key"] for item in all_objects(packed, s3)]
+    for each in keys:
+        s3.delete_object(Bucket=bucket, Key=each)
 
 
 def wait(client: Any, kind: str, name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What deploying a finished job's model would create in the account, and at what cost.
 
-The model answers in SageMaker's PyTorch inference image, which calls src/predict.py's handlers.
+The model answers in an inference image of AWS's, whose server calls src/predict.py's handlers: on
+instances that with Ray Serve, else that with SageMaker's own toolkit (see inference_images.py).
 Everything that is created carries one name: an archive of model and code beside the job's own, a
 SageMaker model, and an endpoint with its configuration or a transform job.
 """
@@ -12,16 +13,22 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, instances, price
+from smlightning.launch import aws, fetch, inference_images, instances, price
 from smlightning.launch.constants import DEFAULT_INSTANCE
 from smlightning.launch.findings import cure_for_unknown_name
 from smlightning.launch.follow import describe
+from smlightning.launch.inference_images import Server
 from smlightning.serving import JSON_LINES, PLAIN
 
-IMAGE = "pytorch-inference:2.6.0-{}-py312"  # the newest inference image in the SDK's own table
-HANDLERS = {"SAGEMAKER_PROGRAM": "predict.py", "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code"}
+HANDLERS = {
+    "SAGEMAKER_PROGRAM": "predict.py",
+    "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code",
+    # For an image of one's own around Ray's: without a config.yaml it starts this.
+    "SM_RAYSERVE_APP": "smlightning.ray_serving:app",
+}
 SERVERLESS_GB = 6  # memory that a serverless endpoint has at most
 SERVERLESS_CONCURRENCY = 5  # requests at a time
+ASYNCHRONOUS_S = 3600  # that an asynchronous request may take (InvocationTimeoutSeconds)
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,19 @@ class Choice:
     serverless: bool = False
     transform: tuple[str, str] | None = None  # S3 addresses of input and output
     image: str = ""  # for inference; empty: AWS's own for PyTorch
+    asynchronous: bool = False  # an endpoint whose requests and answers are files in S3
+
+    @property
+    def server(self) -> Server:
+        """Whose layout the archive has."""
+        on_instances = not (self.serverless or self.transform)
+        return inference_images.server(self.image, on_instances=on_instances)
+
+    @property
+    def gpus(self) -> int:
+        """Of one host; 1 where their number is not known."""
+        known = 0 if self.serverless else instances.gpus(self.instance)
+        return 1 if known is None else known
 
 
 @dataclass(frozen=True)
@@ -41,16 +61,22 @@ class Deployment:
 
     name: str
     region: str
-    trained: str  # S3 address of the job's own archive
-    archive: str  # S3 address of the archive with code
+    trained: str  # S3 address of the job's own archive; of an uncompressed model its folder
+    archive: str  # S3 address of the archive with code, or of the folder with it
     key: str  # KMS key that the job's output is encrypted with; empty: AWS's own
     # Kind → request, in order: Model, then EndpointConfig and Endpoint, or TransformJob.
     requests: dict[str, dict[str, Any]]
     cost: str
+    server: Server
+    gpus: int  # of one host
+    warning: str = ""
+    answers: str = ""  # S3 address of an asynchronous endpoint's answers
 
 
-def plan(job_name: str, region: str, choice: Choice) -> Deployment:
+def plan(job_name: str, region: str, choice: Choice, folder: str = "deploy") -> Deployment:
     """An endpoint, on instances or serverless, or a batch transform, of the job's model.
+
+    The archive is put into ``folder``, beside the job's own.
 
     Raises:
         UserError: the choice contradicts itself or the job, the job has no model, there is no
@@ -69,7 +95,9 @@ def plan(job_name: str, region: str, choice: Choice) -> Deployment:
     name = job_name
     if choice.transform:
         name = f"{job_name[:47]}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    archive = f"{trained.removesuffix('model.tar.gz')}deploy/{name}/model.tar.gz"
+    archive = f"{beside(trained)}{folder}/{name}/"
+    if trained.endswith(".tar.gz") or choice.serverless or choice.transform:
+        archive += "model.tar.gz"  # these take no folder (API_ModelDataSource)
     key = job["OutputDataConfig"].get("KmsKeyId", "")
     requests = {"Model": model_request(job_name, job, archive, choice)}
     memory_gb = 0
@@ -79,9 +107,13 @@ def plan(job_name: str, region: str, choice: Choice) -> Deployment:
         memory_gb = serverless_memory_gb(size)
         requests |= endpoint_requests(name, serverless_variant(memory_gb))
     else:
-        variant = {"InstanceType": choice.instance, "InitialInstanceCount": choice.count}
-        requests |= endpoint_requests(name, variant)
+        requests |= endpoint_requests(name, instance_variant(choice))
+    answers = ""
+    if choice.asynchronous:
+        answers = f"{beside(trained)}answers/"
+        requests["EndpointConfig"]["AsyncInferenceConfig"] = asynchronous(trained, key)
     tags = job_tags(client, job)
+    image = requests["Model"]["PrimaryContainer"]["Image"]
     return Deployment(
         name=name,
         region=region,
@@ -90,6 +122,10 @@ def plan(job_name: str, region: str, choice: Choice) -> Deployment:
         key=key,
         requests={kind: {**request, "Tags": tags} for kind, request in requests.items()},
         cost=f"cost    {cost(region, choice, memory_gb)}",
+        server=choice.server,
+        gpus=choice.gpus,
+        warning=inference_images.warning(image),
+        answers=answers,
     )
 
 
@@ -131,21 +167,21 @@ def refuse_choice(choice: Choice) -> None:
 
 
 def trained_model(job_name: str, region: str, job: dict[str, Any]) -> tuple[str, int]:
-    """S3 address and bytes of the job's own archive.
+    """S3 address and bytes of the job's own archive, or of the folder of an uncompressed model.
 
     Raises:
         UserError: the job has not completed, or its model is not in S3.
     """
-    uri = str(job.get("ModelArtifacts", {}).get("S3ModelArtifacts", ""))
+    uri = fetch.address_of(job)
     status = job["TrainingJobStatus"]
-    archives: list[dict[str, Any]] = []
-    if status in ("Completed", "Stopped") and uri.endswith("/model.tar.gz"):
-        archives = aws.objects(uri, aws.client("s3", region))
-    if not archives:
+    sizes: list[int] = []
+    if status in ("Completed", "Stopped") and uri.endswith(("/model.tar.gz", "/")):
+        sizes = [item["Size"] for item in fetch.all_objects(uri, aws.client("s3", region))]
+    if not sum(sizes):
         raise UserError(
             f"{job_name} is {status} and has no model.tar.gz in S3", "name a job that completed"
         )
-    return uri, archives[0]["Size"]
+    return uri, sum(sizes)
 
 
 def model_request(
@@ -154,7 +190,8 @@ def model_request(
     """CreateModel: the inference image of the job's registry, with the job's role and network.
 
     Raises:
-        UserError: the job trained in an image of its owner's, and none for inference is named.
+        UserError: the job trained in an image of its owner's, or isolated, and no image for
+            inference is named.
     """
     registry, _, image = job["AlgorithmSpecification"]["TrainingImage"].partition("/")
     if not choice.image and not image.startswith(("pytorch:", "pytorch-training:")):
@@ -162,20 +199,38 @@ def model_request(
             f"{job_name} trained in {image}, not in AWS's image",
             "name one for inference with --image",
         )
-    on_cpu = choice.serverless or instances.gpus(choice.instance) == 0
+    if not choice.image and job.get("EnableNetworkIsolation"):
+        raise UserError(
+            f"{job_name} ran isolated, and so its model cannot install src/requirements.txt",
+            "name an image that holds those packages with --image",
+        )
+    server = choice.server
     environment = dict(HANDLERS)
     if choice.serverless:
         environment["SAGEMAKER_MODEL_SERVER_WORKERS"] = "1"
+    if choice.asynchronous:
+        environment |= {
+            "RAYSERVE_BACKEND_TIMEOUT": str(ASYNCHRONOUS_S),
+            "SAGEMAKER_MODEL_SERVER_TIMEOUT": str(ASYNCHRONOUS_S),
+        }
     kept = {key: job[key] for key in ("VpcConfig", "EnableNetworkIsolation") if job.get(key)}
     return {
         **kept,
         "ExecutionRoleArn": job["RoleArn"],
         "PrimaryContainer": {
-            "Image": choice.image or f"{registry}/{IMAGE.format('cpu' if on_cpu else 'gpu')}",
-            "ModelDataUrl": archive,
+            "Image": choice.image or f"{registry}/{server.gpu if choice.gpus else server.cpu}",
+            **model_data(archive),
             "Environment": environment,
         },
     }
+
+
+def model_data(archive: str) -> dict[str, Any]:
+    """Members of a container that say where its model is: an archive, or a folder in S3."""
+    if not archive.endswith("/"):
+        return {"ModelDataUrl": archive}
+    source = {"S3Uri": archive, "S3DataType": "S3Prefix", "CompressionType": "None"}
+    return {"ModelDataSource": {"S3DataSource": source}}
 
 
 def serverless_memory_gb(model_bytes: int) -> int:
@@ -194,6 +249,27 @@ def serverless_memory_gb(model_bytes: int) -> int:
             "use an instance",
         )
     return memory_gb
+
+
+def asynchronous(trained: str, key: str) -> dict[str, Any]:
+    """AsyncInferenceConfig: answers and failures are written beside the job's model."""
+    output = {
+        "S3OutputPath": f"{beside(trained)}answers/",
+        "S3FailurePath": f"{beside(trained)}failures/",
+    }
+    return {"OutputConfig": {**output, "KmsKeyId": key} if key else output}
+
+
+def beside(trained: str) -> str:
+    """The folder in S3 that holds the job's model, an archive or itself a folder."""
+    return f"{trained.rstrip('/').rpartition('/')[0]}/"
+
+
+def instance_variant(choice: Choice) -> dict[str, Any]:
+    """The hosts, with the driver that their image needs."""
+    variant = {"InstanceType": choice.instance, "InitialInstanceCount": choice.count}
+    ami = inference_images.ami(choice.server, choice.instance)
+    return {**variant, "InferenceAmiVersion": ami} if ami else variant
 
 
 def serverless_variant(memory_gb: int) -> dict[str, Any]:

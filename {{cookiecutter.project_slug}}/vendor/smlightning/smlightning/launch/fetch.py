@@ -5,6 +5,7 @@ import sys
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def fetch(name: str, region: str, target: Path) -> Path:
         folder = Path(temporary)
         if not download(s3, uri, folder / "model"):
             raise UserError(f"{name} left no model at {uri}", see_log(name))
-        download(s3, uri.replace("model.tar.gz", "output.tar.gz"), folder / "model" / "output")
+        download(s3, output_address(uri), folder / "model" / "output")
         (folder / "model").replace(target)
     return target
 
@@ -43,7 +44,7 @@ def model_address(name: str, region: str) -> str:
     status = job["TrainingJobStatus"]
     if status not in ENDED:
         raise UserError(f"{name} has no model yet, it is {status}", see_log(name))
-    uri = str(job.get("ModelArtifacts", {}).get("S3ModelArtifacts", ""))
+    uri = address_of(job)
     if not uri:
         raise UserError(f"{name} left no model", see_log(name))
     return uri
@@ -53,10 +54,41 @@ def see_log(name: str) -> str:
     return f"see its log: python -m smlightning attach {name}"
 
 
+def address_of(job: dict[str, Any]) -> str:
+    """The S3 address of a job's model: an archive, or a folder, which then ends with a slash.
+
+    With CompressionType NONE, S3ModelArtifacts is the prefix of what was in /opt/ml/model
+    (sagemaker/latest/dg/model-train-storage-uncompressed.html).
+
+    Args:
+        job: DescribeTrainingJob's answer.
+    """
+    uri = str(job.get("ModelArtifacts", {}).get("S3ModelArtifacts", ""))
+    uncompressed = job.get("OutputDataConfig", {}).get("CompressionType") == "NONE"
+    return f"{uri.rstrip('/')}/" if uri and uncompressed else uri
+
+
+def output_address(model: str) -> str:
+    """Where SageMaker puts a job's curves beside its model."""
+    if model.endswith("/"):
+        return f"{model.rstrip('/').rpartition('/')[0]}/data/"
+    return model.replace("model.tar.gz", "output.tar.gz")
+
+
+def all_objects(uri: str, s3: Any) -> Iterator[dict[str, Any]]:
+    """Every object at an S3 address; of a folder all below it."""
+    bucket, prefix = aws.s3_location(uri)
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    for page in pages:
+        yield from page.get("Contents", [])
+
+
 def download(s3: Any, uri: str, folder: Path) -> bool:
-    """Unpack an archive from S3 into the folder; False if there is nothing at that address."""
+    """Bring an archive, unpacked, or a folder from S3; False if nothing is at that address."""
     from botocore.exceptions import ClientError
 
+    if uri.endswith("/"):
+        return download_folder(s3, uri, folder)
     bucket, key = aws.s3_location(uri)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         archive = Path(temporary, "archive")
@@ -68,6 +100,30 @@ def download(s3: Any, uri: str, folder: Path) -> bool:
             return False
         unpack(archive, folder)
     return True
+
+
+def download_folder(s3: Any, uri: str, folder: Path) -> bool:
+    """Download everything below an S3 address; False if there is nothing.
+
+    Raises:
+        UserError: a key leads out of the folder.
+    """
+    bucket, prefix = aws.s3_location(uri)
+    found = False
+    for item in all_objects(uri, s3):
+        name = item["Key"].removeprefix(prefix)
+        if not name or name.endswith("/"):  # what a console writes for a folder
+            continue
+        target = folder / name
+        if not target.resolve().is_relative_to(folder.resolve()):
+            raise UserError(
+                f"s3://{bucket}/{item['Key']} would be written outside of {folder}",
+                "remove that object, or download the others by aws s3 cp",
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        s3.download_file(bucket, item["Key"], str(target))
+        found = True
+    return found
 
 
 def unpack(archive: Path, target: Path) -> None:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smlightning import hub
-from smlightning.launch import aws, images
+from smlightning.launch import aws, images, inference_images
 from smlightning.launch.job import Job
 
 SAGEMAKER = "sagemaker.amazonaws.com"
 CODEARTIFACT = "CA_REPOSITORY_ARN"  # of the training toolkit, modules.py
 EVERY = "*"  # of an action that has no resources
 CALLER, ROLE = "caller", "role"
+DEPLOYER, ENDPOINT = "deployer", "endpoint"  # who deploys or registers, and its model's role
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Permission:
     """A line of the table.
 
     Attributes:
-        who: the caller, who sends the job, or the role that it runs under.
+        who: the caller, who sends the job, or the role that it runs under; who deploys its model,
+            or the role that the model answers under.
         action: as IAM names it.
         resources: on which; none where the job does not need the permission.
         condition: key → value of IAM's context, which a policy may be narrowed to.
@@ -101,7 +103,7 @@ class Need:
 def needs(facts: Facts, who: str) -> list[Need]:
     """What a job needs the caller, or its role, to be allowed."""
     found = []
-    for line in TABLE:
+    for line in (*TABLE, *DEPLOYMENT):
         resources = tuple(dict.fromkeys(line.resources(facts))) if line.who == who else ()
         if resources:
             found.append(Need(who, line.action, resources, tuple(line.condition.items())))
@@ -252,6 +254,35 @@ def remote_shell(facts: Facts) -> list[str]:
     return [EVERY] if facts.request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug") else []
 
 
+def made(*kinds: str) -> Resources:
+    """Resources that `deploy` makes, which have their job's name, in small letters."""
+
+    def resources(facts: Facts) -> list[str]:
+        name = facts.job_name.lower()
+        return [facts.arn("sagemaker", f"{kind}/{name}*") for kind in kinds]
+
+    return resources
+
+
+def packages_of_models(facts: Facts) -> list[str]:
+    """Groups of the registry, whose name `register --group` chooses, and their versions."""
+    return [facts.arn("sagemaker", f"model-package{kind}/*") for kind in ("-group", "")]
+
+
+def inference_repositories(facts: Facts) -> list[str]:
+    place = facts.job.region
+    account = images.REGISTRIES.get(place, "*")
+    return [
+        facts.arn("ecr", f"repository/{server.cpu.split(':')[0]}", account=account, region=place)
+        for server in (inference_images.RAY, inference_images.TOOLKIT)
+    ]
+
+
+def endpoint_logs(facts: Facts) -> list[str]:
+    groups = ("Endpoints", "TransformJobs")
+    return [facts.arn("logs", f"log-group:/aws/sagemaker/{group}*") for group in groups]
+
+
 ROLES = "sagemaker/latest/dg/sagemaker-roles.html"
 IAM = "service-authorization/latest/reference/list_amazonsagemaker.html"
 S3 = "AmazonS3/latest/userguide/UsingKMSEncryption.html"
@@ -314,6 +345,45 @@ TABLE: tuple[Permission, ...] = (
     Permission(ROLE, "sts:GetServiceBearerToken", packages_token, CODE, BEARER),
     *_lines(ROLE, "ssmmessages:CreateControlChannel CreateDataChannel", remote_shell, SHELL),
     *_lines(ROLE, "ssmmessages:OpenControlChannel OpenDataChannel", remote_shell, SHELL),
+)
+
+
+MODELS, ENDPOINTS = made("model"), made("endpoint", "endpoint-config")
+TRANSFORMS = made("transform-job")
+# What `deploy`, `undeploy` and `register` need: no job is refused for the lack of it.
+DEPLOYMENT: tuple[Permission, ...] = (
+    *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", single_job, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateModel DescribeModel DeleteModel", MODELS, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateEndpointConfig DescribeEndpointConfig", ENDPOINTS, IAM),
+    *_lines(DEPLOYER, "sagemaker:DeleteEndpointConfig CreateEndpoint", ENDPOINTS, IAM),
+    *_lines(DEPLOYER, "sagemaker:DescribeEndpoint DeleteEndpoint", ENDPOINTS, IAM),
+    *_lines(DEPLOYER, "sagemaker:InvokeEndpoint InvokeEndpointAsync", ENDPOINTS, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateTransformJob DescribeTransformJob", TRANSFORMS, IAM),
+    *_lines(DEPLOYER, "sagemaker:StopTransformJob", TRANSFORMS, IAM),
+    *_lines(DEPLOYER, "sagemaker:AddTags", MODELS, IAM),
+    *_lines(DEPLOYER, "sagemaker:AddTags", ENDPOINTS, IAM),
+    *_lines(DEPLOYER, "sagemaker:AddTags", TRANSFORMS, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateModelPackageGroup", packages_of_models, IAM),
+    *_lines(DEPLOYER, "sagemaker:DescribeModelPackageGroup", packages_of_models, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateModelPackage", packages_of_models, IAM),
+    Permission(DEPLOYER, "iam:PassRole", execution_role, PASSING, PASSED),
+    *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", code, S3),
+    *_lines(DEPLOYER, "s3:ListBucket", buckets, S3),
+    *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", output_key, S3),
+    *_lines(ENDPOINT, "s3:GetObject PutObject", code, ROLES),
+    *_lines(ENDPOINT, "s3:ListBucket", buckets, ROLES),
+    *_lines(ENDPOINT, "logs:CreateLogGroup CreateLogStream PutLogEvents", endpoint_logs, ROLES),
+    *_lines(ENDPOINT, "logs:DescribeLogStreams", endpoint_logs, ROLES),
+    *_lines(ENDPOINT, "cloudwatch:PutMetricData", everything, ROLES),
+    *_lines(ENDPOINT, "ecr:GetAuthorizationToken", everything, ROLES),
+    *_lines(ENDPOINT, "ecr:BatchCheckLayerAvailability", inference_repositories, ROLES),
+    *_lines(ENDPOINT, "ecr:BatchGetImage GetDownloadUrlForLayer", inference_repositories, ROLES),
+    *_lines(ENDPOINT, "ec2:CreateNetworkInterface DeleteNetworkInterface", network, ROLES),
+    *_lines(ENDPOINT, "ec2:CreateNetworkInterfacePermission", network, ROLES),
+    *_lines(ENDPOINT, "ec2:DeleteNetworkInterfacePermission", network, ROLES),
+    *_lines(ENDPOINT, "ec2:DescribeNetworkInterfaces DescribeVpcs DescribeSubnets", network, ROLES),
+    *_lines(ENDPOINT, "ec2:DescribeDhcpOptions DescribeSecurityGroups", network, ROLES),
+    *_lines(ENDPOINT, "kms:Encrypt Decrypt GenerateDataKey", output_key, ROLES),
 )
 
 

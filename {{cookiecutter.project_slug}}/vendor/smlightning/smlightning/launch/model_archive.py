@@ -1,0 +1,71 @@
+"""The archive of model and code that an inference image unpacks to /opt/ml/model."""
+
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+from smlightning.errors import UserError
+from smlightning.launch import archive
+from smlightning.launch.fetch import unpack
+from smlightning.launch.inference_images import RAY, Server
+
+TRAINED = "trained"  # as ray_serving.py looks for it, which only Ray's image can import
+CODE = "code"  # where both images look for handlers, and for requirements.txt
+CONFIGURATION = "config.yaml"
+
+
+def pack(trained: Path, packed: Path, src: Path, server: Server, gpus: int = 0) -> None:
+    """Write the job's model again with the code that answers for it.
+
+    For SageMaker's toolkit the model is at the top. For Ray Serve it is in the folder trained/, so
+    that a config.yaml of its own is not taken for Ray's.
+
+    Args:
+        trained: the job's own archive, or a folder of its files.
+        packed: where to write.
+        src: folder of the handlers, predict.py.
+        server: which image's layout.
+        gpus: of one host.
+    """
+    with tempfile.TemporaryDirectory(dir=packed.parent) as folder:
+        place = Path(folder, TRAINED) if server is RAY else Path(folder)
+        if trained.is_dir():
+            shutil.copytree(trained, place, dirs_exist_ok=True)
+        else:
+            unpack(trained, place)
+        add_code(Path(folder), src, server, gpus)
+        with tarfile.open(packed, "w:gz", compresslevel=1) as tar:  # weights hardly compress
+            tar.add(folder, ".")
+
+
+def add_code(folder: Path, src: Path, server: Server, gpus: int = 0) -> None:
+    """Put src/, the package's training part, and Ray's configuration beside a model."""
+    code = folder / CODE
+    if code.is_dir():
+        shutil.rmtree(code)
+    if code.exists():
+        raise UserError("the model has a file named code", "save it under another name")
+    unneeded = shutil.ignore_patterns("train.py", "__pycache__", ".*")
+    shutil.copytree(src, code, ignore=unneeded)
+    archive.copy_package(code)
+    if server is RAY:
+        (folder / CONFIGURATION).write_text(configuration(gpus), encoding="utf-8")
+
+
+def configuration(gpus: int) -> str:
+    """Ray Serve's application: a replica for each GPU, or one on all CPUs.
+
+    docs.ray.io/en/latest/serve/production-guide/config.html
+    """
+    return f"""\
+applications:
+  - name: model
+    route_prefix: /
+    import_path: smlightning.ray_serving:app
+    deployments:
+      - name: Handlers
+        num_replicas: {gpus or 1}
+        ray_actor_options:
+          num_gpus: {1 if gpus else 0}
+"""
