@@ -121,6 +121,7 @@ def test_ranks_that_drift_apart_are_found_though_all_test_the_best_weights_of_on
     assert report["exit_status"] == 1
 
 
+@pytest.mark.long
 def test_real_mpirun_on_one_host(
     project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
