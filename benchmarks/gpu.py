@@ -386,7 +386,9 @@ def sync() -> Iterator[Row]:
     sites = sorted(
         {f"{Path(w.filename).name}:{w.lineno}" for w in said if "synchroniz" in str(w.message)}
     )
-    for number, (title, limit) in enumerate((("host waits", 0), ("copies", 4))):
+    # A CPU's copies are casts as well, of the norm that clips: no host waits for them.
+    limits = (("host waits", 0), ("copies", 4 if device == "cuda" else None))
+    for number, (title, limit) in enumerate(limits):
         more = counts["ours"][number] - counts["hand"][number]
         detail = f"{counts['ours'][number]:g}, hand-written {counts['hand'][number]:g}; {' '.join(sites)}"
         yield row(f"sync {title} per step more than hand-written", more, limit, "", detail=detail)
