@@ -159,7 +159,23 @@ CASES: dict[str, tuple[type, type, dict[str, Any], dict[str, Any], tuple[str, in
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = {  # others of the same loop show nearly as much
+    "accumulation that divides no epoch, at its last batch",
+    "loader workers, an epoch's last batch",
+    "plateau, an epoch's last batch",
+    "plateau, another epoch's end",
+    "two optimizers, an epoch's end",
+    "val_check_interval, within a validation",
+    "val_check_steps, after a validation",
+    "val_check_steps, at its end",
+    "val_check_steps, before a validation",
+}
+assert not LONG - CASES.keys()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in CASES]
+)
 def test_whatever_the_loop_does(name: str, fit: Fit) -> None:
     model, data, arguments, options, crash = CASES[name]
     options = {"checkpoint_steps": 1, **options}

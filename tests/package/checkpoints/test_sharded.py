@@ -94,6 +94,7 @@ def test_the_numbers_are_those_of_ddp_and_each_rank_has_its_part(
         assert record["gathered"] > 1 and record["gathered_at_once"] == 1
 
 
+@pytest.mark.long
 def test_four_ranks_then_two_replicas_then_one_process(words: Path) -> None:
     """Each continues the one before; together they are the run of one process alone."""
     alone = go(words, "alone", 1, "ddp", {"dropout": False})

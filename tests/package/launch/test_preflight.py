@@ -241,7 +241,7 @@ def enlarged(value: Any) -> Any:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(changes=TABLES)
 def test_no_job_toml_gives_a_stack_trace(changes, monkeypatch, good):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_deploy import BAD, GOOD, JSON, LINES, NONE, ODD, ONE, WORDS, saved
+from test_inference_toolkit import BAD, GOOD, JSON, LINES, NONE, ODD, ONE, WORDS, saved
 
 import predict
 from smlightning import project

@@ -78,6 +78,7 @@ def container_variables(base: Path, programs: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.long  # test_attempts.py: the same entry, but not as process 1 of a namespace
 def test_a_stop_reaches_the_ranks(tmp_path: Path) -> None:
     require_namespaces()
     base, programs = create_container(tmp_path)

@@ -14,13 +14,14 @@ from smlightning.data.draws import IndexStream
 CASES = [  # ranks, kind of loader, workers, persistent
     (1, "shuffled", 0, False),
     (1, "shuffled", 2, True),
-    (1, "of_weights", 2, False),
+    pytest.param(1, "of_weights", 2, False, marks=pytest.mark.long),
     (2, "shuffled", 0, False),
-    (2, "shuffled", 2, True),
-    (2, "of_batches", 0, False),
-    (3, "shuffled", 1, False),
     (3, "of_subset", 1, True),
-    (2, "sized_stream", 2, False),  # with a state of its own
+    pytest.param(2, "shuffled", 2, True, marks=pytest.mark.long),
+    pytest.param(2, "of_batches", 0, False, marks=pytest.mark.long),
+    pytest.param(3, "shuffled", 1, False, marks=pytest.mark.long),
+    # With a state of its own:
+    pytest.param(2, "sized_stream", 2, False, marks=pytest.mark.long),
 ]
 
 

@@ -72,7 +72,8 @@ def test_a_full_dev_shm(tmp_path: Path) -> None:
     assert status == 1 and last.startswith("error: the shared memory /dev/shm was full"), said
     assert "lower num_workers" in last
     own = [line for line in said.splitlines() if not line.startswith("W")]  # but torch's log
-    assert "Traceback" not in "\n".join(own)
+    text = "\n".join(own)  # Python prints one where torch's SIGCHLD handler meets logging's fork
+    assert text.count("Traceback") == text.count("Exception ignored in"), said
     assert (tmp_path / "failure").read_text() == last.removeprefix("error: ")
 
 

@@ -22,7 +22,7 @@ def counted(ranks_batches: list[Batches]) -> Counter[int]:
     return Counter(row for rank in ranks_batches for batch in rank for row in batch)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["of_subset", "of_weights"])
 def test_a_sampler_with_its_own_generator_gives_what_it_gives_in_plain_lightning(
     kind: str, world_size: int, tmp_path: Path
@@ -67,7 +67,9 @@ def test_a_step_draws_its_own_numbers_on_each_rank(tmp_path: Path) -> None:
         assert not set(first["in_step"]) & set(second["in_step"])
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "global_batches"])
+@pytest.mark.parametrize(
+    "kind", ["shuffled", pytest.param("global_batches", marks=pytest.mark.long)]
+)
 def test_a_rows_draws_are_its_own_whatever_the_ranks_and_workers(kind: str, tmp_path: Path) -> None:
     """On 1, 2 and 3 ranks, with 0 and 2 workers, persistent or not."""
     tables = []
