@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+import lightning_first  # noqa: F401
+
 
 @pytest.fixture
 def words(rows: list[tuple[str, str]], tmp_path: Path) -> str:

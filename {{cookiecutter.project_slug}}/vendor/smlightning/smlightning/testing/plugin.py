@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from smlightning.testing.environment import is_of_a_job
+from smlightning.training import imports
 
 pytest.register_assert_rewrite("smlightning.testing.contract", "smlightning.testing.processes")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other, one on each core
@@ -23,6 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests run in folders of their own, and what asks for the project's folder still gets it."""
     if (config.rootpath / "job.toml").is_file():
         os.environ.setdefault("SMLIGHTNING_PROJECT", str(config.rootpath))
+    imports.lightning()  # before a test's module does, in twice the time
 
 
 @pytest.fixture(autouse=True)
