@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from botocore.exceptions import NoCredentialsError, ProfileNotFound
-from moto_account import REGION, record, refusal
+from moto_account import ACCOUNT, REGION, record, refusal
 from sent_job import archive, log, put
 from small_job import PROJECT
 
 from smlightning import __main__ as command_line
 from smlightning import __version__, project
 from smlightning.__main__ import COMMANDS, main
+from smlightning.launch import account, history, request, sending, tune
 from smlightning.launch import archive as code
-from smlightning.launch import history, request, sending, tune
 from smlightning.launch.job import Tune
 
 pytest_plugins = ("moto_account", "sent_job")
@@ -195,6 +195,55 @@ def test_an_upload_that_is_denied_is_said_in_a_sentence(aws, good, monkeypatch, 
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
     assert main(["submit", "--yes"]) == 1
     assert "PutObject" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("command", "kind"), [("submit", "training"), ("tune", "tuning")])
+def test_the_request_that_was_judged_is_the_one_that_is_sent(
+    aws, good, monkeypatch, capsys, command, kind
+):
+    """It is built once, with the account's own role and bucket, which a dry run does not know."""
+    built: list[dict[str, object]] = []
+    module = tune if command == "tune" else request
+    build = getattr(module, f"{kind}_request")
+
+    def recorded(*arguments):
+        built.append(build(*arguments))
+        return built[-1]
+
+    monkeypatch.setattr(module, f"{kind}_request", recorded)
+    operations = {"submit": "CreateTrainingJob", "tune": "CreateHyperParameterTuningJob"}
+    asked = record(monkeypatch)
+    job = good.replace(role="training", bucket="", tune=Tune(ranges={"lr": [0.1, 0.2, 0.3]}))
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: job)
+    judged: list[dict[str, object]] = []
+    check = account.check
+    monkeypatch.setattr(
+        account, "check", lambda job, made, **more: judged.append(made) or check(job, made, **more)
+    )
+    words = [command, "--yes"] + ["--no-follow"] * (command == "submit")
+    assert main(words) == 0
+    sent = asked[operations[command]]
+    assert built == [sent]
+    assert judged[0]["RoleArn"] == good.role
+    output = f"s3://sagemaker-{REGION}-{ACCOUNT}/"
+    assert judged[0]["OutputDataConfig"] == {"S3OutputPath": output}
+    if command == "submit":
+        assert judged == [sent]
+    else:
+        assert sent["TrainingJobDefinition"]["OutputDataConfig"] == {"S3OutputPath": output}
+
+
+def test_a_role_that_is_not_known_is_a_finding_and_when_accepted_an_error(
+    aws, good, monkeypatch, capsys
+):
+    asked = record(monkeypatch)
+    wrong = good.replace(role="", bucket="")
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: wrong)
+    assert main(["submit", "--yes"]) == 1
+    assert "error   role: " in capsys.readouterr().err
+    assert main(["submit", "--yes", "--accept", "role"]) == 1
+    assert "role" in capsys.readouterr().err.splitlines()[-1]
+    assert not {"CreateTrainingJob", "CreateBucket", "PutObject"} & asked.keys()
 
 
 def test_tuning_is_sent_as_its_dry_run_shows(aws, good, monkeypatch, capsys):

@@ -74,9 +74,14 @@ def test_studios_role_is_found(
 
 def test_the_default_bucket_is_created_once(aws: Any) -> None:
     name = f"sagemaker-{REGION}-{ACCOUNT}"
-    assert sending.default_bucket(REGION) == name
-    assert sending.default_bucket(REGION) == name
-    aws.client("s3").head_bucket(Bucket=name)
+    wanted = GOOD.replace(bucket="")
+    buckets = aws.client("s3")
+    before = [bucket["Name"] for bucket in buckets.list_buckets()["Buckets"]]
+    assert sending.account_destination(wanted, create=False).bucket == name not in before
+    assert [bucket["Name"] for bucket in buckets.list_buckets()["Buckets"]] == before
+    assert sending.account_destination(wanted).bucket == name
+    assert sending.account_destination(wanted).bucket == name
+    buckets.head_bucket(Bucket=name)
 
 
 def test_another_accounts_default_bucket_is_refused(
@@ -84,7 +89,7 @@ def test_another_accounts_default_bucket_is_refused(
 ) -> None:
     record(monkeypatch, HeadBucket=refusal("403", "HeadBucket"))
     with pytest.raises(UserError) as raised:
-        sending.default_bucket(REGION)
+        sending.account_destination(GOOD.replace(bucket=""))
     assert "bucket" in raised.value.cure
 
 

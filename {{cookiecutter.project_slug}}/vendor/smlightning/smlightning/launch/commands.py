@@ -15,6 +15,7 @@ from smlightning.files import ensure_dir
 from smlightning.launch import aws, findings, history, job, preflight, price, request
 from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job
+from smlightning.launch.request import Destination
 from smlightning.project import Project
 
 
@@ -140,10 +141,19 @@ def report(results: Sequence[Finding], file: Path | None) -> None:
 
 
 @dataclass(frozen=True)
+class Outgoing:
+    """What is sent: the request that was judged, and what is uploaded with it."""
+
+    job: Job
+    destination: Destination
+    request: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Decision:
     """Whether a job is sent, after its findings and its price were shown."""
 
-    job: Job | None  # None: nothing is sent
+    outgoing: Outgoing | None  # None: nothing is sent
     status: int  # of the command, where nothing is sent
     fingerprint: str = ""  # of job and code, where a single job is sent
 
@@ -153,10 +163,11 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import follow, sending
 
     decision = decide(arguments, project, tuning=False)
-    if decision.job is None:
+    outgoing = decision.outgoing
+    if outgoing is None:
         return decision.status
-    region = decision.job.region
-    name = sending.submit(decision.job, project)
+    region = outgoing.job.region
+    name = sending.submit(outgoing.job, project, outgoing.destination, outgoing.request)
     print(f"sent    {name}", flush=True)  # first of all: from now on the job is billed
     history.remember(project, name, region, decision.fingerprint)
     if arguments.no_follow:
@@ -170,10 +181,11 @@ def submit_search(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import tune
 
     decision = decide(arguments, project, tuning=True)
-    if decision.job is None:
+    outgoing = decision.outgoing
+    if outgoing is None:
         return decision.status
-    region = decision.job.region
-    name = tune.submit(decision.job, project)
+    region = outgoing.job.region
+    name = tune.submit(outgoing.job, project, outgoing.destination, outgoing.request)
     jobs = f"python -m smlightning list --region {region}"
     stop = (
         f"aws sagemaker stop-hyper-parameter-tuning-job --region {region} "
@@ -198,10 +210,13 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
     from smlightning.launch import requirements, sending, tune
 
     wanted = job.load(arguments.job or project.job_file, project)
-    results, built = preflight.offline_checks(wanted, project)
+    destination, unknown = (
+        (request.dry_destination(wanted), None) if arguments.dry_run else destination_of(wanted)
+    )
+    results, built = preflight.offline_checks(wanted, project, destination)
     search: dict[str, Any] | None = None
     if tuning:
-        results, search = tune.judged(wanted, project, results)
+        results, search = tune.judged(wanted, project, results, destination)
         wanted = tune.carried(wanted)
     if built and not arguments.dry_run:
         # Without credentials nothing can be sent.
@@ -218,12 +233,10 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
         return Decision(None, 1)
     outgoing = search if tuning else built
     if outgoing is None:  # raises the error whose finding was accepted
-        if tuning:
-            destination = request.dry_destination(wanted)
-            name = tune.job_name(wanted)
-            outgoing = tune.tuning_request(wanted, project, destination, name)
-        else:
-            outgoing = request.dry_run(wanted, project)
+        build = tune.tuning_request if tuning else request.training_request
+        outgoing = build(wanted, project, destination, wanted.name)
+    if unknown:
+        raise unknown
     if arguments.dry_run:
         print(json.dumps(outgoing, indent=2))
         return Decision(None, 0)
@@ -234,9 +247,24 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
     if before:
         print(f"again   this very job was sent as {before}")
     if confirmed("Send it?", arguments.yes):
-        return Decision(wanted, 0, fingerprint)
+        return Decision(Outgoing(wanted, destination, outgoing), 0, fingerprint)
     print("nothing was sent")
     return Decision(None, 1)
+
+
+def destination_of(wanted: Job) -> tuple[Destination, Exception | None]:
+    """Role and bucket in the account; else a dry run's, and why the account's are not known.
+
+    The findings of the account then say what is wrong, so that it is raised only after them.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from smlightning.launch import sending
+
+    try:
+        return sending.account_destination(wanted, create=False), None
+    except (UserError, BotoCoreError, ClientError) as failure:
+        return request.dry_destination(wanted), failure
 
 
 def confirmed(question: str, yes: bool) -> bool:

@@ -17,11 +17,17 @@ from smlightning.project import Project
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
 
 
-def submit(job: Job, project: Project, name: str = "") -> str:
-    """Upload the code, create the training job, and return its name without waiting for it."""
-    name = name or request.job_name(job)
-    destination = account_destination(job)
-    built = request.training_request(job, project, destination, name)
+def submit(job: Job, project: Project, destination: Destination, built: dict[str, Any]) -> str:
+    """Upload the code, create the training job, and return its name without waiting for it.
+
+    Args:
+        job: of job.toml.
+        project: whose src/ is uploaded.
+        destination: that the request was built for; its bucket is created where it is missing.
+        built: CreateTrainingJob, as preflight judged it, sent as it stands.
+    """
+    name = str(built["TrainingJobName"])
+    ensure_bucket(job, destination)
     upload(job, project, destination, name, built["OutputDataConfig"])
     aws.client("sagemaker", job.region).create_training_job(**built)
     return name
@@ -72,16 +78,23 @@ def attached(job: Job, project: Project, name: str) -> str:
     return names[-1]
 
 
-def account_destination(job: Job) -> Destination:
-    """Role and bucket in this account; SageMaker's default bucket is created where it is missing.
+def account_destination(job: Job, *, create: bool = True) -> Destination:
+    """Role and bucket in this account.
+
+    Args:
+        job: of job.toml.
+        create: SageMaker's default bucket, where it is meant and missing.
 
     Raises:
         UserError: no role is named, or the bucket is another account's.
     """
     config = configuration.load(job.region)
     role = execution_role(job.role or config.role, job.region)
-    bucket = job.bucket or config.bucket
-    return Destination(role, bucket or default_bucket(job.region), config)
+    bucket = job.bucket or config.bucket or default_bucket(job.region)
+    destination = Destination(role, bucket, config)
+    if create:
+        ensure_bucket(job, destination)
+    return destination
 
 
 def execution_role(named: str, region: str) -> str:
@@ -142,15 +155,23 @@ def studio_role(region: str) -> str:
 
 
 def default_bucket(region: str) -> str:
-    """SageMaker's default bucket of this account and region, created where there is none.
+    """The name of SageMaker's default bucket of this account and region."""
+    account = aws.client("sts", region).get_caller_identity()["Account"]
+    return f"sagemaker-{region}-{account}"
+
+
+def ensure_bucket(job: Job, destination: Destination) -> None:
+    """Create SageMaker's default bucket where it is missing; a bucket that is named stays.
 
     Raises:
         UserError: another account has a bucket of that name, which is known to anybody.
     """
     from botocore.exceptions import ClientError
 
-    account = aws.client("sts", region).get_caller_identity()["Account"]
-    name = f"sagemaker-{region}-{account}"
+    if job.bucket or destination.configuration.bucket:
+        return
+    name, region = destination.bucket, job.region
+    account = name.rpartition("-")[2]
     s3 = aws.client("s3", region)
     try:
         s3.head_bucket(Bucket=name, ExpectedBucketOwner=account)
@@ -164,7 +185,6 @@ def default_bucket(region: str) -> str:
             raise
         where = {} if region == "us-east-1" else {"LocationConstraint": region}
         s3.create_bucket(Bucket=name, **({"CreateBucketConfiguration": where} if where else {}))
-    return name
 
 
 def upload(

@@ -182,15 +182,16 @@ def _declared(project: Project) -> dict[str, Option]:
 
 
 def judged(
-    job: Job, project: Project, findings: list[Finding]
+    job: Job, project: Project, findings: list[Finding], destination: Destination | None = None
 ) -> tuple[list[Finding], dict[str, Any] | None]:
     """Preflight's findings, and all of this file's that take no network; and the request.
 
-    There is no request where none can be built.
+    There is no request where none can be built. Without a destination it is a dry run's.
     """
     findings = [*findings, *check(job, project)]
+    destination = destination or request.dry_destination(job)
     try:
-        built = tuning_request(job, project, request.dry_destination(job), job_name(job))
+        built = tuning_request(job, project, destination, job_name(job))
     except UserError as failure:
         if not refused(findings):  # else it is one of these
             findings.append(error("tune", failure.problem, failure.cure or "correct it"))
@@ -279,11 +280,17 @@ def parameter_ranges(job: Job, project: Project) -> dict[str, list[dict[str, Any
     return {kind: entries for kind, entries in kinds.items() if entries}
 
 
-def submit(job: Job, project: Project) -> str:
-    """Upload the code, start the search, and return its name without waiting for it."""
-    name = job_name(job)
-    destination = sending.account_destination(job)
-    built = tuning_request(job, project, destination, name)
+def submit(job: Job, project: Project, destination: Destination, built: dict[str, Any]) -> str:
+    """Upload the code, start the search, and return its name without waiting for it.
+
+    Args:
+        job: of job.toml.
+        project: whose src/ is uploaded.
+        destination: that the request was built for; its bucket is created where it is missing.
+        built: CreateHyperParameterTuningJob, as it was judged, sent as it stands.
+    """
+    name = str(built["HyperParameterTuningJobName"])
+    sending.ensure_bucket(job, destination)
     output = built["TrainingJobDefinition"]["OutputDataConfig"]
     sending.upload(job, project, destination, name, output)
     aws.client("sagemaker", job.region).create_hyper_parameter_tuning_job(**built)

@@ -23,6 +23,7 @@ from smlightning.launch.preflight import (
     source,
 )
 from smlightning.launch.preflight.summary import rehearsal, summary
+from smlightning.launch.request import Destination
 from smlightning.project import Project
 
 __all__ = ["JOB_CHECKS", "REQUEST_CHECKS", "offline_checks", "rehearsal", "run", "summary"]
@@ -69,14 +70,22 @@ REQUEST_CHECKS: tuple[RequestCheck, ...] = (
 )
 
 
-def offline_checks(job: Job, project: Project) -> tuple[list[Finding], dict[str, Any] | None]:
+def offline_checks(
+    job: Job, project: Project, destination: Destination | None = None
+) -> tuple[list[Finding], dict[str, Any] | None]:
     """The findings that need no network, and the request if one can be made.
 
-    `submit` sends nothing that is refused here.
+    `submit` sends this very request, and nothing that is refused here.
+
+    Args:
+        job: of job.toml.
+        project: whose src/ would be sent.
+        destination: where the job runs; without one, a dry run's.
     """
+    destination = destination or request.dry_destination(job)
     findings = [finding for check in JOB_CHECKS for finding in check(job, project)]
     try:
-        built = request.dry_run(job, project)
+        built = request.training_request(job, project, destination, request.job_name(job))
     except JobError as failure:
         if not refused(findings):  # else it is one of these
             findings += failure.findings
