@@ -45,13 +45,39 @@ def test_a_hosts_first_process_has_the_values_and_nothing_else_has_them(
     assert not any(VALUE in text for text in seen)
 
 
-@pytest.mark.parametrize("content", [f'{{"key": "{VALUE}"}}', f"{VALUE} {VALUE}", ""])
-def test_what_is_no_plain_text_is_a_sentence_without_the_value(aws, content):
-    aws.client("secretsmanager").create_secret(Name="keyed", SecretString=content or " ")
+@pytest.mark.parametrize(
+    ("variable", "content"),
+    [
+        ("HF_TOKEN", f'{{"key": "{VALUE}"}}'),
+        ("HF_TOKEN", f"{VALUE} {VALUE}"),
+        ("WANDB_API_KEY", " "),
+        ("WANDB_API_KEY", f"{VALUE}\0"),
+    ],
+)
+def test_what_no_variable_can_hold_is_a_sentence_without_the_value(aws, variable, content):
+    aws.client("secretsmanager").create_secret(Name="keyed", SecretString=content)
     with pytest.raises(UserError) as raised:
-        hub.sign_in(0, {"SECRET_FOR_WANDB_API_KEY": "keyed", "AWS_REGION": REGION})
-    assert "secrets.WANDB_API_KEY" in str(raised.value) and VALUE not in str(raised.value)
-    assert raised.value.__cause__ is None
+        hub.sign_in(0, {f"SECRET_FOR_{variable}": "keyed", "AWS_REGION": REGION})
+    assert VALUE not in str(raised.value) and raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f'{{"user": "me", "key": "{VALUE}"}}',
+        f"correct horse {VALUE} ",
+        f"$(touch made) `id` {{}} %s {VALUE}",
+        f"-----BEGIN KEY-----\n{VALUE}\n-----END KEY-----",
+    ],
+)
+def test_a_secret_arrives_as_it_is_stored(aws, content, capfd, monkeypatch, tmp_path):
+    """In each variable that names it; it is neither executed nor printed."""
+    monkeypatch.chdir(tmp_path)
+    aws.client("secretsmanager").create_secret(Name="any", SecretString=f"{content}\n")
+    env = {"SECRET_FOR_ONE": "any", "SECRET_FOR_TWO": "any", "AWS_REGION": REGION}
+    hub.sign_in(0, env)
+    assert env["ONE"] == env["TWO"] == content
+    assert not list(tmp_path.iterdir()) and VALUE not in "".join(capfd.readouterr())
 
 
 def test_a_variable_that_is_set_is_left_alone():

@@ -30,7 +30,7 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
     imports huggingface_hub. A variable that is set already is left alone.
 
     Raises:
-        UserError: a secret cannot be read, or holds no plain text of one line.
+        UserError: a secret cannot be read, or holds nothing that a variable can.
     """
     names = secrets(env)
     if TOKEN in names and local_rank != 0 and TOKEN not in env:
@@ -55,22 +55,29 @@ def secrets(env: MutableMapping[str, str]) -> dict[str, str]:
 
 
 def secret(variable: str, name: str, region: str | None) -> str:
-    """The value of a secret; raises UserError as `sign_in` does, which never holds the value."""
+    """The value of a secret; raises UserError as `sign_in` does, which never holds the value.
+
+    It arrives as it is stored, but for line ends after it: passwords hold blanks and braces, and
+    some services want JSON or a key of many lines.
+    """
     key = f"secrets.{variable}" if variable != TOKEN else "hub_token_secret"
     try:
-        value = _read_secret(name, region).strip()
+        value = _read_secret(name, region).rstrip("\r\n")
     except Exception as error:  # of boto3, of the network, or an answer without text
         raise UserError(
             f"{key} = {name} cannot be read ({root_cause(error)})",
             "correct the name, and let the job's role read it "
             "(secretsmanager:GetSecretValue, ssm:GetParameter)",
         ) from None
-    plain = r"\w+" if variable == TOKEN else r"[^\s{}]+"
-    if not re.fullmatch(plain, value):
-        raise UserError(
-            f"{key} = {name} holds more than a token",
-            "store the token as plain text, without a key",
-        )
+    if variable == TOKEN:
+        value = value.strip()
+        if not re.fullmatch(r"\w+", value):
+            raise UserError(
+                f"{key} = {name} holds more than a token",
+                "store the token as plain text, without a key",
+            )
+    elif not value.strip() or "\0" in value:  # which no variable of a process can hold
+        raise UserError(f"{key} = {name} holds no text", "store the value as text")
     return value
 
 
