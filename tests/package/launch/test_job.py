@@ -1,5 +1,6 @@
 """job.toml as it is read: every mistake of the file at once, each with its key and its cure."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from small_job import GOOD, PROJECT, edited
 
 from smlightning.launch import aws, job, request
-from smlightning.launch.job import KEYS, Job, JobError
+from smlightning.launch.job import KEYS, Job, JobError, key
 
 PLAIN = {"name": "x", "region": "us-east-1", "instance_type": "ml.g5.xlarge", "instance_count": 1}
 
@@ -141,9 +142,53 @@ def test_the_projects_file_has_every_key_and_its_default(tmp_path: Path) -> None
     for name, field in Job.model_fields.items():
         if name == "other_instance_types":  # instance_type as a list
             continue
-        assert f"\n{name} = " in text or f"[{name}]" in text, name
+        assert re.search(rf"(?m)^(# )?{name} = |\[{name}\]", text), name
         if not field.is_required() and name not in ("distribution", "tags"):
             assert getattr(written, name) == field.get_default(call_default_factory=True), name
+
+
+class MoreKeys(Job):
+    """Keys as CONTRIBUTING.md says that they are added: a line each."""
+
+    infra_check: bool = key("InfraCheckConfig.EnableInfraCheck", "health", default=True)
+    debug: bool = key("RemoteDebugConfig.EnableRemoteDebug", "a shell", default=False)
+    isolated: bool = key("EnableNetworkIsolation", "no network", default=True)
+    algorithm: str = key("AlgorithmSpecification.AlgorithmName", "a name", default="")
+    checkpoint_folder: str = key("CheckpointConfig.LocalPath", "there", default="/opt/x")
+    attempts: int = key("RetryStrategy.MaximumRetryAttempts", "of AWS", default=1, ge=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({}, {"infra_check": True, "isolated": True, "attempts": 1}),
+        (
+            {"infra_check": False, "isolated": False, "debug": True, "attempts": 0},
+            {"infra_check": False, "isolated": False, "debug": True, "attempts": 0},
+        ),
+        (
+            {"algorithm": "mine"},
+            {"infra_check": True, "isolated": True, "attempts": 1, "algorithm": "mine"},
+        ),
+    ],
+)
+def test_a_key_that_is_added_by_a_line_is_sent(
+    given: dict[str, Any], sent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """false and 0, too, where they are not the default; an empty text is not."""
+    added = tuple(job._keys(MoreKeys))
+    plain = request.dry_run(GOOD, PROJECT)
+    monkeypatch.setattr(request, "KEYS", added)
+    wanted = MoreKeys(**{**GOOD.model_dump(exclude={"spot", "network", "tune"}), **given})
+    built = request.dry_run(wanted, PROJECT)
+    assert built["AlgorithmSpecification"].items() >= plain["AlgorithmSpecification"].items()
+    assert built["CheckpointConfig"].keys() == {"S3Uri", "LocalPath"}
+    members = {each.path: each.member for each in added if each.path in MoreKeys.__annotations__}
+    for path, member in members.items():
+        value: Any = built
+        for name in member.split("."):
+            value = value.get(name, {})
+        assert value == {"checkpoint_folder": "/opt/x", **sent}.get(path, {}), path
 
 
 def test_every_example_of_request_in_the_projects_file_is_valid(tmp_path: Path) -> None:
@@ -159,10 +204,10 @@ def test_every_example_of_request_in_the_projects_file_is_valid(tmp_path: Path) 
 
 
 def test_every_member_that_a_key_sets_is_aws_s_own() -> None:
-    for key in KEYS:
+    for each in KEYS:
         shape = aws.shape("CreateTrainingJobRequest")
-        for name in filter(None, key.member.split(".")):
-            assert name in shape.members, key
+        for name in filter(None, each.member.split(".")):
+            assert name in shape.members, each
             shape = shape.members[name]
 
 

@@ -34,8 +34,8 @@ def key(member: str, text: str, *, default: Any = ..., derived: bool = False, **
         member: of CreateTrainingJob that it sets; empty where it sets none by itself.
         text: what the key means.
         default: without one, job.toml has to have the key.
-        derived: request.py computes the member's value; otherwise it is sent as it stands, and
-            left out where it is empty, 0 or false.
+        derived: request.py computes the member's value; otherwise it is sent as it stands. Left
+            out are empty texts and lists, and 0 and false where they are the default.
         limits: pydantic's, as in `ge=1`.
     """
     extra: dict[str, Any] = {"member": member, "derived": derived}
@@ -216,12 +216,14 @@ class Key:
     path: str  # in job.toml, as in spot.enabled
     member: str
     derived: bool
+    default: Any
 
 
 def _keys(table: type[Table], prefix: str = "") -> Iterator[Key]:
     for name, field in table.model_fields.items():
         declared: Any = field.json_schema_extra
-        yield Key(prefix + name, declared["member"], declared["derived"])
+        default = field.get_default(call_default_factory=True)
+        yield Key(prefix + name, declared["member"], declared["derived"], default)
         if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
             yield from _keys(field.annotation, f"{prefix}{name}.")
 

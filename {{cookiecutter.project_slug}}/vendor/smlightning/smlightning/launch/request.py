@@ -91,29 +91,32 @@ def training_request(
     """
     if problems := request_problems(job.request):
         raise JobError(problems)
+    stated = members_as_they_stand(job)
     request: dict[str, Any] = {
         "TrainingJobName": name,
         "RoleArn": destination.role,
         "AlgorithmSpecification": algorithm(job, project),
         "OutputDataConfig": {"S3OutputPath": output_path(job, destination)},
-        **members_as_they_stand(job),
     }
+    request = merge(request, stated)
     if job.spot.enabled:
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = job.spot.max_wait_s
     if job.other_instance_types:
         request["ResourceConfig"]["InstancePreferences"] = preferences(job)
     if checkpoints := checkpoint_path(job, destination, name):
-        request["CheckpointConfig"] = {"S3Uri": checkpoints}
+        set_member(request, "CheckpointConfig.S3Uri", checkpoints)
     if variables := environment(job):
         request["Environment"] = variables
     if job.tags:
         request["Tags"] = [{"Key": key, "Value": value} for key, value in job.tags.items()]
-    if "ProfilerConfig" not in job.request:
+    if "ProfilerConfig" not in {*job.request, *stated}:
         request["ProfilerConfig"] = {"DisableProfiler": True}  # nobody reads what it writes
     request = with_members(request, job.request)
     request = configuration.complete(request, destination.configuration)
     add_inputs(request, job, archive_uri(job, destination, name))
-    return {member: value for member, value in request.items() if value is not False}
+    return {
+        member: value for member, value in request.items() if value is not False or member in stated
+    }
 
 
 def preferences(job: Job) -> list[dict[str, Any]]:
@@ -147,13 +150,17 @@ def metric_definitions(project: Project) -> list[dict[str, str]]:
 
 
 def members_as_they_stand(job: Job) -> dict[str, Any]:
-    """The members whose value is a key's own, as job.py declares them; empty ones are left out."""
+    """The members whose value is a key's own, as job.py declares them.
+
+    Empty ones are left out; 0 and false are sent where they are not what the key is by default.
+    """
     members: dict[str, Any] = {}
     for each in KEYS:
         value: Any = job
         for name in each.path.split("."):
             value = getattr(value, name)
-        if each.member and not each.derived and value:
+        stated = value or (isinstance(value, bool | int | float) and value != each.default)
+        if each.member and not each.derived and stated:
             set_member(members, each.member, value)
     return members
 
