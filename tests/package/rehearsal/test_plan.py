@@ -181,6 +181,16 @@ def test_secrets_that_are_let_in_are_read_from_a_stub_and_are_in_no_environment(
     assert "HF_TOKEN" in plan.notes[-1] and "WANDB_API_KEY" not in plan.notes[-1]
 
 
+def test_a_secret_that_is_let_in_fills_every_variable_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = JOB + '[secrets]\nONE = "team/a"\nTWO = "team/a"\n'
+    monkeypatch.setenv("TWO", "s3cr3t")
+    plan = planned(tmp_path, "--inherit", "TWO", job=job)
+    assert plan.secrets == {"ONE": "team/a", "TWO": "team/a"}
+    assert not [note for note in plan.notes if "--inherit" in note]
+
+
 def test_hyperparameters_after_two_dashes() -> None:
     words = ["--epochs", "1", "--lr=1e-3", "--name", "true", "--text", "a b"]
     values = {"epochs": 1, "lr": 1e-3, "name": True, "text": "a b"}

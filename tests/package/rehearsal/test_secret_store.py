@@ -1,10 +1,13 @@
 """The stub of Secrets Manager and Parameter Store, asked by boto3 as a host asks."""
 
+import http.client
+import json
+
 import pytest
 
 from smlightning import hub
 from smlightning.errors import UserError
-from smlightning.rehearsal import secret_store
+from smlightning.rehearsal import report, secret_store
 
 VALUE = "s3cr3t0123456789abcdef"
 
@@ -32,6 +35,37 @@ def test_a_host_reads_what_is_in_the_store_and_nothing_else(
         assert undecrypted != VALUE
         with pytest.raises(parameters.exceptions.ClientError):
             parameters.put_parameter(Name="/team/db", Value="x")
+
+
+def test_who_has_not_the_hosts_access_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user of this machine, who finds the port, and another rehearsal's host."""
+    values = {"team/wandb": VALUE}
+    with secret_store.serve(values) as store, secret_store.serve({"x": "y"}) as other:
+        variables = store.variables({})
+        key = other.variables({})["AWS_ACCESS_KEY_ID"]
+        body = json.dumps({"SecretId": "team/wandb"}).encode()
+        headers = {"X-Amz-Target": secret_store.GET_SECRET}
+        connection = http.client.HTTPConnection(store.address.removeprefix("http://"))
+        connection.request("POST", "/", body, headers)
+        answer = connection.getresponse()
+        assert answer.status == 400 and VALUE.encode() not in answer.read()
+        connection.close()
+        for name, value in {**variables, "AWS_ACCESS_KEY_ID": key}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError) as raised:
+            hub.sign_in(0, {"SECRET_FOR_X": "team/wandb", "AWS_REGION": "us-east-1"})
+        assert secret_store.NO_CREDENTIAL in raised.value.problem
+        assert not store.reads and key not in repr(other)
+
+
+def test_two_variables_of_one_secret_have_its_value() -> None:
+    names = {"ONE": "team/a", "TWO": "team/a", "DB": "ssm:/db"}
+    for shell in ({"ONE": VALUE}, {"TWO": VALUE}, {"ONE": VALUE, "TWO": VALUE}):
+        values = report.secret_values(names, {**shell, "DB": "z"})
+        assert values == {"team/a": VALUE, "ssm:/db": "z"}
+    with pytest.raises(UserError) as refusal:
+        report.secret_values(names, {"ONE": VALUE, "TWO": "another", "DB": "z"})
+    assert "TWO" in refusal.value.problem and VALUE not in str(refusal.value)
 
 
 def test_without_secrets_nothing_listens() -> None:

@@ -167,10 +167,13 @@ def with_secrets(
 ) -> tuple[Job, list[str]]:
     """The job with those of its secrets that are let in; the hosts read them from a stub.
 
+    A secret that is let in by one variable fills all those that name it, as on AWS.
+
     Returns:
         the job, and a note on those that are not let in.
     """
-    given = {variable: name for variable, name in secrets.items() if variable in inherit}
+    let = {name for variable, name in secrets.items() if variable in inherit}
+    given = {variable: name for variable, name in secrets.items() if name in let}
     missing = [variable for variable in secrets if variable not in given]
     notes = []
     if missing:

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -61,7 +61,7 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
     plan, notes = with_samples(plan, folder / "channels", opening_notes(plan, setting))
     title = setting.title(plan)
     started = time.time()
-    values = {name: os.environ[variable] for variable, name in plan.secrets.items()}
+    values = secret_values(plan.secrets, os.environ)
     with free_port() as port, secret_store.serve(values) as store:
         console.print(f"{title}; stubs: {', '.join(setting.stubs)}; port {port}", style="bold")
         console.print(*notes, sep="\n", style="dim")
@@ -91,6 +91,23 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
         "requirements": packages,
         **outcome(last, verdicts),
     }
+
+
+def secret_values(secrets: Mapping[str, str], shell: Mapping[str, str]) -> dict[str, str]:
+    """Name in the store → value, by the shell's variables of which one at least is set.
+
+    Raises:
+        UserError: two variables that name the same secret have different values here.
+    """
+    values: dict[str, str] = {}
+    for variable, name in secrets.items():
+        value = shell.get(variable, values.get(name, ""))
+        if values.get(name, "") not in ("", value):
+            first = next(other for other in secrets if secrets[other] == name)
+            problem = f"{first} and {variable} name the secret {name}, and differ in this shell"
+            raise UserError(problem, "export the same value for both")
+        values[name] = value
+    return values
 
 
 def outcome(last: Attempt, verdicts: Sequence[Check]) -> dict[str, Any]:

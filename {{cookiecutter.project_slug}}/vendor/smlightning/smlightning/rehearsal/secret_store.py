@@ -1,11 +1,15 @@
 """A stub of Secrets Manager and Parameter Store: a rehearsed host reads its secrets as on AWS.
 
 The values are this shell's. They are in no host's environment, file or log: train.py asks for them
-over HTTP, as boto3 does there.
+over HTTP, as boto3 does there. Any user of this machine reaches the port; it answers who names the
+access key that the hosts' environment holds, a new one for each rehearsal, and no other.
 """
 
 import contextlib
+import hmac
 import json
+import re
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,6 +22,10 @@ from smlightning import hub
 # The headers by which AWS's JSON protocol names a call, and how each service says "not there".
 GET_SECRET, NO_SECRET = "secretsmanager.GetSecretValue", "ResourceNotFoundException"
 GET_PARAMETER, NO_PARAMETER = "AmazonSSM.GetParameter", "ParameterNotFound"
+# Of a signature, version 4, which every call has
+# (https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html).
+CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/")
+NO_CREDENTIAL = "UnrecognizedClientException"
 
 
 @dataclass
@@ -26,11 +34,19 @@ class Store:
 
     Attributes:
         address: of the stub; "" where there is no secret.
+        access_key: of the hosts' credentials, by which they are known.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
     address: str = ""
     reads: Counter[str] = field(default_factory=Counter)
+    access_key: str = field(default_factory=lambda: f"REHEARSAL{secrets.token_hex(16)}", repr=False)
+
+    def knows(self, authorization: str) -> bool:
+        """Whether a call's header names the hosts' access key."""
+        match = CREDENTIAL.search(authorization)
+        given = match[1] if match else ""
+        return hmac.compare_digest(given.encode(), self.access_key.encode())
 
     def answer(self, call: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """HTTP status and body: a secret's plain text, a parameter decrypted, or AWS's refusal."""
@@ -57,7 +73,7 @@ class Store:
         return {
             "AWS_ENDPOINT_URL_SECRETS_MANAGER": self.address,
             "AWS_ENDPOINT_URL_SSM": self.address,
-            "AWS_ACCESS_KEY_ID": "rehearsal",
+            "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": "rehearsal",
             "no_proxy": ",".join(filter(None, [direct, "127.0.0.1"])),
         }
@@ -78,7 +94,10 @@ def serve(values: Mapping[str, str]) -> Iterator[Store]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, answer = store.answer(self.headers.get("X-Amz-Target", ""), given)
+            if store.knows(self.headers.get("Authorization", "")):
+                status, answer = store.answer(self.headers.get("X-Amz-Target", ""), given)
+            else:
+                status, answer = 400, {"__type": NO_CREDENTIAL}
             body = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.1")
