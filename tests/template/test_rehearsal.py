@@ -1,5 +1,6 @@
 """Rehearsals of the generated project, end to end: launchers, faults, and nothing left behind."""
 
+import gzip
 import json
 import shutil
 import signal
@@ -263,7 +264,37 @@ def assert_nowhere(value: str, report: dict[str, Any], folder: Path) -> None:
     logs = [path.read_text() for path in files if path.name == "log.txt"]
     assert len(logs) == 2 and all("Training Env:" in text for text in logs)
     assert {"failure", "hyperparameters.json"} <= {path.name for path in files}
-    assert not [path for path in files if value.encode() in path.read_bytes()]
+    assert not [path for path in files if value.encode() in content(path)]
+
+
+def content(path: Path) -> bytes:
+    """A file's bytes; those of an archive of the code unpacked."""
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "place", ["log.txt", "failure", "hyperparameters.json", "sourcedir.tar.gz", "request", "key"]
+)
+def test_a_secret_that_is_planted_is_seen(place: str, tmp_path: Path) -> None:
+    """The search above finds it in each place, and nothing where there is nothing."""
+    for host in ("algo-1", "algo-2"):
+        (tmp_path / host).mkdir()
+        (tmp_path / host / "log.txt").write_text("Training Env:\n")
+        (tmp_path / host / "failure").write_text("no")
+        (tmp_path / host / "hyperparameters.json").write_text("{}")
+        (tmp_path / host / "sourcedir.tar.gz").write_bytes(gzip.compress(b"code"))
+    assert_nowhere(VALUE, {"request": {"Environment": {}}}, tmp_path)
+    report: dict[str, Any] = {"request": {"Environment": {}}}
+    planted = f"x {VALUE} y"
+    if place == "request":
+        report["request"]["Environment"]["WANDB_API_KEY"] = planted
+    elif place == "sourcedir.tar.gz":
+        (tmp_path / "algo-2" / place).write_bytes(gzip.compress(planted.encode()))
+    else:
+        with (tmp_path / "algo-2" / place).open("a") as file:
+            file.write(planted)
+    with pytest.raises(AssertionError):
+        assert_nowhere(VALUE, report, tmp_path)
 
 
 def state(project: Project) -> set[str]:
