@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 import forked
 from projects import Project, bake
+from rehearsals import rehearse, size, verdicts
 from smlightning.testing.processes import free_port
 
 RUNS = (("bytes", 0), ("llama", 0), ("llama", 4), ("gpt2", 0), ("gpt2", 4))  # and LoRA's rank
@@ -38,24 +39,57 @@ def test_the_language_models_own_tests_pass(writer: Project) -> None:
 
 
 @pytest.mark.long
-def test_it_is_sharded_with_the_numbers_of_ddp(writer: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("distribution", "strategy"),
+    [
+        ("torch_distributed", "ddp"),
+        ("torch_distributed", "fsdp"),
+        ("pytorchddp", "ddp"),
+        ("smddp", "ddp"),
+    ],
+)
+def test_it_is_rehearsed_under_each_launcher(
+    distribution: str, strategy: str, writer: Project, texts: Path, tmp_path: Path
+) -> None:
+    """On 2 hosts × 2 processes, whole and sharded; smddp's is the stand-in, and carries no fsdp."""
+    command = [*size(2, 2, distribution), "--", "--dataset", str(texts), "--strategy", strategy]
+    command += ["--width", "32", "--max_length", "64", "--batch_size", "4", "--max_steps", "6"]
+    report = rehearse(writer, tmp_path, *command)
+    assert report["exit_status"] == 0 and report["ok"], report["output"]
+    assert set(verdicts(report).values()) == {"passed"}
+    ranks = report["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3]
+    assert len({rank["weights"] for rank in ranks}) == 1
+    assert "test/bits_per_byte" in ranks[0]["metrics"]
+    assert ("SMDDP" in report["stubs"]) == (distribution == "smddp")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten files of plain text, from which windows are made in no time."""
+    folder = tmp_path_factory.mktemp("texts")
+    lines = [f"line {number} of the text, which goes on and on" for number in range(200)]
+    for number in range(10):
+        (folder / f"{number}.txt").write_text("\n".join(lines[number::10]), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.long
+def test_it_is_sharded_with_the_numbers_of_ddp(
+    writer: Project, texts: Path, tmp_path: Path
+) -> None:
     """The byte transformer, and a Llama and a GPT-2, all of them or by LoRA, on two ranks."""
     place = writer.path / "tests" / "example" / "conftest.py"
     spec = importlib.util.spec_from_file_location("conftest_of_the_task", place)
     assert spec and spec.loader
     fixtures = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fixtures)
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    lines = [f"line {number} of the text, which goes on and on" for number in range(200)]
-    for number in range(10):
-        (folder / f"{number}.txt").write_text("\n".join(lines[number::10]), encoding="utf-8")
     models = {
         "bytes": {"width": 32},
         "llama": {"model_name": fixtures.make_checkpoint(tmp_path / "llama", "llama")},
         "gpt2": {"model_name": fixtures.make_checkpoint(tmp_path / "gpt2", "gpt2")},
     }
-    options = {"dataset": str(folder), "max_length": 64, "log_every": 1, "batch_size": 4}
+    options = {"dataset": str(texts), "max_length": 64, "log_every": 1, "batch_size": 4}
     options["checkpoint_steps"] = 3
     trainings = []
     for name, lora_rank in RUNS:

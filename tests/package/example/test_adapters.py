@@ -77,6 +77,10 @@ def test_what_peft_and_predict_py_load_is_the_merged_network(saved: Path, tiny_b
     torch.testing.assert_close(further(**IDS).logits, expected, atol=1e-5, rtol=0)
     with pytest.raises(UserError, match="is an adapter already"):
         pretrained.classifier(str(saved), LABELS, 4)
+    # Its head is of its labels; a new one is trained beside its base.
+    with pytest.raises(UserError, match="other labels") as refusal:
+        pretrained.classifier(str(saved), LABELS[:2])
+    assert f"--model_name {Path(tiny_bert).resolve()} --lora_rank 4" in refusal.value.cure
     # A whole model in the same folder replaces it, and the other way round.
     pretrained.save(further, tiny_bert, 32, saved)
     whole = AutoModelForSequenceClassification.from_pretrained(saved).eval()

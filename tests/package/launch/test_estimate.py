@@ -16,7 +16,7 @@ from model import ByteCNN
 from smlightning import adapters
 from smlightning import project as projects
 from smlightning.__main__ import main
-from smlightning.launch import instances
+from smlightning.launch import instances, request
 from smlightning.launch import job as jobs
 from smlightning.launch.estimate import command, counting, known, sizes, transformers
 from smlightning.launch.estimate.fit import Fit
@@ -254,19 +254,51 @@ def test_preflight_knows_what_was_counted_last(estimated, monkeypatch):
     assert found.level == "warning" and "--strategy fsdp" in found.cure
     changed = job.replace(hyperparameters={**job.hyperparameters, "max_length": 77})
     assert not list(findings_of_memory(changed, project))  # nothing is known of other options
+    data = Path(job.hyperparameters["dataset"])
+    with data.open("a", encoding="utf-8") as file:
+        file.write("a longer text of other data,greek\n")
+    assert known.remembered(job, project, known.options_of(job, project)) is None
     (folder / known.FILE).write_text("{}", encoding="utf-8")
     assert not list(findings_of_memory(job, project))
 
 
-def test_an_earlier_jobs_throughput_is_taken_rank_for_rank(monkeypatch):
+def test_what_was_counted_is_of_its_checkpoint_and_of_its_channels_files(tmp_path):
+    """Nothing is known any more once one of them is another."""
+    checkpoint, channel = tmp_path / "checkpoint", tmp_path / "channel"
+    for place in (checkpoint, channel):
+        place.mkdir()
+        (place / "file.json").write_text("{}", encoding="utf-8")
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "src").symlink_to(PROJECT.src)
+    project = projects.Project(root)
+    hyperparameters = {"model_name": str(checkpoint), "dataset": "training"}
+    job = GOOD.replace(hyperparameters=hyperparameters, channels={"training": "s3://bucket/a/"})
+    options = known.options_of(job, PROJECT)
+    counted = known.Known({NONE: SMALL_STEP}, "counted", None, 9)
+    for changed in (checkpoint / "file.json", channel / "file.json", channel / "more.json", None):
+        known.remember(counted, job, project, options, {"training": channel})
+        assert known.remembered(job, project, options) == counted
+        if changed:
+            changed.write_text("{} ", encoding="utf-8")
+        else:
+            job = job.replace(channels={"training": "s3://bucket/b/"})
+        assert known.remembered(job, project, options) is None
+
+
+@pytest.mark.parametrize(("distribution", "share"), [("torch_distributed", 1), ("none", 4)])
+def test_an_earlier_jobs_throughput_is_taken_rank_for_rank(monkeypatch, distribution, share):
+    """Without a launcher it had a rank per host, and its other GPUs trained nothing."""
+    hyperparameters = request.hyperparameters(GOOD.replace(distribution=distribution))
     described = {
+        "HyperParameters": request.encoded(hyperparameters, "x", "us-east-1", ""),
         "FinalMetricDataList": [{"MetricName": "samples_per_second", "Value": 800.0}],
         "ResourceConfig": {"InstanceType": "ml.g5.12xlarge", "InstanceCount": 2},
     }
     monkeypatch.setattr(command, "describe", lambda name, client: described)
     monkeypatch.setattr(command.aws, "client", lambda service, region: None)
     arguments = type("Arguments", (), {"samples_per_second": None, "like": "x", "job": None})
-    assert command.throughput(arguments, PROJECT, Run(8, ranks=16)) == pytest.approx(1600.0)
+    assert command.throughput(arguments, PROJECT, Run(8, ranks=16)) == pytest.approx(1600.0 * share)
 
 
 def test_other_variables_of_sagemaker_reach_no_count(monkeypatch, tmp_path):

@@ -117,6 +117,26 @@ def test_what_was_restored_is_nobodys_writing(tmp_path: Path) -> None:
     assert outcome.verdict == FAILED and "host-2/checkpoints/of-rank-1" in outcome.detail
 
 
+def test_each_rank_may_write_its_own_shards(tmp_path: Path) -> None:
+    """On its own host, and no other rank's."""
+    attempt = succeeded(tmp_path)
+    shard = "checkpoints/{}000001-0000{}-of-00004{}.shard"
+    ranks = [
+        replace(rank, files=[*rank.files, shard.format(".", rank.rank, "")])
+        for rank in attempt.ranks
+    ]
+    sharded = replace(attempt, ranks=ranks)
+    places = [sharded.hosts[1].base / shard.format("", n, "-0123456789abcdef") for n in (3, 0)]
+    places[0].parent.mkdir(parents=True, exist_ok=True)
+    places[0].touch()
+    assert checks.one_writer(PLAN, sharded).verdict == PASSED
+    places[1].touch()
+    assert checks.one_writer(PLAN, sharded).verdict == FAILED
+    places[1].unlink()
+    ranks[3] = replace(ranks[3], files=[shard.format(".", 2, "")])
+    assert checks.one_writer(PLAN, replace(attempt, ranks=ranks)).verdict == FAILED
+
+
 def test_what_smddps_stub_refused_is_a_failure(tmp_path: Path) -> None:
     plan = replace(PLAN, distribution="smddp")
     attempt = succeeded(tmp_path)

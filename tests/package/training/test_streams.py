@@ -22,8 +22,10 @@ SIZE = 5
 class Counted(DataLoader):
     """A loader of the owner's: batches of numbers in order, which says how many were given."""
 
-    def __init__(self, sized: bool, extra: Any = None) -> None:
-        super().__init__(list(range(4 * SIZE)), SIZE)  # type: ignore[arg-type]
+    def __init__(self, sized: bool, extra: Any = None, kept_workers: int = 0) -> None:
+        rows: Any = list(range(4 * SIZE))
+        kept = {"num_workers": kept_workers, "persistent_workers": kept_workers > 0}
+        super().__init__(rows, SIZE, **kept)  # type: ignore[arg-type]
         self.sized, self.extra = sized, extra
         self.given = 0
 
@@ -86,6 +88,19 @@ def test_an_epoch_that_was_cut_short_says_so(capsys: pytest.CaptureFixture[str])
     next(iter(loader))
     list(training(1, loader.state(0)))
     assert "resume: inexact" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("epoch", "workers"), [(0, 2), (1, 0), (1, 2)])
+def test_workers_that_outlive_an_epoch_are_named(
+    epoch: int, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What they have drawn before is in no state: new ones begin otherwise."""
+    loader = training(epoch)
+    next(iter(loader))
+    again = training(epoch, loader.state(1))
+    again.loader = Counted(True, kept_workers=workers)
+    assert len(list(again)) == 3
+    assert ("persistent_workers" in capsys.readouterr().out) == (epoch > 0 and workers > 0)
 
 
 def test_which_loaders_keep_a_state() -> None:

@@ -207,6 +207,19 @@ def merged(net: Any, folder: Path) -> Any:
     there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     here = {name: tuple(tensor.shape) for name, tensor in expected.items()}
     differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+
+    def is_of_head(name: str) -> bool:
+        """Whether it is a weight of the head, with another number of labels."""
+        both = name in here and name in there
+        return both and here[name][1:] == there[name][1:] and not HEADS.isdisjoint(name.split("."))
+
+    if differing and all(is_of_head(name) for name in differing):
+        raise AdapterError(
+            f"The adapter in {folder} was trained for other labels than the data's (its "
+            f"{differing[0]} is of {there[differing[0]]}, here {here[differing[0]]})",
+            f"bring the data that it was trained on, or train another one: --model_name "
+            f"{base_of(folder)} --lora_rank {net.peft_config[ADAPTER].r}",
+        )
     if differing:
         raise AdapterError(
             f"The adapter in {folder} does not fit its base ({differing[0]}: "

@@ -118,6 +118,12 @@ class StatefulLoader:
                 "its state goes on within the one before",
                 flush=True,
             )
+        if getattr(self.loader, "persistent_workers", False) and self.epoch and self.is_rank_0:
+            print(
+                "resume: inexact: the loader keeps its workers from epoch to epoch "
+                "(persistent_workers), and new ones draw other random numbers than they would have",
+                flush=True,
+            )
         try:
             self.loader.load_state_dict(copy.deepcopy(resumed["state"]))
         except Exception as error:  # a library's own way to say that it does not fit

@@ -1,5 +1,6 @@
 """How the processes of a job are started: the launcher, and how the container is told of it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from smlightning.cluster.location import SMDDP_INSTANCES
@@ -77,6 +78,18 @@ def launcher(job: Job) -> str:
     return "torch_distributed"
 
 
+ENABLED = {  # by launcher
+    "torch_distributed": "sagemaker_torch_distributed_enabled",
+    "smddp": "sagemaker_distributed_dataparallel_enabled",
+    "pytorchddp": "sagemaker_pytorch_ddp_enabled",
+}
+
+
+def has_flag(hyperparameters: Mapping[str, str]) -> bool:
+    """Whether a job's hyperparameters, as AWS tells them, name a launcher."""
+    return any(hyperparameters.get(flag) == "true" for flag in ENABLED.values())
+
+
 def flags(job: Job) -> dict[str, Any]:
     """The hyperparameters by which the toolkit in the container knows its launcher.
 
@@ -88,13 +101,8 @@ def flags(job: Job) -> dict[str, Any]:
     name = launcher(job)
     if name == "none":
         return {}
-    if name == "torch_distributed":
-        enabled = {"sagemaker_torch_distributed_enabled": True}
-    elif name == "smddp":
-        enabled = {"sagemaker_distributed_dataparallel_enabled": True, **_mpi_options(job)}
-    else:
-        enabled = {"sagemaker_pytorch_ddp_enabled": True, **_mpi_options(job)}
-    return {**enabled, "sagemaker_instance_type": job.instance_type}
+    options = {} if name == "torch_distributed" else _mpi_options(job)
+    return {ENABLED[name]: True, **options, "sagemaker_instance_type": job.instance_type}
 
 
 def _mpi_options(job: Job) -> dict[str, Any]:

@@ -22,6 +22,8 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 RECURRING = 0.1
 SHARED_SAMPLES = 0.5  # of the smaller one's; two ranks with more in common see the same data
 FAILURE_REASON = 1024  # characters of output/failure that SageMaker shows
+# A shard below a job's folder, or one that is being written, by its rank (checkpoints/files.py).
+SHARD = re.compile(r"checkpoints/\.?\d{6,}-(?:best-)?(\d{5})-of-\d{5}.*\.shard")
 FAILED_BEFORE = "the job failed before"
 
 
@@ -309,33 +311,50 @@ def same_or_incomplete(same: bool, detail: str) -> Conclusion:
 
 
 def one_writer(plan: Plan, attempt: Attempt) -> Conclusion:
-    """Artifacts and checkpoints come from one rank; other hosts have but what was restored."""
-    writers = [rank for rank in attempt.ranks if rank.files]
+    """Artifacts and checkpoints come from one rank; other hosts have but what was restored.
+
+    Of a sharded run each rank writes its own shards beside them.
+    """
+    wrote = [(rank.rank, files) for rank in attempt.ranks if (files := _files_but_shards(rank))]
     elsewhere = files_of_other_hosts(attempt)
-    details = [
-        f"rank {rank.rank} wrote {len(rank.files)} files, {rank.files[0]} first" for rank in writers
-    ]
+    details = [f"rank {rank} wrote {len(files)} files, {files[0]} first" for rank, files in wrote]
     if elsewhere:
         details.append(f"not on host 1: {', '.join(elsewhere[:3])}")
     if not details:
         return incomplete("no rank wrote anything")
-    one = len({rank.rank for rank in writers}) == 1 and not elsewhere
+    one = len({rank for rank, _ in wrote}) == 1 and not elsewhere
     return passed_if(one, "; ".join(details))
 
 
+def _files_but_shards(rank: Rank) -> list[str]:
+    """What a rank wrote beside its own shards."""
+    return [name for name in rank.files if _rank_of_shard(name) != rank.rank]
+
+
+def _rank_of_shard(name: str) -> int | None:
+    """Whose shard a file below `checkpoints` is; None where it is none."""
+    found = SHARD.fullmatch(name)
+    return int(found[1]) if found else None
+
+
 def files_of_other_hosts(attempt: Attempt) -> list[str]:
-    """What hosts beyond the first have where SageMaker keeps what a job leaves behind."""
+    """What hosts beyond the first have where SageMaker keeps what a job leaves behind, but for the
+    shards of their own ranks.
+    """
+    host_of: dict[int | None, int] = {rank.rank: rank.host for rank in attempt.ranks}
     restored = set()
     if attempt.restored:
         restored = {path.relative_to(attempt.restored) for path in attempt.restored.rglob("*")}
     files = []
-    for host in attempt.hosts[1:]:
+    for number, host in enumerate(attempt.hosts[1:], 1):
         for folder in ("model", "checkpoints", "output/data"):
             kept = host.base / folder
             files += [
                 str(path.relative_to(attempt.folder))
                 for path in kept.rglob("*")
-                if path.is_file() and path.relative_to(kept) not in restored
+                if path.is_file()
+                and path.relative_to(kept) not in restored
+                and host_of.get(_rank_of_shard(path.relative_to(host.base).as_posix())) != number
             ]
     return files
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, history, instances
+from smlightning.launch import aws, history, instances, launchers
 from smlightning.launch import job as jobs
 from smlightning.launch.estimate import known as estimates
 from smlightning.launch.estimate.fit import Fit
@@ -29,9 +29,10 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
     """
     job = jobs.load(arguments.job or project.job_file, project)
     options = estimates.options_of(job, project, arguments.options)
-    known = sizes_of(job, project, options, channel_folders(arguments.channel, job))
+    channels = channel_folders(arguments.channel, job)
+    known = sizes_of(job, project, options, channels)
     if known.source == "counted" and not arguments.options:
-        estimates.remember(known, job, project, options)
+        estimates.remember(known, job, project, options, channels)
     run = estimates.run_of(job, options)
     if run is None:
         raise UserError(
@@ -102,10 +103,19 @@ def throughput(arguments: argparse.Namespace, project: Project, run: Run) -> flo
         raise UserError(
             f"{name} has told no samples_per_second", "name another job, or --samples_per_second"
         )
+    return float(measured) * run.ranks / ranks_of(described)
+
+
+def ranks_of(described: dict[str, Any]) -> int:
+    """How many ranks an earlier job had: a GPU that no launcher gives a process trains nothing.
+
+    Args:
+        described: DescribeTrainingJob's answer.
+    """
     resources = described["ResourceConfig"]
     gpus = instances.gpus(resources.get("InstanceType", "")) or 1
-    ranks = resources.get("InstanceCount", 1) * gpus
-    return float(measured) * run.ranks / ranks
+    hosts = int(resources.get("InstanceCount", 1))
+    return hosts * (gpus if launchers.has_flag(described.get("HyperParameters", {})) else 1)
 
 
 def model_lines(known: Known) -> list[str]:

@@ -117,7 +117,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _of_step(trainer: Any, model: Any, build: Build, mode: Mode) -> dict[str, Any]:
-    steps = trainer.estimated_stepping_batches  # loads the data, with numbers
+    trainer.fit_loop.setup_data()  # with numbers
     batch, length = _largest_batch(trainer.train_dataloader)
     with outline() if mode.outline else contextlib.nullcontext():
         build()
@@ -141,13 +141,9 @@ def _of_step(trainer: Any, model: Any, build: Build, mode: Mode) -> dict[str, An
     )
     return {
         "sizes": sizes.to_dict(),
-        "batch_size": size,
         "length": length,
         "largest": list(steps_of[0].largest),
-        "accumulate": trainer.accumulate_grad_batches,
         "samples": _samples(trainer.train_dataloader, size),
-        "steps_of_one_rank": None if steps == float("inf") else int(steps),
-        "has_numbers": not mode.fake,
     }
 
 

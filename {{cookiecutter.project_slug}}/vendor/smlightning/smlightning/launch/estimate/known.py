@@ -28,6 +28,7 @@ LORA_RANK = 8  # that is tried where the job has no adapters
 # Options that save memory, where src/options.py declares them, with the value that is tried.
 SAVING: dict[str, Any] = {"gradient_checkpointing": True, "lora_rank": LORA_RANK}
 MOST_SECONDS = 900  # of counting; data that was never prepared is prepared meanwhile
+READ = ("dataset", "model_name")  # options that may name files of which sizes are counted
 Changed = frozenset[tuple[str, Any]]
 
 
@@ -211,21 +212,57 @@ def _ask(
     return answer
 
 
-def fingerprint(job: Job, project: Project, options: Mapping[str, Any]) -> str:
-    """A digest of all that sizes depend on: code, options, and 16 or 32 bits."""
+def fingerprint(
+    job: Job, project: Project, options: Mapping[str, Any], channels: Mapping[str, Path]
+) -> str:
+    """A digest of all that sizes depend on: code, options, 16 or 32 bits, data and checkpoint.
+
+    Of a channel that no folder stands for and of a hub's data set the names alone are known here.
+    """
     digest = hashlib.sha256(__version__.encode())
     for path in sorted(project.src.rglob("*.py")):
         digest.update(path.relative_to(project.src).as_posix().encode())
         digest.update(path.read_bytes())
-    facts = [precision(job, options), sorted(map(repr, options.items()))]
-    digest.update(json.dumps(facts).encode())
+    facts = [
+        precision(job, options),
+        sorted(map(repr, options.items())),
+        job.channels,
+        {name: _stamps(folder) for name, folder in channels.items()},
+        {name: _stamps_of_option(name, options, project) for name in READ if name in options},
+    ]
+    digest.update(json.dumps(facts, sort_keys=True).encode())
     return digest.hexdigest()
 
 
-def remember(known: Known, job: Job, project: Project, options: Mapping[str, Any]) -> None:
+def _stamps_of_option(name: str, options: Mapping[str, Any], project: Project) -> Any:
+    """Of the files that an option names; of a fetched checkpoint the folder of its revision."""
+    value = str(options[name])
+    path = project.root / value
+    if value and path.exists():
+        return _stamps(path)
+    is_default = value == declared_options(project.options().classes)[name].default
+    return "" if name != "model_name" or is_default else _cached(value)
+
+
+def _stamps(place: Path) -> list[tuple[str, int, int]]:
+    """Name, bytes and time of change of a file, or of each one in a folder."""
+    files = [place] if place.is_file() else sorted(place.rglob("*"))
+    found = [(file, file.stat()) for file in files if file.is_file()]
+    return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in found]
+
+
+def remember(
+    known: Known,
+    job: Job,
+    project: Project,
+    options: Mapping[str, Any],
+    channels: Mapping[str, Path],
+) -> None:
     """Keep what was counted for `preflight`."""
+    folders = {name: folder.resolve() for name, folder in channels.items()}
     content = {
-        "fingerprint": fingerprint(job, project, options),
+        "fingerprint": fingerprint(job, project, options, folders),
+        "channels": {name: str(folder) for name, folder in folders.items()},
         "variants": [
             {"changed": sorted(changed), "sizes": sizes.to_dict()}
             for changed, sizes in known.variants.items()
@@ -239,10 +276,11 @@ def remember(known: Known, job: Job, project: Project, options: Mapping[str, Any
 
 
 def remembered(job: Job, project: Project, options: Mapping[str, Any]) -> Known | None:
-    """What was counted last, if it was of this code and these options."""
+    """What was counted last, if it was of this code, these options and this data."""
     try:
         content = json.loads((project.root / FILE).read_text(encoding="utf-8"))
-        if content["fingerprint"] != fingerprint(job, project, options):
+        folders = {name: Path(folder) for name, folder in content["channels"].items()}
+        if content["fingerprint"] != fingerprint(job, project, options, folders):
             return None
         return Known(
             variants=_variants(content["variants"]),
@@ -251,7 +289,7 @@ def remembered(job: Job, project: Project, options: Mapping[str, Any]) -> Known 
             tokens=int(content["tokens"]),
             largest=tuple(content["largest"]),
         )
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None  # none, or another version's
 
 

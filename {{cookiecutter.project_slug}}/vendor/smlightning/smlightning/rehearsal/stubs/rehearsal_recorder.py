@@ -217,9 +217,13 @@ def sample_columns(batch: Any) -> list[torch.Tensor]:
 
 
 def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
-    """Tensors, numbers and texts of a batch; a sparse or nested tensor as it is printed."""
+    """Tensors, numbers and texts of a batch; a sparse or nested tensor as it is printed.
+
+    Weights that are divided among ranks are gathered: all ranks ask for the same ones.
+    """
     if isinstance(item, torch.Tensor):
-        tensor = item.detach().cpu()
+        whole = item.full_tensor() if hasattr(item, "full_tensor") else item
+        tensor = whole.detach().cpu()
         is_plain = tensor.layout == torch.strided and not tensor.is_nested
         yield tensor if is_plain else repr(tensor)
     elif isinstance(item, str | bytes | int | float):
