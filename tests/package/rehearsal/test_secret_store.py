@@ -20,6 +20,7 @@ def test_a_host_reads_what_is_in_the_store_and_nothing_else(
     with secret_store.serve({"team/wandb": VALUE, "ssm:/team/db": VALUE}) as store:
         for name, value in store.variables({"HTTP_PROXY": "http://127.0.0.1:1"}).items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # an earlier test's, with its keys
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
         names = {"SECRET_FOR_WANDB_API_KEY": "team/wandb", "SECRET_FOR_DB": "ssm:/team/db"}
         env = {**names, "AWS_REGION": "us-east-1"}
@@ -52,6 +53,7 @@ def test_who_has_not_the_hosts_access_key_is_refused(monkeypatch: pytest.MonkeyP
         connection.close()
         for name, value in {**variables, "AWS_ACCESS_KEY_ID": key}.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
         with pytest.raises(UserError) as raised:
             hub.sign_in(0, {"SECRET_FOR_X": "team/wandb", "AWS_REGION": "us-east-1"})
         assert secret_store.NO_CREDENTIAL in raised.value.problem

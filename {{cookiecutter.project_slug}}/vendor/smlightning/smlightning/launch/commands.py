@@ -210,9 +210,7 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
     from smlightning.launch import requirements, sending, tune
 
     wanted = job.load(arguments.job or project.job_file, project)
-    destination, unknown = (
-        (request.dry_destination(wanted), None) if arguments.dry_run else destination_of(wanted)
-    )
+    destination, unknown = (None, None) if arguments.dry_run else destination_of(wanted)
     results, built = preflight.offline_checks(wanted, project, destination)
     search: dict[str, Any] | None = None
     if tuning:
@@ -234,12 +232,13 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
     outgoing = search if tuning else built
     if outgoing is None:  # raises the error whose finding was accepted
         build = tune.tuning_request if tuning else request.training_request
-        outgoing = build(wanted, project, destination, wanted.name)
-    if unknown:
-        raise unknown
+        outgoing = build(wanted, project, request.dry_destination(wanted), wanted.name)
     if arguments.dry_run:
         print(json.dumps(outgoing, indent=2))
         return Decision(None, 0)
+    if unknown:
+        raise unknown
+    assert destination
     print(preflight.summary(wanted, project))
     print(price.cost(wanted, tuning=tuning))
     fingerprint = "" if tuning else sending.fingerprint(wanted, project)
@@ -252,8 +251,8 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
     return Decision(None, 1)
 
 
-def destination_of(wanted: Job) -> tuple[Destination, Exception | None]:
-    """Role and bucket in the account; else a dry run's, and why the account's are not known.
+def destination_of(wanted: Job) -> tuple[Destination | None, Exception | None]:
+    """Role and bucket in the account, or why they are not known.
 
     The findings of the account then say what is wrong, so that it is raised only after them.
     """
@@ -264,7 +263,7 @@ def destination_of(wanted: Job) -> tuple[Destination, Exception | None]:
     try:
         return sending.account_destination(wanted, create=False), None
     except (UserError, BotoCoreError, ClientError) as failure:
-        return request.dry_destination(wanted), failure
+        return None, failure
 
 
 def confirmed(question: str, yes: bool) -> bool:

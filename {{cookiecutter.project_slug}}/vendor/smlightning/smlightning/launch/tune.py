@@ -189,8 +189,8 @@ def judged(
     There is no request where none can be built. Without a destination it is a dry run's.
     """
     findings = [*findings, *check(job, project)]
-    destination = destination or request.dry_destination(job)
     try:
+        destination = destination or request.dry_destination(job)
         built = tuning_request(job, project, destination, job_name(job))
     except UserError as failure:
         if not refused(findings):  # else it is one of these

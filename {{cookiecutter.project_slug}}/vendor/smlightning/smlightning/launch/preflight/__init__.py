@@ -82,9 +82,9 @@ def offline_checks(
         project: whose src/ would be sent.
         destination: where the job runs; without one, a dry run's.
     """
-    destination = destination or request.dry_destination(job)
     findings = [finding for check in JOB_CHECKS for finding in check(job, project)]
     try:
+        destination = destination or request.dry_destination(job)
         built = request.training_request(job, project, destination, request.job_name(job))
     except JobError as failure:
         if not refused(findings):  # else it is one of these
