@@ -9,11 +9,15 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
 import pytest
 
 from smlightning.testing.plugin import clean_place, same_signals
+
+if TYPE_CHECKING:
+    import small_training
 
 __all__ = ["clean_place", "same_signals"]
 
@@ -50,6 +54,27 @@ os.environ["SMLIGHTNING_PROJECT"] = str(project_folder())
 # Modules that tests share (small_job.py, …) lie beside them.
 HERE = Path(__file__).parent
 sys.path += [str(folder) for folder in (HERE, *HERE.iterdir()) if folder.is_dir()]
+
+
+# Of the contract's tests those that another of their kind is tried beside.
+LONG = {"test_every_sample_reaches_one_rank[3]"} | {
+    f"test_every_option_changes_something[{name}]"
+    for name in ("data_dir", "label_column", "text_column", "seed", "warmup_ratio", "weight_decay")
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name == "test_contract.py" and item.name in LONG:
+            item.add_marker(pytest.mark.long)
+
+
+@pytest.fixture
+def fit(monkeypatch: pytest.MonkeyPatch) -> "small_training.Fit":
+    """Trains the small model of small_training.py."""
+    import small_training
+
+    return small_training.fit(monkeypatch)
 
 
 @pytest.fixture(scope="session")

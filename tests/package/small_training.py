@@ -1,7 +1,4 @@
-"""A model and data of seconds, and `fit`: train.py with these in place of the example's.
-
-Imported by the conftest of each folder whose tests train.
-"""
+"""A model and data of seconds, and `fit`: train.py with these in place of the example's."""
 
 import csv
 import random
@@ -200,7 +197,6 @@ class Plateau(Line):
 Fit = Callable[..., pl.Trainer]
 
 
-@pytest.fixture
 def fit(monkeypatch: pytest.MonkeyPatch) -> Fit:
     """`train.train` with another model and data, and other arguments of the Trainer; returns the
     Trainer.
@@ -304,3 +300,17 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
+
+
+def assert_same(alone: str, resumed: str, case: Any) -> None:
+    """Weights, optimizer, schedule, best weights, position and curves."""
+    whole, again = newest_state(alone), newest_state(resumed)
+    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+        assert same(whole[part], again[part]), (part, case)
+    for part in ("best", "position"):
+        mine, theirs = (state["callbacks"]["Checkpoints"][part] for state in (whole, again))
+        assert mine == theirs, (part, case)
+    if whole["best_file"]:
+        assert same(best_weights(alone), best_weights(resumed)), case
+    assert same(saved_weights(alone), saved_weights(resumed)), case
+    assert curve_rows(alone) == curve_rows(resumed), case

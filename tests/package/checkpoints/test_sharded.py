@@ -119,6 +119,7 @@ def test_four_ranks_then_two_replicas_then_one_process(words: Path) -> None:
     assert gap(weights(words, "chain"), weights(words, "alone")) < 1e-5
 
 
+@pytest.mark.long
 def test_a_run_of_ddp_is_continued_sharded_with_its_best_weights(words: Path, ddp: Records) -> None:
     go(words, "crashed", 2, "ddp", {"crash_at": CRASH})
     directory = words.parent / "crashed/outputs/checkpoints"
@@ -138,6 +139,7 @@ def test_a_run_of_ddp_is_continued_sharded_with_its_best_weights(words: Path, dd
     assert "best weights:" in records[0]["log"]
 
 
+@pytest.mark.long
 def test_hosts_of_which_one_is_lost_within_its_write(words: Path, fsdp: Records) -> None:
     """Nothing names the torn checkpoint, and what is resumed ends as if nothing had happened."""
     lost = {"hosts": True, "kill_at": CRASH + 2}  # an epoch's end makes two checkpoints

@@ -185,7 +185,7 @@ assert len(compiled) == 2 * {compile}, len(compiled)
 """
 
 
-@pytest.mark.parametrize("compile", [True, False])
+@pytest.mark.parametrize("compile", [pytest.param(True, marks=pytest.mark.long), False])
 def test_compiling_is_no_hang(compile: bool, tmp_path: Path) -> None:
     """Batches change their shape: a rank compiles for longer than the hang timeout."""
     statuses, said = zip(

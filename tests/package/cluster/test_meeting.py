@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import forked
 from smlightning import rehearsal
 from smlightning.testing.environment import outside_a_job
@@ -43,67 +41,30 @@ def start(rank: int, port: int, seconds: int, log: Path) -> forked.Rank:
     return forked.start(SESSION, log / str(rank), environment)
 
 
-@pytest.mark.parametrize("absent, host", [(None, ""), (3, "algo-2"), (0, "algo-1")])
-def test_a_rank_that_does_not_come_is_named_in_time(
-    absent: int | None, host: str, tmp_path: Path
-) -> None:
-    port, seconds = free_port(), 100 if absent is None else 5
-    ranks = [start(rank, port, seconds, tmp_path) for rank in range(4) if rank != absent]
-    statuses, said = zip(*[rank.wait(200) for rank in ranks], strict=True)
-    if absent is None:
-        assert statuses == (0, 0, 0, 0), said
-        table = said[0].splitlines()
-        assert table[0].split() == [
-            "host",
-            "node",
-            "rank",
-            "local",
-            "rank",
-            "device",
-            "backend",
-            "shared",
-            "memory",
-        ]
-        assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: mpirun" in table[5]
-        return
-    assert statuses == (1, 1, 1), said
-    for text in said:
-        assert f"rank {absent} on host {host} did not" in text and "within 5 s" in text, text
-        assert "Traceback" not in text and int(text.split()[-2]) <= 9, text
-
-
-RESTARTED = """
-import os, sys, time
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-import dist
-from smlightning.cluster import ending, session
-ending.CAUSE_SECONDS = 3.0
-def rank():
-    with dist.session() as cluster:
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            if cluster.rank == 1:
-                raise ValueError("the first attempt's")
-            time.sleep(60)  # the agent ends it
-        elif cluster.rank == 1:
-            time.sleep(5)  # says nothing
-        else:
-            error = RuntimeError("gloo: Connection closed by peer")
-            print("cause:", session.cause(error), flush=True)
-config = LaunchConfig(1, 1, 2, rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{sys.argv[1]}",
-                      rdzv_configs={"rank": 0}, run_id="none", max_restarts=1,
-                      monitor_interval=0.1, start_method="fork")
-elastic_launch(config, rank)()
-"""
-
-
-def test_a_restart_does_not_hear_of_the_attempt_before(tmp_path: Path) -> None:
-    """torchrun's agent keeps the store from one attempt to the next. Its ranks are forked."""
-    environment = dict(outside_a_job(os.environ), CUDA_VISIBLE_DEVICES="", DIST_MEET_SECONDS="60")
-    agent = forked.start(RESTARTED, tmp_path / "log", environment, str(free_port()))
-    status, said = agent.wait(200)
-    assert (
-        status == 0 and "cause: rank 1 on host localhost exited without an error message" in said
-    ), said
+def test_a_rank_that_does_not_come_is_named_in_time(tmp_path: Path) -> None:
+    """All come; one of the second host or of the first does not. At once: they mostly wait."""
+    jobs = {}
+    for absent in (None, 3, 0):
+        port, seconds = free_port(), 100 if absent is None else 5
+        folder = tmp_path / str(absent)
+        folder.mkdir()
+        jobs[absent] = [start(rank, port, seconds, folder) for rank in range(4) if rank != absent]
+    ended = {
+        absent: tuple(zip(*[rank.wait(200) for rank in ranks], strict=True))
+        for absent, ranks in jobs.items()
+    }
+    statuses, said = ended[None]
+    assert statuses == (0, 0, 0, 0), said
+    table = said[0].splitlines()
+    titles = "host node rank local rank device backend shared memory"
+    assert table[0].split() == titles.split()
+    assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: mpirun" in table[5]
+    for absent, host in ((3, "algo-2"), (0, "algo-1")):
+        statuses, said = ended[absent]
+        assert statuses == (1, 1, 1), said
+        for text in said:
+            assert f"rank {absent} on host {host} did not" in text and "within 5 s" in text, text
+            assert "Traceback" not in text and int(text.split()[-2]) <= 9, text
 
 
 CONTRACT = """
@@ -149,3 +110,37 @@ def test_the_stub_refuses_what_the_contract_does() -> None:
 def test_the_stub_is_not_found_outside_a_rehearsal(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, "-c", "import smdistributed"], capture_output=True)
     assert found.returncode == 1
+
+
+RESTARTED = """
+import os, sys, time
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+import dist
+from smlightning.cluster import ending, session
+ending.CAUSE_SECONDS = 3.0
+def rank():
+    with dist.session() as cluster:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if cluster.rank == 1:
+                raise ValueError("the first attempt's")
+            time.sleep(60)  # the agent ends it
+        elif cluster.rank == 1:
+            time.sleep(5)  # says nothing
+        else:
+            error = RuntimeError("gloo: Connection closed by peer")
+            print("cause:", session.cause(error), flush=True)
+config = LaunchConfig(1, 1, 2, rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{sys.argv[1]}",
+                      rdzv_configs={"rank": 0}, run_id="none", max_restarts=1,
+                      monitor_interval=0.1, start_method="fork")
+elastic_launch(config, rank)()
+"""
+
+
+def test_a_restart_does_not_hear_of_the_attempt_before(tmp_path: Path) -> None:
+    """torchrun's agent keeps the store from one attempt to the next. Its ranks are forked."""
+    environment = dict(outside_a_job(os.environ), CUDA_VISIBLE_DEVICES="", DIST_MEET_SECONDS="60")
+    agent = forked.start(RESTARTED, tmp_path / "log", environment, str(free_port()))
+    status, said = agent.wait(200)
+    assert (
+        status == 0 and "cause: rank 1 on host localhost exited without an error message" in said
+    ), said

@@ -1,6 +1,6 @@
-"""Tests of this folder train the small model of small_training.py."""
+"""Tests of this folder import Lightning."""
 
-import lightning_first  # noqa: F401
-from small_training import fit
 
-__all__ = ["fit"]
+def pytest_collectstart() -> None:
+    """Not while this is imported: a process that shares tests out to others collects none."""
+    import lightning_first  # noqa: F401
