@@ -1,7 +1,7 @@
 """A run that ends anywhere and is resumed ends as if nothing had happened, in every bit that
 training decides.
 
-Several ranks, kills and stops from outside: tests/template/test_nothing_lost.py.
+Several ranks, kills and stops from outside: training/test_exact_draws.py, benchmarks/stress.py.
 """
 
 from pathlib import Path
