@@ -1,8 +1,10 @@
 """What is drawn for a batch is the same after a kill within an epoch, whatever the loader."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rank_training import ranks, train_with_train_py
@@ -19,6 +21,16 @@ CASES = [  # ranks, kind of loader, workers, persistent
     # With a state of its own:
     pytest.param(2, "sized_stream", 2, False, marks=pytest.mark.long),
 ]
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Processes whose working folder it is, or one below it."""
+    here = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if Path(process.cwd()).is_relative_to(folder):
+                here.append(process)
+    return here
 
 
 @pytest.mark.parametrize(("world_size", "kind", "workers", "persistent"), CASES)
@@ -47,3 +59,8 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(
                 assert after[key] == whole[key][-count:], key
             for key in ("last", "best", "metrics"):
                 assert after[key] == whole[key], key
+    # A loader's worker looks every five seconds whether its rank is alive.
+    _, alive = psutil.wait_procs(processes_in(tmp_path / "alone"), timeout=0)
+    assert not alive, "a worker outlives a run that ended by itself"
+    _, alive = psutil.wait_procs(processes_in(tmp_path / str(second)), timeout=20)
+    assert not alive, "a worker outlives a rank that was killed"
