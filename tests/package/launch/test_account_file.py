@@ -2,12 +2,14 @@
 
 import ast
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from moto_account import ACCOUNT, REGION, record
+from botocore.client import BaseClient
+from moto_account import ACCOUNT, REGION, record, refusal, simulated
 from policies import simulation
 from small_job import PROJECT
 
@@ -191,11 +193,119 @@ def test_cfn_lint_has_no_finding(full, tmp_path):
             assert [str(match) for match in matches] == []  # as the command: no informational ones
 
 
+LOOKING = ("Describe", "List", "Get", "Simulate")
+
+
+def test_a_pull_request_may_look_and_one_branch_may_send(full):
+    resources = template.cloudformation(full, PROJECT, github="me/words")["Resources"]
+    subjects, actions = {}, {}
+    for name in ("GitHubPreflightRole", "GitHubRole"):
+        properties = resources[name]["Properties"]
+        (statement,) = properties["AssumeRolePolicyDocument"]["Statement"]
+        assert statement["Condition"].keys() == {"StringEquals"}  # no pattern
+        subjects[name] = statement["Condition"]["StringEquals"][f"{template.GITHUB}:sub"]
+        (policy,) = properties["Policies"]
+        statements = policy["PolicyDocument"]["Statement"]
+        actions[name] = {action for one in statements for action in one["Action"]}
+    assert subjects == {
+        "GitHubPreflightRole": "repo:me/words:pull_request",
+        "GitHubRole": {"Fn::Sub": "repo:me/words:ref:refs/heads/${Branch}"},
+    }
+    looking = actions["GitHubPreflightRole"]
+    assert all(action.partition(":")[2].startswith(LOOKING) for action in looking)
+    assert looking < actions["GitHubRole"] and "iam:PassRole" not in looking
+
+
+# Where a permission has another name than the service or the call.
+PREFIXES = {"efs": "elasticfilesystem", "service-quotas": "servicequotas"}
+ACTIONS = {"HeadBucket": "ListBucket", "ListObjectsV2": "ListBucket"}
+LOOK_UPS = {
+    "ecr:DescribeImages",
+    "elasticfilesystem:DescribeFileSystems",
+    "fsx:DescribeFileSystems",
+    "kms:DescribeKey",
+    "secretsmanager:DescribeSecret",
+    "ssm:DescribeParameters",
+    "sagemaker:DescribeMlflowTrackingServer",
+    "sagemaker:DescribeMlflowApp",
+    "sagemaker:DescribeTrainingPlan",
+}
+
+
+def test_whatever_preflight_looks_up_is_in_the_callers_policy(aws, full, monkeypatch):
+    """And nothing that it does not look up for the job."""
+    denied = {action.partition(":")[2] for action in LOOK_UPS}
+    record(
+        monkeypatch,
+        SimulatePrincipalPolicy=simulated(),
+        **{operation: refusal("AccessDenied", operation) for operation in denied},
+    )
+    answer, asked = BaseClient._make_api_call, set()
+
+    def note(client: Any, operation: str, arguments: dict[str, Any]) -> Any:
+        service = client.meta.service_model.service_name
+        asked.add(f"{PREFIXES.get(service, service)}:{ACTIONS.get(operation, operation)}")
+        return answer(client, operation, arguments)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", note)
+    job = full.replace(role=f"arn:aws:iam::{ACCOUNT}:role/training")
+    plan = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-plan/one"
+    others = {
+        "image": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/own:1",
+        "secrets": {"DB": "ssm:/team/db"},
+        "mlflow": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-1",
+        "request": {"ResourceConfig": {"TrainingPlanArn": plan}},
+    }
+    seen = set()
+    for kind in ("", "EFS", "FSxLustre"):
+        wanted = job.replace(**others) if kind else job
+        asked.clear()
+        built = request.dry_run(wanted, PROJECT)
+        if kind:
+            system = {"FileSystemId": "fs-0123456789abcdef0", "FileSystemType": kind}
+            built["InputDataConfig"][0]["DataSource"] = {"FileSystemDataSource": system}
+        account.check(wanted, built)
+        given = replace(facts(wanted), request=built)
+        allowed = {
+            one for each in template.policy(given, "caller")["Statement"] for one in each["Action"]
+        }
+        assert asked - {"sts:GetCallerIdentity"} <= allowed
+        assert allowed & LOOK_UPS <= asked
+        seen |= asked
+    assert seen >= LOOK_UPS
+
+
+def test_who_only_looks_has_the_sender_judged(aws, good, monkeypatch):
+    iam = aws.client("iam")
+    sender = iam.create_role(RoleName="sending", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    principals = []
+
+    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
+        principals.append(arguments["PolicySourceArn"])
+        return simulated("sagemaker:CreateTrainingJob")(arguments)
+
+    record(monkeypatch, SimulatePrincipalPolicy=answer)
+    built = request.dry_run(good, PROJECT)
+    for name in ("sending", sender):
+        principals.clear()
+        found = account.check(good, built, sender=name)
+        assert set(principals) == {sender, good.role}
+        assert "caller.sagemaker:CreateTrainingJob" in [each.key for each in found]
+    (finding,) = account.check(good, built, sender="another")
+    assert finding.key == "--sender" and "another" in finding.problem
+
+
 def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys):
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: full)
     assert main(["account", "--github", "me/words"]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
-    assert set(printed["Resources"]) == {"Bucket", "TrainingRole", "GitHubProvider", "GitHubRole"}
+    assert set(printed["Resources"]) == {
+        "Bucket",
+        "TrainingRole",
+        "GitHubProvider",
+        "GitHubPreflightRole",
+        "GitHubRole",
+    }
     for who in ("caller", "role"):
         assert main(["account", "--policy", who]) == 0
         document = json.loads(capsys.readouterr().out)

@@ -117,6 +117,12 @@ def add_preflight(command: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write the findings there, too")
     add("--rehearse", action="store_true", help="then simulate the job on this machine")
     add(
+        "--sender",
+        default="",
+        metavar="ROLE",
+        help="who will send the job, where these credentials may only look",
+    )
+    add(
         "--channel",
         action="append",
         default=[],
@@ -147,7 +153,7 @@ def add_account(command: argparse.ArgumentParser) -> None:
         "--github",
         default="",
         metavar="OWNER/REPOSITORY",
-        help="with a role that this repository's workflows take on by OIDC",
+        help="with two roles that this repository's workflows take on by OIDC",
     )
     add(
         "--existing-bucket",

@@ -75,6 +75,7 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
         offline=arguments.offline,
         accept=arguments.accept,
         also=tune.ranges(wanted, project),
+        sender=arguments.sender,
     )
     report(results, arguments.json)
     print(preflight.summary(wanted, project))

@@ -24,13 +24,16 @@ CHECKS: dict[str, AccountCheck] = {
 }
 
 
-def check(job: Job, built: dict[str, Any], *, tuning: bool = False) -> list[Finding]:
+def check(
+    job: Job, built: dict[str, Any], *, tuning: bool = False, sender: str = ""
+) -> list[Finding]:
     """The findings of every check; what could not be asked is said to be skipped.
 
     Args:
         job: of job.toml.
         built: the request that would be sent.
         tuning: whether many such jobs are sent, some at a time.
+        sender: the role that will send it, by name or ARN; empty: the caller will.
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
@@ -47,7 +50,7 @@ def check(job: Job, built: dict[str, Any], *, tuning: bool = False) -> list[Find
     role = built["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])
     if role.endswith(f"/{request.DRY_ROLE}"):
         role = ""
-    context = Context(job, built, identity, role, tuning)
+    context = Context(job, built, identity, role, tuning, sender)
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda name: answered(name, context), CHECKS)
         return [finding for findings in answers for finding in findings]

@@ -18,6 +18,7 @@ class Context:
     identity: dict[str, str]  # of sts:GetCallerIdentity
     role: str  # name or ARN of the job's role; empty: the caller's own
     tuning: bool = False  # many such jobs, some at a time
+    sender: str = ""  # name or ARN of the role that will send it; empty: who asks
 
     def client(self, service: str) -> Any:
         return aws.client(service, self.job.region)

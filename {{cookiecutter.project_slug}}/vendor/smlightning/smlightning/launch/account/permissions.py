@@ -41,10 +41,16 @@ def permissions(context: Context) -> Iterator[Finding]:
         yield error("role", problem, f"let {SAGEMAKER} do sts:AssumeRole on it")
     arn = role["Arn"]
     facts = facts_of(context, arn)
-    if context.caller[0] == "federated-user":
+    if context.caller[0] == "federated-user" and not context.sender:
         problem = "what a federated user may do cannot be asked for"
         yield skipped(CALLER, problem, "see that it may send the job")
-    yield from missing_permissions(iam, CALLER, caller_arn(context, iam, arn), facts)
+    try:
+        caller = caller_arn(context, iam, arn)
+    except iam.exceptions.NoSuchEntityException:
+        problem = f"{context.sender or context.caller[1]} does not exist here"
+        yield error("--sender", problem, "name a role of this account")
+        caller = ""
+    yield from missing_permissions(iam, CALLER, caller, facts)
     yield from missing_permissions(iam, ROLE, arn, facts)
 
 
@@ -87,6 +93,9 @@ def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
 
     Root may do everything; a federated user's session policies cannot be asked for.
     """
+    if context.sender:
+        name = context.sender.rpartition("/")[2]
+        return str(iam.get_role(RoleName=name)["Role"]["Arn"])
     kind, name = context.caller
     if kind == "user":
         return context.identity["Arn"]

@@ -7,8 +7,17 @@ no more. Nothing here asks AWS for anything.
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, configuration, request
-from smlightning.launch.account.table import CALLER, EVERY, SAGEMAKER, Facts, Need, needs
+from smlightning import hub
+from smlightning.launch import aws, configuration, images, request
+from smlightning.launch.account.table import (
+    CALLER,
+    EVERY,
+    SAGEMAKER,
+    Facts,
+    Need,
+    needs,
+    secret_keys,
+)
 from smlightning.launch.job import Job
 from smlightning.project import Project
 
@@ -34,6 +43,33 @@ QUESTIONS_OF_NETWORK = [
     "ec2:DescribeRouteTables",
     "ec2:DescribeVpcEndpoints",
 ]
+
+
+def questions(given: Facts) -> dict[str, Any]:
+    """The statement with which preflight looks up what the job names (named.py, network.py)."""
+    job, built = given.job, given.request
+    resources = built["ResourceConfig"]
+    sources = [c.get("DataSource", {}) for c in built.get("InputDataConfig", [])]
+    systems = {source.get("FileSystemDataSource", {}).get("FileSystemType") for source in sources}
+    stores = {name.startswith(hub.STORE) for _, name in secret_keys(job)}
+    image = str(built["AlgorithmSpecification"].get("TrainingImage", ""))
+    is_own_image = bool(images.ECR.match(image)) and not images.aws_image(image)
+    is_encrypted = built["OutputDataConfig"].get("KmsKeyId") or resources.get("VolumeKmsKeyId")
+    asked = {
+        "ecr:DescribeImages": is_own_image,
+        "elasticfilesystem:DescribeFileSystems": "EFS" in systems,
+        "fsx:DescribeFileSystems": "FSxLustre" in systems,
+        "kms:DescribeKey": is_encrypted,
+        "secretsmanager:DescribeSecret": False in stores,
+        "ssm:DescribeParameters": True in stores,
+        "sagemaker:DescribeMlflowTrackingServer": ":mlflow-tracking-server/" in job.mlflow,
+        "sagemaker:DescribeMlflowApp": ":mlflow-app/" in job.mlflow,
+        "sagemaker:DescribeTrainingPlan": resources.get("TrainingPlanArn"),
+    }
+    actions = QUESTIONS + [action for action, is_asked in asked.items() if is_asked]
+    if built.get("VpcConfig"):
+        actions += QUESTIONS_OF_NETWORK
+    return {"Effect": "Allow", "Action": sorted(actions), "Resource": [EVERY]}
 
 
 def facts(
@@ -96,8 +132,7 @@ def policy(given: Facts, who: str) -> dict[str, Any]:
             statement["Condition"] = {"StringEquals": dict(condition)}
         statements.append(statement)
     if who == CALLER:
-        asked = QUESTIONS + (QUESTIONS_OF_NETWORK if given.request.get("VpcConfig") else [])
-        statements.append({"Effect": "Allow", "Action": sorted(asked), "Resource": [EVERY]})
+        statements.append(questions(given))
     return {"Version": "2012-10-17", "Statement": statements}
 
 
@@ -120,12 +155,12 @@ def account_of(job: Job) -> str:
 def cloudformation(
     job: Job, project: Project, *, github: str = "", existing_bucket: bool = False
 ) -> dict[str, Any]:
-    """A template: execution role, bucket, and a role that GitHub's workflows take on.
+    """A template: execution role, bucket, and two roles that GitHub's workflows take on.
 
     Args:
         job: of job.toml.
         project: whose src/options.py names the metrics.
-        github: OWNER/REPOSITORY; empty: no such role.
+        github: OWNER/REPOSITORY; empty: no such roles.
         existing_bucket: no bucket is created, as where the bucket is an organisation's, which the
             SDK's configuration file names.
 
@@ -189,35 +224,45 @@ def private_bucket(name: str) -> dict[str, Any]:
 def github_parts(
     resources: dict[str, Any], outputs: dict[str, Any], given: Facts, github: str
 ) -> dict[str, Any]:
-    """Add a role for GitHub's OIDC, with the caller's policy; parameters and conditions for it.
+    """Add two roles for GitHub's OIDC, with parameters and conditions for them.
 
-    An account has one such provider at most, so that an existing one can be named.
+    A pull request's workflow is its author's to change, so that its role may only look
+    (https://docs.github.com/actions/reference/security/oidc: ``sub`` of pull requests and of
+    branches). What runs on one branch may send. An account has one such provider at most, so that
+    an existing one can be named.
     """
     owner, _, repository = github.partition("/")
     if not owner or not repository or "/" in repository:
         raise UserError(f"--github {github} is no repository", "give OWNER/REPOSITORY")
-    provider = {"Fn::If": ["NoProvider", {"Ref": "GitHubProvider"}, {"Ref": "ExistingProvider"}]}
     resources["GitHubProvider"] = {
         "Type": "AWS::IAM::OIDCProvider",
         "Condition": "NoProvider",
         "Properties": {"Url": f"https://{GITHUB}", "ClientIdList": ["sts.amazonaws.com"]},
     }
-    resources["GitHubRole"] = {
-        "Type": "AWS::IAM::Role",
-        "Properties": {
-            "AssumeRolePolicyDocument": trust(
-                {"Federated": provider},
-                "sts:AssumeRoleWithWebIdentity",
-                {
-                    "StringEquals": {f"{GITHUB}:aud": "sts.amazonaws.com"},
-                    "StringLike": {f"{GITHUB}:sub": f"repo:{github}:*"},
-                },
-            ),
-            "Policies": [{"PolicyName": "sending", "PolicyDocument": filled_policy(given, CALLER)}],
-        },
+    looking = {"Version": "2012-10-17", "Statement": [questions(given)]}
+    branch = {"Fn::Sub": f"repo:{github}:ref:refs/heads/${{Branch}}"}
+    for role, subject, name, document in (
+        ("GitHubPreflightRole", f"repo:{github}:pull_request", "looking", looking),
+        ("GitHubRole", branch, "sending", filled_policy(given, CALLER)),
+    ):
+        audience = {f"{GITHUB}:aud": "sts.amazonaws.com"}
+        resources[role] = {
+            "Type": "AWS::IAM::Role",
+            "Properties": {
+                "AssumeRolePolicyDocument": trust(
+                    {"Federated": github_provider()},  # each its own: YAML would refer to one
+                    "sts:AssumeRoleWithWebIdentity",
+                    {"StringEquals": {**audience, f"{GITHUB}:sub": subject}},
+                ),
+                "Policies": [{"PolicyName": name, "PolicyDocument": document}],
+            },
+        }
+    outputs["GitHubPreflightRole"] = {
+        "Description": "AWS_PREFLIGHT_ROLE_ARN of the workflow, for pull requests",
+        "Value": attribute("GitHubPreflightRole", "Arn"),
     }
     outputs["GitHubRole"] = {
-        "Description": "role-to-assume of the workflow",
+        "Description": "AWS_ROLE_ARN of the workflow, which sends from one branch",
         "Value": attribute("GitHubRole", "Arn"),
     }
     return {
@@ -226,10 +271,20 @@ def github_parts(
                 "Type": "String",
                 "Default": "",
                 "Description": f"ARN of the account's OIDC provider for {GITHUB}; empty: create it",
-            }
+            },
+            "Branch": {
+                "Type": "String",
+                "Default": "main",
+                "Description": "The branch whose workflow may send jobs",
+            },
         },
         "Conditions": {"NoProvider": {"Fn::Equals": [{"Ref": "ExistingProvider"}, ""]}},
     }
+
+
+def github_provider() -> dict[str, Any]:
+    """The ARN of the account's OIDC provider for GitHub."""
+    return {"Fn::If": ["NoProvider", {"Ref": "GitHubProvider"}, {"Ref": "ExistingProvider"}]}
 
 
 def trust(principal: dict[str, Any], action: str, condition: dict[str, Any]) -> dict[str, Any]:

@@ -106,6 +106,7 @@ def run(
     offline: bool = False,
     accept: Collection[str] = (),
     also: Iterable[Finding] = (),
+    sender: str = "",
 ) -> list[Finding]:
     """All findings, errors first.
 
@@ -115,6 +116,7 @@ def run(
         offline: neither AWS nor a package index is asked.
         accept: keys whose errors become warnings.
         also: further findings.
+        sender: the role that will send the job, by name or ARN; empty: the caller will.
     """
     from smlightning.launch import account
 
@@ -122,5 +124,5 @@ def run(
     findings += also
     findings += requirements.resolved(job, project, offline=offline)
     if built and not offline:
-        findings += account.check(job, built)
+        findings += account.check(job, built, sender=sender)
     return ordered(findings, accept)
