@@ -80,6 +80,21 @@ def test_curves_need_steps(tmp_path):
     assert "x " in raised.value.problem and not list(tmp_path.iterdir())
 
 
+def test_a_line_of_the_log_is_searched_once(monkeypatch):
+    """A job of days has a long log, of which each look brings a few lines."""
+    searched = []
+    metrics = job_log.metrics
+    monkeypatch.setattr(
+        job_log, "metrics", lambda line, of: searched.append(line) or metrics(line, of)
+    )
+    outcome = follow.Outcome("x", METRICS)
+    lines = [job_log.Line(n, "algo-1", f"step={n} lr=0.{n}") for n in range(6)]
+    for some in (lines[:2], lines[2:3], [], lines[3:]):
+        outcome.add(some)
+        assert outcome.latest == {} or outcome.latest["step"] == len(outcome.rows) - 1
+    assert searched == outcome.lines == lines and len(outcome.rows) == 6
+
+
 def test_a_failed_job_shows_why_and_the_rank_that_failed_first(aws, sent, capsys):
     sent.training_job_status = sent.secondary_status = "Failed"
     sent.failure_reason = "AlgorithmError: ExecuteUserScriptError: ExitCode 1"

@@ -25,22 +25,35 @@ STOPPED_BY = {
 
 @dataclass
 class Outcome:
-    """How far a job has come."""
+    """How far a job has come.
+
+    Attributes:
+        rows: the metrics that the log holds, as `curves.write_curves` takes them.
+        latest: each metric's last value.
+    """
 
     name: str
     metrics: tuple[str, ...] = ()  # names, as METRICS of src/options.py lists them
     job: dict[str, Any] = field(default_factory=dict)  # DescribeTrainingJob's answer
     lines: list[Line] = field(default_factory=list)
+    rows: list[dict[str, float]] = field(default_factory=list, init=False)
+    latest: dict[str, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        given, self.lines = self.lines, []
+        self.add(given)
+
+    def add(self, lines: list[Line]) -> None:
+        """Take lines of the log that came since; each is searched for metrics once."""
+        self.lines += lines
+        for line in lines:
+            if row := job_log.metrics(line, self.metrics):
+                self.rows.append(row)
+                self.latest |= row
 
     @property
     def status(self) -> str:
         return str(self.job.get("TrainingJobStatus", ""))
-
-    @property
-    def rows(self) -> list[dict[str, float]]:
-        """The metrics that the log holds, as `curves.write_curves` takes them."""
-        rows = [job_log.metrics(line, self.metrics) for line in self.lines]
-        return [row for row in rows if row]
 
     def curves(self, folder: Path) -> Path:
         """Draw the metrics over the steps into the folder; the picture's path.
@@ -152,7 +165,7 @@ class Follower:
         several = self.outcome.job["ResourceConfig"].get("InstanceCount", 2) > 1
         for line in lines:
             self.console.print(f"{line.host} {line.text}" if several else line.text)
-        self.outcome.lines += lines
+        self.outcome.add(lines)
 
     def print_progress(self) -> None:
         """A line each minute where the console has no live line."""
@@ -178,7 +191,7 @@ def why(name: str, region: str) -> None:
     console = terminal()
     outcome = Outcome(name, job=describe(name, aws.client("sagemaker", region)))
     try:
-        outcome.lines = job_log.new_lines(name, aws.client("logs", region), {})
+        outcome.add(job_log.new_lines(name, aws.client("logs", region), {}))
     except ClientError as problem:
         if not aws.denied(problem):
             raise
@@ -215,9 +228,7 @@ def describe(name: str, client: Any) -> dict[str, Any]:
 def progress(outcome: Outcome) -> str:
     """One line: status, elapsed time, epochs, and each metric's last value."""
     job = outcome.job
-    latest: dict[str, float] = {}
-    for row in outcome.rows:
-        latest.update(row)
+    latest = dict(outcome.latest)
     elapsed = time.time() - job["CreationTime"].timestamp()
     parts = [job.get("SecondaryStatus", ""), clock(elapsed)]
     if "epoch" in latest:
