@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -143,3 +144,31 @@ def test_lines_are_short() -> None:
             if len(line) > LONGEST_LINE:
                 long.append(f"{path.relative_to(PROJECT)}:{number}")
     assert not long
+
+
+def test_the_notebook_imports_what_the_readme_names() -> None:
+    notebook = json.loads((PROJECT / "launch.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    tree = ast.parse("\n".join("".join(cell["source"]) for cell in cells))
+    readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("The notebook, launch.ipynb")[2].partition("Beside it")[0]
+    modules, used = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "smlightning.launch":
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("smlightning.l"):
+            used |= {(str(node.module).rpartition(".")[2], alias.name) for alias in node.names}
+    for node in ast.walk(tree):
+        owner = node.value if isinstance(node, ast.Attribute) else None
+        if isinstance(owner, ast.Name) and owner.id in modules:
+            used.add((owner.id, node.attr))
+    listed = dict(re.findall(r"^(\|.*?) \| (.*) \|$", table, re.MULTILINE))
+    named = {
+        (module, name)
+        for row, names in listed.items()
+        for module, group in zip(re.findall(r"`\.(\w+)`", row), names.split(";"), strict=False)
+        for name in re.findall(r"`(\w+)`", group)
+    }
+    assert used and used == named
+    for module, name in named:
+        assert hasattr(importlib.import_module(f"smlightning.launch.{module}"), name)
