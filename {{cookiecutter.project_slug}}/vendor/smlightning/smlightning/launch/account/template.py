@@ -6,8 +6,8 @@ no more. Nothing here asks AWS for anything.
 
 from typing import Any
 
-from smlightning.errors import UserError
 from smlightning import hub
+from smlightning.errors import UserError
 from smlightning.launch import aws, configuration, images, request
 from smlightning.launch.account.table import (
     CALLER,
