@@ -65,7 +65,7 @@ LONG = {"test_every_sample_reaches_one_rank[3]"} | {
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.name == "test_contract.py" and item.name in LONG:
+        if item.path.name.startswith("test_contract") and item.name in LONG:
             item.add_marker(pytest.mark.long)
 
 
