@@ -1,6 +1,7 @@
 """Hosts: folders, files, code and variables as SageMaker gives them, by the request."""
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from small_rehearsal import small_plan, small_request
 
 from smlightning.rehearsal import mpirun
-from smlightning.rehearsal.environment import container_environment, free_port
+from smlightning.rehearsal.environment import claim_port, container_environment, free_port
 from smlightning.rehearsal.faults import upload_checkpoints
 from smlightning.rehearsal.hosts import Host, create_hosts
 from smlightning.rehearsal.plan import Plan
@@ -176,3 +177,8 @@ def test_the_reason_for_going_without_mpirun_is_given(
 def test_a_port_is_never_shared() -> None:
     with free_port() as one, free_port() as other:
         assert one != other
+        # What the system offers may be another rehearsal's, which has not bound it yet.
+        with socket.socket(socket.AF_UNIX) as claim:
+            assert not claim_port(other, claim)
+    with socket.socket(socket.AF_UNIX) as claim:
+        assert claim_port(other, claim) == other
