@@ -1,6 +1,6 @@
-"""What the package uses of Lightning without a promise of Lightning's: it does what it did.
+"""What the package uses of Lightning and torch without a promise of theirs: it does what it did.
 
-If one of these fails after an upgrade, read that part of Lightning again, and mend the module of
+If one of these fails after an upgrade, read that part of the library again, and mend the module of
 the package that the test names.
 """
 
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
@@ -28,6 +29,7 @@ from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnect
 import smlightning
 from smlightning.cluster import signals
 from smlightning.cluster.sharding import ShardedStrategy
+from smlightning.launch.estimate import counting
 from smlightning.training import loop as loops
 
 
@@ -85,12 +87,17 @@ def test_a_lightning_without_them_is_refused() -> None:
 def test_private_names_are_used_in_two_modules_alone() -> None:
     """Whatever else the package needs of Lightning has a public name."""
     private = re.compile(r"(?:trainer|loop|fetcher|connector)\._(?!_)\w+")
+    assert users_of(private) - {"cluster/signals.py"} == {"training/loop.py"}
+
+
+def users_of(pattern: re.Pattern[str]) -> set[str]:
+    """The package's modules, but for tests, in which the pattern is found."""
     package = Path(smlightning.__file__).parent
     users = set()
     for path in package.rglob("*.py"):
-        if path.parent.name != "testing" and private.search(path.read_text(encoding="utf-8")):
+        if path.parent.name != "testing" and pattern.search(path.read_text(encoding="utf-8")):
             users.add(path.relative_to(package).as_posix())
-    assert users - {"cluster/signals.py"} == {"training/loop.py"}
+    return users
 
 
 def test_the_state_of_the_loops_is_where_it_was(trainer: pl.Trainer) -> None:
@@ -182,3 +189,60 @@ def test_torchmetrics_asks_for_matplotlib_where_it_did() -> None:
     from torchmetrics.utilities import plot
 
     assert callable(plot._error_on_missing_matplotlib)
+
+
+# Of torch
+
+
+def test_private_names_of_torch_are_used_in_three_modules_alone() -> None:
+    """The tests below are of these."""
+    private = re.compile(r"(?:torch|aten)[\w.]*\._(?!_)\w+")
+    assert users_of(private) == {
+        "launch/estimate/counting.py",
+        "training/optimizers.py",
+        "training/watchdog.py",
+    }
+
+
+def test_compiling_is_told_of_when_it_begins_and_ends() -> None:
+    """training/watchdog.py pauses meanwhile."""
+    from torch._dynamo.callback import callback_handler
+
+    told = []
+
+    def begins(*_: object) -> None:
+        told.append("begins")
+
+    def ends(*_: object) -> None:
+        told.append("ends")
+
+    callback_handler.register_start_callback(begins)
+    callback_handler.register_end_callback(ends)
+    try:
+        torch.compile(torch.neg, backend="eager")(torch.ones(2))
+    finally:
+        callback_handler.remove_start_callback(begins)
+        callback_handler.remove_end_callback(ends)
+    assert told and told == ["begins", "ends"] * (len(told) // 2)
+
+
+def test_a_list_of_tensors_is_scaled_in_its_place() -> None:
+    """training/optimizers.py: one kernel on a GPU, and not one for each parameter."""
+    gradients = [torch.full((3,), 2.0), torch.full((2, 2), 4.0)]
+    torch._foreach_mul_(gradients, torch.tensor(0.5))
+    assert [gradient.unique().item() for gradient in gradients] == [1.0, 2.0]
+
+
+def test_bytes_are_counted_without_numbers() -> None:
+    """launch/estimate/counting.py: storages of operations, and what attention keeps."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        query = torch.empty(1, 2, 8, 16, requires_grad=True)
+        kept = [query]
+        with counting.Storages(kept) as storages:
+            flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+            output, rows = flash(query, query, query, 0.0, True)
+    assert output.shape == query.shape and rows.shape == (1, 2, 8)
+    assert storages.alive == counting.bytes_of([output, rows])
+    assert counting.bytes_of([query, query[0], query.detach()]) == 4 * query.numel()

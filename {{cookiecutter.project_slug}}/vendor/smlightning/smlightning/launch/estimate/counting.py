@@ -182,8 +182,8 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     storages = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())
+        storages[id(storage)] = storage  # its Python object lives as long as the storage itself
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def line(low: int, at_low: int, at_twice: int) -> Linear:
@@ -290,7 +290,7 @@ class Storages(TorchDispatchMode):
             return
         size = storage.nbytes()
         self._known.add(id(storage))
-        # The storage's Python object lives as long as the storage itself.
+        # as in `bytes_of`
         weakref.finalize(storage, self._remove, id(storage), size)
         self.alive += size
         self.peak = max(self.peak, self.alive)
