@@ -23,7 +23,7 @@ from smlightning.adapters import AdapterError
 from smlightning.cluster.collectives import sum_over_ranks
 from smlightning.data import text
 from smlightning.errors import UserError, root_cause
-from smlightning.files import atomic_write
+from smlightning.files import replace_model
 from smlightning.reports import curves
 from smlightning.training.compiling import compile_network
 from smlightning.training.metrics import WeightedMean
@@ -178,7 +178,6 @@ class Model(pl.LightningModule):
 
     def save(self, directory: Path) -> None:
         """Write what :func:`load` reads: weights as safetensors, config.json; none of it code."""
-        directory.mkdir(parents=True, exist_ok=True)
         max_length = self.options.max_length
         if not isinstance(self.net, ByteCNN):
             name, merge = self.options.model_name, self.options.merge
@@ -188,10 +187,9 @@ class Model(pl.LightningModule):
 
         config = {"labels": self.labels, "max_length": max_length, "net": self.net.config}
         content = json.dumps({"model_type": "bytecnn", **config}, ensure_ascii=False, indent=1)
-        with atomic_write(directory / "model.safetensors") as path:
-            save_file(self.net.state_dict(), path)
-        with atomic_write(directory / "config.json") as path:
-            path.write_text(content, encoding="utf-8")
+        with replace_model(directory) as new:
+            save_file(self.net.state_dict(), new / "model.safetensors")
+            (new / "config.json").write_text(content, encoding="utf-8")
 
     def draw(self, directory: Path) -> None:
         """Write ``confusion.png``: each true label's row as shares of it: rare ones are seen."""

@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 import model
 import predict
 import train
-from smlightning import adapters, pretrained
-from smlightning.checkpoints import files, reader
+from smlightning import files, pretrained
+from smlightning.checkpoints import files as checkpoint_files
+from smlightning.checkpoints import reader
 from smlightning.errors import UserError
 from smlightning.testing.processes import run_ranks
 
@@ -87,13 +88,15 @@ def test_what_peft_and_predict_py_load_is_the_merged_network(saved: Path, tiny_b
     torch.testing.assert_close(whole(**IDS).logits, expected, atol=1e-5, rtol=0)
     pretrained.save(pretrained.classifier(tiny_bert, LABELS, 2), tiny_bert, 32, saved)
     assert not (saved / "model.safetensors").exists()
+    with pytest.raises(UserError, match="holds the adapter's base"):
+        pretrained.save(pretrained.classifier(tiny_bert, LABELS, 2), tiny_bert, 32, Path(tiny_bert))
     (name,) = predict.predict(["αβ"], predict.model_fn(saved))
     assert name
 
 
 def changed(folder: Path, **members: Any) -> None:
     """Give an adapter's configuration these members."""
-    path = folder / adapters.CONFIG
+    path = folder / files.ADAPTER_CONFIG
     path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
 
 
@@ -104,7 +107,7 @@ def pickled(folder: Path) -> None:
         def __reduce__(self) -> tuple[Any, ...]:
             return open, (str(folder / "executed"), "w")
 
-    (folder / adapters.WEIGHTS).unlink()
+    (folder / files.ADAPTER_WEIGHTS).unlink()
     (folder / "adapter_model.bin").write_bytes(pickle.dumps(Executes()))
 
 
@@ -115,7 +118,7 @@ def with_code(folder: Path) -> None:
     content = json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}})
     (base / "config.json").write_text(content)
     (base / "mine.py").write_text(f"open({str(folder / 'executed')!r}, 'w')\nclass Mine: pass\n")
-    shutil.rmtree(folder / adapters.BASE)
+    shutil.rmtree(folder / files.ADAPTER_BASE)
     changed(folder, base_model_name_or_path=str(base))
 
 
@@ -181,10 +184,11 @@ def test_two_sharded_ranks_train_what_one_does(words: str, tiny_bert: str, tmp_p
     for record in records:
         assert record["held"] < 0.6 * record["elements"]
         assert record["gathered"] == len(one), "nothing of what is frozen"
-    newest = files.newest(tmp_path / "ranks/outputs/checkpoints")
+    newest = checkpoint_files.newest(tmp_path / "ranks/outputs/checkpoints")
     assert newest
     state = reader.read_here(newest)
     (optimizer,) = state["optimizer_states"]
     assert len(optimizer["state"]) == len(one), "nothing of what is frozen"
-    shards = sum(newest.with_name(name).stat().st_size for name in files.files_beside(newest))
+    names = checkpoint_files.files_beside(newest)
+    shards = sum(newest.with_name(name).stat().st_size for name in names)
     assert shards < (base / "model.safetensors").stat().st_size

@@ -19,7 +19,7 @@ from options import ModelOptions
 from smlightning import pretrained
 from smlightning.adapters import AdapterError
 from smlightning.errors import UserError, root_cause
-from smlightning.files import atomic_write
+from smlightning.files import replace_model
 from smlightning.training.compiling import compile_network
 from smlightning.training.metrics import WeightedMean
 from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
@@ -199,7 +199,6 @@ class Model(pl.LightningModule):
 
     def save(self, directory: Path) -> None:
         """Write what :func:`load` reads: weights as safetensors, config.json; none of it code."""
-        directory.mkdir(parents=True, exist_ok=True)
         if not isinstance(self.net, ByteTransformer):
             chosen = self.options
             name, length = chosen.model_name, chosen.max_length
@@ -210,10 +209,9 @@ class Model(pl.LightningModule):
         prompted = bool(self.options.prompt_column)
         config = {"model_type": "bytelm", "prompted": prompted, "net": self.net.config}
         content = json.dumps(config, indent=1)
-        with atomic_write(directory / "model.safetensors") as path:
-            save_file(self.net.state_dict(), path)
-        with atomic_write(directory / "config.json") as path:
-            path.write_text(content, encoding="utf-8")
+        with replace_model(directory) as new:
+            save_file(self.net.state_dict(), new / "model.safetensors")
+            (new / "config.json").write_text(content, encoding="utf-8")
 
     def draw(self, directory: Path) -> None:
         """There is no picture beside the curves."""

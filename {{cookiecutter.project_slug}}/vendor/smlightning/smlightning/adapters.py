@@ -4,15 +4,14 @@
 a few files of numbers and names, of which nothing is imported or executed; and what is loaded is
 merged into its base, so that it is a network like any other.
 
-A folder of an adapter holds what `peft` and transformers read, CONFIG and WEIGHTS, and in BASE the
-configuration of the network. (Beside them it would be taken for a whole network's:
-transformers 5.17, integrations/peft.py, ``maybe_load_adapters``.)
+A folder of an adapter holds what `peft` and transformers read, ADAPTER_CONFIG and ADAPTER_WEIGHTS,
+and in ADAPTER_BASE the configuration of the network. (Beside them it would be taken for a whole
+network's: transformers 5.17, integrations/peft.py, ``maybe_load_adapters``.)
 """
 
 import copy
 import json
 import re
-import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +20,10 @@ from typing import Any
 import torch
 
 from smlightning.errors import UserError, root_cause
-from smlightning.files import atomic_write, ensure_dir
+from smlightning.files import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, NETWORK_CONFIG
 from smlightning.outline import builds_outline
 from smlightning.tensors import checksum
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-BASE = "base"
-NETWORK = "config.json"  # of a whole network
 ADAPTER = "default"  # peft's name for the only one
 SCALE = 2  # what the matrices' product is multiplied by: lora_alpha / rank
 TASKS = {  # peft's names for what transformers' classes do
@@ -99,7 +94,7 @@ def has(net: Any) -> bool:
 
 
 def save(net: Any, directory: Path) -> None:
-    """Write the adapter and the network's configuration; files of a whole network are removed."""
+    """Write the adapter and the configuration of its network into an empty folder."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
@@ -109,20 +104,9 @@ def save(net: Any, directory: Path) -> None:
     config = copy.copy(net.peft_config[ADAPTER])
     config.inference_mode = True
     content = json.dumps(config.to_dict(), indent=1, sort_keys=True, default=sorted)  # of sets
-    net.config.save_pretrained(ensure_dir(directory / BASE))
-    with atomic_write(directory / WEIGHTS) as path:
-        save_file(weights, path, metadata={"format": "pt"})
-    with atomic_write(directory / CONFIG) as path:
-        path.write_text(content, encoding="utf-8")
-    for path in [directory / NETWORK, *directory.glob("model*.safetensors*")]:
-        path.unlink(missing_ok=True)
-
-
-def remove(directory: Path) -> None:
-    """Remove what :func:`save` wrote."""
-    for name in (CONFIG, WEIGHTS):
-        (directory / name).unlink(missing_ok=True)
-    shutil.rmtree(directory / BASE, ignore_errors=True)
+    net.config.save_pretrained(directory / ADAPTER_BASE)
+    save_file(weights, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    (directory / ADAPTER_CONFIG).write_text(content, encoding="utf-8")
 
 
 def merge(net: Any) -> Any:
@@ -146,17 +130,18 @@ def folder_of(name: str) -> Path | None:
         from huggingface_hub.errors import HFValidationError
 
         try:
-            cached = try_to_load_from_cache(name, CONFIG)
+            cached = try_to_load_from_cache(name, ADAPTER_CONFIG)
         except HFValidationError:
             return None
         if not isinstance(cached, str):
             return None
         folder = Path(cached).parent
-    if not (folder / CONFIG).is_file():
+    if not (folder / ADAPTER_CONFIG).is_file():
         return None
-    if (folder / NETWORK).exists():
+    if (folder / NETWORK_CONFIG).exists():
         raise AdapterError(
-            f"{folder} holds both a whole network ({NETWORK}) and an adapter ({CONFIG})",
+            f"{folder} holds both a whole network ({NETWORK_CONFIG}) and an adapter "
+            f"({ADAPTER_CONFIG})",
             "keep each in a folder of its own, and name the one that is meant",
         )
     return folder
@@ -164,7 +149,7 @@ def folder_of(name: str) -> Path | None:
 
 def network_folder(folder: Path) -> str:
     """Where the configuration of an adapter's network is: beside it, else its base's."""
-    beside = folder / BASE
+    beside = folder / ADAPTER_BASE
     return str(beside) if beside.is_dir() else base_of(folder)
 
 
@@ -202,7 +187,7 @@ def merged(net: Any, folder: Path) -> Any:
 
     peft = _peft()
     net = _with_adapter(peft, net, _lora_config(peft, folder))
-    weights = load_file(folder / WEIGHTS)
+    weights = load_file(folder / ADAPTER_WEIGHTS)
     expected = get_peft_model_state_dict(net, save_embedding_layers=False)
     there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     here = {name: tuple(tensor.shape) for name, tensor in expected.items()}
@@ -233,14 +218,14 @@ def merged(net: Any, folder: Path) -> Any:
 def _read_config(folder: Path) -> dict[str, Any]:
     """An adapter's configuration, judged before anything is made of it."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        problem = f"{folder / CONFIG} could not be read ({root_cause(error)})"
+        problem = f"{folder / ADAPTER_CONFIG} could not be read ({root_cause(error)})"
         raise AdapterError(problem, "bring the adapter's folder again") from None
     wrong = [name for name, is_right in _judged(config) if not is_right]
     if wrong:
         raise AdapterError(
-            f"{folder / CONFIG}: {', '.join(wrong)} is not what training writes here",
+            f"{folder / ADAPTER_CONFIG}: {', '.join(wrong)} is not what training writes here",
             "expected the configuration of a LoRA adapter of named layers; merge others into their "
             "base with peft",
         )
@@ -291,7 +276,7 @@ def _lora_config(peft: Any, folder: Path) -> Any:
     unknown = [name for name in others if config[name] not in (None, defaults.get(name))]
     if unknown:
         raise AdapterError(
-            f"{folder / CONFIG}: {', '.join(unknown)} is not read here",
+            f"{folder / ADAPTER_CONFIG}: {', '.join(unknown)} is not read here",
             "merge the adapter into its base with peft, and name that as --model_name",
         )
     return made

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from smlightning import adapters, hub
 from smlightning.errors import UserError
+from smlightning.files import replace_model
 
 CLASSIFIER = "AutoModelForSequenceClassification"  # of transformers
 # Of a checkpoint, none of them code. A chat template is text that transformers renders in Jinja's
@@ -193,19 +194,28 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
 
     Args:
         merge: write an adapter's network whole. Else the adapter is written alone.
+
+    Raises:
+        UserError: the adapter's base is in ``directory``, and would be removed.
     """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
         name, model_max_length=max_length, trust_remote_code=False
     )
-    tokenizer.save_pretrained(directory)
-    if adapters.has(net) and not merge:
-        adapters.save(net, directory)
-        return
-    net = adapters.merge(net) if adapters.has(net) else net
-    net.save_pretrained(directory)
-    adapters.remove(directory)  # of an earlier run: transformers would add it to these weights
+    is_adapter = adapters.has(net) and not merge
+    if is_adapter and Path(net.name_or_path) == directory.resolve():
+        raise UserError(
+            f"{directory} holds the adapter's base, whose place it would take",
+            "train with another --output_dir, or with --merge true",
+        )
+    with replace_model(directory) as new:
+        tokenizer.save_pretrained(new)
+        if is_adapter:
+            adapters.save(net, new)
+        else:
+            net = adapters.merge(net) if adapters.has(net) else net
+            net.save_pretrained(new)
 
 
 def checkpoint_errors(name: str) -> AbstractContextManager[Any]:
