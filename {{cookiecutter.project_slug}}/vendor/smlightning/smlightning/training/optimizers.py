@@ -25,9 +25,10 @@ def clip_gradients(
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if gradients:
         # as torch's: 1e-6, and no look at the norm, for which a GPU would have to be waited for
-        factor = (value / (gradient_norm(gradients) + 1e-6)).clamp(max=1.0).float()
+        factor = (value / (gradient_norm(gradients) + 1e-6)).clamp(max=1.0)
+        parts = [_local(gradient) for gradient in gradients]
         with torch.no_grad():
-            torch._foreach_mul_([_local(gradient) for gradient in gradients], factor)
+            torch._foreach_mul_(parts, factor.to(torch.promote_types(parts[0].dtype, torch.float)))
 
 
 @torch.no_grad()
