@@ -260,7 +260,7 @@ def _lora_config(peft: Any, folder: Path) -> Any:
     Some of them name modules that peft would import (0.21.2: ``megatron_core``, ``auto_mapping``).
     """
     config = _read_config(folder)
-    made = peft.LoraConfig(
+    readable = peft.LoraConfig(
         r=config["r"],
         lora_alpha=config["lora_alpha"],
         target_modules=config["target_modules"],
@@ -271,7 +271,7 @@ def _lora_config(peft: Any, folder: Path) -> Any:
         task_type=config.get("task_type"),
         inference_mode=True,
     )
-    defaults = json.loads(json.dumps(made.to_dict(), default=sorted))
+    defaults = json.loads(json.dumps(readable.to_dict(), default=sorted))
     others = [name for name in config if name not in MEMBERS]
     unknown = [name for name in others if config[name] not in (None, defaults.get(name))]
     if unknown:
@@ -279,7 +279,7 @@ def _lora_config(peft: Any, folder: Path) -> Any:
             f"{folder / ADAPTER_CONFIG}: {', '.join(unknown)} is not read here",
             "merge the adapter into its base with peft, and name that as --model_name",
         )
-    return made
+    return readable
 
 
 def _with_adapter(peft: Any, net: Any, config: Any) -> Any:

@@ -135,8 +135,8 @@ def as_user_error(error: BaseException) -> UserError | None:
         )
     for kind, pattern, problem, cure in MISTAKES:
         if isinstance(error, kind) and re.search(pattern, text):
-            found = problem or " ".join(text.split()).rstrip(".")
-            return UserError(found, cure)
+            what = problem or " ".join(text.split()).rstrip(".")
+            return UserError(what, cure)
     if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported
         return UserError(
             text.rstrip("."), "change what it names: the Trainer's arguments, or your methods"

@@ -426,7 +426,9 @@ class Checkpoints(Checkpoint):
         their score is known.
         """
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if trainer.is_global_zero and any(isinstance(one, WeightAveraging) for one in callbacks):
+        if trainer.is_global_zero and any(
+            isinstance(callback, WeightAveraging) for callback in callbacks
+        ):
             self.averages = snapshot(pl_module.state_dict(), self.averages)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -216,12 +216,12 @@ class DrawingDataset(Dataset):
 
     def _first_samples(self, fetch: Fetch) -> list[Any]:
         """Seeds all generators for each row, and finds those that rows are drawn from."""
-        samples, found = [], []
+        samples, drawn = [], []
         for row, number in zip(fetch.index, _numbers_of_rows(fetch), strict=True):
             seed_generators(number)
             samples.append(self.dataset[row])
-            found += [one for one in (PYTHON, NUMPY) if drawn_from(one, number)]
-        self.generators = [one for one in (PYTHON, NUMPY) if one in found]
+            drawn += [source for source in (PYTHON, NUMPY) if drawn_from(source, number)]
+        self.generators = [source for source in (PYTHON, NUMPY) if source in drawn]
         return samples
 
     def _samples(self, fetch: Fetch, generators: list[Generator]) -> list[Any]:
@@ -229,7 +229,7 @@ class DrawingDataset(Dataset):
 
         Where a row is drawn from another one for the first time, all are fetched again.
         """
-        others = [one for one in (PYTHON, NUMPY) if one not in generators]
+        others = [source for source in (PYTHON, NUMPY) if source not in generators]
         before = _number_of_batch(fetch)
         for generator in others:
             generator.seed(before)
@@ -239,10 +239,10 @@ class DrawingDataset(Dataset):
             for generator in generators:
                 generator.seed(number)
             samples.append(self.dataset[row])
-        found = [one for one in others if drawn_from(one, before)]
-        if not found:
+        drawn = [source for source in others if drawn_from(source, before)]
+        if not drawn:
             return samples
-        self.generators = [*generators, *found]
+        self.generators = [*generators, *drawn]
         return self._samples(fetch, self.generators)
 
 
@@ -393,14 +393,14 @@ class IndexStream:
 def with_inner(sampler: Any) -> list[Any]:
     """A sampler, and the one that it makes batches of."""
     samplers = [sampler, getattr(sampler, "sampler", None)]
-    return [one for one in samplers if one is not None]
+    return [sampler for sampler in samplers if sampler is not None]
 
 
 def tell_epoch(sampler: Any, number: int) -> None:
     """Lightning does so, too, but after loader workers have begun to fetch."""
-    for one in with_inner(sampler):
-        if callable(getattr(one, "set_epoch", None)):
-            one.set_epoch(number)
+    for part in with_inner(sampler):
+        if callable(getattr(part, "set_epoch", None)):
+            part.set_epoch(number)
 
 
 def of_a_library(sampler: Any) -> bool:

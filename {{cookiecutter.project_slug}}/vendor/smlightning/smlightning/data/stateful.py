@@ -12,6 +12,7 @@ that leaves that batch out.
 
 import copy
 import io
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -191,7 +192,7 @@ def keeps_state(loader: Any) -> bool:
         return False
     if not _has_rows(loader) or not draws.is_of_torchdata(loader):
         return True
-    samplers = [one for sampler in _samplers(loader) for one in draws.with_inner(sampler)]
+    samplers = itertools.chain.from_iterable(map(draws.with_inner, _samplers(loader)))
     owners = [sampler for sampler in samplers if not draws.of_a_library(sampler)]
     return any(_is_stateful(part) for part in (loader.dataset, *owners))
 
@@ -246,11 +247,13 @@ def states_of_ranks(loaders: Sequence[StatefulLoader], batches: int) -> list[dic
     """
     if not loaders:
         return []
-    own = {
+    of_this_rank = {
         "states": [loader.state(batches) for loader in loaders],
         "facts": [_facts(loader) for loader in loaders],
     }
-    return [_decoded(content) for content in collectives.bytes_from_each_rank(_encoded(own))]
+    return [
+        _decoded(content) for content in collectives.bytes_from_each_rank(_encoded(of_this_rank))
+    ]
 
 
 def _facts(loader: Any) -> dict[str, Any]:

@@ -333,8 +333,8 @@ def _files_but_shards(rank: Rank) -> list[str]:
 
 def _rank_of_shard(name: str) -> int | None:
     """Whose shard a file below `checkpoints` is; None where it is none."""
-    found = SHARD.fullmatch(name)
-    return int(found[1]) if found else None
+    match = SHARD.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def files_of_other_hosts(attempt: Attempt) -> list[str]:
