@@ -73,15 +73,23 @@ def name(case: dict[str, Any]) -> str:
 def test_there_are_enough_of_both_and_no_two_are_the_same():
     assert len(RIGHT) >= 80 and len(MISTAKES) >= 120
     for cases in (RIGHT, MISTAKES):
-        contents = [json.dumps({**case, "what": "", "page": ""}, sort_keys=True) for case in cases]
+        told = {"what": "", "page": "", "says": ""}
+        contents = [json.dumps({**case, **told}, sort_keys=True) for case in cases]
         assert len(set(contents)) == len(contents)
         assert len({name(case) for case in cases}) == len(cases)
+
+
+def test_each_page_was_read_or_the_job_owns_that_it_was_not():
+    """`says` is what the page says of the job, in other words; `unread = true` stands in for it."""
+    for case in RIGHT:
+        assert case["page"].startswith("https://"), name(case)
+        assert ("says" in case) is not case.get("unread", False), name(case)
+        assert case.get("unread") or 20 <= len(case["says"]) <= 100, name(case)
 
 
 @pytest.mark.parametrize("case", RIGHT, ids=name)
 def test_a_right_job_is_not_refused(case, tmp_path, monkeypatch):
     """Whatever is seldom wanted may be a warning, with its reason."""
-    assert case["page"].startswith("https://")
     usual = {"name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
     if "configuration" in case:
         config = tmp_path / "config.yaml"

@@ -12,6 +12,9 @@ from dataclasses import astuple, dataclass
 from smlightning.errors import UserError
 
 SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
+# AWS's page of SMDDP's instances has it for AllReduce, without further work on it: a job may name
+# it, and none gets SMDDP by itself there.
+OLD_SMDDP_INSTANCE = "ml.p3dn.24xlarge"
 SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
 DEFAULT_PORT = 7777  # where ranks meet, as SageMaker has it
 
@@ -280,7 +283,7 @@ def _smddp_is_configured(env: Mapping[str, str], machine: Machine) -> bool:
     if not params.get("sagemaker_distributed_dataparallel_enabled"):
         return False
     instance = env.get("SM_CURRENT_INSTANCE_TYPE", "unset")
-    if instance not in SMDDP_INSTANCES:
+    if instance not in (*SMDDP_INSTANCES, OLD_SMDDP_INSTANCE):
         raise ClusterError(
             f"SM_CURRENT_INSTANCE_TYPE={instance} cannot run SMDDP, the job's distribution",
             f"take {' or '.join(SMDDP_INSTANCES)}, or set distribution to torch_distributed",

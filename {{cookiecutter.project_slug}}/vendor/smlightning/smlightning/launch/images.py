@@ -193,8 +193,8 @@ _PATCHED_UNTIL = {
     (2, 12): date(2027, 7, 2),
     (2, 13): CURRENT.patched_until,
 }
-# The SDK's lists end at 2.2 (fw_utils.SM_DATAPARALLEL_SUPPORTED_FRAMEWORK_VERSIONS); SMDDP's
-# release notes go on to 2.5.1.
+# The SDK's lists end at 2.2 (fw_utils.SM_DATAPARALLEL_SUPPORTED_FRAMEWORK_VERSIONS), SMDDP's page
+# of images at 2.3.0; the Dockerfiles of 2.4 and 2.5 still install it (2.5.0 and 2.6.0).
 _NEWEST_WITH_SMDDP = (2, 5)
 _OLDEST_WITH_TORCHRUN = (1, 13)  # TORCH_DISTRIBUTED_GPU_SUPPORTED_FRAMEWORK_VERSIONS
 

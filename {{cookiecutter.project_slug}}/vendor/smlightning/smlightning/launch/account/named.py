@@ -11,6 +11,7 @@ from smlightning.launch.findings import Finding, error, skipped, warning
 
 # Beginnings and ends of AWS's codes for what does not exist, of seven services.
 ABSENT = ("NotFound", "DoesNotExist", "Validation", "Invalid")
+MLFLOW_ROLE = "SAGEMAKER_MLFLOW_ASSUME_ROLE_ARN"  # variable by which the plug-in takes on a role
 
 
 def named(context: Context) -> Iterator[Finding]:
@@ -137,7 +138,10 @@ def server(context: Context) -> Iterator[Finding]:
     _, _, _, region, account, name = arn.split(":", 5)
     if account != context.account:
         problem = f"it is of account {account}, and this is {context.account}"
-        yield warning("mlflow", problem, "see that the job's role may use it there")
+        cure = f"set environment.{MLFLOW_ROLE} to a role there that this job's may take on"
+        if MLFLOW_ROLE in context.job.environment:
+            cure = f"see that the job's role may take on the one of environment.{MLFLOW_ROLE}"
+        yield warning("mlflow", problem, cure)
         return
     client = aws.client("sagemaker", region)
     if name.startswith("mlflow-tracking-server/"):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from smlightning.cluster.location import SMDDP_INSTANCES
+from smlightning.cluster.location import OLD_SMDDP_INSTANCE, SMDDP_INSTANCES
 from smlightning.launch import aws, instances, launchers
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
 from smlightning.launch.job import Job
@@ -68,7 +68,10 @@ def launcher(job: Job, project: Project) -> Iterator[Finding]:
     kind, count, gpus = job.instance_type, job.instance_count, instances.gpus(job.instance_type)
     chosen = launchers.launcher(job)
     torchrun = 'set distribution = "torch_distributed"'
-    if chosen == "smddp" and kind not in SMDDP_INSTANCES:
+    if chosen == "smddp" and kind == OLD_SMDDP_INSTANCE:
+        problem = f"AWS works no further on SMDDP for {kind}"
+        yield warning("distribution", problem, f"{torchrun}, or take {SMDDP_INSTANCES[0]}")
+    elif chosen == "smddp" and kind not in SMDDP_INSTANCES:
         types = ", ".join(SMDDP_INSTANCES)
         cure = f"{torchrun}, or instance_type to one of {types}"
         yield error("distribution", f"SMDDP does not run on {kind}", cure)

@@ -34,9 +34,10 @@ MANIFEST = (
     "it is of Pipe mode, which src/ cannot read",
     'write what it lists as a table of src/, or take "ManifestFile"',
 )
+SELECTED = ("", "AWS says it in its answers and takes it in no request", "remove it")
 LOCAL_CHECKPOINTS = ("", "training keeps its checkpoints in /opt/ml/checkpoints", "remove it")
-# What AWS takes and src/ cannot work with: member of [request], or key of a channel → value (empty:
-# any), problem and cure.
+# What AWS does not take, or src/ cannot work with: member of [request], or key of a channel → value
+# (empty: any), problem and cure.
 UNUSABLE = {
     "input_mode": PIPE,
     "InputMode": PIPE,
@@ -44,6 +45,7 @@ UNUSABLE = {
     "distribution": SHARDED,
     "S3DataDistributionType": SHARDED,
     "LocalPath": LOCAL_CHECKPOINTS,
+    "SelectedInstanceType": SELECTED,
     "compression": GZIP,
     "CompressionType": GZIP,
     "record_wrapping": RECORDS,
@@ -119,7 +121,7 @@ def default_buckets(job: Job, request: dict[str, Any], project: Project) -> Iter
 
 
 def unusable(job: Job, project: Project) -> Iterator[Finding]:
-    """What AWS takes, in [request] and [channels], and src/ cannot work with."""
+    """What in [request] and [channels] AWS does not take, or src/ cannot work with."""
     for key, text in texts({"channels": job.channels, "request": job.request}):
         value, problem, cure = UNUSABLE.get(key.rpartition(".")[2], (None, "", ""))
         if value in ("", text):
