@@ -241,13 +241,13 @@ def s3_location(uri: str) -> tuple[str, str]:
 
 
 def objects(uri: str, s3: Any) -> list[dict[str, Any]]:
-    """The first objects at an S3 address, without empty ones."""
+    """The first objects at an S3 address, without empty ones; of archived ones whether a copy that
+    can be read was restored (S3's API, RestoreStatus).
+    """
     bucket, prefix = s3_location(uri)
-    return [
-        item
-        for item in s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
-        if item["Size"]
-    ]
+    more = ["RestoreStatus"]
+    listed = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, OptionalObjectAttributes=more)
+    return [item for item in listed.get("Contents", []) if item["Size"]]
 
 
 def code(problem: Exception) -> str:

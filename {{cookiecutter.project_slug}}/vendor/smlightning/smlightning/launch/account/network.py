@@ -54,6 +54,10 @@ ADDRESSES_WITH_EFA, ADDRESSES = 5, 2
 
 def addresses(context: Context, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
     """The subnets have addresses for all hosts."""
+    if not all(subnet.get("CidrBlock") for subnet in subnets):
+        problem = "a subnet has IPv6 addresses alone, of which AWS's pages on training say nothing"
+        yield warning("network.subnets", problem, "name one with IPv4, or try a short job first")
+        return
     instance, count = context.job.instance_type, context.job.instance_count
     of_host = ADDRESSES_WITH_EFA if EFA.match(instance) else ADDRESSES
     free = sum(subnet.get("AvailableIpAddressCount", 0) for subnet in subnets)
@@ -77,7 +81,7 @@ class Hosts:
     """What a rule has to let through for the hosts to reach each other."""
 
     groups: list[str]  # IDs; every host is in all of them
-    blocks: list[str]  # addresses of the subnets
+    blocks: list[str]  # IPv4 addresses of the subnets; a subnet of IPv6 alone has none
     efa: bool
 
 
@@ -87,7 +91,7 @@ def between_hosts(
     """Security groups let the hosts in and out; what one of them lets through is let through."""
     hosts = Hosts(
         groups=[group["GroupId"] for group in groups],
-        blocks=[subnet["CidrBlock"] for subnet in subnets],
+        blocks=[subnet["CidrBlock"] for subnet in subnets if subnet.get("CidrBlock")],
         efa=bool(EFA.match(context.job.instance_type)),
     )
     for way, key in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
@@ -120,9 +124,9 @@ def lets_through(rule: dict[str, Any], hosts: Hosts) -> bool:
 
 
 def covers(rule: dict[str, Any], blocks: list[str]) -> bool:
-    """Whether each block of addresses lies in one that the rule names."""
+    """Whether there are blocks of addresses, and each lies in one that the rule names."""
     ranges = [ip_network(item["CidrIp"]) for item in rule.get("IpRanges", [])]
-    return all(
+    return bool(blocks) and all(
         any(ip_network(block).subnet_of(allowed) for allowed in ranges)  # type: ignore[arg-type]
         for block in blocks
     )

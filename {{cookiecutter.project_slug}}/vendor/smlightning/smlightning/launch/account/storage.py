@@ -53,10 +53,16 @@ def data(key: str, uri: str, s3: Any) -> Iterator[Finding]:
         yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
         return
     yield from neighbours(key, uri, objects)
-    archived = [each["Key"] for each in objects if each.get("StorageClass") in ARCHIVED]
+    archived = [item["Key"] for item in objects if is_archived(item)]
     if archived:
         problem = f"{len(archived)} of the first objects are archived, as {archived[0]}"
         yield error(key, problem, "restore them from Glacier first (aws s3api restore-object)")
+
+
+def is_archived(item: dict[str, Any]) -> bool:
+    """Whether an object cannot be read: no copy of it was restored, or not yet."""
+    restored = "RestoreExpiryDate" in item.get("RestoreStatus", {})
+    return item.get("StorageClass") in ARCHIVED and not restored
 
 
 def resumed(uri: str, s3: Any) -> Iterator[Finding]:
@@ -73,7 +79,7 @@ def neighbours(key: str, uri: str, objects: list[dict[str, Any]]) -> Iterator[Fi
     prefix = aws.s3_location(uri)[1]
     if not prefix or prefix.endswith("/"):
         return
-    names = [each["Key"] for each in objects]
+    names = [item["Key"] for item in objects]
     inside = [name for name in names if name.startswith(f"{prefix}/")]
     others = [name for name in names if name != prefix and name not in inside]
     if inside and others:
