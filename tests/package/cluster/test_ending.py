@@ -1,9 +1,14 @@
 """A job's end: ranks wait for rank 0, hear of its cause and know of one that vanished."""
 
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import forked
+from smlightning.cluster import memory_kills
 from smlightning.testing.environment import outside_a_job
 from smlightning.testing.processes import free_port
 
@@ -64,7 +69,8 @@ CASES = [  # a rank, what it does, exit statuses, words of the other
 ]
 
 
-def start(folder: Path, rank: int, what: str, size: int) -> list[forked.Rank]:
+def start(folder: Path, rank: int, what: str, size: int, before: str = "") -> list[forked.Rank]:
+    """Ranks of which that one does ``what``, each after ``before``."""
     env = dict(
         outside_a_job(os.environ),
         WORLD_SIZE=str(size),
@@ -76,7 +82,7 @@ def start(folder: Path, rank: int, what: str, size: int) -> list[forked.Rank]:
     folder.mkdir()
     return [
         forked.start(
-            ENDING % what,
+            before + ENDING % what,
             folder / str(i),
             env | {"RANK": str(i), "LOCAL_RANK": str(i)},
             str(rank),
@@ -103,3 +109,59 @@ def test_the_others_wait_until_rank_0_is_done(tmp_path: Path) -> None:
                 for word, text in zip(("saved", "ended"), said, strict=True)
             )
             assert ended > saved
+
+
+GROUPS = Path("/sys/fs/cgroup")
+JOIN = """
+with open({file!r}, "w") as file:
+    file.write(str(__import__("os").getpid()))
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group whose processes get 300 MiB beside what they share with this one."""
+    versions = {GROUPS / "memory": "memory.limit_in_bytes", GROUPS: "memory.max"}
+    parent = next(parent for parent in versions if parent.exists())
+    folder = parent / f"smlightning-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / versions[parent]).write_text(str(300 * 2**20))
+    except OSError as error:
+        pytest.skip(f"no control group can be made ({error}): run as root on a machine of your own")
+    yield folder
+    for _ in range(100):  # until what ended in it is gone
+        try:
+            folder.rmdir()
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
+def test_a_rank_that_the_kernel_kills_for_want_of_memory(group: Path, tmp_path: Path) -> None:
+    join = JOIN.format(file=str(group / "cgroup.procs"))
+    job = start(tmp_path / "job", 1, "bytearray(b'x') * 2**30", 2, join)
+    (status, said), (killed, _) = (rank.wait(120) for rank in job)
+    assert (status, killed) == (1, -9), said
+    words = "had to end: rank 1 on host localhost exited without an error message, and the kernel"
+    assert f"{words} of host localhost killed 1 process for lack of memory; lower batch" in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "file"),
+    [
+        ("5:cpu:/a\n4:memory:/a/b\n0::/\n", "memory/a/b/memory.oom_control"),
+        ("4:memory:/of/the/host\n", "memory/memory.oom_control"),
+        ("0::/a/b\n", "a/b/memory.events"),
+        ("0::/of/the/host\n", "memory.events"),
+        ("", "memory.events"),
+    ],
+)
+def test_where_linux_counts_what_it_killed(lines: str, file: str, tmp_path: Path) -> None:
+    """Both versions of control groups, from the machine and from a container."""
+    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    assert memory_kills.count(groups, own) == 0
+    own.write_text(lines)
+    (groups / file).parent.mkdir(parents=True)
+    (groups / file).write_text("oom 9\noom_kill_disable 0\noom_kill 3\noom_group_kill 0\n")
+    assert memory_kills.count(groups, own) == 3

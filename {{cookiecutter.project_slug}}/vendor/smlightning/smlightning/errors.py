@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 RESUME = "start the command again with --resume auto"
+MORE_MEMORY = (
+    "lower batch_size and raise accumulate_grad_batches, which keeps the global batch; "
+    "or try gradient_checkpointing, fewer num_workers, or an instance with more memory"
+)
 PAGE = 4096  # bytes: the smallest file in /dev/shm
 
 
@@ -153,8 +157,7 @@ def as_user_error(error: BaseException) -> UserError | None:
         whose = "the GPU" if type(error).__name__ == "OutOfMemoryError" else "this host"
         return UserError(
             f"not enough memory on {whose} ({root_cause(error)})",
-            "lower batch_size and raise accumulate_grad_batches, which keeps the global batch; "
-            "or try gradient_checkpointing, fewer num_workers, or an instance with more memory",
+            MORE_MEMORY,
         )
     return None
 

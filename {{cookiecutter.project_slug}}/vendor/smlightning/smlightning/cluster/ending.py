@@ -32,6 +32,7 @@ class End:
     Attributes:
         kind: ``well``; ``stopped`` by a signal; ``lost`` another rank, which has the cause; or
             ``failed``, with the error's problem and cure.
+        problem: of a failure; of ``lost``, what this rank's host says of it, or nothing.
     """
 
     kind: Literal["well", "stopped", "lost", "failed"]
@@ -79,6 +80,17 @@ def lost_a_rank(error: BaseException) -> bool:
         return True
     text = r"gloo|NCCL|[Cc]onnection (reset|closed|refused)|Broken pipe"
     return isinstance(error, RuntimeError) and bool(re.search(text, str(error)))
+
+
+def loss(cluster: Cluster, killed: int) -> End:
+    """The end of a rank that lost another one.
+
+    Args:
+        killed: processes that the kernel killed here for want of memory while the job ran.
+    """
+    host, count = cluster.hosts[cluster.node_rank], f"{killed} process{'es' * (killed > 1)}"
+    problem = f"the kernel of host {host} killed {count} for lack of memory"
+    return End("lost", problem if killed else "")
 
 
 def announce(store: RankStore, cluster: Cluster, end: End) -> None:
@@ -141,8 +153,14 @@ def _known_ends(store: RankStore, cluster: Cluster) -> dict[int, End]:
     return ends
 
 
-def cause_of_end(store: RankStore, cluster: Cluster, error: BaseException) -> End:
-    """What ended the job: this rank's own error, or what another rank says within CAUSE_SECONDS."""
+def cause_of_end(
+    store: RankStore, cluster: Cluster, error: BaseException, killed: int = 0
+) -> End:
+    """What ended the job: this rank's own error, or what another rank says within CAUSE_SECONDS.
+
+    Args:
+        killed: as in ``loss``.
+    """
     lost = lost_a_rank(error)
     this_rank = failure(error, cluster, met=True)
     try:
@@ -158,12 +176,12 @@ def cause_of_end(store: RankStore, cluster: Cluster, error: BaseException) -> En
     silent = [cluster.name(rank) for rank in range(cluster.world_size) if rank not in known]
     if not silent:
         return this_rank
-    return End(
-        "failed",
-        f"{', '.join(silent)} exited without an error message: for lack of memory perhaps, "
-        "in native code or out of batches",
-        "see its log",
-    )
+    problem = f"{', '.join(silent)} exited without an error message"
+    for end in (loss(cluster, killed), *ends.values()):
+        if end.problem:
+            return End("failed", f"{problem}, and {end.problem}", errors.MORE_MEMORY)
+    guess = "for lack of memory perhaps, in native code or out of batches"
+    return End("failed", f"{problem}: {guess}", "see its log")
 
 
 def _wait_for_ends(store: RankStore, cluster: Cluster, lost: bool) -> dict[int, End]:

@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import torch
@@ -16,7 +16,7 @@ import torch.distributed
 from pytorch_lightning.utilities import rank_zero_only
 
 from smlightning import errors
-from smlightning.cluster import ending, signals
+from smlightning.cluster import ending, memory_kills, signals
 from smlightning.cluster.ending import End
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.cluster.rendezvous import RankStore, meet
@@ -45,10 +45,17 @@ class _Session:
     Attributes:
         cluster: None until the environment has been read.
         store: where its ranks met; None before that, and with one process.
+        killed_before: processes that the kernel had killed here for want of memory as it began.
     """
 
     cluster: Cluster | None = None
     store: RankStore | None = None
+    killed_before: int = field(default_factory=memory_kills.count)
+
+    @property
+    def killed(self) -> int:
+        """Processes that the kernel has killed here for want of memory since it began."""
+        return memory_kills.count() - self.killed_before
 
 
 _session = _Session()  # a process is in one session at a time
@@ -122,7 +129,8 @@ def _fail(error: Exception) -> None:
 def cause(error: BaseException) -> End:
     """What ended this session: the error, or the end of another rank that it follows from."""
     if _session.cluster and _session.store:
-        return ending.cause_of_end(_session.store, _session.cluster, error)
+        store, cluster, killed = _session.store, _session.cluster, _session.killed
+        return ending.cause_of_end(store, cluster, error, killed)
     return ending.failure(error, _session.cluster, met=False)
 
 
@@ -132,8 +140,8 @@ def record_failure(error: BaseException) -> None:
     Where this rank only lost another one, that one has the cause, or a third knows of it.
     """
     end = ending.failure(error, _session.cluster, met=_session.store is not None)
-    if _session.store and ending.lost_a_rank(error):
-        end = End("lost")
+    if _session.store and _session.cluster and ending.lost_a_rank(error):
+        end = ending.loss(_session.cluster, _session.killed)
     if end.kind == "failed":
         write_failure(str(end))
     if _session.store and _session.cluster:
