@@ -95,24 +95,10 @@ def write_model(kind: str, hidden: int, layers: int, heads: int) -> str:
         return kind if kind == "bytecnn" else str(path)
     import torch
     import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    letters = sorted({letter for alphabet in ALPHABETS.values() for letter in alphabet})
-    vocabulary = {
-        token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters])
-    }
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    special = {
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-    }
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(
-        path
-    )
+    from smlightning.testing.checkpoints import write_letters_tokenizer
+
+    letters = "".join(ALPHABETS.values())
     shape: dict[str, Any] = {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -120,7 +106,7 @@ def write_model(kind: str, hidden: int, layers: int, heads: int) -> str:
     }
     shape |= {
         "intermediate_size": 4 * hidden,
-        "vocab_size": len(vocabulary),
+        "vocab_size": write_letters_tokenizer(path, letters),
         "pad_token_id": 0,
         "num_labels": 3,
     }

@@ -26,10 +26,11 @@ import random
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import stress
 import turns
+
+sys.path += stress.PATHS
 
 SCRIPT = """
 import json, os, sys
@@ -187,20 +188,15 @@ sys.exit(0)
 COLOURS = "#31608f", "#a8480b", "#3f7a3f", "#6b4a8c"
 
 
-def write_bert(folder: Path) -> None:
+def write_words_and_bert(folder: Path) -> None:
     """A BERT of two layers of 128 with a tokenizer of letters, and 8,000 rows of 2 to 12 words of
     3 to 8 letters.
     """
-    import torch
-    import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from smlightning.testing.checkpoints import write_bert
 
     draw = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(draw.choices(letters, k=draw.randint(3, 8))) for _ in range(5000)]
-    vocabulary = {
-        token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", " ", *letters])
-    }
     rows = [
         (" ".join(draw.choices(words, k=draw.randint(2, 12))), draw.choice("ab"))
         for _ in range(8000)
@@ -208,22 +204,8 @@ def write_bert(folder: Path) -> None:
     (folder / "rows.csv").write_text(
         "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows)
     )
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    special = {
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-    }
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(
-        folder / "bert"
-    )
-    shape: dict[str, Any] = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    torch.manual_seed(0)
-    config = transformers.BertConfig(**shape, intermediate_size=512, vocab_size=len(vocabulary))
-    transformers.BertForSequenceClassification(config).save_pretrained(folder / "bert")
+    shape = {"num_attention_heads": 4, "intermediate_size": 512}
+    write_bert(folder / "bert", f" {letters}", hidden=128, **shape)
 
 
 def draw(path: Path, found: dict[str, dict[str, tuple[float, ...]]], title: str) -> None:
@@ -281,7 +263,7 @@ def main() -> None:
     for ranks in arguments.ranks:
         folder = Path(tempfile.mkdtemp(prefix="speed-"))
         if arguments.bert:
-            write_bert(folder)
+            write_words_and_bert(folder)
         job = stress.Job(folder, ranks, "forked", {}, SCRIPT)
         done = job.wait(1200)
         job.end()

@@ -92,34 +92,8 @@ def rows() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def tiny_bert(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Path of a freshly made BERT of two layers with a tokenizer of its own."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+    """Path of a BERT of two layers, with random weights and a token for every letter."""
+    from smlightning.testing.checkpoints import write_bert
 
-    path = tmp_path_factory.mktemp("tiny-bert")
-    letters = sorted({letter for text, _ in rows for letter in text})
-    vocabulary = {
-        token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters])
-    }
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    special = {
-        "pad_token": "[PAD]",
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-    }
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(path)
-    torch.manual_seed(0)
-    size = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-    }
-    BertForSequenceClassification(BertConfig(vocab_size=len(vocabulary), **size)).save_pretrained(
-        path
-    )
-    return str(path)
+    letters = "".join(text for text, _ in rows)
+    return write_bert(tmp_path_factory.mktemp("tiny-bert"), letters)
