@@ -11,7 +11,8 @@ what was lost.
     python benchmarks/stress.py hangs --count 10     # a rank sleeps or is paused: named in time
     python benchmarks/stress.py all --minutes 5      # some of each, in rounds with other seeds, until the time is over
 
-With `--strategy fsdp` kills, stops, damage and ranks are of sharded runs.
+With `--strategy fsdp` kills, stops, damage and ranks are of sharded runs, with `--lora_rank 4` of adapters of a small
+BERT.
 
 Each prints a line per trial and a summary; the status is 1 if one trial failed. Recorded in
 docs/measurements.md.
@@ -412,6 +413,8 @@ OPTIONS = {
     "batch_size": 4,
     "log_every": 10,
     "strategy": "ddp",  # or what --strategy says
+    "model_name": "",  # or a small BERT, where --lora_rank asks for adapters of it
+    "lora_rank": 0,
 }
 
 
@@ -995,9 +998,14 @@ def main() -> int:
     )
     parser.add_argument("--hang_seconds", type=float, default=60.0)
     parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp")
+    parser.add_argument(
+        "--lora_rank", type=int, default=0, help="of adapters, which then are trained"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the runs' folders")
     arguments = parser.parse_args()
     OPTIONS["strategy"] = arguments.strategy
+    if arguments.lora_rank:
+        OPTIONS.update(lora_rank=arguments.lora_rank, model_name="../bert")
     everything = arguments.what == ["all"]
     plan = (
         [word.partition(":")[::2] for word in arguments.what]
@@ -1019,6 +1027,10 @@ def main() -> int:
             place = folder / f"{what}{round_}"
             place.mkdir()
             write_words(place / "words.csv")
+            if arguments.lora_rank:
+                from smlightning.testing.checkpoints import write_bert
+
+                write_bert(place / "bert", "".join(ALPHABETS.values()))
             more = {"hang_seconds": arguments.hang_seconds} if what == "hangs" else {}
             good = tried = 0
             for line in globals()[what](
