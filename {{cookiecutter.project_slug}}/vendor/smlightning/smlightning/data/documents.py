@@ -247,16 +247,27 @@ def text_files(dataset: str) -> list[Path]:
 
 
 def read_texts(files: list[Path]) -> tables.Pieces:
-    """Each file a document."""
+    """Each file a document. Bytes that are no UTF-8 become U+FFFD; a line says of which files."""
+    unreadable: list[Path] = []
     for at in range(0, len(files), PIECE):
-        texts = [
-            path.read_text(encoding="utf-8", errors="replace") for path in files[at : at + PIECE]
-        ]
+        texts = []
+        for path in files[at : at + PIECE]:
+            try:
+                texts.append(path.read_text(encoding="utf-8-sig"))
+            except UnicodeDecodeError:
+                texts.append(path.read_text(encoding="utf-8-sig", errors="replace"))
+                unreadable.append(path)
         yield [pa.array(texts)]
+    if unreadable:
+        print(
+            f"warning: {len(unreadable):,} of {len(files):,} files are not UTF-8, as "
+            f"{unreadable[0]}: each byte that cannot be read is replaced; convert them to UTF-8",
+            flush=True,
+        )
 
 
 def encode(pieces: tables.Pieces, split: str, tokens: Tokens) -> Iterator[dict[str, np.ndarray]]:
-    """Documents as arrays to be stored; those whose text is empty are left out.
+    """Documents as arrays to be stored; those without a text are left out, and a line says it.
 
     ``ids`` are the tokens of all; ``starts`` and ``lengths`` say which are a document's,
     ``unlabelled`` how many of its first are no labels, ``bytes`` how long its text is.
@@ -264,13 +275,14 @@ def encode(pieces: tables.Pieces, split: str, tokens: Tokens) -> Iterator[dict[s
     Args:
         pieces: a column of texts, and where tokens are ``prompted`` another one of prompts.
     """
-    total = rows = 0
+    total = rows = empty = 0
     for texts, *others in pieces:
         numbers = np.arange(rows, rows + len(texts))
         rows += len(texts)
         if pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type):
             kept = pc.fill_null(pc.not_equal(pc.binary_length(texts), 0), False)
             texts, others = texts.filter(kept), [column.filter(kept) for column in others]
+            empty += len(numbers) - len(texts)
             numbers = numbers[kept.to_numpy(zero_copy_only=False)]
         if not len(texts):
             continue
@@ -289,6 +301,12 @@ def encode(pieces: tables.Pieces, split: str, tokens: Tokens) -> Iterator[dict[s
             "bytes": pc.binary_length(texts).to_numpy().astype(np.int64),
         }
         total += len(encoded.ids)
+    if empty:
+        print(
+            f"warning: {empty:,} of {rows:,} documents of the {split} split have no text and are "
+            "left out",
+            flush=True,
+        )
 
 
 def split_documents(
@@ -314,7 +332,7 @@ def split_documents(
     _, order = chosen[first]
     held_out = max(1, len(order) // HOLD_OUT)
     if len(order) <= held_out * len(missing):
-        problem = f"{len(order)} documents cannot be divided into training, validation and test"
+        problem = f"Training, validation and test cannot be made of {len(order)} document(s)"
         raise UserError(problem, "give more of them, or files for each")
     for split in missing:
         chosen[split] = (first, order[:held_out])
