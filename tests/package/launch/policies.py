@@ -6,6 +6,7 @@ deny counts above all, then an allow, else there is an implicit deny
 own tests are AWS's documented examples (test_policies.py).
 """
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ def concerns(
 
 def substituted(pattern: str, context: Mapping[str, list[str]]) -> str:
     """A pattern with the values of its variables, as ${aws:username}."""
+    if "$" not in pattern:
+        return pattern
     return re.sub(
         r"\$\{([^}]+)\}", lambda match: context.get(match[1].lower(), [match[0]])[0], pattern
     )
@@ -122,11 +125,26 @@ def single(name: str, value: str, wanted: list[str]) -> bool:
 
 def like(pattern: str, text: str) -> bool:
     """IAM's patterns: * and ?, and no other."""
-    return bool(re.fullmatch(translate(re.sub(r"\[", "[[]", pattern)), text))
+    return bool(expression(pattern).fullmatch(text))
+
+
+@functools.cache
+def expression(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(re.sub(r"\[", "[[]", pattern)))
 
 
 def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
+
+
+def without(policy: Mapping[str, Any], action: str) -> dict[str, Any]:
+    """The policy, which does not allow the action."""
+    statements = []
+    for statement in policy["Statement"]:
+        rest = [each for each in statement["Action"] if each != action]
+        if rest:
+            statements.append({**statement, "Action": rest})
+    return {**policy, "Statement": statements}
 
 
 def simulation(policies_of: Mapping[str, list[dict[str, Any]]]) -> Any:

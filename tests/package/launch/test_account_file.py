@@ -10,7 +10,7 @@ import pytest
 import yaml
 from botocore.client import BaseClient
 from moto_account import ACCOUNT, REGION, record, refusal, simulated
-from policies import simulation
+from policies import simulation, without
 from small_job import PROJECT
 
 from smlightning.__main__ import main
@@ -58,17 +58,27 @@ def full() -> Job:
     )
 
 
+# Of a model's deployment with every option that needs a permission.
+OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
+TRANSFORM = ("s3://texts/new/part-", "s3://answers/new/")
+
+
 def facts(job: Job) -> table.Facts:
-    return template.facts(job, PROJECT, account=ACCOUNT, partition="aws")
+    return template.facts(
+        job, PROJECT, account=ACCOUNT, partition="aws", image=OWN_IMAGE, transform=TRANSFORM
+    )
 
 
-def missing(given: table.Facts, policies: dict[str, Any]) -> list[Finding]:
-    """What preflight finds missing, where caller and role have these policies."""
-    answer = simulation({ROLE: [policies["role"]], CALLER: [policies["caller"]]})
+def missing(
+    given: table.Facts, policies: dict[str, Any], whose: tuple[str, ...] = ("caller", "role")
+) -> list[Finding]:
+    """What the simulation finds missing, where each of them has its policy."""
+    arns = {who: ROLE if who in ("role", "endpoint") else CALLER for who in whose}
+    answer = simulation({arn: [policies[who]] for who, arn in arns.items()})
     iam = SimpleNamespace(simulate_principal_policy=lambda **asked: answer(asked))
     return [
         finding
-        for who, arn in (("caller", CALLER), ("role", ROLE))
+        for who, arn in arns.items()
         for finding in missing_permissions(iam, who, arn, given)
     ]
 
@@ -79,34 +89,40 @@ def sent(job: Job) -> table.Facts:
     return facts_of(account.Context(job, request.dry_run(job, PROJECT), identity, ROLE), ROLE)
 
 
+def deployed(job: Job) -> table.Facts:
+    """The same of a finished job's model."""
+    return replace(
+        sent(job),
+        job_name="words-20260101-000000",
+        inference_image=OWN_IMAGE,
+        transform=TRANSFORM,
+    )
+
+
+WHOSE = ("caller", "role", "deployer", "endpoint")
+
+
 def own(job: Job) -> dict[str, Any]:
-    """The policies that the account's file gives caller and role."""
-    return {who: template.policy(facts(job), who) for who in ("caller", "role")}
+    """The policies that `account` prints."""
+    return {who: template.policy(facts(job), who) for who in WHOSE}
 
 
 def test_with_the_accounts_file_nothing_is_missing(full):
     assert missing(sent(full), own(full)) == []
-
-
-def without(policy: dict[str, Any], action: str) -> dict[str, Any]:
-    statements = []
-    for statement in policy["Statement"]:
-        rest = [each for each in statement["Action"] if each != action]
-        if rest:
-            statements.append({**statement, "Action": rest})
-    return {**policy, "Statement": statements}
+    assert missing(deployed(full), own(full), ("deployer", "endpoint")) == []
 
 
 def test_each_permission_that_is_removed_is_named(full):
-    """One at a time, of the role and of the caller: its key, and no other finding."""
-    whole, given, removed = own(full), sent(full), 0
-    for who in ("role", "caller"):
-        for action in dict.fromkeys(need.action for need in table.needs(given, who)):
-            found = missing(given, {**whole, who: without(whole[who], action)})
-            assert [each.key for each in found] == [f"{who}.{action}"], action
-            assert action in found[0].problem and found[0].cure
-            removed += 1
-    assert removed >= 45
+    """One at a time, of each policy: its key, and no other finding."""
+    whole, removed = own(full), 0
+    for pair, given in ((WHOSE[:2], sent(full)), (WHOSE[2:], deployed(full))):
+        for who in pair:
+            for action in dict.fromkeys(need.action for need in table.needs(given, who)):
+                found = missing(given, {**whole, who: without(whole[who], action)}, pair)
+                assert [each.key for each in found] == [f"{who}.{action}"], action
+                assert action in found[0].problem and found[0].cure
+                removed += 1
+    assert removed >= 90
 
 
 def test_every_line_of_the_table_is_needed_by_some_job(full):
@@ -119,13 +135,8 @@ def test_every_line_of_the_table_is_needed_by_some_job(full):
         ),
     }
     jobs = [facts(full), table.Facts(**tuned)]
-    needed = {
-        need.action
-        for each in jobs
-        for who in ("caller", "role")
-        for need in table.needs(each, who)
-    }
-    assert needed == {line.action for line in table.TABLE}
+    needed = {need.action for each in jobs for who in WHOSE for need in table.needs(each, who)}
+    assert needed == {line.action for line in (*table.TABLE, *table.DEPLOYMENT)}
 
 
 CONDITIONS: list[tuple[dict[str, Any], str]] = [
@@ -306,8 +317,10 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
         "GitHubPreflightRole",
         "GitHubRole",
     }
-    for who in ("caller", "role"):
-        assert main(["account", "--policy", who]) == 0
+    with_transform = ["--transform", *TRANSFORM]
+    options = {"deployer": with_transform, "endpoint": [*with_transform, "--image", OWN_IMAGE]}
+    for who in WHOSE:
+        assert main(["account", "--policy", who, *options.get(who, [])]) == 0
         document = json.loads(capsys.readouterr().out)
         assert document == template.policy(facts(full), who)
         assert "${" not in json.dumps(document)
@@ -316,8 +329,25 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
     assert set(printed["Resources"]) == {"TrainingRole"}
     assert printed["Outputs"]["Bucket"]["Value"] == "words-bucket"
     assert main(["account", "--github", "words"]) == 1
+    assert main(["account", "--image", OWN_IMAGE]) == 1
     with pytest.raises(UserError):
         template.cloudformation(full, PROJECT, github="a/b/c")
+
+
+@pytest.mark.parametrize(
+    ("option", "who", "image", "transform"),
+    [
+        ("--image", None, OWN_IMAGE, None),
+        ("--image", "deployer", OWN_IMAGE, None),
+        ("--image mine:1", "endpoint", "mine:1", None),
+        ("--transform", "role", "", TRANSFORM),
+        ("--transform answers", "endpoint", "", ("s3://texts/", "answers")),
+    ],
+)
+def test_an_option_of_no_use_to_a_policy_is_refused(option, who, image, transform):
+    with pytest.raises(UserError) as raised:
+        template.refuse_deployment(who, image, transform)
+    assert raised.value.problem.startswith(f"{option} ") and raised.value.cure
 
 
 def test_an_organisations_bucket_is_there_already(full, tmp_path, monkeypatch):
@@ -334,11 +364,28 @@ def test_a_role_by_name_has_the_account_of_the_credentials(aws, full):
     assert template.account_of(full.replace(role="words")) == ACCOUNT
 
 
+AWS_SERVERS = ("ray", "pytorch-inference")
+
+
 def test_the_ecr_repository_is_the_images_own(full):
     own = full.replace(image="999999999999.dkr.ecr.us-east-1.amazonaws.com/team/mine:7")
     assert table.repository(facts(own)) == [
         "arn:aws:ecr:us-east-1:999999999999:repository/team/mine"
     ]
+    for image, repositories in (
+        (OWN_IMAGE, [f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/team/answers"]),
+        ("", [f"arn:aws:ecr:{REGION}:763104351884:repository/{name}" for name in AWS_SERVERS]),
+    ):
+        policy = template.policy(replace(facts(full), inference_image=image), "endpoint")
+        (statement,) = [
+            each for each in policy["Statement"] if "ecr:BatchGetImage" in each["Action"]
+        ]
+        assert statement["Resource"] == repositories
+        assert {action.partition(":")[2] for action in statement["Action"]} == {
+            "BatchCheckLayerAvailability",
+            "BatchGetImage",
+            "GetDownloadUrlForLayer",
+        }
     public = full.replace(image="public.ecr.aws/deep-learning-containers/pytorch:2.12-x-sagemaker")
     assert table.repository(facts(public)) == []
 

@@ -1,14 +1,21 @@
 """A job's model in the registry, uncompressed models, and what deploying needs of IAM."""
 
+import re
+from typing import Any
+
 import pytest
+from botocore.client import BaseClient
 from moto.sagemaker.models import sagemaker_backends
-from moto_account import ACCOUNT, REGION, record
-from test_deploy import IMAGES, JOB, account, left, refused, run
+from moto_account import ACCOUNT, REGION, good, record
+from policies import ALLOWED, evaluate, without
+from small_job import PROJECT
+from test_deploy import ABSENT, IMAGES, JOB, account, interrupt, left, refused, run
 
 from smlightning.launch import fetch
-from smlightning.launch.account import table
+from smlightning.launch.account import table, template
+from smlightning.launch.job import Job
 
-__all__ = ["account"]  # a fixture
+__all__ = ["account", "good"]  # fixtures
 
 
 def trained(session):
@@ -101,10 +108,162 @@ def test_a_key_that_leads_out_of_the_folder_is_refused(uncompressed, capsys, tmp
     assert not list(tmp_path.rglob("evil"))
 
 
-def test_every_call_of_deploying_is_in_the_table(account, monkeypatch):
-    asked = record(monkeypatch)
-    assert run("deploy") == 0 and run("undeploy") == 0 and run("register", "--yes") == 0
-    allowed = {line.action for line in table.DEPLOYMENT if line.who == table.DEPLOYER}
-    called = {name for name in asked if name not in {"GetProducts", "ListObjectsV2"}}
-    named = {action.partition(":")[2] for action in allowed}
-    assert called - {"HeadObject", "ListBuckets", "GetCallerIdentity"} <= named
+# Kinds of SageMaker's calls: each is made on ARNs that end in the kind and a name
+# (service-authorization/latest/reference/list_amazonsagemaker.html).
+KINDS = ("ModelPackageGroup", "TrainingJob", "TransformJob", "EndpointConfig", "Endpoint", "Model")
+READ, WRITTEN = ("GetObject", "HeadObject"), ("PutObject", "CreateMultipartUpload", "UploadPart")
+KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+Asked = set[tuple[str, str]]  # (action, ARN)
+
+
+def sagemaker_arn(kind: str, name: str) -> str:
+    resource = re.sub(r"(?<!^)(?=[A-Z])", "-", kind).lower()
+    return f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:{resource}/{name.lower()}"
+
+
+def s3_arn(uri: str) -> str:
+    return f"arn:aws:s3:::{uri.removeprefix('s3://')}"
+
+
+def permissions_of(operation: str, given: dict[str, Any]) -> Asked:
+    """What AWS's reference requires the caller of an operation to be allowed."""
+    if operation in ("InvokeEndpoint", "InvokeEndpointAsync"):
+        return {(f"sagemaker:{operation}", sagemaker_arn("Endpoint", given["EndpointName"]))}
+    if operation == "CreateModelPackage":
+        group = given["ModelPackageGroupName"]
+        names = {"ModelPackageGroup": group, "ModelPackage": f"{group}/1"}
+        return {(f"sagemaker:{operation}", sagemaker_arn(*each)) for each in names.items()}
+    if operation == "ListTags":
+        return {("sagemaker:ListTags", given["ResourceArn"])}
+    if operation == "GetProducts":
+        return {("pricing:GetProducts", "*")}
+    kind = next((each for each in KINDS if operation.endswith(each)), "")
+    if kind:
+        return permissions_of_kind(operation, kind, given)
+    return permissions_in_s3(operation, given)
+
+
+def permissions_of_kind(operation: str, kind: str, given: dict[str, Any]) -> Asked:
+    arn = sagemaker_arn(kind, given[f"{kind}Name"])
+    asked = {(f"sagemaker:{operation}", arn)}
+    if operation == "CreateEndpoint":
+        config = sagemaker_arn("EndpointConfig", given["EndpointConfigName"])
+        asked.add((f"sagemaker:{operation}", config))
+    if given.get("Tags"):
+        asked.add(("sagemaker:AddTags", arn))
+    if "ExecutionRoleArn" in given:
+        asked.add(("iam:PassRole", given["ExecutionRoleArn"]))
+    return asked
+
+
+def permissions_in_s3(operation: str, given: dict[str, Any]) -> Asked:
+    """Objects of the job's output are encrypted with its key."""
+    place = s3_arn(f"{given['Bucket']}/{given.get('Key', '')}")
+    if operation in READ:
+        return {("s3:GetObject", place), ("kms:Decrypt", KEY)}
+    if operation in WRITTEN:
+        return {("s3:PutObject", place), ("kms:GenerateDataKey", KEY)}
+    if operation == "CopyObject":
+        bucket, _, key = given["CopySource"].partition("/")
+        origin = permissions_in_s3("GetObject", {"Bucket": bucket, "Key": key})
+        return origin | permissions_in_s3("PutObject", given)
+    if operation == "ListObjectsV2":
+        return {("s3:ListBucket", s3_arn(given["Bucket"]))}
+    assert operation == "DeleteObject", operation
+    return {("s3:DeleteObject", place)}
+
+
+def permissions_of_role(operation: str, given: dict[str, Any]) -> Asked:
+    """What SageMaker does under the model's role for what was created."""
+    if operation == "CreateModel":
+        container = given["PrimaryContainer"]
+        registry, _, image = container["Image"].partition("/")
+        repository = f"arn:aws:ecr:{REGION}:{registry[:12]}:repository/{image.partition(':')[0]}"
+        folder = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
+        model = container.get("ModelDataUrl") or f"{folder}weights"
+        return {("ecr:BatchGetImage", repository), ("s3:GetObject", s3_arn(model))}
+    if operation == "CreateEndpointConfig":
+        output = given.get("AsyncInferenceConfig", {}).get("OutputConfig", {})
+        folders = [output[name] for name in ("S3OutputPath", "S3FailurePath") if name in output]
+        return {("s3:PutObject", s3_arn(f"{folder}an-answer.out")) for folder in folders}
+    if operation == "CreateTransformJob":
+        source = given["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
+        target = given["TransformOutput"]["S3OutputPath"]
+        return {
+            ("s3:ListBucket", s3_arn(source.split("/")[2])),
+            ("s3:GetObject", s3_arn(f"{source}a.txt")),
+            ("s3:PutObject", s3_arn(f"{target}a.txt.out")),
+        }
+    if operation == "InvokeEndpointAsync":
+        return {("s3:GetObject", s3_arn(given["InputLocation"]))}
+    return set()
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[tuple[str, dict[str, Any]]]:
+    """Every call to AWS, with its arguments."""
+    answer, asked = BaseClient._make_api_call, []
+
+    def note(client: Any, operation: str, arguments: dict[str, Any]) -> Any:
+        asked.append((operation, arguments))
+        return answer(client, operation, arguments)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", note)
+    return asked
+
+
+def test_deploying_asks_what_the_policies_allow_and_no_more(
+    uncompressed, good, calls, capsys, monkeypatch
+):
+    """By AWS's reference: endpoints, asynchronous ones, transforms, also stopped, the registry."""
+    trained(uncompressed).output_data_config["KmsKeyId"] = KEY
+    for bucket in ("texts", "answers"):
+        uncompressed.client("s3").create_bucket(Bucket=bucket)
+    uncompressed.client("s3").put_object(Bucket="texts", Key="new/part-1.txt", Body=b"x")
+    transform = ("s3://texts/new/part-", "s3://answers/new/")
+    calls.clear()
+
+    assert run("deploy", "--async") == 0
+    (location,) = re.findall(r"--input-location (\S+)FILE;", capsys.readouterr().out)
+    runtime = uncompressed.client("sagemaker-runtime")
+    runtime.invoke_endpoint(EndpointName=JOB, Body=b"x")
+    runtime.invoke_endpoint_async(EndpointName=JOB, InputLocation=f"{location}a.txt")
+    assert run("undeploy") == 0 and run("register", "--yes") == 0
+    monkeypatch.setattr("time.sleep", interrupt)
+    busy = {"TransformJobStatus": "InProgress"}
+    answers = {"DescribeTransformJob": [ABSENT, busy, busy], "StopTransformJob": {}}
+    transform_calls = record(monkeypatch, **answers)
+    assert run("deploy", "--transform", *transform) == 130
+    calls += [(operation, transform_calls[operation]) for operation in answers]
+
+    given = facts(good, transform=transform)
+    policy = template.policy(given, "deployer")
+    asked = set().union(*(permissions_of(*call) for call in calls))
+    assert denied(policy, asked) == set()
+    for action in {need.action for need in table.needs(given, "deployer")}:
+        assert {one for one, _ in denied(without(policy, action), asked)} == {action}
+    of_role = set().union(*(permissions_of_role(*call) for call in calls))
+    assert {action.partition(":")[0] for action, _ in of_role} == {"ecr", "s3"}
+    assert denied(template.policy(given, "endpoint"), of_role) == set()
+    assert denied(template.policy(facts(good), "endpoint"), of_role) == {
+        (action, arn) for action, arn in of_role if ":texts" in arn or ":answers" in arn
+    }
+
+
+def test_an_image_of_ones_own_is_read_where_the_policy_names_it(account, good, calls):
+    image = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
+    assert run("deploy", "--image", image) == 0
+    of_role = set().union(*(permissions_of_role(*call) for call in calls))
+    (repository,) = {pair for pair in of_role if pair[0].startswith("ecr:")}
+    assert denied(template.policy(facts(good, image=image), "endpoint"), of_role) == set()
+    assert denied(template.policy(facts(good), "endpoint"), of_role) == {repository}
+
+
+def facts(job: Job, **options: Any) -> table.Facts:
+    encrypted = job.replace(request={"OutputDataConfig": {"KmsKeyId": KEY}})
+    return template.facts(encrypted, PROJECT, account=ACCOUNT, partition="aws", **options)
+
+
+def denied(policy: dict[str, Any], asked: Asked) -> Asked:
+    context = {"iam:PassedToService": ["sagemaker.amazonaws.com"]}
+    return {pair for pair in asked if evaluate([policy], *pair, context).decision != ALLOWED}

@@ -149,6 +149,13 @@ def add_account(command: argparse.ArgumentParser) -> None:
         help="print one policy as JSON: of who sends the job, of the role that it runs under, of "
         "who deploys or registers its model, or of the role that the model answers under",
     )
+    add("--image", default="", metavar="URI", help="with --policy endpoint: of deploy --image")
+    add(
+        "--transform",
+        nargs=2,
+        metavar=("FROM", "TO"),
+        help="with --policy deployer and --policy endpoint: of deploy --transform",
+    )
     add(
         "--github",
         default="",

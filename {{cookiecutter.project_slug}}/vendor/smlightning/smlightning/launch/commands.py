@@ -107,7 +107,10 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch.account import template
 
     wanted = job.load(arguments.job or project.job_file, project)
-    if not arguments.policy:
+    who, image = arguments.policy, arguments.image
+    transform = tuple(arguments.transform) if arguments.transform else None
+    template.refuse_deployment(who, image, transform)
+    if not who:
         import yaml
 
         content = template.cloudformation(
@@ -123,8 +126,10 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
         project,
         account=template.account_of(wanted),
         partition=aws.partition(wanted.region),
+        image=image,
+        transform=transform,
     )
-    print(json.dumps(template.policy(given, arguments.policy), indent=2))
+    print(json.dumps(template.policy(given, who), indent=2))
     return 0
 
 

@@ -61,11 +61,12 @@ def next_step(deployment: Deployment) -> str:
     transform = deployment.requests.get("TransformJob")
     if transform:
         return f"answers {transform['TransformOutput']['S3OutputPath']}, a line for each line"
-    if deployment.answers:
+    if deployment.exchange:
         return (
             f"ask it  aws sagemaker-runtime invoke-endpoint-async --region {deployment.region} "
             f"--endpoint-name {deployment.name} --content-type {PLAIN} "
-            f"--input-location s3://BUCKET/FILE; it answers below {deployment.answers}"
+            f"--input-location {deployment.exchange}requests/FILE; "
+            f"it answers below {deployment.exchange}answers/"
         )
     return (
         f"ask it  aws sagemaker-runtime invoke-endpoint --region {deployment.region} "

@@ -70,7 +70,8 @@ class Deployment:
     server: Server
     gpus: int  # of one host
     warning: str = ""
-    answers: str = ""  # S3 address of an asynchronous endpoint's answers
+    # S3 address of the folder with an asynchronous endpoint's requests/, answers/ and failures/.
+    exchange: str = ""
 
 
 def plan(job_name: str, region: str, choice: Choice, folder: str = "deploy") -> Deployment:
@@ -108,10 +109,10 @@ def plan(job_name: str, region: str, choice: Choice, folder: str = "deploy") -> 
         requests |= endpoint_requests(name, serverless_variant(memory_gb))
     else:
         requests |= endpoint_requests(name, instance_variant(choice))
-    answers = ""
+    exchange = ""
     if choice.asynchronous:
-        answers = f"{beside(trained)}answers/"
-        requests["EndpointConfig"]["AsyncInferenceConfig"] = asynchronous(trained, key)
+        exchange = beside(trained)
+        requests["EndpointConfig"]["AsyncInferenceConfig"] = asynchronous(exchange, key)
     tags = job_tags(client, job)
     image = requests["Model"]["PrimaryContainer"]["Image"]
     return Deployment(
@@ -125,7 +126,7 @@ def plan(job_name: str, region: str, choice: Choice, folder: str = "deploy") -> 
         server=choice.server,
         gpus=choice.gpus,
         warning=inference_images.warning(image),
-        answers=answers,
+        exchange=exchange,
     )
 
 
@@ -149,11 +150,7 @@ def refuse_choice(choice: Choice) -> None:
             f"--instance {instance} is not known to the installed botocore",
             f"{cure_for_unknown_name(instance, known)}; if it is new, pip install --upgrade boto3",
         )
-    for uri in choice.transform or ():
-        if not aws.s3_uri(uri):
-            raise UserError(
-                f"--transform {uri} is not an S3 address", 'as in "s3://bucket/folder/"'
-            )
+    refuse_transform(choice.transform)
     if not choice.image and instance.startswith(("ml.inf", "ml.trn")):
         raise UserError(
             f"--instance {instance} is for Neuron, which AWS's image for PyTorch here is not",
@@ -164,6 +161,19 @@ def refuse_choice(choice: Choice) -> None:
             f"--instance {instance} is Graviton (ARM), which AWS's images are not for",
             "take one of x86",
         )
+
+
+def refuse_transform(addresses: tuple[str, str] | None) -> None:
+    """Refuse what cannot be a batch transform's input or output.
+
+    Raises:
+        UserError: it is no address in S3.
+    """
+    for uri in addresses or ():
+        if not aws.s3_uri(uri):
+            raise UserError(
+                f"--transform {uri} is not an S3 address", 'as in "s3://bucket/folder/"'
+            )
 
 
 def trained_model(job_name: str, region: str, job: dict[str, Any]) -> tuple[str, int]:
@@ -251,12 +261,9 @@ def serverless_memory_gb(model_bytes: int) -> int:
     return memory_gb
 
 
-def asynchronous(trained: str, key: str) -> dict[str, Any]:
-    """AsyncInferenceConfig: answers and failures are written beside the job's model."""
-    output = {
-        "S3OutputPath": f"{beside(trained)}answers/",
-        "S3FailurePath": f"{beside(trained)}failures/",
-    }
+def asynchronous(folder: str, key: str) -> dict[str, Any]:
+    """AsyncInferenceConfig: answers and failures are written below a folder in S3."""
+    output = {"S3OutputPath": f"{folder}answers/", "S3FailurePath": f"{folder}failures/"}
     return {"OutputConfig": {**output, "KmsKeyId": key} if key else output}
 
 

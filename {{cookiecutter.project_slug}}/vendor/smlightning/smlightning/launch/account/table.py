@@ -35,6 +35,8 @@ class Facts:
     output_key: str  # that of them by which output and code go
     job_name: str  # of the training job or the search; a pattern in a policy
     tuning: bool = False
+    inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
+    transform: tuple[str, str] | None = None  # S3 addresses of `deploy --transform`
 
     def arn(self, service: str, name: str, *, account: str = "", region: str = "") -> str:
         """The ARN of a resource of this account and region."""
@@ -161,7 +163,12 @@ def logs(facts: Facts) -> list[str]:
 
 def repository(facts: Facts) -> list[str]:
     """The repository of a private image in ECR; a registry of the VPC's and a public one: none."""
-    uri = str(facts.request["AlgorithmSpecification"].get("TrainingImage", ""))
+    return repository_of(
+        facts, str(facts.request["AlgorithmSpecification"].get("TrainingImage", ""))
+    )
+
+
+def repository_of(facts: Facts, uri: str) -> list[str]:
     address = images.ECR.match(uri)
     if not address:
         return []
@@ -258,7 +265,7 @@ def made(*kinds: str) -> Resources:
     """Resources that `deploy` makes, which have their job's name, in small letters."""
 
     def resources(facts: Facts) -> list[str]:
-        name = facts.job_name.lower()
+        name = facts.job_name.lower().removesuffix("*")
         return [facts.arn("sagemaker", f"{kind}/{name}*") for kind in kinds]
 
     return resources
@@ -270,12 +277,32 @@ def packages_of_models(facts: Facts) -> list[str]:
 
 
 def inference_repositories(facts: Facts) -> list[str]:
+    """Repositories of the image that the model answers in: the named one, else AWS's own."""
+    if facts.inference_image:
+        return repository_of(facts, facts.inference_image)
     place = facts.job.region
     account = images.REGISTRIES.get(place, "*")
     return [
         facts.arn("ecr", f"repository/{server.cpu.split(':')[0]}", account=account, region=place)
         for server in (inference_images.RAY, inference_images.TOOLKIT)
     ]
+
+
+def read_by_model(facts: Facts) -> list[str]:
+    """What lies below the job's output, and objects that a batch transform's address begins."""
+    prefixes = [facts.transform[0].removeprefix("s3://")] if facts.transform else []
+    return [*code(facts), *(facts.s3(f"{prefix}*") for prefix in prefixes)]
+
+
+def written_by_model(facts: Facts) -> list[str]:
+    """The same for answers, which are written into a folder."""
+    folders = [facts.transform[1].removeprefix("s3://").rstrip("/")] if facts.transform else []
+    return [*code(facts), *(facts.s3(f"{folder}/*") for folder in folders)]
+
+
+def deployment_buckets(facts: Facts) -> list[str]:
+    names = (aws.s3_location(uri)[0] for uri in facts.transform or ())
+    return [*buckets(facts), *(facts.s3(name) for name in names)]
 
 
 def endpoint_logs(facts: Facts) -> list[str]:
@@ -293,6 +320,8 @@ SECRETS = "secretsmanager/latest/userguide/auth-and-access_examples.html"
 MLFLOW = "sagemaker/latest/dg/mlflow-create-tracking-server-iam.html"
 CODE = "codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access-control.html"
 SHELL = "sagemaker/latest/dg/train-remote-debugging.html"
+ASYNC = "sagemaker/latest/dg/async-inference-create-endpoint-prerequisites.html"
+PRICES = "service-authorization/latest/reference/list_awspricelist.html"
 PASSED = {"iam:PassedToService": SAGEMAKER}
 BEARER = {"sts:AWSServiceName": "codeartifact.amazonaws.com"}
 
@@ -350,6 +379,7 @@ TABLE: tuple[Permission, ...] = (
 
 MODELS, ENDPOINTS = made("model"), made("endpoint", "endpoint-config")
 TRANSFORMS = made("transform-job")
+TAGGED = made("model", "endpoint", "endpoint-config", "transform-job")
 # What `deploy`, `undeploy` and `register` need: no job is refused for the lack of it.
 DEPLOYMENT: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", single_job, IAM),
@@ -360,18 +390,19 @@ DEPLOYMENT: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "sagemaker:InvokeEndpoint InvokeEndpointAsync", ENDPOINTS, IAM),
     *_lines(DEPLOYER, "sagemaker:CreateTransformJob DescribeTransformJob", TRANSFORMS, IAM),
     *_lines(DEPLOYER, "sagemaker:StopTransformJob", TRANSFORMS, IAM),
-    *_lines(DEPLOYER, "sagemaker:AddTags", MODELS, IAM),
-    *_lines(DEPLOYER, "sagemaker:AddTags", ENDPOINTS, IAM),
-    *_lines(DEPLOYER, "sagemaker:AddTags", TRANSFORMS, IAM),
+    *_lines(DEPLOYER, "sagemaker:AddTags", TAGGED, IAM),
     *_lines(DEPLOYER, "sagemaker:CreateModelPackageGroup", packages_of_models, IAM),
     *_lines(DEPLOYER, "sagemaker:DescribeModelPackageGroup", packages_of_models, IAM),
     *_lines(DEPLOYER, "sagemaker:CreateModelPackage", packages_of_models, IAM),
     Permission(DEPLOYER, "iam:PassRole", execution_role, PASSING, PASSED),
     *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", code, S3),
-    *_lines(DEPLOYER, "s3:ListBucket", buckets, S3),
+    *_lines(DEPLOYER, "s3:ListBucket", deployment_buckets, S3),
+    *_lines(DEPLOYER, "pricing:GetProducts", everything, PRICES),
     *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", output_key, S3),
-    *_lines(ENDPOINT, "s3:GetObject PutObject", code, ROLES),
-    *_lines(ENDPOINT, "s3:ListBucket", buckets, ROLES),
+    *_lines(ENDPOINT, "s3:GetObject", read_by_model, ROLES),
+    *_lines(ENDPOINT, "s3:PutObject", written_by_model, ROLES),
+    *_lines(ENDPOINT, "s3:AbortMultipartUpload", written_by_model, ASYNC),
+    *_lines(ENDPOINT, "s3:ListBucket", deployment_buckets, ROLES),
     *_lines(ENDPOINT, "logs:CreateLogGroup CreateLogStream PutLogEvents", endpoint_logs, ROLES),
     *_lines(ENDPOINT, "logs:DescribeLogStreams", endpoint_logs, ROLES),
     *_lines(ENDPOINT, "cloudwatch:PutMetricData", everything, ROLES),

@@ -8,9 +8,11 @@ from typing import Any
 
 from smlightning import hub
 from smlightning.errors import UserError
-from smlightning.launch import aws, configuration, images, request
+from smlightning.launch import aws, configuration, deploy_plan, images, request
 from smlightning.launch.account.table import (
     CALLER,
+    DEPLOYER,
+    ENDPOINT,
     EVERY,
     SAGEMAKER,
     Facts,
@@ -73,9 +75,23 @@ def questions(given: Facts) -> dict[str, Any]:
 
 
 def facts(
-    job: Job, project: Project, *, account: str = ACCOUNT, partition: str = PARTITION
+    job: Job,
+    project: Project,
+    *,
+    account: str = ACCOUNT,
+    partition: str = PARTITION,
+    image: str = "",
+    transform: tuple[str, str] | None = None,
 ) -> Facts:
     """What the table reads of a job in an account that may be a placeholder.
+
+    Args:
+        job: of job.toml.
+        project: whose src/options.py names the metrics.
+        account: its number.
+        partition: of AWS's regions.
+        image: that the model answers in; empty: AWS's own.
+        transform: S3 addresses of a batch transform's input and output.
 
     Raises:
         UserError: no request can be built of this job.
@@ -106,7 +122,35 @@ def facts(
         folders=folders,
         output_key=key,
         job_name=f"{job.name}-*",
+        inference_image=image,
+        transform=transform,
     )
+
+
+def refuse_deployment(who: str | None, image: str, transform: tuple[str, str] | None) -> None:
+    """Refuse options of `deploy` that the policy asked for cannot hold.
+
+    Args:
+        who: the policy is for; None: no policy alone.
+        image: that the model answers in; empty: AWS's own.
+        transform: S3 addresses of a batch transform's input and output.
+
+    Raises:
+        UserError: an option belongs to another policy, or its value is of no use to one.
+    """
+    if image and who != ENDPOINT:
+        raise UserError("--image is read by the model's role alone", "add --policy endpoint")
+    if image and not images.ECR.match(image):
+        raise UserError(
+            f"--image {image} is no address in ECR, where a model's image has to be",
+            "as in 123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
+        )
+    if transform and who not in (DEPLOYER, ENDPOINT):
+        raise UserError(
+            "--transform concerns who deploys, and the model's role",
+            "add --policy deployer or --policy endpoint",
+        )
+    deploy_plan.refuse_transform(transform)
 
 
 def role_path(job: Job) -> str:
