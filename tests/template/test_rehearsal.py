@@ -247,7 +247,7 @@ def test_a_lost_rank_ends_the_job_and_is_named_and_no_secret_is_to_be_seen(
     assert_nowhere(VALUE, report, tmp_path)
 
 
-SECRETS = {"WANDB_API_KEY": "team/wandb", "DB_PASSWORD": "ssm:/team/db"}
+SECRETS = {"WANDB_API_KEY": "team/wandb:key", "DB_PASSWORD": "ssm:/team/db"}
 VALUE = "s3cr3t0123456789abcdef"
 
 

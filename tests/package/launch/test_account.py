@@ -105,6 +105,8 @@ HUB = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hub-AbCdEf"
     [
         ("hub", "secretsmanager:GetSecretValue", HUB.replace("AbCdEf", "*")),
         (HUB, "secretsmanager:GetSecretValue", HUB),
+        ("hub:token", "secretsmanager:GetSecretValue", HUB.replace("AbCdEf", "*")),
+        (f"{HUB}:token::", "secretsmanager:GetSecretValue", HUB),
         (
             "ssm:/team/hub",
             "ssm:GetParameter",
@@ -116,12 +118,14 @@ def test_the_role_may_read_the_secret_that_the_request_names(
     aws, good, monkeypatch, secret, action, resource
 ):
     there = {"DescribeSecret": {}, "DescribeParameters": {"Parameters": [{"Name": "x"}]}}
-    record(monkeypatch, SimulatePrincipalPolicy=simulated(action), **there)
+    asked = record(monkeypatch, SimulatePrincipalPolicy=simulated(action), **there)
     job = good.replace(hub_token_secret=secret)
     assert request.dry_run(job, PROJECT)["Environment"] == {"HUB_TOKEN_SECRET": secret}
     assert not refused(preflight.offline_checks(job, projects.find())[0])
     (found,) = findings(job)
     assert found.startswith(f"warning role.{action}: training may not {action} on {resource}")
+    looked_up = asked.get("DescribeSecret", {"SecretId": "hub"})["SecretId"]
+    assert looked_up in ("hub", HUB)
 
 
 @pytest.mark.parametrize("kind", ["plain", "arn", "ssm:"])
@@ -143,6 +147,7 @@ def test_a_hub_token_that_cannot_be_read_is_a_sentence(aws):
     aws.client("secretsmanager").create_secret(Name="keyed", SecretString='{"HF_TOKEN": "hf_abc"}')
     for name, said in {
         "keyed": "keyed holds",
+        "keyed:hf_token": "has no key",
         "none": "cannot be read",
         "ssm:none": "cannot be read",
     }.items():

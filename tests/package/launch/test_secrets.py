@@ -3,17 +3,20 @@
 import json
 import os
 import shlex
+from typing import Any
 
 import pytest
+from botocore.client import BaseClient
 from moto_account import ACCOUNT, REGION, record
 from small_job import PROJECT
 
-from smlightning import hub
+from smlightning import hub, stored_secrets
 from smlightning.errors import UserError
 from smlightning.launch import preflight, request
 from smlightning.launch.account import table
 from smlightning.launch.findings import refused
 from smlightning.launch.job import Job
+from smlightning.stored_secrets import REFERENCE, Reference
 
 pytest_plugins = "moto_account"
 
@@ -78,6 +81,119 @@ def test_a_secret_arrives_as_it_is_stored(aws, content, capfd, monkeypatch, tmp_
     hub.sign_in(0, env)
     assert env["ONE"] == env["TWO"] == content
     assert not list(tmp_path.iterdir()) and VALUE not in "".join(capfd.readouterr())
+
+
+ARN = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:team/db-AbCdEf"
+ID = "9d4cb84b-ad69-40c0-a0ab-cead3EXAMPLE"
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        # As AWS's guides of CodeBuild and ECS write them.
+        ("team/db:MY_SECRET_VAR", Reference("team/db", key="MY_SECRET_VAR")),
+        (f"{ARN}", Reference(ARN)),
+        (f"{ARN}:username1::", Reference(ARN, key="username1")),
+        (f"{ARN}::AWSPREVIOUS:", Reference(ARN, stage="AWSPREVIOUS")),
+        (f"{ARN}:::{ID}", Reference(ARN, version=ID)),
+        (f"{ARN}:username1:AWSPREVIOUS:", Reference(ARN, key="username1", stage="AWSPREVIOUS")),
+        (f"{ARN}:username1::{ID}", Reference(ARN, key="username1", version=ID)),
+        # Keys of JSON are any text.
+        ("team/db:API key (new)", Reference("team/db", key="API key (new)")),
+        ("ssm:/team/db:3", Reference("/team/db:3", is_parameter=True)),  # a parameter's version
+    ],
+)
+def test_a_reference_has_a_name_a_key_and_a_version(text, reference):
+    assert REFERENCE.fullmatch(text) and stored_secrets.parse(text) == reference
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ssm:",
+        "team/db:",
+        "team/db: password",
+        "team db:password",
+        f"team/db:password:AWSPREVIOUS:{ID}",
+        f"{ARN}:password::{ID}:more",
+        f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/team/db",
+        '{"password": "x"}',
+    ],
+)
+def test_what_is_no_reference_is_refused_without_being_printed(good, text):
+    assert not REFERENCE.fullmatch(text)
+    findings, _ = preflight.offline_checks(good.replace(secrets={"DB": text}), PROJECT)
+    (finding,) = [each for each in findings if each.key == "secrets.DB"]
+    assert finding.level == "error" and (not text or text not in finding.problem)
+
+
+def test_keys_of_a_secret_are_read_on_the_host_from_one_answer(aws, good, capsys, monkeypatch):
+    """Of one version, whichever the secret's next one is; numbers as they are written."""
+    client = aws.client("secretsmanager")
+    content = f'{{"user": "me", "password": "{VALUE}", "port": 5432, "share": 1.10, "tls": true}}'
+    arn = client.create_secret(Name="team/db", SecretString='{"password": "0lder"}')["ARN"]
+    client.put_secret_value(SecretId="team/db", SecretString=content)
+    names = {
+        "DB_PASSWORD": "team/db:password",
+        "DB_PORT": "team/db:port",
+        "DB_SHARE": "team/db:share",
+        "DB_TLS": "team/db:tls",
+        "DB_USER": f"{arn}:user::",
+        "DB_BEFORE": f"{arn}:password:AWSPREVIOUS:",
+        "DB": "team/db",
+    }
+    job = good.replace(secrets=names)
+    built = request.dry_run(job, PROJECT)
+    env = {**built["Environment"], "AWS_REGION": REGION}
+    answer, asked = BaseClient._make_api_call, []
+
+    def note(client: Any, operation: str, arguments: dict[str, Any]) -> Any:
+        asked.append(arguments)
+        return answer(client, operation, arguments)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", note)
+    hub.sign_in(0, env)
+    assert {name: env[name] for name in names} == {
+        "DB_PASSWORD": VALUE,
+        "DB_PORT": "5432",
+        "DB_SHARE": "1.10",
+        "DB_TLS": "true",
+        "DB_USER": "me",
+        "DB_BEFORE": "0lder",
+        "DB": content,
+    }
+    assert asked == [
+        {"SecretId": "team/db"},
+        {"SecretId": arn},
+        {"SecretId": arn, "VersionStage": "AWSPREVIOUS"},
+    ]
+    sent = {f"SECRET_FOR_{name}": text for name, text in names.items()}
+    assert sent.items() <= built["Environment"].items()
+    assert VALUE not in json.dumps(built) + "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        (f'{{"password": "{VALUE}"}}', "passwd"),
+        (f'{{"password": "{VALUE}"}}', "Password"),
+        (f'{{"password": {{"now": "{VALUE}"}}}}', "password"),
+        (f'{{"password": ["{VALUE}"]}}', "password"),
+        (f'{{"other": "{VALUE}", "password": null}}', "password"),
+        (f'{{"other": "{VALUE}", "password": ""}}', "password"),
+        (f'["{VALUE}"]', "0"),
+        (VALUE, "password"),
+        (f'{{"password": "{VALUE}', "password"),
+    ],
+)
+def test_a_wrong_key_is_a_sentence_without_a_value(aws, content, key):
+    aws.client("secretsmanager").create_secret(Name="team/db", SecretString=content)
+    with pytest.raises(UserError) as raised:
+        hub.sign_in(0, {"SECRET_FOR_DB": f"team/db:{key}", "AWS_REGION": REGION})
+    problem, cure = raised.value.problem, raised.value.cure
+    assert f"secrets.DB = team/db:{key}" in problem and cure and "\n" not in problem + cure
+    assert VALUE not in problem + cure and raised.value.__cause__ is None
 
 
 def test_a_variable_that_is_set_is_left_alone():

@@ -7,7 +7,7 @@ import pytest
 
 from smlightning import hub
 from smlightning.errors import UserError
-from smlightning.rehearsal import report, secret_store
+from smlightning.rehearsal import secret_store
 
 VALUE = "s3cr3t0123456789abcdef"
 
@@ -63,11 +63,29 @@ def test_who_has_not_the_hosts_access_key_is_refused(monkeypatch: pytest.MonkeyP
 def test_two_variables_of_one_secret_have_its_value() -> None:
     names = {"ONE": "team/a", "TWO": "team/a", "DB": "ssm:/db"}
     for shell in ({"ONE": VALUE}, {"TWO": VALUE}, {"ONE": VALUE, "TWO": VALUE}):
-        values = report.secret_values(names, {**shell, "DB": "z"})
+        values = secret_store.contents(names, {**shell, "DB": "z"})
         assert values == {"team/a": VALUE, "ssm:/db": "z"}
     with pytest.raises(UserError) as refusal:
-        report.secret_values(names, {"ONE": VALUE, "TWO": "another", "DB": "z"})
+        secret_store.contents(names, {"ONE": VALUE, "TWO": "another", "DB": "z"})
     assert "TWO" in refusal.value.problem and VALUE not in str(refusal.value)
+
+
+def test_keys_of_one_secret_are_one_text() -> None:
+    arn = "arn:aws:secretsmanager:us-east-1:123456789012:secret:a-AbCdEf"
+    names = {"ONE": "team/a:x", "TWO": "team/a:y::", "SAME": "team/a:x", "ARN": f"{arn}:x::"}
+    shell = {"ONE": VALUE, "TWO": '"2"', "ARN": "z"}
+    texts = secret_store.contents(names, shell)
+    assert {name: json.loads(text) for name, text in texts.items()} == {
+        "team/a": {"x": VALUE, "y": '"2"'},
+        arn: {"x": "z"},
+    }
+    whole = {**names, "ALL": "team/a"}
+    text = json.dumps({"x": VALUE, "y": '"2"', "z": 1})
+    assert secret_store.contents(whole, {**shell, "ALL": text})["team/a"] == text
+    for other in ('{"x": "other", "y": "2"}', "no JSON"):
+        with pytest.raises(UserError) as refusal:
+            secret_store.contents(whole, {**shell, "ALL": other})
+        assert "team/a:x" in refusal.value.problem and VALUE not in str(refusal.value)
 
 
 def test_without_secrets_nothing_listens() -> None:

@@ -7,17 +7,17 @@ import contextlib
 import re
 import socket
 from collections.abc import Iterator, MutableMapping
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from smlightning import stored_secrets
 from smlightning.errors import UserError, root_cause
+from smlightning.stored_secrets import Reference
 
 SECRET = "HUB_TOKEN_SECRET"  # noqa: S105  job.toml's hub_token_secret sets this variable
 # Before the name of a variable, this one holds the name of the secret that it is filled from:
 # job.toml's [secrets].
 SECRET_FOR = "SECRET_FOR_"  # noqa: S105
-STORE = "ssm:"  # before a name in Parameter Store; else it is a name or ARN in Secrets Manager
 TOKEN = "HF_TOKEN"  # noqa: S105  the variable that the hub's client reads
 
 
@@ -25,9 +25,12 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
     """Fill the variables of job.toml's [secrets] on the one process that prepares a host's data.
 
     That is where a host's data is fetched, and where rank 0 logs. Values are neither written nor
-    printed. The hub's token is one of them: the host's other processes take from the cache what
-    this one has fetched, since without a token the hub would refuse them. Call it before anything
-    imports huggingface_hub. A variable that is set already is left alone.
+    printed. Each secret is read once, so that two keys of it are of one version. A variable that is
+    set already is left alone.
+
+    The hub's token is one of them: the host's other processes take from the cache what this one has
+    fetched, since without a token the hub would refuse them. Call it before anything imports
+    huggingface_hub.
 
     Raises:
         UserError: a secret cannot be read, or holds nothing that a variable can.
@@ -37,9 +40,19 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
         env["HF_HUB_OFFLINE"] = "1"
     if local_rank != 0:
         return
+    texts: dict[Reference, str] = {}
     for variable, name in names.items():
-        if variable not in env:
-            env[variable] = secret(variable, name, env.get("AWS_REGION"))
+        if variable in env:
+            continue
+        key = "hub_token_secret" if variable == TOKEN else f"secrets.{variable}"
+        setting = f"{key} = {name}"
+        reference = stored_secrets.parse(name)
+        if reference.whole not in texts:
+            texts[reference.whole] = stored_text(setting, reference, env.get("AWS_REGION"))
+        value = value_of_key(setting, reference.key, texts[reference.whole])
+        env[variable] = (
+            token(setting, value) if variable == TOKEN else variable_value(setting, value)
+        )
 
 
 def secrets(env: MutableMapping[str, str]) -> dict[str, str]:
@@ -54,45 +67,48 @@ def secrets(env: MutableMapping[str, str]) -> dict[str, str]:
     return names
 
 
-def secret(variable: str, name: str, region: str | None) -> str:
-    """The value of a secret; raises UserError as `sign_in` does, which never holds the value.
-
-    It arrives as it is stored, but for line ends after it: passwords hold blanks and braces, and
-    some services want JSON or a key of many lines.
-    """
-    key = f"secrets.{variable}" if variable != TOKEN else "hub_token_secret"
+def stored_text(setting: str, reference: Reference, region: str | None) -> str:
+    """What is stored; raises UserError as `sign_in` does, as what follows. None holds a value."""
     try:
-        value = _read_secret(name, region).rstrip("\r\n")
+        return stored_secrets.read(reference, region)
     except Exception as error:  # of boto3, of the network, or an answer without text
         raise UserError(
-            f"{key} = {name} cannot be read ({root_cause(error)})",
+            f"{setting} cannot be read ({root_cause(error)})",
             "correct the name, and let the job's role read it "
             "(secretsmanager:GetSecretValue, ssm:GetParameter)",
         ) from None
-    if variable == TOKEN:
-        value = value.strip()
-        if not re.fullmatch(r"\w+", value):
-            raise UserError(
-                f"{key} = {name} holds more than a token",
-                "store the token as plain text, without a key",
-            )
-    elif not value.strip() or "\0" in value:  # which no variable of a process can hold
-        raise UserError(f"{key} = {name} holds no text", "store the value as text")
-    return value
 
 
-def _read_secret(name: str, job_region: str | None) -> str:
-    import boto3  # in AWS's images
+def value_of_key(setting: str, key: str, text: str) -> str:
+    """The value of a key of the JSON that is stored; without a key the whole text."""
+    if not key:
+        return text
+    try:
+        return stored_secrets.value(text, key)
+    except ValueError as error:
+        raise UserError(
+            f"{setting}: the secret {error}",
+            "correct the key, which follows the secret's name and a colon",
+        ) from None
 
-    region = name.split(":")[3] if name.startswith("arn:") else job_region
-    answer: Any
-    if name.startswith(STORE):
-        parameters = boto3.client("ssm", region_name=region)
-        answer = parameters.get_parameter(Name=name.removeprefix(STORE), WithDecryption=True)
-        return str(answer["Parameter"]["Value"])
-    secrets = boto3.client("secretsmanager", region_name=region)
-    answer = secrets.get_secret_value(SecretId=name)
-    return str(answer["SecretString"])
+
+def token(setting: str, text: str) -> str:
+    if not re.fullmatch(r"\w+", text.strip()):
+        raise UserError(
+            f"{setting} holds more than a token",
+            'store the token as plain text, or name its key in JSON, as in "hub:token"',
+        )
+    return text.strip()
+
+
+def variable_value(setting: str, text: str) -> str:
+    """The text as it is stored, but for line ends after it.
+
+    Passwords hold blanks and braces, and some services want JSON or a key of many lines.
+    """
+    if not text.strip() or "\0" in text:  # which no variable of a process can hold
+        raise UserError(f"{setting} holds no text", "store the value as text")
+    return text.rstrip("\r\n")
 
 
 @contextlib.contextmanager

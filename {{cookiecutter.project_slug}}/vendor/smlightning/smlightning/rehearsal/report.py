@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from smlightning import stored_secrets
 from smlightning.errors import UserError
 from smlightning.rehearsal import attempts, checks, mpirun, samples, secret_store
 from smlightning.rehearsal.attempts import Lines, Machine
@@ -61,7 +62,7 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
     plan, notes = with_samples(plan, folder / "channels", opening_notes(plan, setting))
     title = setting.title(plan)
     started = time.time()
-    values = secret_values(plan.secrets, os.environ)
+    values = secret_store.contents(plan.secrets, os.environ)
     with free_port() as port, secret_store.serve(values) as store:
         console.print(f"{title}; stubs: {', '.join(setting.stubs)}; port {port}", style="bold")
         console.print(*notes, sep="\n", style="dim")
@@ -87,27 +88,13 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
         "seconds": round(seconds, 1),
         "versions": setting.versions,
         "notes": notes,
-        "secrets": {variable: store.reads[name] for variable, name in plan.secrets.items()},
+        "secrets": {
+            variable: store.reads[secret_store.place(stored_secrets.parse(text))]
+            for variable, text in plan.secrets.items()
+        },
         "requirements": packages,
         **outcome(last, verdicts),
     }
-
-
-def secret_values(secrets: Mapping[str, str], shell: Mapping[str, str]) -> dict[str, str]:
-    """Name in the store → value, by the shell's variables of which one at least is set.
-
-    Raises:
-        UserError: two variables that name the same secret have different values here.
-    """
-    values: dict[str, str] = {}
-    for variable, name in secrets.items():
-        value = shell.get(variable, values.get(name, ""))
-        if values.get(name, "") not in ("", value):
-            first = next(other for other in secrets if secrets[other] == name)
-            problem = f"{first} and {variable} name the secret {name}, and differ in this shell"
-            raise UserError(problem, "export the same value for both")
-        values[name] = value
-    return values
 
 
 def outcome(last: Attempt, verdicts: Sequence[Check]) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from smlightning import hub
+from smlightning import stored_secrets
+from smlightning.errors import UserError
+from smlightning.stored_secrets import Reference
 
 # The headers by which AWS's JSON protocol names a call, and how each service says "not there".
 GET_SECRET, NO_SECRET = "secretsmanager.GetSecretValue", "ResourceNotFoundException"
@@ -54,7 +56,7 @@ class Store:
             name, key, absent = given.get("SecretId", ""), given.get("SecretId", ""), NO_SECRET
         elif call == GET_PARAMETER:
             name, absent = given.get("Name", ""), NO_PARAMETER
-            key = f"{hub.STORE}{name}"
+            key = f"{stored_secrets.PARAMETER}{name}"
         else:
             return 400, {"__type": "UnknownOperationException"}
         if key not in self.values:
@@ -77,6 +79,60 @@ class Store:
             "AWS_SECRET_ACCESS_KEY": "rehearsal",
             "no_proxy": ",".join(filter(None, [direct, "127.0.0.1"])),
         }
+
+
+def place(reference: Reference) -> str:
+    """The name of a secret or parameter in the store."""
+    return f"{stored_secrets.PARAMETER if reference.is_parameter else ''}{reference.name}"
+
+
+def contents(secrets: Mapping[str, str], shell: Mapping[str, str]) -> dict[str, str]:
+    """Place in the store → its text, by the shell's variables.
+
+    Of the variables that a secret, or a key of it, fills one at least is set. A secret's keys make
+    one text of JSON. The store holds one version of each.
+
+    Args:
+        secrets: variable → what [secrets] of job.toml says of it.
+        shell: variable → value.
+
+    Raises:
+        UserError: variables that are filled from the same have different values here.
+    """
+    texts: dict[str, str] = {}
+    members: dict[str, dict[str, str]] = {}
+    for variable, text in secrets.items():
+        reference = stored_secrets.parse(text)
+        where = place(reference)
+        values = members.setdefault(where, {}) if reference.key else texts
+        name = reference.key or where
+        value = shell.get(variable, values.get(name, ""))
+        if values.get(name, "") not in ("", value):
+            first = next(other for other in secrets if secrets[other] == text)
+            problem = f"{first} and {variable} name the secret {text}, and differ in this shell"
+            raise UserError(problem, "export the same value for both")
+        values[name] = value
+    for where, values in members.items():
+        if where not in texts:
+            texts[where] = json.dumps(values)
+        for key, value in values.items():
+            refuse_other_value(where, key, value, texts[where])
+    return texts
+
+
+def refuse_other_value(where: str, key: str, value: str, text: str) -> None:
+    """Refuse a variable for a secret's whole text that does not hold what another has of its key.
+
+    Raises:
+        UserError: as said.
+    """
+    try:
+        is_same = stored_secrets.value(text, key) == value
+    except ValueError:
+        is_same = False
+    if not is_same:
+        problem = f"a variable holds another {where}:{key} in this shell than that of all {where}"
+        raise UserError(problem, "export JSON with the same value of that key")
 
 
 @contextlib.contextmanager

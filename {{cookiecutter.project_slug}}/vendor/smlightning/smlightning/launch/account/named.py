@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from smlightning import hub
 from smlightning.launch import aws, images
 from smlightning.launch.account import table
 from smlightning.launch.account.context import Context
@@ -110,24 +109,23 @@ def keys(context: Context) -> Iterator[Finding]:
 
 def secrets(context: Context) -> Iterator[Finding]:
     """Secrets in Secrets Manager and Parameter Store; their values are not read."""
-    for key, name in table.secret_keys(context.job):
-        if not name.startswith(hub.STORE):
-            region = name.split(":")[3] if name.startswith("arn:") else context.job.region
-            client = aws.client("secretsmanager", region)
+    for key, secret in table.secret_keys(context.job):
+        name = secret.name
+        if not secret.is_parameter:
+            client = aws.client("secretsmanager", secret.region or context.job.region)
             _, problems = ask(key, f"secret {name}", client, "describe_secret", SecretId=name)
             yield from problems
             continue
-        plain = name.removeprefix(hub.STORE)
         answer, problems = ask(
             key,
-            f"parameter {plain}",
+            f"parameter {name}",
             context.client("ssm"),
             "describe_parameters",
-            ParameterFilters=[{"Key": "Name", "Values": [plain]}],
+            ParameterFilters=[{"Key": "Name", "Values": [name]}],
         )
         yield from problems
         if answer.get("Parameters") == []:
-            yield absent(key, f"parameter {plain}")
+            yield absent(key, f"parameter {name}")
 
 
 def server(context: Context) -> Iterator[Finding]:

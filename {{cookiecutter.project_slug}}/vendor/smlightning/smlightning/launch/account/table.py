@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from smlightning import hub
+from smlightning import stored_secrets
 from smlightning.launch import aws, images, inference_images
 from smlightning.launch.job import Job
+from smlightning.stored_secrets import Reference
 
 SAGEMAKER = "sagemaker.amazonaws.com"
 CODEARTIFACT = "CA_REPOSITORY_ARN"  # of the training toolkit, modules.py
@@ -204,7 +205,7 @@ def disk_key(facts: Facts) -> list[str]:
 
 def secrets(facts: Facts) -> list[str]:
     """Secrets of Secrets Manager that the job's processes read; AWS adds six letters to names."""
-    names = [name for name in secret_names(facts.job) if not name.startswith(hub.STORE)]
+    names = [secret.name for _, secret in secret_keys(facts.job) if not secret.is_parameter]
     return [
         name if name.startswith("arn:") else facts.arn("secretsmanager", f"secret:{name}-*")
         for name in names
@@ -213,21 +214,15 @@ def secrets(facts: Facts) -> list[str]:
 
 def parameters(facts: Facts) -> list[str]:
     """Secrets of Parameter Store."""
-    names = [name for name in secret_names(facts.job) if name.startswith(hub.STORE)]
-    return [
-        facts.arn("ssm", f"parameter/{name.removeprefix(hub.STORE).lstrip('/')}") for name in names
-    ]
+    names = [secret.name for _, secret in secret_keys(facts.job) if secret.is_parameter]
+    return [facts.arn("ssm", f"parameter/{name.lstrip('/')}") for name in names]
 
 
-def secret_names(job: Job) -> list[str]:
-    """Names of the secrets that job.toml tells the job to read."""
-    return [name for _, name in secret_keys(job)]
-
-
-def secret_keys(job: Job) -> list[tuple[str, str]]:
-    """Key of job.toml, and the name of the secret that it holds."""
-    named = {"hub_token_secret": job.hub_token_secret} if job.hub_token_secret else {}
-    return [*named.items(), *((f"secrets.{key}", name) for key, name in job.secrets.items())]
+def secret_keys(job: Job) -> list[tuple[str, Reference]]:
+    """Key of job.toml, and the secret that its value refers to."""
+    texts = {"hub_token_secret": job.hub_token_secret} if job.hub_token_secret else {}
+    texts |= {f"secrets.{variable}": text for variable, text in job.secrets.items()}
+    return [(key, stored_secrets.parse(text)) for key, text in texts.items()]
 
 
 def tracking_server(facts: Facts) -> list[str]:

@@ -6,7 +6,6 @@ no more. Nothing here asks AWS for anything.
 
 from typing import Any
 
-from smlightning import hub
 from smlightning.errors import UserError
 from smlightning.launch import aws, configuration, deploy_plan, images, request
 from smlightning.launch.account.table import (
@@ -53,7 +52,7 @@ def questions(given: Facts) -> dict[str, Any]:
     resources = built["ResourceConfig"]
     sources = [c.get("DataSource", {}) for c in built.get("InputDataConfig", [])]
     systems = {source.get("FileSystemDataSource", {}).get("FileSystemType") for source in sources}
-    stores = {name.startswith(hub.STORE) for _, name in secret_keys(job)}
+    secrets = [secret for _, secret in secret_keys(job)]
     image = str(built["AlgorithmSpecification"].get("TrainingImage", ""))
     is_own_image = bool(images.ECR.match(image)) and not images.aws_image(image)
     is_encrypted = built["OutputDataConfig"].get("KmsKeyId") or resources.get("VolumeKmsKeyId")
@@ -62,8 +61,8 @@ def questions(given: Facts) -> dict[str, Any]:
         "elasticfilesystem:DescribeFileSystems": "EFS" in systems,
         "fsx:DescribeFileSystems": "FSxLustre" in systems,
         "kms:DescribeKey": is_encrypted,
-        "secretsmanager:DescribeSecret": False in stores,
-        "ssm:DescribeParameters": True in stores,
+        "secretsmanager:DescribeSecret": not all(secret.is_parameter for secret in secrets),
+        "ssm:DescribeParameters": any(secret.is_parameter for secret in secrets),
         "sagemaker:DescribeMlflowTrackingServer": ":mlflow-tracking-server/" in job.mlflow,
         "sagemaker:DescribeMlflowApp": ":mlflow-app/" in job.mlflow,
         "sagemaker:DescribeTrainingPlan": resources.get("TrainingPlanArn"),

@@ -8,6 +8,7 @@ from smlightning.launch import aws, images, launchers, requirements
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import PATHS, Job, cure_for_misplaced_key
 from smlightning.project import Project
+from smlightning.stored_secrets import REFERENCE
 
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
 S3_EXAMPLE = 'as in "s3://bucket/folder/"'
@@ -17,7 +18,7 @@ BUCKET = re.compile(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?")
 MLFLOW = re.compile(r"(arn:[\w-]+:sagemaker:[\w-]+:\d{12}:mlflow-(app|tracking-server)/.+)?")
 # As AWS's toolkit reads it (sagemaker-training 5.1.4, modules.py).
 REPOSITORY = re.compile(r"arn:[^:]+:codeartifact:[^:]+:[^:]+:repository/[^/]+/.+")
-SECRET = re.compile(r"(ssm:[\w./:-]+|(?!ssm:)[\w/+=.@:-]+)?", re.ASCII)
+REFERENCE_CURE = 'a name or an ARN, with ":KEY" for a key of its JSON, or "ssm:NAME"'
 
 
 def misplaced(job: Job, project: Project) -> Iterator[Finding]:
@@ -86,9 +87,9 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
     elif job.mlflow and not has_mlflow_client(job, project):
         cure = "add sagemaker-mlflow to src/requirements.txt"
         yield error("mlflow", "the container has no client for it", cure)
-    if not SECRET.fullmatch(job.hub_token_secret):
+    if job.hub_token_secret and not REFERENCE.fullmatch(job.hub_token_secret):
         problem = f'"{job.hub_token_secret}" names no secret'
-        yield error("hub_token_secret", problem, 'a name, an ARN, or "ssm:NAME"')
+        yield error("hub_token_secret", problem, REFERENCE_CURE)
     yield from secrets(job)
     repository = job.environment.get("CA_REPOSITORY_ARN", "")
     if repository and not REPOSITORY.fullmatch(repository):
@@ -111,9 +112,9 @@ def secrets(job: Job) -> Iterator[Finding]:
             yield error(key, problem, "give it another name")
         elif variable == hub.TOKEN and job.hub_token_secret:
             yield error(key, "hub_token_secret is the same secret", "set one of them")
-        if not name or not SECRET.fullmatch(name):
+        if not REFERENCE.fullmatch(name):
             shown = "the value" if name else '""'
-            yield error(key, f"{shown} names no secret", 'a name, an ARN, or "ssm:NAME"')
+            yield error(key, f"{shown} names no secret", REFERENCE_CURE)
 
 
 def has_mlflow_client(job: Job, project: Project) -> bool:
