@@ -175,7 +175,9 @@ def _cure_of_pattern(value: str, pattern: str) -> str:
     allowed = re.fullmatch(r"\(?(\[[^[]+\])[*+]\)?", pattern)
     if not allowed:
         return "change it"
-    wrong = [repr(each) for each in dict.fromkeys(value) if not re.match(allowed[1], each)]
+    wrong = [
+        repr(character) for character in dict.fromkeys(value) if not re.match(allowed[1], character)
+    ]
     return f"take out {', '.join(wrong)}" if wrong else "change it"
 
 
@@ -214,7 +216,7 @@ def dns_suffix(region: str) -> str:
 
     name = partition(region)
     partitions = botocore.session.get_session().get_data("endpoints")["partitions"]
-    return next(str(each["dnsSuffix"]) for each in partitions if each["partition"] == name)
+    return next(str(entry["dnsSuffix"]) for entry in partitions if entry["partition"] == name)
 
 
 def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dict[str, Any] | None:

@@ -117,7 +117,7 @@ def _from_s3(uri: str, region: str) -> str:
         s3 = aws.client("s3", region)
         bucket, key = aws.s3_location(uri)
         listed = s3.list_objects_v2(Bucket=bucket, Prefix=key).get("Contents", [])
-        names = [each["Key"] for each in listed]
+        names = [item["Key"] for item in listed]
         if len(names) > 1:  # a folder
             key = str(PurePosixPath(key, FILE))
         if key not in names:
@@ -201,5 +201,5 @@ def _takes_volume_key(resources: dict[str, Any]) -> bool:
     """Whether some instances have disks of EBS; AWS refuses a key for those with NVMe disks."""
     kinds = [resources.get("InstanceType")]
     for several in ("InstanceGroups", "InstancePreferences"):
-        kinds += [each.get("InstanceType") for each in resources.get(several, [])]
+        kinds += [group.get("InstanceType") for group in resources.get(several, [])]
     return any(kind and not instances.nvme(str(kind)) for kind in kinds)

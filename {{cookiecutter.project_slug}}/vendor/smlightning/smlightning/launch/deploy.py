@@ -109,7 +109,7 @@ def upload_folder(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         add_code(folder, src, deployment.server, deployment.gpus)
-        for path in sorted(each for each in folder.rglob("*") if each.is_file()):
+        for path in sorted(file for file in folder.rglob("*") if file.is_file()):
             key = prefix + path.relative_to(folder).as_posix()
             s3.upload_file(str(path), bucket, key, ExtraArgs=encryption)
 
@@ -182,8 +182,8 @@ def remove_objects(packed: str, region: str) -> None:
     keys = [key]
     if packed.endswith("/"):
         keys = [item["Key"] for item in all_objects(packed, s3)]
-    for each in keys:
-        s3.delete_object(Bucket=bucket, Key=each)
+    for name in keys:
+        s3.delete_object(Bucket=bucket, Key=name)
 
 
 def wait(client: Any, kind: str, name: str) -> dict[str, Any]:

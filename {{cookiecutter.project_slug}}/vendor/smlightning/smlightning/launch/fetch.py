@@ -109,7 +109,7 @@ def download_folder(s3: Any, uri: str, folder: Path) -> bool:
         UserError: a key leads out of the folder.
     """
     bucket, prefix = aws.s3_location(uri)
-    found = False
+    has_objects = False
     for item in all_objects(uri, s3):
         name = item["Key"].removeprefix(prefix)
         if not name or name.endswith("/"):  # what a console writes for a folder
@@ -122,8 +122,8 @@ def download_folder(s3: Any, uri: str, folder: Path) -> bool:
             )
         target.parent.mkdir(parents=True, exist_ok=True)
         s3.download_file(bucket, item["Key"], str(target))
-        found = True
-    return found
+        has_objects = True
+    return has_objects
 
 
 def unpack(archive: Path, target: Path) -> None:

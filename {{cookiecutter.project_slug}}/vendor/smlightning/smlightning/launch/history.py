@@ -28,15 +28,15 @@ def entries(project: Project) -> list[dict[str, str]]:
     """What was noted of each job, the oldest first. A line that is damaged is passed over."""
     path = project.root / FILE
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    found = []
+    jobs = []
     for line in lines:
         try:
             entry = json.loads(line)
-            found.append({"name": str(entry["name"]), "region": str(entry["region"])})
-            found[-1]["fingerprint"] = str(entry.get("fingerprint", ""))
+            jobs.append({"name": str(entry["name"]), "region": str(entry["region"])})
+            jobs[-1]["fingerprint"] = str(entry.get("fingerprint", ""))
         except (ValueError, TypeError, KeyError):
             continue
-    return found
+    return jobs
 
 
 def remembered(project: Project) -> dict[str, str]:
@@ -46,7 +46,7 @@ def remembered(project: Project) -> dict[str, str]:
 
 def same(project: Project, fingerprint: str) -> str:
     """The name of the last job that was sent with this fingerprint; empty for none."""
-    names = [each["name"] for each in entries(project) if each["fingerprint"] == fingerprint]
+    names = [entry["name"] for entry in entries(project) if entry["fingerprint"] == fingerprint]
     return names[-1] if names else ""
 
 

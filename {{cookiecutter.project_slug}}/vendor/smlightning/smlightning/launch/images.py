@@ -27,7 +27,7 @@ class Profile:
     @property
     def packages(self) -> dict[str, str]:
         """Package → version of what is known to be in the image, torch first."""
-        return {"torch": self.torch, **dict(_pair(each) for each in self.holds)}
+        return {"torch": self.torch, **dict(_pair(pin) for pin in self.holds)}
 
 
 # docker/pytorch/2.13/cuda/uv.lock of github.com/aws/deep-learning-containers, read in November
@@ -61,7 +61,7 @@ _BESIDE_TORCH = {
 def packages_with(torch: str) -> dict[str, str]:
     """Package → version of what AWS's images with this version of torch hold, torch first."""
     beside = _BESIDE_TORCH.get(".".join(torch.split(".")[:2]), ())
-    return {"torch": torch, **dict(_pair(each) for each in beside)}
+    return {"torch": torch, **dict(_pair(pin) for pin in beside)}
 
 
 def _pair(pin: str) -> tuple[str, str]:
@@ -103,7 +103,7 @@ SMDDP = Profile(  # the last one with SMDDP (2.6.0)
     patched_until=date(2025, 10, 29),
     holds=_BESIDE_TORCH["2.5"],
 )
-PROFILES = {each.name: each for each in (CURRENT, MPIRUN, SMDDP)}
+PROFILES = {family.name: family for family in (CURRENT, MPIRUN, SMDDP)}
 IMAGE_OF_LAUNCHER = {"smddp": SMDDP, "pytorchddp": MPIRUN}  # any other launcher: the current one
 
 # The account that holds the images, by region (SDK v2.257.7, image_uri_config/pytorch.json).

@@ -179,24 +179,24 @@ class Job(Table):
 
         Left out are types whose GPUs are not known here, or of which no count has as many.
         """
-        found = []
+        jobs = []
         for kind in self.other_instance_types:
             count = self.count_of(kind)
             if count:
                 changes = {"instance_type": kind, "instance_count": count}
-                found.append(self.replace(**changes, other_instance_types=[]))
-        return found
+                jobs.append(self.replace(**changes, other_instance_types=[]))
+        return jobs
 
     def count_of(self, kind: str) -> int:
         """Hosts of a kind that have as many processes as the job's own; 0: there is no such count.
 
         A host has a process for each GPU, and one without GPUs.
         """
-        own, other = instances.gpus(self.instance_type), instances.gpus(kind)
-        if own is None or other is None or (own == 0) != (other == 0):
+        gpus, other_gpus = instances.gpus(self.instance_type), instances.gpus(kind)
+        if gpus is None or other_gpus is None or (gpus == 0) != (other_gpus == 0):
             return 0
-        processes = self.instance_count * max(own, 1)
-        count, rest = divmod(processes, max(other, 1))
+        processes = self.instance_count * max(gpus, 1)
+        count, rest = divmod(processes, max(other_gpus, 1))
         return count if rest == 0 else 0
 
     def replace(self, **changes: Any) -> "Job":
@@ -229,9 +229,11 @@ def _keys(table: type[Table], prefix: str = "") -> Iterator[Key]:
 
 
 KEYS = tuple(_keys(Job))
-PATHS = {each.path.rpartition(".")[2]: each.path for each in KEYS}  # tags → tags, enabled → spot.…
+PATHS = {
+    entry.path.rpartition(".")[2]: entry.path for entry in KEYS
+}  # tags → tags, enabled → spot.…
 # The key that sets a member of CreateTrainingJob.
-KEY_OF_MEMBER = {each.member: each.path for each in KEYS if each.member}
+KEY_OF_MEMBER = {entry.member: entry.path for entry in KEYS if entry.member}
 TABLES = {
     name
     for name, field in Job.model_fields.items()
@@ -284,13 +286,13 @@ class JobError(UserError):
     """
 
     def __init__(self, findings: list[Finding]) -> None:
-        keys = ", ".join(each.key for each in findings)
+        keys = ", ".join(finding.key for finding in findings)
         super().__init__(f"wrong in job.toml: {keys}", "correct them")
         self.findings = findings
 
     def __str__(self) -> str:
         """One line for each finding."""
-        return "\n".join(each.sentence for each in self.findings)
+        return "\n".join(finding.sentence for finding in self.findings)
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a stack trace (IPython looks for this name)."""
@@ -362,14 +364,14 @@ def _findings(
 ) -> Iterator[Finding]:
     """A finding for each key that pydantic refuses."""
     refused: set[tuple[Any, ...]] = set()
-    for each in problems.errors(include_url=False):
-        place = each["loc"][: 2 if each["loc"][0] in TABLES else 1]
+    for problem in problems.errors(include_url=False):
+        place = problem["loc"][: 2 if problem["loc"][0] in TABLES else 1]
         if place not in refused:  # a union, or a list, has several problems at one key
             refused.add(place)
-            if each["type"] == "extra_forbidden":
+            if problem["type"] == "extra_forbidden":
                 yield _unknown(place, _at(table, place), project)
             else:
-                yield _finding(place, each["type"], each.get("ctx", {}), table, project)
+                yield _finding(place, problem["type"], problem.get("ctx", {}), table, project)
 
 
 def _finding(
@@ -441,8 +443,8 @@ def _expected(place: tuple[Any, ...]) -> str:
 def _range(place: tuple[Any, ...]) -> str:
     table: Any = Job if len(place) == 1 else Job.model_fields[place[0]].annotation
     limits = table.model_fields[place[-1]].metadata
-    low = next(each.ge for each in limits if hasattr(each, "ge"))
-    high = next(each.le for each in limits if hasattr(each, "le"))
+    low = next(limit.ge for limit in limits if hasattr(limit, "ge"))
+    high = next(limit.le for limit in limits if hasattr(limit, "le"))
     return f"a number from {low:,} to {high:,}"
 
 
@@ -464,8 +466,8 @@ def request_problems(request: dict[str, Any]) -> list[Finding]:
     """What [request] may not hold: a member that job.toml has a key for, or that is no table."""
     problems = []
     for path, value in leaves(request):
-        above = next((each for each in _parents(path) if each in KEY_OF_MEMBER), "")
-        elsewhere = next((each for each in _parents(path) if each in OTHER_SOURCES), "")
+        above = next((member for member in _parents(path) if member in KEY_OF_MEMBER), "")
+        elsewhere = next((member for member in _parents(path) if member in OTHER_SOURCES), "")
         if above:
             cure = f"set {_shown_path(KEY_OF_MEMBER[above])}"
             problems.append(error(f"request.{path}", "job.toml has a key of its own for it", cure))

@@ -78,7 +78,7 @@ def summary(job: dict[str, Any]) -> dict[str, str]:
 def metrics(job: dict[str, Any]) -> dict[str, str]:
     """The last value of each metric, by name, in their order; of memory that is its peak."""
     last = job.get("FinalMetricDataList", [])
-    return dict(sorted((each["MetricName"], f"{each['Value']:.6g}") for each in last))
+    return dict(sorted((metric["MetricName"], f"{metric['Value']:.6g}") for metric in last))
 
 
 def stop(name: str, region: str) -> str:

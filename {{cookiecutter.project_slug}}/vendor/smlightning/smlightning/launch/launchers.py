@@ -118,6 +118,6 @@ def abbreviates(option: str) -> list[str]:
     Python 3.11's argparse looks at the script's arguments too and ends torchrun there; from 3.12 on
     it does not.
     """
-    spelled = {name for each in TORCHRUN for name in (each, each.replace("_", "-"))}
+    spelled = {*TORCHRUN, *(name.replace("_", "-") for name in TORCHRUN)}
     beginning = sorted(name for name in spelled if name.startswith(option))
     return beginning if len(beginning) > 1 and option not in beginning else []

@@ -122,8 +122,8 @@ def training_request(
 def preferences(job: Job) -> list[dict[str, Any]]:
     """Instance types in the order in which SageMaker looks for capacity, each with its count."""
     return [
-        {"InstanceType": each.instance_type, "InstanceCount": each.instance_count}
-        for each in (job, *job.alternatives)
+        {"InstanceType": alternative.instance_type, "InstanceCount": alternative.instance_count}
+        for alternative in (job, *job.alternatives)
     ]
 
 
@@ -155,13 +155,13 @@ def members_as_they_stand(job: Job) -> dict[str, Any]:
     Empty ones are left out; 0 and false are sent where they are not what the key is by default.
     """
     members: dict[str, Any] = {}
-    for each in KEYS:
+    for key in KEYS:
         value: Any = job
-        for name in each.path.split("."):
+        for name in key.path.split("."):
             value = getattr(value, name)
-        stated = value or (isinstance(value, bool | int | float) and value != each.default)
-        if each.member and not each.derived and stated:
-            set_member(members, each.member, value)
+        stated = value or (isinstance(value, bool | int | float) and value != key.default)
+        if key.member and not key.derived and stated:
+            set_member(members, key.member, value)
     return members
 
 
@@ -219,7 +219,9 @@ def with_members(request: dict[str, Any], members: dict[str, Any]) -> dict[str, 
     if several:
         replaced = {"InstanceType"}
         preferences = resources.get("InstancePreferences", [])
-        if "InstanceGroups" in several or any("InstanceCount" in each for each in preferences):
+        if "InstanceGroups" in several or any(
+            "InstanceCount" in preference for preference in preferences
+        ):
             replaced.add("InstanceCount")
         kept = {name: value for name, value in resources.items() if name not in replaced}
         merged["ResourceConfig"] = kept

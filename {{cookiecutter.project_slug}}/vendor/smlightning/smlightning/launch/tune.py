@@ -123,7 +123,7 @@ def _searched(job: Job, project: Project, option: str, given: Any) -> Iterator[F
     if isinstance(given, dict):
         yield from _range(key, option, given, project)
         values = [given[end] for end in ("min", "max") if _is_number(given.get(end))]
-    elif isinstance(given, list) and given and all(isinstance(each, Value) for each in given):
+    elif isinstance(given, list) and given and all(isinstance(value, Value) for value in given):
         yield from _list(key, given)
         values = given
     else:
@@ -133,9 +133,9 @@ def _searched(job: Job, project: Project, option: str, given: Any) -> Iterator[F
     known = option in _declared(project)
     for value in values:
         alone = job.replace(hyperparameters={option: value})
-        for each in hyperparameters(alone, project):
-            cure = "correct the range" if known else each.cure
-            yield Finding(each.level, key, each.problem, cure)
+        for finding in hyperparameters(alone, project):
+            cure = "correct the range" if known else finding.cure
+            yield Finding(finding.level, key, finding.problem, cure)
 
 
 def _range(key: str, option: str, given: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -197,7 +197,9 @@ def judged(
             findings.append(error("tune", failure.problem, failure.cure or "correct it"))
         return findings, None
     limits = aws.violations(built, aws.shape("CreateHyperParameterTuningJobRequest"))
-    findings += [error(f"tune: {each.path}", each.problem, each.cure) for each in limits]
+    findings += [
+        error(f"tune: {violation.path}", violation.problem, violation.cure) for violation in limits
+    ]
     return findings, built
 
 

@@ -144,7 +144,7 @@ def missing_permissions(iam: Any, who: str, arn: str, facts: Facts) -> Iterator[
         denied = [
             resource for resource in need.resources if not answers[need.action, resource].allowed
         ]
-        unknown = {key for each in denied for key in answers[need.action, each].missing}
+        unknown = {key for resource in denied for key in answers[need.action, resource].missing}
         if not denied:
             continue
         key = f"{who}.{need.action}"
@@ -211,7 +211,7 @@ def context_entries(values: dict[str, Any]) -> list[dict[str, Any]]:
         {
             "ContextKeyName": key,
             "ContextKeyType": context_type(value),
-            "ContextKeyValues": [context_text(each) for each in as_list(value)],
+            "ContextKeyValues": [context_text(item) for item in as_list(value)],
         }
         for key, value in values.items()
     ]

@@ -105,12 +105,12 @@ class Need:
 
 def needs(facts: Facts, who: str) -> list[Need]:
     """What a job needs the caller, or its role, to be allowed."""
-    found = []
+    required = []
     for line in (*TABLE, *DEPLOYMENT):
         resources = tuple(dict.fromkeys(line.resources(facts))) if line.who == who else ()
         if resources:
-            found.append(Need(who, line.action, resources, tuple(line.condition.items())))
-    return found
+            required.append(Need(who, line.action, resources, tuple(line.condition.items())))
+    return required
 
 
 # Resources, of which there are none where a job does not need the permission.
@@ -256,7 +256,7 @@ def remote_shell(facts: Facts) -> list[str]:
     return [EVERY] if facts.request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug") else []
 
 
-def made(*kinds: str) -> Resources:
+def deployed(*kinds: str) -> Resources:
     """Resources that `deploy` makes, which have their job's name, in small letters."""
 
     def resources(facts: Facts) -> list[str]:
@@ -372,9 +372,9 @@ TABLE: tuple[Permission, ...] = (
 )
 
 
-MODELS, ENDPOINTS = made("model"), made("endpoint", "endpoint-config")
-TRANSFORMS = made("transform-job")
-TAGGED = made("model", "endpoint", "endpoint-config", "transform-job")
+MODELS, ENDPOINTS = deployed("model"), deployed("endpoint", "endpoint-config")
+TRANSFORMS = deployed("transform-job")
+TAGGED = deployed("model", "endpoint", "endpoint-config", "transform-job")
 # What `deploy`, `undeploy` and `register` need: no job is refused for the lack of it.
 DEPLOYMENT: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", single_job, IAM),
@@ -421,7 +421,7 @@ def context_of_request(request: dict[str, Any]) -> dict[str, Any]:
     """
     resources, network_of = request["ResourceConfig"], request.get("VpcConfig", {})
     several = [*resources.get("InstanceGroups", []), *resources.get("InstancePreferences", [])]
-    types = [each["InstanceType"] for each in several if "InstanceType" in each]
+    types = [group["InstanceType"] for group in several if "InstanceType" in group]
     if "InstanceType" in resources:
         types.append(resources["InstanceType"])
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}

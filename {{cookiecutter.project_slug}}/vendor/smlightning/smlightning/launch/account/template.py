@@ -54,10 +54,10 @@ def questions(given: Facts) -> dict[str, Any]:
     systems = {source.get("FileSystemDataSource", {}).get("FileSystemType") for source in sources}
     secrets = [secret for _, secret in secret_keys(job)]
     image = str(built["AlgorithmSpecification"].get("TrainingImage", ""))
-    is_own_image = bool(images.ECR.match(image)) and not images.aws_image(image)
+    is_private_image = bool(images.ECR.match(image)) and not images.aws_image(image)
     is_encrypted = built["OutputDataConfig"].get("KmsKeyId") or resources.get("VolumeKmsKeyId")
     asked = {
-        "ecr:DescribeImages": is_own_image,
+        "ecr:DescribeImages": is_private_image,
         "elasticfilesystem:DescribeFileSystems": "EFS" in systems,
         "fsx:DescribeFileSystems": "FSxLustre" in systems,
         "kms:DescribeKey": is_encrypted,
@@ -165,10 +165,10 @@ def policy(given: Facts, who: str) -> dict[str, Any]:
     groups: dict[tuple[Any, ...], list[Need]] = {}
     for need in needs(given, who):
         groups.setdefault((need.resources, need.condition), []).append(need)
-    for (resources, condition), found in groups.items():
+    for (resources, condition), group in groups.items():
         statement: dict[str, Any] = {
             "Effect": "Allow",
-            "Action": sorted(need.action for need in found),
+            "Action": sorted(need.action for need in group),
             "Resource": list(resources),
         }
         if condition:

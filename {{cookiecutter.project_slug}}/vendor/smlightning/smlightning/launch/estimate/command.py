@@ -96,7 +96,7 @@ def throughput(arguments: argparse.Namespace, project: Project, run: Run) -> flo
     region = history.region_of(project, name, job_file=arguments.job)
     described = describe(name, aws.client("sagemaker", region))
     metrics = {
-        each["MetricName"]: each["Value"] for each in described.get("FinalMetricDataList", [])
+        metric["MetricName"]: metric["Value"] for metric in described.get("FinalMetricDataList", [])
     }
     measured = metrics.get("samples_per_second")
     if not measured:
@@ -119,13 +119,13 @@ def ranks_of(described: dict[str, Any]) -> int:
 
 
 def model_lines(known: Known) -> list[str]:
-    own = known.own
-    trained = "all" if own.trainable == own.parameters else f"{own.trainable:,}"
+    sizes = known.sizes
+    trained = "all" if sizes.trainable == sizes.parameters else f"{sizes.trainable:,}"
     of_what = "of the project's own model" if known.source == "counted" else "of a configuration"
-    line = f"model   {own.parameters:,} parameters, {trained} of them trained"
+    line = f"model   {sizes.parameters:,} parameters, {trained} of them trained"
     how = "counted" if known.source == "counted" else "by formula,"
     lines = [f"{line} ({how} {of_what})"]
-    lines.append(f"        a checkpoint has {gib(own.checkpoint_bytes)}")
+    lines.append(f"        a checkpoint has {gib(sizes.checkpoint_bytes)}")
     return lines
 
 
@@ -174,7 +174,7 @@ def as_dict(known: Known, run: Run, fit: Fit | None, speed: float | None) -> dic
     """What `--json` writes."""
     content: dict[str, Any] = {
         "source": known.source,
-        "sizes": known.own.to_dict(),
+        "sizes": known.sizes.to_dict(),
         "run": {**asdict(run), "global_batch": run.global_batch},
         "tokens": known.tokens,
     }

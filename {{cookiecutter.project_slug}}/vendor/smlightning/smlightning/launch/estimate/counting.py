@@ -136,8 +136,8 @@ def _of_step(trainer: Any, model: Any, build: Build, mode: Mode) -> dict[str, An
     sizes = sizes_of(
         model,
         optimizer_bytes,
-        line(low, *(each.activations for each in steps_of)),
-        line(low, *(each.temporary for each in steps_of)),
+        line(low, *(result.activations for result in steps_of)),
+        line(low, *(result.temporary for result in steps_of)),
     )
     return {
         "sizes": sizes.to_dict(),
@@ -157,7 +157,7 @@ def sizes_of(
     """The sizes of a model whose step was counted."""
     parameters = list(model.parameters())
     blocks = [(network, list(sharding.blocks(network))) for network in sharding.networks(model)]
-    in_blocks = [bytes_of(block.parameters()) for _, found in blocks for block in found]
+    in_blocks = [bytes_of(block.parameters()) for _, of_network in blocks for block in of_network]
     whole = bytes_of(parameters)
     # A checkpoint holds a weight that has two names twice.
     weights = [value for value in model.state_dict().values() if torch.is_tensor(value)]
@@ -256,7 +256,7 @@ def _step_of(trainer: Any, model: Any, batch: Any) -> Step:
         return output["loss"] if isinstance(output, dict) else output
 
     tensors = [leaf for leaf in leaves(batch) if torch.is_tensor(leaf)]
-    gradients = [each.grad for each in trained(model) if each.grad is not None]
+    gradients = [parameter.grad for parameter in trained(model) if parameter.grad is not None]
     return step(loss, [*model.parameters(), *model.buffers(), *gradients, *tensors])
 
 

@@ -61,14 +61,14 @@ class Fit:
     @property
     def cure(self) -> str:
         """The options that make it fit, else the instances."""
-        found = [str(way) for way in self.ways[:SHOWN]]
+        remedies = [str(way) for way in self.ways[:SHOWN]]
         larger = [
             family
             for family in instances.families_with(int(self.memory.total / USABLE))
             if not family.startswith(("p2", "p3"))
         ]
         if larger:
-            found.append(f"instances of {' or '.join(larger[:SHOWN])}")
-        if not found:
+            remedies.append(f"instances of {' or '.join(larger[:SHOWN])}")
+        if not remedies:
             return "take a smaller model: none of the options here makes it fit"
-        return f"it fits with {', or '.join(found)}"
+        return f"it fits with {', or '.join(remedies)}"

@@ -43,7 +43,8 @@ class Known:
     largest: tuple[int, ...] = ()  # shape of the step's largest tensor
 
     @property
-    def own(self) -> Sizes:
+    def sizes(self) -> Sizes:
+        """With the job's own options."""
         return self.variants[frozenset()]
 
 
@@ -104,10 +105,10 @@ def variants_of(options: Mapping[str, Any], declared: Mapping[str, Option]) -> l
         for name, value in SAVING.items()
         if name in declared and not options.get(name)
     ]
-    found = [frozenset[tuple[str, Any]]()]
+    subsets = [frozenset[tuple[str, Any]]()]
     for item in free:
-        found += [each | {item} for each in found]
-    return found
+        subsets += [subset | {item} for subset in subsets]
+    return subsets
 
 
 def counted(
@@ -151,8 +152,8 @@ def counted(
 def _variants(rows: Sequence[Mapping[str, Any]]) -> dict[Changed, Sizes]:
     """Sizes by changed options, as JSON holds them."""
     return {
-        frozenset((name, value) for name, value in each["changed"]): Sizes.from_dict(each["sizes"])
-        for each in rows
+        frozenset((name, value) for name, value in row["changed"]): Sizes.from_dict(row["sizes"])
+        for row in rows
     }
 
 
@@ -247,8 +248,8 @@ def _stamps_of_option(name: str, options: Mapping[str, Any], project: Project) -
 def _stamps(place: Path) -> list[tuple[str, int, int]]:
     """Name, bytes and time of change of a file, or of each one in a folder."""
     files = [place] if place.is_file() else sorted(place.rglob("*"))
-    found = [(file, file.stat()) for file in files if file.is_file()]
-    return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in found]
+    states = [(file, file.stat()) for file in files if file.is_file()]
+    return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in states]
 
 
 def remember(
@@ -324,10 +325,10 @@ def configuration(model_name: str, project: Project) -> dict[str, Any] | None:
     """The config.json of a folder, or of a checkpoint in the hub's cache here; asks no network."""
     path = project.root / model_name / "config.json"
     if not path.is_file():
-        found = _cached(model_name)
-        if not found:
+        cached = _cached(model_name)
+        if not cached:
             return None
-        path = Path(found)
+        path = Path(cached)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

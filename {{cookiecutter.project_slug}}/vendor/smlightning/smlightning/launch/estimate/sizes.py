@@ -173,11 +173,11 @@ def ways(
         largest = largest_batch(sizes, replace(run, shards=shards), gpu_memory)
         candidates.append(Way(options, min(largest, run.batch_size)))
     candidates.sort(key=lambda way: len(way.options))
-    own, others = candidates[0], candidates[1:]
+    unchanged, others = candidates[0], candidates[1:]
     whole = _fewest_changes(way for way in others if way.batch_size == run.batch_size)
-    smaller = [own] if 0 < own.batch_size < run.batch_size else []
+    smaller = [unchanged] if 0 < unchanged.batch_size < run.batch_size else []
     if not whole:
-        smaller += _fewest_changes(way for way in others if way.batch_size > own.batch_size)
+        smaller += _fewest_changes(way for way in others if way.batch_size > unchanged.batch_size)
     return whole + [_accumulated(way, run) for way in smaller]
 
 

@@ -156,11 +156,11 @@ def sizes(shape: Shape, use: Use) -> Sizes:
 def matrices(shape: Shape) -> list[tuple[int, int]]:
     """Inputs and outputs of a layer's matrices."""
     width, inner = shape.width, shape.inner
-    found = [(width, shape.queries), (width, shape.keys), (width, shape.keys)]
-    found += [(shape.queries, width), (width, inner), (inner, width)]
+    shapes = [(width, shape.queries), (width, shape.keys), (width, shape.keys)]
+    shapes += [(shape.queries, width), (width, inner), (inner, width)]
     if shape.family == "llama":
-        found.append((width, inner))  # the gate
-    return found
+        shapes.append((width, inner))  # the gate
+    return shapes
 
 
 def layer_parameters(shape: Shape) -> int:

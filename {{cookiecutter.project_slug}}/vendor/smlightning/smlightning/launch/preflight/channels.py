@@ -127,7 +127,7 @@ def option_paths(job: Job, project: Project) -> Iterator[Finding]:
             if paths.exists(str(project.src / value)) and not Path(value).is_absolute():
                 continue  # it travels with the code, in whose folder train.py starts
             absent = paths.exists(value) or paths.on_no_host(
-                value, own_image=images.profile(job) is None
+                value, private_image=images.profile(job) is None
             )
             level = error if absent else warning
             yield level(

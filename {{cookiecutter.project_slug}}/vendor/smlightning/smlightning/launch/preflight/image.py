@@ -1,5 +1,6 @@
 """The image of a job against its region, instances and launcher."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from datetime import date
@@ -16,8 +17,8 @@ LIGHTNING_NEEDS = (2, 1)  # the oldest torch of the pytorch-lightning in src/req
 
 def image(job: Job, project: Project) -> Iterator[Finding]:
     """A profile of this project, or an image in the job's region, on every instance type."""
-    found = [finding for each in (job, *job.alternatives) for finding in on_instances(each)]
-    yield from dict.fromkeys(found)
+    jobs = (job, *job.alternatives)
+    yield from dict.fromkeys(itertools.chain.from_iterable(map(on_instances, jobs)))
 
 
 def on_instances(job: Job) -> Iterator[Finding]:

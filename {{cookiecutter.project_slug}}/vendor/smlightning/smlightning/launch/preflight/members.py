@@ -148,8 +148,8 @@ def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator
         level = warning if launcher == "none" else error
         problem = "a process is started for each GPU of the host, and this hides some from it"
         yield level("environment.CUDA_VISIBLE_DEVICES", problem, "take a smaller instance")
-    own_level = launcher in ("torch_distributed", "none")
-    if own_level and variables.get("NCCL_DEBUG", "WARN") != "WARN":
+    is_set_by_toolkit = launcher in ("torch_distributed", "none")
+    if is_set_by_toolkit and variables.get("NCCL_DEBUG", "WARN") != "WARN":
         problem = f"the toolkit sets NCCL_DEBUG to WARN under {launcher}"
         yield warning("environment.NCCL_DEBUG", problem, "remove it; under mpirun it arrives")
 

@@ -26,16 +26,16 @@ def memory(job: Job, project: Project) -> Iterator[Finding]:
     known = known or estimates.by_formula(job, project, options)
     if known is None:
         return
-    for each in (job, *job.alternatives):
-        run = estimates.run_of(each, options)
-        gpu_memory = instances.gpu_memory(each.instance_type)
+    for alternative in (job, *job.alternatives):
+        run = estimates.run_of(alternative, options)
+        gpu_memory = instances.gpu_memory(alternative.instance_type)
         if run is None or gpu_memory is None:
             continue
-        fit = Fit(known.variants, run, gpu_memory, estimates.may_shard(each, options))
+        fit = Fit(known.variants, run, gpu_memory, estimates.may_shard(alternative, options))
         if fit.fits:
             continue
         least = fit.memory.certain
         if known.source != "counted":
             least -= fit.memory.optimizer  # a formula assumes AdamW
         level = error if least > gpu_memory else warning
-        yield level("memory", f"{fit.problem} of {each.instance_type}", fit.cure)
+        yield level("memory", f"{fit.problem} of {alternative.instance_type}", fit.cure)

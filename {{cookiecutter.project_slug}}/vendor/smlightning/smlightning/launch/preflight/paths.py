@@ -22,7 +22,7 @@ def only_local(text: str) -> bool:
     return bool(LOCAL.fullmatch(text))
 
 
-def on_no_host(text: str, *, own_image: bool) -> bool:
+def on_no_host(text: str, *, private_image: bool) -> bool:
     """Whether a path of this machine cannot be there on a host, too.
 
     Of AWS's images it is known what they hold; an image of one's own may hold any path, and a
@@ -30,11 +30,11 @@ def on_no_host(text: str, *, own_image: bool) -> bool:
 
     Args:
         text: for which `only_local` is true, and which is no file of src/.
-        own_image: the job's image is none of AWS's.
+        private_image: the job's image is none of AWS's.
     """
     if re.match(r"[a-z]:[/\\]", text, re.I):  # of Windows
         return True
-    return not own_image and not text.startswith(("/tmp/", "/dev/shm/"))  # noqa: S108
+    return not private_image and not text.startswith(("/tmp/", "/dev/shm/"))  # noqa: S108
 
 
 def exists(text: str) -> bool:

@@ -87,7 +87,7 @@ def outdated(tree: ast.AST, name: str) -> Iterator[Finding]:
             )
         elif isinstance(node, ast.Call) and called(node.func) == "init_process_group":
             values = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "backend")]
-            if any(isinstance(each, ast.Constant) and each.value == "mpi" for each in values):
+            if any(isinstance(value, ast.Constant) and value.value == "mpi" for value in values):
                 yield error(
                     name,
                     'init_process_group("mpi") needs a torch that is built with MPI, which none '
