@@ -147,35 +147,26 @@ def report(results: Sequence[Finding], file: Path | None) -> None:
 
 
 @dataclass(frozen=True)
-class Outgoing:
+class Submission:
     """What is sent: the request that was judged, and what is uploaded with it."""
 
     job: Job
     destination: Destination
     request: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Whether a job is sent, after its findings and its price were shown."""
-
-    outgoing: Outgoing | None  # None: nothing is sent
-    status: int  # of the command, where nothing is sent
-    fingerprint: str = ""  # of job and code, where a single job is sent
+    fingerprint: str  # of job and code; empty for a search
 
 
 def submit(arguments: argparse.Namespace, project: Project) -> int:
     """Send the job, and follow it."""
     from smlightning.launch import follow, sending
 
-    decision = decide(arguments, project, tuning=False)
-    outgoing = decision.outgoing
-    if outgoing is None:
-        return decision.status
-    region = outgoing.job.region
-    name = sending.submit(outgoing.job, project, outgoing.destination, outgoing.request)
+    submission = decide(arguments, project, tuning=False)
+    if isinstance(submission, int):
+        return submission
+    region = submission.job.region
+    name = sending.submit(submission.job, project, submission.destination, submission.request)
     print(f"sent    {name}", flush=True)  # first of all: from now on the job is billed
-    history.remember(project, name, region, decision.fingerprint)
+    history.remember(project, name, region, submission.fingerprint)
     if arguments.no_follow:
         return 0
     outcome = follow.follow(name, region, metric_names(project))
@@ -186,12 +177,11 @@ def submit_search(arguments: argparse.Namespace, project: Project) -> int:
     """Send the search of [tune]."""
     from smlightning.launch import tune
 
-    decision = decide(arguments, project, tuning=True)
-    outgoing = decision.outgoing
-    if outgoing is None:
-        return decision.status
-    region = outgoing.job.region
-    name = tune.submit(outgoing.job, project, outgoing.destination, outgoing.request)
+    submission = decide(arguments, project, tuning=True)
+    if isinstance(submission, int):
+        return submission
+    region = submission.job.region
+    name = tune.submit(submission.job, project, submission.destination, submission.request)
     jobs = f"python -m smlightning list --region {region}"
     stop = (
         f"aws sagemaker stop-hyper-parameter-tuning-job --region {region} "
@@ -201,16 +191,20 @@ def submit_search(arguments: argparse.Namespace, project: Project) -> int:
     return 0
 
 
-def decide(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> Decision:
-    """Judge the job, show its findings and its price, and ask the user."""
+def decide(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> Submission | int:
+    """Judge the job, show its findings and its price, and ask the user.
+
+    Returns:
+        what is to be sent; where nothing is, the status of the command.
+    """
     try:
         return judge(arguments, project, tuning=tuning)
     except KeyboardInterrupt:
         print("interrupted; nothing was sent", file=sys.stderr)
-        return Decision(None, 130)
+        return 130
 
 
-def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> Decision:
+def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> Submission | int:
     """As `decide`. Findings go to standard error, the request of a dry run to standard output."""
     from smlightning.launch import account as accounts
     from smlightning.launch import requirements, sending, tune
@@ -234,14 +228,14 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
     for finding in results:
         print(finding, file=sys.stderr)
     if findings.refused(results):
-        return Decision(None, 1)
+        return 1
     outgoing = search if tuning else built
     if outgoing is None:  # raises the error whose finding was accepted
         build = tune.tuning_request if tuning else request.training_request
         outgoing = build(wanted, project, request.dry_destination(wanted), wanted.name)
     if arguments.dry_run:
         print(json.dumps(outgoing, indent=2))
-        return Decision(None, 0)
+        return 0
     if unknown:
         raise unknown
     assert destination
@@ -252,9 +246,9 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> D
     if before:
         print(f"again   this very job was sent as {before}")
     if confirmed("Send it?", arguments.yes):
-        return Decision(Outgoing(wanted, destination, outgoing), 0, fingerprint)
+        return Submission(wanted, destination, outgoing, fingerprint)
     print("nothing was sent")
-    return Decision(None, 1)
+    return 1
 
 
 def destination_of(wanted: Job) -> tuple[Destination | None, Exception | None]:
@@ -338,9 +332,9 @@ def fetch(arguments: argparse.Namespace, project: Project, region: str) -> int:
 
 def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
     from smlightning.launch.deploy import deploy
-    from smlightning.launch.deploy_plan import Choice, plan
+    from smlightning.launch.deploy_plan import Options, plan
 
-    choice = Choice(
+    options = Options(
         instance=arguments.instance,
         count=arguments.count,
         serverless=arguments.serverless,
@@ -348,7 +342,7 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
         image=arguments.image,
         asynchronous=arguments.asynchronous,
     )
-    deployment = plan(arguments.name, region, choice)
+    deployment = plan(arguments.name, region, options)
     if deployment.warning:
         print(f"warning {deployment.warning}")
     print(deployment.cost)
@@ -361,10 +355,10 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
 
 def register(arguments: argparse.Namespace, project: Project, region: str) -> int:
     from smlightning.launch import register
-    from smlightning.launch.deploy_plan import Choice
+    from smlightning.launch.deploy_plan import Options
 
-    choice = Choice(instance=arguments.instance, image=arguments.image)
-    registration = register.plan(arguments.name, region, choice, arguments.group)
+    options = Options(instance=arguments.instance, image=arguments.image)
+    registration = register.plan(arguments.name, region, options, arguments.group)
     print(registration.cost)
     if not confirmed("Register it?", arguments.yes):
         print("nothing was made")

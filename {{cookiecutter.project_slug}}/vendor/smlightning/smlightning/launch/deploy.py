@@ -90,7 +90,7 @@ def upload(deployment: Deployment, src: Path) -> None:
             download_folder(s3, deployment.trained, trained)
         else:
             s3.download_file(*aws.s3_location(deployment.trained), str(trained))
-        pack(trained, packed, src, deployment.server, deployment.gpus)
+        pack(trained, packed, src, deployment.options.server, deployment.options.gpus)
         s3.upload_file(str(packed), *aws.s3_location(deployment.archive), ExtraArgs=encryption)
 
 
@@ -100,7 +100,7 @@ def upload_folder(
     """Copy an uncompressed model within S3, and add the code."""
     bucket, prefix = aws.s3_location(deployment.archive)
     source, trained = aws.s3_location(deployment.trained)
-    place = f"{prefix}{TRAINED}/" if deployment.server is RAY else prefix
+    place = f"{prefix}{TRAINED}/" if deployment.options.server is RAY else prefix
     for item in all_objects(deployment.trained, s3):
         name = item["Key"].removeprefix(trained)
         if name and not name.startswith(f"{CODE}/"):  # as `add_code` replaces it
@@ -108,7 +108,7 @@ def upload_folder(
             s3.copy(origin, bucket, place + name, ExtraArgs=encryption)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        add_code(folder, src, deployment.server, deployment.gpus)
+        add_code(folder, src, deployment.options.server, deployment.options.gpus)
         for path in sorted(file for file in folder.rglob("*") if file.is_file()):
             key = prefix + path.relative_to(folder).as_posix()
             s3.upload_file(str(path), bucket, key, ExtraArgs=encryption)

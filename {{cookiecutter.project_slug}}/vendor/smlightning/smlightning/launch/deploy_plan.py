@@ -32,7 +32,7 @@ ASYNCHRONOUS_S = 3600  # that an asynchronous request may take (InvocationTimeou
 
 
 @dataclass(frozen=True)
-class Choice:
+class Options:
     """What the user asks for: an endpoint on instances, a serverless one, or a batch transform."""
 
     instance: str = DEFAULT_INSTANCE
@@ -67,26 +67,25 @@ class Deployment:
     # Kind → request, in order: Model, then EndpointConfig and Endpoint, or TransformJob.
     requests: dict[str, dict[str, Any]]
     cost: str
-    server: Server
-    gpus: int  # of one host
+    options: Options
     warning: str = ""
     # S3 address of the folder with an asynchronous endpoint's requests/, answers/ and failures/.
     exchange: str = ""
 
 
-def plan(job_name: str, region: str, choice: Choice, folder: str = "deploy") -> Deployment:
+def plan(job_name: str, region: str, options: Options, folder: str = "deploy") -> Deployment:
     """An endpoint, on instances or serverless, or a batch transform, of the job's model.
 
     The archive is put into ``folder``, beside the job's own.
 
     Raises:
-        UserError: the choice contradicts itself or the job, the job has no model, there is no
+        UserError: the options contradict each other or the job, the job has no model, there is no
             input, or the model is too large for a serverless endpoint.
     """
-    refuse_choice(choice)
+    refuse_options(options)
     client = aws.client("sagemaker", region)
     job = describe(job_name, client)
-    if choice.serverless and (job.get("VpcConfig") or job.get("EnableNetworkIsolation")):
+    if options.serverless and (job.get("VpcConfig") or job.get("EnableNetworkIsolation")):
         raise UserError(
             f"{job_name} ran in a VPC or isolated, and serverless endpoints cannot",
             "take an --instance",
@@ -94,23 +93,23 @@ def plan(job_name: str, region: str, choice: Choice, folder: str = "deploy") -> 
     trained, size = trained_model(job_name, region, job)
     # An endpoint has its job's name; of transforms there may be several. AWS takes 63 characters.
     name = job_name
-    if choice.transform:
+    if options.transform:
         name = f"{job_name[:47]}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     archive = f"{beside(trained)}{folder}/{name}/"
-    if trained.endswith(".tar.gz") or choice.serverless or choice.transform:
+    if trained.endswith(".tar.gz") or options.serverless or options.transform:
         archive += "model.tar.gz"  # these take no folder (API_ModelDataSource)
     key = job["OutputDataConfig"].get("KmsKeyId", "")
-    requests = {"Model": model_request(job_name, job, archive, choice)}
+    requests = {"Model": model_request(job_name, job, archive, options)}
     memory_gb = 0
-    if choice.transform:
-        requests["TransformJob"] = transform_request(name, region, choice, *choice.transform, key)
-    elif choice.serverless:
+    if options.transform:
+        requests["TransformJob"] = transform_request(name, region, options, *options.transform, key)
+    elif options.serverless:
         memory_gb = serverless_memory_gb(size)
         requests |= endpoint_requests(name, serverless_variant(memory_gb))
     else:
-        requests |= endpoint_requests(name, instance_variant(choice))
+        requests |= endpoint_requests(name, instance_variant(options))
     exchange = ""
-    if choice.asynchronous:
+    if options.asynchronous:
         exchange = beside(trained)
         requests["EndpointConfig"]["AsyncInferenceConfig"] = asynchronous(exchange, key)
     tags = job_tags(client, job)
@@ -122,41 +121,40 @@ def plan(job_name: str, region: str, choice: Choice, folder: str = "deploy") -> 
         archive=archive,
         key=key,
         requests={kind: {**request, "Tags": tags} for kind, request in requests.items()},
-        cost=f"cost    {cost(region, choice, memory_gb)}",
-        server=choice.server,
-        gpus=choice.gpus,
+        cost=f"cost    {cost(region, options, memory_gb)}",
+        options=options,
         warning=inference_images.warning(image),
         exchange=exchange,
     )
 
 
-def refuse_choice(choice: Choice) -> None:
+def refuse_options(options: Options) -> None:
     """Refuse what no job's deployment takes, before AWS is asked.
 
     Raises:
         UserError: with the option, its value and what is expected.
     """
-    instance, count = choice.instance, choice.count
-    if choice.serverless and (instance, count) != (DEFAULT_INSTANCE, 1):
+    instance, count = options.instance, options.count
+    if options.serverless and (instance, count) != (DEFAULT_INSTANCE, 1):
         raise UserError(
             "--serverless takes no --instance and no --count", "remove them, or --serverless"
         )
     if count < 1:
         raise UserError(f"--count {count} is not a number of instances", "give 1 or more")
-    shape = "TransformInstanceType" if choice.transform else "ProductionVariantInstanceType"
+    shape = "TransformInstanceType" if options.transform else "ProductionVariantInstanceType"
     known = aws.shape(shape).enum
     if instance not in known:
         raise UserError(
             f"--instance {instance} is not known to the installed botocore",
             f"{cure_for_unknown_name(instance, known)}; if it is new, pip install --upgrade boto3",
         )
-    refuse_transform(choice.transform)
-    if not choice.image and instance.startswith(("ml.inf", "ml.trn")):
+    refuse_transform(options.transform)
+    if not options.image and instance.startswith(("ml.inf", "ml.trn")):
         raise UserError(
             f"--instance {instance} is for Neuron, which AWS's image for PyTorch here is not",
             "take a CPU or a g instance, or name an image with --image",
         )
-    if not choice.image and re.match(r"ml\.[a-z]+\d+g", instance):
+    if not options.image and re.match(r"ml\.[a-z]+\d+g", instance):
         raise UserError(
             f"--instance {instance} is Graviton (ARM), which AWS's images are not for",
             "take one of x86",
@@ -195,7 +193,7 @@ def trained_model(job_name: str, region: str, job: dict[str, Any]) -> tuple[str,
 
 
 def model_request(
-    job_name: str, job: dict[str, Any], archive: str, choice: Choice
+    job_name: str, job: dict[str, Any], archive: str, options: Options
 ) -> dict[str, Any]:
     """CreateModel: the inference image of the job's registry, with the job's role and network.
 
@@ -204,21 +202,21 @@ def model_request(
             inference is named.
     """
     registry, _, image = job["AlgorithmSpecification"]["TrainingImage"].partition("/")
-    if not choice.image and not image.startswith(("pytorch:", "pytorch-training:")):
+    if not options.image and not image.startswith(("pytorch:", "pytorch-training:")):
         raise UserError(
             f"{job_name} trained in {image}, not in AWS's image",
             "name one for inference with --image",
         )
-    if not choice.image and job.get("EnableNetworkIsolation"):
+    if not options.image and job.get("EnableNetworkIsolation"):
         raise UserError(
             f"{job_name} ran isolated, and so its model cannot install src/requirements.txt",
             "name an image that holds those packages with --image",
         )
-    server = choice.server
+    server = options.server
     environment = dict(HANDLERS)
-    if choice.serverless:
+    if options.serverless:
         environment["SAGEMAKER_MODEL_SERVER_WORKERS"] = "1"
-    if choice.asynchronous:
+    if options.asynchronous:
         environment |= {
             "RAYSERVE_BACKEND_TIMEOUT": str(ASYNCHRONOUS_S),
             "SAGEMAKER_MODEL_SERVER_TIMEOUT": str(ASYNCHRONOUS_S),
@@ -228,7 +226,7 @@ def model_request(
         **kept,
         "ExecutionRoleArn": job["RoleArn"],
         "PrimaryContainer": {
-            "Image": choice.image or f"{registry}/{server.gpu if choice.gpus else server.cpu}",
+            "Image": options.image or f"{registry}/{server.gpu if options.gpus else server.cpu}",
             **model_data(archive),
             "Environment": environment,
         },
@@ -272,10 +270,10 @@ def beside(trained: str) -> str:
     return f"{trained.rstrip('/').rpartition('/')[0]}/"
 
 
-def instance_variant(choice: Choice) -> dict[str, Any]:
+def instance_variant(options: Options) -> dict[str, Any]:
     """The hosts, with the driver that their image needs."""
-    variant = {"InstanceType": choice.instance, "InitialInstanceCount": choice.count}
-    ami = inference_images.ami(choice.server, choice.instance)
+    variant = {"InstanceType": options.instance, "InitialInstanceCount": options.count}
+    ami = inference_images.ami(options.server, options.instance)
     return {**variant, "InferenceAmiVersion": ami} if ami else variant
 
 
@@ -294,7 +292,7 @@ def endpoint_requests(name: str, variant: dict[str, Any]) -> dict[str, dict[str,
 
 
 def transform_request(
-    name: str, region: str, choice: Choice, source: str, target: str, key: str
+    name: str, region: str, options: Options, source: str, target: str, key: str
 ) -> dict[str, Any]:
     """CreateTransformJob for text files, a record a line: plain, or JSON lines as their names say.
 
@@ -317,23 +315,23 @@ def transform_request(
             "SplitType": "Line",
         },
         "TransformOutput": output,
-        "TransformResources": {"InstanceType": choice.instance, "InstanceCount": choice.count},
+        "TransformResources": {"InstanceType": options.instance, "InstanceCount": options.count},
     }
 
 
-def cost(region: str, choice: Choice, memory_gb: int) -> str:
+def cost(region: str, options: Options, memory_gb: int) -> str:
     """What the deployment costs, and until when."""
-    if choice.serverless:
+    if options.serverless:
         return (
             f"nothing while nobody asks, {memory_gb} GB by the second while it answers; "
             "aws.amazon.com/sagemaker/pricing"
         )
-    hourly = price.per_hour(region, choice.instance, "Hosting")
+    hourly = price.per_hour(region, options.instance, "Hosting")
     total = "at a price that AWS does not tell"
     if hourly:
-        total = f"{choice.count * hourly:,.2f} USD an hour"
-    until = "all is answered" if choice.transform else "you undeploy it"
-    return f"{choice.count} × {choice.instance}, {total}, until {until}"
+        total = f"{options.count * hourly:,.2f} USD an hour"
+    until = "all is answered" if options.transform else "you undeploy it"
+    return f"{options.count} × {options.instance}, {total}, until {until}"
 
 
 def job_tags(client: Any, job: dict[str, Any]) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from smlightning.errors import UserError
 from smlightning.launch import aws, deploy, deploy_plan, jobs
-from smlightning.launch.deploy_plan import Choice, Deployment
+from smlightning.launch.deploy_plan import Deployment, Options
 from smlightning.launch.follow import describe
 from smlightning.serving import JSON, JSON_LINES, PLAIN
 
@@ -37,13 +37,13 @@ class Registration:
     cost: str
 
 
-def plan(job_name: str, region: str, choice: Choice, group: str = "") -> Registration:
+def plan(job_name: str, region: str, options: Options, group: str = "") -> Registration:
     """A version of a package with the job's model.
 
     Args:
         job_name: of a job that has completed.
         region: where it ran.
-        choice: whose instance and image the version names.
+        options: whose instance and image the version names.
         group: of packages; empty: the job's name without its time.
 
     Raises:
@@ -54,7 +54,7 @@ def plan(job_name: str, region: str, choice: Choice, group: str = "") -> Registr
     group = group or STAMP.sub("", job_name)
     for violation in aws.violations(group, aws.shape("EntityName")):
         raise UserError(f"--group {violation.problem}", violation.cure)
-    files = deploy_plan.plan(job_name, region, choice, folder="registered")
+    files = deploy_plan.plan(job_name, region, options, folder="registered")
     if aws.objects(files.archive, aws.client("s3", region)):
         raise UserError(
             f"{job_name} is registered already, at {files.archive}",
