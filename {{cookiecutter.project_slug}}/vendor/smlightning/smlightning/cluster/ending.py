@@ -153,9 +153,7 @@ def _known_ends(store: RankStore, cluster: Cluster) -> dict[int, End]:
     return ends
 
 
-def cause_of_end(
-    store: RankStore, cluster: Cluster, error: BaseException, killed: int = 0
-) -> End:
+def cause_of_end(store: RankStore, cluster: Cluster, error: BaseException, killed: int = 0) -> End:
     """What ended the job: this rank's own error, or what another rank says within CAUSE_SECONDS.
 
     Args:
