@@ -250,15 +250,6 @@ def test_deploying_asks_what_the_policies_allow_and_no_more(
     }
 
 
-def test_an_image_of_ones_own_is_read_where_the_policy_names_it(account, good, calls):
-    image = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
-    assert run("deploy", "--image", image) == 0
-    of_role = set().union(*(permissions_of_role(*call) for call in calls))
-    (repository,) = {pair for pair in of_role if pair[0].startswith("ecr:")}
-    assert denied(template.policy(facts(good, image=image), "endpoint"), of_role) == set()
-    assert denied(template.policy(facts(good), "endpoint"), of_role) == {repository}
-
-
 def facts(job: Job, **options: Any) -> table.Facts:
     encrypted = job.replace(request={"OutputDataConfig": {"KmsKeyId": KEY}})
     return template.facts(encrypted, PROJECT, account=ACCOUNT, partition="aws", **options)

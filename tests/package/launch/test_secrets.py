@@ -107,25 +107,26 @@ def test_a_reference_has_a_name_a_key_and_a_version(text, reference):
     assert REFERENCE.fullmatch(text) and stored_secrets.parse(text) == reference
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "ssm:",
-        "team/db:",
-        "team/db: password",
-        "team db:password",
-        f"team/db:password:AWSPREVIOUS:{ID}",
-        f"{ARN}:password::{ID}:more",
-        f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/team/db",
-        '{"password": "x"}',
-    ],
-)
-def test_what_is_no_reference_is_refused_without_being_printed(good, text):
-    assert not REFERENCE.fullmatch(text)
-    findings, _ = preflight.offline_checks(good.replace(secrets={"DB": text}), PROJECT)
-    (finding,) = [each for each in findings if each.key == "secrets.DB"]
-    assert finding.level == "error" and (not text or text not in finding.problem)
+NO_REFERENCES = {
+    "EMPTY": "",
+    "NO_PARAMETER": "ssm:",
+    "NO_KEY": "team/db:",
+    "BLANK": "team/db: password",
+    "BLANK_IN_NAME": "team db:password",
+    "LABEL_AND_ID": f"team/db:password:AWSPREVIOUS:{ID}",
+    "TOO_MUCH": f"{ARN}:password::{ID}:more",
+    "OTHER_SERVICE": f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/team/db",
+    "JSON": '{"password": "x"}',
+}
+
+
+def test_what_is_no_reference_is_refused_without_being_printed(good):
+    results, _ = preflight.offline_checks(good.replace(secrets=NO_REFERENCES), PROJECT)
+    refusals = {finding.key: finding for finding in results if finding.key.startswith("secrets.")}
+    assert refusals.keys() == {f"secrets.{variable}" for variable in NO_REFERENCES}
+    for variable, text in NO_REFERENCES.items():
+        finding = refusals[f"secrets.{variable}"]
+        assert finding.level == "error" and (not text or text not in finding.problem)
 
 
 def test_keys_of_a_secret_are_read_on_the_host_from_one_answer(aws, good, capsys, monkeypatch):
@@ -173,27 +174,29 @@ def test_keys_of_a_secret_are_read_on_the_host_from_one_answer(aws, good, capsys
     assert VALUE not in json.dumps(built) + "".join(capsys.readouterr())
 
 
-@pytest.mark.parametrize(
-    ("content", "key"),
-    [
-        (f'{{"password": "{VALUE}"}}', "passwd"),
-        (f'{{"password": "{VALUE}"}}', "Password"),
-        (f'{{"password": {{"now": "{VALUE}"}}}}', "password"),
-        (f'{{"password": ["{VALUE}"]}}', "password"),
-        (f'{{"other": "{VALUE}", "password": null}}', "password"),
-        (f'{{"other": "{VALUE}", "password": ""}}', "password"),
-        (f'["{VALUE}"]', "0"),
-        (VALUE, "password"),
-        (f'{{"password": "{VALUE}', "password"),
-    ],
-)
-def test_a_wrong_key_is_a_sentence_without_a_value(aws, content, key):
-    aws.client("secretsmanager").create_secret(Name="team/db", SecretString=content)
-    with pytest.raises(UserError) as raised:
-        hub.sign_in(0, {"SECRET_FOR_DB": f"team/db:{key}", "AWS_REGION": REGION})
-    problem, cure = raised.value.problem, raised.value.cure
-    assert f"secrets.DB = team/db:{key}" in problem and cure and "\n" not in problem + cure
-    assert VALUE not in problem + cure and raised.value.__cause__ is None
+WRONG_KEYS = [
+    (f'{{"password": "{VALUE}"}}', "passwd"),
+    (f'{{"password": "{VALUE}"}}', "Password"),
+    (f'{{"password": {{"now": "{VALUE}"}}}}', "password"),
+    (f'{{"password": ["{VALUE}"]}}', "password"),
+    (f'{{"other": "{VALUE}", "password": null}}', "password"),
+    (f'{{"other": "{VALUE}", "password": ""}}', "password"),
+    (f'["{VALUE}"]', "0"),
+    (VALUE, "password"),
+    (f'{{"password": "{VALUE}', "password"),
+]
+
+
+def test_a_wrong_key_is_a_sentence_without_a_value(aws):
+    client = aws.client("secretsmanager")
+    for number, (content, key) in enumerate(WRONG_KEYS):
+        client.create_secret(Name=f"team/{number}", SecretString=content)
+        with pytest.raises(UserError) as raised:
+            hub.sign_in(0, {"SECRET_FOR_DB": f"team/{number}:{key}", "AWS_REGION": REGION})
+        problem, cure = raised.value.problem, raised.value.cure
+        assert f"secrets.DB = team/{number}:{key}" in problem and cure, content
+        assert "\n" not in problem + cure and VALUE not in problem + cure
+        assert raised.value.__cause__ is None
 
 
 def test_a_variable_that_is_set_is_left_alone():
