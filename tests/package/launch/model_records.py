@@ -128,7 +128,7 @@ def counted(
     with outline():
         net = make()
     found = []
-    with counting.without_numbers(net), counting.FusedAttention():
+    with counting.without_numbers(net), counting.fused_attentions():
         for size in (rows, 2 * rows):
             given = counting.of_size(inputs(1), 1, size, 0)
             kept = [*net.parameters(), *net.buffers(), *given.values()]

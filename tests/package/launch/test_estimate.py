@@ -86,6 +86,30 @@ def test_activations_are_those_that_torch_records(name):
     assert formula == pytest.approx(recorded, rel=MEMORY_ERROR)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", TINY)
+def test_activations_in_16_bits_and_computed_again(name, checkpointing):
+    """Of few tokens, so that copies of weights in 16 bits are a large part."""
+    config, length, rows = TINY[name], 32, 4
+    net, inputs = model_records.network(config), model_records.batch(config, rows, length)
+    if checkpointing:
+        net.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):  # as Lightning's
+            return model_records.loss(net, inputs)
+
+    with counting.fused_attentions():
+        kept = [*net.parameters(), *net.buffers(), *inputs.values()]
+        counted = counting.step(loss, kept).activations
+    shape = transformers.shape(config)
+    assert shape
+    labels = model_records.labels(config)
+    use = transformers.Use(length, labels, mixed=True, checkpointing=checkpointing, mask_bytes=4)
+    formula = transformers.activations(shape, use).at(rows)
+    assert formula == pytest.approx(counted, rel=MEMORY_ERROR)
+
+
 def test_attention_without_a_fused_kernel_keeps_its_scores():
     """As on a CPU with dropout in attention: length² numbers per head."""
     config = {**TINY["BERT, tiny"], "attention_probs_dropout_prob": 0.1}
@@ -206,6 +230,13 @@ def test_preflight_names_a_job_that_cannot_fit_and_what_would(llama):
     large = {**hyperparameters, "strategy": "fsdp", "batch_size": 64}
     (found,) = findings_of_memory(GOOD.replace(hyperparameters=large), PROJECT)
     assert found.level == "warning" and "--gradient_checkpointing true" in found.cure
+    assert not list(findings_of_memory(job.replace(instance_type="ml.m5.xlarge"), PROJECT))
+
+
+def test_a_checkpoint_whose_size_is_not_known_is_said():
+    job = GOOD.replace(hyperparameters={"model_name": "somebody/large"})
+    (found,) = findings_of_memory(job, PROJECT)
+    assert found.level == "skipped" and "estimate" in found.cure
     assert not list(findings_of_memory(job.replace(instance_type="ml.m5.xlarge"), PROJECT))
 
 

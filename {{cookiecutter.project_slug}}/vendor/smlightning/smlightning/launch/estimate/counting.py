@@ -34,7 +34,6 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from smlightning.cluster import sharding
@@ -124,7 +123,7 @@ def _of_step(trainer: Any, model: Any, build: Build, mode: Mode) -> dict[str, An
     model.train()
     model.log = model.log_dict = _nothing  # outside of a loop Lightning's raises
     size = batch_size(batch)
-    with without_numbers(model) if mode.fake else contextlib.nullcontext(), FusedAttention():
+    with without_numbers(model) if mode.fake else contextlib.nullcontext(), fused_attentions():
         for parameter in trained(model):
             parameter.grad = torch.zeros_like(parameter)  # as DDP's buckets, there all the time
         optimizer_bytes = _optimizer_bytes(trainer, model)
@@ -302,17 +301,20 @@ class Storages(TorchDispatchMode):
         self.alive -= size
 
 
-class FusedAttention(TorchFunctionMode):
+@contextlib.contextmanager
+def fused_attentions() -> Iterator[None]:
     """Attention that keeps what the fused kernels of GPUs keep: query, key, value, output and a
     number for each row (Dao et al. 2022), with dropout as well as without.
-    """
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function is F.scaled_dot_product_attention:
-            return fused_attention(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))
+    The function is replaced: what is computed again for the backward pass, by gradient
+    checkpointing, does not see a TorchFunctionMode, and would keep other tensors.
+    """
+    given = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = fused_attention
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = given
 
 
 def fused_attention(

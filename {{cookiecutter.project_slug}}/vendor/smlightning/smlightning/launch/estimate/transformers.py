@@ -253,7 +253,10 @@ def activations(shape: Shape, use: Use) -> Linear:
         sample += shape.vocabulary * BYTES * use.length  # the loss keeps log-probabilities
     copies = 0
     if use.mixed:
-        weights = shape.layers * sum(a * b for a, b in matrices(shape))
+        # Lightning's autocast keeps no copy of its own (cache_enabled=False in its MixedPrecision),
+        # so that those of layers which are computed again are not there.
+        layers = 0 if use.checkpointing else shape.layers
+        weights = layers * sum(a * b for a, b in matrices(shape))
         head = 0 if use.labels else shape.vocabulary * shape.width
         copies = 2 * (weights + head)
     return Linear(copies, sample)

@@ -6,7 +6,7 @@ from smlightning.errors import UserError
 from smlightning.launch import instances
 from smlightning.launch.estimate import known as estimates
 from smlightning.launch.estimate.fit import Fit
-from smlightning.launch.findings import Finding, error, warning
+from smlightning.launch.findings import Finding, error, skipped, warning
 from smlightning.launch.job import Job
 from smlightning.project import Project
 
@@ -15,8 +15,9 @@ def memory(job: Job, project: Project) -> Iterator[Finding]:
     """A step's memory is at most a GPU's, on each kind of instance that the job may run on.
 
     The sizes are those that `smlightning estimate` counted of this code and these options, or a
-    formula's; where neither is known nothing is said. What is certain, weights and their state,
-    makes an error; activations, which are estimated, a warning.
+    formula's; where neither is known nothing is said of the project's own network, and of a
+    checkpoint that it is not. What is certain, weights and their state, makes an error;
+    activations, which are estimated, a warning.
     """
     try:
         options = estimates.options_of(job, project)
@@ -25,6 +26,9 @@ def memory(job: Job, project: Project) -> Iterator[Finding]:
     known = estimates.remembered(job, project, options)
     known = known or estimates.by_formula(job, project, options)
     if known is None:
+        if "model_name" in job.hyperparameters and instances.gpu_memory(job.instance_type):
+            problem = f"the size of {options.get('model_name')!r} is not known here"
+            yield skipped("memory", problem, "python -m smlightning estimate counts it")
         return
     for alternative in (job, *job.alternatives):
         run = estimates.run_of(alternative, options)
