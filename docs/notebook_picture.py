@@ -1,6 +1,6 @@
 """Run all cells of a generated project's notebook, and draw what they say: docs/notebook.svg.
 
-    python benchmarks/notebook_picture.py docs/notebook.svg
+    python docs/notebook_picture.py docs/notebook.svg
 
 The kernel is real, and so is the rehearsal; AWS is moto's, within the kernel. The job does not run: its
 log is three lines and its model the rehearsal's, as in tests/template/test_launch.py, whose parts
