@@ -2,9 +2,9 @@
 
     python docs/notebook_picture.py docs/notebook.svg
 
-The kernel is real, and so is the rehearsal; AWS is moto's, within the kernel. The job does not run: its
-log is three lines and its model the rehearsal's, as in tests/template/test_launch.py, whose parts
-these are. Pictures that a cell shows are named.
+The kernel is real, and so is the rehearsal; AWS is moto's, within the kernel. The job does not run:
+its log is three lines and its model the rehearsal's, as in tests/template/test_launch.py, whose
+parts these are. Pictures that a cell shows are named.
 """
 
 import argparse
@@ -19,6 +19,8 @@ sys.path[:0] = [str(ROOT / "tests" / "template"), str(ROOT / "tests" / "package"
 sys.path += [str(next(ROOT.glob("{{*}}")) / "vendor" / "smlightning")]
 sys.path += [str(folder) for folder in (ROOT / "tests" / "package").iterdir() if folder.is_dir()]
 WIDTH = 108  # columns
+
+from rehearsal_picture import FONT  # noqa: E402
 
 
 def main() -> int:
@@ -66,7 +68,8 @@ def main() -> int:
             said, image, _ = notebook.shown[cell.source].partition("{'image/png'")
             said = said.replace(str(folder), "…")
             console.print(Text.from_ansi(said.strip()), "[dim](a picture)[/]" if image else "", "")
-    console.save_svg(str(arguments.path), title="launch.ipynb, all cells run")
+    picture = console.export_svg(title="launch.ipynb, all cells run")
+    arguments.path.write_text(FONT.sub("", picture), encoding="utf-8")
     return 0
 
 
