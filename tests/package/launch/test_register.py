@@ -1,5 +1,6 @@
 """A job's model in the registry, uncompressed models, and what deploying needs of IAM."""
 
+import json
 import re
 from typing import Any
 
@@ -98,6 +99,21 @@ def test_an_uncompressed_model_is_packed_where_no_folder_is_taken(uncompressed, 
     assert run("deploy", "--serverless") == 0
     assert asked["CreateModel"]["PrimaryContainer"]["ModelDataUrl"].endswith("model.tar.gz")
     assert run("undeploy") == 0 and left(uncompressed) == []
+
+
+@pytest.mark.parametrize("options", [(), ("--serverless",)], ids=["folder", "archive"])
+def test_an_adapter_of_a_path_is_not_deployed(uncompressed, capsys, options):
+    """A channel's path, say; a name on the hub can be loaded anywhere."""
+    trained(uncompressed).vpc_config = None
+    s3, before = uncompressed.client("s3"), stored(uncompressed)
+    key = f"{JOB}/output/model/adapter_config.json"
+    for base, status in (("/opt/ml/input/data/training", 1), ("somebody/model", 0)):
+        config = json.dumps({"base_model_name_or_path": base}).encode()
+        s3.put_object(Bucket="language-id", Key=key, Body=config)
+        assert run("deploy", *options) == status
+        assert ("--merge true" in capsys.readouterr().err) == bool(status)
+        assert not status or stored(uncompressed) == {*before, "model/adapter_config.json"}
+    assert run("undeploy") == 0
 
 
 def test_a_key_that_leads_out_of_the_folder_is_refused(uncompressed, capsys, tmp_path, monkeypatch):

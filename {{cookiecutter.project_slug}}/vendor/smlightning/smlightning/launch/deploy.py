@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
+from smlightning.files import ADAPTER_CONFIG
 from smlightning.launch import aws
 from smlightning.launch.deploy_plan import Deployment
 from smlightning.launch.fetch import all_objects, download_folder
 from smlightning.launch.inference_images import RAY
-from smlightning.launch.model_archive import CODE, TRAINED, add_code, pack
+from smlightning.launch.model_archive import CODE, TRAINED, add_code, check_adapter, pack
 from smlightning.serving import PLAIN
 
 BUSY = ("Creating", "Updating", "SystemUpdating", "RollingBack", "InProgress", "Stopping")
@@ -101,7 +102,11 @@ def upload_folder(
     bucket, prefix = aws.s3_location(deployment.archive)
     source, trained = aws.s3_location(deployment.trained)
     place = f"{prefix}{TRAINED}/" if deployment.options.server is RAY else prefix
-    for item in all_objects(deployment.trained, s3):
+    objects = list(all_objects(deployment.trained, s3))
+    adapter = trained + ADAPTER_CONFIG
+    if any(item["Key"] == adapter for item in objects):
+        check_adapter(s3.get_object(Bucket=source, Key=adapter)["Body"].read())
+    for item in objects:
         name = item["Key"].removeprefix(trained)
         if name and not name.startswith(f"{CODE}/"):  # as `add_code` replaces it
             origin = {"Bucket": source, "Key": item["Key"]}

@@ -1,11 +1,13 @@
 """The archive of model and code that an inference image unpacks to /opt/ml/model."""
 
+import json
 import shutil
 import tarfile
 import tempfile
 from pathlib import Path
 
 from smlightning.errors import UserError
+from smlightning.files import ADAPTER_CONFIG
 from smlightning.launch import archive
 from smlightning.launch.fetch import unpack
 from smlightning.launch.inference_images import RAY, Server
@@ -27,6 +29,9 @@ def pack(trained: Path, packed: Path, src: Path, server: Server, gpus: int = 0) 
         src: folder of the handlers, predict.py.
         server: which image's layout.
         gpus: of one host.
+
+    Raises:
+        UserError: the archive cannot be unpacked, or no host can load what is in it.
     """
     with tempfile.TemporaryDirectory(dir=packed.parent) as folder:
         place = Path(folder, TRAINED) if server is RAY else Path(folder)
@@ -34,6 +39,9 @@ def pack(trained: Path, packed: Path, src: Path, server: Server, gpus: int = 0) 
             shutil.copytree(trained, place, dirs_exist_ok=True)
         else:
             unpack(trained, place)
+        adapter = place / ADAPTER_CONFIG
+        if adapter.is_file():
+            check_adapter(adapter.read_bytes())
         add_code(Path(folder), src, server, gpus)
         with tarfile.open(packed, "w:gz", compresslevel=1) as tar:  # weights hardly compress
             tar.add(folder, ".")
@@ -51,6 +59,27 @@ def add_code(folder: Path, src: Path, server: Server, gpus: int = 0) -> None:
     archive.copy_package(code)
     if server is RAY:
         (folder / CONFIGURATION).write_text(configuration(gpus), encoding="utf-8")
+
+
+def check_adapter(config: bytes) -> None:
+    """Refuse a LoRA adapter whose model a host that answers cannot have.
+
+    Args:
+        config: its adapter_config.json, as peft writes it.
+
+    Raises:
+        UserError: it names a path of the host that trained; a name on the hub can be loaded.
+    """
+    try:
+        base = json.loads(config)["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        return  # model_fn says what is wrong with it
+    if isinstance(base, str) and base.startswith("/"):
+        raise UserError(
+            f"the model is an adapter of {base}, a path that an endpoint does not have",
+            "train it with --merge true, which saves the whole model (docs/recipes.md, LoRA, says how "
+            "that is done of a run that has ended)",
+        )
 
 
 def configuration(gpus: int) -> str:
