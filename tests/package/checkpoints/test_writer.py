@@ -1,5 +1,6 @@
 """What the writer writes, when it waits, and what it leaves out."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,9 @@ import torch
 from smlightning.checkpoints import files
 from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
-from smlightning.checkpoints.writer import CheckpointWriter
+from smlightning.checkpoints.writer import CheckpointWriter, ShardWriter
+from smlightning.cluster.location import Cluster
+from smlightning.cluster.rendezvous import RankStore
 from smlightning.errors import UserError
 
 
@@ -150,3 +153,53 @@ def test_a_snapshot_uses_the_memory_of_the_one_before() -> None:
 def test_a_state_dict_keeps_what_it_knows_of_versions() -> None:
     weights = torch.nn.BatchNorm1d(2).state_dict()
     assert snapshot(weights)._metadata == weights._metadata  # type: ignore[attr-defined]
+
+
+TWO = Cluster(
+    hosts=("localhost",),
+    node_rank=0,
+    rank=0,
+    local_rank=0,
+    local_world_size=2,
+    world_size=2,
+    launcher="torchrun",
+    backend="gloo",
+    device="cpu",
+    main_address="127.0.0.1",
+    main_port=7777,
+)
+SHARD = {"shard": "1", "best": ""}
+
+
+class Asked:
+    """The ranks' store, as rank 0 asks it: after that question rank 1 says that its shard is
+    written, if it is, and ends.
+    """
+
+    def __init__(self, question: int, is_written: bool) -> None:
+        self.ranks = RankStore(torch.distributed.HashStore())
+        self.question, self.is_written, self.asked = question, is_written, 0
+        self.get = self.ranks.get
+
+    def has(self, *keys: str) -> bool:
+        answer = self.ranks.has(*keys)
+        self.asked += 1
+        if self.asked == self.question:
+            if self.is_written:
+                self.ranks.set("checkpoint/0/1", json.dumps(SHARD))
+            self.ranks.set("end/1", "")
+        return answer
+
+
+@pytest.mark.parametrize("question", [1, 2, 3, 4])
+def test_a_rank_may_write_and_end_while_rank_0_asks(question: int, tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, TWO, 0, shards=2)
+    for is_written in (True, False):
+        store = Asked(question, is_written)
+        store.ranks.set("checkpoint/0/0", json.dumps({**SHARD, "shard": "0"}))
+        vars(writer)["_store"] = store
+        if is_written:
+            assert [shard["shard"] for shard in writer._written_by_all(0)] == ["0", "1"]
+            continue
+        with pytest.raises(torch.distributed.DistError, match="ended before"):
+            writer._written_by_all(0)

@@ -203,8 +203,12 @@ class ShardWriter(CheckpointWriter):
         """
         ranks = range(self._shards)
         keys = [_written_key(number, rank) for rank in ranks]
-        while not self._store.has(*keys):
-            if any(self._store.has(ending.end_key(rank)) for rank in ranks):
+        while True:
+            # In this order: a rank may write, say so and end between the two questions.
+            has_ended = any(self._store.has(ending.end_key(rank)) for rank in ranks)
+            if self._store.has(*keys):
+                break
+            if has_ended:
                 raise torch.distributed.DistNetworkError("a rank ended before its shard was there")
             time.sleep(0.02)
         written = [json.loads(self._store.get(key) or "{}") for key in keys]

@@ -179,10 +179,11 @@ def from_all_ranks(key: str, text: str) -> list[str]:
 def _text_of_rank(store: RankStore, key: str, rank: int) -> str:
     """The text that a rank sets, unless it ends before."""
     while True:  # the store's own `get` would wait as long as for the ranks to meet
+        has_ended = store.has(ending.end_key(rank))  # before the text: it may set that, and end
         text = store.get(key)
         if text is not None:
             return text
-        if store.has(ending.end_key(rank)):
+        if has_ended:
             raise torch.distributed.DistNetworkError(f"rank {rank} did not get that far")
         time.sleep(0.02)
 
