@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ import train
 from options import OPTIONS
 from smlightning.errors import UserError
 from smlightning.options import (
+    Option,
     OptionError,
     Ratio,
     arguments_for,
@@ -26,6 +27,7 @@ from smlightning.options import (
     shared,
     with_defaults,
 )
+from smlightning.training.options import TrainerOptions
 
 SRC = Path(train.__file__).parent
 
@@ -50,6 +52,17 @@ def test_what_is_declared_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -
     assert all(f"{cls.__name__}:" in help_text for cls in OPTIONS)
     assert json.loads(json.dumps(defaults)) == defaults, "a checkpoint holds plain values only"
     assert {type(value) for value in defaults.values()} <= {bool, int, float, str, list}
+
+
+def test_a_derived_class_replaces_an_option_and_adds_its_own() -> None:
+    """In the place of the one replaced; what a resume may change is as in the class above."""
+    fields = [("log_every", int, option(7, "steps")), ("tried", int, option(1, "what is tried"))]
+    derived = make_dataclass("Derived", fields, bases=(TrainerOptions,), frozen=True)
+    above = declared_options([TrainerOptions])
+    expected = {name: replace(each, group="Derived") for name, each in above.items()}
+    expected["log_every"] = Option(int, 7, "steps", "free", "Derived")
+    expected["tried"] = Option(int, 1, "what is tried", "free", "Derived")
+    assert list(declared_options([derived]).items()) == list(expected.items())
 
 
 @pytest.mark.parametrize("kind", [float, Ratio])

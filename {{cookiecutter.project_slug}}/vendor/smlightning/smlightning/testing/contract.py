@@ -5,6 +5,7 @@ tried: rewrite it with your data.py and model.py. After any change of the data `
 the job's own data and hosts, too.
 """
 
+import ast
 import json
 import math
 import re
@@ -230,6 +231,22 @@ def test_every_option_changes_something(
     recorded = alone.record.keys() - {"log"}
     differing = [key for key in recorded if changed[key] != alone.record[key]]
     assert differing, f"--{name} changes nothing; use it, or remove it"
+
+
+def test_every_option_of_training_is_read() -> None:
+    """In src/, options.py aside: an update of smlightning may bring one that train.py lacks."""
+    read: set[str] = set()
+    files = [path for path in project.find().src.glob("*.py") if path.name != "options.py"]
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                read.add(node.attr)  # training.epochs
+            elif isinstance(node, ast.Constant):
+                read.add(str(node.value))  # options["epochs"]
+    classes = (OPTIONS.DataOptions, OPTIONS.ModelOptions)
+    tried = {field.name for cls in classes for field in fields(cls)}
+    unread = sorted(DECLARED.keys() - tried - read)
+    assert not unread, f"no file of src/ reads {', '.join(unread)}; use it in train.py"
 
 
 def test_the_job_passes_preflight() -> None:

@@ -1,0 +1,68 @@
+"""Options of training that every task has, under the names by which the package knows them.
+
+The launcher counts a job's memory and hours by them, and runs resume by them. Nothing heavy is
+imported, since it reads them, too.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from smlightning.options import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveOrMinusOne,
+    Seed,
+    option,
+)
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """What a project's ``train.py`` gives to Lightning's Trainer, the strategy and the callbacks.
+
+    A project derives its own class from it. A field of the same name there replaces the one here.
+    """
+
+    RESUME = "free"  # a resumed run may have other values, unless an option says otherwise
+
+    epochs: PositiveInt = option(1, "passes over the training data", resume="path")
+    max_steps: PositiveOrMinusOne = option(-1, "steps in all; -1: no limit", resume="path")
+    seed: Seed = option(0, "determines splits, order, initial weights, dropout", resume="data")
+    accumulate_grad_batches: PositiveInt = option(1, "batches per rank and optimizer step")
+    gradient_clip_val: NonNegativeFloat = option(1.0, "largest norm; 0: none", resume="path")
+    precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "16-mixed"] = option(
+        "auto",
+        "auto: bf16-mixed on GPUs, 16-mixed on older ones, 32-true on a CPU; tf32: 32-true in TF32",
+        resume="path",
+    )
+    strategy: Literal["ddp", "fsdp"] = option(
+        "ddp", "fsdp divides weights and optimizer state among the ranks (docs/recipes.md)"
+    )
+    shard_size: NonNegativeInt = option(
+        0, "of fsdp: ranks that share one copy, as those of a host (faster, more memory); 0: all"
+    )
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = option(
+        "none",
+        "of gradients between ranks; powersgd (rank 2, from step 100 on) does not resume exactly",
+        resume="path",
+    )
+    bucket_cap_mb: PositiveInt = option(25, "largest size in MiB in which gradients are sent")
+    deterministic: bool = option(False, "allow only GPU kernels that repeat their numbers")
+    output_dir: str = option("outputs", "folder of all results; on SageMaker its own folders")
+    resume: str = option(
+        "auto",
+        "auto (where an unfinished run of these options stopped), never, or a checkpoint's path",
+    )
+    checkpoint_minutes: PositiveFloat = option(
+        5.0, "between two checkpoints; an epoch's end and a stop signal make one anyway"
+    )
+    checkpoint_steps: NonNegativeInt = option(0, "steps between two checkpoints; 0: by minutes")
+    hang_seconds: PositiveFloat = option(
+        60.0, "hang timeout; after 60 % of it the stalled rank is reported and the job is aborted"
+    )
+    val_check_steps: NonNegativeInt = option(
+        0, "steps between two validations within an epoch; 0: one at its end", resume="optimizer"
+    )
+    log_every: PositiveInt = option(50, "optimizer steps between two lines of the log")
