@@ -50,7 +50,7 @@ import time
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = next(ROOT.glob("{{*}}/src"))  # the template's own
@@ -406,15 +406,13 @@ def _to_go_on_from(place: Path) -> str:
     return path.name if path else ""
 
 
-OPTIONS = {
+OPTIONS: dict[str, Any] = {
     "dataset": "../words.csv",
     "data_dir": "../data",
     "epochs": 4,
     "batch_size": 4,
     "log_every": 10,
     "strategy": "ddp",  # or what --strategy says
-    "model_name": "",  # or a small BERT, where --lora_rank asks for adapters of it
-    "lora_rank": 0,
 }
 
 

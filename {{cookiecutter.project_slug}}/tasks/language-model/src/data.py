@@ -29,6 +29,7 @@ BUILTIN = "stdlib"
 BUILTIN_BYTES = 2_000_000  # so many of the built-in text are read: minutes of training on two cores
 NO_PROSE = {"test", "tests", "idle_test", "lib2to3", "site-packages", "encodings", "pydoc_data"}
 TEXT_COLUMNS = ("text", "content", "document", "sentence", "code", "body", "story")
+ANSWER_COLUMNS = ("answer", "completion", "response", "output")  # beside prompts
 SPLITS = ("train", "val", "test")
 NO_LABEL = -100  # what no loss counts
 
@@ -110,7 +111,8 @@ class Data(pl.LightningDataModule):
     def _read(self, scratch: Path) -> dict[str, tables.Pieces]:
         """The documents of each split, piece by piece."""
         if self.source:
-            columns = [tables.Column("text", self.options.text_column, TEXT_COLUMNS)]
+            usual = TEXT_COLUMNS + ANSWER_COLUMNS if self.prompted else TEXT_COLUMNS
+            columns = [tables.Column("text", self.options.text_column, usual)]
             if self.prompted:
                 columns.append(tables.Column("prompt", self.options.prompt_column, ()))
             return tables.read(self.source, columns, scratch / "files")

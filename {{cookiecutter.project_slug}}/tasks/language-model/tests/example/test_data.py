@@ -69,7 +69,7 @@ def test_positions_begin_anew_with_each_document() -> None:
 
 def questions(count: int = 40) -> str:
     """A table of prompts and answers."""
-    rows = [{"ask": f"what is {row}", "text": row} for row in documents(count)]
+    rows = [{"ask": f"what is {row}", "answer": row} for row in documents(count)]
     Path("asked.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return "asked.jsonl"
 
