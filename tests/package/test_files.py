@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from smlightning import files
+from smlightning.errors import UserError
 
 WHOLE = {
     "config.json": "network",
@@ -64,7 +65,9 @@ def write_and_be_killed(folder: Path, model: dict[str, str], change: int) -> boo
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-@pytest.mark.parametrize(("old", "new"), [(WHOLE, ADAPTER), (ADAPTER, WHOLE), (WHOLE, WHOLE)])
+@pytest.mark.parametrize(
+    ("old", "new"), [(WHOLE, ADAPTER), (ADAPTER, WHOLE), (WHOLE, WHOLE), (ADAPTER, ADAPTER)]
+)
 def test_who_is_killed_leaves_one_model_or_none(
     tmp_path: Path, old: dict[str, str], new: dict[str, str]
 ) -> None:
@@ -93,3 +96,16 @@ def test_a_model_that_could_not_be_written_leaves_the_older_one(tmp_path: Path) 
     assert not (tmp_path / ".saving").exists()
     write(tmp_path, ADAPTER)
     assert read(tmp_path) == ADAPTER and (tmp_path / "code").exists()
+
+
+def test_what_lies_beside_a_model_stays(tmp_path: Path) -> None:
+    theirs = ["model_ema.safetensors", "model-backup.safetensors", "base/notes.txt"]
+    for name in theirs:
+        path = files.ensure_dir((tmp_path / name).parent) / Path(name).name
+        path.write_text("theirs")
+    write(tmp_path, WHOLE)
+    write(tmp_path, {**WHOLE, "config.json": "anew"})
+    with pytest.raises(UserError, match="base is no part"):
+        write(tmp_path, ADAPTER)
+    model = read(tmp_path)
+    assert model == {**WHOLE, "config.json": "anew", **dict.fromkeys(theirs, "theirs")}

@@ -62,6 +62,35 @@ def test_default_answers(project: Project) -> None:
     assert set(left) <= {"README.md", ".cruft.json"}, "template syntax or the template's name"
 
 
+def role_of(expression: str, event: str, variables: dict[str, str]) -> str:
+    """The value of GitHub's expression of `&&` and `||`, of which `&&` binds more."""
+    known = {"github.event_name": event, **{f"vars.{k}": v for k, v in variables.items()}}
+
+    def value(term: str) -> str:
+        left, unequal, right = term.strip().partition("!=")
+        if unequal:
+            return "true" if known[left.strip()] != right.strip().strip("'") else ""
+        return known.get(left.strip(), "")
+
+    for alternative in expression.split("||"):
+        values = [value(term) for term in alternative.split("&&")]
+        if all(values):
+            return values[-1]
+    return ""
+
+
+def test_a_pull_request_never_gets_the_role_that_sends(project: Project) -> None:
+    found = re.search(r"AWS_ROLE_ARN: \$\{\{ (.*) \}\}", project.read(".github/workflows/job.yml"))
+    assert found
+    both = {"AWS_ROLE_ARN": "sends", "AWS_PREFLIGHT_ROLE_ARN": "looks"}
+    for given in ([], ["AWS_ROLE_ARN"], ["AWS_PREFLIGHT_ROLE_ARN"], [*both]):
+        variables = {name: both[name] for name in given}
+        looks = variables.get("AWS_PREFLIGHT_ROLE_ARN", "")
+        assert role_of(found[1], "pull_request", variables) == looks
+        sends = variables.get("AWS_ROLE_ARN", looks)
+        assert role_of(found[1], "workflow_dispatch", variables) == sends
+
+
 def test_what_an_owner_gets_is_small(tmp_path: Path) -> None:
     """Outside vendor/, which nobody edits: six files in src/, and little else, in short lines."""
     project = bake(tmp_path)

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ NETWORK_CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_BASE = "base"  # not theirs: a folder with the configuration of an adapter's network
-NETWORK_WEIGHTS = "model*.safetensors*"  # a pattern: large ones are several files and an index
+# Large ones are several files and an index.
+NETWORK_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 
 
 def ensure_dir(path: Path) -> Path:
@@ -57,7 +59,11 @@ def replace_model(folder: Path) -> Iterator[Path]:
     They take the places of those of an older model in ``folder`` if the body raises nothing. The
     older configuration is removed before anything else, and the new one comes last: who is killed
     on the way leaves the older model, or a folder that is not taken for one, or the new model.
-    What is in ``folder`` beside a model stays, but for files of the same names.
+    What is in ``folder`` beside a model stays, but for what has the name of something new.
+
+    Raises:
+        UserError: an adapter is saved, and a folder that is none of another's has the name of its
+            ADAPTER_BASE.
     """
     new = folder / ".saving"
     shutil.rmtree(new, ignore_errors=True)  # of one who was killed
@@ -65,13 +71,25 @@ def replace_model(folder: Path) -> Iterator[Path]:
     try:
         yield new
         configs = (NETWORK_CONFIG, ADAPTER_CONFIG)
+        base = folder / ADAPTER_BASE
+        is_adapters = (folder / ADAPTER_WEIGHTS).exists()  # else the folder is someone else's
+        if base.exists() and (new / ADAPTER_BASE).exists() and not is_adapters:
+            raise UserError(
+                f"{base} is no part of a model that was saved here, and an adapter's has its name",
+                "move it, or save to another folder",
+            )
         for name in configs:
             (folder / name).unlink(missing_ok=True)
-        if (folder / ADAPTER_WEIGHTS).exists():  # or the folder of this name is someone else's
-            shutil.rmtree(folder / ADAPTER_BASE, ignore_errors=True)
-        for path in (folder / ADAPTER_WEIGHTS, *folder.glob(NETWORK_WEIGHTS)):
-            path.unlink(missing_ok=True)
-        for path in sorted(new.iterdir(), key=lambda path: path.name in configs):
+        if is_adapters:
+            shutil.rmtree(base, ignore_errors=True)
+            (folder / ADAPTER_WEIGHTS).unlink()
+        for path in [*folder.iterdir()]:
+            if NETWORK_WEIGHTS.fullmatch(path.name):
+                path.unlink()
+        last = (ADAPTER_BASE, *configs)  # an adapter's weights tell whose the folder is
+        files = {path.name: path for path in new.iterdir()}
+        names = [*(files.keys() - {*last}), *(name for name in last if name in files)]
+        for path in (files[name] for name in names):
             place = folder / path.name
             if place.is_dir():  # which a rename would not replace
                 shutil.rmtree(place)

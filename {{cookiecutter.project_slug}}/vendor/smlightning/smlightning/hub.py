@@ -93,6 +93,7 @@ def value_of_key(setting: str, key: str, text: str) -> str:
 
 
 def token(setting: str, text: str) -> str:
+    """The hub's token, without blanks around it; raises UserError where the text is more."""
     if not re.fullmatch(r"\w+", text.strip()):
         raise UserError(
             f"{setting} holds more than a token",
@@ -105,9 +106,14 @@ def variable_value(setting: str, text: str) -> str:
     """The text as it is stored, but for line ends after it.
 
     Passwords hold blanks and braces, and some services want JSON or a key of many lines.
+
+    Raises:
+        UserError: it is empty, or holds what no variable of a process can.
     """
-    if not text.strip() or "\0" in text:  # which no variable of a process can hold
-        raise UserError(f"{setting} holds no text", "store the value as text")
+    if not text.strip():
+        raise UserError(f"{setting} is empty", "store the value as text")
+    if "\0" in text:
+        raise UserError(f"{setting} holds a zero byte", "store the value as text")
     return text.rstrip("\r\n")
 
 

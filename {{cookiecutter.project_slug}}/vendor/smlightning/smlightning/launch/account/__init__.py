@@ -50,7 +50,7 @@ def check(
     role = built["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])
     if role.endswith(f"/{request.DRY_ROLE}"):
         role = ""
-    context = Context(job, built, identity, role, tuning, sender)
+    context = Context(job, built, identity, role, tuning=tuning, sender=sender)
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda name: answered(name, context), CHECKS)
         return [finding for findings in answers for finding in findings]
