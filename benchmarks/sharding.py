@@ -121,7 +121,7 @@ def main() -> int:
                     good = good and is_near
                     print(
                         f"{'ok' if is_near else 'FAILED'} {task}, {ranks} ranks, {way}: {count} steps, "
-                        f"largest difference of a loss {loss:.1e}, of a weight {weight:.1e} ({name})",
+                        f"largest difference of a loss {loss:.2e}, of a weight {weight:.2e} ({name})",
                         flush=True,
                     )
     return int(not good)
