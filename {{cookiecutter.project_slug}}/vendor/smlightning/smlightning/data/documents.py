@@ -8,6 +8,7 @@ Where rows have a prompt and an answer, a document is both, and the answer's tok
 labels.
 """
 
+import abc
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ class Encoded(NamedTuple):
     unlabelled: np.ndarray
 
 
-class Tokens:
+class Tokens(abc.ABC):
     """What makes tokens of documents, and text of tokens.
 
     Attributes:
@@ -56,16 +57,17 @@ class Tokens:
     end: list[int]
     prompted: bool
 
+    @abc.abstractmethod
     def encode(
         self, texts: pa.Array | list[str], max_length: int = sys.maxsize
     ) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of all texts, one after the other, and how many each has."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def decode(self, ids: list[int]) -> str:
-        raise NotImplementedError
+        """The text of tokens."""
 
-    def check_length(self, length: int) -> None:
+    def check_length(self, length: int) -> None:  # noqa: B027  most have no limit
         """Refuse windows of so many tokens where a network has fewer positions."""
 
     def documents(self, texts: pa.Array) -> Encoded:
