@@ -83,13 +83,13 @@ def replace_model(folder: Path) -> Iterator[Path]:
         if is_adapters:
             shutil.rmtree(base, ignore_errors=True)
             (folder / ADAPTER_WEIGHTS).unlink()
-        for path in [*folder.iterdir()]:
+        for path in list(folder.iterdir()):
             if NETWORK_WEIGHTS.fullmatch(path.name):
                 path.unlink()
-        last = (ADAPTER_BASE, *configs)  # an adapter's weights tell whose the folder is
-        files = {path.name: path for path in new.iterdir()}
-        names = [*(files.keys() - {*last}), *(name for name in last if name in files)]
-        for path in (files[name] for name in names):
+        # An adapter's weights come before its folder: they tell whose that is.
+        last = ("", ADAPTER_BASE, *configs)
+        places = {path: last.index(path.name) if path.name in last else 0 for path in new.iterdir()}
+        for path in sorted(places, key=places.__getitem__):
             place = folder / path.name
             if place.is_dir():  # which a rename would not replace
                 shutil.rmtree(place)
