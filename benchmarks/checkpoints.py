@@ -16,7 +16,6 @@ import argparse
 import multiprocessing
 import os
 import shutil
-import socket
 import statistics
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from smlightning.checkpoints.position import Position  # noqa: E402
 from smlightning.checkpoints.writer import CheckpointWriter, ShardWriter  # noqa: E402
 from smlightning.cluster import session  # noqa: E402
 from smlightning.files import digest  # noqa: E402
+from smlightning.testing.processes import free_port  # noqa: E402
 
 
 def state(gigabytes: float) -> dict:
@@ -135,9 +135,7 @@ def compare(rank: int, ranks: int, port: int, folder: Path, gigabytes: float, ro
 
 def run_ranks(ranks: int, folder: Path, gigabytes: float, rounds: int) -> int:
     """The status: 1 if a process failed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=compare, args=(rank, ranks, port, folder, gigabytes, rounds))

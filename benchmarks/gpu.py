@@ -25,7 +25,6 @@ import random
 import re
 import resource
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -573,13 +572,12 @@ def wait_until(ready: Callable[[], bool], job: Any) -> None:
 
 def two_ranks() -> Iterator[Row]:
     from smlightning.checkpoints import files as checkpoint_files
+    from smlightning.testing import processes
 
     for name, (fault, statuses, words, limit) in FAULTS.items():
         if small and name in ("is killed", "sleeps"):
             continue  # benchmarks/stress.py does that on gloo
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = processes.free_port()
         options = {
             "epochs": 100,
             "batch_size": 8,

@@ -44,7 +44,6 @@ import json
 import random
 import re
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -55,6 +54,9 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 SRC = next(ROOT.glob("{{*}}/src"))  # the template's own
 PATHS = [str(SRC), str(SRC.parent / "vendor" / "smlightning")]
+sys.path[:0] = PATHS
+from smlightning.testing.processes import free_port  # noqa: E402
+
 ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
 
 
@@ -312,8 +314,6 @@ def _watched_rank() -> None:
 def warm_up() -> None:
     """Import once what every forked rank needs."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if str(SRC) not in sys.path:
-        sys.path[:0] = PATHS
     from smlightning.training import imports
 
     imports.lightning()
@@ -349,12 +349,6 @@ def _listens(pid: int, how: str) -> bool:
         return True
     caught = next((line for line in status.splitlines() if line.startswith("SigCgt")), "SigCgt: 0")
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def final_state(folder: Path) -> dict:

@@ -6,7 +6,7 @@ Everything else is a process's own: environment, output, signals, exit status.
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,6 +29,21 @@ class Rank:
             self.process.kill()
             raise AssertionError(f"still running after {seconds} s:\n{self.log.read_text()}")
         return status, self.log.read_text()
+
+
+def wait_for_all(ranks: Sequence[Rank], seconds: float) -> tuple[tuple[int, ...], list[str]]:
+    """Exit statuses of ranks that end together, and what each wrote.
+
+    Raises AssertionError with everything that all of them wrote if one is still running.
+    """
+    for rank in ranks:
+        rank.process.join(seconds)
+    running = [number for number, rank in enumerate(ranks) if rank.process.exitcode is None]
+    for number in running:
+        ranks[number].process.kill()
+    said = [rank.log.read_text() for rank in ranks]
+    assert not running, f"{running} still running after {seconds} s:\n" + "\n".join(said)
+    return tuple(int(rank.process.exitcode or 0) for rank in ranks), said
 
 
 def start(code: str, log: Path, environment: Mapping[str, str], *arguments: str) -> Rank:

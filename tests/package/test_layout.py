@@ -28,6 +28,7 @@ LAYERS = (
     {"training"},
     {"checkpoints", "reports"},
     {"launch", "ray_serving"},  # Ray is in its inference image alone
+    {"ports"},
     {"rehearsal"},
     {"testing"},
     {"__main__"},

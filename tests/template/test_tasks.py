@@ -137,7 +137,7 @@ def on_two_ranks(
         )
         log = folder / f"log-{rank}"
         ranks.append(forked.start(code, log, environment, json.dumps(trainings)))
-    ended = [rank.wait(300) for rank in ranks]
-    assert [status for status, _ in ended] == [0, 0], ended
-    _, *parts = ended[0][1].split("run of ")
+    statuses, said = forked.wait_for_all(ranks, 300)
+    assert statuses == (0, 0), said
+    _, *parts = said[0].split("run of ")
     return {part.partition("\n")[0]: part for part in parts}

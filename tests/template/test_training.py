@@ -83,8 +83,8 @@ sys.exit(signals.run(train.train, signals.begin(train.parse)))
         forked.start(code, log / str(i), {**shared, "RANK": str(i), "LOCAL_RANK": str(i)}, *options)
         for i in range(2)
     ]
-    statuses, said = zip(*[rank.wait(200) for rank in ranks], strict=True)
-    return list(statuses), list(said)
+    statuses, said = forked.wait_for_all(ranks, 200)
+    return list(statuses), said
 
 
 ORDINARY = """
@@ -189,7 +189,7 @@ def verified(project: Project, words: Path) -> bool:
 def test_processes_that_race_build_one_copy(tmp_path: Path, words: Path) -> None:
     made = bake(tmp_path)
     racing = [prepare(made, words, tmp_path / f"log{i}") for i in range(3)]
-    statuses, out = zip(*[process.wait(120) for process in racing], strict=True)
+    statuses, out = forked.wait_for_all(racing, 120)
     assert statuses == (0, 0, 0), out
     assert sum("prepare_data:" in stdout for stdout in out) == 1
     assert verified(made, words)

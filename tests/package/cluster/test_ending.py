@@ -98,7 +98,7 @@ def test_the_others_wait_until_rank_0_is_done(tmp_path: Path) -> None:
         for number, (rank, what, statuses, _) in enumerate(CASES)
     ]
     for job, (rank, what, statuses, words) in zip(jobs, CASES, strict=True):
-        found, said = zip(*[process.wait(120) for process in job], strict=True)
+        found, said = forked.wait_for_all(job, 120)
         assert list(found) == statuses, (rank, what, said)
         other = said[1 if rank == 0 else 0]
         assert words in other and "Traceback" not in other, (rank, what, said)
@@ -141,8 +141,8 @@ def group() -> Iterator[Path]:
 def test_a_rank_that_the_kernel_kills_for_want_of_memory(group: Path, tmp_path: Path) -> None:
     join = JOIN.format(file=str(group / "cgroup.procs"))
     job = start(tmp_path / "job", 1, "bytearray(b'x') * 2**30", 2, join)
-    (status, said), (killed, _) = (rank.wait(120) for rank in job)
-    assert (status, killed) == (1, -9), said
+    statuses, (said, _) = forked.wait_for_all(job, 120)
+    assert statuses == (1, -9), said
     words = "had to end: rank 1 on host localhost exited without an error message, and the kernel"
     assert f"{words} of host localhost killed 1 process for lack of memory; lower batch" in said
 

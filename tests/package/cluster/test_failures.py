@@ -188,9 +188,8 @@ assert len(compiled) == 2 * {compile}, len(compiled)
 @pytest.mark.parametrize("compile", [pytest.param(True, marks=pytest.mark.long), False])
 def test_compiling_is_no_hang(compile: bool, tmp_path: Path) -> None:
     """Batches change their shape: a rank compiles for longer than the hang timeout."""
-    statuses, said = zip(
-        *[r.wait(120) for r in start(tmp_path, SLOW.format(compile=compile))], strict=True
-    )
+    ranks = start(tmp_path, SLOW.format(compile=compile))
+    statuses, said = forked.wait_for_all(ranks, 120)
     assert statuses == ((0, 0) if compile else (1, 1)), said
     assert compile or any("rank 1 on host algo-2 stopped taking part" in text for text in said), (
         said
@@ -275,7 +274,7 @@ with dist.session():
 @pytest.mark.parametrize("how", ["lacking", "damaged", "cut off", "full"])
 def test_a_host_without_the_checkpoint_gets_that_of_rank_0(how: str, tmp_path: Path) -> None:
     ranks = start(tmp_path, RECEIVED.format(how=how))
-    statuses, said = zip(*[rank.wait(60) for rank in ranks], strict=True)
+    statuses, said = forked.wait_for_all(ranks, 60)
     full = "rank 1 on host algo-2 failed: OSError: [Errno 28] No space left on device"
     sentences = {
         "cut off": [

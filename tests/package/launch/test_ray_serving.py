@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -23,6 +22,7 @@ from test_inference_toolkit import BAD, GOOD, JSON, LINES, NONE, ODD, ONE, WORDS
 import predict
 from smlightning import project
 from smlightning.launch import inference_images, model_archive
+from smlightning.testing.processes import free_port
 
 # What the image's entry point does once it has installed requirements.txt: Ray's head and Serve,
 # then `serve run config.yaml` (scripts/docker/ray/sagemaker_entrypoint.sh). Here in one process.
@@ -58,9 +58,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int
     model_archive.pack(place / "trained.tar.gz", packed, source, server)
     with tarfile.open(packed) as tar:
         tar.extractall(top, filter="data")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     # Linux allows 107 bytes for a socket's path.
     temporary = Path(f"/tmp/ray-{os.getpid()}")  # noqa: S108
     env = os.environ | {

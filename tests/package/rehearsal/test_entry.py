@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from small_rehearsal import small_plan
 
 from smlightning.launch.launchers import FORWARDING
 from smlightning.rehearsal.hosts import FOLDERS, Host, copy_code, resources
+from smlightning.testing.processes import free_port
 
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 LOG = Path("log")
@@ -64,16 +64,13 @@ def create_container(folder: Path) -> tuple[Path, Path]:
 
 
 def container_variables(base: Path, programs: Path) -> dict[str, str]:
-    with socket.socket() as probe:  # the toolkit names no port to torchrun; 29500 may be taken
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     return {
         **os.environ,
         "SAGEMAKER_BASE_DIR": str(base),
         "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
         "AWS_REGION": "us-east-1",
         "OMP_NUM_THREADS": "1",
-        "PET_MASTER_PORT": port,
+        "PET_MASTER_PORT": str(free_port()),  # the toolkit names none to torchrun
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
 

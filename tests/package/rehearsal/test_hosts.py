@@ -1,7 +1,6 @@
 """Hosts: folders, files, code and variables as SageMaker gives them, by the request."""
 
 import json
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from small_rehearsal import small_plan, small_request
 
 from smlightning.rehearsal import mpirun
-from smlightning.rehearsal.environment import claim_port, container_environment, free_port
+from smlightning.rehearsal.environment import container_environment
 from smlightning.rehearsal.faults import upload_checkpoints
 from smlightning.rehearsal.hosts import Host, create_hosts
 from smlightning.rehearsal.plan import Plan
@@ -172,13 +171,3 @@ def test_the_reason_for_going_without_mpirun_is_given(
     (tmp_path / "bin/mpirun").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "unshare" in mpirun.why_not(hosts=1)
-
-
-def test_a_port_is_never_shared() -> None:
-    with free_port() as one, free_port() as other:
-        assert one != other
-        # What the system offers may be another rehearsal's, which has not bound it yet.
-        with socket.socket(socket.AF_UNIX) as claim:
-            assert not claim_port(other, claim)
-    with socket.socket(socket.AF_UNIX) as claim:
-        assert claim_port(other, claim) == other

@@ -17,7 +17,7 @@ from smlightning.files import ensure_dir
 
 PACKAGE = Path(smlightning.__file__).parent  # in vendor/, or where pip has installed it
 # Parts of the package that a training process never imports.
-LEFT_OUT = {"launch", "rehearsal", "testing", "__main__.py"}
+LEFT_OUT = {"launch", "ports.py", "rehearsal", "testing", "__main__.py"}
 
 
 def files(source: Path) -> dict[str, Path]:

@@ -1,15 +1,12 @@
 """The environment of a host's processes: a container's, by the request and the rehearsal."""
 
-import contextlib
 import os
 import site
-import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from smlightning.cluster.location import DEFAULT_PORT
-from smlightning.errors import UserError
 from smlightning.rehearsal import mpirun
 from smlightning.rehearsal.hosts import LOOPBACK, Host, with_local_channels
 from smlightning.rehearsal.plan import Plan
@@ -123,34 +120,3 @@ def rehearsal_variables(
         "REHEARSAL_WITHOUT_MPIRUN": "" if real_mpirun else "1",
         "REHEARSAL_SINGLE_HOST": "1" if plan.hosts == 1 else "",
     }
-
-
-@contextlib.contextmanager
-def free_port() -> Iterator[int]:
-    """7777, SageMaker's own, or another if something listens there or a rehearsal is about to."""
-    with socket.socket(socket.AF_UNIX) as claim:
-        offers = (claim_port(wanted, claim) for wanted in (DEFAULT_PORT, *[0] * 100))
-        number = next(filter(None, offers), 0)
-        if not number:
-            raise UserError("no port is free on this machine", "end what holds so many")
-        yield number
-
-
-def claim_port(wanted: int, claim: socket.socket) -> int:
-    """The port, or any free one where 0 is wanted; 0: it is taken.
-
-    Args:
-        claim: a Unix socket, which is bound to a name of the port for as long as it is open: the
-            port itself is not bound until the ranks meet, and the system may offer it again.
-    """
-    with socket.socket() as probe:
-        try:
-            # A port whose last connection is over, but not yet forgotten, is free.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1 if wanted else 0)
-            probe.bind(("", wanted))
-            number = int(probe.getsockname()[1])
-            if sys.platform == "linux":
-                claim.bind(f"\0rehearsal-{number}")  # a name without a file
-        except OSError:
-            return 0
-        return number

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from smlightning import stored_secrets
+from smlightning import ports, stored_secrets
+from smlightning.cluster.location import DEFAULT_PORT
 from smlightning.errors import UserError
 from smlightning.rehearsal import attempts, checks, mpirun, samples, secret_store
 from smlightning.rehearsal.attempts import Lines, Machine
 from smlightning.rehearsal.checks import Check
-from smlightning.rehearsal.environment import free_port
 from smlightning.rehearsal.evidence import Attempt
 from smlightning.rehearsal.hosts import Host
 from smlightning.rehearsal.installed_requirements import requirements_keep_torch
@@ -63,7 +63,7 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
     title = setting.title(plan)
     started = time.time()
     values = secret_store.contents(plan.secrets, os.environ)
-    with free_port() as port, secret_store.serve(values) as store:
+    with ports.claimed([DEFAULT_PORT]) as port, secret_store.serve(values) as store:
         console.print(f"{title}; stubs: {', '.join(setting.stubs)}; port {port}", style="bold")
         console.print(*notes, sep="\n", style="dim")
         cluster = Machine(folder, port, setting.real_mpirun, store)

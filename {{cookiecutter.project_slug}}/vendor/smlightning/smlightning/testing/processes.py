@@ -5,11 +5,11 @@ imports take longer than most runs of a test. Everything else is a process's own
 folder, output, exit status.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from smlightning import ports
 from smlightning.testing.environment import is_of_a_job
 
 if sys.platform == "win32":
@@ -25,6 +26,7 @@ if sys.platform == "win32":
 else:
     CONTEXT = multiprocessing.get_context("forkserver")
 SECONDS = 300  # of the slowest run, on a busy machine
+CLAIMED_PORTS = contextlib.ExitStack()
 
 Record = dict[str, Any]
 Body = Callable[[Callable[[Record], Any]], None]
@@ -44,10 +46,8 @@ def start_server() -> None:
 
 
 def free_port() -> int:
-    """A port on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port on which nobody listens, and that no other process is given until this one ends."""
+    return CLAIMED_PORTS.enter_context(ports.claimed())
 
 
 def run_ranks(body: Body, folder: Path, world_size: int, expected_exit: int = 0) -> list[Record]:
