@@ -21,6 +21,9 @@ import torch.distributed
 from smlightning.cluster.location import Cluster, ClusterError
 
 READ_SECONDS = 1.0  # for all ranks to read which one is missing, before rank 0 ends the store
+# Of one TCPStore: it waits more than twice as long for an address that answered once and then no
+# more, so that it is asked again until the time for all ranks is over.
+CONNECT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -166,13 +169,24 @@ def _late(names: str, seconds: float, address: str = "") -> ClusterError:
 
 def _open_store(cluster: Cluster, is_keeper: bool, seconds: float, deadline: float) -> RankStore:
     host, port = cluster.main_address, cluster.main_port
-    # TCPStore itself would wait longer than its timeout for an address that does not answer.
-    while not is_keeper and not _answers(host, port):
+    while True:
+        if is_keeper or _answers(host, port):
+            left = max(1.0, deadline - time.monotonic())
+            store = _try_store(host, port, is_keeper, min(CONNECT_SECONDS, left))
+            if store is not None:
+                store.set_timeout(timedelta(seconds=seconds))
+                return _of_this_attempt(store)
         if time.monotonic() > deadline:
             raise _late(cluster.name(0), seconds, f"{host}:{port}")
         time.sleep(0.2)
+
+
+def _try_store(
+    host: str, port: int, is_keeper: bool, seconds: float
+) -> torch.distributed.TCPStore | None:
+    """The store, None where it does not answer in time."""
     try:
-        server = torch.distributed.TCPStore(
+        return torch.distributed.TCPStore(
             host,
             port,
             is_master=is_keeper,
@@ -185,8 +199,7 @@ def _open_store(cluster: Cluster, is_keeper: bool, seconds: float, deadline: flo
             raise ClusterError(
                 f"MASTER_PORT={port} is taken on {host}:{port}", "end what listens there"
             ) from None
-        raise _late(cluster.name(0), seconds, f"{host}:{port}") from None
-    return _of_this_attempt(server)
+        return None
 
 
 def _of_this_attempt(store: torch.distributed.Store) -> RankStore:
