@@ -1,6 +1,7 @@
 """Pictures and tables of a run: curves, matrices."""
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
     """Write ``curves.csv`` and ``curves.png``.
 
     The picture has a panel for each last part of a metric's name: ``train/loss`` and ``val/loss``
-    share one, ``lr`` has its own. The test's single numbers and the speed have none.
+    share one, ``lr`` has its own. The test's single numbers and the speed have none. Every panel
+    shows all steps: a metric of the last one alone is a point at the right.
 
     Args:
         rows: each with ``step``, ``epoch`` and any metrics; a missing value is an empty cell and no
@@ -29,8 +31,8 @@ def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
     for name in write_csv(rows, directory):
         if name != "samples_per_second" and not name.startswith("test/"):
             panels.setdefault(name.rpartition("/")[2], []).append(name)
-    columns = max(1, min(len(panels), COLUMNS))
-    lines = max(1, -(-len(panels) // columns))  # rounded up
+    lines = max(1, math.ceil(len(panels) / COLUMNS))
+    columns = max(1, math.ceil(len(panels) / lines))
     size = (PANEL_SIZE[0] * columns, PANEL_SIZE[1] * lines)
     figure, axes = pyplot().subplots(
         lines, columns, figsize=size, layout="constrained", squeeze=False
@@ -51,7 +53,10 @@ def _draw_panel(
         axis.plot(steps, values, marker="o" if len(steps) < MARKED_POINTS else None, ms=3)
     axis.set(title=title, xlabel="step")
     axis.grid(alpha=0.3)
-    axis.legend(axis.lines, names)
+    if names != [title]:
+        axis.legend(axis.lines, names)
+    for row in (rows[0], rows[-1]):
+        axis.axvline(row["step"], alpha=0)
     for value in ALWAYS_SHOWN.get(title, ()):
         axis.axhline(value, alpha=0)
 
