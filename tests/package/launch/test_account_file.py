@@ -271,12 +271,12 @@ def test_whatever_preflight_looks_up_is_in_the_callers_policy(aws, full, monkeyp
     for kind in ("", "EFS", "FSxLustre"):
         wanted = job.replace(**others) if kind else job
         asked.clear()
-        built = request.dry_run(wanted, PROJECT)
+        body = request.dry_run(wanted, PROJECT)
         if kind:
             system = {"FileSystemId": "fs-0123456789abcdef0", "FileSystemType": kind}
-            built["InputDataConfig"][0]["DataSource"] = {"FileSystemDataSource": system}
-        account.check(wanted, built)
-        given = replace(facts(wanted), request=built)
+            body["InputDataConfig"][0]["DataSource"] = {"FileSystemDataSource": system}
+        account.check(wanted, body)
+        given = replace(facts(wanted), request=body)
         allowed = {
             one for each in template.policy(given, "caller")["Statement"] for one in each["Action"]
         }
@@ -296,13 +296,13 @@ def test_who_only_looks_has_the_sender_judged(aws, good, monkeypatch):
         return simulated("sagemaker:CreateTrainingJob")(arguments)
 
     record(monkeypatch, SimulatePrincipalPolicy=answer)
-    built = request.dry_run(good, PROJECT)
+    body = request.dry_run(good, PROJECT)
     for name in ("sending", sender):
         principals.clear()
-        found = account.check(good, built, sender=name)
+        found = account.check(good, body, sender=name)
         assert set(principals) == {sender, good.role}
         assert "caller.sagemaker:CreateTrainingJob" in [each.key for each in found]
-    (finding,) = account.check(good, built, sender="another")
+    (finding,) = account.check(good, body, sender="another")
     assert finding.key == "--sender" and "another" in finding.problem
 
 

@@ -202,13 +202,13 @@ def test_the_request_that_was_judged_is_the_one_that_is_sent(
     aws, good, monkeypatch, capsys, command, kind
 ):
     """It is built once, with the account's own role and bucket, which a dry run does not know."""
-    built: list[dict[str, object]] = []
+    bodies: list[dict[str, object]] = []
     module = tune if command == "tune" else request
     build = getattr(module, f"{kind}_request")
 
     def recorded(*arguments):
-        built.append(build(*arguments))
-        return built[-1]
+        bodies.append(build(*arguments))
+        return bodies[-1]
 
     monkeypatch.setattr(module, f"{kind}_request", recorded)
     operations = {"submit": "CreateTrainingJob", "tune": "CreateHyperParameterTuningJob"}
@@ -223,7 +223,7 @@ def test_the_request_that_was_judged_is_the_one_that_is_sent(
     words = [command, "--yes"] + ["--no-follow"] * (command == "submit")
     assert main(words) == 0
     sent = asked[operations[command]]
-    assert built == [sent]
+    assert bodies == [sent]
     assert judged[0]["RoleArn"] == good.role
     output = f"s3://sagemaker-{REGION}-{ACCOUNT}/"
     assert judged[0]["OutputDataConfig"] == {"S3OutputPath": output}

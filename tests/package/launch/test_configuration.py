@@ -103,8 +103,8 @@ def test_a_file_that_a_variable_names_has_to_be_there(files: Any) -> None:
 
 def test_everything_of_a_job_lies_below_the_prefix(files: Any) -> None:
     files[1].write_text(content({}, SESSION))
-    built = request.dry_run(GOOD, PROJECT, "name")
-    assert built["OutputDataConfig"]["S3OutputPath"] == "s3://theirs/team/nlp/"
-    assert built["CheckpointConfig"]["S3Uri"] == "s3://theirs/team/nlp/name/checkpoints"
-    code = json.loads(built["HyperParameters"]["sagemaker_submit_directory"])
+    body = request.dry_run(GOOD, PROJECT, "name")
+    assert body["OutputDataConfig"]["S3OutputPath"] == "s3://theirs/team/nlp/"
+    assert body["CheckpointConfig"]["S3Uri"] == "s3://theirs/team/nlp/name/checkpoints"
+    code = json.loads(body["HyperParameters"]["sagemaker_submit_directory"])
     assert code == "s3://theirs/team/nlp/name/source/sourcedir.tar.gz"

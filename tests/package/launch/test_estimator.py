@@ -94,9 +94,9 @@ def test_the_estimator_sends_the_request(
     wanted = job.from_table(case["job"], PROJECT)
     made = request.dry_run(wanted, PROJECT, NAME)
     session = estimator.session(wanted)
-    built = written_out(wanted, made, session, archive.copy_package(tmp_path))
-    built._prepare_for_training(NAME)
-    arguments = _TrainingJob.get_train_args(built, estimator.inputs(wanted), None)
+    sdk_estimator = written_out(wanted, made, session, archive.copy_package(tmp_path))
+    sdk_estimator._prepare_for_training(NAME)
+    arguments = _TrainingJob.get_train_args(sdk_estimator, estimator.inputs(wanted), None)
     assert session.get_train_request(**arguments) == made
 
 
@@ -105,8 +105,8 @@ def test_the_estimators_archive_holds_the_same_files(
 ) -> None:
     made = request.dry_run(GOOD, PROJECT, NAME)
     package = archive.copy_package(tmp_path)
-    built = written_out(GOOD, made, estimator.session(GOOD), package)
-    built._prepare_for_training(NAME)
+    sdk_estimator = written_out(GOOD, made, estimator.session(GOOD), package)
+    sdk_estimator._prepare_for_training(NAME)
     assert uploads["uri"] == json.loads(made["HyperParameters"]["sagemaker_submit_directory"])
     assert uploads["extra"] == {"ServerSideEncryption": "aws:kms"}
     with tarfile.open(fileobj=io.BytesIO(uploads["content"])) as tar:

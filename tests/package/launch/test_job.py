@@ -180,12 +180,12 @@ def test_a_key_that_is_added_by_a_line_is_sent(
     plain = request.dry_run(GOOD, PROJECT)
     monkeypatch.setattr(request, "KEYS", added)
     wanted = MoreKeys(**{**GOOD.model_dump(exclude={"spot", "network", "tune"}), **given})
-    built = request.dry_run(wanted, PROJECT)
-    assert built["AlgorithmSpecification"].items() >= plain["AlgorithmSpecification"].items()
-    assert built["CheckpointConfig"].keys() == {"S3Uri", "LocalPath"}
+    body = request.dry_run(wanted, PROJECT)
+    assert body["AlgorithmSpecification"].items() >= plain["AlgorithmSpecification"].items()
+    assert body["CheckpointConfig"].keys() == {"S3Uri", "LocalPath"}
     members = {each.path: each.member for each in added if each.path in MoreKeys.__annotations__}
     for path, member in members.items():
-        value: Any = built
+        value: Any = body
         for name in member.split("."):
             value = value.get(name, {})
         assert value == {"checkpoint_folder": "/opt/x", **sent}.get(path, {}), path
@@ -199,8 +199,8 @@ def test_every_example_of_request_in_the_projects_file_is_valid(tmp_path: Path) 
     (tmp_path / "job.toml").write_text("\n".join([before, "[request]", *lines]), encoding="utf-8")
     wanted = job.load(tmp_path / "job.toml", PROJECT)
     assert wanted.request.keys() >= {"OutputDataConfig", "ProfilerConfig", "DebugHookConfig"}
-    built = request.dry_run(wanted, PROJECT)
-    assert list(aws.violations(built, aws.shape("CreateTrainingJobRequest"))) == []
+    body = request.dry_run(wanted, PROJECT)
+    assert list(aws.violations(body, aws.shape("CreateTrainingJobRequest"))) == []
 
 
 def test_every_member_that_a_key_sets_is_aws_s_own() -> None:
@@ -260,13 +260,13 @@ def test_a_list_of_instance_types_becomes_preferences_that_keep_the_global_batch
         "max_pending_s": 7200,
     }
     wanted = job.from_table(table, PROJECT)
-    built = request.dry_run(wanted, PROJECT)
-    assert built["ResourceConfig"]["InstancePreferences"] == [
+    body = request.dry_run(wanted, PROJECT)
+    assert body["ResourceConfig"]["InstancePreferences"] == [
         {"InstanceType": "ml.g5.48xlarge", "InstanceCount": 2},
         {"InstanceType": "ml.g5.12xlarge", "InstanceCount": 4},
         {"InstanceType": "ml.g6.12xlarge", "InstanceCount": 4},
     ]
-    assert not {"InstanceType", "InstanceCount"} & built["ResourceConfig"].keys()
-    assert built["StoppingCondition"]["MaxPendingTimeInSeconds"] == 7200
+    assert not {"InstanceType", "InstanceCount"} & body["ResourceConfig"].keys()
+    assert body["StoppingCondition"]["MaxPendingTimeInSeconds"] == 7200
     alone = job.from_table({**table, "instance_type": ["ml.g5.48xlarge"]}, PROJECT)
     assert request.dry_run(alone, PROJECT)["ResourceConfig"]["InstanceType"] == "ml.g5.48xlarge"

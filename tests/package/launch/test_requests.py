@@ -29,15 +29,15 @@ def test_the_request_is_the_sdks(path: Path, tmp_path: Path, monkeypatch: Any) -
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(configuration))
     wanted = job.from_table(case["job"], PROJECT)
     if "tune" in case["job"]:
-        built = tune.tuning_request(wanted, PROJECT, request.dry_destination(wanted), TUNING_NAME)
-        shape, algorithm = "CreateHyperParameterTuningJobRequest", built["TrainingJobDefinition"]
+        body = tune.tuning_request(wanted, PROJECT, request.dry_destination(wanted), TUNING_NAME)
+        shape, algorithm = "CreateHyperParameterTuningJobRequest", body["TrainingJobDefinition"]
     else:
-        built = request.dry_run(wanted, PROJECT, NAME)
-        shape, algorithm = "CreateTrainingJobRequest", built
-    assert list(aws.violations(built, aws.shape(shape))) == []
+        body = request.dry_run(wanted, PROJECT, NAME)
+        shape, algorithm = "CreateTrainingJobRequest", body
+    assert list(aws.violations(body, aws.shape(shape))) == []
     metrics = algorithm["AlgorithmSpecification"].pop("MetricDefinitions")
     assert metrics == request.metric_definitions(PROJECT)
-    assert built == case["request"]
+    assert body == case["request"]
 
 
 GROUPS = [{"InstanceGroupName": "one", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 2}]
@@ -55,17 +55,17 @@ GROUPS = [{"InstanceGroupName": "one", "InstanceType": "ml.g5.12xlarge", "Instan
     ],
 )
 def test_groups_and_preferences_replace_type_and_count(resources: Any, left: set[str]) -> None:
-    built = request.dry_run(GOOD.replace(request={"ResourceConfig": resources}), PROJECT, NAME)
-    members = built["ResourceConfig"]
+    body = request.dry_run(GOOD.replace(request={"ResourceConfig": resources}), PROJECT, NAME)
+    members = body["ResourceConfig"]
     assert members.keys() & {"InstanceType", "InstanceCount"} == left
     assert members.items() >= resources.items()
-    assert list(aws.violations(built, aws.shape("CreateTrainingJobRequest"))) == []
+    assert list(aws.violations(body, aws.shape("CreateTrainingJobRequest"))) == []
 
 
 def test_a_profiler_of_ones_own_replaces_the_default() -> None:
     profiler = {"S3OutputPath": "s3://bucket/profiles/", "ProfilingIntervalInMilliseconds": 500}
-    built = request.dry_run(GOOD.replace(request={"ProfilerConfig": profiler}), PROJECT, NAME)
-    assert built["ProfilerConfig"] == profiler
+    body = request.dry_run(GOOD.replace(request={"ProfilerConfig": profiler}), PROJECT, NAME)
+    assert body["ProfilerConfig"] == profiler
 
 
 def test_a_channel_takes_members_by_their_own_names() -> None:
@@ -95,14 +95,14 @@ def test_metrics_are_read_from_the_lines_that_training_prints() -> None:
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_what_botocore_refuses_is_a_violation(path: Path) -> None:
     """A wrong type, an unknown member, and members that are missing."""
-    built = json.loads(path.read_text(encoding="utf-8"))["request"]
+    body = json.loads(path.read_text(encoding="utf-8"))["request"]
     shape = aws.shape(
         "CreateHyperParameterTuningJobRequest"
-        if "TrainingJobDefinition" in built
+        if "TrainingJobDefinition" in body
         else "CreateTrainingJobRequest"
     )
-    assert not ParamValidator().validate(built, shape).has_errors()
+    assert not ParamValidator().validate(body, shape).has_errors()
     for change in ({"RoleArn": 7}, {"Nonsense": {}}, {"Tags": [{"Key": 1}]}):
-        wrong = {**built, **change}
+        wrong = {**body, **change}
         assert ParamValidator().validate(wrong, shape).has_errors()
         assert list(aws.violations(wrong, shape))

@@ -35,16 +35,16 @@ def test_a_hosts_first_process_has_the_values_and_nothing_else_has_them(
     aws.client("secretsmanager").create_secret(Name="team/wandb", SecretString=f"{VALUE}\n")
     aws.client("ssm").put_parameter(Name="/team/db", Value=VALUE, Type="SecureString")
     asked = record(monkeypatch)
-    found, built = preflight.offline_checks(with_secrets, PROJECT)
-    assert built is not None and not refused(found)
+    found, body = preflight.offline_checks(with_secrets, PROJECT)
+    assert body is not None and not refused(found)
     names = {"SECRET_FOR_WANDB_API_KEY": "team/wandb", "SECRET_FOR_DB_PASSWORD": "ssm:/team/db"}
-    assert names.items() <= built["Environment"].items()
+    assert names.items() <= body["Environment"].items()
     first, other = ({**names, "AWS_REGION": REGION} for _ in range(2))
     hub.sign_in(0, first)
     hub.sign_in(1, other)
     assert first["WANDB_API_KEY"] == first["DB_PASSWORD"] == VALUE
     assert other == {**names, "AWS_REGION": REGION}  # no hub's token: nothing is made offline
-    seen = [json.dumps(built), *capsys.readouterr(), *map(str, found), json.dumps(asked)]
+    seen = [json.dumps(body), *capsys.readouterr(), *map(str, found), json.dumps(asked)]
     assert not any(VALUE in text for text in seen)
 
 
@@ -145,8 +145,8 @@ def test_keys_of_a_secret_are_read_on_the_host_from_one_answer(aws, good, capsys
         "DB": "team/db",
     }
     job = good.replace(secrets=names)
-    built = request.dry_run(job, PROJECT)
-    env = {**built["Environment"], "AWS_REGION": REGION}
+    body = request.dry_run(job, PROJECT)
+    env = {**body["Environment"], "AWS_REGION": REGION}
     answer, asked = BaseClient._make_api_call, []
 
     def note(client: Any, operation: str, arguments: dict[str, Any]) -> Any:
@@ -170,8 +170,8 @@ def test_keys_of_a_secret_are_read_on_the_host_from_one_answer(aws, good, capsys
         {"SecretId": arn, "VersionStage": "AWSPREVIOUS"},
     ]
     sent = {f"SECRET_FOR_{name}": text for name, text in names.items()}
-    assert sent.items() <= built["Environment"].items()
-    assert VALUE not in json.dumps(built) + "".join(capsys.readouterr())
+    assert sent.items() <= body["Environment"].items()
+    assert VALUE not in json.dumps(body) + "".join(capsys.readouterr())
 
 
 WRONG_KEYS = [

@@ -17,7 +17,6 @@ MORE_MEMORY = (
 )
 PAGE = 4096  # bytes: the smallest file in /dev/shm
 
-
 # Mistakes that torch, Lightning or Python name in an error of a general kind: its type, what its
 # text holds, what to say in its place ("": the text itself), and the cure.
 MISTAKES: tuple[tuple[type[Exception], str, str, str], ...] = (
@@ -139,8 +138,7 @@ def as_user_error(error: BaseException) -> UserError | None:
         )
     for kind, pattern, problem, cure in MISTAKES:
         if isinstance(error, kind) and re.search(pattern, text):
-            what = problem or " ".join(text.split()).rstrip(".")
-            return UserError(what, cure)
+            return UserError(problem or " ".join(text.split()).rstrip("."), cure)
     if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported
         return UserError(
             text.rstrip("."), "change what it names: the Trainer's arguments, or your methods"

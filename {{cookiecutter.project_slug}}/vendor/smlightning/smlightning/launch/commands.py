@@ -211,25 +211,25 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> S
 
     wanted = job.load(arguments.job or project.job_file, project)
     destination, unknown = (None, None) if arguments.dry_run else destination_of(wanted)
-    results, built = preflight.offline_checks(wanted, project, destination)
+    results, body = preflight.offline_checks(wanted, project, destination)
     search: dict[str, Any] | None = None
     if tuning:
         results, search = tune.judged(wanted, project, results, destination)
         wanted = tune.carried(wanted)
-    if built and not arguments.dry_run:
+    if body and not arguments.dry_run:
         # Without credentials nothing can be sent.
         aws.client("sts", wanted.region).get_caller_identity()
         if search:
             key = "HyperParameterTuningJobName"
-            built = {**built, key: search[key]}
-        results += accounts.check(wanted, built, tuning=tuning)
+            body = {**body, key: search[key]}
+        results += accounts.check(wanted, body, tuning=tuning)
         results += requirements.resolved(wanted, project)
     results = findings.ordered(results, arguments.accept)
     for finding in results:
         print(finding, file=sys.stderr)
     if findings.refused(results):
         return 1
-    outgoing = search if tuning else built
+    outgoing = search if tuning else body
     if outgoing is None:  # raises the error whose finding was accepted
         build = tune.tuning_request if tuning else request.training_request
         outgoing = build(wanted, project, request.dry_destination(wanted), wanted.name)

@@ -17,19 +17,19 @@ from smlightning.project import Project
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
 
 
-def submit(job: Job, project: Project, destination: Destination, built: dict[str, Any]) -> str:
+def submit(job: Job, project: Project, destination: Destination, body: dict[str, Any]) -> str:
     """Upload the code, create the training job, and return its name without waiting for it.
 
     Args:
         job: of job.toml.
         project: whose src/ is uploaded.
         destination: that the request was built for; its bucket is created where it is missing.
-        built: CreateTrainingJob, as preflight judged it, sent as it stands.
+        body: CreateTrainingJob, as preflight judged it, sent as it stands.
     """
-    name = str(built["TrainingJobName"])
+    name = str(body["TrainingJobName"])
     ensure_bucket(job, destination)
-    upload(job, project, destination, name, built["OutputDataConfig"])
-    aws.client("sagemaker", job.region).create_training_job(**built)
+    upload(job, project, destination, name, body["OutputDataConfig"])
+    aws.client("sagemaker", job.region).create_training_job(**body)
     return name
 
 

@@ -191,16 +191,16 @@ def judged(
     findings = [*findings, *check(job, project)]
     try:
         destination = destination or request.dry_destination(job)
-        built = tuning_request(job, project, destination, job_name(job))
+        body = tuning_request(job, project, destination, job_name(job))
     except UserError as failure:
         if not refused(findings):  # else it is one of these
             findings.append(error("tune", failure.problem, failure.cure or "correct it"))
         return findings, None
-    limits = aws.violations(built, aws.shape("CreateHyperParameterTuningJobRequest"))
+    limits = aws.violations(body, aws.shape("CreateHyperParameterTuningJobRequest"))
     findings += [
         error(f"tune: {violation.path}", violation.problem, violation.cure) for violation in limits
     ]
-    return findings, built
+    return findings, body
 
 
 def job_name(job: Job) -> str:
@@ -234,7 +234,7 @@ def tuning_request(
         },
         **{member: single[member] for member in CARRIED if member in single},
     }
-    built = {
+    body = {
         "HyperParameterTuningJobName": name,
         "HyperParameterTuningJobConfig": {
             "Strategy": "Bayesian",
@@ -251,7 +251,7 @@ def tuning_request(
         },
         "TrainingJobDefinition": definition,
     }
-    return {**built, "Tags": single["Tags"]} if "Tags" in single else built
+    return {**body, "Tags": single["Tags"]} if "Tags" in single else body
 
 
 def parameter_ranges(job: Job, project: Project) -> dict[str, list[dict[str, Any]]]:
@@ -282,18 +282,18 @@ def parameter_ranges(job: Job, project: Project) -> dict[str, list[dict[str, Any
     return {kind: entries for kind, entries in kinds.items() if entries}
 
 
-def submit(job: Job, project: Project, destination: Destination, built: dict[str, Any]) -> str:
+def submit(job: Job, project: Project, destination: Destination, body: dict[str, Any]) -> str:
     """Upload the code, start the search, and return its name without waiting for it.
 
     Args:
         job: of job.toml.
         project: whose src/ is uploaded.
         destination: that the request was built for; its bucket is created where it is missing.
-        built: CreateHyperParameterTuningJob, as it was judged, sent as it stands.
+        body: CreateHyperParameterTuningJob, as it was judged, sent as it stands.
     """
-    name = str(built["HyperParameterTuningJobName"])
+    name = str(body["HyperParameterTuningJobName"])
     sending.ensure_bucket(job, destination)
-    output = built["TrainingJobDefinition"]["OutputDataConfig"]
+    output = body["TrainingJobDefinition"]["OutputDataConfig"]
     sending.upload(job, project, destination, name, output)
-    aws.client("sagemaker", job.region).create_hyper_parameter_tuning_job(**built)
+    aws.client("sagemaker", job.region).create_hyper_parameter_tuning_job(**body)
     return name

@@ -25,13 +25,13 @@ CHECKS: dict[str, AccountCheck] = {
 
 
 def check(
-    job: Job, built: dict[str, Any], *, tuning: bool = False, sender: str = ""
+    job: Job, body: dict[str, Any], *, tuning: bool = False, sender: str = ""
 ) -> list[Finding]:
     """The findings of every check; what could not be asked is said to be skipped.
 
     Args:
         job: of job.toml.
-        built: the request that would be sent.
+        body: the request that would be sent.
         tuning: whether many such jobs are sent, some at a time.
         sender: the role that will send it, by name or ARN; empty: the caller will.
     """
@@ -47,10 +47,10 @@ def check(
         return [skipped("AWS", problem, aws.sign_in())]
     except (BotoCoreError, ClientError) as error:
         return [from_error("AWS", aws.explain(error), cure="run preflight with --offline")]
-    role = built["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])
+    role = body["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])
     if role.endswith(f"/{request.DRY_ROLE}"):
         role = ""
-    context = Context(job, built, identity, role, tuning=tuning, sender=sender)
+    context = Context(job, body, identity, role, tuning=tuning, sender=sender)
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda name: answered(name, context), CHECKS)
         return [finding for findings in answers for finding in findings]

@@ -48,14 +48,14 @@ QUESTIONS_OF_NETWORK = [
 
 def questions(given: Facts) -> dict[str, Any]:
     """The statement with which preflight looks up what the job names (named.py, network.py)."""
-    job, built = given.job, given.request
-    resources = built["ResourceConfig"]
-    sources = [c.get("DataSource", {}) for c in built.get("InputDataConfig", [])]
+    job, body = given.job, given.request
+    resources = body["ResourceConfig"]
+    sources = [c.get("DataSource", {}) for c in body.get("InputDataConfig", [])]
     systems = {source.get("FileSystemDataSource", {}).get("FileSystemType") for source in sources}
     secrets = [secret for _, secret in secret_keys(job)]
-    image = str(built["AlgorithmSpecification"].get("TrainingImage", ""))
+    image = str(body["AlgorithmSpecification"].get("TrainingImage", ""))
     is_private_image = bool(images.ECR.match(image)) and not images.aws_image(image)
-    is_encrypted = built["OutputDataConfig"].get("KmsKeyId") or resources.get("VolumeKmsKeyId")
+    is_encrypted = body["OutputDataConfig"].get("KmsKeyId") or resources.get("VolumeKmsKeyId")
     asked = {
         "ecr:DescribeImages": is_private_image,
         "elasticfilesystem:DescribeFileSystems": "EFS" in systems,
@@ -68,7 +68,7 @@ def questions(given: Facts) -> dict[str, Any]:
         "sagemaker:DescribeTrainingPlan": resources.get("TrainingPlanArn"),
     }
     actions = QUESTIONS + [action for action, is_asked in asked.items() if is_asked]
-    if built.get("VpcConfig"):
+    if body.get("VpcConfig"):
         actions += QUESTIONS_OF_NETWORK
     return {"Effect": "Allow", "Action": sorted(actions), "Resource": [EVERY]}
 
@@ -95,16 +95,16 @@ def facts(
     Raises:
         UserError: no request can be built of this job.
     """
-    built = request.dry_run(job, project, name=f"{job.name}-*")
+    body = request.dry_run(job, project, name=f"{job.name}-*")
     named = job.request.get("OutputDataConfig", {}).get("S3OutputPath")
     key = "request.OutputDataConfig.S3OutputPath" if named else "bucket"
     folders = {}
-    for channel in built.get("InputDataConfig", []):
+    for channel in body.get("InputDataConfig", []):
         uri = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
         if channel["ChannelName"] in job.channels and uri:
             folders[f"channels.{channel['ChannelName']}"] = uri
-    folders[key] = built["OutputDataConfig"]["S3OutputPath"]
-    checkpoints = built.get("CheckpointConfig", {}).get("S3Uri", "")
+    folders[key] = body["OutputDataConfig"]["S3OutputPath"]
+    checkpoints = body.get("CheckpointConfig", {}).get("S3Uri", "")
     if checkpoints:
         folders["checkpoint_s3"] = checkpoints
     default = f"s3://sagemaker-{job.region}-"
@@ -114,7 +114,7 @@ def facts(
             folders[name] = default + account + uri.removeprefix(default)[12:]
     return Facts(
         job=job,
-        request=built,
+        request=body,
         partition=partition,
         account=account,
         role=f"arn:{partition}:iam::{account}:role/{role_path(job)}",

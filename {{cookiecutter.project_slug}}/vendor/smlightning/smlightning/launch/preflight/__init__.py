@@ -85,7 +85,7 @@ def offline_checks(
     findings = [finding for check in JOB_CHECKS for finding in check(job, project)]
     try:
         destination = destination or request.dry_destination(job)
-        built = request.training_request(job, project, destination, request.job_name(job))
+        body = request.training_request(job, project, destination, request.job_name(job))
     except JobError as failure:
         if not refused(findings):  # else it is one of these
             findings += failure.findings
@@ -95,8 +95,8 @@ def offline_checks(
             findings.append(from_error("job.toml", failure))
         return findings, None
     for check in REQUEST_CHECKS:
-        findings += check(job, built, project)
-    return findings, built
+        findings += check(job, body, project)
+    return findings, body
 
 
 def run(
@@ -120,9 +120,9 @@ def run(
     """
     from smlightning.launch import account
 
-    findings, built = offline_checks(job, project)
+    findings, body = offline_checks(job, project)
     findings += also
     findings += requirements.resolved(job, project, offline=offline)
-    if built and not offline:
-        findings += account.check(job, built, sender=sender)
+    if body and not offline:
+        findings += account.check(job, body, sender=sender)
     return ordered(findings, accept)

@@ -45,14 +45,14 @@ def addresses(job: Job, project: Project) -> Iterator[Finding]:
             yield error("checkpoint_s3", problem, "name another folder")
 
 
-def file_systems(job: Job, built: dict[str, Any], project: Project) -> Iterator[Finding]:
+def file_systems(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
     """A file system is reached in a VPC, whoever names it: job.toml, or an organisation's file."""
-    for channel in built.get("InputDataConfig", []):
+    for channel in body.get("InputDataConfig", []):
         system = channel.get("DataSource", {}).get("FileSystemDataSource", {})
         key = f"channels.{channel['ChannelName']}"
         if not system:
             continue
-        if not built.get("VpcConfig"):
+        if not body.get("VpcConfig"):
             problem = "a file system can be reached in your VPC alone"
             yield error(key, problem, "fill [network]")
         path = str(system.get("DirectoryPath", "/"))
