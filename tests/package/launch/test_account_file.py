@@ -18,6 +18,7 @@ from smlightning.errors import UserError
 from smlightning.launch import account, request
 from smlightning.launch.account import table, template
 from smlightning.launch.account.permissions import facts_of, missing_permissions
+from smlightning.launch.account.table import context_of_request
 from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job, Network
 
@@ -79,7 +80,7 @@ def missing(
     return [
         finding
         for who, arn in arns.items()
-        for finding in missing_permissions(iam, who, arn, given)
+        for finding in missing_permissions(iam, who, arn, given, context_of_request(given.request))
     ]
 
 

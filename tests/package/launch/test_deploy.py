@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError, ConnectTimeoutError
 from moto import mock_aws
 from moto.sagemaker.models import sagemaker_backends
-from moto_account import ACCOUNT, REGION, record
+from moto_account import ACCOUNT, REGION, TRUST, record, refusal, simulated
 from sagemaker import image_uris
 
 from smlightning.__main__ import main
@@ -24,9 +24,22 @@ LINES, PLAIN = "application/jsonlines", "text/plain"
 TAGS = [{"Key": "project", "Value": "language-id"}]
 
 
+QUOTAS = [
+    {"QuotaName": f"{instance} for {use} usage", "Value": 4.0}
+    for instance in ("ml.m5.xlarge", "ml.g4dn.xlarge", "ml.g5.xlarge")
+    for use in ("endpoint", "transform job")
+]
+
+
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[boto3.Session]:
-    """An account with a finished job and its model."""
+    """An account with a finished job, its model and its role."""
+    record(
+        monkeypatch,
+        SimulatePrincipalPolicy=simulated(),
+        ListServiceQuotas={"Quotas": []},  # of an account that has asked for no more
+        ListAWSDefaultServiceQuotas={"Quotas": QUOTAS},
+    )
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
         monkeypatch.setenv(f"AWS_{name}", "testing")
     monkeypatch.delenv("AWS_PROFILE", raising=False)
@@ -34,6 +47,8 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[boto3.Session]:
     with mock_aws():
         session = boto3.Session(region_name=REGION)
         session.client("s3").create_bucket(Bucket="language-id")
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [TRUST]})
+        session.client("iam").create_role(RoleName="training", AssumeRolePolicyDocument=policy)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:
             for name in ("config.json", "code/old.py"):
@@ -349,3 +364,48 @@ def test_what_somebody_else_made_under_the_name_stays(account, capsys):
     before = left(account)
     assert run("deploy") == 1 and "is deployed already" in capsys.readouterr().err
     assert left(account) == before == [JOB, "other"]
+
+
+def test_what_the_account_does_not_allow_is_said_before_anything_is_made(
+    account, capsys, monkeypatch
+):
+    """Who deploys is refused; of the model's role a resource's own policy may allow it."""
+    denied = simulated("sagemaker:CreateEndpoint", "ecr:BatchGetImage")
+    asked = record(monkeypatch, SimulatePrincipalPolicy=denied)
+    assert run("deploy", "--instance", "ml.m5.xlarge") == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error   deployer.sagemaker:CreateEndpoint: ")
+    assert second.startswith("warning endpoint.ecr:BatchGetImage: training may not ecr:Batch")
+    assert left(account) == [] and not {"PutObject", "CreateModel"} & asked.keys()
+    accepted = ("--accept", "deployer.sagemaker:CreateEndpoint")
+    assert run("deploy", *accepted) == 0 and run("undeploy") == 0
+    assert "warning deployer.sagemaker:CreateEndpoint" in capsys.readouterr().err
+
+    refused_version = simulated("sagemaker:CreateModelPackage", "sagemaker:CreateEndpoint")
+    record(monkeypatch, SimulatePrincipalPolicy=refused_version)
+    assert run("register", "--yes") == 1
+    (only,) = capsys.readouterr().err.splitlines()
+    assert only.startswith("error   deployer.sagemaker:CreateModelPackage: ")
+
+
+@pytest.mark.parametrize("options", [[], ["--transform", "s3://language-id/", "s3://language-id/"]])
+def test_more_hosts_than_the_quota_are_refused(account, capsys, options):
+    assert run("deploy", "--instance", "ml.g5.xlarge", "--count", "5", *options) == 1
+    use = "transform job" if options else "endpoint"
+    said = capsys.readouterr().err
+    assert f'error   --count: 5 is above the quota "ml.g5.xlarge for {use} usage", 4' in said
+    assert left(account) == []
+
+
+def test_a_role_that_is_gone_is_named(account, capsys):
+    account.client("iam").delete_role(RoleName="training")
+    assert run("deploy") == 1
+    assert f"error   role: training, under which {JOB} ran, is gone" in capsys.readouterr().err
+
+
+def test_what_may_not_be_asked_is_skipped(account, capsys, monkeypatch):
+    names = ("GetRole", "ListServiceQuotas")
+    record(monkeypatch, **{name: refusal("AccessDenied", name) for name in names})
+    assert run("deploy") == 0 and run("undeploy") == 0
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in said] == ["skipped permissions", "skipped quota"]

@@ -12,7 +12,7 @@ from policies import ALLOWED, evaluate, without
 from small_job import PROJECT
 from test_deploy import ABSENT, IMAGES, JOB, account, interrupt, left, refused, run
 
-from smlightning.launch import fetch
+from smlightning.launch import deploy_check, deploy_plan, fetch
 from smlightning.launch.account import table, template
 from smlightning.launch.job import Job
 
@@ -130,6 +130,13 @@ KINDS = ("ModelPackageGroup", "TrainingJob", "TransformJob", "EndpointConfig", "
 READ, WRITTEN = ("GetObject", "HeadObject"), ("PutObject", "CreateMultipartUpload", "UploadPart")
 KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 Asked = set[tuple[str, str]]  # (action, ARN)
+QUESTIONS = {
+    "GetProducts": "pricing",
+    "GetRole": "iam",
+    "SimulatePrincipalPolicy": "iam",
+    "ListServiceQuotas": "servicequotas",
+    "ListAWSDefaultServiceQuotas": "servicequotas",
+}
 
 
 def sagemaker_arn(kind: str, name: str) -> str:
@@ -151,8 +158,10 @@ def permissions_of(operation: str, given: dict[str, Any]) -> Asked:
         return {(f"sagemaker:{operation}", sagemaker_arn(*each)) for each in names.items()}
     if operation == "ListTags":
         return {("sagemaker:ListTags", given["ResourceArn"])}
-    if operation == "GetProducts":
-        return {("pricing:GetProducts", "*")}
+    if operation in QUESTIONS:
+        return {(f"{QUESTIONS[operation]}:{operation}", "*")}
+    if operation == "GetCallerIdentity":
+        return set()  # which everybody may ask (STS' API)
     kind = next((each for each in KINDS if operation.endswith(each)), "")
     if kind:
         return permissions_of_kind(operation, kind, given)
@@ -264,6 +273,47 @@ def test_deploying_asks_what_the_policies_allow_and_no_more(
     assert denied(template.policy(facts(good), "endpoint"), of_role) == {
         (action, arn) for action, arn in of_role if ":texts" in arn or ":answers" in arn
     }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        deploy_plan.Options(),
+        deploy_plan.Options(asynchronous=True),
+        deploy_plan.Options(transform=("s3://language-id/", "s3://language-id/answers/")),
+        None,
+    ],
+    ids=["endpoint", "asynchronous", "transform", "registered"],
+)
+def test_a_deployment_is_asked_what_it_needs_and_no_more(account, calls, monkeypatch, options):
+    """Of who deploys: each action is asked for by what is called until all is removed again."""
+    group = "language-id" if options is None else ""
+    planned = deploy_plan.plan(JOB, REGION, options or deploy_plan.Options())
+    asking = deploy_check.context(planned)
+    needed = table.needs(deploy_check.facts(planned, asking, group), table.DEPLOYER)
+    calls.clear()
+    if group:
+        assert run("register", "--yes") == 0
+    elif options.transform:
+        monkeypatch.setattr("time.sleep", interrupt)
+        busy = {"TransformJobStatus": "InProgress"}
+        answers = {"DescribeTransformJob": [ABSENT, busy, busy], "StopTransformJob": {}}
+        seen = record(monkeypatch, **answers)
+        assert run("deploy", "--transform", *options.transform) == 130
+        calls += [(operation, seen[operation]) for operation in answers]
+    else:
+        runtime = account.client("sagemaker-runtime")
+        assert run("deploy", *(["--async"] if options.asynchronous else [])) == 0
+        if options.asynchronous:
+            runtime.invoke_endpoint_async(EndpointName=JOB, InputLocation="s3://language-id/a")
+        else:
+            runtime.invoke_endpoint(EndpointName=JOB, Body=b"x")
+        assert run("undeploy") == 0
+    called = {action for call in calls for action, _ in permissions_of(*call)}
+    unencrypted = {"kms:Decrypt", "kms:GenerateDataKey"}  # the fixture's job has no key
+    after_failure = {"s3:DeleteObject"} if group else set()
+    required = {need.action for need in needed}
+    assert required - after_failure <= called and called - unencrypted <= required
 
 
 def facts(job: Job, **options: Any) -> table.Facts:

@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--job", type=Path, metavar="FILE", help="the job (the project's job.toml)"
             )
-        if name in ("preflight", "submit", "tune"):
+        if name in ("preflight", "submit", "tune", "deploy", "register"):
             add_accept(command)
         if name == "preflight":
             add_preflight(command)

@@ -224,10 +224,7 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> S
             body = {**body, key: search[key]}
         results += accounts.check(wanted, body, tuning=tuning)
         results += requirements.resolved(wanted, project)
-    results = findings.ordered(results, arguments.accept)
-    for finding in results:
-        print(finding, file=sys.stderr)
-    if findings.refused(results):
+    if refused(results, arguments.accept):
         return 1
     outgoing = search if tuning else body
     if outgoing is None:  # raises the error whose finding was accepted
@@ -249,6 +246,14 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> S
         return Submission(wanted, destination, outgoing, fingerprint)
     print("nothing was sent")
     return 1
+
+
+def refused(results: Sequence[Finding], accepted: Sequence[str]) -> bool:
+    """Whether there is an error, once the findings were printed to standard error."""
+    shown = findings.ordered(results, accepted)
+    for finding in shown:
+        print(finding, file=sys.stderr)
+    return findings.refused(shown)
 
 
 def destination_of(wanted: Job) -> tuple[Destination | None, Exception | None]:
@@ -331,6 +336,7 @@ def fetch(arguments: argparse.Namespace, project: Project, region: str) -> int:
 
 
 def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
+    from smlightning.launch import deploy_check
     from smlightning.launch.deploy import deploy
     from smlightning.launch.deploy_plan import Options, plan
 
@@ -345,6 +351,8 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
     deployment = plan(arguments.name, region, options)
     if deployment.warning:
         print(f"warning {deployment.warning}")
+    if refused(deploy_check.check(deployment), arguments.accept):
+        return 1
     print(deployment.cost)
     if not confirmed("Make it?", arguments.yes):
         print("nothing was made")
@@ -354,11 +362,13 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
 
 
 def register(arguments: argparse.Namespace, project: Project, region: str) -> int:
-    from smlightning.launch import register
+    from smlightning.launch import deploy_check, register
     from smlightning.launch.deploy_plan import Options
 
     options = Options(instance=arguments.instance, image=arguments.image)
     registration = register.plan(arguments.name, region, options, arguments.group)
+    if refused(deploy_check.check(registration.files, group=registration.group), arguments.accept):
+        return 1
     print(registration.cost)
     if not confirmed("Register it?", arguments.yes):
         print("nothing was made")

@@ -68,6 +68,7 @@ class Deployment:
     requests: dict[str, dict[str, Any]]
     cost: str
     options: Options
+    job: dict[str, Any]  # as DescribeTrainingJob tells it
     warning: str = ""
     # S3 address of the folder with an asynchronous endpoint's requests/, answers/ and failures/.
     exchange: str = ""
@@ -123,6 +124,7 @@ def plan(job_name: str, region: str, options: Options, folder: str = "deploy") -
         requests={kind: {**request, "Tags": tags} for kind, request in requests.items()},
         cost=f"cost    {cost(region, options, memory_gb)}",
         options=options,
+        job=job,
         warning=inference_images.warning(image),
         exchange=exchange,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from smlightning.launch.account.context import Context
 from smlightning.launch.account.table import (
     CALLER,
+    DEPLOYER,
     ROLE,
     SAGEMAKER,
     Facts,
@@ -50,8 +51,9 @@ def permissions(context: Context) -> Iterator[Finding]:
         problem = f"{context.sender or context.caller[1]} does not exist here"
         yield error("--sender", problem, "name a role of this account")
         caller = ""
-    yield from missing_permissions(iam, CALLER, caller, facts)
-    yield from missing_permissions(iam, ROLE, arn, facts)
+    values = context_of_request(facts.request)
+    yield from missing_permissions(iam, CALLER, caller, facts, values)
+    yield from missing_permissions(iam, ROLE, arn, facts, values)
 
 
 def role_problems(context: Context) -> Iterator[Finding]:
@@ -130,16 +132,25 @@ class Answer:
     missing: tuple[str, ...]  # keys of the context that a policy asks for and nobody gave
 
 
-def missing_permissions(iam: Any, who: str, arn: str, facts: Facts) -> Iterator[Finding]:
+def missing_permissions(
+    iam: Any, who: str, arn: str, facts: Facts, values: dict[str, Any]
+) -> Iterator[Finding]:
     """The permissions that a user or role has not, by IAM's own simulation.
 
     What it could not evaluate, for want of a key of its context, is a warning.
+
+    Args:
+        iam: boto3's client.
+        who: of the table.
+        arn: of the user or role; empty: nobody is asked about.
+        facts: what the table reads.
+        values: key of IAM's context → value.
     """
     if not arn:
         return
     name = arn.rpartition("/")[2]
     wanted = needs(facts, who)
-    answers = simulated(iam, arn, wanted, context_of_request(facts.request))
+    answers = simulated(iam, arn, wanted, values)
     for need in wanted:
         denied = [
             resource for resource in need.resources if not answers[need.action, resource].allowed
@@ -153,16 +164,21 @@ def missing_permissions(iam: Any, who: str, arn: str, facts: Facts) -> Iterator[
             asked = ", ".join(sorted(unknown))
             problem = f"whether {name} may {need.action} depends on {asked}, not known here"
             yield warning(key, problem, "see that the policy's condition holds for this job")
-        elif who == CALLER and need.action in REFUSED_WITHOUT:
+        elif who in (CALLER, DEPLOYER) and need.action in REFUSED_WITHOUT:
             yield error(key, problem, "ask for that permission")
         else:  # a bucket's or a key's own policy, which is not simulated, may allow it
             yield warning(key, problem, "add it, unless the resource's own policy allows it")
 
 
-# Without these nothing is sent; no policy of a resource can give them.
+# Without these nothing is sent or created; no policy of a resource can give them.
 REFUSED_WITHOUT = (
     "sagemaker:CreateTrainingJob",
     "sagemaker:CreateHyperParameterTuningJob",
+    "sagemaker:CreateModel",
+    "sagemaker:CreateEndpointConfig",
+    "sagemaker:CreateEndpoint",
+    "sagemaker:CreateTransformJob",
+    "sagemaker:CreateModelPackage",
     "sagemaker:AddTags",
     "iam:PassRole",
 )

@@ -18,6 +18,16 @@ CODEARTIFACT = "CA_REPOSITORY_ARN"  # of the training toolkit, modules.py
 EVERY = "*"  # of an action that has no resources
 CALLER, ROLE = "caller", "role"
 DEPLOYER, ENDPOINT = "deployer", "endpoint"  # who deploys or registers, and its model's role
+# What `deploy` and `register` create, by IAM's names of the resources; the last is an endpoint,
+# too, whose answers are files in S3.
+KINDS = (
+    "model",
+    "endpoint-config",
+    "endpoint",
+    "transform-job",
+    "model-package",
+    "asynchronous-endpoint",
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,13 @@ class Facts:
     tuning: bool = False
     inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
     transform: tuple[str, str] | None = None  # S3 addresses of `deploy --transform`
+    package_group: str = "*"  # of `register --group`; a pattern in a policy
+    created: frozenset[str] | None = None  # KINDS that are about to be created; None: any of them
+
+    def creates(self, kind: str) -> bool:
+        """Whether one of KINDS is, or may be, created."""
+        assert kind in KINDS, kind
+        return self.created is None or kind in self.created
 
     def arn(self, service: str, name: str, *, account: str = "", region: str = "") -> str:
         """The ARN of a resource of this account and region."""
@@ -261,14 +278,60 @@ def deployed(*kinds: str) -> Resources:
 
     def resources(facts: Facts) -> list[str]:
         name = facts.job_name.lower().removesuffix("*")
-        return [facts.arn("sagemaker", f"{kind}/{name}*") for kind in kinds]
+        return [facts.arn("sagemaker", f"{kind}/{name}*") for kind in kinds if facts.creates(kind)]
 
     return resources
 
 
-def packages_of_models(facts: Facts) -> list[str]:
-    """Groups of the registry, whose name `register --group` chooses, and their versions."""
-    return [facts.arn("sagemaker", f"model-package{kind}/*") for kind in ("-group", "")]
+def looked_for(kind: str) -> Resources:
+    """What `undeploy` asks for by the deployment's name, whether it was created or not."""
+
+    def resources(facts: Facts) -> list[str]:
+        name = facts.job_name.lower().removesuffix("*")
+        return [facts.arn("sagemaker", f"{kind}/{name}*")] if facts.creates("model") else []
+
+    return resources
+
+
+def hosts(facts: Facts) -> list[str]:
+    """Instances, of which there is a quota."""
+    kinds = ("endpoint", "transform-job")
+    return [EVERY] if any(facts.creates(kind) for kind in kinds) else []
+
+
+def synchronous_endpoint(facts: Facts) -> list[str]:
+    is_asynchronous = facts.created is not None and "asynchronous-endpoint" in facts.created
+    return [] if is_asynchronous else ENDPOINTS(facts)
+
+
+def asynchronous_endpoint(facts: Facts) -> list[str]:
+    return ENDPOINTS(facts) if facts.creates("asynchronous-endpoint") else []
+
+
+def role_of_model(facts: Facts) -> list[str]:
+    """The execution role, which a version in the registry does not name."""
+    return execution_role(facts) if facts.creates("model") else []
+
+
+def tagged_kinds(facts: Facts) -> list[str]:
+    """What is created with the tags of its job, where it has any."""
+    if facts.created is not None and not facts.request.get("Tags"):
+        return []
+    return deployed("model", "endpoint", "endpoint-config", "transform-job")(facts)
+
+
+def package_group(facts: Facts) -> list[str]:
+    """The group of the registry, whose name `register --group` chooses."""
+    if not facts.creates("model-package"):
+        return []
+    return [facts.arn("sagemaker", f"model-package-group/{facts.package_group}")]
+
+
+def package_version(facts: Facts) -> list[str]:
+    """The group, and a version in it."""
+    versions = "*" if facts.package_group == "*" else f"{facts.package_group}/*"
+    group = package_group(facts)
+    return [*group, facts.arn("sagemaker", f"model-package/{versions}")] if group else []
 
 
 def inference_repositories(facts: Facts) -> list[str]:
@@ -292,7 +355,8 @@ def read_by_model(facts: Facts) -> list[str]:
 def written_by_model(facts: Facts) -> list[str]:
     """The same for answers, which are written into a folder."""
     folders = [facts.transform[1].removeprefix("s3://").rstrip("/")] if facts.transform else []
-    return [*code(facts), *(facts.s3(f"{folder}/*") for folder in folders)]
+    beside = code(facts) if facts.creates("asynchronous-endpoint") else []
+    return [*beside, *(facts.s3(f"{folder}/*") for folder in folders)]
 
 
 def deployment_buckets(facts: Facts) -> list[str]:
@@ -301,8 +365,12 @@ def deployment_buckets(facts: Facts) -> list[str]:
 
 
 def endpoint_logs(facts: Facts) -> list[str]:
-    groups = ("Endpoints", "TransformJobs")
-    return [facts.arn("logs", f"log-group:/aws/sagemaker/{group}*") for group in groups]
+    groups = {"Endpoints": "endpoint", "TransformJobs": "transform-job"}
+    return [
+        facts.arn("logs", f"log-group:/aws/sagemaker/{group}*")
+        for group, kind in groups.items()
+        if facts.creates(kind)
+    ]
 
 
 ROLES = "sagemaker/latest/dg/sagemaker-roles.html"
@@ -317,6 +385,8 @@ CODE = "codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access
 SHELL = "sagemaker/latest/dg/train-remote-debugging.html"
 ASYNC = "sagemaker/latest/dg/async-inference-create-endpoint-prerequisites.html"
 PRICES = "service-authorization/latest/reference/list_awspricelist.html"
+IDENTITIES = "service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html"
+QUOTAS = "service-authorization/latest/reference/list_servicequotas.html"
 PASSED = {"iam:PassedToService": SAGEMAKER}
 BEARER = {"sts:AWSServiceName": "codeartifact.amazonaws.com"}
 
@@ -372,27 +442,34 @@ TABLE: tuple[Permission, ...] = (
 )
 
 
-MODELS, ENDPOINTS = deployed("model"), deployed("endpoint", "endpoint-config")
-TRANSFORMS = deployed("transform-job")
-TAGGED = deployed("model", "endpoint", "endpoint-config", "transform-job")
+MODELS, TRANSFORMS = deployed("model"), deployed("transform-job")
+CONFIGS, ENDPOINTS = deployed("endpoint-config"), deployed("endpoint")
+CONFIGURED_ENDPOINTS = deployed("endpoint", "endpoint-config")
 # What `deploy`, `undeploy` and `register` need: no job is refused for the lack of it.
 DEPLOYMENT: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", single_job, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModel DescribeModel DeleteModel", MODELS, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateEndpointConfig DescribeEndpointConfig", ENDPOINTS, IAM),
-    *_lines(DEPLOYER, "sagemaker:DeleteEndpointConfig CreateEndpoint", ENDPOINTS, IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeEndpoint DeleteEndpoint", ENDPOINTS, IAM),
-    *_lines(DEPLOYER, "sagemaker:InvokeEndpoint InvokeEndpointAsync", ENDPOINTS, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateTransformJob DescribeTransformJob", TRANSFORMS, IAM),
-    *_lines(DEPLOYER, "sagemaker:StopTransformJob", TRANSFORMS, IAM),
-    *_lines(DEPLOYER, "sagemaker:AddTags", TAGGED, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModelPackageGroup", packages_of_models, IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeModelPackageGroup", packages_of_models, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModelPackage", packages_of_models, IAM),
-    Permission(DEPLOYER, "iam:PassRole", execution_role, PASSING, PASSED),
+    *_lines(DEPLOYER, "sagemaker:CreateModel DeleteModel", MODELS, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateEndpointConfig DeleteEndpointConfig", CONFIGS, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateEndpoint", CONFIGURED_ENDPOINTS, IAM),
+    *_lines(DEPLOYER, "sagemaker:DeleteEndpoint", ENDPOINTS, IAM),
+    *_lines(DEPLOYER, "sagemaker:DescribeModel", looked_for("model"), IAM),
+    *_lines(DEPLOYER, "sagemaker:DescribeEndpointConfig", looked_for("endpoint-config"), IAM),
+    *_lines(DEPLOYER, "sagemaker:DescribeEndpoint", looked_for("endpoint"), IAM),
+    *_lines(DEPLOYER, "sagemaker:DescribeTransformJob", looked_for("transform-job"), IAM),
+    *_lines(DEPLOYER, "sagemaker:InvokeEndpoint", synchronous_endpoint, IAM),
+    *_lines(DEPLOYER, "sagemaker:InvokeEndpointAsync", asynchronous_endpoint, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateTransformJob StopTransformJob", TRANSFORMS, IAM),
+    *_lines(DEPLOYER, "sagemaker:AddTags", tagged_kinds, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateModelPackageGroup", package_group, IAM),
+    *_lines(DEPLOYER, "sagemaker:DescribeModelPackageGroup", package_group, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateModelPackage", package_version, IAM),
+    Permission(DEPLOYER, "iam:PassRole", role_of_model, PASSING, PASSED),
     *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", code, S3),
     *_lines(DEPLOYER, "s3:ListBucket", deployment_buckets, S3),
     *_lines(DEPLOYER, "pricing:GetProducts", everything, PRICES),
+    *_lines(DEPLOYER, "iam:GetRole SimulatePrincipalPolicy", everything, IDENTITIES),
+    *_lines(DEPLOYER, "servicequotas:ListServiceQuotas", hosts, QUOTAS),
+    *_lines(DEPLOYER, "servicequotas:ListAWSDefaultServiceQuotas", hosts, QUOTAS),
     *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", output_key, S3),
     *_lines(ENDPOINT, "s3:GetObject", read_by_model, ROLES),
     *_lines(ENDPOINT, "s3:PutObject", written_by_model, ROLES),
@@ -455,4 +532,29 @@ def context_of_request(request: dict[str, Any]) -> dict[str, Any]:
             if system
             else {}
         )
+    return {key: value for key, value in values.items() if value not in (None, [], "")}
+
+
+def context_of_deployment(requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The same for what `deploy` or `register` creates: kind → request, of the same page."""
+    model = requests.get("Model", {})
+    network_of = model.get("VpcConfig", {})
+    variants = requests.get("EndpointConfig", {}).get("ProductionVariants", [])
+    transform = requests.get("TransformJob", {})
+    hosts = [*variants, *filter(None, [transform.get("TransformResources")])]
+    serverless = [host["ServerlessConfig"] for host in hosts if "ServerlessConfig" in host]
+    request = next(iter(requests.values()))
+    tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
+    values: dict[str, Any] = {
+        "sagemaker:NetworkIsolation": bool(model.get("EnableNetworkIsolation")),
+        "sagemaker:VpcSubnets": network_of.get("Subnets"),
+        "sagemaker:VpcSecurityGroupIds": network_of.get("SecurityGroupIds"),
+        "sagemaker:InstanceTypes": [h["InstanceType"] for h in hosts if "InstanceType" in h],
+        "sagemaker:OutputKmsKey": transform.get("TransformOutput", {}).get("KmsKeyId"),
+        "aws:TagKeys": list(tags),
+        **{f"aws:RequestTag/{key}": value for key, value in tags.items()},
+    }
+    for config in serverless:
+        values["sagemaker:ServerlessMemorySize"] = config["MemorySizeInMB"]
+        values["sagemaker:ServerlessMaxConcurrency"] = config["MaxConcurrency"]
     return {key: value for key, value in values.items() if value not in (None, [], "")}
