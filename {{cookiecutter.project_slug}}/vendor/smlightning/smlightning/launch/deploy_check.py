@@ -7,7 +7,11 @@ from collections.abc import Iterator
 
 from smlightning.launch import aws
 from smlightning.launch.account.context import Context
-from smlightning.launch.account.permissions import caller_arn, missing_permissions
+from smlightning.launch.account.permissions import (
+    caller_arn,
+    missing_permissions,
+    unknown_permissions,
+)
 from smlightning.launch.account.quotas import granted
 from smlightning.launch.account.table import (
     DEPLOYER,
@@ -108,6 +112,7 @@ def permissions(deployment: Deployment, group: str) -> Iterator[Finding]:
         problem = f"{role}, under which {deployment.job['TrainingJobName']} ran, is gone"
         yield error("role", problem, f"create it again, and let {SAGEMAKER} do sts:AssumeRole")
         return
+    yield from unknown_permissions(asking, DEPLOYER)
     whose = {DEPLOYER: caller_arn(asking, iam, asking.role)}
     if not group:
         whose[ENDPOINT] = asking.role

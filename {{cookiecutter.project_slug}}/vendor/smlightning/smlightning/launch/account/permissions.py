@@ -42,9 +42,7 @@ def permissions(context: Context) -> Iterator[Finding]:
         yield error("role", problem, f"let {SAGEMAKER} do sts:AssumeRole on it")
     arn = role["Arn"]
     facts = facts_of(context, arn)
-    if context.caller[0] == "federated-user" and not context.sender:
-        problem = "what a federated user may do cannot be asked for"
-        yield skipped(CALLER, problem, "see that it may send the job")
+    yield from unknown_permissions(context, CALLER)
     try:
         caller = caller_arn(context, iam, arn)
     except iam.exceptions.NoSuchEntityException:
@@ -88,6 +86,13 @@ def trusted_services(role: dict[str, Any]) -> list[str]:
         if any(fnmatch("sts:assumerole", action.lower()) for action in actions):
             services += as_list(principal.get("Service", []))
     return services
+
+
+def unknown_permissions(context: Context, who: str) -> Iterator[Finding]:
+    """A caller whose session policies cannot be asked for."""
+    if context.caller[0] == "federated-user" and not context.sender:
+        problem = "what a federated user may do cannot be asked for"
+        yield skipped(who, problem, f"see that it may do what `account --policy {who}` prints")
 
 
 def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
