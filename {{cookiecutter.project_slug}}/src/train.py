@@ -82,7 +82,7 @@ def train(**options: Any) -> None:
             strategy=strategy,
             devices=devices,
             num_nodes=num_nodes,
-            precision=trainer_precision(training.precision, cluster.accelerator),
+            precision=trainer_precision(training.precision, cluster.accelerator, training.strategy),
             deterministic=training.deterministic,
             max_epochs=training.epochs,
             max_steps=training.max_steps,

@@ -4,12 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import nn
 
 from smlightning.cluster.choice import choose_strategy
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.cluster.sharding import ShardedStrategy
+from smlightning.errors import as_user_error
 from smlightning.outline import builds_outline, outline
 
 SIX = locate(
@@ -42,6 +44,14 @@ def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], named: str) 
     with pytest.raises(ClusterError) as refused:
         strategy(**options)
     assert named in refused.value.cure
+
+
+def test_a_precision_that_scales_losses_is_refused_in_a_sentence() -> None:
+    """By Lightning, as soon as the Trainer is made."""
+    with pytest.raises(ValueError, match="precision") as refused:
+        pl.Trainer(accelerator="cpu", devices=6, strategy=strategy(), precision="16-mixed")
+    mistake = as_user_error(refused.value)
+    assert mistake and "bf16-mixed" in mistake.cure
 
 
 def test_one_process_has_nothing_to_divide() -> None:

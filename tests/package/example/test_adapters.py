@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import sharded_runs
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import model
 import predict
@@ -92,6 +92,21 @@ def test_what_peft_and_predict_py_load_is_the_merged_network(saved: Path, tiny_b
         pretrained.save(pretrained.classifier(tiny_bert, LABELS, 2), tiny_bert, 32, Path(tiny_bert))
     (name,) = predict.predict(["αβ"], predict.model_fn(saved))
     assert name
+
+
+def test_an_adapter_is_not_merged_into_other_weights(tiny_bert: str, tmp_path: Path) -> None:
+    """Of the same shapes: what it would answer is neither network's."""
+    base = shutil.copytree(tiny_bert, tmp_path / "theirs")
+    net = pretrained.classifier(str(base), LABELS, 4)
+    pretrained.save(net, str(base), 32, tmp_path / "saved")
+    model.load(tmp_path / "saved")
+    weights = load_file(base / "model.safetensors")
+    first = next(name for name in weights if "attention" in name)
+    weights[first] += 1
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="on other weights than those that are now in") as refusal:
+        model.load(tmp_path / "saved")
+    assert str(base) in refusal.value.problem
 
 
 def changed(folder: Path, **members: Any) -> None:

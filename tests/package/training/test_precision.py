@@ -12,5 +12,7 @@ def test_precision_follows_the_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
     assert trainer_precision("auto", "gpu") == chosen
+    sharded = "bf16-mixed" if bf16 else "32-true"
+    assert trainer_precision("auto", "gpu", "fsdp") == sharded
     assert [trainer_precision(p, "cpu") for p in ("auto", "tf32", "32-true")] == ["32-true"] * 3
     assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32

@@ -24,7 +24,7 @@ from smlightning.data import batches, documents, store, tables
 from smlightning.errors import UserError
 from smlightning.pretrained import tokenizer_files
 
-VERSION = 2  # of what prepare_data writes; another number prepares all data anew
+VERSION = 3  # of what prepare_data writes; another number prepares all data anew
 BUILTIN = "stdlib"
 BUILTIN_BYTES = 2_000_000  # so many of the built-in text are read: minutes of training on two cores
 NO_PROSE = {"test", "tests", "idle_test", "lib2to3", "site-packages", "encodings", "pydoc_data"}
@@ -60,7 +60,7 @@ class Data(pl.LightningDataModule):
         self.splits: dict[str, store.Rows] = {}
         self.tokens_per_byte: dict[str, float] = {}
         self.fingerprint = ""  # of tokens and their order, after setup
-        self.texts = documents.text_files(dataset)
+        self.texts = documents.text_files(dataset, [BUILTIN])
         read_here = dataset == BUILTIN or self.texts
         self.source = None if read_here else tables.find_source(dataset, [BUILTIN])
         self.prompted = bool(self.options.prompt_column)
@@ -74,7 +74,8 @@ class Data(pl.LightningDataModule):
         chosen = self.options
         source: list[Any] = [BUILTIN, *sys.version_info[:3]]
         if self.source or self.texts:
-            source = self.source.facts() if self.source else tables.file_stamps(self.texts)
+            files = [file for split in self.texts.values() for file in split]
+            source = self.source.facts() if self.source else tables.file_stamps(files)
         tokens = tables.file_stamps(tokenizer_files(chosen.model_name))
         return [
             VERSION, source, chosen.model_name, tokens, chosen.max_length, chosen.text_column,
@@ -116,7 +117,7 @@ class Data(pl.LightningDataModule):
             if self.prompted:
                 columns.append(tables.Column("prompt", self.options.prompt_column, ()))
             return tables.read(self.source, columns, scratch / "files")
-        return {"train": documents.read_texts(self.texts or standard_library())}
+        return documents.read_splits(self.texts or {"train": standard_library()}, SPLITS)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the stored data, memory-mapped; a second call changes nothing."""

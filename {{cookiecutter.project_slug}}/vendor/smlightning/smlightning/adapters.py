@@ -13,7 +13,7 @@ import copy
 import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def add(net: Any, rank: int, auto_class: str, name: str) -> Any:
     )
     net = _with_adapter(peft, net, config)
     frozen = [] if builds_outline() else _frozen(net, duplicates=False)
-    net.base_checksum = sum(checksum(parameter) for _, parameter in frozen) % 2**61
+    net.base_checksum = _checksum_of(parameter for _, parameter in frozen)
     net.register_state_dict_post_hook(_leave_out_base)
     net.register_load_state_dict_pre_hook(_refuse_another_base)
     net.register_load_state_dict_post_hook(_miss_no_base)
@@ -105,7 +105,10 @@ def save(net: Any, directory: Path) -> None:
     config.inference_mode = True
     content = json.dumps(config.to_dict(), indent=1, sort_keys=True, default=sorted)  # of sets
     net.config.save_pretrained(directory / ADAPTER_BASE)
-    save_file(weights, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    metadata = {"format": "pt"}
+    if net.base_checksum:
+        metadata[BASE_CHECKSUM] = str(net.base_checksum)
+    save_file(weights, directory / ADAPTER_WEIGHTS, metadata=metadata)
     (directory / ADAPTER_CONFIG).write_text(content, encoding="utf-8")
 
 
@@ -180,7 +183,7 @@ def merged(net: Any, folder: Path) -> Any:
 
     Raises:
         AdapterError: its configuration has a member that :func:`save` does not write, or its
-            weights are not those of this base.
+            weights are not those of this base; or the base has changed since.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
@@ -211,8 +214,30 @@ def merged(net: Any, folder: Path) -> Any:
             f"{there.get(differing[0], 'absent')} there, {here.get(differing[0], 'absent')} here)",
             "bring back the base that it was trained on",
         )
+    _refuse_changed_base(net, folder)
     set_peft_model_state_dict(net, weights)
     return merge(net)
+
+
+def _refuse_changed_base(net: Any, folder: Path) -> None:
+    """Compare the base's weights with those that the adapter was trained beside, where it says."""
+    from safetensors import safe_open
+
+    with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
+        trained_beside = (file.metadata() or {}).get(BASE_CHECKSUM)
+    if trained_beside is None or builds_outline():
+        return
+    base = [
+        parameter
+        for name, parameter in net.named_parameters()
+        if not any(part in name for part in (".lora_", ".modules_to_save.", ".original_module."))
+    ]
+    if trained_beside != str(_checksum_of(base)):
+        raise AdapterError(
+            f"The adapter in {folder} was trained on other weights than those that are now in "
+            f"{base_of(folder)!r}",
+            "bring the old ones back, or train it anew",
+        )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -332,6 +357,10 @@ def _frozen(net: Any, duplicates: bool = True) -> Iterator[tuple[str, torch.Tens
     for name, parameter in net.named_parameters(remove_duplicate=not duplicates):
         if not parameter.requires_grad and (duplicates or ".original_module." not in name):
             yield name, parameter
+
+
+def _checksum_of(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(checksum(parameter) for parameter in parameters) % 2**61
 
 
 # Hooks of the network's state_dict. They are functions of this module, so that a copy of the

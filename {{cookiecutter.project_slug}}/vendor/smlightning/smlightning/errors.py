@@ -79,6 +79,12 @@ MISTAKES: tuple[tuple[type[Exception], str, str, str], ...] = (
         "leave it out: smlightning.reports.profiler.NoProfiler and fewer callbacks cost as little",
     ),
     (
+        ValueError,
+        "ModelParallelStrategy` does not support .*precision",
+        "--strategy fsdp does not scale losses, as precision 16-mixed needs",
+        "set --precision to bf16-mixed or 32-true, or --strategy to ddp",
+    ),
+    (
         RuntimeError,
         r"You provided multiple `\w+`, but no `dataloader_idx`",
         "",

@@ -101,7 +101,7 @@ class ShardedStrategy(ModelParallelStrategy):
         """Divide the network that `configure_model` has built; once."""
         module = self.lightning_module
         assert module is not None
-        _refuse_unsupported(module, str(trainer.precision))
+        _refuse_unsupported(module)
         if not is_sharded(module):
             bf16 = trainer.precision == "bf16-mixed"
             shard(module, self._mesh(), self.root_device, bf16)
@@ -186,13 +186,8 @@ def _refuse_shard_size(shard_size: int, world_size: int) -> None:
         )
 
 
-def _refuse_unsupported(module: LightningModule, precision: str) -> None:
+def _refuse_unsupported(module: LightningModule) -> None:
     """Raises UserError where FSDP2 would fail or would train something else."""
-    if precision == "16-mixed":
-        raise UserError(
-            "--strategy fsdp does not scale losses, as precision 16-mixed needs",
-            "set --precision to bf16-mixed or 32-true",
-        )
     if not is_overridden("configure_model", module):
         raise UserError(
             f"{type(module).__name__} builds its network in __init__, whole on every rank",

@@ -11,7 +11,7 @@ labels.
 import abc
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +23,10 @@ from smlightning.data import store, tables, text
 from smlightning.errors import UserError, root_cause
 from smlightning.pretrained import PretrainedTokenizer
 
+ABOUT_DATA = ("readme", "license", "licence", "notice", "citation")  # beside tables: not data
 TEXT_FILES = (".txt", ".md", ".rst", ".py")  # each is a document
 HOLD_OUT = 10  # one document in ten validates, another one tests, where no such split is given
+DIVIDED = 2 * HOLD_OUT  # documents that a single text file is made into
 PIECE = 1000  # documents that are encoded at a time
 FIRST, LABEL = 1, 2  # what a token is for: bits
 MOST_GATHERED = 1 << 20  # tokens that are counted at a time
@@ -235,37 +237,116 @@ def _in_turn(rows: int, parts: Sequence[tuple[Any, Any]]) -> tuple[np.ndarray, n
     return row, total
 
 
-def text_files(dataset: str) -> list[Path]:
-    """The plain text files that ``dataset`` names: one, or all of a folder without tables."""
-    root = Path(dataset).expanduser()
+def text_files(dataset: str, builtin: Sequence[str] = ()) -> dict[str, list[Path]]:
+    """The plain text files that ``dataset`` names, by split; none where it names something else.
+
+    It is one file, or a folder without tables. Files are of the splits that their names tell,
+    where each has such a word and one of them is for training; else all are for training, and a
+    warning names the words that were not followed.
+
+    Args:
+        dataset: as `tables.locate` takes it.
+        builtin: names that the caller reads without a file.
+
+    Raises:
+        UserError: as `tables.locate`.
+    """
+    root = None if dataset in builtin else tables.locate(dataset, builtin)
+    if root is None:
+        return {}
     if root.is_file():
-        return [root] if root.suffix.lower() in TEXT_FILES else []
-    if not root.is_dir():
-        return []
+        return {"train": [root]} if root.suffix.lower() in TEXT_FILES else {}
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    if any(path.suffix.lower() in tables.FORMATS for path in files):
-        return []
-    return [path for path in files if path.suffix.lower() in TEXT_FILES]
+    files = [path for path in files if not tables.is_hidden(path.relative_to(root))]
+    texts = [path for path in files if path.suffix.lower() in TEXT_FILES]
+    table = next(filter(tables.is_table, files), None)
+    if table is None:
+        return _by_split(texts, root) if texts else {}
+    data = [path for path in texts if not path.stem.lower().startswith(ABOUT_DATA)]
+    if data:
+        print(
+            f"warning: {len(data):,} plain text files, as {data[0]}, are not read: {table} is a "
+            "table, and one kind of files is read at a time",
+            file=sys.stderr,
+        )
+    return {}
 
 
-def read_texts(files: list[Path]) -> tables.Pieces:
-    """Each file a document. Bytes that are no UTF-8 become U+FFFD; a line says of which files."""
+def _by_split(files: list[Path], root: Path) -> dict[str, list[Path]]:
+    splits: dict[str, list[Path]] = {}
+    untold = []
+    for file in files:
+        telling = [word for word in tables.words_of(file, root) if word in tables.SPLITS]
+        if telling:
+            splits.setdefault(tables.SPLITS[telling[-1]], []).append(file)
+        else:
+            untold.append(file)
+    others = [file for split, paths in splits.items() if split != "train" for file in paths]
+    if others and "train" in splits and not untold:
+        return splits
+    if others:
+        reason = f"{untold[0]} has no such name" if untold else "none is named train"
+        print(
+            f"warning: {len(others):,} text files, as {others[0]}, are named like another split, "
+            f"and are read for training, since {reason}; where they are splits, put all files "
+            "into folders named train, val and test",
+            file=sys.stderr,
+        )
+    return {"train": files}
+
+
+def read_splits(files: Mapping[str, list[Path]], splits: Sequence[str]) -> dict[str, tables.Pieces]:
+    """The documents of text files, of each split that there is.
+
+    A few files for training, of which other splits would have to be made, are divided.
+    """
+    first = splits[0]
+    is_divided = set(files) != set(splits) and len(files[first]) < len(splits)
+    return {
+        split: read_texts(paths, DIVIDED if is_divided and split == first else 1)
+        for split, paths in files.items()
+    }
+
+
+def read_texts(files: list[Path], parts: int = 1) -> tables.Pieces:
+    """Each file a document, or ``parts`` of them, as long as each other, which lines begin.
+
+    Bytes that are no UTF-8 become U+FFFD; a line says of which files.
+    """
     unreadable: list[Path] = []
     for at in range(0, len(files), PIECE):
         texts = []
         for path in files[at : at + PIECE]:
             try:
-                texts.append(path.read_text(encoding="utf-8-sig"))
+                content = path.read_text(encoding="utf-8-sig")
             except UnicodeDecodeError:
-                texts.append(path.read_text(encoding="utf-8-sig", errors="replace"))
+                content = path.read_text(encoding="utf-8-sig", errors="replace")
                 unreadable.append(path)
+            texts += _divided(content, parts)
         yield [pa.array(texts)]
+    if parts > 1:
+        print(
+            f"{', '.join(map(str, files))}: divided into {parts} documents, so that there are "
+            "some to validate and to test with",
+            flush=True,
+        )
     if unreadable:
         print(
             f"warning: {len(unreadable):,} of {len(files):,} files are not UTF-8, as "
             f"{unreadable[0]}: each byte that cannot be read is replaced; convert them to UTF-8",
             flush=True,
         )
+
+
+def _divided(content: str, parts: int) -> list[str]:
+    """Consecutive parts of a text, each from a line's beginning; fewer where lines are fewer."""
+    if parts == 1:
+        return [content]
+    lines = content.splitlines(keepends=True)
+    ends = np.cumsum([len(line) for line in lines])
+    wanted = np.arange(1, parts + 1) * len(content) / parts
+    bounds = np.unique([0, *np.searchsorted(ends, wanted - 0.5) + 1])
+    return ["".join(lines[start:stop]) for start, stop in itertools.pairwise(bounds)]
 
 
 def encode(pieces: tables.Pieces, split: str, tokens: Tokens) -> Iterator[dict[str, np.ndarray]]:
@@ -326,6 +407,13 @@ def split_documents(
     if first not in given:
         problem = f"The {first} split has no text"
         raise UserError(problem, "give at least one document that is not empty")
+    for split in splits:
+        if split not in given and (scratch / split).exists():
+            print(
+                f"warning: the {split} split that was given has no text; documents of {first} are "
+                "taken for it",
+                flush=True,
+            )
     chosen = {}
     for split in given:
         count = len(store.arrays(scratch / split)["lengths"])

@@ -132,6 +132,18 @@ def find_source(dataset: str, builtin: Sequence[str] = ()) -> Source:
     Raises:
         UserError: there is no such path, or no data file in it, or not one that is to be read.
     """
+    root = locate(dataset, builtin)
+    if root is None:
+        return Source(dataset, tuple(builtin))
+    return Source(dataset, tuple(builtin), root, tuple(_data_files(root, dataset)))
+
+
+def locate(dataset: str, builtin: Sequence[str] = ()) -> Path | None:
+    """The file or folder that ``dataset`` names; None: a name on the hub.
+
+    Raises:
+        UserError: there is no such path, and it is no name on the hub either.
+    """
     path = Path(dataset).expanduser()
     if dataset == CHANNEL:
         channel = os.environ.get("SM_CHANNEL_TRAINING", "")
@@ -148,15 +160,14 @@ def find_source(dataset: str, builtin: Sequence[str] = ()) -> Source:
                 f"--dataset {dataset!r}: no such file or folder",
                 f"give a path, a hub name, {' or '.join((CHANNEL, *builtin))}",
             )
-        return Source(dataset, tuple(builtin))
-    root = path.absolute()  # not resolved: a link's own name tells what its target holds
-    return Source(dataset, tuple(builtin), root, tuple(_data_files(root, dataset)))
+        return None
+    return path.absolute()  # not resolved: a link's own name tells what its target holds
 
 
 def _data_files(root: Path, dataset: str) -> list[Path]:
     """The data files in a folder and its folders, or ``root`` itself where it is a file."""
     files = [root] if root.is_file() else sorted(root.rglob("*"))
-    files = [file for file in files if not _hidden(file.relative_to(root))]
+    files = [file for file in files if not is_hidden(file.relative_to(root))]
     for file in files:
         packed = file.suffix.lower() in COMPRESSED
         if packed and Path(file.stem).suffix.lower() in FORMATS:
@@ -164,8 +175,7 @@ def _data_files(root: Path, dataset: str) -> list[Path]:
                 f"--dataset {dataset!r}: {file} is compressed",
                 "unpack it, or take it out of the folder",
             )
-    files = [file for file in files if file.suffix.lower() in FORMATS]
-    files = [file for file in files if file.is_file() and not re.match(NOT_DATA, file.name)]
+    files = [file for file in files if is_table(file)]
     files = _without_earlier_saves(files)
     if not files:
         raise UserError(
@@ -181,7 +191,13 @@ def _data_files(root: Path, dataset: str) -> list[Path]:
     return files
 
 
-def _hidden(path: Path) -> bool:
+def is_table(file: Path) -> bool:
+    """Whether a file's name is a table's."""
+    is_data = file.suffix.lower() in FORMATS and not re.match(NOT_DATA, file.name)
+    return is_data and file.is_file()
+
+
+def is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
@@ -242,9 +258,7 @@ def read(source: Source, columns: Sequence[Column], scratch: Path) -> dict[str, 
 
 def _split_of(file: Path, root: Path) -> str:
     """The split that the last telling word below ``root`` names; ``train`` where there is none."""
-    below = "" if file == root else str(file.relative_to(root).with_suffix(""))
-    words = re.findall("[a-z]+", below.lower())
-    telling = [word for word in words if word in SPLITS or word in AMBIGUOUS]
+    telling = [word for word in words_of(file, root) if word in SPLITS or word in AMBIGUOUS]
     if not telling:
         return "train"
     if telling[-1] in AMBIGUOUS:
@@ -253,6 +267,12 @@ def _split_of(file: Path, root: Path) -> str:
             "name it, or its folder, val… or test…",
         )
     return SPLITS[telling[-1]]
+
+
+def words_of(file: Path, root: Path) -> list[str]:
+    """The words of a file's name, and of its folders' below ``root``, in small letters."""
+    below = "" if file == root else str(file.relative_to(root).with_suffix(""))
+    return re.findall("[a-z]+", below.lower())
 
 
 def _refuse_near_names(files: list[Path], root: Path) -> None:

@@ -34,7 +34,8 @@ class TrainerOptions:
     gradient_clip_val: NonNegativeFloat = option(1.0, "largest norm; 0: none", resume="path")
     precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "16-mixed"] = option(
         "auto",
-        "auto: bf16-mixed on GPUs, 16-mixed on older ones, 32-true on a CPU; tf32: 32-true in TF32",
+        "auto: bf16-mixed on GPUs, on older ones 16-mixed (fsdp: 32-true), 32-true on a CPU; "
+        "tf32: 32-true in TF32",
         resume="path",
     )
     strategy: Literal["ddp", "fsdp"] = option(

@@ -35,6 +35,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     cluster.region,
     cluster.instance,
     cluster.launcher,
+    cluster.sharding,
     cluster.capacity,
     image.image,
     settings.misplaced,
