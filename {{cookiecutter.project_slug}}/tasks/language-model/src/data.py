@@ -64,9 +64,11 @@ class Data(pl.LightningDataModule):
         read_here = dataset == BUILTIN or self.texts
         self.source = None if read_here else tables.find_source(dataset, [BUILTIN])
         self.prompted = bool(self.options.prompt_column)
-        if self.prompted and not self.source:
-            problem = f"--prompt_column {self.options.prompt_column}: {dataset!r} has no columns"
-            raise UserError(problem, "give a table, whose text column holds the answers")
+        for name in ("prompt_column", "text_column"):
+            column = getattr(self.options, name)
+            if column and not self.source:
+                problem = f"--{name} {column}: {dataset!r} has no columns"
+                raise UserError(problem, "give a table that has it, or leave it out")
         self.path = store.path_for(self.options.data_dir, dataset, self._facts())
 
     def _facts(self) -> list[Any]:

@@ -231,7 +231,10 @@ def root_cause(error: BaseException) -> str:
     """The innermost cause in one line: libraries wrap it in layers that say less."""
     *_, innermost = error_chain(error)
     text = str(innermost).strip() or type(innermost).__name__
-    return text.splitlines()[0][:200]
+    first, *more = text.splitlines()
+    if first.endswith(":"):  # a list follows
+        first = " ".join([first, *map(str.strip, more)])
+    return first[:200]
 
 
 @contextlib.contextmanager

@@ -409,11 +409,8 @@ def split_documents(
         raise UserError(problem, "give at least one document that is not empty")
     for split in splits:
         if split not in given and (scratch / split).exists():
-            print(
-                f"warning: the {split} split that was given has no text; documents of {first} are "
-                "taken for it",
-                flush=True,
-            )
+            problem = f"The {split} split that was given has no text"
+            raise UserError(problem, f"give it some, or take its file away: {first} is divided")
     chosen = {}
     for split in given:
         count = len(store.arrays(scratch / split)["lengths"])

@@ -109,6 +109,8 @@ def cure_for_unknown_name(value: str, known: Iterable[str]) -> str:
     similar = difflib.get_close_matches(value[:200].lower(), names, n=1, cutoff=0.5)
     if similar:
         return f"did you mean {names[similar[0]]}?"
+    if not names:
+        return "there are none"
     listed = ", ".join(list(names.values())[:LISTED_NAMES])
     more = ", …" if len(names) > LISTED_NAMES else ""
     return f"known are {listed}{more}"
