@@ -366,6 +366,43 @@ def test_what_somebody_else_made_under_the_name_stays(account, capsys):
     assert left(account) == before == [JOB, "other"]
 
 
+def test_nothing_is_removed_that_deploy_did_not_create(account, capsys, monkeypatch):
+    """What has the name, and no model of deploy's, is somebody else's."""
+    client, role = account.client("sagemaker"), f"arn:aws:iam::{ACCOUNT}:role/training"
+    variant = {"VariantName": "a", "ModelName": "other", "InstanceType": "ml.m5.xlarge"}
+    client.create_model(ModelName="other", ExecutionRoleArn=role, PrimaryContainer={"Image": "x"})
+    variant["InitialInstanceCount"] = 1
+    client.create_endpoint_config(EndpointConfigName=JOB, ProductionVariants=[variant])
+    before = left(account)
+    assert run("undeploy") == 1 and "was not made by deploy" in capsys.readouterr().err
+    assert left(account) == before
+    client.delete_endpoint_config(EndpointConfigName=JOB)
+    busy = {"TransformJobStatus": "InProgress"}
+    asked = record(monkeypatch, DescribeTransformJob=lambda _: busy, StopTransformJob={})
+    assert run("undeploy") == 1 and "StopTransformJob" not in asked
+
+
+def test_what_somebody_else_deploys_meanwhile_stays(account, capsys, monkeypatch):
+    """Both have asked whether the name is free; the second one's CreateModel is refused."""
+    assert run("deploy") == 0
+    theirs = left(account)
+    taken = {"Code": "ValidationException", "Message": 'Cannot create already existing model "x".'}
+    asked = dict.fromkeys(("DescribeModel", "DescribeEndpointConfig", "DescribeEndpoint"), ABSENT)
+    record(monkeypatch, CreateModel=ClientError({"Error": taken}, "CreateModel"), **asked)
+    capsys.readouterr()
+    assert run("deploy") == 1 and "already existing" in capsys.readouterr().err
+    assert left(account) == theirs and len(theirs) > 3
+
+
+def test_an_archive_that_could_not_be_deleted_goes_with_the_next_undeploy(account, monkeypatch):
+    assert run("deploy") == 0
+    with monkeypatch.context() as denied:
+        record(denied, DeleteObject=refusal("AccessDenied", "DeleteObject"))
+        assert run("undeploy") == 1
+    assert JOB in left(account), "the model, which names the archive"
+    assert run("undeploy") == 0 and left(account) == []
+
+
 def test_what_the_account_does_not_allow_is_said_before_anything_is_made(
     account, capsys, monkeypatch
 ):

@@ -59,6 +59,20 @@ def test_fetch_refuses_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
     assert not list((tmp_path / "models").iterdir()) and not list(tmp_path.glob("evil"))
 
 
+def test_fetch_refuses_symbolic_links(aws, sent, tmp_path):
+    """Even within the folder: by them archives have got past Python's filter."""
+    body = archive(("a", tarfile.REGTYPE, b"x"), ("b", tarfile.SYMTYPE, b"a"))
+    put(aws, sent, body)
+    with pytest.raises(UserError, match="symbolic links"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
+
+
+def test_fetch_refuses_a_model_with_a_file_named_output(aws, sent, tmp_path):
+    put(aws, sent, archive(("output", tarfile.REGTYPE, b"x")))
+    with pytest.raises(UserError, match="named output"):
+        fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
+
+
 def test_fetch_without_a_model(aws, sent, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="s3://language-id/"):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")

@@ -122,7 +122,11 @@ def _from_s3(uri: str, region: str) -> str:
             key = str(PurePosixPath(key, FILE))
         if key not in names:
             raise _unusable(uri, "does not exist")
-        return str(s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode("utf-8"))
+        content: bytes = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError:
+            raise _unusable(uri, "cannot be read (it is not UTF-8 text)") from None
 
 
 def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

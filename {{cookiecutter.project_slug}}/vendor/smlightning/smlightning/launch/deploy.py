@@ -30,6 +30,8 @@ def deploy(deployment: Deployment, src: Path) -> str:
     Raises:
         UserError: it exists already, or AWS gave up on it, for the reason it gives.
     """
+    from botocore.exceptions import ClientError
+
     client = aws.client("sagemaker", deployment.region)
     name = deployment.name
     if any(aws.call(client, "Describe", kind, name) for kind in deployment.requests):
@@ -37,11 +39,15 @@ def deploy(deployment: Deployment, src: Path) -> str:
             f"{name} is deployed already",
             f"remove it first: python -m smlightning undeploy {name}",
         )
-    status = ""
+    status, is_ours = "", True
     try:
         upload(deployment, src)
-        for kind, request in deployment.requests.items():
-            aws.call(client, "Create", kind, name, **request)
+        for number, (kind, request) in enumerate(deployment.requests.items()):
+            try:
+                aws.call(client, "Create", kind, name, **request)
+            except ClientError as error:  # deployed by somebody else meanwhile
+                is_ours = number > 0 or "already exist" not in str(error)
+                raise
         print(f"making  {name}, which takes some minutes", flush=True)
         last = list(deployment.requests)[-1]
         answer = wait(client, last, name)
@@ -52,7 +58,7 @@ def deploy(deployment: Deployment, src: Path) -> str:
                 f"{name} is {status}: {reason}", "see its log in CloudWatch, then deploy again"
             )
     finally:
-        if status != "InService":  # a transform's model and archive serve it alone
+        if status != "InService" and is_ours:  # a transform's model and archive serve it alone
             remove_all(deployment)
     return next_step(deployment)
 
@@ -138,12 +144,15 @@ def undeploy(name: str, region: str) -> list[str]:
     """
     client = aws.client("sagemaker", region)
     model = aws.call(client, "Describe", "Model", name) or {}
-    exists = bool(model) or aws.call(client, "Describe", "Endpoint", name)
-    if exists and not archive_of(model, name):
+    if archive_of(model, name):  # created first and removed last, it tells whose the others are
+        return remove(name, region)
+    if model or any(
+        aws.call(client, "Describe", kind, name) for kind in ("Endpoint", "EndpointConfig")
+    ):
         raise UserError(
             f"{name} in {region} was not made by deploy", "remove it in the SageMaker console"
         )
-    return remove(name, region)
+    return []
 
 
 def archive_of(model: dict[str, Any], name: str) -> str:
@@ -172,16 +181,19 @@ def remove(name: str, region: str, packed: str = "") -> list[str]:
                 f"else it is billed until: python -m smlightning undeploy {name}"
             )
             wait(client, kind, name)
-        packed = archive_of(answer, name) or packed
+        if kind == "Model":  # which names the archive, and so goes after it
+            remove_objects(archive_of(answer, name) or packed, region)
         aws.call(client, "Delete", kind, name)
         removed.append(kind)
-    if packed:
+    if "Model" not in removed:
         remove_objects(packed, region)
     return removed
 
 
 def remove_objects(packed: str, region: str) -> None:
-    """Delete the archive, or the folder, that `deploy` put into S3."""
+    """Delete the archive, or the folder, that `deploy` put into S3; empty: there is none."""
+    if not packed:
+        return
     s3 = aws.client("s3", region)
     bucket, key = aws.s3_location(packed)
     keys = [key]

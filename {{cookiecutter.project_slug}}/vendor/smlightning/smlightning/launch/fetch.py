@@ -28,8 +28,14 @@ def fetch(name: str, region: str, target: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as temporary:
         folder = Path(temporary)
         if not download(s3, uri, folder / "model"):
-            raise UserError(f"{name} left no model at {uri}", see_log(name))
-        download(s3, output_address(uri), folder / "model" / "output")
+            raise UserError(f"{name} left no model at {uri}", see_log(name, region))
+        output = folder / "model" / "output"
+        if output.exists():
+            raise UserError(
+                f"the model of {name} holds a file or folder named output, where its curves go",
+                f"download {uri} by aws s3 cp, and give it another name when you save it",
+            )
+        download(s3, output_address(uri), output)
         (folder / "model").replace(target)
     return target
 
@@ -43,15 +49,15 @@ def model_address(name: str, region: str) -> str:
     job = describe(name, aws.client("sagemaker", region))
     status = job["TrainingJobStatus"]
     if status not in ENDED:
-        raise UserError(f"{name} has no model yet, it is {status}", see_log(name))
+        raise UserError(f"{name} has no model yet, it is {status}", see_log(name, region))
     uri = address_of(job)
     if not uri:
-        raise UserError(f"{name} left no model", see_log(name))
+        raise UserError(f"{name} left no model", see_log(name, region))
     return uri
 
 
-def see_log(name: str) -> str:
-    return f"see its log: python -m smlightning attach {name}"
+def see_log(name: str, region: str) -> str:
+    return f"see its log: python -m smlightning attach {name} --region {region}"
 
 
 def address_of(job: dict[str, Any]) -> str:
@@ -130,6 +136,7 @@ def unpack(archive: Path, target: Path) -> None:
     """Unpack a tar.gz within ``target``.
 
     Python's ``data`` filter (PEP 706) refuses devices and whatever leads out of the folder.
+    Symbolic links, by which archives have got past it (CVE-2025-4517), are refused before.
 
     Raises:
         UserError: the archive is damaged, too large for the disk, or refused; Python has no filter.
@@ -146,6 +153,11 @@ def unpack(archive: Path, target: Path) -> None:
                 raise UserError(
                     f"the archive needs more than is free on the disk of {target}",
                     "free some, or name a folder on another disk with --to",
+                )
+            if any(member.issym() for member in tar):
+                raise UserError(
+                    "the archive holds symbolic links, which a model has not",
+                    "save copies of the files when training ends",
                 )
             tar.extractall(target, filter="data")
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:

@@ -178,9 +178,9 @@ def print_way_back(name: str, region: str, console: Any) -> None:
     """What to do about a job that runs on after the following has ended."""
     console.print(
         "\nThe job still runs and is billed. "
-        f"To follow it again: python -m smlightning attach {name}"
+        f"To follow it again: python -m smlightning attach {name} --region {region}"
     )
-    console.print(f"To stop it: python -m smlightning stop {name}")
+    console.print(f"To stop it: python -m smlightning stop {name} --region {region}")
     console.print(f"In the console: {url(region)}/{name}")
 
 

@@ -200,8 +200,9 @@ def upload(
     extra = {"ServerSideEncryption": "aws:kms"}
     if output.get("KmsKeyId"):
         extra["SSEKMSKeyId"] = output["KmsKeyId"]
-    if bucket == destination.bucket and bucket.startswith(f"sagemaker-{job.region}-"):
-        extra["ExpectedBucketOwner"] = bucket.rpartition("-")[2]
+    account = re.fullmatch(rf"sagemaker-{job.region}-(\d{{12}})", bucket)  # the default bucket's
+    if bucket == destination.bucket and account:
+        extra["ExpectedBucketOwner"] = account[1]
     with tempfile.TemporaryFile() as file:
         archive.write(file, project.src)
         file.seek(0)
