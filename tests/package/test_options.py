@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import make_dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from smlightning.options import (
     option,
     option_parser,
     parse_command_line,
+    read_command_line,
     shared,
     with_defaults,
 )
@@ -99,6 +100,36 @@ def test_a_declaration_that_cannot_be_is_refused(fields: dict, named: list[str])
         parse_command_line(classes(**fields), [])
     assert all(word in refusal.value.problem for word in named), refusal.value
     assert refusal.value.cure
+
+
+@dataclass(frozen=True)
+class Shape:
+    width: int = option(4, "numbers of a token")
+    heads: int = option(2, "of attention")
+    layers: int = option(1, "of the network")
+
+    def __post_init__(self) -> None:
+        if self.layers > self.width:
+            raise ValueError("there are more layers than numbers")
+        if self.width % self.heads:
+            raise UserError(f"{self.heads} heads do not divide {self.width}", "choose others")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "cure"),
+    [
+        (["--heads", "3"], "3 heads do not divide 4", "choose others"),
+        (["--layers", "5"], "there are more layers than numbers", "see Shape in src/options.py"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(
+    words: list[str], problem: str, cure: str
+) -> None:
+    with pytest.raises(UserError) as refusal:
+        parse_command_line([Shape], words)
+    assert (refusal.value.problem, refusal.value.cure) == (problem, cure)
+    assert read_command_line([Shape], words)["width"] == 4, "each of them is a value of its option"
+    assert parse_command_line([Shape], [*words, "--width", "6"])["width"] == 6
 
 
 def test_options_of_plain_types() -> None:

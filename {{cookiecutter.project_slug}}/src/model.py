@@ -107,9 +107,6 @@ class Model(pl.LightningModule):
             return
         self.labels = self.trainer.datamodule.labels  # type: ignore[attr-defined]
         chosen = self.options
-        if chosen.model_name == "bytecnn" and (chosen.gradient_checkpointing or chosen.lora_rank):
-            problem = "--gradient_checkpointing and --lora_rank are for Hugging Face models"
-            raise UserError(problem, "leave them out, or choose another --model_name")
         self.net = build(chosen.model_name, self.labels, chosen.lora_rank)
         if chosen.gradient_checkpointing:
             self.net.gradient_checkpointing_enable()

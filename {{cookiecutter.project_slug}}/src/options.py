@@ -3,12 +3,14 @@
 An option is a typed field with a default and an explanation. It becomes `--name` on the command
 line and is checked in job.toml's hyperparameters; `Model` and `Data` read it as
 `self.options.name`. `resume` says whether a run may resume with another value: see `option` in
-smlightning/options.py. Nothing heavy is imported, since the launcher reads this file, too.
+smlightning/options.py. `__post_init__` refuses values that do not go together, before a job is
+paid for. Nothing heavy is imported, since the launcher reads this file, too.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from smlightning.errors import UserError
 from smlightning.options import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -48,6 +50,11 @@ class ModelOptions:
         False, "recompute activations in the backward pass: less memory, more time", resume="free"
     )
 
+    def __post_init__(self) -> None:
+        if self.model_name == "bytecnn" and (self.gradient_checkpointing or self.lora_rank):
+            problem = "--gradient_checkpointing and --lora_rank are for Hugging Face models"
+            raise UserError(problem, "leave them out, or choose another --model_name")
+
 
 @dataclass(frozen=True)
 class TrainingOptions(TrainerOptions):
@@ -80,6 +87,11 @@ class DataOptions:
     seed: Seed = shared(TrainingOptions.seed)
     num_workers: OrMinusOne = option(-1, "per rank; -1: 2 on a GPU, 0 on a CPU", resume="free")
     data_dir: str = option("prepared", "folder of each host for prepared data", resume="free")
+
+    def __post_init__(self) -> None:
+        if self.dataset == "cldr" and (self.text_column or self.label_column):
+            problem = "--text_column and --label_column are for tables, and --dataset is cldr"
+            raise UserError(problem, "leave them out, or name a table")
 
 
 OPTIONS = (DataOptions, ModelOptions, TrainingOptions)

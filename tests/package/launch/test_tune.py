@@ -109,6 +109,25 @@ def test_what_cannot_be_tuned_is_refused_like_hyperparameters(tmp_path, capsys, 
     assert len(re.findall(f"(?m)^error   {line}", said.err)) == 1 and not said.out, said.err
 
 
+@pytest.mark.parametrize(
+    ("ranges", "status"),
+    [
+        ({"model_name": ["prajjwal1/bert-tiny"], "lora_rank": [4, 8, 16]}, 0),
+        ({"lora_rank": {"min": 4, "max": 16}}, 1),
+    ],
+)
+def test_what_a_search_tries_goes_together(tmp_path, capsys, ranges, status):
+    """The job by itself does not: its network has no activations to recompute."""
+    changes = {"hyperparameters.gradient_checkpointing": True}
+    changes |= {f"tune.ranges.{option}": given for option, given in ranges.items()}
+    path = edited(tmp_path / "job.toml", changes)
+    assert main(["tune", "--dry-run", "--job", str(path)]) == status
+    said = capsys.readouterr().err
+    assert ("error   hyperparameters: --gradient_checkpointing and" in said) == bool(status), said
+    assert main(["submit", "--dry-run", "--job", str(path)]) == 1
+    assert "error   hyperparameters: --gradient" in capsys.readouterr().err
+
+
 def test_preflight_reads_the_ranges_too(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("smlightning.launch.requirements.resolve", lambda *_: [])  # asks an index
     changes = {

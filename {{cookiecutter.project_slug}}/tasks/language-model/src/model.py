@@ -71,10 +71,6 @@ class ByteTransformer(nn.Module):
         longest_gram: int = 6,
     ) -> None:
         super().__init__()
-        if width % heads:
-            raise UserError(
-                f"--width {width} is no multiple of --heads {heads}", "choose one that is"
-            )
         self.config: dict[str, Any] = dict(
             width=width, layers=layers, heads=heads, dropout=dropout, max_length=max_length,
             buckets=buckets, longest_gram=longest_gram,
@@ -135,9 +131,6 @@ class Model(pl.LightningModule):
             return
         chosen = self.options
         if chosen.model_name == "bytelm":
-            if chosen.lora_rank:
-                problem = "--lora_rank is for Hugging Face models; bytelm is trained whole"
-                raise UserError(problem, "leave it out, or choose another --model_name")
             sizes = {name: getattr(chosen, name) for name in ("width", "layers", "heads")}
             net = ByteTransformer(**sizes, dropout=chosen.dropout, max_length=chosen.max_length)
             net.checkpointing = chosen.gradient_checkpointing

@@ -3,12 +3,14 @@
 An option is a typed field with a default and an explanation. It becomes `--name` on the command
 line and is checked in job.toml's hyperparameters; `Model` and `Data` read it as
 `self.options.name`. `resume` says whether a run may resume with another value: see `option` in
-smlightning/options.py. Nothing heavy is imported, since the launcher reads this file, too.
+smlightning/options.py. `__post_init__` refuses values that do not go together, before a job is
+paid for. Nothing heavy is imported, since the launcher reads this file, too.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from smlightning.errors import UserError
 from smlightning.options import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -52,6 +54,21 @@ class ModelOptions:
         False, "recompute activations in the backward pass: less memory, more time", resume="free"
     )
 
+    def __post_init__(self) -> None:
+        leave_out = "leave it out, or choose another --model_name"
+        if self.model_name == "bytelm":
+            if self.lora_rank:
+                problem = "--lora_rank is for Hugging Face models; bytelm is trained whole"
+                raise UserError(problem, leave_out)
+            if self.width % self.heads:
+                problem = f"--width {self.width} is no multiple of --heads {self.heads}"
+                raise UserError(problem, "choose one that is")
+            return
+        for name in ("layers", "width", "heads", "dropout"):
+            if getattr(self, name) != getattr(ModelOptions, name):
+                problem = f"--{name} is for bytelm; {self.model_name!r} has its own"
+                raise UserError(problem, leave_out)
+
 
 @dataclass(frozen=True)
 class TrainingOptions(TrainerOptions):
@@ -85,6 +102,11 @@ class DataOptions:
     seed: Seed = shared(TrainingOptions.seed)
     num_workers: OrMinusOne = option(-1, "per rank; -1: 2 on a GPU, 0 on a CPU", resume="free")
     data_dir: str = option("prepared", "folder of each host for prepared data", resume="free")
+
+    def __post_init__(self) -> None:
+        if self.dataset == "stdlib" and (self.prompt_column or self.text_column):
+            problem = "--prompt_column and --text_column are for tables, and --dataset is stdlib"
+            raise UserError(problem, "leave them out, or name a table")
 
 
 OPTIONS = (DataOptions, ModelOptions, TrainingOptions)

@@ -47,6 +47,7 @@ __all__ = [
     "option",
     "option_parser",
     "parse_command_line",
+    "read_command_line",
     "shared",
     "with_defaults",
 ]
@@ -275,8 +276,17 @@ def parse_command_line(
 
     Raises:
         UserError: an option is unknown, and the nearest name is said; it has no value, or one that
-            is not of its type.
+            is not of its type; or values do not go together.
     """
+    values = read_command_line(classes, argv, description)
+    refuse_conflicts(classes, values)
+    return values
+
+
+def read_command_line(
+    classes: Classes, argv: Sequence[str], description: str | None = None
+) -> dict[str, Any]:
+    """As `parse_command_line`, but for values that do not go together."""
     options = declared_options(classes)
     pairs: list[tuple[str, str]] = []
     remaining = list(argv)
@@ -306,6 +316,23 @@ def parse_command_line(
                 _refuse_value(name, value, options[name])
         raise
     return {name: _plain(values[name]) for name in options}
+
+
+def refuse_conflicts(classes: Classes, values: Mapping[str, Any]) -> None:
+    """Build each class, whose ``__post_init__`` refuses values that do not go together.
+
+    Args:
+        classes: that declare the options.
+        values: of every option.
+
+    Raises:
+        UserError: of a ``__post_init__``; a ValueError of it becomes one.
+    """
+    for cls in classes:
+        try:
+            cls(**arguments_for(cls, values))
+        except ValueError as refused:
+            raise UserError(str(refused), f"see {cls.__name__} in src/options.py") from None
 
 
 class OptionError(UserError):

@@ -85,7 +85,7 @@ def test_the_answers_alone_are_labels() -> None:
     assert len(spelled) == 32 and set(spelled) < set(documents(40))
     stream = datamodule.splits["train"].arrays["ids"]
     assert f"what is {spelled[0]}\n{spelled[0]}" in "".join(chr(max(n, 1) - 1) for n in stream)
-    with pytest.raises(UserError, match="no columns"):
+    with pytest.raises(UserError, match="are for tables"):
         data.Data("stdlib", prompt_column="ask")
 
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -92,7 +91,8 @@ def test_no_byte_sees_what_follows() -> None:
 
 def fine_tuning(checkpoint: str, tmp_path: Path, **more: Any) -> dict[str, Any]:
     """Options of a run of four steps."""
-    chosen = {name: value for name, value in options(tmp_path).items() if name != "dropout"}
+    of_bytelm = ("layers", "width", "heads", "dropout")
+    chosen = {name: value for name, value in options(tmp_path).items() if name not in of_bytelm}
     return {**chosen, "model_name": checkpoint, "max_steps": 4, "epochs": 1, **more}
 
 
@@ -149,11 +149,18 @@ def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_pa
         train.train(**{**again, "output_dir": "third"})
 
 
-def test_lora_is_for_checkpoints() -> None:
-    module = model.Model(lora_rank=2)
-    module.trainer = SimpleNamespace(datamodule=None)  # type: ignore[assignment]
-    with pytest.raises(UserError, match="--lora_rank"):
-        module.configure_model()
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"lora_rank": 2}, "--lora_rank is for Hugging Face models"),
+        ({"width": 10, "heads": 3}, "--width 10 is no multiple of --heads 3"),
+        ({"model_name": "gpt2", "layers": 4}, "--layers is for bytelm"),
+        ({"prompt_column": "question"}, "--prompt_column and --text_column are for tables"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        train.parse([f"--{name}={value}" for name, value in values.items()])
 
 
 def test_a_model_of_prompts_answers_as_it_was_trained(tmp_path: Path) -> None:
@@ -212,10 +219,3 @@ def test_what_is_no_model_is_refused(kind: str) -> None:
     with pytest.raises(UserError) as refusal:
         model.load(Path())
     assert refusal.value.cure
-
-
-def test_a_width_that_heads_do_not_divide_is_refused() -> None:
-    module = model.Model(width=10, heads=3)
-    module.trainer = SimpleNamespace(datamodule=None)  # type: ignore[assignment]
-    with pytest.raises(UserError, match="--width 10"):
-        module.configure_model()

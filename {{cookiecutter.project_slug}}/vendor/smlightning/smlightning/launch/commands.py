@@ -229,7 +229,8 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> S
     outgoing = search if tuning else body
     if outgoing is None:  # raises the error whose finding was accepted
         build = tune.tuning_request if tuning else request.training_request
-        outgoing = build(wanted, project, request.dry_destination(wanted), wanted.name)
+        place = destination or request.dry_destination(wanted)
+        outgoing = build(wanted, project, place, wanted.name)
     if arguments.dry_run:
         print(json.dumps(outgoing, indent=2))
         return 0

@@ -14,7 +14,7 @@ from smlightning.errors import UserError
 from smlightning.launch import aws, request, sending
 from smlightning.launch.findings import Finding, error, refused, warning
 from smlightning.launch.job import KEYS, Job, Value, leaves, show
-from smlightning.launch.preflight.hyperparameters import hyperparameters
+from smlightning.launch.preflight.hyperparameters import CONFLICT, conflicts, hyperparameters
 from smlightning.launch.request import Destination
 from smlightning.options import Option, declared_options
 from smlightning.project import Project
@@ -188,7 +188,8 @@ def judged(
 
     There is no request where none can be built. Without a destination it is a dry run's.
     """
-    findings = [*findings, *check(job, project)]
+    alone = [finding for finding in findings if finding.key != CONFLICT]
+    findings = [*alone, *conflicts(first_tried(job), project), *check(job, project)]
     try:
         destination = destination or request.dry_destination(job)
         body = tuning_request(job, project, destination, job_name(job))
@@ -201,6 +202,17 @@ def judged(
         error(f"tune: {violation.path}", violation.problem, violation.cure) for violation in limits
     ]
     return findings, body
+
+
+def first_tried(job: Job) -> Job:
+    """The job with the first value of each range, or the least, as its hyperparameter."""
+    tried = dict(job.hyperparameters)
+    for option, given in job.tune.ranges.items():
+        if isinstance(given, list) and given:
+            tried[option] = given[0]
+        elif isinstance(given, dict) and "min" in given:
+            tried[option] = given["min"]
+    return job.replace(hyperparameters=tried)
 
 
 def job_name(job: Job) -> str:

@@ -50,6 +50,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     channels.unread_channels,
     channels.option_paths,
     hyperparameters.hyperparameters,
+    hyperparameters.conflicts,
     memory.memory,
     source.files,
     source.code,

@@ -6,7 +6,7 @@ from typing import Any
 
 from smlightning.errors import UserError
 from smlightning.launch import images, launchers
-from smlightning.launch.findings import Finding, cure_for_unknown_name, error
+from smlightning.launch.findings import Finding, cure_for_unknown_name, error, from_error
 from smlightning.launch.job import Job, cure_for_misplaced_key
 from smlightning.options import (
     Classes,
@@ -14,8 +14,11 @@ from smlightning.options import (
     declared_options,
     nearest_option,
     parse_command_line,
+    read_command_line,
 )
 from smlightning.project import Project
+
+CONFLICT = "hyperparameters"  # the key of a finding about several of them
 
 
 def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
@@ -44,6 +47,17 @@ def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key, problem, f"as in {name} = {json.dumps(declared[name].default)}")
 
 
+def conflicts(job: Job, project: Project) -> Iterator[Finding]:
+    """The values go together, as ``__post_init__`` of the classes in src/options.py says."""
+    if any(hyperparameters(job, project)):
+        return  # the values themselves are wrong
+    words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
+    try:
+        parse_command_line(project.options().classes, words)
+    except UserError as failure:
+        yield from_error(CONFLICT, failure)
+
+
 def torchrun_reads_options(job: Job) -> bool:
     """Whether torchrun may end at an option of train.py, as it does on Python 3.11.
 
@@ -57,7 +71,7 @@ def torchrun_reads_options(job: Job) -> bool:
 def unfit(classes: Classes, name: str, value: Any) -> str:
     """Why an option does not take a value; empty where it does."""
     try:
-        parse_command_line(classes, [f"--{name}={value}"])
+        read_command_line(classes, [f"--{name}={value}"])
     except OptionError as refused:
         return f"found {refused.value!r}, expected {refused.expected}"
     except UserError as failure:
