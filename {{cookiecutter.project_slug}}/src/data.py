@@ -167,6 +167,9 @@ def encode_labels(values: pa.Array, codes: dict[str, int]) -> np.ndarray:
     if pa.types.is_nested(values.type):
         problem = f"A label is {values[0].as_py()!r}, a {values.type}; expected text or a number"
         raise UserError(problem, "name another column with --label_column")
+    if isinstance(values.type, pa.BaseExtensionType):  # of datasets, for a jsonl column
+        problem = "The labels are of several types; expected text or numbers, of one type"
+        raise UserError(problem, "write all of them as text")
     encoded = values.dictionary_encode()
     numbers = []
     for value in encoded.dictionary.to_pylist():

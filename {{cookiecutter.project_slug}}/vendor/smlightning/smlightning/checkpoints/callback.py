@@ -6,6 +6,7 @@ A resumed run continues exactly: no random state is kept, since order, augmentat
 functions of numbers (data/batches.py, data/draws.py, training/seeds.py).
 """
 
+import dataclasses
 import math
 import sys
 import time
@@ -227,7 +228,9 @@ class Checkpoints(Checkpoint):
             return
         self.comparison.remove()
         state = checkpoint["callbacks"][self.state_key]
-        self.position = Position.from_dict(state["position"])
+        self.position = dataclasses.replace(
+            Position.from_dict(state["position"]), complete=self.resume_point.complete
+        )
         self.optimizers = state.get("optimizers", [])
         resume.refuse_shorter_training(self.position, trainer.max_epochs, trainer.max_steps)
         weights = checkpoint.pop("best_weights", None)
@@ -416,6 +419,8 @@ class Checkpoints(Checkpoint):
         if not self.stopping:
             return
         if trainer.state.fn == "fit":
+            if _averages_weights(trainer):
+                return  # its averages are in the model's place; the stop is taken after validation
             self._save(trainer, wait=True)
         self._stop(trainer)
 
@@ -425,10 +430,7 @@ class Checkpoints(Checkpoint):
         """Weight averaging has just put its averages in the model, and takes them out again before
         their score is known.
         """
-        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        if trainer.is_global_zero and any(
-            isinstance(callback, WeightAveraging) for callback in callbacks
-        ):
+        if trainer.is_global_zero and _averages_weights(trainer):
             self.averages = snapshot(pl_module.state_dict(), self.averages)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -521,13 +523,20 @@ class Checkpoints(Checkpoint):
 
     def _stop(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:
-            advice = f"{self.rerun} to resume" if self.position.step else RERUN
+            # A checkpoint of another folder is none of this run's own.
+            written = self.position.step and files.numbered(self.directory)
+            advice = f"{self.rerun} to resume" if written else RERUN
             print(
                 f"stopped by {signals.name()} at {self.position}; {advice}",
                 file=sys.stderr,
                 flush=True,
             )
         raise signals.Stopped
+
+
+def _averages_weights(trainer: pl.Trainer) -> bool:
+    every: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(callback, WeightAveraging) for callback in every)
 
 
 def _refuse_unsupported(trainer: pl.Trainer, stage: str) -> None:

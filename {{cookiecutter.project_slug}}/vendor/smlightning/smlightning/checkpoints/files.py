@@ -31,6 +31,7 @@ SHARD_NAME = re.compile(r"(\d{6,})-(best-)?\d{5}-of-\d{5}-[0-9a-f]{16}\.shard")
 CHECKSUM = re.compile(r"-([0-9a-f]{16})\.(ckpt|shard)$")  # of all three
 KEEP = 3  # S3's copy follows additions and deletions in any order: the newest few must be there
 FINISHED = "finished"  # holds the name of the last checkpoint of a complete run
+DISCARDED = "discarded"  # holds the name of the last checkpoint before a `--resume never`
 TEMPORARY = ".*.ckpt"  # what is being written, or was when a process was killed
 TEMPORARY_SHARD = ".*.shard"
 DIVIDED = "divided"  # in a checkpoint: the names of its shards, and the best weights
@@ -112,7 +113,7 @@ def prune(directory: Path) -> tuple[int, set[str]]:
     except Exception:  # unpickling knows no bounds
         return 0, set()
     for path in directory.glob("*-best-*.ckpt"):
-        if path.name not in named:
+        if BEST_NAME.fullmatch(path.name) and path.name not in named:
             path.unlink()
     newest_number = known[0][0] if known else 0
     prune_shards(directory, newest_number, named)
@@ -134,6 +135,23 @@ def remove_temporary_shards(directory: Path) -> None:
     """Remove what ranks that were killed have left; before any rank of this host writes."""
     for path in directory.glob(TEMPORARY_SHARD):
         path.unlink(missing_ok=True)
+
+
+def mark_discarded(directory: Path) -> None:
+    """Record that no run is to go on from the newest checkpoint: one is started anew.
+
+    Raises:
+        UserError: the record could not be written.
+    """
+    known = numbered(directory)
+    if not known:
+        return
+    try:
+        with atomic_write(directory / DISCARDED) as mark:
+            mark.write_text(known[0][1].name)
+    except OSError as error:
+        problem = f"That the run in {directory} is discarded could not be written"
+        raise UserError(f"{problem} ({error.strerror})", "free some space") from None
 
 
 def mark_finished(directory: Path) -> None:
@@ -357,5 +375,14 @@ def checksum(path: Path) -> str:
 
 def finished(path: Path) -> bool:
     """Whether the run whose last checkpoint this is was completed."""
-    mark = path.parent / FINISHED
-    return mark.is_file() and mark.read_text() == path.name
+    return _is_named(path, FINISHED)
+
+
+def discarded(path: Path) -> bool:
+    """Whether a run was started anew after this checkpoint, which was the newest then."""
+    return _is_named(path, DISCARDED)
+
+
+def _is_named(path: Path, mark: str) -> bool:
+    file = path.parent / mark
+    return file.is_file() and file.read_text() == path.name

@@ -93,6 +93,7 @@ def decide(
             checkpoints in ``directory``, all damaged.
     """
     if wanted == "never":
+        files.mark_discarded(directory)
         return ResumeDecision()
     path = files.newest(directory, verified) if wanted == "auto" else Path(wanted)
     if path is None:
@@ -101,6 +102,11 @@ def decide(
     if wanted == "auto" and files.finished(path):
         return ResumeDecision(
             message=f"resume: not from {path}, that run is finished; training from the start"
+        )
+    if wanted == "auto" and files.discarded(path):
+        return ResumeDecision(
+            message=f"resume: not from {path}, which --resume never discarded; training from the "
+            "start"
         )
     position = _read_position(path, state)
     differing = differences(state, run, declared)
@@ -120,18 +126,22 @@ def _read_state(
         raise UserError(
             f"--resume {wanted!r}: no such checkpoint", "expected auto, never or a file"
         )
-    if not files.whole(path, verified):
-        raise UserError(
-            f"--resume {wanted!r}: the file, or one beside it that it names, is damaged or missing",
-            "name another one, or say auto",
-        )
+    cure = "name another one, or say auto"
+    damaged = UserError(
+        f"--resume {wanted!r}: the file, or one beside it that it names, is damaged or missing",
+        cure,
+    )
     try:
-        return files.load(path)["callbacks"][state_key]
+        checkpoint = files.load(path)
     except Exception as error:  # unpickling knows no bounds
-        raise UserError(
-            f"{path} is not a checkpoint of this program ({type(error).__name__})",
-            "name another one, or say auto",
-        ) from error
+        raise damaged from error
+    try:
+        state: dict[str, Any] = checkpoint["callbacks"][state_key]
+    except (KeyError, TypeError):
+        raise UserError(f"{path} is not a checkpoint of this program", cure) from None
+    if not files.whole(path, verified):
+        raise damaged
+    return state
 
 
 def _read_position(path: Path, state: Mapping[str, Any]) -> Position:
@@ -203,7 +213,7 @@ def _refuse_to_replace(wanted: str, directory: Path) -> None:
     """A checkpoint from elsewhere must not take the place of this folder's unfinished run."""
     known = files.numbered(directory)
     newest = known[0][1] if known else None
-    if newest and not files.finished(newest):
+    if newest and not files.finished(newest) and not files.discarded(newest):
         raise UserError(
             f"--resume {wanted!r}: {directory} holds an unfinished run, which this one would "
             "replace",

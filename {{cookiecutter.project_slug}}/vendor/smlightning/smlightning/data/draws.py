@@ -346,7 +346,7 @@ class IndexStream:
         iterator = None
         for sampler in with_inner(self.sampler):
             generator = getattr(sampler, "generator", None)
-            if is_of_torchdata(sampler) and generator:  # which goes on from epoch to epoch
+            if of_a_library(sampler) and generator:  # which goes on from epoch to epoch
                 generator.manual_seed(mix(ORDER, *place.of_all_ranks) >> 1)
         for batch in itertools.count():
             # Before each batch: a sampler that draws then draws the same, however far loader
@@ -385,6 +385,8 @@ class IndexStream:
 
     def order(self, batches: int) -> Order:
         """What was given in so many batches; forgets the checksums of fewer."""
+        length = _length(self.sampler)
+        batches = batches % length if 0 < length < batches else batches
         for number in [number for number in self.checksums if number < batches]:
             del self.checksums[number]
         return Order(self.checksums.get(batches, 0))

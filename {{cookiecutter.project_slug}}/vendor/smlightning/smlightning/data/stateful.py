@@ -164,7 +164,8 @@ class StatefulLoader:
             return dict(self.resumed)
         if self.epoch < 0:
             return None
-        ahead = self.given - batches if batches else 0
+        # A loader that is shorter than another one's epoch gave fewer.
+        ahead = max(self.given - batches, 0) if batches else 0
         ended = not ahead and self._has_ended()
         return {
             "state": self.loader.state_dict() if ended else self.states[self.given - ahead],

@@ -10,6 +10,7 @@ Memory does not grow with the data. This file knows which columns are needed, no
 
 import codecs
 import csv
+import glob
 import json
 import os
 import re
@@ -450,7 +451,7 @@ def _read_with_datasets(form: str, file: Path, columns: Sequence[Column], scratc
         options["batch_size"] = PIECE  # else row groups, of any size
     rows = datasets.load_dataset(
         form,
-        data_files=str(file),
+        data_files=glob.escape(str(file)),
         split="train",
         streaming=True,
         cache_dir=str(scratch),

@@ -65,7 +65,7 @@ class WeightedMean(torchmetrics.Metric):
 
 
 def equal_on_ranks(name: str, value: float, refuse: bool) -> float:
-    """A metric's value, which rank 0 prints and chooses the best weights by. Collective.
+    """A metric's value on rank 0, by which every rank chooses the best weights. Collective.
 
     Args:
         refuse: else a difference is a warning, which rank 0 prints.
@@ -74,13 +74,13 @@ def equal_on_ranks(name: str, value: float, refuse: bool) -> float:
         UserError: another rank has another value, and ``refuse``.
     """
     cluster = session.current_cluster()
-    slots = torch.zeros(cluster.world_size)
+    slots = torch.zeros(cluster.world_size, dtype=torch.float64)
     slots[cluster.rank] = value
     values = collectives.all_sum(slots)
     # Some ranks add up in another order.
     equal = torch.isclose(values, values[0], rtol=1e-3, equal_nan=True).tolist()
     if all(equal):
-        return value
+        return values[0].item()
     other = equal.index(False)
     error = UserError(
         f"{name} is {values[0]:.6g} on rank 0 and {values[other]:.6g} on rank {other}, of a part "
@@ -91,7 +91,7 @@ def equal_on_ranks(name: str, value: float, refuse: bool) -> float:
         raise error
     if cluster.rank == 0:
         print(f"warning: {error}", file=sys.stderr)
-    return value
+    return values[0].item()
 
 
 class SummedMetrics(pl.Callback):
