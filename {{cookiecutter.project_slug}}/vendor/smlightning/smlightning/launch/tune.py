@@ -208,9 +208,9 @@ def first_tried(job: Job) -> Job:
     """The job with the first value of each range, or the least, as its hyperparameter."""
     tried = dict(job.hyperparameters)
     for option, given in job.tune.ranges.items():
-        if isinstance(given, list) and given:
+        if isinstance(given, list) and given and isinstance(given[0], Value):
             tried[option] = given[0]
-        elif isinstance(given, dict) and "min" in given:
+        elif isinstance(given, dict) and _is_number(given.get("min")):
             tried[option] = given["min"]
     return job.replace(hyperparameters=tried)
 
