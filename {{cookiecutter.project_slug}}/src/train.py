@@ -112,7 +112,7 @@ def train(**options: Any) -> None:
         trainer.fit(model, datamodule=data, ckpt_path=resume_from, weights_only=True)
         checkpoints.load_best_weights(model)
         trainer.test(model, datamodule=data, verbose=False)
-        gather_weights(model, options.get("merge", False))  # where they are divided
+        gather_weights(trainer, options.get("merge", False))  # of shards; ddp has them
         if trainer.is_global_zero:
             model.save(model_dir)
             with errors.warn_on_failure("Model.draw"):

@@ -20,7 +20,7 @@ import torch  # noqa: E402
 import train  # noqa: E402
 from smlightning.checkpoints import files  # noqa: E402
 from smlightning.checkpoints.callback import Checkpoints  # noqa: E402
-from smlightning.cluster import sharding  # noqa: E402
+from smlightning.cluster import fsdp2  # noqa: E402
 from smlightning.errors import UserError  # noqa: E402
 from smlightning.reports import curves  # noqa: E402
 from smlightning.testing.recording import close_unseen  # noqa: E402
@@ -76,7 +76,7 @@ def record_memory(seen: dict[str, Any]) -> None:
     """
     from torch.distributed.tensor import DTensor
 
-    shard, full_tensor = sharding.shard, DTensor.full_tensor
+    shard, full_tensor = fsdp2.shard, DTensor.full_tensor
     gathered: list[weakref.ref] = []
 
     def recorded_shard(module: Any, *args: Any) -> None:
@@ -91,7 +91,7 @@ def record_memory(seen: dict[str, Any]) -> None:
         seen.update(gathered_at_once=max(alive, seen.get("gathered_at_once", 0)))
         return whole
 
-    sharding.shard = recorded_shard
+    fsdp2.shard = recorded_shard
     DTensor.full_tensor = recorded_full_tensor
 
 

@@ -5,7 +5,9 @@
   ``from_all_ranks``.
 - `strategies`: Lightning's strategies for a cluster: ``ClusterStrategy``, ``OneProcess``.
 - `choice`: which of these a cluster takes: ``choose_strategy``.
-- `sharding`: FSDP2: ``ShardedStrategy``, ``gather_weights``.
+- `sharding`: FSDP2 as Lightning's strategy: ``ShardedStrategy``, ``gather_weights``.
+- `fsdp2`: FSDP2 itself, which needs torch 2.6: ``shard``, ``gather``.
+- `blocks`: the parts of a network that it gathers one by one: ``networks``, ``blocks``.
 - `parts`: tensors that lie on the ranks in parts: ``DividedTensor``, ``split``, ``join``.
 - `smddp`: the same with SageMaker's data parallel library: ``SmddpStrategy``.
 - `collectives`: reductions over the ranks: ``all_sum``, ``any_rank``, ``sum_over_ranks``.

@@ -16,6 +16,8 @@ SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
 # it, and none gets SMDDP by itself there.
 OLD_SMDDP_INSTANCE = "ml.p3dn.24xlarge"
 SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
+# The first torch whose FSDP2 has public names: torch.distributed.fsdp.fully_shard, FSDPModule.
+SHARDING_NEEDS = (2, 6)
 DEFAULT_PORT = 7777  # where ranks meet, as SageMaker has it
 
 

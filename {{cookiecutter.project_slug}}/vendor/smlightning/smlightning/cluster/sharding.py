@@ -1,7 +1,8 @@
 """FSDP2 as Lightning's strategy: every rank keeps a part of weights, gradients and optimizer state.
 
 The network is divided as it is built: each item of a list of equal layers is a block, gathered
-when it computes and let go afterwards; what is left is gathered with the whole network.
+when it computes and let go afterwards; what is left is gathered with the whole network. What
+needs FSDP2 is in fsdp2.py, which only a `ShardedStrategy` imports.
 
 Only rank 0 builds it whole, in main memory. The others build its outline, and get rank 0's weights
 block by block, of which each rank keeps its part: all start as with DDP, and no device and no
@@ -17,10 +18,9 @@ import torch.distributed
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
-from torch import nn
 
 from smlightning.cluster.all_reduce import verify_all_reduce
-from smlightning.cluster.location import Cluster, ClusterError
+from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError
 from smlightning.cluster.parts import DividedTensor, divided_like, weights_like
 from smlightning.cluster.strategies import LauncherEnvironment
 from smlightning.errors import UserError
@@ -40,11 +40,17 @@ class ShardedStrategy(ModelParallelStrategy):
             by default: what does not fit on a host has to be divided among all.
 
     Raises:
-        ClusterError: the cluster's backend is SMDDP, compression is set, or the world size is no
-            multiple of ``shard_size``.
+        ClusterError: torch is older than 2.6, the cluster's backend is SMDDP, compression is set,
+            or the world size is no multiple of ``shard_size``.
     """
 
     def __init__(self, cluster: Cluster, compression: str = "none", shard_size: int = 0) -> None:
+        if tuple(map(int, torch.__version__.split(".")[:2])) < SHARDING_NEEDS:
+            raise ClusterError(
+                f"--strategy fsdp needs torch {'.'.join(map(str, SHARDING_NEEDS))} or newer, and "
+                f"this is torch {torch.__version__}",
+                'set image to "current", or --strategy to ddp',
+            )
         if cluster.backend == "smddp":
             # https://docs.aws.amazon.com/sagemaker/latest/dg/data-parallel-modify-sdp-pt.html: its
             # AllGather serves FSDP, but torch.distributed.new_group(), of which a device mesh is
@@ -99,12 +105,14 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def _divide(self, trainer: Trainer) -> None:
         """Divide the network that `configure_model` has built; once."""
+        from smlightning.cluster import fsdp2
+
         module = self.lightning_module
         assert module is not None
         _refuse_unsupported(module)
-        if not is_sharded(module):
+        if not fsdp2.is_sharded(module):
             bf16 = trainer.precision == "bf16-mixed"
-            shard(module, self._mesh(), self.root_device, bf16)
+            fsdp2.shard(module, self._mesh(), self.root_device, bf16)
 
     def _mesh(self) -> Any:
         """The ranks that divide the state, or (replicas, ranks that divide one), as `fully_shard`
@@ -117,6 +125,14 @@ class ShardedStrategy(ModelParallelStrategy):
         sizes = self.world_size // self.shard_size, self.shard_size
         names = "replicas", "parts"
         return init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
+
+    def gather_weights(self, base: bool) -> None:
+        """See `gather_weights` below."""
+        from smlightning.cluster import fsdp2
+
+        module = self.lightning_module
+        assert module is not None
+        fsdp2.gather(module, base)
 
     # Checkpoints: what Strategy does, not ModelParallelStrategy
 
@@ -214,123 +230,13 @@ def _refuse_unsupported(module: LightningModule) -> None:
         )
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """Whether `shard` has divided this module."""
-    from torch.distributed.fsdp import FSDPModule
+def gather_weights(trainer: Trainer, base: bool = False) -> None:
+    """Give rank 0 the whole weights of a sharded model, to be saved. Collective.
 
-    return any(isinstance(part, FSDPModule) for part in module.modules())
-
-
-def shard(module: nn.Module, mesh: Any, device: torch.device, bf16: bool = False) -> None:
-    """Divide the parameters of every module in ``module`` among the mesh's ranks. Collective.
+    Other strategies have them on every rank already: nothing changes.
 
     Args:
-        module: with rank 0's weights in main memory; on the other ranks it may be an outline.
-        mesh: of one dimension, or of (replicas, parts).
-        bf16: compute in bfloat16 and add gradients up in float32; weights stay in float32.
+        base: also frozen weights that ``state_dict`` leaves out: an adapter is merged into them.
     """
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    policy = MixedPrecisionPolicy()
-    if bf16:
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    send_buffers(module, device)
-    for network in networks(module):
-        for block in [*blocks(network), network]:
-            send_parameters(block, device)
-            fully_shard(block, mesh=mesh, mp_policy=policy)  # frees what other ranks have
-
-
-def send_parameters(module: nn.Module, device: torch.device) -> None:
-    """Give every rank rank 0's parameters, but for those that are divided. Collective."""
-    from torch.distributed.tensor import DTensor
-
-    sent: dict[nn.Parameter, nn.Parameter] = {}  # one that has two places is sent once
-    for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            if isinstance(parameter, DTensor):
-                continue
-            if parameter not in sent:
-                whole = _from_rank_0(parameter, device)
-                sent[parameter] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
-            setattr(part, name, sent[parameter])
-
-
-def send_buffers(module: nn.Module, device: torch.device) -> None:
-    """Give every rank rank 0's buffers. Collective."""
-    for part in module.modules():
-        for name, buffer in list(part.named_buffers(recurse=False)):
-            setattr(part, name, _from_rank_0(buffer, device))
-
-
-def _from_rank_0(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if tensor.is_meta:
-        whole = torch.empty_like(tensor, device=device)
-    else:
-        whole = tensor.detach().to(device)
-    torch.distributed.broadcast(whole, 0)
-    return whole
-
-
-def networks(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules in ``module`` that have parameters; of a list or dictionary, its items."""
-    for child in module.children():
-        if not any(True for _ in child.parameters()):
-            continue
-        if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            yield from networks(child)
-        else:
-            yield child
-
-
-def blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """The items of the outermost lists of equal layers, as Transformers have them."""
-    for child in network.children():
-        items = list(child.children())
-        kinds = {type(item) for item in items}
-        is_list = isinstance(child, nn.ModuleList | nn.Sequential)
-        is_list = is_list and len(items) > 1 and len(kinds) == 1
-        if is_list and any(True for _ in child.parameters()):
-            yield from items
-        else:
-            yield from blocks(child)
-
-
-def gather_weights(module: nn.Module, base: bool = False) -> None:
-    """Give rank 0 the whole weights, in main memory, to be saved. Collective.
-
-    No device holds more than one whole tensor at a time. The other ranks keep their parts. What was
-    not divided stays as it is.
-
-    Args:
-        base: also of frozen weights that ``state_dict`` leaves out: an adapter is merged into them.
-    """
-    from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
-
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()  # after a forward pass alone it is still gathered
-    first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-    kept = module.state_dict().keys()
-    left_out = {
-        parameter
-        for name, parameter in module.named_parameters(remove_duplicate=False)
-        if not (base or parameter.requires_grad or name in kept)
-    }
-    whole: dict[nn.Parameter, nn.Parameter] = {}  # one that has two places is gathered once
-    for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            if not isinstance(parameter, DTensor) or parameter in left_out:
-                continue
-            if parameter not in whole:
-                values = _kept_of_whole(parameter, first)
-                whole[parameter] = nn.Parameter(values, requires_grad=parameter.requires_grad)
-            if first:
-                setattr(part, name, whole[parameter])
-
-
-def _kept_of_whole(parameter: Any, keeps: bool) -> torch.Tensor:
-    """The whole tensor in main memory, else nothing; its device has it no longer then."""
-    tensor = parameter.full_tensor().detach()
-    return tensor.cpu() if keeps else tensor.new_empty(0)
+    if isinstance(trainer.strategy, ShardedStrategy):
+        trainer.strategy.gather_weights(base)

@@ -3,7 +3,8 @@
 from pytorch_lightning.strategies import Strategy
 from torch import nn
 
-from smlightning.cluster.sharding import ShardedStrategy, blocks
+from smlightning.cluster.blocks import blocks
+from smlightning.cluster.sharding import ShardedStrategy
 
 
 def compile_network(network: nn.Module, strategy: Strategy) -> None:

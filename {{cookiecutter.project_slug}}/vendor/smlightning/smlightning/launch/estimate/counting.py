@@ -36,7 +36,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smlightning.cluster import sharding
+from smlightning.cluster.blocks import blocks, networks
 from smlightning.data.batches import leaves
 from smlightning.errors import UserError, root_cause
 from smlightning.launch.estimate.sizes import STATES, Linear, Sizes
@@ -155,8 +155,8 @@ def sizes_of(
 ) -> Sizes:
     """The sizes of a model whose step was counted."""
     parameters = list(model.parameters())
-    blocks = [(network, list(sharding.blocks(network))) for network in sharding.networks(model)]
-    in_blocks = [bytes_of(block.parameters()) for _, of_network in blocks for block in of_network]
+    divided = [(network, list(blocks(network))) for network in networks(model)]
+    in_blocks = [bytes_of(block.parameters()) for _, of_network in divided for block in of_network]
     whole = bytes_of(parameters)
     # A checkpoint holds a weight that has two names twice.
     weights = [value for value in model.state_dict().values() if torch.is_tensor(value)]

@@ -1,0 +1,104 @@
+"""FSDP2 itself: dividing a network's parameters among the ranks, and gathering them again.
+
+Only `ShardedStrategy` imports this module, when it has parameters to divide: the images with
+torch 2.5 have FSDP2 under a private name alone (torch.distributed._composable.fsdp).
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from smlightning.cluster.blocks import blocks, networks
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether `shard` has divided this module."""
+    return any(isinstance(part, FSDPModule) for part in module.modules())
+
+
+def shard(module: nn.Module, mesh: Any, device: torch.device, bf16: bool = False) -> None:
+    """Divide the parameters of every module in ``module`` among the mesh's ranks. Collective.
+
+    Args:
+        module: with rank 0's weights in main memory; on the other ranks it may be an outline.
+        mesh: of one dimension, or of (replicas, parts).
+        bf16: compute in bfloat16 and add gradients up in float32; weights stay in float32.
+    """
+    policy = MixedPrecisionPolicy()
+    if bf16:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    send_buffers(module, device)
+    for network in networks(module):
+        for block in [*blocks(network), network]:
+            send_parameters(block, device)
+            fully_shard(block, mesh=mesh, mp_policy=policy)  # frees what other ranks have
+
+
+def send_parameters(module: nn.Module, device: torch.device) -> None:
+    """Give every rank rank 0's parameters, but for those that are divided. Collective."""
+    sent: dict[nn.Parameter, nn.Parameter] = {}  # one that has two places is sent once
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if isinstance(parameter, DTensor):
+                continue
+            if parameter not in sent:
+                whole = _from_rank_0(parameter, device)
+                sent[parameter] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+            setattr(part, name, sent[parameter])
+
+
+def send_buffers(module: nn.Module, device: torch.device) -> None:
+    """Give every rank rank 0's buffers. Collective."""
+    for part in module.modules():
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, _from_rank_0(buffer, device))
+
+
+def _from_rank_0(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if tensor.is_meta:
+        whole = torch.empty_like(tensor, device=device)
+    else:
+        whole = tensor.detach().to(device)
+    torch.distributed.broadcast(whole, 0)
+    return whole
+
+
+def gather(module: nn.Module, base: bool = False) -> None:
+    """Give rank 0 the whole weights, in main memory, to be saved. Collective.
+
+    No device holds more than one whole tensor at a time. The other ranks keep their parts. What was
+    not divided stays as it is.
+
+    Args:
+        base: also of frozen weights that ``state_dict`` leaves out: an adapter is merged into them.
+    """
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()  # after a forward pass alone it is still gathered
+    first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    kept = module.state_dict().keys()
+    left_out = {
+        parameter
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if not (base or parameter.requires_grad or name in kept)
+    }
+    whole: dict[nn.Parameter, nn.Parameter] = {}  # one that has two places is gathered once
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if not isinstance(parameter, DTensor) or parameter in left_out:
+                continue
+            if parameter not in whole:
+                values = _kept_of_whole(parameter, first)
+                whole[parameter] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+            if first:
+                setattr(part, name, whole[parameter])
+
+
+def _kept_of_whole(parameter: Any, keeps: bool) -> torch.Tensor:
+    """The whole tensor in main memory, else nothing; its device has it no longer then."""
+    tensor = parameter.full_tensor().detach()
+    return tensor.cpu() if keeps else tensor.new_empty(0)
