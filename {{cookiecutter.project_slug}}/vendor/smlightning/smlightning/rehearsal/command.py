@@ -17,7 +17,7 @@ from smlightning.launch.findings import print_error
 from smlightning.rehearsal.processes import END_SIGNALS
 
 if TYPE_CHECKING:
-    from smlightning.rehearsal.plan import Image
+    from smlightning.launch.images import Profile
 
 DESCRIPTION = """\
 Simulate the job's cluster on this machine, before it is paid for.
@@ -171,7 +171,7 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def run_with_image_versions(argv: Sequence[str], root: Path, image: "Image") -> None:
+def run_with_image_versions(argv: Sequence[str], root: Path, image: "Profile | None") -> None:
     """Go on in the image's environment, as the same process, so that signals reach it."""
     from smlightning.rehearsal.image import image_python
 

@@ -1,33 +1,42 @@
-"""For ``--image-versions``: an environment with the torch of the job's image, and its Python."""
+"""An environment with the versions of a job's image: its Python, torch and SageMaker's toolkits.
+
+`rehearse --image-versions` goes on in it; the template proves each row of its table of images in
+one. PyPI's torch stands for the image's, which AWS builds itself.
+"""
 
 import contextlib
+import hashlib
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from smlightning.errors import UserError
-from smlightning.rehearsal.plan import Image
+from smlightning.launch.images import Profile
+from smlightning.rehearsal.mpirun import OPEN_MPI
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # builds without CUDA, which are far smaller
-CONTAINER = "sagemaker-pytorch-training==3.0.0"  # pins more than it needs: without dependencies
 VENDORED = Path("vendor") / "smlightning"  # the package, in a project that has it
-COMPLETE = "complete"  # the file in the environment that says that all is installed
+COMPLETE = "complete"  # the file in the environment that holds `contents` of what was installed
 
 
-def image_python(image: Image, root: Path) -> Path:
+def image_python(image: Profile | None, root: Path) -> Path:
     """The Python of .venv/image-<torch>, which pip fills once, in minutes.
 
     Args:
+        image: what is in the job's image; None where that is not known.
         root: the project's folder.
 
     Raises:
         UserError: the image's versions are not known, or pip cannot install them.
     """
-    if not image.torch:
+    if image is None:
         problem = "--image-versions: the image's torch is not known here"
         raise UserError(problem, "set image in job.toml to a profile")
     folder = Path(sys.prefix) / f"image-{image.torch}"
-    if not is_current(folder, root):
+    if not is_current(folder, image, root):
         print(f"installing torch {image.torch} into {folder}, which takes minutes", flush=True)
         try:
             create(folder, image, root)
@@ -38,61 +47,106 @@ def image_python(image: Image, root: Path) -> Path:
                 f"pip cannot make an environment with torch {image.torch} here ({reason})",
                 "rehearse without --image-versions",
             ) from None
-        (folder / COMPLETE).touch()
     return folder / "bin" / "python"
 
 
-def is_current(folder: Path, root: Path) -> bool:
-    """Whether the environment is complete, and newer than what says what belongs into it."""
+def contents(image: Profile, root: Path) -> str:
+    """A digest of what decides which packages belong into the environment."""
+    digest = hashlib.sha256(repr(image).encode())
+    for path in (root / "src" / "requirements.txt", root / VENDORED / "pyproject.toml"):
+        digest.update(path.read_bytes() if path.is_file() else b"none")
+    return digest.hexdigest()
+
+
+def is_current(folder: Path, image: Profile, root: Path) -> bool:
+    """Whether the environment is complete, and was made for these versions and requirements."""
     complete = folder / COMPLETE
-    if not complete.is_file():
-        return False
-    sources = [root / "src" / "requirements.txt", root / "pyproject.toml"]
-    vendored = root / VENDORED / "pyproject.toml"
-    if vendored.is_file():
-        sources.append(vendored)
-    return complete.stat().st_mtime > max(source.stat().st_mtime for source in sources)
+    return complete.is_file() and complete.read_text() == contents(image, root)
 
 
-def create(folder: Path, image: Image, root: Path) -> None:
+def create(folder: Path, image: Profile, root: Path) -> None:
     """Fill the environment: torch, what training and a rehearsal need, the container's entry.
 
     Raises:
         CalledProcessError: pip has failed.
     """
-    venv = ["-m", "venv", "--without-pip", "--clear", str(folder)]
-    # With another Python it still has the image's torch.
-    run_first([[f"python{image.python}", *venv], [sys.executable, *venv]], root)
-    python = str(folder / "bin" / "python")
-    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    made = [python_of(image.python), "-m", "venv", "--without-pip", "--clear", str(folder)]
+    run(made, root)
+    install = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install"]
+    install += ["--quiet", "--no-compile"]
     torch = f"torch=={image.torch}"
     from_cpu_index = [*install, "--retries=1", torch, "--index-url", CPU_INDEX]
-    run_first([from_cpu_index, [*install, torch]], root)
-    if (root / VENDORED / "pyproject.toml").is_file():  # else an index has the package
-        run_first([[*install, torch, "--editable", str(VENDORED)]], root)
-    needed = ["--group", "rehearsal", "--requirement", "src/requirements.txt"]
-    run_first([[*install, torch, *needed]], root)
-    run_first([[*install, "--no-deps", CONTAINER]], root)
-    link_open_mpi(folder)
+    try:
+        run(from_cpu_index, root)
+    except subprocess.CalledProcessError:  # that index is not reached from everywhere
+        run([*install, torch], root)
+    package = ["smlightning[simulation]"]  # from an index
+    if (root / VENDORED / "pyproject.toml").is_file():
+        package = ["--editable", f"{VENDORED}[simulation]"]
+    run([*install, torch, *package, "--requirement", "src/requirements.txt"], root)
+    run([*install, *toolkit(image)], root)
+    # It pins more than it needs.
+    container = f"sagemaker-pytorch-training=={image.pytorch_toolkit or '3.0.0'}"
+    run([*install, "--no-deps", container], root)
+    add_open_mpi(folder, image)
+    (folder / COMPLETE).write_text(contents(image, root))
 
 
-def link_open_mpi(folder: Path) -> None:
-    """Open MPI of this environment, if both have the same Python: mpi4py is built for one."""
-    open_mpi = Path(sys.prefix) / "open-mpi"
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    if open_mpi.is_dir() and (folder / "lib" / version).is_dir():
-        (folder / "open-mpi").symlink_to(open_mpi)
+def toolkit(image: Profile) -> list[str]:
+    """What pip is asked for as SageMaker's training toolkit; the newest where that is not known."""
+    return [f"sagemaker-training=={image.toolkit}" if image.toolkit else "sagemaker-training"]
 
 
-def run_first(commands: list[list[str]], folder: Path) -> None:
-    """Run the commands in turn until one succeeds.
+def add_open_mpi(folder: Path, image: Profile) -> None:
+    """Open MPI next to it, if this environment has it: mpi4py is built for one Python."""
+    if not OPEN_MPI.is_dir():
+        return
+    python = OPEN_MPI / "bin" / "python"
+    frozen = [sys.executable, "-m", "pip", "--python", str(python), "freeze", "--quiet"]
+    pins = run(frozen, folder).split()
+    target = folder / "open-mpi"
+    run([python_of(image.python), "-m", "venv", "--without-pip", "--clear", str(target)], folder)
+    install = [sys.executable, "-m", "pip", "--python", str(target / "bin" / "python"), "install"]
+    run([*install, "--quiet", *pins], folder)
+
+
+def python_of(version: str) -> str:
+    """A Python of this minor version; this one where the machine has no other.
+
+    A name on the PATH proves nothing: pyenv's python3.12 exists for every version it ever had.
+    """
+    question = "import sys; print('%d.%d' % sys.version_info[:2])"
+    for candidate in pythons(version):
+        with contextlib.suppress(OSError):
+            answer = subprocess.run([candidate, "-c", question], capture_output=True, text=True)
+            if answer.stdout.strip() == version:
+                return candidate
+    return sys.executable
+
+
+def pythons(version: str) -> Iterator[str]:
+    """Where a Python of this minor version may be: this one, the PATH, pyenv's, uv's."""
+    yield sys.executable
+    on_path = shutil.which(f"python{version}")
+    if on_path:
+        yield on_path
+    pyenv = shutil.which("pyenv") or on_path or ""
+    roots = [
+        Path(pyenv).parent.parent,
+        Path.home() / ".pyenv",
+        Path(os.environ.get("PYENV_ROOT", ".")),
+    ]
+    for root in roots:
+        yield from map(str, sorted(root.glob(f"versions/{version}.*/bin/python")))
+    uv = Path.home() / ".local" / "share" / "uv" / "python"
+    yield from map(str, sorted(uv.glob(f"cpython-{version}.*/bin/python")))
+
+
+def run(command: list[str], folder: Path) -> str:
+    """What the command prints.
 
     Raises:
-        CalledProcessError: the last one has failed.
+        CalledProcessError: it has failed.
     """
-    for command in commands:
-        with contextlib.suppress(OSError):  # no such Python
-            ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-            if ended.returncode == 0:
-                return
-    ended.check_returncode()
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return ended.stdout

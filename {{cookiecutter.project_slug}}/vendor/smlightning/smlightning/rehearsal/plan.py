@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smlightning.launch.images import Profile
+
 FAIL_RANK = "fail-rank"  # the rank raises an error
 KILL_RANK = "kill-rank"  # the rank gets SIGKILL
 STOP_HOST = "stop-host"  # the host's entry point gets SIGTERM, as SageMaker sends it
@@ -27,14 +29,6 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Image:
-    """The versions in the job's image; empty where they are not known."""
-
-    torch: str = ""
-    python: str = ""  # major and minor
-
-
-@dataclass(frozen=True)
 class Plan:
     """A rehearsal: one request on so many hosts of so many processes."""
 
@@ -47,7 +41,7 @@ class Plan:
     remote_channels: Mapping[str, str] = field(default_factory=dict)  # on S3: to be sampled
     inherit: Sequence[str] = ()  # variables of this shell that the hosts get too
     secrets: Mapping[str, str] = field(default_factory=dict)  # variable here → name in its store
-    image: Image = Image()
+    image: Profile | None = None  # what is in the job's image, where that is known
     notes: Sequence[str] = ()  # what the report says beside the verdicts
     fault: Fault | None = None
     batches: int = 0  # of one epoch, of validation and of test; 0: as many as train.py takes

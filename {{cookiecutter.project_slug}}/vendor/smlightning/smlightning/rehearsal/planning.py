@@ -20,7 +20,7 @@ from smlightning.launch.job import Job
 from smlightning.launch.preflight.hyperparameters import hyperparameters as judged_options
 from smlightning.project import Project
 from smlightning.rehearsal import mpirun
-from smlightning.rehearsal.plan import FAULTS, LOSE_HOST, STOP_HOST, Fault, Image, Plan
+from smlightning.rehearsal.plan import FAULTS, LOSE_HOST, STOP_HOST, Fault, Plan
 
 BATCHES = 20  # enough for every check, and for the faults, which come in step 2
 # Seconds of training: an interruption after step 2 has to come before the end.
@@ -66,7 +66,6 @@ def make_plan(
     job, more = with_secrets(job, secrets, arguments.inherit)
     if of_project:
         refuse_hyperparameters(job, project)
-    image = images.profile(job)
     return Plan(
         hosts=cluster.hosts,
         processes=cluster.processes,
@@ -77,7 +76,7 @@ def make_plan(
         remote_channels=remote_channels(job, folders),
         inherit=[name for name in arguments.inherit if name not in secrets],
         secrets=job.secrets,
-        image=Image(image.torch, image.python) if image else Image(),
+        image=images.profile(job),
         notes=[*notes, *more],
         fault=fault,
         batches=batches(arguments.batches, fault, given),

@@ -70,7 +70,7 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
         printer = Printer(console)
         last, verdicts = attempts.run_plan(plan, cluster, printer.show)
     seconds = time.time() - started
-    image_torch = plan.image.torch or setting.versions["torch"]
+    image_torch = plan.image.torch if plan.image else setting.versions["torch"]
     packages, verdict = requirements_keep_torch(plan.source / "requirements.txt", image_torch)
     verdicts.append(verdict)
     console.print(table(f"{title}, {seconds:.0f} s", verdicts))
@@ -143,8 +143,10 @@ def describe(plan: Plan) -> Setting:
     versions = {
         "torch": version("torch"),
         "python": platform.python_version(),
-        "image_torch": plan.image.torch,
-        "image_python": plan.image.python,
+        "toolkit": version("sagemaker_training"),
+        "image_torch": plan.image.torch if plan.image else "",
+        "image_python": plan.image.python if plan.image else "",
+        "image_toolkit": (plan.image.toolkit if plan.image else None) or "",
     }
     return Setting(launcher, real_mpirun, stubs, versions)
 
@@ -152,9 +154,13 @@ def describe(plan: Plan) -> Setting:
 def opening_notes(plan: Plan, setting: Setting) -> list[str]:
     """What differs from the job on SageMaker."""
     image = "versions that are not known here"
-    if plan.image.torch:
+    if plan.image:
         image = f"torch {plan.image.torch} on Python {plan.image.python}"
-    here = f"torch {setting.versions['torch']} on Python {setting.versions['python']}"
+        if plan.image.toolkit:
+            image += f", toolkit {plan.image.toolkit}"
+    versions = setting.versions
+    here = f"torch {versions['torch']} on Python {versions['python']}"
+    here += f", toolkit {versions['toolkit']}"
     notes = [f"runs {here}; the job's image has {image}", *plan.notes]
     if plan.batches:
         most = f"one epoch of at most {plan.batches} batches"
