@@ -12,7 +12,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test package-tests template-tests lint types wheel bench gpu stress clean project
+.PHONY: help demo test package-tests template-tests lint types wheel images bench gpu stress clean project
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -71,6 +71,9 @@ types: $(VENV)/.tests
 
 wheel: $(VENV)/.template  ## the package as a wheel in dist/, for an index of your own
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist '$(SOURCE)/vendor/smlightning'
+
+images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
+	$(BIN)/python tests/images/prove.py $(ARGS)
 
 bench: $(VENV)/.tests project  ## the generated project against a hand-written loop
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/epoch_time.py $(ARGS)

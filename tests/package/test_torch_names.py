@@ -1,0 +1,91 @@
+"""Each name that the code uses of torch and of other libraries exists in what the images hold.
+
+An image's torch differs by profile: tests/images/record.json holds what each has, written by
+`make images`. The other libraries are the same everywhere (src/requirements.txt).
+"""
+
+import ast
+import importlib
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from images import torch_names
+from smlightning.cluster.location import SHARDING_NEEDS
+from smlightning.launch.images import PROFILES
+
+RECORD = json.loads((Path(torch_names.__file__).with_name("record.json")).read_text())
+LIBRARIES = (
+    "pytorch_lightning",
+    "lightning_fabric",
+    "torchmetrics",
+    "transformers",
+    "datasets",
+    "peft",
+)
+NEWER = {"fsdp2.py": SHARDING_NEEDS}  # files that an older torch never imports
+
+
+def lacking(names: dict[tuple[str, ...], list[Path]], profile: str) -> list[str]:
+    """Names of torch that a profile's torch lacks, with the files that use them."""
+    torch = RECORD[profile]["names"]
+    found = []
+    for name, files in names.items():
+        users = [
+            path for path in files if NEWER.get(path.name, (0, 0)) <= PROFILES[profile].version
+        ]
+        part = users and torch_names.missing(name, torch)
+        if part:
+            found.append(f"{part} ({', '.join(path.name for path in users)})")
+    return found
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_each_name_of_torch_is_in_the_images_torch(profile: str) -> None:
+    names = torch_names.in_code("torch")
+    assert len(names) > 100
+    assert not lacking(names, profile)
+
+
+def test_a_name_that_an_images_torch_lacks_is_noticed() -> None:
+    """FSDPModule, imported within a function, once broke the job of the image with torch 2.5.1."""
+    source = "def late():\n    from torch.distributed.fsdp import FSDPModule\n"
+    names = {name: [Path("late.py")] for name in torch_names.used(source, "torch")}
+    assert lacking(names, "smddp") == ["torch.distributed.fsdp.FSDPModule (late.py)"]
+    assert not lacking(names, "current")
+
+
+def test_names_that_are_read_from_a_module_count() -> None:
+    source = (
+        "import torch\nfrom torch import nn as layers\nx = layers.Linear\ny = torch.cuda.Event()\n"
+    )
+    assert {("torch", "nn", "Linear"), ("torch", "cuda", "Event")} <= set(
+        torch_names.used(source, "torch")
+    )
+
+
+def test_an_older_torch_imports_no_file_that_needs_a_newer_one() -> None:
+    """Nothing imports them but functions that check torch's version first."""
+    for path in torch_names.files():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom | ast.Import):
+                imported = ast.unparse(node)
+                assert not [name for name in NEWER if name.removesuffix(".py") in imported], path
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_name_of_another_library_exists(library: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, files in torch_names.in_code(library).items():
+            content = importlib.import_module(library)
+            for end in range(1, len(name)):
+                if not hasattr(content, name[end]):
+                    module = ".".join(name[: end + 1])
+                    content = importlib.import_module(module)  # raises, with the name
+                else:
+                    content = getattr(content, name[end])
+            assert files
