@@ -398,6 +398,7 @@ def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
         lambda command, **_: played.append(command) or CompletedProcess(command, 7),
     )
     subnet, group = network(aws)
+    good = good.replace(distribution="smddp")
     for job, status in (
         (good.replace(network=Network(subnets=[subnet], security_groups=[group])), 1),
         (good, 7),
@@ -444,8 +445,8 @@ def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
         monkeypatch,
         GetProducts={"PriceList": [product("Hosting", "9"), product("Training", "2.5")]},
     )
-    made_of = "2 instances × 24 h (max_run_s) × 2.5 USD"
-    assert price.cost(good) == f"cost    5.00 USD an hour, at most 120.00 USD: {made_of}"
+    made_of = "2 instances × 4 h (max_run_s) × 2.5 USD"
+    assert price.cost(good) == f"cost    5.00 USD an hour, at most 20.00 USD: {made_of}"
     wanted = {
         "productFamily": "ML Instance",
         "regionCode": REGION,

@@ -71,11 +71,14 @@ class Defect:
     security: bool = False
 
 
+_TRUST_NO_FILE = (
+    "open no checkpoint or model of others there, and let nobody else write to checkpoint_s3"
+)
 DEFECTS = (
     Defect(
         name="CVE-2025-32434",
         does="executes code from a checkpoint that somebody prepared, also with weights_only=True",
-        so="give it no checkpoint or model from others",
+        so=_TRUST_NO_FILE,
         source="https://github.com/pytorch/pytorch/security/advisories/GHSA-53q9-r3pm-6pq6",
         before=(2, 6),
         security=True,
@@ -83,7 +86,7 @@ DEFECTS = (
     Defect(
         name="CVE-2026-24747",
         does="corrupts memory when it reads a checkpoint that somebody prepared",
-        so="give it no checkpoint or model from others",
+        so=_TRUST_NO_FILE,
         source="https://github.com/pytorch/pytorch/security/advisories/GHSA-63cw-57p8-fm3p",
         before=(2, 10),
         security=True,
@@ -102,9 +105,18 @@ DEFECTS = (
 
 @dataclass(frozen=True)
 class Limit:
-    """Options of train.py that torch cannot run before a version."""
+    """Options of train.py that torch cannot run before a version, on several processes.
+
+    Attributes:
+        options: their values; all of them together are the limit.
+        named: those of them that a job sets, in a sentence about it.
+        why: what torch lacks, as the end of a sentence about it.
+        before: the first torch that runs them.
+        source: who says so.
+    """
 
     options: Mapping[str, Any]
+    named: tuple[str, ...]
     why: str
     before: Version
     source: str
@@ -113,13 +125,15 @@ class Limit:
 LIMITS = (
     Limit(
         options={"strategy": "fsdp"},
+        named=("strategy",),
         why="has no torch.distributed.fsdp.FSDPModule",
         before=(2, 6),
         source="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/distributed/fsdp/__init__.py",
     ),
     Limit(
         options={"strategy": "ddp", "compile": True, "gradient_checkpointing": True},
-        why="cannot split a compiled graph that has checkpointed blocks in it (DDPOptimizer)",
+        named=("compile", "gradient_checkpointing"),
+        why="cannot split a compiled graph with checkpointed blocks in it for DDP (DDPOptimizer)",
         before=(2, 6),
         source="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/_dynamo/backends/distributed.py",
     ),
@@ -261,6 +275,43 @@ SMDDP = _profile(  # the last one with SMDDP (2.6.0)
 PROFILES = {family.name: family for family in (CURRENT, MPIRUN, SMDDP)}
 IMAGE_OF_LAUNCHER = {"smddp": SMDDP, "pytorchddp": MPIRUN}  # any other launcher: the current one
 
+# Instance types for which the toolkit sets FI_PROVIDER=efa under torchrun, each with the version
+# from which on it does (SM_EFA_NCCL_INSTANCES of sagemaker-training, read in 4.8.1, 4.9.0 and 5.0.0
+# to 5.1.4; p5e since sagemaker-training-toolkit#241). Under mpirun it does so for every type
+# (smdataparallel.py).
+EFA_SET_SINCE = {
+    "ml.g4dn.8xlarge": (4, 8, 1),
+    "ml.g4dn.12xlarge": (4, 8, 1),
+    "ml.g5.48xlarge": (4, 8, 1),
+    "ml.p3dn.24xlarge": (4, 8, 1),
+    "ml.p4d.24xlarge": (4, 8, 1),
+    "ml.p4de.24xlarge": (4, 8, 1),
+    "ml.p5.48xlarge": (4, 8, 1),
+    "ml.p5e.48xlarge": (5, 1, 2),
+}
+# What the request sets where the toolkit does not. FI_EFA_USE_DEVICE_RDMA is needed before
+# libfabric 1.18 only, and these images have newer ones (EFA installer 1.36.0 and later);
+# RDMAV_FORK_SAFE, which the toolkit sets, AWS advises against (awslabs/awsome-distributed-ai,
+# efa-cheatsheet.md).
+EFA_VARIABLES = {"FI_PROVIDER": "efa"}
+
+
+def efa_variables(job: Job) -> dict[str, str]:
+    """Variables without which NCCL may take TCP sockets between hosts that have EFA.
+
+    Empty where the image's toolkit sets them, or is not known here.
+    """
+    family = profile(job)
+    if family is None or family.toolkit is None or launchers.launcher(job) != "torch_distributed":
+        return {}
+    toolkit = tuple(map(int, family.toolkit.split(".")))
+    for kind in (job.instance_type, *job.other_instance_types):
+        since = EFA_SET_SINCE.get(kind)
+        if instances.efa(kind) and (since is None or toolkit < since):
+            return EFA_VARIABLES
+    return {}
+
+
 # The account that holds the images, by region (SDK v2.257.7, image_uri_config/pytorch.json).
 _MOST_REGIONS = """
 ap-northeast-1 ap-northeast-2 ap-south-1 ap-southeast-1 ap-southeast-2 ca-central-1 eu-central-1
@@ -338,7 +389,7 @@ ECR = re.compile(r"(\d{12})\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+/([^
 VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 # The SDK's lists end at 2.2 (fw_utils.SM_DATAPARALLEL_SUPPORTED_FRAMEWORK_VERSIONS), SMDDP's page
 # of images at 2.3.0; the Dockerfiles of 2.4 and 2.5 still install it (2.5.0 and 2.6.0).
-_NEWEST_WITH_SMDDP = (2, 5)
+_NEWEST_WITH_SMDDP = SMDDP.version
 _OLDEST_WITH_TORCHRUN = (1, 13)  # TORCH_DISTRIBUTED_GPU_SUPPORTED_FRAMEWORK_VERSIONS
 
 
@@ -399,6 +450,11 @@ def _launchers(repository: str, torch: Version, for_gpus: bool) -> tuple[str, ..
         if torch <= _NEWEST_WITH_SMDDP:
             available.insert(0, "smddp")
     return tuple(available)
+
+
+def is_fixed_build(uri: str) -> bool:
+    """Whether an address is that of one build, which AWS's later ones do not replace."""
+    return bool(re.search(r"@sha256:|-v\d+\.\d+|-\d{4}-\d\d-\d\d", uri))
 
 
 def aws_image(uri: str) -> AwsImage | None:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from smlightning.launch import aws
+from smlightning.launch import aws, instances
 from smlightning.launch.job import Job
 
 HOME = "us-east-1"  # the pricing service lives in few regions
@@ -47,6 +47,8 @@ def on_demand_prices(product: dict[str, Any]) -> list[float]:
 def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     """What runs at once costs in an hour, and all at most; without a price, for how long.
 
+    The price is job.toml's, else AWS's answer, else a list price with its day and region.
+
     Args:
         job: of job.toml.
         offline: AWS is not asked.
@@ -57,13 +59,16 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     hours = f"{job.max_run_s / 3600:g} h (max_run_s)"
     if job.keep_alive_s:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
-    instances = f"{job.instance_count} instance{'s' if job.instance_count > 1 else ''}"
-    factors = f"{instances} × {hours}"
+    hosts = f"{job.instance_count} instance{'s' if job.instance_count > 1 else ''}"
+    factors = f"{hosts} × {hours}"
     if jobs > 1:
         factors = f"{jobs} jobs × {factors}"
     hourly: float | None = job.price_per_hour or None
     if hourly is None and not offline:
         hourly = per_hour(job.region, job.instance_type)
+    listed = instances.LIST_PRICES.get(job.instance_type) if hourly is None else None
+    if listed:
+        hourly = listed.usd
     if hourly is None:
         return f"cost    at most {factors}; set price_per_hour to see it in US dollars"
     of_a_job = job.instance_count * hourly
@@ -72,6 +77,8 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     text = (
         f"cost    {at_once:,.2f} USD an hour, at most {most:,.2f} USD: {factors} × {hourly:g} USD"
     )
+    if listed:
+        text += f" (list price of {listed.on}, {listed.region})"
     if job.spot.enabled:
         text += " on demand; spot costs less, and AWS names no price beforehand"
     return text

@@ -1,17 +1,15 @@
 """Whether the hosts of a job reach each other, S3 and a package index from its VPC."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any
 
-from smlightning.launch import aws
+from smlightning.launch import aws, instances
 from smlightning.launch.account.context import Context
 from smlightning.launch.account.table import CODEARTIFACT
 from smlightning.launch.findings import Finding, error, warning
 
-EFA = re.compile(r"ml\.(p3dn\.|p4d|p5|p6|trn)")  # instances whose network between hosts it is
 ALL_PORTS = (0, 65535)
 
 
@@ -59,7 +57,7 @@ def addresses(context: Context, subnets: list[dict[str, Any]]) -> Iterator[Findi
         yield warning("network.subnets", problem, "name one with IPv4, or try a short job first")
         return
     instance, count = context.job.instance_type, context.job.instance_count
-    of_host = ADDRESSES_WITH_EFA if EFA.match(instance) else ADDRESSES
+    of_host = ADDRESSES_WITH_EFA if instances.efa(instance) else ADDRESSES
     free = sum(subnet.get("AvailableIpAddressCount", 0) for subnet in subnets)
     if free < count * of_host:
         problem = f"{free} free addresses, and {count} × {instance} take {count * of_host}"
@@ -70,7 +68,7 @@ def zones(context: Context, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
     """EFA works within one zone; more of them find capacity sooner, as AWS's guide shows it."""
     names = sorted({subnet["AvailabilityZone"] for subnet in subnets})
     instance = context.job.instance_type
-    if len(names) > 1 and EFA.match(instance):
+    if len(names) > 1 and instances.efa(instance):
         problem = f"{len(names)} zones ({', '.join(names)}), and EFA of {instance} works within one"
         cure = "keep the subnets of one zone if hosts do not reach each other"
         yield warning("network.subnets", problem, cure)
@@ -92,7 +90,7 @@ def between_hosts(
     hosts = Hosts(
         groups=[group["GroupId"] for group in groups],
         blocks=[subnet["CidrBlock"] for subnet in subnets if subnet.get("CidrBlock")],
-        efa=bool(EFA.match(context.job.instance_type)),
+        efa=instances.efa(context.job.instance_type),
     )
     for way, key in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
         rules = [rule for group in groups for rule in group[key]]

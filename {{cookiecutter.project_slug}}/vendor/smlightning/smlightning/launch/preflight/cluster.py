@@ -149,11 +149,6 @@ def capacity(job: Job, project: Project) -> Iterator[Finding]:
             problem = f"no count of {kind} has {processes} processes, so that the global batch"
             yield error(key, f"{problem} would change", "leave it out, or change instance_count")
     for other in job.alternatives:
-        kind = other.instance_type
-        if launchers.launcher(other) != launchers.launcher(job):
-            problem = f"auto is {launchers.launcher(job)} on {job.instance_type}"
-            problem = f"{problem} and {launchers.launcher(other)} on {kind}"
-            yield error("distribution", problem, "name the launcher that all of them run")
         for check in (instance, launcher):
             yield from check(other, project)
 
