@@ -6,7 +6,7 @@ from datetime import date
 
 from smlightning.cluster.location import SMDDP_IMAGE
 from smlightning.errors import UserError
-from smlightning.launch import aws, instances, launchers
+from smlightning.launch import aws, launchers, resources
 from smlightning.launch.job import Job
 
 
@@ -157,7 +157,7 @@ def image_uri(job: Job) -> str:
     family = profile(job)
     if family is None or "/" in job.image:
         return job.image
-    for_gpus = instances.gpus(job.instance_type) != 0
+    for_gpus = resources.gpus(job) != 0
     return f"{registry(job.region)}/{family.gpu if for_gpus else family.cpu}"
 
 

@@ -50,6 +50,9 @@ _GPU_MEMORY_MIB = {
     "g7e": 98_304,
 }
 _GPU_FAMILIES = re.compile(r"(p|g|gr)\d")  # p6e-gb200 too, whose count is not in the table
+# EC2 has EFA on larger g instances, too; for training jobs AWS documents it for these families
+# (vpc.amazonaws.com/efa in Karpenter's list; sagemaker-training's SM_EFA_RDMA_INSTANCES).
+_WITH_EFA = re.compile(r"p3dn|p4d|p5|p6|trn")
 _WITH_NVME = re.compile(r".*\d.*d|p[5-9]|gr?[5-9]|trn")  # a d, as in p4d and g4dn, or these
 
 
@@ -82,3 +85,8 @@ def families_with(memory: int) -> list[str]:
 def nvme(instance_type: str) -> bool:
     """Whether it has NVMe disks, which AWS encrypts itself: it refuses a KMS key for them."""
     return bool(_WITH_NVME.match(family(instance_type)))
+
+
+def efa(instance_type: str) -> bool:
+    """Whether hosts of a job reach each other by EFA."""
+    return bool(_WITH_EFA.match(family(instance_type)))
