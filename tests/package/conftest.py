@@ -32,7 +32,7 @@ ANSWERS = {
     "project_slug": "language-identification",
     "__job_name": "language-identification",
     "aws_region": "us-east-1",
-    "instance_type": "ml.p4d.24xlarge",
+    "instance_type": "ml.g5.12xlarge",
     "instance_count": "2",
     "distribution": "auto",
     "spot": False,

@@ -218,7 +218,7 @@ def test_any_values_make_a_cluster_or_a_sentence(env: dict[str, str]) -> None:
         (
             Machine(gpus=8, has_nccl=True),
             P4D,
-            ["smdistributed.dataparallel", location.SMDDP_IMAGE],
+            ["smdistributed.dataparallel", 'image = "smddp"'],
         ),
     ],
 )

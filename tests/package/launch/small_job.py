@@ -30,7 +30,7 @@ GOOD = Job(
 )
 ANSWERS = {
     "aws_region": "us-east-1",
-    "instance_type": "ml.p4d.24xlarge",
+    "instance_type": "ml.g5.12xlarge",
     "instance_count": 2,
     "distribution": "auto",
 }

@@ -1,22 +1,30 @@
 """Which launcher and image a job gets, what is known of instances, and how stops are forwarded."""
 
+import re
 import subprocess
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import sagemaker_training
 from sagemaker import image_uris
 from sagemaker.utils import instance_supports_kms
-from small_job import GOOD
+from small_job import GOOD, PROJECT
 
 from smlightning.errors import UserError
-from smlightning.launch import images, instances, launchers
+from smlightning.launch import aws, images, instances, launchers
+from smlightning.launch.job import Job
+from smlightning.launch.preflight import cluster
+
+WRITTEN = date(2026, 11, 24)  # the day of the table of images
 
 
 @pytest.mark.parametrize(
     ("instance", "count", "launcher"),
     [
-        ("ml.p4d.24xlarge", 2, "smddp"),
-        ("ml.p4de.24xlarge", 1, "smddp"),
+        ("ml.p4d.24xlarge", 2, "torch_distributed"),
+        ("ml.p4de.24xlarge", 1, "torch_distributed"),
         ("ml.p5.48xlarge", 1, "torch_distributed"),
         ("ml.g5.12xlarge", 1, "torch_distributed"),
         ("ml.g5.xlarge", 2, "torch_distributed"),
@@ -30,6 +38,91 @@ from smlightning.launch import images, instances, launchers
 def test_auto_follows_the_instance(instance: str, count: int, launcher: str) -> None:
     wanted = GOOD.replace(instance_type=instance, instance_count=count)
     assert launchers.launcher(wanted) == launcher
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_auto_chooses_a_patched_image_without_known_holes(count: int) -> None:
+    for kind in aws.shape("TrainingInstanceType").enum:
+        wanted = GOOD.replace(instance_type=kind, instance_count=count)
+        if cluster.without_image(wanted):
+            continue
+        chosen = images.profile(wanted)
+        assert chosen and chosen.patched_until and chosen.patched_until >= WRITTEN
+        assert not any(defect.security for defect in chosen.defects(WRITTEN, fixed_build=True))
+
+
+@pytest.mark.parametrize(
+    ("torch", "names"),
+    [
+        ("2.4.1", ["CVE-2025-32434", "CVE-2026-24747"]),
+        ("2.5.1", ["CVE-2025-32434", "CVE-2026-24747"]),
+        ("2.6.0", ["CVE-2026-24747"]),
+        ("2.9.1", ["CVE-2026-24747"]),
+        ("2.10.0", []),
+        ("2.11.0", ["aws-ofi-nccl 1.18.0"]),
+        ("2.12.1", ["aws-ofi-nccl 1.18.0"]),
+        ("2.13.0", []),
+    ],
+)
+def test_defects_follow_from_the_version_of_torch(torch: str, names: list[str]) -> None:
+    tag = f"pytorch-training:{torch}-gpu-py311-cu124-ubuntu22.04-sagemaker"
+    image = images.aws_image(f"763104351884.dkr.ecr.us-east-1.amazonaws.com/{tag}")
+    assert image and image.profile
+    before = date(2026, 8, 26)
+    assert [defect.name for defect in image.profile.defects(before)] == names
+    lasting = [name for name in names if name.startswith("CVE")]
+    assert [defect.name for defect in image.profile.defects(WRITTEN)] == lasting
+    fixed_build = image.profile.defects(WRITTEN, fixed_build=True)
+    assert [defect.name for defect in fixed_build] == names
+
+
+@pytest.mark.parametrize(
+    ("tag", "fixed"),
+    [
+        ("2.12-cu130-amzn2023-sagemaker", False),
+        ("2.10-gpu-py313-cu130-ubuntu22.04-sagemaker-v1", False),
+        ("2.12-cu130-amzn2023-sagemaker-v1.3", True),
+        ("2.12-cu130-amzn2023-sagemaker-2026-07-03-10-11-12", True),
+        (f"2.12-cu130-amzn2023-sagemaker@sha256:{'0' * 64}", True),
+    ],
+)
+def test_an_address_names_a_build_or_the_newest_one(tag: str, fixed: bool) -> None:
+    assert images.is_fixed_build(f"public.ecr.aws/deep-learning-containers/pytorch:{tag}") == fixed
+
+
+@pytest.mark.parametrize("profile", images.PROFILES.values(), ids=images.PROFILES)
+def test_a_profile_is_what_its_tag_says(profile: images.Profile) -> None:
+    repository, _, tag = profile.gpu.partition(":")
+    described = images.AwsImage("", "", repository, f"{tag}-v1").profile  # no profile's own tag
+    assert described and described.version == profile.version
+    assert (described.python, described.cuda) == (profile.python, profile.cuda)
+    assert described.launchers == profile.launchers
+    assert described.toolkit == profile.toolkit and profile.toolkit and profile.pytorch_toolkit
+
+
+@pytest.mark.parametrize("profile", images.PROFILES.values(), ids=images.PROFILES)
+def test_job_toml_describes_profiles_as_the_table_does(profile: images.Profile) -> None:
+    comment = re.search(rf"(?m)^# {profile.name}: (torch .*)$", PROJECT.job_file.read_text())
+    assert comment
+    assert f"torch {profile.torch}," in comment[1]
+    assert f"patched until {profile.patched_until}" in comment[1]
+
+
+def test_efa_is_set_by_the_toolkit_for_the_types_in_its_own_list() -> None:
+    installed = tuple(map(int, version("sagemaker-training").split(".")))
+    known = {kind for kind, since in images.EFA_SET_SINCE.items() if since <= installed}
+    listed = set(sagemaker_training.SM_EFA_NCCL_INSTANCES)
+    assert known == {kind for kind in listed if not cluster.without_image(_on(kind))}
+    with_rdma = {
+        kind
+        for kind in sagemaker_training.SM_EFA_RDMA_INSTANCES
+        if not cluster.without_image(_on(kind))
+    }
+    assert all(map(instances.efa, with_rdma))
+
+
+def _on(kind: str) -> Job:
+    return GOOD.replace(instance_type=kind)
 
 
 @pytest.mark.parametrize("region", images.REGISTRIES)

@@ -21,9 +21,9 @@ from smlightning.__main__ import main
 from smlightning.launch import findings, images, job, preflight, price, request, requirements
 from smlightning.launch.job import Job, Network, Tune
 from smlightning.launch.preflight import channels, source
+from smlightning.launch.preflight import image as images_of_jobs
 from smlightning.launch.preflight import settings as single_values
 from smlightning.launch.preflight.hyperparameters import hyperparameters
-from smlightning.launch.preflight.image import patched
 from smlightning.options import Ratio, option
 
 NETWORK = Network(
@@ -323,12 +323,84 @@ def test_a_new_option_is_known_at_once(good, monkeypatch):
     assert str(unknown).endswith("did you mean smoothing?")
 
 
-def test_an_image_without_patches_is_said_and_its_alternative(good):
-    before = list(patched(images.SMDDP, date(2025, 10, 29)))
-    after = list(patched(images.SMDDP, date(2025, 10, 30)))
-    assert not before
-    assert [f.level for f in after] == ["warning"]
-    assert "2025-10-29" in after[0].problem and 'image = "current"' in after[0].cure
+REGISTRY = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
+TORCH_2_8 = f"{REGISTRY}/pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sagemaker"
+TORCH_2_12 = f"{REGISTRY}/pytorch:2.12-cu130-amzn2023-sagemaker"
+P5 = "ml.p5.48xlarge"
+
+
+@pytest.mark.parametrize(
+    ("changes", "day", "words"),
+    [
+        # Smddp, by launcher, by name and on the last day of its patches.
+        (
+            {"distribution": "smddp"},
+            date(2025, 10, 30),
+            [["2025-10-29", "CVE-2025-32434", "CVE-2026-24747", "checkpoint", "torch_distributed"]],
+        ),
+        ({"image": "smddp"}, date(2025, 10, 29), [["CVE-2025-32434", 'image = "auto"']]),
+        # AWS's image by its address.
+        ({"image": TORCH_2_8}, date(2026, 8, 6), [["CVE-2026-24747", 'image = "auto"']]),
+        ({"image": TORCH_2_8}, date(2026, 8, 7), [["2026-08-06", "CVE-2026-24747"]]),
+        # One build of an image that AWS has mended since, between hosts with EFA.
+        ({"image": TORCH_2_12, "instance_type": P5}, date(2026, 8, 26), [["aws-ofi-nccl"]]),
+        ({"image": TORCH_2_12, "instance_type": P5}, date(2026, 8, 27), []),
+        (
+            {"image": f"{TORCH_2_12}@sha256:{'0' * 64}", "instance_type": P5},
+            date(2026, 8, 27),
+            [["aws-ofi-nccl", "digest"]],
+        ),
+        (
+            {"image": TORCH_2_12, "instance_type": P5, "instance_count": 1},
+            date(2026, 8, 26),
+            [],
+        ),
+        ({"image": TORCH_2_12, "instance_type": "ml.g5.12xlarge"}, date(2026, 8, 26), []),
+        # Images without known faults.
+        ({}, date(2026, 11, 24), []),
+        ({"distribution": "pytorchddp"}, date(2026, 11, 24), []),
+    ],
+)
+def test_known_faults_of_an_image_are_one_warning_each(good, changes, day, words):
+    wanted = good.replace(**changes)
+    found = list(images_of_jobs.faults(wanted, images.profile(wanted), day))
+    assert [(finding.level, finding.key) for finding in found] == [("warning", "image")] * len(
+        words
+    )
+    for finding, expected in zip(found, words, strict=True):
+        assert all(word in finding.sentence for word in expected)
+
+
+SMALL_BERT = {"model_name": "bert-base-uncased", "compile": True, "gradient_checkpointing": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "hyperparameters_given", "keys"),
+    [
+        ({"image": "smddp"}, {"strategy": "fsdp"}, ["hyperparameters.strategy"]),
+        ({"image": "current"}, {"strategy": "fsdp"}, []),
+        ({"image": TORCH_2_8}, {"strategy": "fsdp"}, []),
+        ({"image": "smddp"}, SMALL_BERT, ["hyperparameters.compile"]),
+        ({"image": "smddp"}, {**SMALL_BERT, "gradient_checkpointing": False}, []),
+        ({"image": "current"}, SMALL_BERT, []),
+        # One process is not wrapped in DDP.
+        (
+            {"image": "smddp", "instance_type": "ml.g5.xlarge", "instance_count": 1},
+            SMALL_BERT,
+            [],
+        ),
+        # Of an image of one's own nothing is known.
+        ({"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, SMALL_BERT, []),
+    ],
+)
+def test_options_that_the_torch_of_an_image_cannot_run_are_errors(
+    good, changes, hyperparameters_given, keys
+):
+    wanted = good.replace(**changes, hyperparameters=hyperparameters_given)
+    found = list(images_of_jobs.options(wanted, PROJECT))
+    assert [(finding.level, finding.key) for finding in found] == [("error", key) for key in keys]
+    assert all("2.6" in finding.problem and "image" in finding.cure for finding in found)
+    assert [f for f in preflight.offline_checks(wanted, PROJECT)[0] if f in found] == found
 
 
 @pytest.mark.parametrize(
@@ -425,6 +497,7 @@ def test_source_folder(good, tmp_path):
     ],
 )
 def test_requirements_that_name_torch(good, tmp_path, line):
+    good = good.replace(image="smddp")
     here = projects.Project(tmp_path)
     here.src.mkdir()
     here.requirements.write_text(f"# torch stays\ntorchmetrics\n{line}\n")
@@ -434,13 +507,21 @@ def test_requirements_that_name_torch(good, tmp_path, line):
     assert f'"{line}"' in found.problem
 
 
+def test_a_list_price_has_its_day_and_region(good):
+    default = good.replace(instance_type="ml.g5.12xlarge")
+    said = price.cost(default, offline=True)
+    assert "14.18 USD an hour, at most 56.72 USD" in said
+    assert "list price of 2026-07-02, us-east-1" in said
+    assert "list price" not in price.cost(default.replace(price_per_hour=6.0), offline=True)
+
+
 def test_cost_is_never_invented(good):
-    assert "at most 2 instances × 24 h" in price.cost(good, offline=True)
+    assert "at most 2 instances × 4 h" in price.cost(good, offline=True)
     assert not re.search(r"\d USD|an hour", price.cost(good, offline=True))
     said = price.cost(good.replace(price_per_hour=2.0, keep_alive_s=1800))
-    made_of = "2 instances × (24 h (max_run_s) + 0.5 h (keep_alive_s)) × 2 USD"
-    assert said == f"cost    4.00 USD an hour, at most 98.00 USD: {made_of}"
+    made_of = "2 instances × (4 h (max_run_s) + 0.5 h (keep_alive_s)) × 2 USD"
+    assert said == f"cost    4.00 USD an hour, at most 18.00 USD: {made_of}"
     said = price.cost(
         good.replace(price_per_hour=2.0, tune=Tune(max_jobs=20, parallel=3)), tuning=True
     )
-    assert "12.00 USD an hour, at most 1,920.00 USD: 20 jobs × 2 instances × 24 h" in said
+    assert "12.00 USD an hour, at most 320.00 USD: 20 jobs × 2 instances × 4 h" in said

@@ -62,6 +62,46 @@ def test_groups_and_preferences_replace_type_and_count(resources: Any, left: set
     assert list(aws.violations(body, aws.shape("CreateTrainingJobRequest"))) == []
 
 
+URI = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:{}-sagemaker"
+PY312 = URI.format("2.8.0-gpu-py312-cu129-ubuntu22.04")
+OWN = "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"
+EFA = {"FI_PROVIDER": "efa"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "variables"),
+    [
+        # Types that toolkit 5.1.1 of image "current" does not know.
+        ({"instance_type": "ml.p5e.48xlarge"}, EFA),
+        ({"instance_type": "ml.p5en.48xlarge"}, EFA),
+        ({"instance_type": "ml.p6-b200.48xlarge"}, EFA),
+        ({"instance_type": "ml.p6-b300.48xlarge"}, EFA),
+        ({"instance_type": "ml.p5en.48xlarge", "image": PY312}, EFA),
+        # The second type of a list may be the one that runs.
+        ({"instance_type": ["ml.p5.48xlarge", "ml.p5en.48xlarge"]}, EFA),
+        # Types that it knows, and types without EFA.
+        ({"instance_type": "ml.p5.48xlarge"}, {}),
+        ({"instance_type": "ml.p4d.24xlarge"}, {}),
+        ({"instance_type": "ml.g5.12xlarge"}, {}),
+        ({"instance_type": "ml.m5.xlarge"}, {}),
+        # Under mpirun the toolkit sets it for every type.
+        ({"instance_type": "ml.p5en.48xlarge", "distribution": "pytorchddp"}, {}),
+        # Of another's image the toolkit is not known.
+        ({"instance_type": "ml.p5en.48xlarge", "image": OWN}, {}),
+        # The owner's value wins.
+        (
+            {"instance_type": "ml.p5en.48xlarge", "environment": {"FI_PROVIDER": "tcp"}},
+            {"FI_PROVIDER": "tcp"},
+        ),
+    ],
+)
+def test_the_request_sets_efa_where_the_toolkit_of_the_image_does_not(
+    changes: dict[str, Any], variables: dict[str, str]
+) -> None:
+    body = request.dry_run(GOOD.replace(**{"environment": {}, **changes}), PROJECT, NAME)
+    assert body.get("Environment", {}) == variables
+
+
 def test_a_profiler_of_ones_own_replaces_the_default() -> None:
     profiler = {"S3OutputPath": "s3://bucket/profiles/", "ProfilingIntervalInMilliseconds": 500}
     body = request.dry_run(GOOD.replace(request={"ProfilerConfig": profiler}), PROJECT, NAME)

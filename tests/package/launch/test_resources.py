@@ -173,7 +173,8 @@ PRICES = {"ml.g5.12xlarge": 7.0, "ml.g6.12xlarge": 5.0, "ml.p4d.24xlarge": 30.0}
 def test_the_price_is_that_of_every_host(job: Job, hourly: int, monkeypatch: Any) -> None:
     """Of several candidates the dearest one's: `at most` has to hold."""
     monkeypatch.setattr(price, "per_hour", lambda region, kind: PRICES[kind])
-    assert f" {hourly}.00 USD an hour, at most {24 * hourly:,}.00 USD" in price.cost(job)
+    job = job.replace(max_run_s=7200)
+    assert f" {hourly}.00 USD an hour, at most {2 * hourly}.00 USD" in price.cost(job)
 
 
 def test_a_price_that_is_not_known_for_one_type_is_not_known() -> None:

@@ -15,7 +15,6 @@ SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
 # AWS's page of SMDDP's instances has it for AllReduce, without further work on it: a job may name
 # it, and none gets SMDDP by itself there.
 OLD_SMDDP_INSTANCE = "ml.p3dn.24xlarge"
-SMDDP_IMAGE = "pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker"
 DEFAULT_PORT = 7777  # where ranks meet, as SageMaker has it
 
 
@@ -292,7 +291,7 @@ def _smddp_is_configured(env: Mapping[str, str], machine: Machine) -> bool:
         raise ClusterError(
             f"SM_FRAMEWORK_PARAMS={text} enables SMDDP, but this image has no "
             "smdistributed.dataparallel",
-            f"take image {SMDDP_IMAGE}, or set distribution to torch_distributed",
+            'set image = "smddp", or set distribution to torch_distributed',
         )
     return True
 

@@ -1,13 +1,141 @@
 """AWS's Deep Learning Containers for PyTorch: families, what each can start, and where they are."""
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
-from smlightning.cluster.location import SMDDP_IMAGE
 from smlightning.errors import UserError
-from smlightning.launch import aws, launchers, resources
+from smlightning.launch import aws, instances, launchers, resources
 from smlightning.launch.job import Job
+
+Version = tuple[int, int]  # major and minor version of torch
+
+
+@dataclass(frozen=True)
+class Release:
+    """What AWS's training images with one minor version of torch hold.
+
+    Sources, as of August 2026: docs/src/data of github.com/aws/deep-learning-containers for Python
+    and the last day of patches; docker/pytorch/*/uv.lock for the toolkits from 2.11 on. Earlier
+    Dockerfiles pin no toolkit (2.5 and 2.6: sagemaker-training>=5.0.0): theirs are the newest that
+    PyPI had on the day of the Dockerfile's last change, which for 2.5 was 2025-08-04. torchvision
+    and torchaudio are built for one torch each (their metadata on PyPI).
+    """
+
+    torch: str
+    python: str
+    patched_until: date
+    toolkit: str  # version of sagemaker-training
+    pytorch_toolkit: str  # version of sagemaker-pytorch-training
+    torchvision: str
+    torchaudio: str
+
+
+RELEASES: dict[Version, Release] = {
+    (2, 5): Release("2.5.1", "3.11", date(2025, 10, 29), "5.0.0", "2.9.0", "0.20.1", "2.5.1"),
+    (2, 6): Release("2.6.0", "3.12", date(2026, 1, 29), "5.1.1", "3.0.0", "0.21.0", "2.6.0"),
+    (2, 7): Release("2.7.1", "3.12", date(2026, 4, 23), "5.1.1", "3.0.0", "0.22.1", "2.7.1"),
+    (2, 8): Release("2.8.0", "3.12", date(2026, 8, 6), "5.1.1", "3.0.0", "0.23.0", "2.8.0"),
+    (2, 9): Release("2.9.0", "3.12", date(2026, 10, 15), "5.1.1", "3.0.0", "0.24.0", "2.9.0"),
+    (2, 10): Release("2.10.0", "3.13", date(2027, 1, 21), "5.1.1", "3.0.0", "0.25.0", "2.10.0"),
+    (2, 11): Release("2.11.0", "3.12", date(2027, 4, 30), "5.1.1", "3.0.0", "0.26.0", "2.11.0"),
+    (2, 12): Release("2.12.1", "3.12", date(2027, 7, 2), "5.1.1", "3.0.0", "0.27.1", "2.11.0"),
+    (2, 13): Release("2.13.0", "3.12", date(2027, 7, 20), "5.1.1", "3.0.0", "0.28.0", "2.11.0"),
+}
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A known fault of images with torch from ``since`` to before ``before``.
+
+    Attributes:
+        name: under which others find it.
+        does: what happens, as the end of a sentence about the image.
+        so: what follows from it for a job.
+        source: who says so.
+        before: the first torch without it.
+        since: the first torch with it.
+        rebuilt: from this day on the same tags hold an image without it; None: they never will.
+        security: whether files from others can do harm through it.
+    """
+
+    name: str
+    does: str
+    so: str
+    source: str
+    before: Version
+    since: Version = (0, 0)
+    rebuilt: date | None = None
+    security: bool = False
+
+
+_TRUST_NO_FILE = "open no checkpoint or model of others there; let nobody else write checkpoint_s3"
+DEFECTS = (
+    Defect(
+        name="CVE-2025-32434",
+        does="executes code from a checkpoint that somebody prepared, also with weights_only=True",
+        so=_TRUST_NO_FILE,
+        source="https://github.com/pytorch/pytorch/security/advisories/GHSA-53q9-r3pm-6pq6",
+        before=(2, 6),
+        security=True,
+    ),
+    Defect(
+        name="CVE-2026-24747",
+        does="corrupts memory when it reads a checkpoint that somebody prepared",
+        so=_TRUST_NO_FILE,
+        source="https://github.com/pytorch/pytorch/security/advisories/GHSA-63cw-57p8-fm3p",
+        before=(2, 10),
+        security=True,
+    ),
+    Defect(
+        name="aws-ofi-nccl 1.18.0",
+        does="hangs in large broadcasts between hosts over EFA",
+        so="take the tag as it is now, without a digest or a build's number",
+        source="https://github.com/aws/deep-learning-containers/pull/6668",
+        since=(2, 11),
+        before=(2, 13),
+        rebuilt=date(2026, 8, 27),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Options of train.py that torch cannot run before a version, on several processes.
+
+    Attributes:
+        options: their values; all of them together are the limit.
+        named: those of them that a job sets, in a sentence about it.
+        why: what torch lacks, as the end of a sentence about it.
+        before: the first torch that runs them.
+        source: who says so.
+    """
+
+    options: Mapping[str, Any]
+    named: tuple[str, ...]
+    why: str
+    before: Version
+    source: str
+
+
+LIMITS = (
+    Limit(
+        options={"strategy": "fsdp"},
+        named=("strategy",),
+        why="has no torch.distributed.fsdp.FSDPModule",
+        before=(2, 6),
+        source="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/distributed/fsdp/__init__.py",
+    ),
+    Limit(
+        options={"strategy": "ddp", "compile": True, "gradient_checkpointing": True},
+        named=("compile", "gradient_checkpointing"),
+        why="cannot split a compiled graph with checkpointed blocks in it for DDP (DDPOptimizer)",
+        before=(2, 6),
+        source="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/_dynamo/backends/distributed.py",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +150,8 @@ class Profile:
     cuda: tuple[int, int] | None  # None: an image for CPUs
     launchers: tuple[str, ...]
     patched_until: date | None  # None: not known here
+    toolkit: str | None = None  # version of sagemaker-training; None: not known here
+    pytorch_toolkit: str | None = None  # of sagemaker-pytorch-training
     holds: tuple[str, ...] = ()  # packages beside torch that pip finds there, name==version
 
     @property
@@ -29,12 +159,38 @@ class Profile:
         """Package → version of what is known to be in the image, torch first."""
         return {"torch": self.torch, **dict(_pair(pin) for pin in self.holds)}
 
+    @property
+    def version(self) -> Version:
+        """Major and minor version of its torch."""
+        major, minor = self.torch.split(".")[:2]
+        return int(major), int(minor)
+
+    def defects(self, today: date, *, fixed_build: bool = False) -> Iterator[Defect]:
+        """Its known faults.
+
+        Args:
+            today: rebuilt images are without theirs from their day on.
+            fixed_build: the address is that of one build, which may be older than that.
+        """
+        for defect in DEFECTS:
+            rebuilt = defect.rebuilt and today >= defect.rebuilt and not fixed_build
+            if defect.since <= self.version < defect.before and not rebuilt:
+                yield defect
+
+    def limits(self, options: Mapping[str, Any]) -> Iterator[Limit]:
+        """What its torch cannot run of a job with these options of train.py."""
+        for limit in LIMITS:
+            asked = all(options.get(name) == value for name, value in limit.options.items())
+            if asked and self.version < limit.before:
+                yield limit
+
 
 # docker/pytorch/2.13/cuda/uv.lock of github.com/aws/deep-learning-containers, read in November
-# 2026: what a requirements.txt asks for in vain there, or what pip would wrongly replace.
+# 2026: what a requirements.txt asks for in vain there, or what pip would wrongly replace. Of images
+# before 2.11 AWS publishes no lock file.
 _IN_2_13 = tuple(
     """
-    torchvision==0.28.0 torchaudio==2.11.0 triton==3.7.1 deepspeed==0.19.2
+    triton==3.7.1 deepspeed==0.19.2
     mlflow==3.15.1 mlflow-skinny==3.15.1 mlflow-tracing==3.15.1 sagemaker-mlflow==0.2.0
     nvidia-cublas==13.1.1.3 nvidia-cuda-cupti==13.0.85 nvidia-cuda-nvrtc==13.0.88
     nvidia-cuda-runtime==13.0.96 nvidia-cudnn-cu13==9.20.0.48 nvidia-cufft==12.0.0.61
@@ -43,25 +199,19 @@ _IN_2_13 = tuple(
     nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5 nvidia-nvtx==13.0.85
     """.split()  # noqa: SIM905
 )
-# Of earlier images AWS publishes no lock file. torchvision and torchaudio are built for one torch
-# each: these are the only versions that require it (their own metadata on PyPI).
-_BESIDE_TORCH = {
-    "2.5": ("torchvision==0.20.1", "torchaudio==2.5.1"),
-    "2.6": ("torchvision==0.21.0", "torchaudio==2.6.0"),
-    "2.7": ("torchvision==0.22.1", "torchaudio==2.7.1"),
-    "2.8": ("torchvision==0.23.0", "torchaudio==2.8.0"),
-    "2.9": ("torchvision==0.24.0", "torchaudio==2.9.0"),
-    "2.10": ("torchvision==0.25.0", "torchaudio==2.10.0"),
-    "2.11": ("torchvision==0.26.0", "torchaudio==2.11.0"),
-    "2.12": ("torchvision==0.27.1", "torchaudio==2.11.0"),
-    "2.13": ("torchvision==0.28.0", "torchaudio==2.11.0"),
-}
 
 
 def packages_with(torch: str) -> dict[str, str]:
     """Package → version of what AWS's images with this version of torch hold, torch first."""
-    beside = _BESIDE_TORCH.get(".".join(torch.split(".")[:2]), ())
+    major, minor = torch.split(".")[:2]
+    beside = _beside_torch(RELEASES.get((int(major), int(minor))))
     return {"torch": torch, **dict(_pair(pin) for pin in beside)}
+
+
+def _beside_torch(release: Release | None) -> tuple[str, ...]:
+    if release is None:
+        return ()
+    return (f"torchvision=={release.torchvision}", f"torchaudio=={release.torchaudio}")
 
 
 def _pair(pin: str) -> tuple[str, str]:
@@ -69,42 +219,96 @@ def _pair(pin: str) -> tuple[str, str]:
     return name, version
 
 
+def _profile(
+    name: str,
+    version: Version,
+    *,
+    gpu: str,
+    cpu: str = "",
+    cuda: tuple[int, int],
+    launchers: tuple[str, ...],
+    holds: tuple[str, ...] = (),
+) -> Profile:
+    """A profile of this project: tags and launchers here, the rest of its release."""
+    release = RELEASES[version]
+    return Profile(
+        name=name,
+        gpu=gpu,
+        cpu=cpu,
+        python=release.python,
+        torch=release.torch,
+        cuda=cuda,
+        launchers=launchers,
+        patched_until=release.patched_until,
+        toolkit=release.toolkit,
+        pytorch_toolkit=release.pytorch_toolkit,
+        holds=(*_beside_torch(release), *holds),
+    )
+
+
 # https://aws.github.io/deep-learning-containers/reference/available_images/, as of November 2026.
-CURRENT = Profile(
-    name="current",
+CURRENT = _profile(
+    "current",
+    (2, 13),
     gpu="pytorch:2.13-cu133-amzn2023-sagemaker",
     cpu="pytorch:2.13-cpu-amzn2023-sagemaker",
-    python="3.12",
-    torch="2.13.0",
     cuda=(13, 3),
     launchers=("torch_distributed", "none"),
-    patched_until=date(2027, 7, 20),
     holds=_IN_2_13,
 )
-MPIRUN = Profile(  # the last one with mpi4py, and so with mpirun, on GPUs
-    name="mpirun",
+MPIRUN = _profile(  # the last one with mpi4py, and so with mpirun, on GPUs
+    "mpirun",
+    (2, 10),
     gpu="pytorch-training:2.10.0-gpu-py313-cu130-ubuntu22.04-sagemaker",
-    cpu="",
-    python="3.13",
-    torch="2.10.0",
     cuda=(13, 0),
     launchers=("pytorchddp", "torch_distributed", "none"),
-    patched_until=date(2027, 1, 21),
-    holds=_BESIDE_TORCH["2.10"],
 )
-SMDDP = Profile(  # the last one with SMDDP (2.6.0)
-    name="smddp",
-    gpu=SMDDP_IMAGE,
-    cpu="",
-    python="3.11",
-    torch="2.5.1",
+SMDDP = _profile(  # the last one with SMDDP (2.6.0)
+    "smddp",
+    (2, 5),
+    gpu="pytorch-training:2.5.1-gpu-py311-cu124-ubuntu22.04-sagemaker",
     cuda=(12, 4),
     launchers=("smddp", "pytorchddp", "torch_distributed", "none"),
-    patched_until=date(2025, 10, 29),
-    holds=_BESIDE_TORCH["2.5"],
 )
 PROFILES = {family.name: family for family in (CURRENT, MPIRUN, SMDDP)}
 IMAGE_OF_LAUNCHER = {"smddp": SMDDP, "pytorchddp": MPIRUN}  # any other launcher: the current one
+
+# Instance types for which the toolkit sets FI_PROVIDER=efa under torchrun, each with the version
+# from which on it does (SM_EFA_NCCL_INSTANCES of sagemaker-training, read in 4.8.1, 4.9.0 and 5.0.0
+# to 5.1.4; p5e since sagemaker-training-toolkit#241). Under mpirun it does so for every type
+# (smdataparallel.py).
+EFA_SET_SINCE = {
+    "ml.g4dn.8xlarge": (4, 8, 1),
+    "ml.g4dn.12xlarge": (4, 8, 1),
+    "ml.g5.48xlarge": (4, 8, 1),
+    "ml.p3dn.24xlarge": (4, 8, 1),
+    "ml.p4d.24xlarge": (4, 8, 1),
+    "ml.p4de.24xlarge": (4, 8, 1),
+    "ml.p5.48xlarge": (4, 8, 1),
+    "ml.p5e.48xlarge": (5, 1, 2),
+}
+# What the request sets where the toolkit does not. FI_EFA_USE_DEVICE_RDMA is needed before
+# libfabric 1.18 only, and these images have newer ones (EFA installer 1.36.0 and later);
+# RDMAV_FORK_SAFE, which the toolkit sets, AWS advises against (awslabs/awsome-distributed-ai,
+# efa-cheatsheet.md).
+EFA_VARIABLES = {"FI_PROVIDER": "efa"}
+
+
+def efa_variables(job: Job) -> dict[str, str]:
+    """Variables without which NCCL may take TCP sockets between hosts that have EFA.
+
+    Empty where the image's toolkit sets them, or is not known here.
+    """
+    family = profile(job)
+    if family is None or family.toolkit is None or launchers.launcher(job) != "torch_distributed":
+        return {}
+    toolkit = tuple(map(int, family.toolkit.split(".")))
+    for kind in resources.types_of(resources.members(job)):
+        since = EFA_SET_SINCE.get(kind)
+        if instances.efa(kind) and (since is None or toolkit < since):
+            return EFA_VARIABLES
+    return {}
+
 
 # The account that holds the images, by region (SDK v2.257.7, image_uri_config/pytorch.json).
 _MOST_REGIONS = """
@@ -181,18 +385,6 @@ def registry(region: str) -> str:
 PUBLIC = "public.ecr.aws/deep-learning-containers"
 ECR = re.compile(r"(\d{12})\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?::([^@]+))?")
 VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
-# Last day of patches, by torch (docs/src/data of github.com/aws/deep-learning-containers).
-_PATCHED_UNTIL = {
-    (2, 5): SMDDP.patched_until,
-    (2, 6): date(2026, 1, 29),
-    (2, 7): date(2026, 4, 23),
-    (2, 8): date(2026, 8, 6),
-    (2, 9): date(2026, 10, 15),
-    (2, 10): MPIRUN.patched_until,
-    (2, 11): date(2027, 4, 30),
-    (2, 12): date(2027, 7, 2),
-    (2, 13): CURRENT.patched_until,
-}
 # The SDK's lists end at 2.2 (fw_utils.SM_DATAPARALLEL_SUPPORTED_FRAMEWORK_VERSIONS), SMDDP's page
 # of images at 2.3.0; the Dockerfiles of 2.4 and 2.5 still install it (2.5.0 and 2.6.0).
 _NEWEST_WITH_SMDDP = (2, 5)
@@ -209,7 +401,7 @@ class AwsImage:
     tag: str
 
     @property
-    def torch(self) -> tuple[int, int] | None:
+    def torch(self) -> Version | None:
         """Major and minor version of torch; None where the tag begins with none."""
         version = VERSION.match(self.tag)
         return (int(version[1]), int(version[2])) if version else None
@@ -224,6 +416,7 @@ class AwsImage:
                 return known
         python = re.search(r"py3(\d+)", self.tag)
         cuda = re.search(r"cu(\d\d)(\d)", self.tag)
+        release = RELEASES.get(self.torch)
         return Profile(
             name=f"{self.repository}:{self.tag}",
             gpu=f"{self.repository}:{self.tag}",
@@ -232,8 +425,10 @@ class AwsImage:
             torch=_full_version(self.tag),
             cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
             launchers=_launchers(self.repository, self.torch, bool(cuda)),
-            patched_until=_PATCHED_UNTIL.get(self.torch),
-            holds=_BESIDE_TORCH.get(".".join(map(str, self.torch)), ()),
+            patched_until=release.patched_until if release else None,
+            toolkit=release.toolkit if release else None,
+            pytorch_toolkit=release.pytorch_toolkit if release else None,
+            holds=_beside_torch(release),
         )
 
 
@@ -243,7 +438,7 @@ def _full_version(tag: str) -> str:
     return version if version.count(".") == 2 else f"{version}.0"
 
 
-def _launchers(repository: str, torch: tuple[int, int], for_gpus: bool) -> tuple[str, ...]:
+def _launchers(repository: str, torch: Version, for_gpus: bool) -> tuple[str, ...]:
     """Launchers that an image can start: mpirun needs mpi4py, which `pytorch` has not on GPUs."""
     available = ["none"]
     if torch >= _OLDEST_WITH_TORCHRUN:
@@ -253,6 +448,11 @@ def _launchers(repository: str, torch: tuple[int, int], for_gpus: bool) -> tuple
         if torch <= _NEWEST_WITH_SMDDP:
             available.insert(0, "smddp")
     return tuple(available)
+
+
+def is_fixed_build(uri: str) -> bool:
+    """Whether an address is that of one build, which AWS's later ones do not replace."""
+    return bool(re.search(r"@sha256:|-v\d+\.\d+|-\d{4}-\d\d-\d\d", uri))
 
 
 def aws_image(uri: str) -> AwsImage | None:

@@ -1,6 +1,8 @@
-"""What is known of SageMaker's instances: GPUs, their memory, disks."""
+"""What is known of SageMaker's instances: GPUs, their memory, disks, network, list prices."""
 
 import re
+from dataclasses import dataclass
+from datetime import date
 
 # GPUs per instance, by its size, of the families that SageMaker trains on, as of November 2026
 # (https://aws.amazon.com/ec2/instance-types/accelerated-computing/).
@@ -90,3 +92,19 @@ def nvme(instance_type: str) -> bool:
 def efa(instance_type: str) -> bool:
     """Whether hosts of a job reach each other by EFA."""
     return bool(_WITH_EFA.match(family(instance_type)))
+
+
+@dataclass(frozen=True)
+class ListPrice:
+    """What AWS's price list asked for one instance and hour of training on demand."""
+
+    usd: float
+    on: date
+    region: str
+
+
+# AWS's Price List service as a public program recorded it on that day ("VERIFIED 2026-07-02 against
+# the AWS Pricing API (AmazonSageMaker, regionCode us-east-1, Training usagetype)"). A second one
+# recorded the same 7.09 for us-west-2 on 2026-09-01. No record of ml.p4d was found for training in
+# us-east-1, so it has no entry.
+LIST_PRICES = {"ml.g5.12xlarge": ListPrice(7.09, date(2026, 7, 2), "us-east-1")}

@@ -60,7 +60,7 @@ class Spot(Table):
     max_wait_s: int = key(
         "StoppingCondition.MaxWaitTimeInSeconds",
         "seconds of training and waiting together",
-        default=172_800,
+        default=28_800,
         derived=True,
         ge=1,
         le=MOST,
@@ -117,7 +117,7 @@ class Job(Table):
     max_run_s: int = key(
         "StoppingCondition.MaxRuntimeInSeconds",
         "seconds of training after which AWS stops the job",
-        default=86_400,
+        default=14_400,
         ge=1,
         le=MOST,
     )

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from smlightning.cluster.location import SMDDP_INSTANCES
 from smlightning.launch import resources
 from smlightning.launch.job import Job
 
@@ -68,11 +67,12 @@ def reserves(variable: str) -> bool:
 
 
 def launcher(job: Job) -> str:
-    """The launcher that `distribution` means; `auto` follows the instance, as job.toml says."""
+    """The launcher that `distribution` means; `auto` follows the number of GPUs.
+
+    `auto` is never smddp: AWS no longer patches the last image that has it (images.SMDDP).
+    """
     if job.distribution != "auto":
         return job.distribution
-    if all(kind in SMDDP_INSTANCES for kind in resources.types(job)):
-        return "smddp"
     if resources.host_count(job) == 1 and resources.gpus(job) in (0, 1):
         return "none"
     return "torch_distributed"

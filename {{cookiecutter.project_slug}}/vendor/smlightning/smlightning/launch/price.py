@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from smlightning.launch import aws, resources
+from smlightning.launch import aws, instances, resources
 from smlightning.launch.job import Job
 from smlightning.launch.resources import Cluster
 
@@ -48,6 +48,8 @@ def on_demand_prices(product: dict[str, Any]) -> list[float]:
 def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     """What runs at once costs in an hour, and all at most; without a price, for how long.
 
+    The price is job.toml's, else AWS's answer, else a list price with its day and region.
+
     Args:
         job: of job.toml.
         offline: AWS is not asked.
@@ -59,7 +61,15 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     if job.keep_alive_s:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
     clusters = resources.candidates(resources.members(job))
-    prices = _prices(job, offline)
+    kinds = resources.types_of(resources.members(job))
+    prices = _prices(job, kinds, offline)
+    # A price of earlier is better than none.
+    listed = {
+        kind: instances.LIST_PRICES[kind]
+        for kind in kinds
+        if not prices[kind] and kind in instances.LIST_PRICES
+    }
+    prices |= {kind: price.usd for kind, price in listed.items()}
     known = all(prices.values())
     # The dearest: SageMaker may select any of them.
     cluster = max(clusters, key=lambda groups: _hourly(groups, prices)) if known else clusters[0]
@@ -67,7 +77,8 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     if jobs > 1:
         factors = f"{jobs} jobs × {factors}"
     if not known:
-        return f"cost    at most {factors}; set price_per_hour to see it in US dollars"
+        cure = "set price_per_hour" if len(kinds) == 1 else "ask AWS, without --offline,"
+        return f"cost    at most {factors}; {cure} to see it in US dollars"
     of_a_job = _hourly(cluster, prices)
     each = " and ".join(dict.fromkeys(f"{prices[group.instance_type]:g}" for group in cluster))
     at_once = together * of_a_job
@@ -75,17 +86,19 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     text = (
         f"cost    {at_once:,.2f} USD an hour, at most {most:,.2f} USD: {factors} × {each} USD"
     )
+    for kind in resources.types_in(cluster):
+        if kind in listed:
+            text += f" (list price of {listed[kind].on}, {listed[kind].region})"
     if job.spot.enabled:
         text += " on demand; spot costs less, and AWS names no price beforehand"
     return text
 
 
-def _prices(job: Job, offline: bool) -> dict[str, float]:
+def _prices(job: Job, kinds: list[str], offline: bool) -> dict[str, float]:
     """Type → US dollars for one instance and hour; 0 where it is not known.
 
     price_per_hour of job.toml is one type's.
     """
-    kinds = resources.types_of(resources.members(job))
     if job.price_per_hour and len(kinds) == 1:
         return {kinds[0]: job.price_per_hour}
     return {kind: 0.0 if offline else per_hour(job.region, kind) or 0.0 for kind in kinds}
@@ -99,7 +112,7 @@ def _hourly(cluster: Cluster, prices: dict[str, float]) -> float:
 def _instances(cluster: Cluster, candidates: int) -> str:
     """The instances that are billed, with their types where it is not plain which."""
     count = sum(group.count for group in cluster)
-    if candidates == 1 and len({group.instance_type for group in cluster}) == 1:
+    if candidates == 1 and len(resources.types_in(cluster)) == 1:
         return f"{count} instance{'s' if count > 1 else ''}"
     shown = resources.shown(cluster)
     return f"({shown})" if len(cluster) > 1 else shown

@@ -186,8 +186,8 @@ def archive_uri(job: Job, destination: Destination, name: str) -> str:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Variables of the container: [environment], and what keys of job.toml tell train.py."""
-    variables = dict(job.environment)
+    """Variables of the container: [environment], and what instance and keys of job.toml need."""
+    variables = {**images.efa_variables(job), **job.environment}
     if job.mlflow:
         variables.setdefault("MLFLOW_EXPERIMENT_NAME", job.name)
         variables["MLFLOW_TRACKING_URI"] = job.mlflow

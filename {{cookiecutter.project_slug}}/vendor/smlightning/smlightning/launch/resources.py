@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from smlightning.launch import instances
+from smlightning.launch import aws, instances
 from smlightning.launch.job import KEY_OF_MEMBER, Job
 
 GROUPS, PREFERENCES = "InstanceGroups", "InstancePreferences"  # members of ResourceConfig
@@ -36,7 +36,7 @@ def members(job: Job) -> dict[str, Any]:
     AWS takes InstanceGroups and InstancePreferences without InstanceType. A count goes with each
     preference, or one count with all of them (botocore, InstancePreference.InstanceCount).
     """
-    given = job.request.get("ResourceConfig", {})
+    given = _given(job)
     several = {name: given[name] for name in (GROUPS, PREFERENCES) if name in given}
     if GROUPS in several or any("InstanceCount" in each for each in several.get(PREFERENCES, [])):
         return several
@@ -54,6 +54,14 @@ def members(job: Job) -> dict[str, Any]:
             for kind, count in zip(kinds, counts, strict=True)
         ]
     }
+
+
+def _given(job: Job) -> dict[str, Any]:
+    """[request.ResourceConfig]; empty where its values are of other types than AWS's, of which
+    nothing can be read, and no request is made (job.request_problems).
+    """
+    given = job.request.get("ResourceConfig") or {}
+    return {} if aws.wrong_types(given, aws.shape("ResourceConfig")) else given
 
 
 def _equal_count(first: str, count: int, kind: str) -> int:
@@ -83,8 +91,7 @@ def candidates(config: Mapping[str, Any]) -> list[Cluster]:
 
 def types_of(config: Mapping[str, Any]) -> list[str]:
     """Every type that a ResourceConfig names, each once."""
-    clusters = candidates(config)
-    return list(dict.fromkeys(group.instance_type for cluster in clusters for group in cluster))
+    return types_in(tuple(group for cluster in candidates(config) for group in cluster))
 
 
 def _group(table: Mapping[str, Any], count: int) -> Group:
@@ -112,7 +119,7 @@ def alternatives(job: Job) -> list[Job]:
 def _on(job: Job, cluster: Cluster) -> Job:
     """The job on one of its candidates."""
     (group,) = cluster
-    config = job.request.get("ResourceConfig", {})
+    config = _given(job)
     if PREFERENCES not in config:
         return job.replace(instance_type=group.instance_type, instance_count=group.count)
     one = {"InstanceType": group.instance_type, "InstanceCount": group.count}
@@ -127,7 +134,7 @@ def resized(job: Job, hosts: int) -> Job:
     cluster = groups(job)
     config = {
         name: value
-        for name, value in job.request.get("ResourceConfig", {}).items()
+        for name, value in _given(job).items()
         if name not in (GROUPS, PREFERENCES)
     }
     if len(cluster) == 1:
@@ -157,7 +164,7 @@ def key(job: Job, name: str) -> str:
 
 def member(job: Job, name: str) -> str:
     """Where job.toml, by AWS's names, says ``InstanceType`` or ``InstanceCount``."""
-    given = job.request.get("ResourceConfig", {})
+    given = _given(job)
     several = next((each for each in (GROUPS, PREFERENCES) if each in given), "")
     own = several and (name == "InstanceType" or "InstanceCount" not in members(job))
     return f"ResourceConfig.{several}.{name}" if own else f"ResourceConfig.{name}"
@@ -170,7 +177,12 @@ def host_count(job: Job) -> int:
 
 def types(job: Job) -> list[str]:
     """The types of the job's hosts, each once."""
-    return list(dict.fromkeys(group.instance_type for group in groups(job)))
+    return types_in(groups(job))
+
+
+def types_in(cluster: Cluster) -> list[str]:
+    """The types of a cluster's hosts, each once."""
+    return list(dict.fromkeys(group.instance_type for group in cluster))
 
 
 def counts(job: Job) -> dict[str, int]:

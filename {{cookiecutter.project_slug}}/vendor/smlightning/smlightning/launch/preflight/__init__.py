@@ -39,6 +39,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     cluster.sharding,
     cluster.capacity,
     image.image,
+    image.options,
     settings.misplaced,
     settings.times,
     settings.spot,

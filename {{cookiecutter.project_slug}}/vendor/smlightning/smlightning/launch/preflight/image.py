@@ -1,10 +1,13 @@
 """The image of a job against its region, instances and launcher."""
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import date
 
+from smlightning.errors import UserError
 from smlightning.launch import images, instances, launchers, resources
+from smlightning.launch.estimate import known
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
 from smlightning.launch.images import AwsImage, Profile
 from smlightning.launch.job import Job
@@ -32,7 +35,7 @@ def of_profile(job: Job, profile: Profile | None) -> Iterator[Finding]:
     if profile:
         yield from profile_fits(job, profile)
         yield from cuda_fits(job, profile)
-        yield from patched(profile, date.today())
+        yield from faults(job, profile, date.today())
 
 
 def image_of_owner(job: Job) -> Iterator[Finding]:
@@ -140,17 +143,48 @@ def cuda_fits(job: Job, profile: Profile) -> Iterator[Finding]:
             yield error("image", problem, 'set image = "current"')
 
 
-def patched(profile: Profile, today: date) -> Iterator[Finding]:
-    """AWS still patches the image."""
-    if profile.patched_until is None or today <= profile.patched_until:
+def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
+    """What is known to be wrong with the image: one warning for its security, one for each else."""
+    defects = list(profile.defects(today, fixed_build=images.is_fixed_build(job.image)))
+    name = f"{profile.name} (torch {profile.torch})"
+    reasons = []
+    if profile.patched_until and today > profile.patched_until:
+        reasons.append(f"has had no security patches since {profile.patched_until}")
+    reasons += [f"{defect.does} ({defect.name})" for defect in defects if defect.security]
+    if reasons:
+        so = dict.fromkeys(defect.so for defect in defects if defect.security)
+        cure = "; ".join([*so, f"or set {other_image(job)}"])
+        yield warning("image", f"{name} {', '.join(reasons)}", cure)
+    by_efa = resources.host_count(job) > 1 and any(map(instances.efa, resources.types(job)))
+    for defect in defects:
+        if not defect.security and by_efa:
+            yield warning("image", f"{name} {defect.does} ({defect.name})", defect.so)
+
+
+def other_image(job: Job) -> str:
+    """The settings that give the job an image without known faults."""
+    if launchers.launcher(job) == "smddp":
+        return 'distribution = "torch_distributed" and image = "auto"'
+    return 'image = "auto"'
+
+
+@on_each_candidate
+def options(job: Job, project: Project) -> Iterator[Finding]:
+    """The image's torch can run the options of train.py, where several processes train."""
+    profile = images.profile(job)
+    alone = resources.gpus(job) in (0, 1) and resources.host_count(job) == 1
+    if profile is None or alone or launchers.launcher(job) == "none":
         return
-    problem = (
-        f"{profile.name} (torch {profile.torch}) has had no security patches "
-        f"since {profile.patched_until}"
-    )
-    cure = "update this project"
-    if profile.name == "smddp":
-        cure = (
-            'set distribution = "torch_distributed" and image = "current" if SMDDP is not worth it'
+    try:
+        chosen = {"strategy": "ddp", **known.options_of(job, project)}
+    except UserError:
+        return  # `hyperparameters` says so
+    for limit in profile.limits(chosen):
+        asked = " with ".join(f"{name} = {json.dumps(chosen[name])}" for name in limit.named)
+        problem = f"torch {profile.torch} of {profile.name} {limit.why}"
+        newer = ".".join(map(str, limit.before))
+        yield error(
+            f"hyperparameters.{limit.named[0]}",
+            f"{asked} needs torch {newer} or newer, and {problem}",
+            f"set {other_image(job)}, or change it",
         )
-    yield warning("image", problem, cure)
