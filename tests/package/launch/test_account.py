@@ -381,12 +381,84 @@ def test_quota(aws, good):
     assert "max_run_s: 432001 is above the quota" in findings(good.replace(max_run_s=432_001))[0]
 
 
+def quotas(monkeypatch: pytest.MonkeyPatch, granted: dict[str, float], usual: dict[str, float]):
+    """What an account was granted, and AWS's defaults."""
+    record(
+        monkeypatch,
+        ListServiceQuotas={"Quotas": listed(granted)},
+        ListAWSDefaultServiceQuotas={"Quotas": listed(usual)},
+    )
+
+
+def listed(values: dict[str, float]) -> list[dict[str, Any]]:
+    return [{"QuotaName": name, "Value": value} for name, value in values.items()]
+
+
+USE = "for training job usage"
+
+
+def test_the_default_counts_for_a_type_of_the_list_that_was_not_granted(aws, good, monkeypatch):
+    """It was not read once the first type was among the granted ones."""
+    kinds = ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]
+    quotas(monkeypatch, {f"{kinds[0]} {USE}": 4.0}, {f"{kind} {USE}": 0.0 for kind in kinds})
+    (found,) = findings(good.replace(instance_type=kinds))
+    assert found.startswith(f'error   instance_count: 2 is above the quota "{kinds[1]} {USE}"')
+
+
+GROUPS = [
+    {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 2},
+    {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 1},
+    {"InstanceGroupName": "c", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 2},
+]
+
+
+def test_the_quotas_of_the_groups_types_count_and_not_the_unused_types(aws, good, monkeypatch):
+    job = good.replace(request={"ResourceConfig": {"InstanceGroups": GROUPS}})
+    unused = {f"ml.p4d.24xlarge {USE}": 0.0}
+    quotas(monkeypatch, unused, {f"ml.g5.12xlarge {USE}": 3.0, f"ml.g6.12xlarge {USE}": 1.0})
+    (found,) = findings(job)
+    key = "request.ResourceConfig.InstanceGroups.InstanceCount"
+    assert found.startswith(f'error   {key}: 4 is above the quota "ml.g5.12xlarge {USE}", 3')
+    quotas(monkeypatch, unused, {f"ml.g5.12xlarge {USE}": 4.0})
+    (found,) = findings(job)
+    assert found.startswith(f'skipped quota: AWS lists no "ml.g6.12xlarge {USE}"')
+    quotas(
+        monkeypatch,
+        {"Maximum number of instances per training job": 4.0},
+        {f"{kind} {USE}": 9.0 for kind in ("ml.g5.12xlarge", "ml.g6.12xlarge")},
+    )
+    (found,) = findings(job)
+    assert "5 is above the quota" in found
+
+
+def test_the_network_of_the_groups_types_counts_and_not_the_unused_types(aws, good, monkeypatch):
+    """g5 has no EFA: the open outbound rule will do. Each of its hosts takes two addresses."""
+    subnet, group = network(aws)
+    of_vpc = Network(subnets=[subnet], security_groups=[group])
+    quotas(
+        monkeypatch, {f"{kind} {USE}": 999.0 for kind in ("ml.g5.12xlarge", "ml.p5.48xlarge")}, {}
+    )
+    one = {"InstanceGroupName": "one", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1}
+    alone = {"ResourceConfig": {"InstanceGroups": [one]}}
+    assert findings(good.replace(network=of_vpc, request=alone)) == []  # no other host to reach
+    for kind, ways in (
+        ("ml.g5.12xlarge", ["inbound"]),
+        ("ml.p5.48xlarge", ["inbound", "outbound"]),
+    ):
+        several = {"InstanceGroups": [{**one, "InstanceType": kind, "InstanceCount": 2}]}
+        found = findings(good.replace(network=of_vpc, request={"ResourceConfig": several}))
+        assert [way for way in ("inbound", "outbound") if f"no {way} rule" in str(found)] == ways
+    many = {"InstanceGroups": [{**one, "InstanceCount": 200}]}
+    found = findings(good.replace(network=of_vpc, request={"ResourceConfig": many}))
+    assert any("200 × ml.g5.12xlarge take 400" in line for line in found)
+
+
 def test_the_account_is_asked_in_few_calls(aws, good, monkeypatch):
     made, calls = request.dry_run(good, PROJECT), list[str]()
     call = botocore.client.BaseClient._make_api_call
     counting = lambda client, name, arguments: calls.append(name) or call(client, name, arguments)  # noqa: E731
     monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counting)
-    assert account.check(good, made) == [] and len(calls) <= 14, calls
+    assert account.check(good, made) == [] and len(calls) <= 15, calls
 
 
 def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):

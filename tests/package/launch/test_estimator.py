@@ -38,8 +38,6 @@ def written_out(
         source_dir=str(SRC),
         dependencies=[str(package)],
         image_uri=images.image_uri(wanted),
-        instance_type=wanted.instance_type,
-        instance_count=wanted.instance_count,
         hyperparameters=request.hyperparameters(wanted),
         metric_definitions=request.metric_definitions(PROJECT),
         role=made["RoleArn"],
@@ -113,6 +111,23 @@ def test_the_estimators_archive_holds_the_same_files(
         members = [each for each in tar if each.isfile() and "__pycache__" not in each.name]
         files = {each.name: tar.extractfile(each).read() for each in members}  # type: ignore[union-attr]
     assert files == {name: path.read_bytes() for name, path in archive.files(SRC).items()}
+
+
+def test_the_estimator_sends_instance_groups(tmp_path: Path, uploads: dict[str, Any]) -> None:
+    """And neither instance_type nor instance_count, which are unused."""
+    groups = [
+        {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
+        {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 2},
+    ]
+    wanted = GOOD.replace(request={"ResourceConfig": {"InstanceGroups": groups}})
+    made = request.dry_run(wanted, PROJECT, NAME)
+    session = estimator.session(wanted)
+    sdk_estimator = written_out(wanted, made, session, archive.copy_package(tmp_path))
+    sdk_estimator._prepare_for_training(NAME)
+    arguments = _TrainingJob.get_train_args(sdk_estimator, estimator.inputs(wanted), None)
+    sent = session.get_train_request(**arguments)
+    assert sent["ResourceConfig"]["InstanceGroups"] == groups
+    assert sent == made
 
 
 def test_a_member_without_a_parameter_is_named() -> None:

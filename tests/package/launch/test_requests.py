@@ -78,10 +78,7 @@ EFA = {"FI_PROVIDER": "efa"}
         ({"instance_type": "ml.p6-b300.48xlarge"}, EFA),
         ({"instance_type": "ml.p5en.48xlarge", "image": PY312}, EFA),
         # The second type of a list may be the one that runs.
-        (
-            {"instance_type": "ml.p5.48xlarge", "other_instance_types": ["ml.p5en.48xlarge"]},
-            EFA,
-        ),
+        ({"instance_type": ["ml.p5.48xlarge", "ml.p5en.48xlarge"]}, EFA),
         # Types that it knows, and types without EFA.
         ({"instance_type": "ml.p5.48xlarge"}, {}),
         ({"instance_type": "ml.p4d.24xlarge"}, {}),

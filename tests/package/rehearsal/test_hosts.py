@@ -1,6 +1,8 @@
 """Hosts: folders, files, code and variables as SageMaker gives them, by the request."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +71,54 @@ def test_the_layout_is_sagemakers(tmp_path: Path) -> None:
     for host in hosts:
         assert (host.base / "input/data/training").resolve() == data.resolve()
         assert all((host.base / name).is_dir() for name in ("model", "output/data", "checkpoints"))
+
+
+OF_GROUPS = """
+import json, sys
+from sagemaker_training.environment import Environment
+hosts = [Environment(**json.loads(arguments)) for arguments in sys.argv[1:]]
+print(json.dumps([[host.distribution_hosts, host.master_hostname] for host in hosts]))
+"""
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_the_toolkit_starts_the_hosts_of_all_groups_as_one(flag: bool, tmp_path: Path) -> None:
+    """Without the flag each group is a cluster of its own (sagemaker-training, environment.py)."""
+    groups = [
+        {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
+        {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 2},
+    ]
+    request = small_request(
+        1, "torch_distributed", request={"ResourceConfig": {"InstanceGroups": groups}}
+    )
+    if not flag:
+        del request["HyperParameters"]["sagemaker_distribution_instance_groups"]
+    hosts = create_hosts(small_plan(3, 1, request=request), tmp_path)
+    first, second, third = (host.address for host in hosts)
+    written = [configuration(host) for host in hosts]
+    resources = [each["resourceconfig"] for each in written]
+    assert [each["current_group_name"] for each in resources] == ["a", "b", "b"]
+    assert [each["current_instance_type"] for each in resources] == [
+        "ml.g5.12xlarge",
+        "ml.g6.12xlarge",
+        "ml.g6.12xlarge",
+    ]
+    arguments = [
+        json.dumps(
+            {
+                "resource_config": each["resourceconfig"],
+                "input_data_config": each["inputdataconfig"],
+                "hyperparameters": {
+                    key: json.loads(value) for key, value in each["hyperparameters"].items()
+                },
+            }
+        )
+        for each in written
+    ]
+    told = subprocess.check_output([sys.executable, "-c", OF_GROUPS, *arguments])
+    one_cluster = [[first, second, third], first]
+    apart = [[[first], first], [[second, third], second], [[second, third], second]]
+    assert json.loads(told) == ([one_cluster] * 3 if flag else apart)
 
 
 def test_the_code_is_the_archives(tmp_path: Path) -> None:

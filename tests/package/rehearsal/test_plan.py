@@ -112,7 +112,7 @@ def test_what_the_command_line_leaves_open_comes_from_the_job(
     job = JOB if not argv else JOB.replace("count = 1", "count = 4")
     plan = planned(tmp_path, *argv, job=job)
     assert (plan.hosts, plan.processes, plan.distribution) == size
-    assert plan.instance_type == "ml.g5.xlarge" and plan.region == "eu-west-1"
+    assert plan.cluster[0].instance_type == "ml.g5.xlarge" and plan.region == "eu-west-1"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, instances
+from smlightning.launch import aws, instances, resources
 from smlightning.launch.findings import cure_for_unknown_name
 
 FILE = "config.yaml"
@@ -201,9 +201,6 @@ def _tags(given: list[dict[str, str]], defaults: list[dict[str, str]]) -> list[d
     return [*given, *(tag for tag in defaults if tag["Key"] not in taken)]
 
 
-def _takes_volume_key(resources: dict[str, Any]) -> bool:
+def _takes_volume_key(config: dict[str, Any]) -> bool:
     """Whether some instances have disks of EBS; AWS refuses a key for those with NVMe disks."""
-    kinds = [resources.get("InstanceType")]
-    for several in ("InstanceGroups", "InstancePreferences"):
-        kinds += [group.get("InstanceType") for group in resources.get(several, [])]
-    return any(kind and not instances.nvme(str(kind)) for kind in kinds)
+    return any(not instances.nvme(kind) for kind in resources.types_of(config))

@@ -131,7 +131,7 @@ def quota(deployment: Deployment, group: str) -> Iterator[Finding]:
         return
     use = "transform job usage" if options.transform else "endpoint usage"
     name = f"{options.instance} for {use}"
-    limit = granted(context(deployment), [name], name).get(name)
+    limit = granted(context(deployment), [name]).get(name)
     if limit is None:
         problem = f'AWS lists no "{name}" in {deployment.region}'
         yield skipped("quota", problem, "look in the Service Quotas console")

@@ -20,8 +20,6 @@ WRITTEN_OUT = (
     "InputDataConfig",
     "AlgorithmSpecification.TrainingImage",
     "AlgorithmSpecification.MetricDefinitions",
-    "ResourceConfig.InstanceType",
-    "ResourceConfig.InstanceCount",
 )
 
 
@@ -47,7 +45,7 @@ def session(job: Job) -> Any:
 
 
 def options(request: dict[str, Any]) -> dict[str, Any]:
-    """The estimator's arguments beyond code, image and instances, as the request has them.
+    """The estimator's arguments beyond code and image, as the request has them.
 
     Raises:
         UserError: [request] has a member for which the estimator has no parameter.
@@ -64,6 +62,13 @@ def options(request: dict[str, Any]) -> dict[str, Any]:
             given[parameter] = members.pop(member)
     if members.pop("OutputDataConfig.CompressionType", "") == "NONE":
         given["disable_output_compression"] = True
+    if groups := members.pop("ResourceConfig.InstanceGroups", None):
+        from sagemaker.instance_group import InstanceGroup
+
+        given["instance_groups"] = [
+            InstanceGroup(each["InstanceGroupName"], each["InstanceType"], each["InstanceCount"])
+            for each in groups
+        ]
     unknown = sorted(member for member in members if member not in WRITTEN_OUT)
     if unknown:
         raise UserError(

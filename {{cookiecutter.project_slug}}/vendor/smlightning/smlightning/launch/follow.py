@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, job_log
+from smlightning.launch import aws, job_log, resources
 from smlightning.launch.job_log import Line
 from smlightning.reports import curves
 
@@ -162,7 +162,7 @@ class Follower:
         self._transitions = max(self._transitions, len(transitions))
 
     def _print_lines(self, lines: list[Line]) -> None:
-        several = self.outcome.job["ResourceConfig"].get("InstanceCount", 2) > 1
+        several = _hosts(self.outcome.job) > 1
         for line in lines:
             self.console.print(f"{line.host} {line.text}" if several else line.text)
         self.outcome.add(lines)
@@ -308,11 +308,16 @@ def report_bill(job: dict[str, Any], console: Any) -> None:
     saved = ""
     if job.get("EnableManagedSpotTraining"):
         saved = f"; spot saved {1 - billed / trained:.0%}"
-    hosts = job["ResourceConfig"].get("InstanceCount", "all its")
+    hosts = _hosts(job)
     instances = "1 instance" if hosts == 1 else f"{hosts} instances"
     console.print(
         f"It trained {clock(trained)} and is billed {clock(billed)} on {instances}{saved}."
     )
+
+
+def _hosts(job: dict[str, Any]) -> int:
+    """The hosts of a job; of several candidates, before one is selected, the first's."""
+    return sum(group.count for group in resources.candidates(job["ResourceConfig"])[0])
 
 
 def clock(seconds: float) -> str:

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, instances, launchers
+from smlightning.launch import aws, instances, launchers, resources
 from smlightning.launch.job import Job
 
 Version = tuple[int, int]  # major and minor version of torch
@@ -305,7 +305,7 @@ def efa_variables(job: Job) -> dict[str, str]:
     if family is None or family.toolkit is None or launchers.launcher(job) != "torch_distributed":
         return {}
     toolkit = tuple(map(int, family.toolkit.split(".")))
-    for kind in (job.instance_type, *job.other_instance_types):
+    for kind in resources.types_of(resources.members(job)):
         since = EFA_SET_SINCE.get(kind)
         if instances.efa(kind) and (since is None or toolkit < since):
             return EFA_VARIABLES
@@ -363,7 +363,7 @@ def image_uri(job: Job) -> str:
     family = profile(job)
     if family is None or "/" in job.image:
         return job.image
-    for_gpus = instances.gpus(job.instance_type) != 0
+    for_gpus = resources.gpus(job) != 0
     return f"{registry(job.region)}/{family.gpu if for_gpus else family.cpu}"
 
 

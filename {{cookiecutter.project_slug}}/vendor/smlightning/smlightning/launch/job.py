@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, instances, parameters
+from smlightning.launch import aws, parameters
 from smlightning.launch.constants import Distribution
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, error_lines
 from smlightning.options import declared_options
@@ -24,6 +24,7 @@ from smlightning.project import Project
 
 Value = str | int | float | bool
 Channel = str | dict[str, Any]
+InstanceTypes = str | list[str]
 MOST = 10**9  # no number of a job is larger
 
 
@@ -91,13 +92,16 @@ class Job(Table):
 
     name: str = key("TrainingJobName", "its beginning; the time is added", derived=True)
     region: str = key("", "AWS's region")
-    instance_type: str = key("ResourceConfig.InstanceType", "kind of host")
-    other_instance_types: list[str] = key(
-        "",
-        "kinds of host where there is no capacity of the first; instance_type may be the list",
-        default=list,
+    # resources.py says what the request gets of these two.
+    instance_type: InstanceTypes = key(
+        "ResourceConfig.InstanceType",
+        "type of the hosts, or a list: the first of which AWS has enough",
+        default="",
+        derived=True,
     )
-    instance_count: int = key("ResourceConfig.InstanceCount", "hosts", ge=1, le=MOST)
+    instance_count: int = key(
+        "ResourceConfig.InstanceCount", "hosts", default=0, derived=True, ge=1, le=MOST
+    )
     distribution: Distribution = key("", "how processes are started", default="auto")
     image: str = key(
         "AlgorithmSpecification.TrainingImage",
@@ -162,42 +166,6 @@ class Job(Table):
     tags: dict[str, str] = key("Tags", "cost-allocation tags", default=dict, derived=True)
     request: dict[str, Any] = key("", "other members of CreateTrainingJob", default=dict)
     tune: Tune = key("", "a search", default=Tune)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _instance_types(cls, table: Any) -> Any:
-        """A list of instance types is the first of them, and the others in their order."""
-        kinds = table.get("instance_type") if isinstance(table, dict) else None
-        # Else it is judged as it stands: a problem is one of the key that the file has.
-        if isinstance(kinds, list) and kinds and all(isinstance(kind, str) for kind in kinds):
-            return {**table, "instance_type": kinds[0], "other_instance_types": kinds[1:]}
-        return table
-
-    @property
-    def alternatives(self) -> "list[Job]":
-        """The job on each of the other instance types, with the count that keeps the global batch.
-
-        Left out are types whose GPUs are not known here, or of which no count has as many.
-        """
-        jobs = []
-        for kind in self.other_instance_types:
-            count = self.count_of(kind)
-            if count:
-                changes = {"instance_type": kind, "instance_count": count}
-                jobs.append(self.replace(**changes, other_instance_types=[]))
-        return jobs
-
-    def count_of(self, kind: str) -> int:
-        """Hosts of a kind that have as many processes as the job's own; 0: there is no such count.
-
-        A host has a process for each GPU, and one without GPUs.
-        """
-        gpus, other_gpus = instances.gpus(self.instance_type), instances.gpus(kind)
-        if gpus is None or other_gpus is None or (gpus == 0) != (other_gpus == 0):
-            return 0
-        processes = self.instance_count * max(gpus, 1)
-        count, rest = divmod(processes, max(other_gpus, 1))
-        return count if rest == 0 else 0
 
     def replace(self, **changes: Any) -> "Job":
         """A copy with other values for some keys, which are judged as a file's are.
@@ -269,6 +237,7 @@ FILE_SYSTEM_CHANNEL = {
 
 EXPECTED: dict[Any, str] = {
     str: 'a text, in "quotes"',
+    InstanceTypes: 'a type, "ml.…", or a list of them',
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -314,7 +283,7 @@ def load(path: str | Path, project: Project) -> Job:
 
 def from_table(table: dict[str, Any], project: Project) -> Job:
     """The job that the content of job.toml describes; raises JobError as `load` does."""
-    findings = list(_estimator_table(table.get("estimator"), project))
+    findings = [*_estimator_table(table.get("estimator"), project), *_missing_hosts(table)]
     current = {name: value for name, value in table.items() if name != "estimator"}
     try:
         job = _validated(current, project)
@@ -324,6 +293,21 @@ def from_table(table: dict[str, Any], project: Project) -> Job:
     if findings:
         raise JobError(findings)
     return job
+
+
+def _missing_hosts(table: dict[str, Any]) -> Iterator[Finding]:
+    """The keys that say which hosts, as far as [request] leaves them open."""
+    request = table.get("request")
+    config = request.get("ResourceConfig") if isinstance(request, dict) else None
+    config = config if isinstance(config, dict) else {}
+    needed = ["instance_type", "instance_count"]
+    if "InstanceGroups" in config:
+        needed = []
+    elif "InstancePreferences" in config:
+        needed = [] if "InstanceCount" in str(config["InstancePreferences"]) else needed[1:]
+    for name in needed:
+        if table.get(name, []) == []:
+            yield error(name, "is missing", "set it in job.toml")
 
 
 def _validated(table: dict[str, Any], project: Project | None = None) -> Job:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from smlightning.launch import aws
+from smlightning.launch import aws, resources
 from smlightning.launch.follow import ENDED, clock, describe
 
 LISTED = 20  # jobs in a table
@@ -58,11 +58,9 @@ def summary(job: dict[str, Any]) -> dict[str, str]:
     Args:
         job: DescribeTrainingJob's answer.
     """
-    resources = job["ResourceConfig"]
-    count, kind = resources.get("InstanceCount", "?"), resources.get("InstanceType", "?")
     facts = {
         "status": job["TrainingJobStatus"],
-        "instances": f"{count} × {kind}",
+        "instances": resources.shown(resources.candidates(job["ResourceConfig"])[0]),
         "image": job["AlgorithmSpecification"].get("TrainingImage", "").rpartition("/")[2],
         "trained": clock(job.get("TrainingTimeInSeconds", 0)),
         "billed": clock(job.get("BillableTimeInSeconds", 0)),

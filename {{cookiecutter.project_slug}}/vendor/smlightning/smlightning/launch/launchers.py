@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from smlightning.launch import instances
+from smlightning.launch import resources
 from smlightning.launch.job import Job
 
 # Variables of the container that the toolkit or a launcher sets, so that a job's [environment] has
@@ -73,7 +73,7 @@ def launcher(job: Job) -> str:
     """
     if job.distribution != "auto":
         return job.distribution
-    if job.instance_count == 1 and instances.gpus(job.instance_type) in (0, 1):
+    if resources.host_count(job) == 1 and resources.gpus(job) in (0, 1):
         return "none"
     return "torch_distributed"
 
@@ -102,7 +102,24 @@ def flags(job: Job) -> dict[str, Any]:
     if name == "none":
         return {}
     options = {} if name == "torch_distributed" else _mpi_options(job)
-    return {ENABLED[name]: True, **options, "sagemaker_instance_type": job.instance_type}
+    return {ENABLED[name]: True, **options, **_hosts(job)}
+
+
+def _hosts(job: Job) -> dict[str, Any]:
+    """What the toolkit is told of the hosts.
+
+    Without a type it reads the host's own (smdataparallel.py), and without the groups' names each
+    group would be a cluster by itself: its hosts start a training of their own (environment.py,
+    get_distribution_instance_groups_from_resource_config; SDK v2 takes one group's name only).
+    """
+    groups = resources.groups(job)
+    told: dict[str, Any] = {}
+    kinds = resources.types_of(resources.members(job))
+    if len(kinds) == 1:
+        told["sagemaker_instance_type"] = kinds[0]
+    if len(groups) > 1:
+        told["sagemaker_distribution_instance_groups"] = [group.name for group in groups]
+    return told
 
 
 def _mpi_options(job: Job) -> dict[str, Any]:

@@ -6,6 +6,8 @@ parameters, is told by them what to write today.
 
 # The member of CreateTrainingJob that a parameter sets.
 MEMBERS = {
+    "instance_type": "ResourceConfig.InstanceType",
+    "instance_count": "ResourceConfig.InstanceCount",
     "volume_size": "ResourceConfig.VolumeSizeInGB",
     "volume_kms_key": "ResourceConfig.VolumeKmsKeyId",
     "keep_alive_period_in_seconds": "ResourceConfig.KeepAlivePeriodInSeconds",

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smlightning import hub
-from smlightning.launch import aws, configuration, images, launchers
+from smlightning.launch import aws, configuration, images, launchers, resources
 from smlightning.launch.configuration import Configuration, merge
 from smlightning.launch.job import (
     FILE_SYSTEM_CHANNEL,
@@ -101,8 +101,7 @@ def training_request(
     request = merge(request, stated)
     if job.spot.enabled:
         request["StoppingCondition"]["MaxWaitTimeInSeconds"] = job.spot.max_wait_s
-    if job.other_instance_types:
-        request["ResourceConfig"]["InstancePreferences"] = preferences(job)
+    request["ResourceConfig"] = {**resources.members(job), **request.get("ResourceConfig", {})}
     if checkpoints := checkpoint_path(job, destination, name):
         set_member(request, "CheckpointConfig.S3Uri", checkpoints)
     if variables := environment(job):
@@ -111,20 +110,12 @@ def training_request(
         request["Tags"] = [{"Key": key, "Value": value} for key, value in job.tags.items()]
     if "ProfilerConfig" not in {*job.request, *stated}:
         request["ProfilerConfig"] = {"DisableProfiler": True}  # nobody reads what it writes
-    request = with_members(request, job.request)
+    request = merge(request, job.request)
     request = configuration.complete(request, destination.configuration)
     add_inputs(request, job, archive_uri(job, destination, name))
     return {
         member: value for member, value in request.items() if value is not False or member in stated
     }
-
-
-def preferences(job: Job) -> list[dict[str, Any]]:
-    """Instance types in the order in which SageMaker looks for capacity, each with its count."""
-    return [
-        {"InstanceType": alternative.instance_type, "InstanceCount": alternative.instance_count}
-        for alternative in (job, *job.alternatives)
-    ]
 
 
 def algorithm(job: Job, project: Project) -> dict[str, Any]:
@@ -205,27 +196,6 @@ def environment(job: Job) -> dict[str, str]:
     for variable, name in job.secrets.items():
         variables[f"{hub.SECRET_FOR}{variable}"] = name
     return variables
-
-
-def with_members(request: dict[str, Any], members: dict[str, Any]) -> dict[str, Any]:
-    """The request with [request] merged into it.
-
-    AWS refuses InstanceType and InstanceCount beside InstanceGroups or InstancePreferences, which
-    therefore replace them; a preference without a count takes the job's.
-    """
-    merged = merge(request, members)
-    resources = merged["ResourceConfig"]
-    several = {"InstanceGroups", "InstancePreferences"} & resources.keys()
-    if several:
-        replaced = {"InstanceType"}
-        preferences = resources.get("InstancePreferences", [])
-        if "InstanceGroups" in several or any(
-            "InstanceCount" in preference for preference in preferences
-        ):
-            replaced.add("InstanceCount")
-        kept = {name: value for name, value in resources.items() if name not in replaced}
-        merged["ResourceConfig"] = kept
-    return merged
 
 
 def add_inputs(request: dict[str, Any], job: Job, code: str) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, request, sending
+from smlightning.launch import aws, request, resources, sending
 from smlightning.launch.findings import Finding, error, refused, warning
 from smlightning.launch.job import KEYS, Job, Value, leaves, show
 from smlightning.launch.preflight.hyperparameters import CONFLICT, conflicts, hyperparameters
@@ -59,7 +59,7 @@ def check(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key, "a tuning job cannot carry it", cure)
         else:
             yield warning(key, "a tuning job cannot carry it", "its jobs run without it")
-    if job.other_instance_types:
+    if len(resources.alternatives(job)) > 1:
         yield error("instance_type", "a tuning job takes one type", "name the first alone")
     if job.spot.enabled:
         problem = "the jobs of a search keep no checkpoints"
@@ -237,12 +237,12 @@ def tuning_request(
     single = request.training_request(carried(job), project, destination, name)
     options = {**single["HyperParameters"], **{k: json.dumps(v) for k, v in ESTIMATOR.items()}}
     static = {key: value for key, value in options.items() if key not in job.tune.ranges}
-    resources, algorithm = single["ResourceConfig"], single["AlgorithmSpecification"]
+    config, algorithm = single["ResourceConfig"], single["AlgorithmSpecification"]
     definition = {
         "StaticHyperParameters": static,
         "AlgorithmSpecification": {key: algorithm[key] for key in ALGORITHM},
         "HyperParameterTuningResourceConfig": {
-            key: resources[key] for key in RESOURCES if key in resources
+            key: config[key] for key in RESOURCES if key in config
         },
         **{member: single[member] for member in CARRIED if member in single},
     }

@@ -16,7 +16,7 @@ from smlightning.rehearsal.plan import Plan
 
 STUBS = Path(__file__).parent / "stubs"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
-INSTANCE_GROUP = "homogeneousCluster"  # SageMaker's name of the only group
+INSTANCE_GROUP = "homogeneousCluster"  # SageMaker's name where the request has no groups
 # Below /opt/ml, of which each host has its own.
 FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints", "home")
 # Of the archive: what the toolkit would install here, and what a run or a tool has left in it.
@@ -111,18 +111,26 @@ def hyperparameters(plan: Plan, host: Host) -> dict[str, str]:
 
 def resources(plan: Plan, host: Host, addresses: list[str]) -> dict[str, Any]:
     """resourceconfig.json, with loopback addresses in place of ``algo-1``, ``algo-2`` and so on."""
-    group = {
-        "instance_group_name": INSTANCE_GROUP,
-        "instance_type": plan.instance_type,
-        "hosts": addresses,
-    }
+    groups = []
+    rest = addresses
+    for group in plan.cluster:
+        count = group.count if len(plan.cluster) > 1 else len(addresses)
+        members, rest = rest[:count], rest[count:]
+        groups.append(
+            {
+                "instance_group_name": group.name or INSTANCE_GROUP,
+                "instance_type": group.instance_type,
+                "hosts": members,
+            }
+        )
+    own = next(group for group in groups if host.address in group["hosts"])
     return {
         "current_host": host.address,
         "hosts": addresses,
         "network_interface_name": LOOPBACK,
-        "current_instance_type": plan.instance_type,
-        "current_group_name": INSTANCE_GROUP,
-        "instance_groups": [group],
+        "current_instance_type": own["instance_type"],
+        "current_group_name": own["instance_group_name"],
+        "instance_groups": groups,
     }
 
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smlightning.launch import resources
 from smlightning.launch.images import Profile
+from smlightning.launch.resources import Cluster
 
 FAIL_RANK = "fail-rank"  # the rank raises an error
 KILL_RANK = "kill-rank"  # the rank gets SIGKILL
@@ -53,8 +55,9 @@ class Plan:
         return self.hosts * self.processes
 
     @property
-    def instance_type(self) -> str:
-        return str(self.request["ResourceConfig"]["InstanceType"])
+    def cluster(self) -> Cluster:
+        """The groups of hosts, in the order of the hosts."""
+        return resources.candidates(self.request["ResourceConfig"])[0]
 
     @property
     def region(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from smlightning import hub
 from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
-from smlightning.launch import images, launchers, request
+from smlightning.launch import images, launchers, request, resources
 from smlightning.launch import job as jobs
 from smlightning.launch.findings import cure_for_unknown_name
 from smlightning.launch.job import Job
@@ -90,7 +90,7 @@ def chosen_cluster(arguments: argparse.Namespace, job: Job) -> ClusterSize:
     distribution = arguments.distribution
     if distribution in (None, "auto"):
         distribution = launchers.launcher(job)
-    hosts = job.instance_count if arguments.hosts is None else arguments.hosts
+    hosts = resources.host_count(job) if arguments.hosts is None else arguments.hosts
     processes = arguments.processes
     if processes is None:
         processes = 1 if distribution == "none" else 2
@@ -148,13 +148,11 @@ def rehearsed_job(
     without_server = {
         name: value for name, value in job.environment.items() if not name.startswith(ELSEWHERE)
     }
-    changed = job.replace(
-        instance_count=cluster.hosts,
+    changed = resources.resized(job, cluster.hosts).replace(
         distribution=cluster.distribution,
         hyperparameters=values,
         hub_token_secret="",
         secrets={},
-        other_instance_types=[],
         mlflow="",
         environment=without_server,
     )

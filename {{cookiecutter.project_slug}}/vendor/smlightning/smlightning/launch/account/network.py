@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any
 
-from smlightning.launch import aws, instances
+from smlightning.launch import aws, instances, resources
 from smlightning.launch.account.context import Context
 from smlightning.launch.account.table import CODEARTIFACT
 from smlightning.launch.findings import Finding, error, warning
@@ -38,7 +38,10 @@ def vpc(context: Context) -> Iterator[Finding]:
         problem = f"subnets and groups of {len(vpcs)} VPCs ({', '.join(vpcs)})"
         yield error("network", problem, "take them from one")
     yield from addresses(context, subnets)
-    if context.job.instance_count > 1:
+    if any(
+        sum(group.count for group in cluster) > 1
+        for cluster in resources.candidates(context.request["ResourceConfig"])
+    ):
         yield from zones(context, subnets)
         yield from between_hosts(context, subnets, groups)
     # Last: where it may not be asked, what came before stays.
@@ -56,20 +59,29 @@ def addresses(context: Context, subnets: list[dict[str, Any]]) -> Iterator[Findi
         problem = "a subnet has IPv6 addresses alone, of which AWS's pages on training say nothing"
         yield warning("network.subnets", problem, "name one with IPv4, or try a short job first")
         return
-    instance, count = context.job.instance_type, context.job.instance_count
-    of_host = ADDRESSES_WITH_EFA if instances.efa(instance) else ADDRESSES
     free = sum(subnet.get("AvailableIpAddressCount", 0) for subnet in subnets)
-    if free < count * of_host:
-        problem = f"{free} free addresses, and {count} × {instance} take {count * of_host}"
-        yield error("network.subnets", problem, "name further subnets, or larger ones")
+    for cluster in resources.candidates(context.request["ResourceConfig"]):
+        taken = sum(
+            group.count * (ADDRESSES_WITH_EFA if instances.efa(group.instance_type) else ADDRESSES)
+            for group in cluster
+        )
+        if free < taken:
+            problem = f"{free} free addresses, and {resources.shown(cluster)} take {taken}"
+            yield error("network.subnets", problem, "name further subnets, or larger ones")
+
+
+def with_efa(context: Context) -> list[str]:
+    """The job's instance types whose network between hosts is EFA."""
+    return list(filter(instances.efa, resources.types_of(context.request["ResourceConfig"])))
 
 
 def zones(context: Context, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
     """EFA works within one zone; more of them find capacity sooner, as AWS's guide shows it."""
     names = sorted({subnet["AvailabilityZone"] for subnet in subnets})
-    instance = context.job.instance_type
-    if len(names) > 1 and instances.efa(instance):
-        problem = f"{len(names)} zones ({', '.join(names)}), and EFA of {instance} works within one"
+    kinds = with_efa(context)
+    if len(names) > 1 and kinds:
+        shown = " and ".join(kinds)
+        problem = f"{len(names)} zones ({', '.join(names)}), and EFA of {shown} works within one"
         cure = "keep the subnets of one zone if hosts do not reach each other"
         yield warning("network.subnets", problem, cure)
 
@@ -90,7 +102,7 @@ def between_hosts(
     hosts = Hosts(
         groups=[group["GroupId"] for group in groups],
         blocks=[subnet["CidrBlock"] for subnet in subnets if subnet.get("CidrBlock")],
-        efa=instances.efa(context.job.instance_type),
+        efa=bool(with_efa(context)),
     )
     for way, key in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
         rules = [rule for group in groups for rule in group[key]]

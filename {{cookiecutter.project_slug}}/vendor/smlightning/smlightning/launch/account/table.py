@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smlightning import stored_secrets
-from smlightning.launch import aws, images, inference_images
+from smlightning.launch import aws, images, inference_images, resources
 from smlightning.launch.job import Job
 from smlightning.stored_secrets import Reference
 
@@ -496,14 +496,10 @@ def context_of_request(request: dict[str, Any]) -> dict[str, Any]:
     The keys and their types are those of service-authorization/latest/reference/
     list_amazonsagemaker.html; a member that the request has not gives no key.
     """
-    resources, network_of = request["ResourceConfig"], request.get("VpcConfig", {})
-    several = [*resources.get("InstanceGroups", []), *resources.get("InstancePreferences", [])]
-    types = [group["InstanceType"] for group in several if "InstanceType" in group]
-    if "InstanceType" in resources:
-        types.append(resources["InstanceType"])
+    config, network_of = request["ResourceConfig"], request.get("VpcConfig", {})
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
     values: dict[str, Any] = {
-        "sagemaker:InstanceTypes": types,
+        "sagemaker:InstanceTypes": resources.types_of(config),
         "sagemaker:MaxRuntimeInSeconds": request["StoppingCondition"].get("MaxRuntimeInSeconds"),
         "sagemaker:NetworkIsolation": bool(request.get("EnableNetworkIsolation")),
         "sagemaker:InterContainerTrafficEncryption": bool(
@@ -512,8 +508,8 @@ def context_of_request(request: dict[str, Any]) -> dict[str, Any]:
         "sagemaker:VpcSubnets": network_of.get("Subnets"),
         "sagemaker:VpcSecurityGroupIds": network_of.get("SecurityGroupIds"),
         "sagemaker:OutputKmsKey": request["OutputDataConfig"].get("KmsKeyId"),
-        "sagemaker:VolumeKmsKey": resources.get("VolumeKmsKeyId"),
-        "sagemaker:KeepAlivePeriod": resources.get("KeepAlivePeriodInSeconds"),
+        "sagemaker:VolumeKmsKey": config.get("VolumeKmsKeyId"),
+        "sagemaker:KeepAlivePeriod": config.get("KeepAlivePeriodInSeconds"),
         "sagemaker:EnableRemoteDebug": request.get("RemoteDebugConfig", {}).get(
             "EnableRemoteDebug"
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, history, instances, launchers
+from smlightning.launch import aws, history, instances, launchers, resources
 from smlightning.launch import job as jobs
 from smlightning.launch.estimate import known as estimates
 from smlightning.launch.estimate.fit import Fit
@@ -36,10 +36,10 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
     run = estimates.run_of(job, options)
     if run is None:
         raise UserError(
-            f"how many GPUs {job.instance_type} has, or the batch of a rank, is not known here",
+            f"how many GPUs {' or '.join(resources.types(job))} has, or the batch of a rank, is not known here",
             "take an instance type that is known, and an option batch_size",
         )
-    gpu_memory = instances.gpu_memory(job.instance_type)
+    gpu_memory = resources.gpu_memory(job)
     sharding = estimates.may_shard(job, options)
     fit = Fit(known.variants, run, gpu_memory, sharding) if gpu_memory else None
     speed = throughput(arguments, project, run)
@@ -112,10 +112,12 @@ def ranks_of(described: dict[str, Any]) -> int:
     Args:
         described: DescribeTrainingJob's answer.
     """
-    resources = described["ResourceConfig"]
-    gpus = instances.gpus(resources.get("InstanceType", "")) or 1
-    hosts = int(resources.get("InstanceCount", 1))
-    return hosts * (gpus if launchers.has_flag(described.get("HyperParameters", {})) else 1)
+    cluster = resources.candidates(described["ResourceConfig"])[0]
+    launched = launchers.has_flag(described.get("HyperParameters", {}))
+    return sum(
+        group.count * ((instances.gpus(group.instance_type) or 1) if launched else 1)
+        for group in cluster
+    )
 
 
 def model_lines(known: Known) -> list[str]:
@@ -135,8 +137,8 @@ def memory_lines(job: Job, known: Known, run: Run, fit: Fit | None) -> list[str]
     strategy = f"fsdp among {run.shards}" if run.shards > 1 else "ddp"
     tokens = f" × {known.tokens} tokens" if known.tokens else ""
     lines = [
-        f"a rank  of {run.ranks} on {job.instance_count} × {job.instance_type}, {strategy}, "
-        f"{bits}, batch_size {run.batch_size}{tokens}"
+        f"a rank  of {run.ranks} on {resources.shown(resources.groups(job))}, "
+        f"{strategy}, {bits}, batch_size {run.batch_size}{tokens}"
     ]
     held = (fit or Fit(known.variants, run, 0)).memory
     for name, size in asdict(held).items():
@@ -147,7 +149,8 @@ def memory_lines(job: Job, known: Known, run: Run, fit: Fit | None) -> list[str]
         lines[-1] += f"  (a step's largest tensor: {largest})"
     lines.append(f"        {'together':<12}{gib(held.total):>12}")
     if fit is None:
-        return [*lines, f"        how much memory {job.instance_type} has is not known here"]
+        kinds = " or ".join(resources.types(job))
+        return [*lines, f"        how much memory {kinds} has is not known here"]
     if fit.fits:
         return [*lines, f"fits    into a GPU of {gib(fit.gpu_memory)}"]
     return [*lines, f"error   {fit.problem}; {fit.cure}"]

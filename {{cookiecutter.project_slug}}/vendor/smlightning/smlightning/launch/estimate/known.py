@@ -16,7 +16,7 @@ from typing import Any
 
 from smlightning import __version__
 from smlightning.errors import UserError
-from smlightning.launch import instances, launchers
+from smlightning.launch import launchers, resources
 from smlightning.launch.estimate import transformers
 from smlightning.launch.estimate.sizes import Length, Run, Sizes
 from smlightning.launch.job import Job
@@ -72,14 +72,14 @@ def run_of(job: Job, options: Mapping[str, Any]) -> Run | None:
     The names are those of both examples' options: a project of other options is counted at the
     batch that its data gives.
     """
-    gpus = instances.gpus(job.instance_type)
+    gpus = resources.gpus(job)
     if gpus is None:
         return None
     processes = 1 if launchers.launcher(job) == "none" else max(gpus, 1)
     batch, accumulate = options.get("batch_size"), options.get("accumulate_grad_batches", 1)
     if not isinstance(batch, int) or not isinstance(accumulate, int):
         return None
-    ranks = job.instance_count * processes
+    ranks = resources.host_count(job) * processes
     shard_size = int(options.get("shard_size", 0))
     return Run(
         batch_size=batch,
@@ -94,7 +94,7 @@ def precision(job: Job, options: Mapping[str, Any]) -> str:
     """What is computed with on the job's instances, as the CPU here can: 16 bits are bf16-mixed."""
     chosen = str(options.get("precision", "32-true"))
     if chosen == "auto":
-        return "bf16-mixed" if instances.gpus(job.instance_type) else "32-true"
+        return "bf16-mixed" if resources.gpus(job) else "32-true"
     return "bf16-mixed" if chosen == "16-mixed" else chosen
 
 
@@ -315,7 +315,7 @@ def by_formula(job: Job, project: Project, options: Mapping[str, Any]) -> Known 
             mixed=precision(job, options) == "bf16-mixed",
             checkpointing=bool(chosen.get("gradient_checkpointing")),
             lora_rank=int(chosen.get("lora_rank", 0)),
-            fused=instances.gpus(job.instance_type) != 0,
+            fused=resources.gpus(job) != 0,
         )
         variants[changed] = transformers.sizes(shape, use)
     return Known(variants, "formula", None, tokens)

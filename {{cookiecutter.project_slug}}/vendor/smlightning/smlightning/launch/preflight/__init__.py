@@ -35,6 +35,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     cluster.region,
     cluster.instance,
     cluster.launcher,
+    cluster.ring,
     cluster.sharding,
     cluster.capacity,
     image.image,
@@ -62,12 +63,14 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
 )
 REQUEST_CHECKS: tuple[RequestCheck, ...] = (
     members.limits,
+    members.exclusive,
     members.environment,
     members.tags,
     members.arns,
     members.disk_key,
     secrets.visible,
     channels.file_systems,
+    channels.groups,
     members.places,
     members.default_buckets,
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smlightning.launch import aws, images, request
+from smlightning.launch import aws, images, request, resources
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, warning
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import paths
@@ -60,6 +60,23 @@ def file_systems(job: Job, body: dict[str, Any], project: Project) -> Iterator[F
             problem = f'directory_path "{path}" does not begin with a slash'
             example = '"/<mount name>/data"' if system.get("FileSystemType") != "EFS" else '"/data"'
             yield error(key, problem, f"as in {example}")
+
+
+def groups(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """A channel reaches every group of instances, since the ranks of each read all data."""
+    names = {group.name for group in resources.groups(job)} - {""}
+    for channel in body.get("InputDataConfig", []):
+        source = channel.get("DataSource", {}).get("S3DataSource", {})
+        given = source.get("InstanceGroupNames")
+        if given is None or set(given) == names:
+            continue
+        key = f"channels.{channel['ChannelName']}"
+        unknown = sorted(set(given) - names)
+        if unknown:
+            problem = f"the job has no instance group {', '.join(unknown)}"
+        else:
+            problem = f"hosts of {', '.join(sorted(names - set(given)))} would not get it"
+        yield error(key, problem, "remove its instance groups, so that every host gets it")
 
 
 def overlap(first: str, second: str) -> bool:

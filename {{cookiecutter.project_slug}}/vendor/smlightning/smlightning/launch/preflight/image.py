@@ -1,31 +1,26 @@
 """The image of a job against its region, instances and launcher."""
 
-import itertools
 import json
 import re
 from collections.abc import Iterator
 from datetime import date
 
 from smlightning.errors import UserError
-from smlightning.launch import images, instances, launchers
+from smlightning.launch import images, instances, launchers, resources
 from smlightning.launch.estimate import known
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
 from smlightning.launch.images import AwsImage, Profile
 from smlightning.launch.job import Job
+from smlightning.launch.preflight.cluster import on_each_candidate
 from smlightning.project import Project
 
 TRAINING = ("pytorch", "pytorch-training")  # AWS's repositories whose images train PyTorch
 LIGHTNING_NEEDS = (2, 1)  # the oldest torch of the pytorch-lightning in src/requirements.txt
 
 
+@on_each_candidate
 def image(job: Job, project: Project) -> Iterator[Finding]:
-    """A profile of this project, or an image in the job's region, on every instance type."""
-    jobs = (job, *job.alternatives)
-    yield from dict.fromkeys(itertools.chain.from_iterable(map(on_instances, jobs)))
-
-
-def on_instances(job: Job) -> Iterator[Finding]:
-    """The image on the job's own instance type."""
+    """A profile of this project, or an image in the job's region."""
     if job.image == "auto" or job.image in images.PROFILES:
         yield from of_profile(job, images.profile(job))
     elif "/" in job.image:
@@ -58,8 +53,8 @@ def image_of_owner(job: Job) -> Iterator[Finding]:
     elif address and address[2] != job.region:
         problem = f"it is in {address[2]} and the job in {job.region}"
         yield error("image", problem, "name the one in the job's region")
-    elif instances.gpus(job.instance_type) != 0 and names_cpu(job.image):
-        problem = f"its tag says CPU, and the GPUs of {job.instance_type} would idle"
+    elif resources.gpus(job) != 0 and names_cpu(job.image):
+        problem = f"its tag says CPU, and the GPUs of {kinds(job)} would idle"
         yield error("image", problem, "take a GPU image")
     elif image:
         yield from image_of_aws(job, image)
@@ -87,7 +82,7 @@ def image_of_aws(job: Job, image: AwsImage) -> Iterator[Finding]:
         problem = f"AWS keeps its images for {image.region} in account {account}"
         yield error("image", f"{problem}, not in {image.account}", "correct the account")
     elif "arm64" in name:
-        problem = f"{name} is for ARM, and {job.instance_type} is x86"
+        problem = f"{name} is for ARM, and {kinds(job)} is x86"
         yield error("image", problem, take)
     elif "inference" in image.repository or image.repository == "ray":
         yield error("image", f"{name} is for inference, and starts no training", take)
@@ -104,6 +99,11 @@ def image_of_aws(job: Job, image: AwsImage) -> Iterator[Finding]:
         yield error("image", f"{problem}, and Lightning here needs 2.1 or newer", take)
     else:
         yield from of_profile(job, image.profile)
+
+
+def kinds(job: Job) -> str:
+    """The job's instance types, in a sentence."""
+    return " or ".join(resources.types(job))
 
 
 def from_private_registry(job: Job) -> bool:
@@ -123,24 +123,24 @@ def profile_fits(job: Job, profile: Profile) -> Iterator[Finding]:
         fitting = [name for name, other in images.PROFILES.items() if launcher in other.launchers]
         problem = f"{profile.name} (torch {profile.torch}) cannot start {launcher}"
         yield error("image", problem, f'set image = "{fitting[0]}"')
-    elif instances.gpus(job.instance_type) == 0 and not profile.cpu:
-        problem = f"{profile.name} is an image for GPUs and {job.instance_type} has none"
+    elif resources.gpus(job) == 0 and not profile.cpu:
+        problem = f"{profile.name} is an image for GPUs and {kinds(job)} has none"
         yield error("image", problem, 'set image = "auto"')
 
 
 def cuda_fits(job: Job, profile: Profile) -> Iterator[Finding]:
     """CUDA 12 dropped Kepler (p2), 13 Volta (p3); Blackwell (p6, g7) began with 12.8."""
-    family = instances.family(job.instance_type)
     if profile.cuda is None:
         return
     version = ".".join(map(str, profile.cuda))
-    problem = f"CUDA {version} of {profile.name} does not support the GPUs of {family}"
-    if family == "p2":
-        yield error("image", problem, "take a newer instance")
-    elif family.startswith("p3") and profile.cuda >= (13, 0):
-        yield error("image", problem, 'take a newer instance, or image = "smddp"')
-    elif family.startswith(("p6", "g7")) and profile.cuda < (12, 8):
-        yield error("image", problem, 'set image = "current"')
+    for family in dict.fromkeys(map(instances.family, resources.types(job))):
+        problem = f"CUDA {version} of {profile.name} does not support the GPUs of {family}"
+        if family == "p2":
+            yield error("image", problem, "take a newer instance")
+        elif family.startswith("p3") and profile.cuda >= (13, 0):
+            yield error("image", problem, 'take a newer instance, or image = "smddp"')
+        elif family.startswith(("p6", "g7")) and profile.cuda < (12, 8):
+            yield error("image", problem, 'set image = "current"')
 
 
 def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
@@ -155,8 +155,9 @@ def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
         so = dict.fromkeys(defect.so for defect in defects if defect.security)
         cure = "; ".join([*so, f"or set {other_image(job)}"])
         yield warning("image", f"{name} {', '.join(reasons)}", cure)
+    by_efa = resources.host_count(job) > 1 and any(map(instances.efa, resources.types(job)))
     for defect in defects:
-        if not defect.security and job.instance_count > 1 and instances.efa(job.instance_type):
+        if not defect.security and by_efa:
             yield warning("image", f"{name} {defect.does} ({defect.name})", defect.so)
 
 
@@ -167,10 +168,11 @@ def other_image(job: Job) -> str:
     return 'image = "auto"'
 
 
+@on_each_candidate
 def options(job: Job, project: Project) -> Iterator[Finding]:
     """The image's torch can run the options of train.py, where several processes train."""
     profile = images.profile(job)
-    alone = instances.gpus(job.instance_type) in (0, 1) and job.instance_count == 1
+    alone = resources.gpus(job) in (0, 1) and resources.host_count(job) == 1
     if profile is None or alone or launchers.launcher(job) == "none":
         return
     try:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from smlightning.launch import aws, instances, launchers, requirements
+from smlightning.launch import aws, instances, launchers, requirements, resources
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import KEY_OF_MEMBER, Job, cure_for_misplaced_key
 from smlightning.launch.preflight.secrets import texts
@@ -34,8 +34,23 @@ MANIFEST = (
     "it is of Pipe mode, which src/ cannot read",
     'write what it lists as a table of src/, or take "ManifestFile"',
 )
-SELECTED = ("", "AWS says it in its answers and takes it in no request", "remove it")
 LOCAL_CHECKPOINTS = ("", "training keeps its checkpoints in /opt/ml/checkpoints", "remove it")
+# Members of a request of which AWS takes one; with "", none. From botocore 1.44.8: documentation of
+# ResourceConfig's InstancePreferences, InstancePlacementConfig and SelectedInstance…, of
+# InstancePreference's TrainingPlanArns, and of AlgorithmSpecification. Of warm pools:
+# https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html, Considerations.
+PREFERENCES = "ResourceConfig.InstancePreferences"
+EXCLUSIVE = (
+    (PREFERENCES, "ResourceConfig.InstanceGroups"),
+    (PREFERENCES, "ResourceConfig.InstancePlacementConfig"),
+    (PREFERENCES, "EnableManagedSpotTraining"),
+    ("ResourceConfig.InstancePreferences.TrainingPlanArns", "ResourceConfig.TrainingPlanArn"),
+    ("ResourceConfig.InstanceGroups", "ResourceConfig.KeepAlivePeriodInSeconds"),
+    ("ResourceConfig.SelectedInstanceType", ""),
+    ("ResourceConfig.SelectedInstanceCount", ""),
+    ("ResourceConfig.InstancePlacementConfig", ""),  # for UltraServers: no image here runs on them
+    ("AlgorithmSpecification.AlgorithmName", "AlgorithmSpecification.TrainingImage"),
+)
 # What AWS does not take, or src/ cannot work with: member of [request], or key of a channel → value
 # (empty: any), problem and cure.
 UNUSABLE = {
@@ -45,7 +60,6 @@ UNUSABLE = {
     "distribution": SHARDED,
     "S3DataDistributionType": SHARDED,
     "LocalPath": LOCAL_CHECKPOINTS,
-    "SelectedInstanceType": SELECTED,
     "compression": GZIP,
     "CompressionType": GZIP,
     "record_wrapping": RECORDS,
@@ -63,6 +77,31 @@ def limits(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
         unknown = name in job.request and name not in shape.members
         cure = cure_for_misplaced_key(name, project) if unknown else ""
         yield replace(finding, cure=cure) if cure else finding
+
+
+def exclusive(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Members that AWS does not take together."""
+    for path, other in EXCLUSIVE:
+        if not is_set(request, path) or (other and not is_set(request, other)):
+            continue
+        key = key_of(path)
+        if not is_set({"request": job.request}, key) and path == PREFERENCES:
+            key = "instance_type"  # a list
+        if other:
+            shown = key_of(other)
+            yield error(key, f"AWS does not take it with {shown}", f"remove it, or {shown}")
+        else:
+            yield error(key, "AWS does not take it from a job of this project", "remove it")
+
+
+def is_set(value: Any, path: str) -> bool:
+    """Whether a request has the member, in a list at least once."""
+    if isinstance(value, list):
+        return any(is_set(item, path) for item in value)
+    name, _, rest = path.partition(".")
+    if not isinstance(value, dict) or not value.get(name):
+        return False
+    return not rest or is_set(value[name], rest)
 
 
 def beyond_limits(value: Any, shape: Any, path: str = "") -> Iterator[Finding]:
@@ -182,8 +221,12 @@ def arns(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
 def disk_key(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The KMS key of the hosts' disks."""
     disk = str(request["ResourceConfig"].get("VolumeKmsKeyId", ""))
-    if disk and instances.nvme(job.instance_type):
-        problem = f"{job.instance_type} encrypts its own NVMe disks, and AWS refuses a key"
+    clusters = [cluster for cluster in resources.candidates(request["ResourceConfig"])]
+    types = [[group.instance_type for group in cluster] for cluster in clusters]
+    with_nvme = [kinds for kinds in types if all(map(instances.nvme, kinds))]
+    if disk and with_nvme:
+        shown = " and ".join(dict.fromkeys(with_nvme[0]))
+        problem = f"{shown} encrypts its own NVMe disks, and AWS refuses a key"
         yield error(f"request.{DISK_KEY}", problem, "remove it")
     elif "alias/" in disk:
         problem = f'"{disk}" is an alias, which AWS takes for OutputDataConfig.KmsKeyId alone'

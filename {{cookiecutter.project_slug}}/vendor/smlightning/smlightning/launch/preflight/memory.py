@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from smlightning.errors import UserError
-from smlightning.launch import instances
+from smlightning.launch import resources
 from smlightning.launch.estimate import known as estimates
 from smlightning.launch.estimate.fit import Fit
 from smlightning.launch.findings import Finding, error, skipped, warning
@@ -26,13 +26,13 @@ def memory(job: Job, project: Project) -> Iterator[Finding]:
     known = estimates.remembered(job, project, options)
     known = known or estimates.by_formula(job, project, options)
     if known is None:
-        if "model_name" in job.hyperparameters and instances.gpu_memory(job.instance_type):
+        if "model_name" in job.hyperparameters and resources.gpu_memory(job):
             problem = f"the size of {options.get('model_name')!r} is not known here"
             yield skipped("memory", problem, "python -m smlightning estimate counts it")
         return
-    for alternative in (job, *job.alternatives):
+    for alternative in resources.alternatives(job):
         run = estimates.run_of(alternative, options)
-        gpu_memory = instances.gpu_memory(alternative.instance_type)
+        gpu_memory = resources.gpu_memory(alternative)
         if run is None or gpu_memory is None:
             continue
         fit = Fit(known.variants, run, gpu_memory, estimates.may_shard(alternative, options))
@@ -42,4 +42,4 @@ def memory(job: Job, project: Project) -> Iterator[Finding]:
         if known.source != "counted":
             least -= fit.memory.optimizer  # a formula assumes AdamW
         level = error if least > gpu_memory else warning
-        yield level("memory", f"{fit.problem} of {alternative.instance_type}", fit.cure)
+        yield level("memory", f"{fit.problem} of {' or '.join(resources.types(alternative))}", fit.cure)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from smlightning.launch import images, instances, launchers
+from smlightning.launch import images, launchers, resources
 from smlightning.launch.job import Job
 from smlightning.options import declared_options
 from smlightning.project import Project
@@ -15,13 +15,13 @@ def summary(job: Job, project: Project) -> str:
     """Hosts, launcher, image, ranks, and the global batch that the learning rate is for."""
     launcher, profile = launchers.launcher(job), images.profile(job)
     image = f"torch {profile.torch} on Python {profile.python}" if profile else job.image
-    line = f"job     {job.instance_count} × {job.instance_type}, {launcher}, {image}"
-    gpus = instances.gpus(job.instance_type)
+    line = f"job     {resources.shown(resources.groups(job))}, {launcher}, {image}"
+    gpus = resources.gpus(job)
     batch = batch_size(job, project)
     if gpus is None or batch is None:
         return line
     processes = 1 if launcher == "none" else max(gpus, 1)
-    ranks = job.instance_count * processes
+    ranks = resources.host_count(job) * processes
     return f"{line}; {ranks} ranks × batch_size {batch} = global batch {ranks * batch}"
 
 
@@ -40,8 +40,8 @@ def rehearsal(job: Job, project: Project, job_file: Path | None = None) -> list[
         project: whose src/ is rehearsed.
         job_file: by default the project's job.toml.
     """
-    hosts = min(job.instance_count, REHEARSED_HOSTS)
-    processes = min(instances.gpus(job.instance_type) or 1, REHEARSED_HOSTS)
+    hosts = min(resources.host_count(job), REHEARSED_HOSTS)
+    processes = min(resources.gpus(job) or 1, REHEARSED_HOSTS)
     return [
         *(sys.executable, "-m", "smlightning", "rehearse"),
         *("--hosts", str(hosts)),

@@ -1,0 +1,216 @@
+"""Which hosts a job asks for, and that everything is computed from those and no others."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from small_job import GOOD, PROJECT
+
+from smlightning.launch import aws, images, launchers, preflight, price, request, resources
+from smlightning.launch.account.table import context_of_request
+from smlightning.launch.estimate import known
+from smlightning.launch.estimate.command import ranks_of
+from smlightning.launch.job import Job
+from smlightning.launch.preflight import members
+from smlightning.launch.resources import Group
+
+TORCHRUN = {"sagemaker_torch_distributed_enabled": True}
+
+
+def group(name: str, kind: str, count: int) -> dict[str, Any]:
+    return {"InstanceGroupName": name, "InstanceType": kind, "InstanceCount": count}
+
+
+def with_groups(*groups: dict[str, Any], **keys: Any) -> Job:
+    """A job on groups, whose instance_type, of other hosts, is unused."""
+    return GOOD.replace(request={"ResourceConfig": {"InstanceGroups": list(groups)}}, **keys)
+
+
+def with_preferences(*preferences: dict[str, Any], **keys: Any) -> Job:
+    config = {"InstancePreferences": list(preferences)}
+    return GOOD.replace(request={"ResourceConfig": config}, **keys)
+
+
+ONE = with_groups(group("one", "ml.g5.12xlarge", 3))
+TWO = with_groups(
+    group("a", "ml.g5.12xlarge", 1), group("b", "ml.g6.12xlarge", 2), distribution="auto"
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"InstanceType": "ml.g5.xlarge", "InstanceCount": 2},
+            [(Group("", "ml.g5.xlarge", 2),)],
+        ),
+        (
+            {"InstanceGroups": [group("a", "ml.g5.xlarge", 2), group("b", "ml.m5.large", 1)]},
+            [(Group("a", "ml.g5.xlarge", 2), Group("b", "ml.m5.large", 1))],
+        ),
+        (
+            {
+                "InstanceCount": 2,
+                "InstancePreferences": [{"InstanceType": "ml.g5.xlarge"}],
+            },
+            [(Group("", "ml.g5.xlarge", 2),)],
+        ),
+        (
+            {
+                "InstancePreferences": [
+                    {"InstanceType": "ml.g5.xlarge", "InstanceCount": 4},
+                    {"InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
+                ]
+            },
+            [(Group("", "ml.g5.xlarge", 4),), (Group("", "ml.g5.12xlarge", 1),)],
+        ),
+        (  # as DescribeTrainingJob answers
+            {
+                "InstancePreferences": [
+                    {"InstanceType": "ml.g5.xlarge", "InstanceCount": 4},
+                    {"InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
+                ],
+                "SelectedInstanceType": "ml.g5.12xlarge",
+                "SelectedInstanceCount": 1,
+            },
+            [(Group("", "ml.g5.12xlarge", 1),)],
+        ),
+    ],
+)
+def test_the_clusters_of_a_resource_config(config: dict[str, Any], expected: Any) -> None:
+    assert resources.candidates(config) == expected
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        GOOD,
+        ONE,
+        TWO,
+        with_preferences({"InstanceType": "ml.g5.12xlarge"}, {"InstanceType": "ml.g6.12xlarge"}),
+        GOOD.replace(instance_type=["ml.g5.48xlarge", "ml.g5.12xlarge"]),
+    ],
+)
+def test_the_hosts_that_are_judged_are_those_that_are_sent(job: Job) -> None:
+    sent = request.dry_run(job, PROJECT)["ResourceConfig"]
+    clusters = [resources.groups(each) for each in resources.alternatives(job)]
+    assert resources.candidates(sent) == clusters or len(clusters) == 1
+    assert clusters[0] == resources.candidates(sent)[0]
+    several = {"InstanceGroups", "InstancePreferences"} & sent.keys()
+    assert not several or "InstanceType" not in sent
+    types = [kind for each in resources.alternatives(job) for kind in resources.types(each)]
+    assert context_of_request(request.dry_run(job, PROJECT))["sagemaker:InstanceTypes"] == types
+
+
+def test_launcher_flags_and_image_are_those_of_the_groups() -> None:
+    """SMDDP runs on the unused instance_type, and the groups are g5."""
+    assert launchers.launcher(ONE) == "torch_distributed"
+    assert launchers.flags(ONE) == {**TORCHRUN, "sagemaker_instance_type": "ml.g5.12xlarge"}
+    assert images.profile(ONE) == images.CURRENT
+    cpu = with_groups(group("one", "ml.m5.xlarge", 2))
+    assert images.image_uri(cpu).endswith(images.CURRENT.cpu)
+    alone = with_groups(group("one", "ml.g5.xlarge", 1))
+    assert launchers.launcher(alone) == "none" and launchers.flags(alone) == {}
+
+
+def test_the_toolkit_is_told_of_all_groups_and_of_no_type_that_some_hosts_are_not() -> None:
+    names = {"sagemaker_distribution_instance_groups": ["a", "b"]}
+    assert launchers.flags(TWO) == {**TORCHRUN, **names}
+    sent = request.dry_run(TWO, PROJECT)["HyperParameters"]
+    assert json.loads(sent["sagemaker_distribution_instance_groups"]) == ["a", "b"]
+    either = GOOD.replace(
+        instance_type=["ml.p5.48xlarge", "ml.p5e.48xlarge"], distribution="torch_distributed"
+    )
+    assert launchers.flags(either) == TORCHRUN
+
+
+def test_ranks_and_batch_are_those_of_all_groups() -> None:
+    options = known.options_of(TWO, PROJECT)
+    run = known.run_of(TWO, options)
+    assert run and run.ranks == 12
+    batch = options["batch_size"]
+    summary = preflight.summary(TWO, PROJECT)
+    assert "1 × ml.g5.12xlarge + 2 × ml.g6.12xlarge, torch_distributed" in summary
+    assert summary.endswith(f"12 ranks × batch_size {batch} = global batch {12 * batch}")
+    described = {"ResourceConfig": request.dry_run(TWO, PROJECT)["ResourceConfig"]}
+    flags = {"sagemaker_torch_distributed_enabled": "true"}
+    assert ranks_of({**described, "HyperParameters": flags}) == 12
+    assert ranks_of(described) == 3
+
+
+def test_groups_of_cpus_and_gpus_have_neither_ranks_nor_a_batch() -> None:
+    mixed = with_groups(group("gpu", "ml.g5.12xlarge", 2), group("cpu", "ml.c5.2xlarge", 1))
+    assert known.run_of(mixed, known.options_of(mixed, PROJECT)) is None
+    assert "batch" not in preflight.summary(mixed, PROJECT)
+
+
+def test_the_smallest_gpu_of_the_groups_has_to_hold_a_step() -> None:
+    smaller = with_groups(group("a", "ml.g6e.12xlarge", 1), group("b", "ml.g5.12xlarge", 1))
+    assert resources.gpu_memory(smaller) == resources.gpu_memory(ONE)
+    assert resources.gpu_memory(with_groups(group("a", "ml.m5.xlarge", 1))) is None
+
+
+PRICES = {"ml.g5.12xlarge": 7.0, "ml.g6.12xlarge": 5.0, "ml.p4d.24xlarge": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("job", "hourly"),
+    [
+        (GOOD, 60),
+        (ONE, 21),
+        (TWO, 17),
+        (
+            with_preferences(
+                {"InstanceType": "ml.g6.12xlarge"}, {"InstanceType": "ml.g5.12xlarge"}
+            ),
+            14,
+        ),
+        (ONE.replace(price_per_hour=1.0), 3),
+        (TWO.replace(price_per_hour=1.0), 17),  # one price for two types is none
+    ],
+)
+def test_the_price_is_that_of_every_host(job: Job, hourly: int, monkeypatch: Any) -> None:
+    """Of several candidates the dearest one's: `at most` has to hold."""
+    monkeypatch.setattr(price, "per_hour", lambda region, kind: PRICES[kind])
+    job = job.replace(max_run_s=7200)
+    assert f" {hourly}.00 USD an hour, at most {2 * hourly}.00 USD" in price.cost(job)
+
+
+def test_a_price_that_is_not_known_for_one_type_is_not_known() -> None:
+    assert "USD an hour" not in price.cost(TWO, offline=True)
+
+
+@pytest.mark.parametrize(("hosts", "counts"), [(1, [1]), (2, [1, 1]), (3, [2, 1]), (5, [3, 2])])
+def test_a_rehearsal_has_a_host_of_each_group(hosts: int, counts: list[int]) -> None:
+    rehearsed = resources.groups(resources.resized(TWO, hosts))
+    assert [each.count for each in rehearsed] == counts
+    assert [each.name for each in rehearsed] == ["a", "b"][: len(counts)] or hosts == 1
+
+
+def test_a_rehearsal_of_a_list_is_of_its_first_type() -> None:
+    either = with_preferences(
+        {"InstanceType": "ml.g6.12xlarge"}, {"InstanceType": "ml.g5.12xlarge"}
+    )
+    assert resources.groups(resources.resized(either, 3)) == (Group("", "ml.g6.12xlarge", 3),)
+
+
+def test_every_exclusion_that_botocore_documents_is_in_the_table() -> None:
+    """A newer botocore that documents another one fails here."""
+    documented = set()
+    for shape, member in (
+        ("ResourceConfig", "InstancePreferences"),
+        ("InstancePreference", "TrainingPlanArns"),
+    ):
+        text = re.sub("<[^>]+>", "", aws.shape(shape).members[member].documentation)
+        (sentence,) = re.findall(r"mutually exclusive with ([^.]+)", text)
+        names = re.findall(r"Instance\w+|EnableManaged\w+|TrainingPlanArn\b", sentence)
+        documented |= {(member, name) for name in names}
+    table = {(path.split(".")[-1], other.split(".")[-1]) for path, other in members.EXCLUSIVE}
+    # No request has InstanceType next to a list: see the second test above.
+    assert documented - table == {("InstancePreferences", "InstanceType")}
+    assert len(documented) == 5
+    for path in {each for pair in members.EXCLUSIVE for each in pair if each}:
+        shape = aws.shape("CreateTrainingJobRequest")
+        for name in path.split("."):
+            shape = (shape.member if shape.type_name == "list" else shape).members[name]
