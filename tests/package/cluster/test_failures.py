@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -104,6 +105,51 @@ def test_a_mistake_that_all_ranks_find_is_a_sentence_on_each(tmp_path: Path) -> 
             status, said = rank.wait(60)
             assert status == 1 and "TCPStore" not in said, said
             assert "there is no such file" in (folder / f"output{number}" / "failure").read_text()
+
+
+NCCL_TEXT = """
+TEXT = "\\n".join([
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, unhandled system "
+    "error (run with NCCL_DEBUG=INFO for details), NCCL version 2.29.7",
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed.",
+    "Last error:",
+    {last!r},
+    "Exception raised from create at NCCLUtils.cpp:94 (most recent call first):",
+    "frame #0: c10::Error::Error()",
+])
+
+def before_step(model, i):
+    if i == 3 and RANK in {ranks}:
+        raise torch.distributed.DistBackendError(TEXT)
+
+with dist.session():
+    fit()
+"""
+TIMED_OUT = "socketStartConnect: Connect to 10.0.2.5<50913> failed : Connection timed out"
+NO_MEMORY = "Cuda failure 2 'out of memory'"
+CLOSED = "socketProgress: Connection closed by remote peer ip-10-0-2-5<43567>"
+
+
+@pytest.mark.parametrize(
+    ("last", "ranks", "words"),
+    [
+        (TIMED_OUT, (0, 1), TIMED_OUT),
+        (TIMED_OUT, (1,), f"rank 1 on host algo-2 failed: DistBackendError: .*{TIMED_OUT}"),
+        (NO_MEMORY, (1,), f"rank 1 on host algo-2 failed: not enough memory .*{NO_MEMORY}"),
+        (CLOSED, (0, 1), CLOSED),
+    ],
+)
+def test_the_reason_that_nccl_gives_is_in_the_log_and_the_failure_file(
+    last: str, ranks: tuple[int, ...], words: str, tmp_path: Path
+) -> None:
+    started = start(tmp_path, NCCL_TEXT.format(last=last, ranks=ranks))
+    statuses, said = forked.wait_for_all(started, 60)
+    assert statuses == (1, 1), said
+    for number, log in enumerate(said):
+        cause = (tmp_path / f"output{number}" / "failure").read_text()
+        assert re.search(words, cause) and "\n" not in cause, cause
+        assert last in log
+        assert "exited without an error message" not in cause
 
 
 UNUSED = """
