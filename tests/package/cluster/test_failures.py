@@ -242,6 +242,28 @@ def test_compiling_is_no_hang(compile: bool, tmp_path: Path) -> None:
     )
 
 
+SLOW_STEPS = """
+def before_step(model, i):
+    if i == 3 and RANK == 1:
+        threading.Event().wait()
+    time.sleep(2.3)
+
+with dist.session():
+    fit(hang_seconds=3.0)
+"""
+
+
+def test_slow_steps_are_no_hang_and_a_hang_among_them_is_found(tmp_path: Path) -> None:
+    """Each step takes longer than a hang that steps of milliseconds have; on a GPU as here."""
+    ranks = start(tmp_path, SLOW_STEPS)
+    statuses, said = forked.wait_for_all(ranks, 60)
+    assert statuses == (1, 1), said
+    for number in range(2):
+        cause = (tmp_path / f"output{number}" / "failure").read_text()
+        assert "rank 1 on host algo-2 stopped taking part" in cause, cause
+        assert "rank 1 was in step 4, job.py:" in cause, cause
+
+
 UNEVEN = """
 from pathlib import Path
 from smlightning.cluster import session

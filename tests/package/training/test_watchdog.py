@@ -86,6 +86,43 @@ def test_first_batches_may_take_longer(clock: Clock) -> None:
     assert progress.is_warm
 
 
+def test_a_step_may_take_three_times_as_long_as_the_slowest_before_it(clock: Clock) -> None:
+    """A hang is found in bounded time all the same; the first batch of all tells nothing."""
+    progress = Progress(timeout=60.0, at=100.0, is_watched=True, is_warm=True)
+    verdict = watchdog.VERDICT_FRACTION * progress.timeout
+    clock.now = 400.0
+    progress.mark("the first batch, which loads and compiles")
+    clock.now = 440.0
+    assert progress.idle() > verdict, "or nothing is a hang"
+    progress.has_trained = True
+    progress.mark("the second")
+    clock.now = 440.0 + 119
+    assert progress.idle() < verdict
+    clock.now = 440.0 + 121
+    assert progress.idle() > verdict
+    with pause_watchdog():
+        clock.now += 1000
+    clock.now += 10
+    progress.mark("after a pause, which does not count")
+    assert progress.slowest == 40
+    for _ in range(9):
+        clock.now += 300
+        progress.mark("very slow")
+    clock.now += verdict * watchdog.WARM_UP_FACTOR + 1
+    assert progress.idle() > verdict
+
+
+def test_time_between_training_and_test_is_no_step(clock: Clock) -> None:
+    mine = HangWatchdog(60)
+    mine.cluster = TWO
+    mine.on_train_start()
+    mine.progress.has_trained = True
+    mine.on_train_end()
+    clock.now += 1000
+    mine.on_test_start()
+    assert mine.progress.slowest == 0 and mine.progress.is_watched
+
+
 def test_the_validation_before_training_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = HangWatchdog(60)
     mine.cluster = TWO
