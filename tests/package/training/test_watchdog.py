@@ -165,13 +165,13 @@ def test_a_watchdog_that_is_used_again_has_new_threads_only(
 
 
 def heard(marks: int, idle: float, at: float = 100.0) -> Heard:
-    return Heard(Heartbeat(1, marks, idle, f"step {marks}"), at)
+    return Heard(Heartbeat(1, marks, idle, f"step {marks}", 3 * idle), at)
 
 
 @pytest.mark.parametrize(
     "latest, named",
     [
-        ({0: heard(7, 20), 1: heard(5, 20)}, ["rank 1 on host algo-2", "step 5", "step 7"]),
+        ({0: heard(7, 20), 1: heard(5, 20)}, ["rank 1 on host algo-2", "60 s", "step 5", "step 7"]),
         ({0: heard(4, 20), 1: heard(5, 20)}, ["rank 0 on host algo-1", "step 4", "step 5"]),
         ({0: heard(5, 0), 1: heard(4, 0, at=80)}, ["rank 1 on host algo-2", "20 s"]),
         ({0: heard(5, 20), 1: heard(5, 20)}, ["all"]),
@@ -196,7 +196,7 @@ def test_the_rank_that_the_others_wait_for_is_named(
 
 
 def test_a_beat_is_read_as_it_was_written() -> None:
-    heartbeat = Heartbeat(3, 12, 0.5, "step 3, model.py:7 forward")
+    heartbeat = Heartbeat(3, 12, 0.5, "step 3, model.py:7 forward", 1.5)
     assert Heartbeat.loads(heartbeat.dumps()) == heartbeat
 
 
@@ -210,7 +210,7 @@ def test_judges_end_the_job_after_their_time(
     mine.cluster = replace(TWO, rank=rank)
     monkeypatch.setattr(mine, "_exit", verdicts.append)
     monkeypatch.setattr(watchdog.time, "sleep", lambda _: None)
-    store.set("heartbeat/0", Heartbeat(1, 5, 0.0, "").dumps())
+    store.set("heartbeat/0", Heartbeat(1, 5, 0.0, "", 0.0).dumps())
     latest: dict[int, Heard] = {}
     ended_after = None
     for _ in range(100):

@@ -100,7 +100,7 @@ class Progress:
 
     def mark(self, activity: str) -> None:
         if self.is_watched and self.has_trained:
-            self.slowest = max(self.slowest, self._seconds())
+            self.slowest = max(self.slowest, self.seconds())
         self.marks += 1
         self.at = time.monotonic()
         self.activity = activity
@@ -117,9 +117,9 @@ class Progress:
             return 0.0
         if _pause.depth:
             return (time.monotonic() - _pause.began) / PAUSE_FACTOR
-        return self._seconds() / self._patience()
+        return self.seconds() / self._patience()
 
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
         """Since the last mark, or the last pause."""
         return time.monotonic() - max(self.at, _pause.ended)
 
@@ -250,7 +250,8 @@ class HangWatchdog(pl.Callback):
                 problem = f"{self.cluster.name(0)} has not answered for {silent:.0f} s"
                 self._exit(End("failed", f"{problem}, {me} was in {self._place()}", "see its log"))
             elif idle > self.seconds * 0.9:
-                problem = f"{me} stopped {idle:.0f} s ago in {self._place()}"
+                seconds = self.progress.seconds()
+                problem = f"{me} stopped {seconds:.0f} s ago in {self._place()}"
                 self._exit(End("failed", problem, "see its stacks above"))
         faulthandler.cancel_dump_traceback_later()
 
@@ -285,7 +286,8 @@ class HangWatchdog(pl.Callback):
             over.wait(self.interval)
 
     def _write_beat(self, store: RankStore, number: int) -> None:
-        heartbeat = Heartbeat(number, self.progress.marks, self.progress.idle(), self._place())
+        now = self.progress
+        heartbeat = Heartbeat(number, now.marks, now.idle(), self._place(), now.seconds())
         store.set(_heartbeat_key(self.cluster.rank), heartbeat.dumps())
 
     def _judge(self, store: RankStore, latest: dict[int, Heard]) -> None:
