@@ -1,11 +1,16 @@
 """A rank that fails, compiles or sends less, in real training of two ranks as on two hosts."""
 
+import contextlib
 import json
 import os
 import re
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import forked
@@ -262,6 +267,92 @@ def test_slow_steps_are_no_hang_and_a_hang_among_them_is_found(tmp_path: Path) -
         cause = (tmp_path / f"output{number}" / "failure").read_text()
         assert "rank 1 on host algo-2 stopped taking part" in cause, cause
         assert "rank 1 was in step 4, job.py:" in cause, cause
+
+
+ABORTED = """
+from smlightning.cluster import signals
+signals.install()
+hook = Model.on_after_backward
+
+def abort(model):  # as NCCL's watchdog, a thread of C++, does while the main thread waits
+    if RANK == 1 and model.trainer.global_step == 7:
+        threading.Thread(target=os.abort).start()
+        torch.distributed.barrier()
+        threading.Event().wait()
+
+Model.on_after_backward = abort
+with dist.session():
+    fit()
+sys.exit(signals.complete())
+"""
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Those that still run whose failure file would be in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("SM_OUTPUT_DIR", "").startswith(str(folder)):
+                found.append(process)
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def all_have_ended(folder: Path, seconds: float) -> bool:
+    """Whether no process of a job still runs, after at most so long."""
+    deadline = time.monotonic() + seconds
+    while processes_of(folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def test_a_rank_that_native_code_aborts_leaves_its_last_words(tmp_path: Path) -> None:
+    ranks = start(tmp_path, ABORTED)
+    statuses, said = forked.wait_for_all(ranks, 60)
+    assert statuses == (1, -signal.SIGABRT), said
+    assert all_have_ended(tmp_path, 5)
+    cause = (tmp_path / "output1" / "failure").read_text()
+    assert "SIGABRT ended rank 1 on host algo-2 in backward of step 8" in cause
+    log = ranks[1].log.read_text()
+    assert "File " in log and "in abort" in log and log.count(cause) == 1, "stacks of all threads"
+    assert "rank 1 on host algo-2" in (tmp_path / "output0" / "failure").read_text()
+
+
+def test_under_torchrun_the_last_words_are_the_cause(tmp_path: Path) -> None:
+    """torchrun ends its other ranks, and all that they have started, at once."""
+    script, output = tmp_path / "job.py", tmp_path / "output"
+    script.write_text(TRAINING + ABORTED)
+    output.mkdir()
+    command = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
+    job = subprocess.run(
+        [sys.executable, *command],
+        env=outside_a_job(os.environ) | {"SM_OUTPUT_DIR": str(output), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert job.returncode == 1, job.stderr
+    cause = (output / "failure").read_text()
+    assert cause.startswith("SIGABRT ended rank 1 on host localhost in backward of step 8"), cause
+    assert all_have_ended(tmp_path, 5)
+
+
+COMPLETE = """
+from smlightning.cluster import signals
+signals.install()
+with dist.session():
+    fit()
+signals.complete()
+os.abort()  # a library's own end
+"""
+
+
+def test_a_run_that_is_complete_has_no_last_words(tmp_path: Path) -> None:
+    statuses, said = forked.wait_for_all(start(tmp_path, COMPLETE), 60)
+    assert statuses == (-signal.SIGABRT, -signal.SIGABRT), said
+    assert all_have_ended(tmp_path, 5)
+    assert not list(tmp_path.glob("output*/failure"))
 
 
 UNEVEN = """

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from smlightning.cluster import rendezvous, session, signals
+from smlightning.cluster import last_words, rendezvous, session, signals
 from smlightning.cluster.ending import CAUSE_KEY, End, end_key
 from smlightning.cluster.rendezvous import RankStore
 from smlightning.errors import write_failure
@@ -104,6 +104,7 @@ class Progress:
         self.marks += 1
         self.at = time.monotonic()
         self.activity = activity
+        last_words.note(activity)
 
     def enter(self, phase: str, *, warm: bool = False) -> None:
         """Go on in ``phase``; its first batches are over once that was ``warm``."""
