@@ -338,6 +338,22 @@ def test_under_torchrun_the_last_words_are_the_cause(tmp_path: Path) -> None:
     assert all_have_ended(tmp_path, 5)
 
 
+OUT_OF_MEMORY = """
+import itertools
+from smlightning.cluster import memory_kills
+counts = itertools.chain([0], itertools.repeat(2))
+memory_kills.count = lambda: next(counts)
+"""
+
+
+def test_last_words_tell_what_the_kernel_killed(tmp_path: Path) -> None:
+    """With NCCL the ranks that are left abort, whatever ended the first one."""
+    forked.wait_for_all(start(tmp_path, OUT_OF_MEMORY + ABORTED), 60)
+    assert all_have_ended(tmp_path, 5)
+    cause = (tmp_path / "output1" / "failure").read_text()
+    assert "SIGABRT ended rank 1" in cause and "the kernel killed 2 processes" in cause
+
+
 COMPLETE = """
 from smlightning.cluster import signals
 signals.install()

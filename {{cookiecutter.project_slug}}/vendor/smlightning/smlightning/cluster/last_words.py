@@ -10,9 +10,10 @@ import faulthandler
 import mmap
 import os
 import signal
-import sys
+from typing import NoReturn
 
 from smlightning import errors
+from smlightning.cluster import memory_kills
 
 SIZE = 500  # bytes for what a process is doing
 
@@ -27,18 +28,19 @@ def watch() -> None:
         return
     _doing = mmap.mmap(-1, SIZE)
     note("its start")
+    killed_before = memory_kills.count()
     reader, writer = os.pipe()
-    sys.stdout.flush()
     if os.fork() == 0:
         os.close(writer)
-        _wait(reader)
+        _wait(reader, killed_before)
     os.close(reader)
-    faulthandler.enable(writer)
+    stream = os.fdopen(writer, "wb", buffering=0)
+    faulthandler.enable(stream)
 
     def release() -> None:
-        """In a forked child, a loader's worker: the helper waits for its parent alone."""
+        """In a forked child, a loader's worker: the helper waits for its parent only."""
         faulthandler.disable()
-        os.close(writer)
+        stream.close()
 
     os.register_at_fork(after_in_child=release)
 
@@ -57,8 +59,8 @@ def no_more() -> None:
         _doing[:] = bytes(SIZE)
 
 
-def _wait(reader: int) -> None:
-    """In the helper: wait until the process has ended, then speak for it, and exit."""
+def _wait(reader: int, killed_before: int) -> NoReturn:
+    """In the helper: wait until the process has ended, report why, and exit."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # launchers send them to all processes
     try:
@@ -66,14 +68,27 @@ def _wait(reader: int) -> None:
             stacks = pipe.read()
         doing = bytes(_doing or b"").rstrip(b"\0").decode(errors="ignore")
         if stacks and doing:
-            sentence = (
-                f"{_signal(stacks)} ended {doing}: native code found an error, as NCCL does where "
-                "another rank is lost; see the logs of all ranks"
-            )
+            sentence = _sentence(stacks, doing, memory_kills.count() - killed_before)
             errors.write_failure(sentence)
             os.write(2, f"{stacks}\nerror: {sentence}\n".encode())
     finally:
         os._exit(0)
+
+
+def _sentence(stacks: str, doing: str, killed: int) -> str:
+    """What ended the process, and what to do.
+
+    Args:
+        killed: processes that the kernel has killed here for lack of memory meanwhile.
+    """
+    problem = f"{_signal(stacks)} ended {doing}"
+    if killed:
+        count = f"{killed} process{'es' * (killed > 1)}"
+        return f"{problem}, and the kernel killed {count} for lack of memory; {errors.MORE_MEMORY}"
+    return (
+        f"{problem}: native code found an error, as NCCL does where another rank is lost; "
+        "see the logs of all ranks"
+    )
 
 
 def _signal(stacks: str) -> str:
