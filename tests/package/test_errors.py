@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from smlightning import errors
+from smlightning.cluster import ending
 from smlightning.errors import UserError, as_user_error, is_disk_full, root_cause, write_failure
 
 
@@ -33,6 +35,15 @@ def wrapped(inner: Exception) -> Exception:
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 UNUSED = "Expected to have finished reduction: parameters that were not used in producing loss"
+
+NO_GPU_MEMORY = (
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA error: CUSOLVER_STATUS_ALLOC_FAILED when calling `cusolverDnCreate(handle)`",
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error, "
+    "NCCL version 2.29.7\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+    "Cuda failure 2 'out of memory'\nException raised from create at NCCLUtils.cpp:94 (most",
+)
 
 SEVERAL = (
     "Training with multiple optimizers is only supported with manual optimization. Set "
@@ -99,6 +110,50 @@ def test_what_the_user_can_mend(error: Exception, problem: str, cure: str) -> No
     found = as_user_error(error)
     assert found is not None and problem in found.problem and cure in found.cure
     assert "\n" not in str(found) and not str(found).endswith(".")
+
+
+@pytest.mark.parametrize("text", NO_GPU_MEMORY)
+@pytest.mark.parametrize("kind", [RuntimeError, torch.distributed.DistBackendError])
+def test_memory_errors_of_cuda_are_sentences_and_no_lost_rank(
+    kind: type[RuntimeError], text: str
+) -> None:
+    error = kind(text)
+    found = as_user_error(error)
+    assert found and "GPU" in found.problem and "batch_size" in found.cure
+    assert "\n" not in found.problem
+    assert not ending.lost_a_rank(error)
+    if "NCCL" in text:
+        assert "Cuda failure 2 'out of memory'" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (DistNetworkError("Connection was likely closed"), True),
+        (DistStoreError("wait timeout after 1000ms"), True),
+        (
+            DistBackendError("NCCL error\nLast error:\nConnect to 10.0.2.5 failed : timed out"),
+            False,
+        ),
+        (DistBackendError("ncclInvalidUsage: This usually reflects invalid usage"), False),
+        (DistBackendError("NCCL: remote process exited or there was a network error"), True),
+        (DistBackendError("ncclRemoteError: A call failed possibly due to a network error"), True),
+        (DistBackendError("Last error:\nsocketProgress: Connection closed by remote peer a"), True),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer"), True),
+        (RuntimeError("NCCL error: unhandled cuda error"), False),
+        (ValueError("Connection reset by peer"), False),
+    ],
+)
+def test_only_an_error_of_the_other_side_is_a_lost_rank(error: Exception, is_lost: bool) -> None:
+    assert ending.lost_a_rank(error) == is_lost
+
+
+def test_the_reason_that_nccl_gives_is_one_line() -> None:
+    middle = "first\nLast error:\nConnect to a failed\n of b\nException raised from x\nframe #0: y"
+    assert errors.nccl_reason(RuntimeError(middle)) == "Connect to a failed of b"
+    assert errors.nccl_reason(RuntimeError("first\nLast error:\nat the end")) == "at the end"
+    assert errors.nccl_reason(RuntimeError("first\nLast error:\n")) == ""
+    assert errors.nccl_reason(ValueError("first\nsecond")) == ""
 
 
 def test_a_notebook_shows_the_sentence() -> None:

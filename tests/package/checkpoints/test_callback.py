@@ -1,14 +1,17 @@
 """What a run does with its checkpoints: which it resumes from, and what it refuses."""
 
 import errno
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning import callbacks
 
+import hostile
 from small_training import (
     BATCHES,
     SIZE,
@@ -23,7 +26,11 @@ from small_training import (
     saved_weights,
 )
 from smlightning.checkpoints import files
+from smlightning.checkpoints.plugin import CheckpointPlugin
+from smlightning.checkpoints.reader import ShardFiles
 from smlightning.errors import UserError
+from smlightning.files import digest
+from smlightning.torch_files import ProgramError
 
 HALFWAY = ("on_train_batch_end", BATCHES + 3)
 
@@ -46,6 +53,43 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     output = capsys.readouterr()
     assert f"warning: {newest} " in output.err and f"resume: from {before}, " in output.out
     assert same(saved_weights("alone"), saved_weights())
+
+
+def test_a_checkpoint_that_is_a_program_is_not_run(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the right checksum in its name, as whoever may write to the folder can give it."""
+    options = {"data": Resumable, "checkpoint_steps": 3}
+    program, marker = tmp_path / "program.ckpt", tmp_path / "marker"
+    hostile.write_program(program, marker)
+    fit(**options, crash=HALFWAY)
+    (number, before), *_ = files.numbered(directory())
+    name = f"{number + 1:06d}-step000099-{digest(program)[:16]}.ckpt"
+    newest = Path(shutil.copy(program, directory() / name))
+    for file in (newest, program):
+        with pytest.raises(UserError) as rejected:
+            fit(**options, output_dir="elsewhere", resume=str(file))
+        assert "TorchScript" in rejected.value.problem and str(file) in rejected.value.problem
+    capsys.readouterr()
+    fit(**options, crash=("on_train_batch_end", 2))
+    output = capsys.readouterr()
+    assert f"warning: {newest} is a program" in output.err
+    assert f"resume: from {before}, " in output.out
+    assert not marker.exists()
+    hostile.run_program(newest)
+    assert marker.exists(), "or the test proves nothing"
+
+
+def test_lightning_does_not_run_a_program_either(tmp_path: Path) -> None:
+    """A file that is no checkpoint of this package goes to Lightning's own plugin."""
+    own, program, marker = tmp_path / "own.ckpt", tmp_path / "program.ckpt", tmp_path / "marker"
+    hostile.write_program(program, marker)
+    torch.save({"x": torch.ones(1)}, own)
+    plugin = CheckpointPlugin(Any, None, ShardFiles(), TorchCheckpointIO())  # type: ignore[arg-type]
+    assert plugin.load_checkpoint(str(own)) == {"x": torch.ones(1)}
+    with pytest.raises(ProgramError):
+        plugin.load_checkpoint(str(program))
+    assert not marker.exists()
 
 
 def test_a_run_that_is_finished_or_discarded_is_not_resumed(

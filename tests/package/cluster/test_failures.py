@@ -1,10 +1,16 @@
 """A rank that fails, compiles or sends less, in real training of two ranks as on two hosts."""
 
+import contextlib
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import forked
@@ -106,6 +112,51 @@ def test_a_mistake_that_all_ranks_find_is_a_sentence_on_each(tmp_path: Path) -> 
             assert "there is no such file" in (folder / f"output{number}" / "failure").read_text()
 
 
+NCCL_TEXT = """
+TEXT = "\\n".join([
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:94, unhandled system "
+    "error (run with NCCL_DEBUG=INFO for details), NCCL version 2.29.7",
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed.",
+    "Last error:",
+    {last!r},
+    "Exception raised from create at NCCLUtils.cpp:94 (most recent call first):",
+    "frame #0: c10::Error::Error()",
+])
+
+def before_step(model, i):
+    if i == 3 and RANK in {ranks}:
+        raise torch.distributed.DistBackendError(TEXT)
+
+with dist.session():
+    fit()
+"""
+TIMED_OUT = "socketStartConnect: Connect to 10.0.2.5<50913> failed : Connection timed out"
+NO_MEMORY = "Cuda failure 2 'out of memory'"
+CLOSED = "socketProgress: Connection closed by remote peer ip-10-0-2-5<43567>"
+
+
+@pytest.mark.parametrize(
+    ("last", "ranks", "words"),
+    [
+        (TIMED_OUT, (0, 1), TIMED_OUT),
+        (TIMED_OUT, (1,), f"rank 1 on host algo-2 failed: DistBackendError: .*{TIMED_OUT}"),
+        (NO_MEMORY, (1,), f"rank 1 on host algo-2 failed: not enough memory .*{NO_MEMORY}"),
+        (CLOSED, (0, 1), CLOSED),
+    ],
+)
+def test_the_reason_that_nccl_gives_is_in_the_log_and_the_failure_file(
+    last: str, ranks: tuple[int, ...], words: str, tmp_path: Path
+) -> None:
+    started = start(tmp_path, NCCL_TEXT.format(last=last, ranks=ranks))
+    statuses, said = forked.wait_for_all(started, 60)
+    assert statuses == (1, 1), said
+    for number, log in enumerate(said):
+        cause = (tmp_path / f"output{number}" / "failure").read_text()
+        assert re.search(words, cause) and "\n" not in cause, cause
+        assert last in log
+        assert "exited without an error message" not in cause
+
+
 UNUSED = """
 class Idle(Model):
     def __init__(self):
@@ -194,6 +245,130 @@ def test_compiling_is_no_hang(compile: bool, tmp_path: Path) -> None:
     assert compile or any("rank 1 on host algo-2 stopped taking part" in text for text in said), (
         said
     )
+
+
+SLOW_STEPS = """
+def before_step(model, i):
+    if i == 3 and RANK == 1:
+        threading.Event().wait()
+    time.sleep(2.3)
+
+with dist.session():
+    fit(hang_seconds=3.0)
+"""
+
+
+def test_slow_steps_are_no_hang_and_a_hang_among_them_is_found(tmp_path: Path) -> None:
+    """Each step takes longer than a hang that steps of milliseconds have; on a GPU as here."""
+    ranks = start(tmp_path, SLOW_STEPS)
+    statuses, said = forked.wait_for_all(ranks, 60)
+    assert statuses == (1, 1), said
+    for number in range(2):
+        cause = (tmp_path / f"output{number}" / "failure").read_text()
+        assert "rank 1 on host algo-2 stopped taking part" in cause, cause
+        assert "rank 1 was in step 4, job.py:" in cause, cause
+
+
+ABORTED = """
+from smlightning.cluster import signals
+signals.install()
+hook = Model.on_after_backward
+
+def abort(model):  # as NCCL's watchdog, a thread of C++, does while the main thread waits
+    if RANK == 1 and model.trainer.global_step == 7:
+        threading.Thread(target=os.abort).start()
+        torch.distributed.barrier()
+        threading.Event().wait()
+
+Model.on_after_backward = abort
+with dist.session():
+    fit()
+sys.exit(signals.complete())
+"""
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Those that still run whose failure file would be in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("SM_OUTPUT_DIR", "").startswith(str(folder)):
+                found.append(process)
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def all_have_ended(folder: Path, seconds: float) -> bool:
+    """Whether no process of a job still runs, after at most so long."""
+    deadline = time.monotonic() + seconds
+    while processes_of(folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def test_a_rank_that_native_code_aborts_leaves_its_last_words(tmp_path: Path) -> None:
+    ranks = start(tmp_path, ABORTED)
+    statuses, said = forked.wait_for_all(ranks, 60)
+    assert statuses == (1, -signal.SIGABRT), said
+    assert all_have_ended(tmp_path, 5)
+    cause = (tmp_path / "output1" / "failure").read_text()
+    assert "SIGABRT ended rank 1 on host algo-2 in backward of step 8" in cause
+    log = ranks[1].log.read_text()
+    assert "File " in log and "in abort" in log and log.count(cause) == 1, "stacks of all threads"
+    assert "rank 1 on host algo-2" in (tmp_path / "output0" / "failure").read_text()
+
+
+def test_under_torchrun_the_last_words_are_the_cause(tmp_path: Path) -> None:
+    """torchrun ends its other ranks, and all that they have started, at once."""
+    script, output = tmp_path / "job.py", tmp_path / "output"
+    script.write_text(TRAINING + ABORTED)
+    output.mkdir()
+    command = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
+    job = subprocess.run(
+        [sys.executable, *command],
+        env=outside_a_job(os.environ) | {"SM_OUTPUT_DIR": str(output), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert job.returncode == 1, job.stderr
+    cause = (output / "failure").read_text()
+    assert cause.startswith("SIGABRT ended rank 1 on host localhost in backward of step 8"), cause
+    assert all_have_ended(tmp_path, 5)
+
+
+OUT_OF_MEMORY = """
+import itertools
+from smlightning.cluster import memory_kills
+counts = itertools.chain([0], itertools.repeat(2))
+memory_kills.count = lambda: next(counts)
+"""
+
+
+def test_last_words_tell_what_the_kernel_killed(tmp_path: Path) -> None:
+    """With NCCL the ranks that are left abort, whatever ended the first one."""
+    forked.wait_for_all(start(tmp_path, OUT_OF_MEMORY + ABORTED), 60)
+    assert all_have_ended(tmp_path, 5)
+    cause = (tmp_path / "output1" / "failure").read_text()
+    assert "SIGABRT ended rank 1" in cause and "the kernel killed 2 processes" in cause
+
+
+COMPLETE = """
+from smlightning.cluster import signals
+signals.install()
+with dist.session():
+    fit()
+signals.complete()
+os.abort()  # a library's own end
+"""
+
+
+def test_a_run_that_is_complete_has_no_last_words(tmp_path: Path) -> None:
+    statuses, said = forked.wait_for_all(start(tmp_path, COMPLETE), 60)
+    assert statuses == (-signal.SIGABRT, -signal.SIGABRT), said
+    assert all_have_ended(tmp_path, 5)
+    assert not list(tmp_path.glob("output*/failure"))
 
 
 UNEVEN = """

@@ -14,7 +14,7 @@ import torch
 from pytorch_lightning import callbacks
 
 import train
-from small_training import Fit, Line, Manual, Numbers
+from small_training import Fit, InOrder, Line, Manual, Numbers
 from smlightning.cluster import signals
 from smlightning.errors import UserError
 
@@ -147,6 +147,22 @@ def test_of_the_owners_classes(
     assert "Traceback" not in error
     (line,) = [x for x in error.splitlines() if x.startswith("error: ")]
     assert part in line and ";" in line
+
+
+def test_a_step_that_returns_nothing_ends_in_a_sentence_within_an_epoch(
+    main: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No checkpoint counts as complete then: the same command gives the sentence again."""
+    for _ in range(2):
+        assert main(Nothing, max_steps=3, checkpoint_steps=1) == 1
+        assert "training_step returned nothing" in capsys.readouterr().err
+        assert not list(Path("outputs/model").iterdir())
+
+
+def test_a_resumed_run_may_leave_out_all_batches_that_are_left(fit: Fit) -> None:
+    options = {"data": InOrder, "epochs": 1, "checkpoint_steps": 1}
+    fit(SometimesNothing, **options, crash=("on_train_batch_end", 5))
+    assert fit(SometimesNothing, **options).global_step > 0
 
 
 def test_a_step_that_leaves_batches_out_trains(fit: Fit) -> None:

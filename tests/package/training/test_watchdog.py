@@ -86,6 +86,43 @@ def test_first_batches_may_take_longer(clock: Clock) -> None:
     assert progress.is_warm
 
 
+def test_a_step_may_take_three_times_as_long_as_the_slowest_before_it(clock: Clock) -> None:
+    """A hang is found in bounded time all the same; the first batch of all tells nothing."""
+    progress = Progress(timeout=60.0, at=100.0, is_watched=True, is_warm=True)
+    verdict = watchdog.VERDICT_FRACTION * progress.timeout
+    clock.now = 400.0
+    progress.mark("the first batch, which loads and compiles")
+    clock.now = 440.0
+    assert progress.idle() > verdict, "or nothing is a hang"
+    progress.has_trained = True
+    progress.mark("the second")
+    clock.now = 440.0 + 119
+    assert progress.idle() < verdict
+    clock.now = 440.0 + 121
+    assert progress.idle() > verdict
+    with pause_watchdog():
+        clock.now += 1000
+    clock.now += 10
+    progress.mark("after a pause, which does not count")
+    assert progress.slowest == 40
+    for _ in range(9):
+        clock.now += 300
+        progress.mark("very slow")
+    clock.now += verdict * watchdog.WARM_UP_FACTOR + 1
+    assert progress.idle() > verdict
+
+
+def test_time_between_training_and_test_is_no_step(clock: Clock) -> None:
+    mine = HangWatchdog(60)
+    mine.cluster = TWO
+    mine.on_train_start()
+    mine.progress.has_trained = True
+    mine.on_train_end()
+    clock.now += 1000
+    mine.on_test_start()
+    assert mine.progress.slowest == 0 and mine.progress.is_watched
+
+
 def test_the_validation_before_training_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = HangWatchdog(60)
     mine.cluster = TWO
@@ -128,13 +165,13 @@ def test_a_watchdog_that_is_used_again_has_new_threads_only(
 
 
 def heard(marks: int, idle: float, at: float = 100.0) -> Heard:
-    return Heard(Heartbeat(1, marks, idle, f"step {marks}"), at)
+    return Heard(Heartbeat(1, marks, idle, f"step {marks}", 3 * idle), at)
 
 
 @pytest.mark.parametrize(
     "latest, named",
     [
-        ({0: heard(7, 20), 1: heard(5, 20)}, ["rank 1 on host algo-2", "step 5", "step 7"]),
+        ({0: heard(7, 20), 1: heard(5, 20)}, ["rank 1 on host algo-2", "60 s", "step 5", "step 7"]),
         ({0: heard(4, 20), 1: heard(5, 20)}, ["rank 0 on host algo-1", "step 4", "step 5"]),
         ({0: heard(5, 0), 1: heard(4, 0, at=80)}, ["rank 1 on host algo-2", "20 s"]),
         ({0: heard(5, 20), 1: heard(5, 20)}, ["all"]),
@@ -159,7 +196,7 @@ def test_the_rank_that_the_others_wait_for_is_named(
 
 
 def test_a_beat_is_read_as_it_was_written() -> None:
-    heartbeat = Heartbeat(3, 12, 0.5, "step 3, model.py:7 forward")
+    heartbeat = Heartbeat(3, 12, 0.5, "step 3, model.py:7 forward", 1.5)
     assert Heartbeat.loads(heartbeat.dumps()) == heartbeat
 
 
@@ -173,7 +210,7 @@ def test_judges_end_the_job_after_their_time(
     mine.cluster = replace(TWO, rank=rank)
     monkeypatch.setattr(mine, "_exit", verdicts.append)
     monkeypatch.setattr(watchdog.time, "sleep", lambda _: None)
-    store.set("heartbeat/0", Heartbeat(1, 5, 0.0, "").dumps())
+    store.set("heartbeat/0", Heartbeat(1, 5, 0.0, "", 0.0).dumps())
     latest: dict[int, Heard] = {}
     ended_after = None
     for _ in range(100):

@@ -16,6 +16,11 @@ MORE_MEMORY = (
     "or try gradient_checkpointing, fewer num_workers, or an instance with more memory"
 )
 PAGE = 4096  # bytes: the smallest file in /dev/shm
+# What torch passes on from CUDA (c10/cuda/CUDAException.cpp), from cuBLAS and its like
+# (ATen/cuda/Exceptions.h) and from NCCL (src/include/checks.h: Cuda failure 2 'out of memory').
+CUDA_OUT_OF_MEMORY = (
+    r"CUDA error: out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED|Cuda failure.*'out of memory'"
+)
 
 # Mistakes that torch, Lightning or Python name in an error of a general kind: its type, what its
 # text holds, what to say in its place ("": the text itself), and the cure.
@@ -158,9 +163,8 @@ def as_user_error(error: BaseException) -> UserError | None:
             "enlarged",
         )
     if is_out_of_memory(error):
-        whose = "the GPU" if type(error).__name__ == "OutOfMemoryError" else "this host"
         return UserError(
-            f"not enough memory on {whose} ({root_cause(error)})",
+            f"not enough memory on {_whose_memory(error)} ({root_cause(error)})",
             MORE_MEMORY,
         )
     return None
@@ -193,7 +197,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     # torch's words; and those on a loader's worker that SIGKILL ended, as Linux does for want of
     # memory (torch/utils/data/_utils/signal_handling.py).
     words = r"can't allocate memory|DataLoader worker .* is killed by signal: Killed"
-    return isinstance(error, RuntimeError) and bool(re.search(words, str(error)))
+    found = re.search(f"{words}|{CUDA_OUT_OF_MEMORY}", str(error))
+    return isinstance(error, RuntimeError) and bool(found)
+
+
+def _whose_memory(error: BaseException) -> str:
+    if type(error).__name__ == "OutOfMemoryError":
+        return "the GPU"
+    if re.search(CUDA_OUT_OF_MEMORY, str(error)):
+        return "the GPU, or for its page-locked memory on this host"
+    return "this host"
 
 
 def is_shared_memory_full(error: BaseException) -> bool:
@@ -231,10 +244,23 @@ def root_cause(error: BaseException) -> str:
     """The innermost cause in one line: libraries wrap it in layers that say less."""
     *_, innermost = error_chain(error)
     text = str(innermost).strip() or type(innermost).__name__
+    if nccl_reason(innermost):
+        text = f"NCCL: {nccl_reason(innermost)}"
     first, *more = text.splitlines()
     if first.endswith(":"):  # a list follows
         first = " ".join([first, *map(str.strip, more)])
     return first[:200]
+
+
+def nccl_reason(error: BaseException) -> str:
+    """What NCCL gives as its last error, in one line; "" where it gives none.
+
+    It is in the middle of the error's text: before it are torch's general words, after it C++
+    frames (torch 2.13: NCCLUtils.cpp, ``getNcclErrorDetailStr``).
+    """
+    end = r"\nException raised from|\nframe #|\Z"
+    found = re.search(rf"Last error:\s*(.*?)\s*(?:{end})", str(error), re.DOTALL)
+    return " ".join(found[1].split()) if found else ""
 
 
 @contextlib.contextmanager

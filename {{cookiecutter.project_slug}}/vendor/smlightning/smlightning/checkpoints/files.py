@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from smlightning import torch_files
 from smlightning.cluster.parts import Shard
 from smlightning.errors import UserError, root_cause
 from smlightning.files import atomic_write, digest
@@ -265,8 +266,9 @@ def _disk_errors_explained(directory: Path) -> Iterator[None]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint, mapped into memory; loading executes nothing."""
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    """The content of a checkpoint, mapped into memory; raises as `torch_files.load`."""
+    content: dict[str, Any] = torch_files.load(path)
+    return content
 
 
 def best_file(path: Path) -> Path | None:
@@ -314,10 +316,10 @@ def newest(directory: Path, verified: Collection[str] | None = None) -> Path | N
     """
     known = numbered(directory)
     for _, path in known:
-        if whole(path, verified):
+        fault = fault_of(path, verified)
+        if not fault:
             return path
-        size = path.stat().st_size
-        print(f"warning: {path} is damaged ({size} bytes), trying the one before", file=sys.stderr)
+        print(f"warning: {path} {fault}, trying the one before", file=sys.stderr)
     if known:
         raise UserError(
             f"All {len(known)} checkpoints in {directory} are damaged",
@@ -327,27 +329,36 @@ def newest(directory: Path, verified: Collection[str] | None = None) -> Path | N
 
 
 def whole(path: Path, verified: Collection[str] | None = None) -> bool:
-    """Whether a checkpoint and the files that it names are what the checksums in their names say.
+    """Whether a checkpoint has no fault; see `fault_of`."""
+    return not fault_of(path, verified)
+
+
+def fault_of(path: Path, verified: Collection[str] | None = None) -> str:
+    """Why a checkpoint cannot be resumed from; "" where it, and the files that it names, are what
+    the checksums in their names say.
 
     A name without a checksum says nothing.
 
     Args:
         verified: names of the shards that are, on this host or another. None: look at this one's.
     """
+    damaged = f"is damaged ({path.stat().st_size} bytes)"
     if not _matches_checksum(path):
-        return False
+        return damaged
     try:
         names = files_beside(path)
+    except torch_files.ProgramError:
+        return "is a program (a TorchScript archive) and no checkpoint"
     except Exception:  # unpickling knows no bounds
-        return False
+        return damaged
     for name in names:
         if verified is not None and SHARD_NAME.fullmatch(name):
             is_whole = name in verified
         else:
             is_whole = _matches_checksum(path.with_name(name))
         if not is_whole:
-            return False
-    return True
+            return damaged
+    return ""
 
 
 def verified_shards(directory: Path, index: int = 0, count: int = 1) -> list[str]:

@@ -9,8 +9,10 @@ are a Position; what comes without one, a ModelCheckpoint's file say, is Lightni
 from pathlib import Path
 from typing import Any
 
+import fsspec
 from lightning_fabric.plugins import CheckpointIO
 
+from smlightning import torch_files
 from smlightning.checkpoints import reader
 from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.reader import ShardFiles
@@ -60,6 +62,10 @@ class CheckpointPlugin(CheckpointIO):
                 sharded=isinstance(self.writer, ShardWriter),
             )
         given = {} if map_location is None else {"map_location": map_location}
+        if weights_only is not False:  # Lightning passes None on, False for torch before 2.6
+            weights_only = True
+            with fsspec.open(str(path), "rb") as file:
+                torch_files.reject_program(file, path)
         return self.other.load_checkpoint(path, **given, weights_only=weights_only)
 
     def remove_checkpoint(self, path: Any) -> None:

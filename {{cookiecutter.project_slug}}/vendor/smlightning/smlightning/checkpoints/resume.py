@@ -12,6 +12,7 @@ from smlightning.checkpoints import files
 from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
 from smlightning.options import Option
+from smlightning.torch_files import ProgramError
 
 SHOWN = 3  # differences that a sentence names
 
@@ -133,6 +134,8 @@ def _read_state(
     )
     try:
         checkpoint = files.load(path)
+    except ProgramError as error:
+        raise UserError(f"--resume {wanted!r}: {error.problem}", error.cure) from None
     except Exception as error:  # unpickling knows no bounds
         raise damaged from error
     try:

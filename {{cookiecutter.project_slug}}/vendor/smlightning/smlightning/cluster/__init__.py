@@ -12,4 +12,6 @@
 - `smddp`: the same with SageMaker's data parallel library: ``SmddpStrategy``.
 - `collectives`: reductions over the ranks: ``all_sum``, ``any_rank``, ``sum_over_ranks``.
 - `signals`: how a process ends: ``begin``, ``run``. It needs no torch.
+- `last_words`: the cause in the failure file where native code aborts a process: ``watch``,
+  ``note``.
 """

@@ -20,6 +20,10 @@ CAUSE_SECONDS = 5.0  # in which the other ranks say how they ended
 SILENT_SECONDS = 10.0  # for the answer of a rank that waits for the end; it looks every 0.1 s
 ARRIVAL_SECONDS = 30.0  # for the other ranks to come to the end
 
+CONNECTION_ENDED = r"[Cc]onnection (reset|closed|refused)|Broken pipe"
+# ncclRemoteError, or what NCCL's transports report of a socket (nccl: src/misc/socket.cc).
+NCCL_LOST_A_RANK = rf"ncclRemoteError|remote process (exited|exiting)|{CONNECTION_ENDED}"
+
 CAUSE_KEY = "cause"  # the first failure; the hang watchdog reads it
 _TOGETHER_KEY = "end/together"
 _WAITING_KEY = "end/waiting"
@@ -67,7 +71,9 @@ def failure(error: BaseException, cluster: Cluster | None, *, met: bool) -> End:
     if user_error:
         problem, cure = user_error.problem, user_error.cure
     else:
-        problem, cure = f"{type(error).__name__}: {str(error).strip()}", ""
+        first, *_ = [*str(error).strip().splitlines(), ""]
+        parts = (type(error).__name__, first, errors.nccl_reason(error))
+        problem, cure = ": ".join(part for part in parts if part), ""
     problem = problem.splitlines()[0]
     if cluster and (met or not user_error):
         problem = f"{cluster.name(cluster.rank)} failed: {problem}"
@@ -75,11 +81,17 @@ def failure(error: BaseException, cluster: Cluster | None, *, met: bool) -> End:
 
 
 def lost_a_rank(error: BaseException) -> bool:
-    """Whether a collective's other side is gone; gloo raises a plain RuntimeError for that."""
-    if isinstance(error, torch.distributed.DistError):
-        return True
-    text = r"gloo|NCCL|[Cc]onnection (reset|closed|refused)|Broken pipe"
-    return isinstance(error, RuntimeError) and bool(re.search(text, str(error)))
+    """Whether a collective's other side is gone; gloo raises a plain RuntimeError for that.
+
+    NCCL's errors have many other causes: no memory, no network, a driver.
+    """
+    text = str(error)
+    if not isinstance(error, RuntimeError) or errors.is_out_of_memory(error):
+        return False
+    if isinstance(error, torch.distributed.DistBackendError) or "NCCL" in text:
+        return bool(re.search(NCCL_LOST_A_RANK, text))
+    is_distributed = isinstance(error, torch.distributed.DistError)
+    return is_distributed or bool(re.search(f"gloo|{CONNECTION_ENDED}", text))
 
 
 def loss(cluster: Cluster, killed: int) -> End:
@@ -174,7 +186,9 @@ def cause_of_end(store: RankStore, cluster: Cluster, error: BaseException, kille
     silent = [cluster.name(rank) for rank in range(cluster.world_size) if rank not in known]
     if not silent:
         return this_rank
-    problem = f"{', '.join(silent)} exited without an error message"
+    reason = errors.nccl_reason(error)
+    seen = f" ({cluster.name(cluster.rank)} has from NCCL: {reason})" if reason else ""
+    problem = f"{', '.join(silent)} exited without an error message{seen}"
     for end in (loss(cluster, killed), *ends.values()):
         if end.problem:
             return End("failed", f"{problem}, and {end.problem}", errors.MORE_MEMORY)

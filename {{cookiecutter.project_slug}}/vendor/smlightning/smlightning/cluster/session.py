@@ -16,7 +16,7 @@ import torch.distributed
 from pytorch_lightning.utilities import rank_zero_only
 
 from smlightning import errors
-from smlightning.cluster import ending, memory_kills, signals
+from smlightning.cluster import ending, last_words, memory_kills, signals
 from smlightning.cluster.ending import End
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.cluster.rendezvous import RankStore, meet
@@ -79,6 +79,7 @@ def session() -> Iterator[Cluster]:
         cluster = _session.cluster = current_cluster()
         # Lightning guesses it from variables, of which plain mpirun sets none.
         rank_zero_only.rank = cluster.rank  # type: ignore[attr-defined]
+        last_words.note("its start", cluster.name(cluster.rank))
         _session.store = meet(cluster)
         yield cluster
         if _session.store:

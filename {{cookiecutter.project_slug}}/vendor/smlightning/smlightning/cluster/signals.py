@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from smlightning import errors
+from smlightning.cluster import last_words
 
 STATUS = 128 + signal.SIGTERM
 GRACE = 3.0  # seconds in which a process has to leave once nothing is left to save
@@ -114,6 +115,7 @@ def _print_user_error(user_error: errors.UserError, error: BaseException) -> Non
 
 def install() -> None:
     """Take SIGTERM and SIGINT; call it once, in the main thread, before anything slow."""
+    last_words.watch()
     # Python runs handlers between two instructions of the main thread. The socket is written to
     # even while that thread waits in native code.
     reader, writer = socket.socketpair()
@@ -166,6 +168,7 @@ def exit_on_signal() -> None:
 
 def complete() -> int:
     """0, the status of a process that has done its work; from now on no signal changes that."""
+    last_words.no_more()
     for number in SIGNALS:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_IGN)

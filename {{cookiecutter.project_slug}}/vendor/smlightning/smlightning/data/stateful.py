@@ -21,6 +21,7 @@ import torch
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
+from smlightning import torch_files
 from smlightning.cluster import collectives
 from smlightning.data import draws
 from smlightning.errors import UserError
@@ -252,9 +253,8 @@ def states_of_ranks(loaders: Sequence[StatefulLoader], batches: int) -> list[dic
         "states": [loader.state(batches) for loader in loaders],
         "facts": [_facts(loader) for loader in loaders],
     }
-    return [
-        _decoded(content) for content in collectives.bytes_from_each_rank(_encoded(of_this_rank))
-    ]
+    contents = collectives.bytes_from_each_rank(_encoded(of_this_rank))
+    return [torch_files.load(content) for content in contents]
 
 
 def _facts(loader: Any) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def _encoded(value: Any) -> bytes:
     file = io.BytesIO()
     try:
         torch.save(value, file)
-        _decoded(file.getvalue())
+        torch_files.load(file.getvalue())
     except Exception as error:  # pickling knows no bounds
         reason = str(error).strip().splitlines() or [""]
         raise UserError(
@@ -276,11 +276,6 @@ def _encoded(value: Any) -> bytes:
             "lists and dictionaries of these: an array's tolist()",
         ) from error
     return file.getvalue()
-
-
-def _decoded(content: bytes) -> Any:
-    """Reading executes nothing."""
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def refuse_another_place(

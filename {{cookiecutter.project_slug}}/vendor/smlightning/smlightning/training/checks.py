@@ -59,6 +59,14 @@ class StepCheck(pl.Callback):
 
     def __init__(self) -> None:
         self.has_loss = False
+        self.batches = 0  # until one had a loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """A resumed run may have only batches left that are left out on purpose."""
+        return {"has_loss": self.has_loss}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.has_loss = state_dict["has_loss"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trained = {id(weights) for weights in pl_module.parameters()}
@@ -86,10 +94,19 @@ class StepCheck(pl.Callback):
     ) -> None:
         if self.has_loss:
             return
+        self.batches += 1
         self.has_loss = not pl_module.automatic_optimization or bool(outputs)
-        if not self.has_loss and trainer.is_last_batch:
+        if trainer.is_last_batch:
+            self._check_loss()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """``max_steps``, ``max_time`` and early stopping may end training within the epoch."""
+        self._check_loss()
+
+    def _check_loss(self) -> None:
+        if self.batches and not self.has_loss:
             raise UserError(
-                "training_step returned nothing in a whole epoch, so nothing was trained",
+                f"training_step returned nothing in {self.batches} batches, so nothing was trained",
                 "return the loss there, or set self.automatic_optimization = False and step the "
                 "optimizer yourself",
             )

@@ -27,8 +27,9 @@ class Heartbeat:
 
     number: int
     marks: int  # how far its training has come
-    idle: float  # seconds since its last mark
+    idle: float  # seconds since its last mark, as far as they count
     place: str  # what it was doing, and where in the code
+    seconds: float  # since its last mark
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
@@ -72,7 +73,7 @@ def find_hang(
         return _verdict(problems, latest, cure)
     problems = [
         f"{cluster.name(rank)} stopped taking part "
-        f"{heard.heartbeat.idle + now - heard.at:.0f} s ago"
+        f"{heard.heartbeat.seconds + now - heard.at:.0f} s ago"
         for rank, heard in late.items()
     ]
     return _verdict(problems, latest, "see its stacks in its log")

@@ -61,7 +61,9 @@ class TrainerOptions:
     )
     checkpoint_steps: NonNegativeInt = option(0, "steps between two checkpoints; 0: by minutes")
     hang_seconds: PositiveFloat = option(
-        60.0, "hang timeout; after 60 % of it the stalled rank is reported and the job is aborted"
+        60.0,
+        "hang timeout; after 60 % of it, or three slowest steps, the stalled rank is reported and "
+        "the job is aborted",
     )
     val_check_steps: NonNegativeInt = option(
         0, "steps between two validations within an epoch; 0: one at its end", resume="optimizer"

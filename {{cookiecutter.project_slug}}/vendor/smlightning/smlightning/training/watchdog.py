@@ -5,6 +5,7 @@ compares. Rank 1 deputises for rank 0. A rank that cannot reach the store any mo
 """
 
 import faulthandler
+import math
 import os
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from smlightning.cluster import rendezvous, session, signals
+from smlightning.cluster import last_words, rendezvous, session, signals
 from smlightning.cluster.ending import CAUSE_KEY, End, end_key
 from smlightning.cluster.rendezvous import RankStore
 from smlightning.errors import write_failure
@@ -37,6 +38,10 @@ FOLLOW_SECONDS = 3.0  # in which a rank has to notice by itself that another one
 # So many times as long the first batches of a phase may take: compilers, caches and workers start.
 WARM_UP_FACTOR = 10
 PAUSE_FACTOR = 30  # and so many times what pauses it: a disk that takes a checkpoint may have died
+# A hang takes at least so many times as long as the slowest step before it, and at most as long as
+# the first batches may. On a GPU the slowest step is a whole batch: all of its marks fall while it
+# is queued, and the ranks then wait for it in `Agreement`.
+SLOW_STEP_FACTOR = 3
 
 HANG_KEY = "hang"  # the verdict
 PAUSES_KEY = "pauses"  # how often a rank was seen to pause
@@ -76,8 +81,16 @@ def _pause_while_compiling() -> None:
 
 @dataclass
 class Progress:
-    """How far this rank's training has come."""
+    """How far this rank's training has come.
 
+    Attributes:
+        timeout: seconds without a mark that are a hang, unless steps are slow.
+        slowest: seconds from one mark to the next, at most, since the first batch of training.
+    """
+
+    timeout: float = math.inf
+    slowest: float = 0.0
+    has_trained: bool = False  # on a batch
     marks: int = 0
     at: float = field(default_factory=time.monotonic)  # of the last mark
     activity: str = "before training"
@@ -86,9 +99,12 @@ class Progress:
     warm_phases: set[str] = field(default_factory=set)
 
     def mark(self, activity: str) -> None:
+        if self.is_watched and self.has_trained:
+            self.slowest = max(self.slowest, self.seconds())
         self.marks += 1
         self.at = time.monotonic()
         self.activity = activity
+        last_words.note(activity)
 
     def enter(self, phase: str, *, warm: bool = False) -> None:
         """Go on in ``phase``; its first batches are over once that was ``warm``."""
@@ -102,8 +118,18 @@ class Progress:
             return 0.0
         if _pause.depth:
             return (time.monotonic() - _pause.began) / PAUSE_FACTOR
-        seconds = time.monotonic() - max(self.at, _pause.ended)
-        return seconds if self.is_warm else seconds / WARM_UP_FACTOR
+        return self.seconds() / self._patience()
+
+    def seconds(self) -> float:
+        """Since the last mark, or the last pause."""
+        return time.monotonic() - max(self.at, _pause.ended)
+
+    def _patience(self) -> float:
+        """How many times as long as the timeout this step may take."""
+        if not self.is_warm:
+            return WARM_UP_FACTOR
+        slow = SLOW_STEP_FACTOR * self.slowest / (self.timeout * VERDICT_FRACTION)
+        return min(max(1.0, slow), WARM_UP_FACTOR)
 
 
 class HangWatchdog(pl.Callback):
@@ -115,14 +141,14 @@ class HangWatchdog(pl.Callback):
     no hang.
 
     Args:
-        seconds: longest time from one mark to the next.
+        seconds: longest time from one mark to the next; more where the steps before are slow.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.cluster = session.current_cluster()
         self.interval = min(seconds / HEARTBEATS, 2.0)
-        self.progress = Progress()
+        self.progress = Progress(timeout=seconds)
         self.batches = 0
         self.outer_code: frozenset[CodeType] = frozenset()
         self.last_answer = time.monotonic()  # of the store
@@ -160,6 +186,7 @@ class HangWatchdog(pl.Callback):
         self.batches += 1
         self.progress.enter("train", warm=self.batches > trainer.accumulate_grad_batches)
         self.progress.mark(f"fetching the batch after step {loop_state.steps(trainer) + 1}")
+        self.progress.has_trained = True
 
     def on_validation_start(self, *_: Any) -> None:
         self.progress.enter("validation")
@@ -224,7 +251,8 @@ class HangWatchdog(pl.Callback):
                 problem = f"{self.cluster.name(0)} has not answered for {silent:.0f} s"
                 self._exit(End("failed", f"{problem}, {me} was in {self._place()}", "see its log"))
             elif idle > self.seconds * 0.9:
-                problem = f"{me} stopped {idle:.0f} s ago in {self._place()}"
+                seconds = self.progress.seconds()
+                problem = f"{me} stopped {seconds:.0f} s ago in {self._place()}"
                 self._exit(End("failed", problem, "see its stacks above"))
         faulthandler.cancel_dump_traceback_later()
 
@@ -259,7 +287,8 @@ class HangWatchdog(pl.Callback):
             over.wait(self.interval)
 
     def _write_beat(self, store: RankStore, number: int) -> None:
-        heartbeat = Heartbeat(number, self.progress.marks, self.progress.idle(), self._place())
+        now = self.progress
+        heartbeat = Heartbeat(number, now.marks, now.idle(), self._place(), now.seconds())
         store.set(_heartbeat_key(self.cluster.rank), heartbeat.dumps())
 
     def _judge(self, store: RankStore, latest: dict[int, Heard]) -> None:

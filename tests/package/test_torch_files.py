@@ -1,0 +1,173 @@
+"""A torch file is data under every torch: a program is rejected before torch.load sees it."""
+
+import ast
+import io
+import re
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hostile
+import smlightning
+from smlightning import torch_files
+from smlightning.torch_files import END_SIZE, ProgramError
+
+PACKAGE = Path(smlightning.__file__).parent
+PROJECT = PACKAGE.parents[2]
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """The file that a program creates when it is run."""
+    return tmp_path / "marker"
+
+
+@pytest.fixture
+def program(tmp_path: Path, marker: Path) -> Path:
+    """An archive that runs when torch.jit.load opens it."""
+    path = tmp_path / "program.ckpt"
+    hostile.write_program(path, marker)
+    return path
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.load must not be called."""
+
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("torch.load was called")
+
+    monkeypatch.setattr(torch, "load", load)
+
+
+@pytest.mark.usefixtures("untouched")
+def test_a_program_is_rejected_before_torch_opens_it(program: Path, marker: Path) -> None:
+    for source in (program, program.read_bytes()):
+        with pytest.raises(ProgramError) as rejected:
+            torch_files.load(source)
+        assert rejected.value.cure
+    assert not marker.exists()
+    hostile.run_program(program)
+    assert marker.read_bytes() == b"x" * 9, "or the test proves nothing"
+
+
+def with_comment(content: bytes) -> bytes:
+    """A comment at the end, whose length says so."""
+    return content[:-2] + struct.pack("<H", 5) + b"harm."
+
+
+def without_64(content: bytes) -> bytes:
+    """Written by another program: no records of 64 bits."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(file, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return file.getvalue()
+
+
+def with_two_directories(content: bytes) -> bytes:
+    """A harmless directory right before the end; the end points to the program's own.
+
+    Python's zipfile reads the first, torch the second.
+    """
+    data = io.BytesIO()
+    torch.save({"callbacks": {}}, data)
+    harmless = data.getvalue()
+    directory = bytearray(harmless[-END_SIZE - _size(harmless) : -END_SIZE])
+    missing = _size(content) - len(directory)
+    struct.pack_into("<H", directory, directory.rfind(b"PK\1\2") + 32, missing)  # a comment
+    directory += bytes(missing)
+    end = bytearray(content[-END_SIZE:])
+    struct.pack_into("<Q", end, 56 + 8, len(content) - END_SIZE + len(directory))
+    return content[:-END_SIZE] + bytes(directory) + bytes(end)
+
+
+def _size(content: bytes) -> int:
+    """Bytes of an archive's central directory."""
+    return int(struct.unpack_from("<Q", content, len(content) - END_SIZE + 40)[0])
+
+
+DISGUISES: list[Callable[[bytes], bytes]] = [
+    with_comment,
+    without_64,
+    with_two_directories,
+    lambda content: b"#!/bin/sh\n" + content,
+    lambda content: content + b"\0" * 7,
+    lambda content: content.replace(b"constants.pkl", b"Constants.PKL"),
+]
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_a_disguised_program_is_rejected(
+    disguise: Callable[[bytes], bytes], program: Path, marker: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "disguised.ckpt"
+    path.write_bytes(disguise(program.read_bytes()))
+    for source in (path, path.read_bytes()):
+        with pytest.raises((ProgramError, ValueError)):
+            torch_files.load(source)
+    assert not marker.exists()
+
+
+def test_some_disguises_are_programs_to_torch(program: Path, marker: Path, tmp_path: Path) -> None:
+    """Torch runs what Python's zipfile takes for data: names alone would not suffice."""
+    path = tmp_path / "disguised.ckpt"
+    path.write_bytes(with_two_directories(program.read_bytes()))
+    with zipfile.ZipFile(path) as archive:
+        assert not any("constants" in name for name in archive.namelist())
+    hostile.run_program(path)
+    assert marker.exists()
+
+
+@pytest.mark.usefixtures("untouched")
+def test_older_formats_are_rejected(tmp_path: Path) -> None:
+    """Before torch 1.6 a file was a row of pickles, and before that a tar file."""
+    path = tmp_path / "old.ckpt"
+    torch.save({"x": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
+    for content in (path.read_bytes(), b"", b"PK\x03\x04", path.read_bytes()[:-1]):
+        path.write_bytes(content)
+        for source in (path, content):
+            with pytest.raises(ValueError, match=r"torch\.save"):
+                torch_files.load(source)
+
+
+@pytest.mark.parametrize("tensors", [0, 3])
+def test_what_torch_saves_is_loaded(tensors: int, tmp_path: Path) -> None:
+    state = {"step": 3, "tensors": [torch.tensor(float(number)) for number in range(tensors)]}
+    path, file = tmp_path / "state.ckpt", io.BytesIO()
+    torch.save(state, path)
+    torch.save(state, file)
+    for source in (path, file.getvalue()):
+        assert torch_files.load(source) == state
+
+
+def calls(path: Path) -> Iterator[str]:
+    """Names, as they are written, of all that a file calls or imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_one_function_opens_torch_files() -> None:
+    """Nothing else loads a format that can hold code; an owner's files neither."""
+    loads = re.compile(
+        r"(torch|pickle|np|numpy|joblib|dill|torch\.serialization)\.loads?"
+        r"|torch\.(jit|package|hub)\b.*|pickle\.Unpickler|.*\.load_from_checkpoint"
+    )
+    folders = (PACKAGE, PROJECT / "src", PROJECT / "tasks")
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    found = {
+        path.relative_to(PROJECT): name
+        for path in files
+        for name in calls(path)
+        if loads.fullmatch(name)
+    }
+    assert found == {(PACKAGE / "torch_files.py").relative_to(PROJECT): "torch.load"}
