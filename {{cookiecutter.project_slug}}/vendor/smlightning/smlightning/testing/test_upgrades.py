@@ -233,6 +233,14 @@ def test_a_list_of_tensors_is_scaled_in_its_place() -> None:
     assert [gradient.unique().item() for gradient in gradients] == [1.0, 2.0]
 
 
+def test_the_norms_of_a_list_of_tensors_are_added_up_in_float64() -> None:
+    """training/optimizers.py: 2 ** 24 + 1 is no float32."""
+    gradient = torch.ones(2**24 + 1)
+    norms = torch._foreach_norm([gradient, gradient[:0]], 2, dtype=torch.float64)
+    assert [norm.dtype for norm in norms] == [torch.float64] * 2
+    assert [norm.square().round().item() for norm in norms] == [2**24 + 1, 0]
+
+
 def test_bytes_are_counted_without_numbers() -> None:
     """launch/estimate/counting.py: storages of operations, and what attention keeps."""
     from torch._subclasses.fake_tensor import FakeTensorMode
