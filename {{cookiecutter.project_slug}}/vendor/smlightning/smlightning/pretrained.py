@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smlightning import adapters, hub
+from smlightning import adapters, attention, hub
 from smlightning.errors import UserError
 from smlightning.files import replace_model
 
@@ -120,14 +120,15 @@ def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> An
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    attention.keep_transformers_from_waiting()
     folder = adapters.folder_of(name)
     if folder and lora_rank:
         raise UserError(
             f"--lora_rank: {name!r} is an adapter already",
             "leave --lora_rank out, or name the model that --merge true has saved",
         )
-    # In configure_model Lightning makes the GPU the default device, which transformers takes for
-    # a device map and asks for accelerate.
+    # In configure_model Lightning's own strategies make the GPU the default device, which
+    # transformers takes for a device map and asks for accelerate.
     with checkpoint_errors(name), torch.device("cpu"):
         kind = getattr(transformers, auto_class)
         shapes = _configuration(name, **config)

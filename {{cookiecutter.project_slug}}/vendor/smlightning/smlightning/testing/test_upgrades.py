@@ -7,6 +7,8 @@ the package that the test names.
 import inspect
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +33,7 @@ from smlightning.cluster import signals
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.launch.estimate import counting
 from smlightning.training import loop as loops
+from smlightning.training.allocator import allocator_settings
 
 
 @pytest.fixture
@@ -191,6 +194,17 @@ def test_torchmetrics_asks_for_matplotlib_where_it_did() -> None:
     assert callable(plot._error_on_missing_matplotlib)
 
 
+def test_transformers_makes_masks_where_it_did() -> None:
+    """attention.py registers a function, and replaces another."""
+    from transformers import masking_utils
+
+    assert callable(masking_utils.AttentionMaskInterface.register)
+    for maker in (masking_utils.create_causal_mask, masking_utils.create_bidirectional_mask):
+        assert "ALL_MASK_ATTENTION_FUNCTIONS" in maker.__code__.co_names
+    preprocess = masking_utils._preprocess_mask_arguments
+    assert "find_packed_sequence_indices" in preprocess.__code__.co_names
+
+
 # Of torch
 
 
@@ -231,6 +245,31 @@ def test_a_list_of_tensors_is_scaled_in_its_place() -> None:
     gradients = [torch.full((3,), 2.0), torch.full((2, 2), 4.0)]
     torch._foreach_mul_(gradients, torch.tensor(0.5))
     assert [gradient.unique().item() for gradient in gradients] == [1.0, 2.0]
+
+
+def test_the_norms_of_a_list_of_tensors_are_added_up_in_float64() -> None:
+    """training/optimizers.py: 2 ** 24 + 1 is no float32."""
+    gradient = torch.ones(2**24 + 1)
+    norms = torch._foreach_norm([gradient, gradient[:0]], 2, dtype=torch.float64)
+    assert [norm.dtype for norm in norms] == [torch.float64] * 2
+    assert [norm.square().round().item() for norm in norms] == [2**24 + 1, 0]
+
+
+def test_torch_knows_the_settings_of_its_allocator() -> None:
+    """training/allocator.py: with CUDA an unknown option is an error; without, only a wrong value
+    of a known one.
+    """
+    settings = ",".join(allocator_settings(torch.__version__, {}).values())
+    if not settings:
+        pytest.skip(f"none are set for torch {torch.__version__}")
+    code = "import sys, torch; torch._C._accelerator_setAllocatorSettings(sys.argv[1])"
+
+    def is_accepted(options: str) -> bool:
+        return subprocess.run([sys.executable, "-c", code, options], check=False).returncode == 0
+
+    assert is_accepted(settings)
+    for option in settings.split(","):
+        assert not is_accepted(option.partition(":")[0] + ":wrong")
 
 
 def test_bytes_are_counted_without_numbers() -> None:
