@@ -106,7 +106,8 @@ class Machine:
         return device
 
     def wait(self, what: str) -> None:
-        if self.phase:
+        """Note that the training waits; other threads may."""
+        if self.phase and threading.current_thread() is threading.main_thread():
             self.seen.waits[self.phase, what, place()] += 1
 
     def uses_current_device(self, function: str) -> None:
@@ -270,8 +271,12 @@ class Operations(TorchDispatchMode):
         namespace, _, name = func._schema.name.partition("::")
         given = tensors_in(args, kwargs)
         if namespace == "c10d" or namespace == "_c10d_functional":
-            self._check_collective(namespace, name, given)
-            return collective(func, args, kwargs)
+            self._check_collective(name, given)
+            out = func(*args, **kwargs)
+            if namespace == "_c10d_functional":  # a result of its own
+                for tensor in tensors_in(out):
+                    mark(tensor, gpu_of(given[0]))
+            return out
         named = kwargs.get("device")
         if named is not None and named.type == "cuda":  # of C++, or of Python in a mode's shadow
             kwargs["device"] = CPU
@@ -330,12 +335,12 @@ class Operations(TorchDispatchMode):
         if machine.phase and not func.is_view and name not in ALLOCATIONS:
             machine.seen.launches[name] += 1
 
-    def _check_collective(self, namespace: str, name: str, given: list[torch.Tensor]) -> None:
+    def _check_collective(self, name: str, given: list[torch.Tensor]) -> None:
         """Note what NCCL rejects."""
         seen = self.machine.seen
         seen.sent[name] += 1
-        waits_only = name.startswith(("barrier", "wait_tensor", "monitored"))
-        if self.machine.backend not in ("nccl", "smddp") or waits_only:
+        sends_nothing = name.startswith(("barrier", "wait_tensor", "monitored", "_wrap"))
+        if self.machine.backend not in ("nccl", "smddp") or sends_nothing:
             return
         for tensor in given:
             if not tensor.numel():
@@ -353,11 +358,6 @@ def storage_key(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError):
         return id(tensor)
-
-
-def collective(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A collective by gloo."""
-    return func(*args, **kwargs)
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
@@ -502,6 +502,7 @@ def _replace_cuda(machine: Machine) -> None:
     }
     for name, function in functions.items():
         setattr(torch.cuda, name, function)
+    torch.cuda.nccl.version = lambda: (2, 27, 5)  # type: ignore[method-assign]
     torch.accelerator.is_available = lambda: True
     torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     torch.accelerator.set_device_index = set_device
@@ -546,6 +547,17 @@ def _replace_distributed(machine: Machine) -> None:
     c10d._get_object_coll_device = lambda group=None: (  # type: ignore[assignment]
         "cuda" if machine.backend == "nccl" else "cpu"
     )
+    wait = dist.Work.wait
+
+    def wait_for_gloo(work: Any, *args: Any) -> bool:
+        """What gloo copies in main memory is not NCCL's."""
+        phase, machine.phase = machine.phase, ""
+        try:
+            return wait(work, *args)
+        finally:
+            machine.phase = phase
+
+    dist.Work.wait = wait_for_gloo  # type: ignore[method-assign]
     ddp = torch.nn.parallel.DistributedDataParallel
     for name in ("__init__", "_pre_forward", "_post_forward"):  # which allocate buckets in C++
         setattr(ddp, name, _allocating_on_gpu(machine, getattr(ddp, name)))
