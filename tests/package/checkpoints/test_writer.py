@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -48,6 +49,32 @@ def test_training_may_change_what_is_being_written(
     gate.opened.set()
     writer.finish()
     assert files.load(files.numbered(tmp_path)[0][1])["weights"].tolist() == [1, 1, 1]
+
+
+def test_the_thread_works_on_the_gpu_of_the_thread_that_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new thread's own is GPU 0, where each rank would make a context."""
+    calls: list[tuple[str, int]] = []  # (thread, device) of each call
+    write = files.write
+
+    def writes(*args: Any) -> Path:
+        calls.append((threading.current_thread().name, -1))
+        return write(*args)
+
+    def sets_device(device: int) -> None:
+        calls.append((threading.current_thread().name, device))
+
+    monkeypatch.setattr(files, "write", writes)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_device", sets_device)
+    stream = SimpleNamespace(record_event=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    writer = CheckpointWriter(tmp_path)
+    writer.write({"weights": torch.ones(3)}, Position(step=1))
+    writer.finish()
+    assert calls == [("checkpoint_0", 3), ("checkpoint_0", -1)]
 
 
 class Moments(NamedTuple):

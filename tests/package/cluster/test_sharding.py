@@ -23,6 +23,21 @@ def strategy(cluster: Cluster = SIX, name: str = "fsdp", **options: Any) -> Any:
     return choose_strategy(cluster, name, **options)
 
 
+@pytest.mark.parametrize("name", ["none", "ddp", "fsdp"])
+def test_weights_are_drawn_on_the_cpu_whatever_the_device(name: str) -> None:
+    """A GPU's generator draws others from the same seed. Here another device stands in for it."""
+    chosen = strategy(locate({}, Machine()), "ddp") if name == "none" else strategy(SIX, name)
+    device = torch.device("meta")
+    if name == "none":
+        chosen._root_device = device
+    else:
+        chosen.parallel_devices = [device] * 6
+    assert chosen.root_device == device
+    with chosen.tensor_init_context():
+        weight = nn.Linear(2, 2).weight
+    assert weight.device.type == "cpu"
+
+
 @pytest.mark.parametrize(("shard_size", "said"), [(0, 6), (2, 2), (3, 3), (6, 6)])
 def test_groups_of_ranks(shard_size: int, said: int) -> None:
     chosen = strategy(shard_size=shard_size)

@@ -2,9 +2,11 @@
 
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from smlightning.training.optimizers import adamw_with_cosine, clip_gradients, gradient_norm
 
@@ -84,3 +86,40 @@ def test_the_norm_is_the_same_however_a_gradient_is_divided() -> None:
         wholes.add(gradient_norm([gradient]).float().item())
         parts.add(gradient_norm([gradient[:rows], gradient[rows:]]).float().item())
     assert wholes == parts and len(parts) == 1
+
+
+def test_the_norm_of_several_types_and_of_nothing() -> None:
+    gradients = [torch.full((2,), 2.0), torch.full((2,), 2.0).bfloat16(), torch.zeros(0, 3)]
+    assert gradient_norm(gradients) == 4 and gradient_norm(gradients).dtype == torch.float64
+    assert gradient_norm([torch.zeros(0)]) == 0
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a GPU would start a kernel for."""
+
+    VIEWS = ("detach", "split", "view", "_unsafe_view", "alias", "view_as_real")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        self.count += name not in self.VIEWS
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_of_hundreds_of_tensors_is_a_few_operations() -> None:
+    """BERT-large has 393 tensors, which took 1,590 operations one by one."""
+    network = torch.nn.ParameterList(
+        torch.zeros((3, 2) if number % 2 else 3) for number in range(393)
+    )
+    trainer = SimpleNamespace(precision="32-true", estimated_stepping_batches=9)
+    optimizer = adamw_with_cosine(trainer, network, 0.1, 0.01, 0.1)["optimizer"]
+    for _ in range(2):  # the first step makes the optimizer's state
+        for parameter in network:
+            parameter.grad = torch.ones_like(parameter)
+        with Operations() as operations:
+            clip_gradients(network, 1.0)
+            optimizer.step()
+    assert operations.count <= 60

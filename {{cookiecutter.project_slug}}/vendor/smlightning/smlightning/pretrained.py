@@ -126,8 +126,8 @@ def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> An
             f"--lora_rank: {name!r} is an adapter already",
             "leave --lora_rank out, or name the model that --merge true has saved",
         )
-    # In configure_model Lightning makes the GPU the default device, which transformers takes for
-    # a device map and asks for accelerate.
+    # In configure_model Lightning's own strategies make the GPU the default device, which
+    # transformers takes for a device map and asks for accelerate.
     with checkpoint_errors(name), torch.device("cpu"):
         kind = getattr(transformers, auto_class)
         shapes = _configuration(name, **config)

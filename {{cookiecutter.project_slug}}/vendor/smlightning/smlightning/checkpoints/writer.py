@@ -40,8 +40,19 @@ class CheckpointWriter:
         self._best: _Best | None = None
         self._copy: Any = None  # the last state, whose memory the next one takes
         self._written: Position | None = None  # of the newest checkpoint
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[None] | None = None
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        """It works on the GPU of the thread that trains.
+
+        A new thread's is GPU 0: ``Event.synchronize`` has no device guard (c10/cuda/CUDAEvent.h)
+        and would make every rank a context there, of some 500 MiB each.
+        """
+        if not torch.cuda.is_available():
+            return ThreadPoolExecutor(1, "checkpoint")
+        device = torch.cuda.current_device()
+        return ThreadPoolExecutor(1, "checkpoint", torch.cuda.set_device, (device,))
 
     @property
     def best_weights(self) -> Mapping[str, Any] | None:

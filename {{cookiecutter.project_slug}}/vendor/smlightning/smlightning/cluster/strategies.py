@@ -1,9 +1,12 @@
 """The cluster as Lightning takes it: its environment, strategies for one process and for many."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from lightning_fabric.plugins import ClusterEnvironment
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from smlightning.cluster.all_reduce import verify_all_reduce
@@ -63,7 +66,20 @@ class LauncherEnvironment(ClusterEnvironment):
         pass  # follows from what set_world_size checks
 
 
-class OneProcess(SingleDeviceStrategy):
+class BuildsOnCPU(Strategy):
+    """Calls ``configure_model`` with the CPU as default device, as FSDP's strategy does.
+
+    On a GPU, Lightning's strategies make that the default device, whose generator draws other
+    weights from the same seed.
+    """
+
+    @contextlib.contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        with super().tensor_init_context(empty_init), torch.device("cpu"):
+            yield
+
+
+class OneProcess(BuildsOnCPU, SingleDeviceStrategy):
     """One device. It has a cluster environment only to keep Lightning from looking for one."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -71,7 +87,7 @@ class OneProcess(SingleDeviceStrategy):
         self.cluster_environment = LauncherEnvironment(cluster)
 
 
-class ClusterStrategy(DDPStrategy):
+class ClusterStrategy(BuildsOnCPU, DDPStrategy):
     """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step.
 
     Args:

@@ -7,6 +7,8 @@ the package that the test names.
 import inspect
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +33,7 @@ from smlightning.cluster import signals
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.launch.estimate import counting
 from smlightning.training import loop as loops
+from smlightning.training.allocator import allocator_settings
 
 
 @pytest.fixture
@@ -231,6 +234,31 @@ def test_a_list_of_tensors_is_scaled_in_its_place() -> None:
     gradients = [torch.full((3,), 2.0), torch.full((2, 2), 4.0)]
     torch._foreach_mul_(gradients, torch.tensor(0.5))
     assert [gradient.unique().item() for gradient in gradients] == [1.0, 2.0]
+
+
+def test_the_norms_of_a_list_of_tensors_are_added_up_in_float64() -> None:
+    """training/optimizers.py: 2 ** 24 + 1 is no float32."""
+    gradient = torch.ones(2**24 + 1)
+    norms = torch._foreach_norm([gradient, gradient[:0]], 2, dtype=torch.float64)
+    assert [norm.dtype for norm in norms] == [torch.float64] * 2
+    assert [norm.square().round().item() for norm in norms] == [2**24 + 1, 0]
+
+
+def test_torch_knows_the_settings_of_its_allocator() -> None:
+    """training/allocator.py: with CUDA an unknown option is an error; without, only a wrong value
+    of a known one.
+    """
+    settings = ",".join(allocator_settings(torch.__version__, {}).values())
+    if not settings:
+        pytest.skip(f"none are set for torch {torch.__version__}")
+    code = "import sys, torch; torch._C._accelerator_setAllocatorSettings(sys.argv[1])"
+
+    def is_accepted(options: str) -> bool:
+        return subprocess.run([sys.executable, "-c", code, options], check=False).returncode == 0
+
+    assert is_accepted(settings)
+    for option in settings.split(","):
+        assert not is_accepted(option.partition(":")[0] + ":wrong")
 
 
 def test_bytes_are_counted_without_numbers() -> None:

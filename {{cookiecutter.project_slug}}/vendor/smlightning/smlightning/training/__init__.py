@@ -1,6 +1,7 @@
 """Callbacks and settings of training.
 
 - `imports`: Lightning without what nobody uses: ``lightning``. It needs no torch.
+- `allocator`: torch's memory settings: ``allocator_settings``. It needs no torch.
 - `options`: options that every task has: ``TrainerOptions``. It needs no torch.
 - `seeds`: what is random in a step: ``StepSeed``.
 - `buckets`: the order of DDP's buckets: ``BucketOrder``.

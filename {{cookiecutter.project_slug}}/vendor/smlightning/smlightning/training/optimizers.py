@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,10 @@ def clip_gradients(
     if gradients:
         # as torch's: 1e-6, and no look at the norm, for which a GPU would have to be waited for
         factor = (value / (gradient_norm(gradients) + 1e-6)).clamp(max=1.0)
-        parts = [_local(gradient) for gradient in gradients]
-        with torch.no_grad():
-            torch._foreach_mul_(parts, factor.to(torch.promote_types(parts[0].dtype, torch.float)))
+        for _, parts in _lists(gradients):
+            # A float32 even for bfloat16: a rounded factor would change the norm that it gives.
+            dtype = torch.promote_types(parts[0].dtype, torch.float)
+            torch._foreach_mul_(parts, factor.to(parts[0].device, dtype))
 
 
 @torch.no_grad()
@@ -39,30 +40,40 @@ def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     by 1e-7 of it, by 1e-4 where 6 million numbers are added one after the other, as on a CPU. Then
     every weight differs between DDP and FSDP, and AdamW makes as large as any other a difference of
     one whose gradients are nearly zero. Rounded to float32 this norm is the same for both.
+    (``torch.nn.utils.get_total_norm`` adds up in the gradients' own type.)
     """
-    parts: dict[Any, list[torch.Tensor]] = {}  # by the mesh that divides them; None: whole ones
-    for gradient in gradients:
-        parts.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
     total = torch.zeros((), dtype=torch.float64, device=gradients[0].device)
-    for mesh, divided in parts.items():
-        squares = torch.stack([_sum_of_squares(_local(gradient)) for gradient in divided]).sum()
+    for mesh, parts in _lists(gradients):
+        squares = _norms(parts).square().sum()
         if mesh is not None:  # of two dimensions the first is that of the replicas
             torch.distributed.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))
-        total += squares
+        total += squares.to(total.device)
     return total.sqrt()
 
 
-def _local(gradient: Any) -> torch.Tensor:
-    """This rank's part."""
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+def _lists(gradients: Iterable[Any]) -> Iterator[tuple[Any, list[torch.Tensor]]]:
+    """This rank's parts of gradients in lists, each of one device and type, which a GPU takes in a
+    few kernels; and the mesh that divides them, None for whole ones.
+    """
+    lists: dict[Any, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        mesh = getattr(gradient, "device_mesh", None)
+        part = gradient.detach() if mesh is None else gradient.to_local()
+        real = torch.view_as_real(part) if part.is_complex() else part
+        lists.setdefault((mesh, real.device, real.dtype), []).append(real)
+    for (mesh, _, _), parts in lists.items():
+        yield mesh, parts
 
 
-def _sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64, of so many numbers at a time that a CPU's cache holds their copy."""
-    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    pieces = numbers.reshape(-1).split(2**16 if tensor.device.type == "cpu" else 2**24)
-    copies = (piece.double() for piece in pieces)
-    return torch.stack([torch.dot(copy, copy) for copy in copies]).sum()
+def _norms(parts: list[torch.Tensor]) -> torch.Tensor:
+    """The 2-norms of the parts, or of their pieces, in float64.
+
+    A GPU's kernel adds up in float64 as it reads (ForeachReduceOp.cu). A CPU makes copies in it
+    first: of pieces that its cache holds.
+    """
+    if parts[0].device.type == "cpu":
+        parts = [piece for part in parts for piece in part.reshape(-1).split(2**16)]
+    return torch.stack(torch._foreach_norm(parts, 2, dtype=torch.float64))
 
 
 def adamw_with_cosine(
