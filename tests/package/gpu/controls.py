@@ -53,7 +53,9 @@ def clips_and_steps(machine: Any, x: torch.Tensor) -> None:
     config = BertConfig(
         hidden_size=16, num_hidden_layers=24, num_attention_heads=2, intermediate_size=32
     )
+    machine.phase = ""
     network = BertForSequenceClassification(config).to("cuda")
+    machine.phase = "step"
     parameters = list(network.parameters())
     assert len(parameters) == 393
     trainer = SimpleNamespace(precision="bf16-mixed", estimated_stepping_batches=10)

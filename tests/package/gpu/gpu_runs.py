@@ -1,6 +1,7 @@
 """What a rank with a pretended GPU does in these tests, and what it records."""
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -68,8 +69,9 @@ class Phases(pl.Callback):
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         self.counts["steps"] += 1
         self.machine.phase = self._training()
-        if self.stop_at and trainer.global_step == self.stop_at:
+        if self.stop_at and trainer.global_step >= self.stop_at:
             signals._state.requested = "SIGTERM"
+            self.machine.phase = ""  # the last checkpoint may be waited for
         if self.fail_at and trainer.global_step == self.fail_at and trainer.is_global_zero:
             raise RuntimeError("rank 0 fails")
 
@@ -148,13 +150,17 @@ def load_project() -> owner.Owner:
     for name in owner.MODULES:
         sys.modules.pop(name, None)
     owner.load.cache_clear()
+    importlib.import_module("predict")  # before train.py puts the classification's paths first
     return owner.load()
 
 
 def start_as_smddp() -> None:
     """The variables of smddprun under mpirun, and its library as the rehearsal has it."""
-    sys.path.insert(0, str(STUBS))
     rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    library = Path(f"library{rank}").resolve()
+    library.mkdir()
+    (library / "smdistributed").symlink_to(STUBS / "smdistributed")
+    sys.path.insert(0, str(library))
     os.environ.update(
         OMPI_COMM_WORLD_RANK=rank,
         OMPI_COMM_WORLD_SIZE=world_size,

@@ -40,6 +40,7 @@ MIXING = frozenset(
     {"copy_", "_to_copy", "set_", "_foreach_copy_", "index", "index_put", "index_put_"}
     | {"_index_put_impl_"}
 )
+ON_GPUS = ("nccl", "smddp")  # backends that send what lies on GPUs
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html
 NCCL_TYPES = frozenset(
     {torch.int8, torch.uint8, torch.bool, torch.int32, torch.int64}
@@ -145,7 +146,10 @@ def place() -> str:
 
 
 def storage_marks(tensor: torch.Tensor) -> dict[str, Any]:
-    """What is marked on a tensor's storage; of a tensor without one, a lost dictionary."""
+    """What is marked on a tensor's storage, for a DTensor on its part's; for a tensor without one,
+    a dictionary that nobody keeps.
+    """
+    tensor = getattr(tensor, "_local_tensor", tensor)
     try:
         return tensor.untyped_storage().__dict__
     except (NotImplementedError, RuntimeError):
@@ -340,7 +344,7 @@ class Operations(TorchDispatchMode):
         seen = self.machine.seen
         seen.sent[name] += 1
         sends_nothing = name.startswith(("barrier", "wait_tensor", "monitored", "_wrap"))
-        if self.machine.backend not in ("nccl", "smddp") or sends_nothing:
+        if self.machine.backend not in ON_GPUS or sends_nothing:
             return
         for tensor in given:
             if not tensor.numel():
@@ -381,15 +385,16 @@ def install(gpus: int) -> Machine:
 class Stream:
     """Work is done as it is called: nothing is ever outstanding."""
 
-    def __init__(self, machine: Machine, device: Any = None, priority: int = 0) -> None:
-        self.machine = machine
-        self.device = machine.device("cuda" if device is None else device)
+    machine: Machine
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.device = self.machine.device("cuda" if device is None else device)
         self.device_index = self.device.index
         self.cuda_stream = self.stream_id = 0
 
     def record_event(self, event: Any = None) -> "Event":
         self.machine.uses_current_device("Stream.record_event")
-        return event or Event(self.machine)
+        return event or Event()
 
     def synchronize(self) -> None:
         self.machine.wait("Stream.synchronize")
@@ -414,8 +419,10 @@ class Stream:
 
 
 class Event:
-    def __init__(self, machine: Machine, *_: Any, **__: Any) -> None:
-        self.machine = machine
+    machine: Machine
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
 
     def record(self, stream: Any = None) -> None:
         self.machine.uses_current_device("Event.record")
@@ -450,6 +457,7 @@ class StreamContext:
 def _replace_cuda(machine: Machine) -> None:
     """Put what the package, Lightning and torch call of ``torch.cuda`` in its place."""
     total = 80 * 2**30
+    Stream.machine = Event.machine = machine
 
     def set_device(device: Any) -> None:
         machine.thread.device = machine.device(device).index
@@ -493,20 +501,21 @@ def _replace_cuda(machine: Machine) -> None:
         "set_rng_state": lambda new, device=None: None,
         "get_rng_state_all": lambda: [state] * machine.gpus,
         "set_rng_state_all": lambda new: None,
-        "Event": functools.partial(Event, machine),
-        "Stream": functools.partial(Stream, machine),
+        "Event": Event,
+        "Stream": Stream,
         "stream": StreamContext,
         "StreamContext": StreamContext,
-        "current_stream": on_current("current_stream", Stream(machine, 0)),
-        "default_stream": on_current("default_stream", Stream(machine, 0)),
+        "current_stream": on_current("current_stream", Stream(0)),
+        "default_stream": on_current("default_stream", Stream(0)),
     }
     for name, function in functions.items():
         setattr(torch.cuda, name, function)
+    torch.version.cuda = "12.8"
     torch.cuda.nccl.version = lambda: (2, 27, 5)  # type: ignore[method-assign]
     torch.accelerator.is_available = lambda: True
     torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     torch.accelerator.set_device_index = set_device
-    torch.accelerator.current_stream = lambda device=None: Stream(machine, device)
+    torch.accelerator.current_stream = Stream
     torch.accelerator.current_device_index = machine.current
     _replace_autocast()
 
@@ -566,7 +575,7 @@ def _replace_distributed(machine: Machine) -> None:
 def _allocating_on_gpu(machine: Machine, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def allocating(self: Any, *args: Any, **kwargs: Any) -> Any:
-        device = machine.device("cuda") if machine.backend == "nccl" else None
+        device = machine.device("cuda") if machine.backend in ON_GPUS else None
         with machine.allocating(device):
             return method(self, *args, **kwargs)
 
