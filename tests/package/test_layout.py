@@ -21,7 +21,7 @@ OWNERS = {path.stem for path in (PROJECT / "src").glob("*.py")}
 # A room imports itself and rooms of the lines above its own.
 LAYERS = (
     {"errors", "stored_secrets"},
-    {"options", "files", "project", "hub", "outline", "serving", "tensors"},
+    {"options", "files", "project", "hub", "outline", "serving", "tensors", "attention"},
     {"cluster", "adapters"},
     {"pretrained"},
     {"data"},

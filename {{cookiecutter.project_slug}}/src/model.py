@@ -12,24 +12,19 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import torchmetrics.classification as metrics
 from torch import nn
 from torch.nn import functional as F
-from torchmetrics import MetricCollection
 
 from options import ModelOptions
 from smlightning import pretrained
 from smlightning.adapters import AdapterError
-from smlightning.cluster.collectives import sum_over_ranks
 from smlightning.data import text
 from smlightning.errors import UserError, root_cause
 from smlightning.files import replace_model
 from smlightning.reports import curves
 from smlightning.training.compiling import compile_network
-from smlightning.training.metrics import WeightedMean
+from smlightning.training.metrics import ConfusionMatrix, WeightedMean, accuracy, macro_f1
 from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
-
-IGNORED = -100  # in place of a filler's label: no metric counts it
 
 
 class ByteCNN(nn.Module):
@@ -114,16 +109,7 @@ class Model(pl.LightningModule):
             # The network, not this module: self.log breaks under torch.compile (Lightning#21836).
             compile_network(self.net, self.trainer.strategy)
         self.mean_loss = WeightedMean()
-        options: dict[str, Any] = {
-            "num_classes": len(self.labels),
-            "ignore_index": IGNORED,
-            "validate_args": False,  # which would make a GPU wait at each batch
-            "dist_sync_fn": sum_over_ranks,
-        }
-        accuracy = metrics.MulticlassAccuracy(average="micro", **options)
-        f1 = metrics.MulticlassF1Score(average="macro", **options)
-        self.scores = MetricCollection({"accuracy": accuracy, "macro_f1": f1})
-        self.confusion = metrics.MulticlassConfusionMatrix(normalize="true", **options)
+        self.confusion = ConfusionMatrix(len(self.labels))
 
     def forward(self, batch: dict[str, Any]) -> torch.Tensor:
         """A batch as `data.Data` describes it → (B, classes) logits."""
@@ -134,33 +120,27 @@ class Model(pl.LightningModule):
         return (losses * batch["weight"]).sum() * batch["scale"]
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self._evaluate(batch)
-
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        predicted, target = self._evaluate(batch)
-        self.confusion.update(predicted, target)
-
-    def _evaluate(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         predicted = self(batch).float()
         losses = F.cross_entropy(predicted, batch["label"], reduction="none")
-        target = batch["label"].masked_fill(batch["weight"] == 0, IGNORED)
         self.mean_loss.update(losses, batch["weight"])
-        self.scores.update(predicted, target)
-        return predicted, target
+        self.confusion.update(predicted, batch["label"], batch["weight"])
+
+    test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
         self._log("val")
 
     def on_test_epoch_end(self) -> None:
-        self._log("test")
-        self.test_confusion = self.confusion.compute()  # a collective: every rank takes part
+        self.test_confusion = self._log("test")
 
-    def _log(self, split: str) -> None:
-        """Log what all batches gave, the same on every rank."""
-        values = {"loss": self.mean_loss.compute().float(), **self.scores.compute()}
-        self.log_dict({f"{split}/{name}": value for name, value in values.items()})
+    def _log(self, split: str) -> torch.Tensor:
+        """Log what all batches gave, the same on every rank; returns the confusion matrix."""
+        loss, confusion = self.mean_loss.compute(), self.confusion.compute()
+        values = {"loss": loss, "accuracy": accuracy(confusion), "macro_f1": macro_f1(confusion)}
+        self.log_dict({f"{split}/{name}": value.float() for name, value in values.items()})
         self.mean_loss.reset()
-        self.scores.reset()
+        self.confusion.reset()
+        return confusion
 
     def configure_optimizers(self) -> Any:
         scale = self.trainer.world_size if self.options.lr_scaling == "linear" else 1
@@ -191,8 +171,8 @@ class Model(pl.LightningModule):
     def draw(self, directory: Path) -> None:
         """Write ``confusion.png``: each true label's row as shares of it: rare ones are seen."""
         matrix = self.test_confusion.cpu()
-        figure, _ = self.confusion.plot(matrix, add_text=False, labels=self.labels, cmap="Blues")
-        curves.save_matrix(figure, directory / "confusion.png")
+        shares = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
+        curves.save_matrix(shares, self.labels, directory / "confusion.png")
 
 
 def build(model_name: str, labels: list[str], lora_rank: int = 0) -> Any:

@@ -82,7 +82,6 @@ def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture
 def test_labels_are_drawn_as_they_are(tmp_path: Path) -> None:
     made = model.Model()
     made.labels, made.test_confusion = ["$10_$20", "$5^$"], torch.eye(2)
-    made.confusion = model.metrics.MulticlassConfusionMatrix(2)
     made.draw(tmp_path)
     assert (tmp_path / "confusion.png").is_file()
 

@@ -18,9 +18,11 @@ from data import NO_LABEL, tokens_of
 from options import ModelOptions
 from smlightning import pretrained
 from smlightning.adapters import AdapterError
+from smlightning.attention import document_mask
 from smlightning.errors import UserError, root_cause
 from smlightning.files import replace_model
 from smlightning.training.compiling import compile_network
+from smlightning.training.losses import token_losses
 from smlightning.training.metrics import WeightedMean
 from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
 
@@ -41,7 +43,7 @@ class Block(nn.Module):
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(B, L, width) and which token sees which, (B, 1, L, L) → (B, L, width)."""
+        """(B, L, width) and which token sees which, as of `document_mask` → (B, L, width)."""
         heads = self.qkv(self.norms["attend"](x)).unflatten(2, (3, self.heads, -1))
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         seen = F.scaled_dot_product_attention(query, key, value, mask)
@@ -90,8 +92,7 @@ class ByteTransformer(nn.Module):
         """(B, L) ids and their numbers in their document → (B, L, 257) logits of what follows."""
         x = self.embed(input_ids) + self.places(position_ids)
         x = x + self.grams(self._grams(input_ids, position_ids).flatten(0, 1)).view_as(x)
-        document = (position_ids == 0).cumsum(1)
-        mask = (document[:, :, None] == document[:, None, :]).tril()[:, None]
+        mask = document_mask(position_ids, x)
         for block in self.blocks:
             if self.checkpointing and self.training:
                 x = checkpoint(block, x, mask, use_reentrant=False)
@@ -151,8 +152,7 @@ class Model(pl.LightningModule):
 
     def _losses(self, batch: dict[str, Any]) -> torch.Tensor:
         """(B, L): of each token that follows, 0 where there is no label."""
-        predicted = self(batch).float().transpose(1, 2)
-        return F.cross_entropy(predicted, batch["labels"], ignore_index=NO_LABEL, reduction="none")
+        return token_losses(self(batch), batch["labels"], NO_LABEL)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
         return (self._losses(batch).mean(1) * batch["weight"]).sum() * batch["scale"]

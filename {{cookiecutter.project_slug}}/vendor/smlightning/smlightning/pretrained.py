@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from smlightning import adapters, hub
+from smlightning import adapters, attention, hub
 from smlightning.errors import UserError
 from smlightning.files import replace_model
 
@@ -120,6 +120,7 @@ def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> An
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    attention.keep_transformers_from_waiting()
     folder = adapters.folder_of(name)
     if folder and lora_rank:
         raise UserError(

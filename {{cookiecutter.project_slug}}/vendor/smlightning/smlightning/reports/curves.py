@@ -83,16 +83,18 @@ def pyplot() -> Any:
     return pyplot
 
 
-def save_matrix(figure: Any, path: Path) -> None:
-    """Write a figure of a matrix of shares, 0 to 1, whose rows and columns have names."""
+def save_matrix(matrix: Any, labels: list[str], path: Path) -> None:
+    """Write a picture of a confusion matrix of shares, 0 to 1; its classes have these names."""
     from matplotlib.colors import PowerNorm
 
-    axis = figure.axes[0]
-    axis.images[0].set_norm(PowerNorm(0.5, 0, 1))  # the root makes small shares visible
-    side = min(4 + 0.2 * len(axis.get_yticklabels()), 24)
-    figure.set(size_inches=(side, side), layout_engine="constrained")
-    for name in (*axis.get_xticklabels(), *axis.get_yticklabels()):
-        name.set(fontsize=8, parse_math=False)  # it may hold dollar signs
+    side = min(4 + 0.2 * len(labels), 24)
+    figure, axis = pyplot().subplots(figsize=(side, side), layout="constrained")
+    norm = PowerNorm(0.5, 0, 1)  # the root makes small shares visible
+    axis.imshow(matrix.tolist(), cmap="Blues", norm=norm)
+    axis.set(xlabel="Predicted class", ylabel="True class")
+    text = {"labels": labels, "fontsize": 8, "parse_math": False}  # it may hold dollar signs
+    axis.set_xticks(range(len(labels)), rotation=45, **text)
+    axis.set_yticks(range(len(labels)), **text)
     save_figure(figure, path)
 
 

@@ -194,6 +194,17 @@ def test_torchmetrics_asks_for_matplotlib_where_it_did() -> None:
     assert callable(plot._error_on_missing_matplotlib)
 
 
+def test_transformers_makes_masks_where_it_did() -> None:
+    """attention.py registers a function, and replaces another."""
+    from transformers import masking_utils
+
+    assert callable(masking_utils.AttentionMaskInterface.register)
+    for maker in (masking_utils.create_causal_mask, masking_utils.create_bidirectional_mask):
+        assert "ALL_MASK_ATTENTION_FUNCTIONS" in maker.__code__.co_names
+    preprocess = masking_utils._preprocess_mask_arguments
+    assert "find_packed_sequence_indices" in preprocess.__code__.co_names
+
+
 # Of torch
 
 

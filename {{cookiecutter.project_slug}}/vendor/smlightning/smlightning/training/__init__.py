@@ -9,7 +9,8 @@
 - `watchdog`: the end of a job whose ranks hang: ``HangWatchdog``, ``pause_watchdog``.
 - `checks`: mistakes found before training or in its first epoch: ``training_checks``,
   ``refuse_incomplete``. Ranks that differ: `equality`.
-- `metrics`: metrics over all ranks: ``WeightedMean``, ``equal_on_ranks``.
+- `metrics`: metrics over all ranks: ``WeightedMean``, ``ConfusionMatrix``, ``equal_on_ranks``.
+- `losses`: the loss of each token: ``token_losses``.
 - `optimizers`: optimizers with their schedule: ``adamw_with_cosine``.
 - `precision`: the Trainer's precision: ``trainer_precision``.
 """

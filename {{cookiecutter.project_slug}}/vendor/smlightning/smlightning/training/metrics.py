@@ -64,6 +64,44 @@ class WeightedMean(torchmetrics.Metric):
         return self.total / self.weight
 
 
+class ConfusionMatrix(torchmetrics.Metric):
+    """How often each class was predicted for each true one: (classes, classes) float64, a row for
+    each true class.
+
+    torchmetrics' leaves rows out by ``ignore_index`` and counts by ``bincount``; a GPU has to be
+    waited for in both.
+    """
+
+    full_state_update = False
+    counts: torch.Tensor
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(dist_sync_fn=collectives.sum_over_ranks)
+        zeros = torch.zeros(classes, classes, dtype=torch.float64)
+        self.add_state("counts", zeros, dist_reduce_fx="sum")
+
+    def update(self, logits: torch.Tensor, target: torch.Tensor, weights: torch.Tensor) -> None:
+        """(B, classes) logits, (B,) classes, and how often each row counts, 0 for a filler."""
+        cells = target * len(self.counts) + logits.argmax(1)
+        self.counts.view(-1).index_add_(0, cells, weights.double())
+
+    def compute(self) -> torch.Tensor:
+        return self.counts
+
+
+def accuracy(confusion: torch.Tensor) -> torch.Tensor:
+    """The share of all samples whose class was predicted; nan where there is none."""
+    return confusion.trace() / confusion.sum()
+
+
+def macro_f1(confusion: torch.Tensor) -> torch.Tensor:
+    """The mean F1 of the classes that occur or were predicted."""
+    both = confusion.sum(0) + confusion.sum(1)
+    present = both > 0
+    scores = 2 * confusion.diagonal() / both.where(present, 1)
+    return scores.sum() / present.sum()
+
+
 def equal_on_ranks(name: str, value: float, refuse: bool) -> float:
     """A metric's value on rank 0, by which every rank chooses the best weights. Collective.
 

@@ -1,0 +1,31 @@
+"""Operations for which the host would wait for a GPU, found where there is none."""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+WAITING = {
+    "_local_scalar_dense", "bincount", "equal", "is_nonzero", "masked_select", "nonzero",
+    "unique_consecutive", "unique_dim", "_unique2",
+}  # fmt: skip
+
+
+class Waits(TorchDispatchMode):
+    """Names of the operations in the body whose result, or its shape, the host has to know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.partition("::")[2]
+        by_mask = name.startswith(("index", "_index")) and any(
+            isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+            for part in args
+            if isinstance(part, list | tuple)
+            for index in part
+        )
+        if name in WAITING or by_mask:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
