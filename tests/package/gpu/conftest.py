@@ -1,0 +1,61 @@
+"""Runs on pretended GPUs; what a real one would not take fails the test that made it."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gpu_runs
+import pytest
+from gpu_runs import Run
+
+from smlightning.testing.processes import Record, run_ranks
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Trains a task's small run on pretended GPUs, one for each rank, in a folder of the test.
+
+    It fails where an operation mixes devices, NCCL would reject a collective, a step or a
+    validation batch waits for the GPU, or a thread uses a GPU that it has not chosen.
+    """
+
+    def train(
+        task: str, ranks: int, body: dict[str, Any] | None = None, ended: int = 0, **options: Any
+    ) -> list[Record]:
+        records = observe(tmp_path, task, ranks, body, ended, **options)
+        for rank, record in enumerate(records):
+            assert gpu_runs.findings(record) == [], f"rank {rank}"
+        return records
+
+    return train
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> Run:
+    """The same without these checks: for runs that are wrong."""
+    return partial(observe, tmp_path)
+
+
+def observe(
+    folder: Path,
+    task: str,
+    ranks: int,
+    body: dict[str, Any] | None = None,
+    ended: int = 0,
+    **options: Any,
+) -> list[Record]:
+    data = folder / "data"
+    data.mkdir(exist_ok=True)
+    given = {**small_options(task, data), "batch_size": 12 // ranks, "num_workers": 0, **options}
+    given["data_dir"] = str(data / "prepared")
+    rank = partial(gpu_runs.train, task=task, options=given, **(body or {}))
+    return run_ranks(rank, folder / "run", ranks, ended)
+
+
+def small_options(task: str, data: Path) -> dict[str, Any]:
+    """Those of the task's tests/small.py."""
+    folder = gpu_runs.PATHS[task] or [str(gpu_runs.PROJECT / "tests")]
+    path = Path(folder[-1], "small.py")
+    scope: dict[str, Any] = {"__name__": "small"}
+    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), scope)  # noqa: S102
+    return scope["options"](data)

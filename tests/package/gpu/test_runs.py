@@ -1,0 +1,90 @@
+"""Whole runs on pretended GPUs: what the ``run`` fixture checks of each, and that it is finished."""
+
+from pathlib import Path
+from typing import Any
+
+import gpu_runs
+import pytest
+from gpu_runs import Run
+from safetensors.torch import load_file
+
+BOTH = ("classification", "language-model")
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return load_file(folder / "run/outputs/model/model.safetensors")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("task", BOTH)
+def test_a_stopped_run_resumes_on_gpus_to_its_end(
+    run: Run, task: str, ranks: int, tmp_path: Path
+) -> None:
+    stopped = run(task, ranks, {"stop_at": 5}, val_check_steps=4)
+    assert all(record["stopped"] for record in stopped)
+    resumed = run(task, ranks, val_check_steps=4)
+    assert not any(record["stopped"] for record in resumed)
+    assert resumed[0]["predicted"] == "cuda"
+    for record in resumed:
+        assert 0 < record["steps"] <= 12
+        assert record["validation batches"] > 0
+        assert record["sent"] or ranks == 1
+    assert weights(tmp_path)
+
+
+def test_ranks_train_over_smddp_on_gpus(run: Run) -> None:
+    first, _ = run("classification", 2, {"launcher": "smddp"}, epochs=1)
+    assert first["predicted"] == "cuda"
+    assert "smddp" in first["log"]
+
+
+def test_a_host_without_the_checkpoint_gets_it_over_nccl(run: Run, tmp_path: Path) -> None:
+    run("classification", 2, {"launcher": "hosts", "stop_at": 5})
+    assert not any((tmp_path / "run/host1/outputs/checkpoints").glob("*.ckpt"))
+    resumed = run("classification", 2, {"launcher": "hosts"})
+    assert [record["steps"] for record in resumed] == [resumed[0]["steps"]] * 2
+    assert resumed[0]["steps"] < 18
+    assert resumed[0]["predicted"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    "compression",
+    ["bf16", *(pytest.param(name, marks=pytest.mark.long) for name in ("fp16", "powersgd"))],
+)
+def test_gradients_are_compressed_over_nccl(run: Run, compression: str) -> None:
+    first, _ = run("classification", 2, compression=compression, epochs=1)
+    assert first["predicted"] == "cuda"
+
+
+def test_the_group_of_a_failed_rank_is_left_over_nccl(run: Run) -> None:
+    """To destroy it may block for good, and would abort the others before they read the cause."""
+    first, second = run("classification", 2, {"fail_at": 3})
+    assert first["error"] == "rank 0 fails"
+    assert "rank 0" in second["error"]
+    assert first["group is left"] and second["group is left"]
+
+
+def test_a_model_that_reads_its_loss_is_found(observed: Run) -> None:
+    (record,) = observed("classification", 1, {"waiting": True}, max_steps=8)
+    waits = [finding for finding in gpu_runs.findings(record) if "training_step" in finding]
+    assert [finding.partition(": ")[0] for finding in waits] == ["_local_scalar_dense in 4 of step"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "shard_size"), [(2, 0), pytest.param(4, 2, marks=pytest.mark.long)]
+)
+def test_divided_weights_train_and_resume_on_gpus(
+    run: Run, ranks: int, shard_size: int, tmp_path: Path
+) -> None:
+    sharded = {"strategy": "fsdp", "shard_size": shard_size, "epochs": 1}
+    run("language-model", ranks, {"stop_at": 5}, **sharded)
+    resumed = run("language-model", ranks, **sharded)
+    assert 0 < resumed[0]["steps"] < 5
+    assert resumed[0]["predicted"] == "cuda"
+    assert "embed.weight" in weights(tmp_path)
+
+
+@pytest.mark.long
+def test_loader_workers_serve_gpus(run: Run) -> None:
+    (record,) = run("classification", 1, num_workers=-1, epochs=1)
+    assert record["predicted"] == "cuda"
