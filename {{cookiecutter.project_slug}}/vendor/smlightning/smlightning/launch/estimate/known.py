@@ -7,6 +7,7 @@ without waiting for torch, and without it.
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,9 @@ from typing import Any
 
 from smlightning import __version__
 from smlightning.errors import UserError
-from smlightning.launch import instances, launchers
+from smlightning.launch import images, instances, launchers
 from smlightning.launch.estimate import transformers
+from smlightning.launch.estimate.host import Host
 from smlightning.launch.estimate.sizes import Length, Run, Sizes
 from smlightning.launch.job import Job
 from smlightning.options import Option, declared_options, parse_command_line
@@ -27,6 +29,8 @@ FILE = ".estimate.json"  # in the project's folder
 LORA_RANK = 8  # that is tried where the job has no adapters
 # Options that save memory, where src/options.py declares them, with the value that is tried.
 SAVING: dict[str, Any] = {"gradient_checkpointing": True, "lora_rank": LORA_RANK}
+LOADERS = 2  # that keep their workers while it trains: for training and for validation
+EXACT_SINCE = (2, 13)  # the first torch that pins no more than a large tensor has
 MOST_SECONDS = 900  # of counting; data that was never prepared is prepared meanwhile
 READ = ("dataset", "model_name")  # options that may name files of which sizes are counted
 Changed = frozenset[tuple[str, Any]]
@@ -88,6 +92,25 @@ def run_of(job: Job, options: Mapping[str, Any]) -> Run | None:
         mixed=precision(job, options) == "bf16-mixed",
         accumulate=accumulate,
     )
+
+
+def host_of(job: Job, options: Mapping[str, Any], run: Run) -> Host:
+    """The first host of a job that trains so."""
+    has_gpus = instances.gpus(job.instance_type) != 0
+    workers = int(options.get("num_workers", 0))
+    if workers < 0:
+        workers = 2 if has_gpus else 0  # as data/batches.py has it
+    image = images.profile(job)
+    return Host(
+        ranks=run.ranks // job.instance_count,
+        workers=LOADERS * workers,
+        gpus=has_gpus,
+        exact=image is not None and _version(image.torch) >= EXACT_SINCE,
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
 def precision(job: Job, options: Mapping[str, Any]) -> str:
