@@ -54,9 +54,11 @@ _GPU_MEMORY_MIB = {
 # DescribeInstanceTypes' MemoryInfo.SizeInMiB, in the same list of August 2026 (instance-memory);
 # p2 and p3 from AWS's pages of 2018. c5n.9xlarge and 18xlarge have 2 % more.
 _XLARGE_GIB = {
-    **dict.fromkeys("m4 m5 m6i m7i m7i-flex m8i m8i-flex t3 g4dn g5 g6 g7".split(), 16),
-    **dict.fromkeys("c5 c6i c7i c7i-flex c8i c8i-flex".split(), 8),
-    **dict.fromkeys("r5 r5d r6i r7i r8i r8i-flex p3dn g6e gr6".split(), 32),
+    **dict.fromkeys(("m4", "m5", "m6i", "m7i", "m7i-flex", "m8i", "m8i-flex", "t3"), 16),
+    **dict.fromkeys(("g4dn", "g5", "g6", "g7"), 16),
+    **dict.fromkeys(("c5", "c6i", "c7i", "c7i-flex", "c8i", "c8i-flex"), 8),
+    **dict.fromkeys(("r5", "r5d", "r6i", "r7i", "r8i", "r8i-flex"), 32),
+    **dict.fromkeys(("p3dn", "g6e", "gr6"), 32),
     "c4": 7.5,
     "c5n": 10.5,
     "p3": 30.5,
@@ -108,12 +110,10 @@ def gpu_memory(instance_type: str) -> int | None:
 def host_memory(instance_type: str) -> int | None:
     """Bytes of an instance's main memory; None for a type that is not in the table."""
     name, size = family(instance_type), instance_type.rpartition(".")[2]
-    gibibytes = _GIB.get(name, {}).get(size)
-    if name in _XLARGE_GIB:
-        match = _SIZE.fullmatch(size)
-        times = int(match[1] or 1) if match else _SMALL.get(size, 0)
-        gibibytes = times * _XLARGE_GIB[name]
-    return int(gibibytes * 2**30) if gibibytes else None
+    match = _SIZE.fullmatch(size)
+    xlarges = int(match[1] or 1) if match else _SMALL.get(size, 0)
+    gibibytes = _GIB.get(name, {}).get(size) or xlarges * _XLARGE_GIB.get(name, 0)
+    return int(gibibytes * 2**30) or None
 
 
 def larger_hosts(instance_type: str, memory: int, kinds: Iterable[str]) -> list[str]:

@@ -143,10 +143,9 @@ def _of_step(trainer: Any, model: Any, build: Build, mode: Mode) -> dict[str, An
         line(low, *(result.activations for result in steps_of)),
         line(low, *(result.temporary for result in steps_of)),
     )
-    of_batch = [leaf for leaf in leaves(of_size(batch, size, size, length)) if torch.is_tensor(leaf)]
-    sizes = replace(
-        sizes, sample_bytes=bytes_of(of_batch) // size, process_bytes=process_bytes
-    )
+    longest = leaves(of_size(batch, size, size, length))
+    sample_bytes = bytes_of(leaf for leaf in longest if torch.is_tensor(leaf)) // size
+    sizes = replace(sizes, sample_bytes=sample_bytes, process_bytes=process_bytes)
     return {
         "sizes": sizes.to_dict(),
         "length": length,

@@ -1,14 +1,16 @@
 """Whether a job fits into its GPUs and its hosts, and what would make it fit, in words."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from smlightning.launch import aws, instances
+from smlightning.launch.estimate import host as hosts
+from smlightning.launch.estimate import known as estimates
 from smlightning.launch.estimate.host import Host, HostMemory, host_memory
-from smlightning.launch.estimate.host import usable as usable_of_host
-from smlightning.launch.estimate.known import Changed
+from smlightning.launch.estimate.known import Changed, Known
 from smlightning.launch.estimate.sizes import (
     USABLE,
     Memory,
@@ -21,6 +23,7 @@ from smlightning.launch.estimate.sizes import (
     usable,
     ways,
 )
+from smlightning.launch.job import Job
 
 SHOWN = 4  # ways, and families of instances, in a sentence
 
@@ -86,8 +89,24 @@ class HostFit:
     run: Run
     host: Host
     instance_type: str
-    main_memory: int  # bytes of the host
     may_shard: bool = True  # as of `Fit`
+
+    @classmethod
+    def of(cls, job: Job, options: Mapping[str, Any], known: Known, run: Run) -> "HostFit":
+        """Of a job that trains so."""
+        host = estimates.host_of(job, options, run)
+        may_shard = estimates.may_shard(job, options)
+        return cls(known.variants, run, host, job.instance_type, may_shard)
+
+    @property
+    def main_memory(self) -> int | None:
+        """Bytes of the host; None: not known."""
+        return instances.host_memory(self.instance_type)
+
+    @property
+    def usable(self) -> float:
+        """Bytes of the host that the job may fill."""
+        return hosts.USABLE * self.main_memory if self.main_memory else math.inf
 
     @cached_property
     def memory(self) -> HostMemory:
@@ -95,7 +114,7 @@ class HostFit:
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= usable_of_host(self.main_memory)
+        return self.memory.total <= self.usable
 
     def is_certain(self, counted: bool) -> bool:
         """What shapes tell is more than the host has.
@@ -106,7 +125,8 @@ class HostFit:
         sizes = self.variants[frozenset()]
         if not counted:
             sizes = replace(sizes, optimizer_bytes=0, checkpoint_bytes=sizes.saved_weights)
-        return host_memory(sizes, self.run, self.host).certain > self.main_memory
+        least = host_memory(sizes, self.run, self.host).certain
+        return self.main_memory is not None and least > self.main_memory
 
     @property
     def problem(self) -> str:
@@ -115,7 +135,8 @@ class HostFit:
         return (
             f"a host with {self.host.ranks} {'rank' if self.host.ranks == 1 else 'ranks'} needs "
             f"{gib(held.total)} of main memory, {kept}, and "
-            f"{gib(usable_of_host(self.main_memory))} are usable of the {gib(self.main_memory)}"
+            f"{gib(self.usable)} are usable of the {gib(self.main_memory or 0)} of "
+            f"{self.instance_type}"
         )
 
     @cached_property
@@ -130,7 +151,7 @@ class HostFit:
         fitting = [
             Way(changes, self.run.batch_size)
             for changes, sizes, run, host in sorted(options, key=lambda option: len(option[0]))
-            if host_memory(sizes, run, host).total <= usable_of_host(self.main_memory)
+            if host_memory(sizes, run, host).total <= self.usable
         ]
         return list(fewest_changes(fitting))
 
@@ -152,7 +173,7 @@ class HostFit:
     def cure(self) -> str:
         """The options that make it fit, and the instances."""
         remedies = [str(way) for way in self.ways[:SHOWN]]
-        needed = int(self.memory.total / usable_of_host(1000) * 1000)
+        needed = int(self.memory.total / hosts.USABLE)
         kinds = aws.shape("TrainingInstanceType").enum
         larger = instances.larger_hosts(self.instance_type, needed, kinds)
         if larger:

@@ -14,9 +14,9 @@ MIB = 2**20
 # Measured on Linux with torch 2.13, by benchmarks/estimate.py:
 PROGRAMS = 128 * MIB  # code of libraries, which all processes of a host share
 LAUNCHER = 144 * MIB  # torchrun, which starts several ranks
-LOOP = 32 * MIB  # what the training loop and loggers take after the network is built
-DRAWING = 150 * MIB  # matplotlib, by rank 0, after training
-WORKER = 40 * MIB  # a loader's process, which is forked, so that it shares most with its rank
+LOOP = 16 * MIB  # what the training loop and loggers take after the network is built
+DRAWING = 150 * MIB  # matplotlib on a fresh host, by rank 0, after training
+WORKER = 32 * MIB  # a loader's process, which is forked, so that it shares most with its rank
 # Of a rank on a GPU, the driver's context and NCCL's buffers. Assumed: pytorch#12873 measured about
 # 1 GiB before CUDA loaded kernels lazily; without a GPU nothing of it shows.
 CUDA = 1024 * MIB
@@ -77,13 +77,13 @@ def host_memory(sizes: Sizes, run: Run, host: Host) -> HostMemory:
         step = of_rank.gathered + of_rank.activations + of_rank.temporary
         activations = step * host.ranks
     pinned = (sizes.pinned if host.exact else sizes.pinned_below_2_13) if host.gpus else 1.0
+    of_workers = WORKER + PREFETCHED * run.batch_size * sizes.sample_bytes
+    workers = host.ranks * host.workers * of_workers
     writing = min(host.ranks, run.shards) / run.shards
     keeping = host.ranks / run.shards if divided else 1
     return HostMemory(
-        processes=_processes(sizes, host, trained=gradients + activations),
-        workers=host.ranks
-        * host.workers
-        * (WORKER + PREFETCHED * run.batch_size * sizes.sample_bytes),
+        processes=_processes(sizes, host, freed=gradients + activations + workers),
+        workers=workers,
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
@@ -93,17 +93,12 @@ def host_memory(sizes: Sizes, run: Run, host: Host) -> HostMemory:
     )
 
 
-def _processes(sizes: Sizes, host: Host, trained: int) -> int:
+def _processes(sizes: Sizes, host: Host, freed: int) -> int:
     """Bytes of the ranks' processes and of what starts them.
 
     Args:
-        trained: bytes that training frees before rank 0 draws.
+        freed: bytes that the end of training frees before rank 0 draws.
     """
     rank = sizes.process_bytes + LOOP + (CUDA if host.gpus else 0)
     launcher = LAUNCHER if host.ranks > 1 else 0
-    return PROGRAMS + launcher + host.ranks * rank + max(DRAWING - trained, 0)
-
-
-def usable(main_memory: int) -> int:
-    """Bytes of a host's main memory that a job may fill."""
-    return int(USABLE * main_memory)
+    return PROGRAMS + launcher + host.ranks * rank + max(DRAWING - freed, 0)
