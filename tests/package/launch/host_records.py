@@ -3,7 +3,9 @@
 benchmarks/estimate.py prints the errors that the tests bound.
 """
 
+import contextlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -37,9 +39,7 @@ class Record:
         return self.estimated.total / self.measured - 1
 
 
-def train(
-    folder: Path, options: Mapping[str, Any], *, ranks: int = 1, task: str = ""
-) -> Record:
+def train(folder: Path, options: Mapping[str, Any], *, ranks: int = 1, task: str = "") -> Record:
     """Estimate a training of the project, then train.
 
     Args:
@@ -54,10 +54,11 @@ def train(
         shutil.copytree(TASKS / task / "src", folder / "src", dirs_exist_ok=True)
     shutil.copy(PROJECT.root / "pyproject.toml", folder)
     words = [f"--{name}={value}" for name, value in options.items()]
-    words += ["--resume=never", f"--output_dir={folder / 'out'}", f"--data_dir={folder / 'data'}"]
+    words += ["--resume=never", f"--output_dir={folder / 'out'}"]
     project = Project(folder)
     job = GOOD.replace(instance_type="ml.m5.xlarge", instance_count=1, hyperparameters={})
-    chosen = estimates.options_of(job, project, words)
+    # Each prepares the data, as the first process of a host does.
+    chosen = estimates.options_of(job, project, [*words, f"--data_dir={folder / 'counted'}"])
     known = estimates.counted(job, project, chosen)
     shards = ranks if chosen["strategy"] == "fsdp" else 1
     run = Run(chosen["batch_size"], ranks, shards)
@@ -66,12 +67,13 @@ def train(
     launcher = [sys.executable]
     if ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command = [*launcher, str(folder / "src" / "train.py"), *words]
+    script = str(folder / "src" / "train.py")
+    command = [*launcher, script, *words, f"--data_dir={folder / 'data'}"]
     return Record(estimated, peak_memory(command, folder))
 
 
 def peak_memory(command: list[str], folder: Path) -> int:
-    """Most bytes that a command and its children take together, of shared pages their shares.
+    """Most bytes of main memory that a command and its children take together.
 
     Raises:
         AssertionError: the command fails; its output is the message.
@@ -88,7 +90,7 @@ def peak_memory(command: list[str], folder: Path) -> int:
         try:
             while process.poll() is None:
                 family = [process, *process.children(recursive=True)]
-                most = max(most, sum(map(_bytes, family)))
+                most = max(most, _bytes(family))
                 time.sleep(SECONDS)
         finally:
             if process.poll() is None:
@@ -97,8 +99,16 @@ def peak_memory(command: list[str], folder: Path) -> int:
     return most
 
 
-def _bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().pss)
-    except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):  # it has just ended
-        return 0
+def _bytes(family: list[psutil.Process]) -> int:
+    """What only these processes have: of files, as libraries are, the most that one of them maps.
+
+    A process's share of such a file (PSS) would depend on who else on this machine maps it.
+    """
+    own = files = 0
+    for process in family:
+        with contextlib.suppress(OSError):  # it has just ended
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8")
+            found = {name: int(size) for name, size in re.findall(r"(?m)^(\w+): +(\d+) kB", text)}
+            own += found["Pss_Anon"] + found["Pss_Shmem"]
+            files = max(files, found["Shared_Clean"] + found["Private_Clean"])
+    return (own + files) * 1024

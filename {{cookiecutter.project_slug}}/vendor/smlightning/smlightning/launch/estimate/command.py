@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from smlightning.launch.estimate import known as estimates
 from smlightning.launch.estimate.fit import Fit, HostFit
 from smlightning.launch.estimate.known import Known
 from smlightning.launch.estimate.sizes import Run, gib
-from smlightning.launch.findings import cure_for_unknown_name
 from smlightning.launch.follow import describe
 from smlightning.launch.job import Job
 from smlightning.project import Project
@@ -29,7 +27,7 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
     """
     job = jobs.load(arguments.job or project.job_file, project)
     options = estimates.options_of(job, project, arguments.options)
-    channels = channel_folders(arguments.channel, job)
+    channels = jobs.channel_folders(arguments.channel, job)
     known = sizes_of(job, project, options, channels)
     if known.source == "counted" and not arguments.options:
         estimates.remember(known, job, project, options, channels)
@@ -67,20 +65,6 @@ def sizes_of(
             raise
         print(f"note    by formula: {failure.problem}")
         return known
-
-
-def channel_folders(words: Sequence[str], job: Job) -> dict[str, Path]:
-    """``NAME=DIR`` of each --channel, checked."""
-    folders = {}
-    for word in words:
-        name, _, folder = word.partition("=")
-        if name not in job.channels:
-            problem = f"--channel {name} is not among [channels] of job.toml"
-            raise UserError(problem, cure_for_unknown_name(name, job.channels))
-        if not folder or not Path(folder).is_dir():
-            raise UserError(f"--channel {word}: no such folder", "write NAME=DIR")
-        folders[name] = Path(folder)
-    return folders
 
 
 def throughput(arguments: argparse.Namespace, project: Project, run: Run) -> float | None:
