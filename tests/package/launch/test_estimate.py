@@ -1,10 +1,12 @@
 """Sizes of a model and of a step: against counted bytes and what torch records; what fits."""
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
 
+import host_records
 import model_records
 import pytest
 import small
@@ -16,16 +18,18 @@ from model import ByteCNN
 from smlightning import adapters
 from smlightning import project as projects
 from smlightning.__main__ import main
-from smlightning.launch import instances, request
+from smlightning.launch import aws, instances, request
 from smlightning.launch import job as jobs
 from smlightning.launch.estimate import command, counting, known, sizes, transformers
-from smlightning.launch.estimate.fit import Fit
+from smlightning.launch.estimate import host as hosts
+from smlightning.launch.estimate.fit import Fit, HostFit
 from smlightning.launch.estimate.sizes import Length, Linear, Run, Sizes
 from smlightning.launch.preflight.memory import memory as findings_of_memory
 from smlightning.outline import outline
 
 GIB = 2**30
 MEMORY_ERROR = 0.2
+HOST_ERROR = 0.15
 SMALL_STEP = Sizes(
     parameters=250_000_000,
     trainable=250_000_000,
@@ -230,7 +234,126 @@ def test_preflight_names_a_job_that_cannot_fit_and_what_would(llama):
     large = {**hyperparameters, "strategy": "fsdp", "batch_size": 64}
     (found,) = findings_of_memory(GOOD.replace(hyperparameters=large), PROJECT)
     assert found.level == "warning" and "--gradient_checkpointing true" in found.cure
-    assert not list(findings_of_memory(job.replace(instance_type="ml.m5.xlarge"), PROJECT))
+    (found,) = findings_of_memory(job.replace(instance_type="ml.m5.xlarge"), PROJECT)
+    assert found.level == "error" and "ml.m5.12xlarge" in found.cure, "a CPU's is main memory"
+
+
+@pytest.fixture
+def billion(tmp_path):
+    """The options of a Llama of 1.1 B parameters, of which a step fits into a GPU of 22 GiB."""
+    config = {
+        "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "num_hidden_layers": 22,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 5632,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return {"model_name": str(tmp_path), "max_length": 128, "batch_size": 1}
+
+
+def test_a_job_that_fits_the_gpu_and_not_the_host_is_an_error(billion):
+    """As it was killed at its first checkpoint."""
+    job = GOOD.replace(
+        hyperparameters=billion, instance_type="ml.g5.xlarge", instance_count=1,
+        distribution="none",
+    )  # fmt: skip
+    options = known.options_of(job, PROJECT)
+    sizes_of = known.by_formula(job, PROJECT, options)
+    run = known.run_of(job, options)
+    assert Fit(sizes_of.variants, run, instances.gpu_memory(job.instance_type)).fits
+    fit = HostFit.of(job, options, sizes_of, run)
+    assert fit.memory.snapshot >= 12 * sizes_of.sizes.parameters
+    assert {"lora_rank": 8} in [way.options for way in fit.ways]
+    (found,) = findings_of_memory(job, PROJECT)
+    # A formula does not know the optimizer: with one that keeps nothing it might just fit.
+    assert found.level == "warning" and "main memory" in found.problem
+    assert "ml.g5.2xlarge" in found.cure or "ml.g5.4xlarge" in found.cure
+    counted = replace(fit, variants={NONE: sizes_of.sizes})
+    assert counted.is_certain(counted=True)
+    larger = job.replace(instance_type="ml.g5.4xlarge")
+    assert not list(findings_of_memory(larger, PROJECT))
+    assert "main memory" in findings_text(job.replace(instance_type="ml.g6.xlarge"))
+    assert "skipped" in findings_text(job.replace(instance_type="ml.m99.large"))
+
+
+def findings_text(job):
+    return "\n".join(map(str, findings_of_memory(job, PROJECT)))
+
+
+def test_fewer_workers_and_fsdp_are_cures_where_they_are_enough():
+    """Batches that workers have ready, and copies that rank 0 has of the whole state."""
+    large_samples = replace(SMALL_STEP, sample_bytes=10**8, process_bytes=10**8)
+    host = hosts.Host(ranks=1, workers=4, gpus=True)
+    fit = HostFit({NONE: large_samples}, Run(16, ranks=1), host, "ml.g5.xlarge")
+    assert [way.options for way in fit.ways] == [{"num_workers": 0}]
+    large_state = replace(SMALL_STEP, checkpoint_bytes=16 * 10**9, process_bytes=10**8)
+    host = hosts.Host(ranks=1, workers=0, gpus=True)
+    fit = HostFit({NONE: large_state}, Run(4, ranks=8), host, "ml.g5.xlarge")
+    assert not fit.fits and [way.options for way in fit.ways] == [{"strategy": "fsdp"}]
+    assert not replace(fit, may_shard=False).ways
+
+
+def test_what_ranks_of_a_host_hold_adds_up():
+    whole = SMALL_STEP
+    saved = whole.saved_weights
+    one = hosts.host_memory(whole, Run(4, ranks=1), hosts.Host(1, 0, gpus=False))
+    assert (one.snapshot, one.best) == (whole.checkpoint_bytes, saved)
+    assert one.weights + one.gradients + one.optimizer == 4 * 10**9
+    two = hosts.host_memory(whole, Run(4, ranks=2), hosts.Host(2, 0, gpus=False))
+    assert two.weights == 2 * one.weights, "each has its own"
+    assert (two.snapshot, two.best) == (one.snapshot, one.best), "rank 0 alone has copies"
+    divided = hosts.host_memory(whole, Run(4, ranks=2, shards=2), hosts.Host(2, 0, gpus=False))
+    assert (divided.snapshot, divided.best) == (one.snapshot, one.best), "both halves are here"
+    half = hosts.host_memory(whole, Run(4, ranks=2, shards=2), hosts.Host(1, 0, gpus=False))
+    assert (2 * half.snapshot, 2 * half.best) == (one.snapshot, one.best)
+    gpu = hosts.host_memory(whole, Run(4, ranks=2), hosts.Host(2, 0, gpus=True))
+    assert gpu.weights == 2 * whole.parameter_bytes and not gpu.optimizer
+    replicas = hosts.host_memory(whole, Run(4, ranks=4, shards=2), hosts.Host(4, 0, gpus=True))
+    assert replicas.best == 2 * replicas.snapshot * saved // whole.checkpoint_bytes
+
+
+@pytest.mark.parametrize(
+    ("size", "below", "from_2_13"),
+    [(1000, 1024, 1024), (1024, 1024, 1024), (300 << 20, 512 << 20, 300 << 20), (0, 0, 0)],
+)
+def test_a_pinned_block_is_a_power_of_two_unless_it_is_large(size, below, from_2_13):
+    assert sizes.pinned_block(size, math.inf) == below
+    assert sizes.pinned_block(size) == from_2_13
+
+
+def test_older_images_pin_more():
+    job = GOOD.replace(image="smddp", distribution="smddp")
+    options = known.options_of(job, PROJECT)
+    run = known.run_of(job, options)
+    assert not known.host_of(job, options, run).exact
+    newer = known.host_of(
+        job.replace(image="current", distribution="torch_distributed"), options, run
+    )
+    assert newer.exact and newer.ranks == 8 and newer.workers == 4
+    small = replace(SMALL_STEP, pinned=1.1, pinned_below_2_13=1.9)
+    exact, rounded = (
+        hosts.host_memory(small, Run(4, ranks=8), hosts.Host(8, 0, True, exact=exact)).snapshot
+        for exact in (True, False)
+    )
+    assert rounded / exact == pytest.approx(1.9 / 1.1)
+
+
+def test_every_type_that_trains_on_torch_has_its_main_memory():
+    kinds = aws.shape("TrainingInstanceType").enum
+    unknown = {instances.family(kind) for kind in kinds if not instances.host_memory(kind)}
+    assert unknown == {"trn1", "trn1n", "trn2", "p6e-gb200"}
+    for kind, gib in [("g5.xlarge", 16), ("p5.4xlarge", 256), ("c4.xlarge", 7.5), ("m5.large", 8)]:
+        assert instances.host_memory(f"ml.{kind}") == gib * GIB
+    larger = instances.larger_hosts("ml.g5.xlarge", 17 * GIB, kinds)
+    assert larger == [f"ml.g5.{number}xlarge" for number in (2, 4, 8, 16)], "of one GPU each"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (1, 2)])
+def test_the_host_takes_what_is_estimated(tmp_path, ranks, workers):
+    """Processes, mostly: of larger models benchmarks/estimate.py tells."""
+    options = {"max_steps": 20, "checkpoint_steps": 10, "num_workers": workers}
+    record = host_records.train(tmp_path, options, ranks=ranks)
+    assert abs(record.error) < HOST_ERROR, record
 
 
 def test_a_checkpoint_whose_size_is_not_known_is_said():
@@ -267,6 +390,9 @@ def test_the_projects_own_model_is_counted(estimated):
     assert found["parameter_bytes"] == found["gradient_bytes"] == 4 * parameters
     assert found["optimizer_bytes"] == pytest.approx(8 * parameters, rel=0.05)
     assert found["activations"]["per_sample"] > 0
+    assert report["host"]["fits"] and report["host"]["ranks"] == 4
+    assert report["host"]["main_memory"] == 192 * GIB
+    assert 0 < found["sample_bytes"] < 10**5 < 10**7 < found["process_bytes"] < GIB
     assert report["run"]["ranks"] == 8 and report["run"]["mixed"]
     rows = 45 * len(small.ALPHABETS)
     assert 0.7 * rows < report["samples"] < 0.9 * rows  # the others validate and test

@@ -174,10 +174,12 @@ class Checkpoints(Checkpoint):
             if not self.validated:
                 problem = "training ended before its first validation (--val_check_steps)"
             print(f"warning: {problem}; the last weights are taken", file=sys.stderr)
-        if best is not None:
-            model.load_state_dict(weights_like(best, model.state_dict()))
         if isinstance(self.writer, ShardWriter):
+            if best is not None:
+                model.load_state_dict(weights_like(best, model.state_dict()))
             return
+        if best is not None:
+            model.load_state_dict(best)
         for tensor in filter(torch.is_tensor, model.state_dict().values()):
             tensor.copy_(collectives.all_sum(tensor if first else torch.zeros_like(tensor)))
 
@@ -395,6 +397,9 @@ class Checkpoints(Checkpoint):
         self._refuse_no_training(trainer)  # before a checkpoint says that training is complete
         self.position = self.position.finished()
         self._save(trainer, wait=True)
+        # Or Strategy.teardown moves every rank's optimizer state from its GPU to main memory, next
+        # to the copy that was written: 8 bytes for each weight and rank.
+        trainer.optimizers = []
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._refuse_no_training(trainer)  # on_train_end is not called without a batch

@@ -8,7 +8,7 @@ is derived first (`derived=True`), request.py has the function.
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -26,6 +26,7 @@ Value = str | int | float | bool
 Channel = str | dict[str, Any]
 InstanceTypes = str | list[str]
 MOST = 10**9  # no number of a job is larger
+CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def key(member: str, text: str, *, default: Any = ..., derived: bool = False, **limits: Any) -> Any:
@@ -475,6 +476,24 @@ def _parents(path: str) -> list[str]:
     """a.b.c → a.b.c, a.b, a."""
     names = path.split(".")
     return [".".join(names[:count]) for count in range(len(names), 0, -1)]
+
+
+def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:
+    """``NAME=DIR`` of each ``--channel``, checked.
+
+    Args:
+        job: where it has channels, only these can have a folder. None: a script without a job.
+    """
+    folders = {}
+    for word in words:
+        name, _, folder = word.partition("=")
+        if not (CHANNEL_NAME.fullmatch(name) and folder and Path(folder).is_dir()):
+            raise UserError(f"--channel {name}={folder}: no such folder", "write NAME=DIR")
+        if job and job.channels and name not in job.channels:
+            problem = f"--channel {name} is not among [channels] of job.toml"
+            raise UserError(problem, cure_for_unknown_name(name, job.channels))
+        folders[name] = Path(folder)
+    return folders
 
 
 def leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

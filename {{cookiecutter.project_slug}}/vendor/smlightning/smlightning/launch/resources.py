@@ -133,9 +133,7 @@ def resized(job: Job, hosts: int) -> Job:
     """
     cluster = groups(job)
     config = {
-        name: value
-        for name, value in _given(job).items()
-        if name not in (GROUPS, PREFERENCES)
+        name: value for name, value in _given(job).items() if name not in (GROUPS, PREFERENCES)
     }
     if len(cluster) == 1:
         changes = {"instance_type": cluster[0].instance_type, "instance_count": hosts}
@@ -204,6 +202,11 @@ def gpu_memory(job: Job) -> int | None:
     sizes = [instances.gpu_memory(kind) for kind in types(job)]
     known = [size for size in sizes if size is not None]
     return min(known) if known and len(known) == len(sizes) else None
+
+
+def smallest_host(job: Job) -> str:
+    """The type with the least main memory; one whose is not known, if there is one."""
+    return min(types(job), key=lambda kind: instances.host_memory(kind) or 0)
 
 
 def shown(cluster: Cluster) -> str:

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
 from smlightning.launch import images, launchers, request, resources
 from smlightning.launch import job as jobs
-from smlightning.launch.findings import cure_for_unknown_name
-from smlightning.launch.job import Job
+from smlightning.launch.job import Job, channel_folders
 from smlightning.launch.preflight.hyperparameters import hyperparameters as judged_options
 from smlightning.project import Project
 from smlightning.rehearsal import mpirun
@@ -30,7 +28,6 @@ LENGTHS = {"epochs", "max_steps"}  # hyperparameters by which the owner says how
 CHECKPOINT_STEPS = 5  # without a checkpoint a lost host leaves nothing to resume from
 MOST = 64  # hosts, and processes per host
 DAY = 86400  # seconds
-CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
@@ -220,20 +217,6 @@ def hyperparameter(text: str) -> str | int | float | bool:
         if isinstance(value, str | int | float):  # a boolean is an int, too
             return value
     return text
-
-
-def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:
-    """``NAME=DIR`` of each --channel, checked; ``job``: its channels alone may be named."""
-    folders = {}
-    for word in words:
-        name, _, folder = word.partition("=")
-        if not (CHANNEL_NAME.fullmatch(name) and folder and Path(folder).is_dir()):
-            raise UserError(f"--channel {name}={folder}: no such folder", "write NAME=DIR")
-        if job and job.channels and name not in job.channels:
-            problem = f"--channel {name} is not among [channels] of job.toml"
-            raise UserError(problem, cure_for_unknown_name(name, job.channels))
-        folders[name] = Path(folder)
-    return folders
 
 
 def remote_channels(job: Job, folders: Mapping[str, Path]) -> dict[str, str]:

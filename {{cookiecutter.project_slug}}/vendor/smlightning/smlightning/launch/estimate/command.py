@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,9 @@ from smlightning.errors import UserError
 from smlightning.launch import aws, history, instances, launchers, resources
 from smlightning.launch import job as jobs
 from smlightning.launch.estimate import known as estimates
-from smlightning.launch.estimate.fit import Fit
+from smlightning.launch.estimate.fit import Fit, HostFit
 from smlightning.launch.estimate.known import Known
 from smlightning.launch.estimate.sizes import Run, gib
-from smlightning.launch.findings import cure_for_unknown_name
 from smlightning.launch.follow import describe
 from smlightning.launch.job import Job
 from smlightning.project import Project
@@ -29,7 +27,7 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
     """
     job = jobs.load(arguments.job or project.job_file, project)
     options = estimates.options_of(job, project, arguments.options)
-    channels = channel_folders(arguments.channel, job)
+    channels = jobs.channel_folders(arguments.channel, job)
     known = sizes_of(job, project, options, channels)
     if known.source == "counted" and not arguments.options:
         estimates.remember(known, job, project, options, channels)
@@ -42,15 +40,17 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
     gpu_memory = resources.gpu_memory(job)
     sharding = estimates.may_shard(job, options)
     fit = Fit(known.variants, run, gpu_memory, sharding) if gpu_memory else None
+    host = HostFit.of(job, options, known, run)
     speed = throughput(arguments, project, run)
-    for line in [*model_lines(known), *memory_lines(job, known, run, fit)]:
+    lines = [*model_lines(known), *memory_lines(job, known, run, fit), *host_lines(host)]
+    for line in lines:
         print(line)
     for line in length_lines(known, run, speed):
         print(line)
     if arguments.json:
-        content = as_dict(known, run, fit, speed)
+        content = as_dict(known, run, fit, host, speed)
         arguments.json.write_text(json.dumps(content, indent=2), encoding="utf-8")
-    return int(fit is not None and not fit.fits)
+    return int(not host.fits or (fit is not None and not fit.fits))
 
 
 def sizes_of(
@@ -65,20 +65,6 @@ def sizes_of(
             raise
         print(f"note    by formula: {failure.problem}")
         return known
-
-
-def channel_folders(words: Sequence[str], job: Job) -> dict[str, Path]:
-    """``NAME=DIR`` of each --channel, checked."""
-    folders = {}
-    for word in words:
-        name, _, folder = word.partition("=")
-        if name not in job.channels:
-            problem = f"--channel {name} is not among [channels] of job.toml"
-            raise UserError(problem, cure_for_unknown_name(name, job.channels))
-        if not folder or not Path(folder).is_dir():
-            raise UserError(f"--channel {word}: no such folder", "write NAME=DIR")
-        folders[name] = Path(folder)
-    return folders
 
 
 def throughput(arguments: argparse.Namespace, project: Project, run: Run) -> float | None:
@@ -149,10 +135,27 @@ def memory_lines(job: Job, known: Known, run: Run, fit: Fit | None) -> list[str]
         lines[-1] += f"  (a step's largest tensor: {largest})"
     lines.append(f"        {'together':<12}{gib(held.total):>12}")
     if fit is None:
+        if resources.gpus(job) == 0:
+            return lines
         kinds = " or ".join(resources.types(job))
-        return [*lines, f"        how much memory {kinds} has is not known here"]
+        return [*lines, f"        how much memory a GPU of {kinds} has is not known here"]
     if fit.fits:
         return [*lines, f"fits    into a GPU of {gib(fit.gpu_memory)}"]
+    return [*lines, f"error   {fit.problem}; {fit.cure}"]
+
+
+def host_lines(fit: HostFit) -> list[str]:
+    """What a host holds, a line each, and whether it fits."""
+    workers = f", {fit.host.workers} loader workers each" if fit.host.workers else ""
+    ranks = f"{fit.host.ranks} {'rank' if fit.host.ranks == 1 else 'ranks'}"
+    lines = [f"a host  of {ranks}{workers}, in main memory"]
+    for name, size in {**asdict(fit.memory), "together": fit.memory.total}.items():
+        if size:
+            lines.append(f"        {name:<12}{gib(size):>12}")
+    if fit.main_memory is None:
+        return [*lines, f"        how much {fit.instance_type} has is not known here"]
+    if fit.fits:
+        return [*lines, f"fits    into the {gib(fit.main_memory)} of {fit.instance_type}"]
     return [*lines, f"error   {fit.problem}; {fit.cure}"]
 
 
@@ -173,13 +176,22 @@ def length_lines(known: Known, run: Run, speed: float | None) -> list[str]:
     return lines
 
 
-def as_dict(known: Known, run: Run, fit: Fit | None, speed: float | None) -> dict[str, Any]:
+def as_dict(
+    known: Known, run: Run, fit: Fit | None, host: HostFit, speed: float | None
+) -> dict[str, Any]:
     """What `--json` writes."""
     content: dict[str, Any] = {
         "source": known.source,
         "sizes": known.sizes.to_dict(),
         "run": {**asdict(run), "global_batch": run.global_batch},
         "tokens": known.tokens,
+        "host": {
+            "ranks": host.host.ranks,
+            "main_memory": host.main_memory,
+            "memory": {**asdict(host.memory), "total": host.memory.total},
+            "fits": host.fits,
+            "ways": [] if host.fits else [way.options for way in host.ways],
+        },
     }
     if fit:
         content |= {

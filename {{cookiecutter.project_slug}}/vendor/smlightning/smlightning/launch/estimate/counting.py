@@ -15,14 +15,17 @@ import contextlib
 import importlib
 import inspect
 import json
+import math
 import os
+import re
 import sys
 import tempfile
 import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from smlightning.training import imports
@@ -39,7 +42,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from smlightning.cluster.blocks import blocks, networks
 from smlightning.data.batches import leaves
 from smlightning.errors import UserError, root_cause
-from smlightning.launch.estimate.sizes import STATES, Linear, Sizes
+from smlightning.launch.estimate.sizes import PROCESS, STATES, Linear, Sizes, pinned_share
 from smlightning.outline import outline
 
 LOOKED_AT = 20  # batches, of which the largest is taken
@@ -120,6 +123,8 @@ def _of_step(trainer: Any, model: Any, build: Build, mode: Mode) -> dict[str, An
     batch, length = _largest_batch(trainer.train_dataloader)
     with outline() if mode.outline else contextlib.nullcontext():
         build()
+    # Before anything else is imported: tensors without numbers bring much that training does not.
+    process_bytes = _process_bytes(model)
     model.train()
     model.log = model.log_dict = _nothing  # outside of a loop Lightning's raises
     size = batch_size(batch)
@@ -138,6 +143,9 @@ def _of_step(trainer: Any, model: Any, build: Build, mode: Mode) -> dict[str, An
         line(low, *(result.activations for result in steps_of)),
         line(low, *(result.temporary for result in steps_of)),
     )
+    longest = leaves(of_size(batch, size, size, length))
+    sample_bytes = bytes_of(leaf for leaf in longest if torch.is_tensor(leaf)) // size
+    sizes = replace(sizes, sample_bytes=sample_bytes, process_bytes=process_bytes)
     return {
         "sizes": sizes.to_dict(),
         "length": length,
@@ -160,7 +168,7 @@ def sizes_of(
     whole = bytes_of(parameters)
     # A checkpoint holds a weight that has two names twice.
     weights = [value for value in model.state_dict().values() if torch.is_tensor(value)]
-    state = sum(value.numel() * value.element_size() for value in weights)
+    saved = [value.numel() * value.element_size() for value in weights]
     return Sizes(
         parameters=sum(parameter.numel() for parameter in parameters),
         trainable=sum(parameter.numel() for parameter in trained(model)),
@@ -168,12 +176,26 @@ def sizes_of(
         gradient_bytes=bytes_of(trained(model)),
         optimizer_bytes=optimizer_bytes,
         buffer_bytes=bytes_of(model.buffers()),
-        checkpoint_bytes=state + optimizer_bytes,
+        checkpoint_bytes=sum(saved) + optimizer_bytes,
         root_bytes=whole - sum(in_blocks),
         block_bytes=max(in_blocks, default=0),
         activations=activations,
         temporary=temporary,
+        # The optimizer's state has tensors of the same shapes.
+        pinned=pinned_share(saved),
+        pinned_below_2_13=pinned_share(saved, math.inf),
     )
+
+
+def _process_bytes(model: nn.Module) -> int:
+    """This process's own memory, which no file can give back, without the model's tensors."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:  # not on Linux
+        return PROCESS
+    found = re.search(r"RssAnon:\s+(\d+) kB", status)
+    tensors = [each for each in (*model.parameters(), *model.buffers()) if not each.is_meta]
+    return max(int(found[1]) * 1024 - bytes_of(tensors), 0) if found else PROCESS
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

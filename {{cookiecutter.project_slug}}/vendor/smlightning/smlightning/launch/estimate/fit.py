@@ -1,29 +1,36 @@
-"""Whether a model's training step fits into a GPU, and what would make it fit, in words."""
+"""Whether a job fits into its GPUs and its hosts, and what would make it fit, in words."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from smlightning.launch import instances
-from smlightning.launch.estimate.known import Changed
+from smlightning.launch import aws, instances, resources
+from smlightning.launch.estimate import host as hosts
+from smlightning.launch.estimate import known as estimates
+from smlightning.launch.estimate.host import Host, HostMemory, host_memory
+from smlightning.launch.estimate.known import Changed, Known
 from smlightning.launch.estimate.sizes import (
     USABLE,
     Memory,
     Run,
     Sizes,
     Way,
+    fewest_changes,
     gib,
     memory,
     usable,
     ways,
 )
+from smlightning.launch.job import Job
 
 SHOWN = 4  # ways, and families of instances, in a sentence
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A job on one kind of instance."""
+    """A job on the GPUs of one kind of instance."""
 
     variants: Mapping[Changed, Sizes]
     run: Run
@@ -71,4 +78,106 @@ class Fit:
             remedies.append(f"instances of {' or '.join(larger[:SHOWN])}")
         if not remedies:
             return "take a smaller model: none of the options here makes it fit"
+        return f"it fits with {', or '.join(remedies)}"
+
+
+@dataclass(frozen=True)
+class HostFit:
+    """A job on the first host of one kind of instance."""
+
+    variants: Mapping[Changed, Sizes]
+    run: Run
+    host: Host
+    instance_type: str
+    may_shard: bool = True  # as of `Fit`
+
+    @classmethod
+    def of(cls, job: Job, options: Mapping[str, Any], known: Known, run: Run) -> "HostFit":
+        """Of a job that trains so."""
+        host = estimates.host_of(job, options, run)
+        may_shard = estimates.may_shard(job, options)
+        return cls(known.variants, run, host, resources.smallest_host(job), may_shard)
+
+    @property
+    def main_memory(self) -> int | None:
+        """Bytes of the host; None: not known."""
+        return instances.host_memory(self.instance_type)
+
+    @property
+    def usable(self) -> float:
+        """Bytes of the host that the job may fill."""
+        return hosts.USABLE * self.main_memory if self.main_memory else math.inf
+
+    @cached_property
+    def memory(self) -> HostMemory:
+        return host_memory(self.variants[frozenset()], self.run, self.host)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.usable
+
+    def is_certain(self, counted: bool) -> bool:
+        """What shapes tell is more than the host has.
+
+        Args:
+            counted: the optimizer's state, too; else a formula assumed AdamW's.
+        """
+        sizes = self.variants[frozenset()]
+        if not counted:
+            sizes = replace(sizes, optimizer_bytes=0, checkpoint_bytes=sizes.saved_weights)
+        least = host_memory(sizes, self.run, self.host).certain
+        return self.main_memory is not None and least > self.main_memory
+
+    @property
+    def problem(self) -> str:
+        held = self.memory
+        kept = f"{gib(held.snapshot + held.best)} of them copies of checkpoint and best weights"
+        return (
+            f"a host with {self.host.ranks} {'rank' if self.host.ranks == 1 else 'ranks'} needs "
+            f"{gib(held.total)} of main memory, {kept}, and "
+            f"{gib(self.usable)} are usable of the {gib(self.main_memory or 0)} of "
+            f"{self.instance_type}"
+        )
+
+    @cached_property
+    def ways(self) -> list[Way]:
+        """With which options it would fit."""
+        options = [
+            ({**dict(changed), **divided, **workers}, sizes, run, host)
+            for changed, sizes in self.variants.items()
+            for divided, run in self._runs()
+            for workers, host in self._hosts()
+        ]
+        fitting = [
+            Way(changes, self.run.batch_size)
+            for changes, sizes, run, host in sorted(options, key=lambda option: len(option[0]))
+            if host_memory(sizes, run, host).total <= self.usable
+        ]
+        return list(fewest_changes(fitting))
+
+    def _runs(self) -> list[tuple[dict[str, Any], Run]]:
+        """The options of the ways to divide the state, and how the job trains with them."""
+        found: list[tuple[dict[str, Any], Run]] = [({}, self.run)]
+        if self.may_shard and self.run.shards < self.run.ranks:
+            option = {"strategy": "fsdp"} if self.run.shards == 1 else {"shard_size": 0}
+            found.append((option, replace(self.run, shards=self.run.ranks)))
+        return found
+
+    def _hosts(self) -> list[tuple[dict[str, Any], Host]]:
+        found: list[tuple[dict[str, Any], Host]] = [({}, self.host)]
+        if self.host.workers:
+            found.append(({"num_workers": 0}, replace(self.host, workers=0)))
+        return found
+
+    @property
+    def cure(self) -> str:
+        """The options that make it fit, and the instances."""
+        remedies = [str(way) for way in self.ways[:SHOWN]]
+        needed = int(self.memory.total / hosts.USABLE)
+        kinds = aws.shape("TrainingInstanceType").enum
+        larger = instances.larger_hosts(self.instance_type, needed, kinds)
+        if larger:
+            remedies.append(larger[0])
+        if not remedies:
+            return "take a smaller model, or another family of instances"
         return f"it fits with {', or '.join(remedies)}"

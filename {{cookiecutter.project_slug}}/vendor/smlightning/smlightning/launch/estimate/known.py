@@ -16,8 +16,9 @@ from typing import Any
 
 from smlightning import __version__
 from smlightning.errors import UserError
-from smlightning.launch import launchers, resources
+from smlightning.launch import images, launchers, resources
 from smlightning.launch.estimate import transformers
+from smlightning.launch.estimate.host import Host
 from smlightning.launch.estimate.sizes import Length, Run, Sizes
 from smlightning.launch.job import Job
 from smlightning.options import Option, declared_options, parse_command_line
@@ -27,6 +28,8 @@ FILE = ".estimate.json"  # in the project's folder
 LORA_RANK = 8  # that is tried where the job has no adapters
 # Options that save memory, where src/options.py declares them, with the value that is tried.
 SAVING: dict[str, Any] = {"gradient_checkpointing": True, "lora_rank": LORA_RANK}
+LOADERS = 2  # that keep their workers while it trains: for training and for validation
+EXACT_SINCE = (2, 13)  # the first torch that pins no more than a large tensor has
 MOST_SECONDS = 900  # of counting; data that was never prepared is prepared meanwhile
 READ = ("dataset", "model_name")  # options that may name files of which sizes are counted
 Changed = frozenset[tuple[str, Any]]
@@ -87,6 +90,21 @@ def run_of(job: Job, options: Mapping[str, Any]) -> Run | None:
         shards=(shard_size or ranks) if options.get("strategy") == "fsdp" else 1,
         mixed=precision(job, options) == "bf16-mixed",
         accumulate=accumulate,
+    )
+
+
+def host_of(job: Job, options: Mapping[str, Any], run: Run) -> Host:
+    """The first host of a job that trains so."""
+    has_gpus = resources.gpus(job) != 0
+    workers = int(options.get("num_workers", 0))
+    if workers < 0:
+        workers = 2 if has_gpus else 0  # as data/batches.py has it
+    image = images.profile(job)
+    return Host(
+        ranks=run.ranks // resources.host_count(job),
+        workers=LOADERS * workers,
+        gpus=has_gpus,
+        exact=image is not None and image.version >= EXACT_SINCE,
     )
 
 

@@ -9,12 +9,15 @@ them).
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+# Tensors above this size are pinned as they are, from torch 2.13 (training/allocator.py).
+EXACT_ABOVE = 256 * 2**20
 BYTES = 4  # of a float32, in which weights, gradients and optimizer state are kept
 STATES = 2  # numbers that AdamW keeps per trained weight
+PROCESS = 330 * 2**20  # of a rank that has imported all, with transformers, as measured on Linux
 # The share of a GPU's memory that a step may fill. The rest is for CUDA's context, cuBLAS' and
 # NCCL's buffers and the allocator's fragments. Assumed: nothing of it shows without a GPU.
 USABLE = 0.9
@@ -46,6 +49,15 @@ class Sizes:
     block_bytes: int  # parameters of the largest block, which FSDP gathers when it computes
     activations: Linear  # kept by the forward pass for the backward pass
     temporary: Linear  # beside them at the step's peak: logits, gradients of activations
+    pinned: float = 2.0  # bytes of pinned memory per byte of a checkpoint
+    pinned_below_2_13: float = 2.0  # the same with a torch before 2.13
+    sample_bytes: int = 0  # of a sample in a batch
+    process_bytes: int = PROCESS  # of a process that has built the network, without its tensors
+
+    @property
+    def saved_weights(self) -> int:
+        """Bytes of the weights in a checkpoint: of adapters these alone."""
+        return self.checkpoint_bytes - self.optimizer_bytes
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -121,6 +133,19 @@ def memory(sizes: Sizes, run: Run) -> Memory:
     )
 
 
+def pinned_block(size: int, exact_above: float = EXACT_ABOVE) -> int:
+    """Bytes that torch pins for a tensor of ``size``: a power of two (CachingHostAllocator.h), or
+    no more than it has, where it is larger than ``exact_above``.
+    """
+    return size if size > exact_above or not size else 1 << (size - 1).bit_length()
+
+
+def pinned_share(tensors: Sequence[int], exact_above: float = EXACT_ABOVE) -> float:
+    """Bytes of pinned memory per byte of tensors that have so many bytes each."""
+    pinned = sum(pinned_block(size, exact_above) for size in tensors)
+    return pinned / sum(tensors) if any(tensors) else 1.0
+
+
 def usable(gpu_memory: int) -> int:
     """Bytes of a GPU's memory that a step may fill."""
     return int(USABLE * gpu_memory)
@@ -174,14 +199,14 @@ def ways(
         candidates.append(Way(options, min(largest, run.batch_size)))
     candidates.sort(key=lambda way: len(way.options))
     unchanged, others = candidates[0], candidates[1:]
-    whole = _fewest_changes(way for way in others if way.batch_size == run.batch_size)
+    whole = fewest_changes(way for way in others if way.batch_size == run.batch_size)
     smaller = [unchanged] if 0 < unchanged.batch_size < run.batch_size else []
     if not whole:
-        smaller += _fewest_changes(way for way in others if way.batch_size > unchanged.batch_size)
+        smaller += fewest_changes(way for way in others if way.batch_size > unchanged.batch_size)
     return whole + [_accumulated(way, run) for way in smaller]
 
 
-def _fewest_changes(candidates: Iterable[Way]) -> list[Way]:
+def fewest_changes(candidates: Iterable[Way]) -> list[Way]:
     """Those of which no other changes a part alone; the candidates are ordered by their number."""
     kept: list[Way] = []
     for way in candidates:

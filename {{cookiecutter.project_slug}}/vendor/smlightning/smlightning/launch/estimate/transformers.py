@@ -8,11 +8,12 @@ whose GELU and RMSNorm are several operations. Attention is a fused kernel's, wh
 key, value and output (Dao et al. 2022, *FlashAttention*), unless ``fused`` is False.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from smlightning.launch.estimate.sizes import BYTES, STATES, Linear, Sizes
+from smlightning.launch.estimate.sizes import BYTES, STATES, Linear, Sizes, pinned_share
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,22 @@ def sizes(shape: Shape, use: Use) -> Sizes:
         block_bytes=BYTES * (layer + adapter_parameters(shape, use.lora_rank)),
         activations=activations(shape, use),
         temporary=temporary(shape, use),
+        pinned=pinned_share(saved_matrices(shape, use)),
+        pinned_below_2_13=pinned_share(saved_matrices(shape, use), math.inf),
     )
+
+
+def saved_matrices(shape: Shape, use: Use) -> list[int]:
+    """Bytes of each matrix in a checkpoint; vectors are few."""
+    if use.lora_rank:
+        of_layer = [use.lora_rank * side for both in matrices(shape) for side in both]
+        return [BYTES * numbers for numbers in of_layer] * shape.layers
+    of_layer = [inputs * outputs for inputs, outputs in matrices(shape)]
+    rows = [shape.vocabulary, shape.positions, shape.kinds]
+    if not use.labels:
+        rows.append(shape.vocabulary)  # the output layer, by its own name where it is tied, too
+    of_root = [number * shape.width for number in rows if number]
+    return [BYTES * numbers for numbers in of_layer * shape.layers + of_root]
 
 
 def matrices(shape: Shape) -> list[tuple[int, int]]:

@@ -44,7 +44,9 @@ def on_each_candidate(
 
     @functools.wraps(check)
     def on_each(job: Job, project: Project) -> Iterator[Finding]:
-        found = [finding for each in resources.alternatives(job) for finding in check(each, project)]
+        found = [
+            finding for each in resources.alternatives(job) for finding in check(each, project)
+        ]
         yield from dict.fromkeys(found)
 
     return on_each

@@ -1,23 +1,27 @@
-"""Whether the job's model fits into its GPUs' memory, as far as that is known without torch."""
+"""Whether a job fits into the memory of its GPUs and hosts, as far as known without torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from smlightning.errors import UserError
 from smlightning.launch import resources
 from smlightning.launch.estimate import known as estimates
-from smlightning.launch.estimate.fit import Fit
+from smlightning.launch.estimate.fit import Fit, HostFit
+from smlightning.launch.estimate.known import Known
+from smlightning.launch.estimate.sizes import Run
 from smlightning.launch.findings import Finding, error, skipped, warning
 from smlightning.launch.job import Job
 from smlightning.project import Project
 
 
 def memory(job: Job, project: Project) -> Iterator[Finding]:
-    """A step's memory is at most a GPU's, on each kind of instance that the job may run on.
+    """The job fits on each kind of instance that it may run on: its step into a GPU, and what its
+    processes hold into the host.
 
     The sizes are those that `smlightning estimate` counted of this code and these options, or a
     formula's; where neither is known nothing is said of the project's own network, and of a
-    checkpoint that it is not. What is certain, weights and their state, makes an error;
-    activations, which are estimated, a warning.
+    checkpoint that it is not. What is certain, weights and their state, makes an error; what is
+    estimated, as activations and processes are, a warning.
     """
     try:
         options = estimates.options_of(job, project)
@@ -32,14 +36,29 @@ def memory(job: Job, project: Project) -> Iterator[Finding]:
         return
     for alternative in resources.alternatives(job):
         run = estimates.run_of(alternative, options)
-        gpu_memory = resources.gpu_memory(alternative)
-        if run is None or gpu_memory is None:
-            continue
-        fit = Fit(known.variants, run, gpu_memory, estimates.may_shard(alternative, options))
-        if fit.fits:
-            continue
-        least = fit.memory.certain
-        if known.source != "counted":
-            least -= fit.memory.optimizer  # a formula assumes AdamW
-        level = error if least > gpu_memory else warning
-        yield level("memory", f"{fit.problem} of {' or '.join(resources.types(alternative))}", fit.cure)
+        if run is not None:
+            yield from _of_gpus(alternative, options, known, run)
+            yield from _of_hosts(HostFit.of(alternative, options, known, run), known)
+
+
+def _of_gpus(job: Job, options: Mapping[str, Any], known: Known, run: Run) -> Iterator[Finding]:
+    gpu_memory = resources.gpu_memory(job)
+    if gpu_memory is None:
+        return
+    fit = Fit(known.variants, run, gpu_memory, estimates.may_shard(job, options))
+    if fit.fits:
+        return
+    least = fit.memory.certain
+    if known.source != "counted":
+        least -= fit.memory.optimizer  # a formula assumes AdamW
+    level = error if least > gpu_memory else warning
+    yield level("memory", f"{fit.problem} of {' or '.join(resources.types(job))}", fit.cure)
+
+
+def _of_hosts(fit: HostFit, known: Known) -> Iterator[Finding]:
+    if fit.main_memory is None:
+        problem = f"how much main memory {fit.instance_type} has is not known here"
+        yield skipped("memory", problem, "python -m smlightning estimate says what a host needs")
+    elif not fit.fits:
+        level = error if fit.is_certain(known.source == "counted") else warning
+        yield level("memory", fit.problem, fit.cure)

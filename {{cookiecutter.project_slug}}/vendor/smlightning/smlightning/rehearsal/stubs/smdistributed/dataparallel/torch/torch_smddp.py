@@ -65,7 +65,9 @@ class Stub(dist.ProcessGroup):
         return self._gloo.broadcast(tensors, opts)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._gloo.allgather(outputs, inputs, opts or dist.distributed_c10d.AllgatherOptions())
+        return self._gloo.allgather(
+            outputs, inputs, opts or dist.distributed_c10d.AllgatherOptions()
+        )
 
     def barrier(self, opts: Any = None) -> Any:
         if getattr(opts, "device_ids", None):
