@@ -47,7 +47,7 @@ def aws(
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(history, "FILE", str(tmp_path_factory.mktemp("history") / "jobs.jsonl"))
     # pip would ask its index; the template's tests let it.
-    monkeypatch.setattr(requirements, "resolve", lambda *_: [])
+    monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
     record(monkeypatch, SimulatePrincipalPolicy=simulated())  # which moto does not know
     quotas = [
         {"QuotaName": f"ml.p4d.24xlarge for {kind}training job usage", "Value": 4.0}

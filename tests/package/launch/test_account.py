@@ -18,7 +18,7 @@ from smlightning import hub
 from smlightning import project as projects
 from smlightning.__main__ import main
 from smlightning.errors import UserError
-from smlightning.launch import account, preflight, price, request
+from smlightning.launch import account, preflight, price, request, requirements
 from smlightning.launch import aws as launch_aws
 from smlightning.launch.findings import refused
 from smlightning.launch.job import Job, Network, Spot, Tune
@@ -464,7 +464,7 @@ def test_the_account_is_asked_in_few_calls(aws, good, monkeypatch):
 def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
     """Findings printed and as JSON, an exit status; a rehearsal only of what is not refused."""
     played: list[list[str]] = []
-    monkeypatch.setattr("smlightning.launch.requirements.resolve", lambda *_: [])
+    monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
     monkeypatch.setattr(
         "subprocess.run",
         lambda command, **_: played.append(command) or CompletedProcess(command, 7),

@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from smlightning import ports
-from smlightning.testing.environment import is_of_a_job
+from smlightning.testing import environment
 
 if sys.platform == "win32":
     CONTEXT = multiprocessing.get_context("spawn")
@@ -102,8 +102,8 @@ def _result(folder: Path, rank: int, process: BaseProcess, allowed: set[int]) ->
 
 def _run_rank(body: Body, folder: Path, rank: int, variables: dict[str, str]) -> None:
     """One process, in the folder that all ranks share, with output and variables of its own."""
-    for name in filter(is_of_a_job, list(os.environ)):
-        del os.environ[name]
+    variables = {**environment.of_tests(os.environ), **variables}
+    os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
     if sys.platform == "linux":
