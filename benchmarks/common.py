@@ -90,7 +90,7 @@ class Run:
         kept.setdefault("OMP_NUM_THREADS", "1")
         port = free_port()
         for rank in range(ranks):
-            own = {**kept, **variables, **(rank_variables(rank, ranks, port, hosts, self.folder))}
+            own = {**kept, **rank_variables(rank, ranks, port, hosts, self.folder), **variables}
             mine, theirs = socket.socketpair()
             if turns:
                 own["SEAT"] = str(theirs.fileno())

@@ -1,747 +1,599 @@
-"""Everything that only a GPU can answer, in one command and at most 20 minutes.
+"""What only a GPU can answer, in one command: `make gpu`; some of it a CPU can, in CI.
 
-    python benchmarks/gpu.py                        # make gpu; writes docs/measurements_gpu.md
-    python benchmarks/gpu.py --device cpu --small   # the same questions to a CPU, in a minute: CI
+    python benchmarks/gpu.py                               # all questions; writes docs/measurements_gpu.md
+    python benchmarks/gpu.py --only exact faults           # some
+    python benchmarks/gpu.py --device cpu --small          # those that a CPU can answer, small
 
-Prints `name value limit PASS|FAIL` for each question and writes all of it as JSON. The status is
-1 if one failed.
-
-    exact        resumed equals uninterrupted to the bit; each beside a control, the uninterrupted run once more
-    step         seconds of a step beside a hand-written loop's
-    sync         places where a step makes the host wait for the device, between two log points
-    compile      graphs compiled for 20 lengths and odd last batches
-    checkpoint   what a checkpoint costs training and memory, and a resume; a signal's way to the end
-    mfu          model FLOPs utilisation of the language model, beside a hand-written loop's
-    ranks        two ranks as two hosts, on one GPU by NCCL: one raises, is killed, sleeps, is told to stop
+Projects are generated, and train.py runs as it is, in processes: its options, its status, its
+output and watch.py's probes are all that is used. Each answer has a name, the question, what is
+expected and found, a verdict and seconds. A question that fails does not stop the others; the
+status is 1 if an answer is wrong. Several ranks share one GPU as hosts of their own.
 """
 
-import argparse
-import contextlib
-import io
 import json
 import os
-import platform
 import random
 import re
-import resource
 import signal
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-SRC = next(ROOT.glob("{{*}}/src"))
-PATHS = [str(SRC), str(SRC.parent / "vendor" / "smlightning")]  # the checkout's own
-sys.path[:0] = PATHS
-os.environ.setdefault(
-    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-)  # before CUDA starts: `exact` asks for fixed kernels
-ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
-Row = dict[str, Any]
-device, small, place = "cuda", False, Path()
-
-
-def row(
-    name: str, value: float, limit: float | None, unit: str, least: bool = False, detail: str = ""
-) -> Row:
-    """An answer; it passes if the value is at most the limit, or at least. Without a limit it is
-    told, not judged.
-    """
-    passed = None if limit is None else value >= limit if least else value <= limit
-    return {
-        "name": name,
-        "value": value,
-        "limit": limit,
-        "unit": unit,
-        "passed": passed,
-        "detail": " ".join(detail.split()),
-    }
-
-
-def shown(limit: float | None) -> str:
-    return "-" if limit is None else f"{limit:.4g}"
-
-
-# What the questions are asked with
-
-
-def write_texts(name: str, rows: int, length: int) -> str:
-    """A csv file of random texts of 1 to `length` letters in three alphabets; every eighth has a
-    wrong label.
-    """
-    path, draw = place / f"{name}.csv", random.Random(0)
-    if not path.exists():
-        lines = ["text,label"]
-        for i in range(rows):
-            label = [*ALPHABETS][i % 3]
-            text = "".join(
-                draw.choices(ALPHABETS[label], k=draw.randint(max(1, length // 2), length))
-            )
-            lines.append(f"{text},{'latin' if draw.random() < 0.125 else label}")
-        path.write_text("\n".join(lines), encoding="utf-8")
-    return str(path)
-
-
-def write_model(kind: str, hidden: int, layers: int, heads: int) -> str:
-    """A fresh Hugging Face classifier with a tokenizer of single letters, made without a network."""
-    path = place / f"{kind}-{hidden}-{layers}"
-    if kind == "bytecnn" or path.exists():
-        return kind if kind == "bytecnn" else str(path)
-    import torch
-    import transformers
-
-    from smlightning.testing.checkpoints import write_letters_tokenizer
-
-    letters = "".join(ALPHABETS.values())
-    shape: dict[str, Any] = {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-    }
-    shape |= {
-        "intermediate_size": 4 * hidden,
-        "vocab_size": write_letters_tokenizer(path, letters),
-        "pad_token_id": 0,
-        "num_labels": 3,
-    }
-    if kind == "deberta":
-        config: Any = transformers.DebertaV2Config(
-            **shape, relative_attention=True, pos_att_type=["p2c", "c2p"]
-        )
-    elif kind == "llama":
-        config = transformers.LlamaConfig(**shape)
-    else:
-        config = transformers.BertConfig(**shape)
-    torch.manual_seed(0)
-    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
-    return str(path)
-
-
-def train_with(callback: Any, **options: Any) -> None:
-    """`train.train`, quietly, with one more callback in front."""
-    import pytorch_lightning as pl
-
-    import train
-
-    constructor = pl.Trainer
-
-    def made(*args: Any, **kwargs: Any) -> pl.Trainer:
-        return constructor(
-            *args,
-            **{**kwargs, "callbacks": [*([callback] if callback else []), *kwargs["callbacks"]]},
-        )
-
-    pl.Trainer = made  # type: ignore[assignment,misc]
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            train.train(data_dir=str(place / "prepared"), num_workers=0, **options)
-    finally:
-        pl.Trainer = constructor  # type: ignore[misc]
-
-
-class Enough(Exception):
-    """Ends a run in the middle."""
-
-
-def wait_for_device() -> None:
-    if device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
-
-
-# The questions
-
-
-def exact() -> Iterator[Row]:
-    import pytorch_lightning as pl
-    import torch
-
-    from smlightning.checkpoints import files as checkpoint_files
-
-    class Crash(pl.Callback):
-        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            if trainer.global_step == 5:
-                for callback in trainer.callbacks:
-                    if hasattr(callback, "writer"):
-                        callback.writer.finish()
-                raise Enough
-
-    def weights(output: str) -> dict[str, Any]:
-        path = checkpoint_files.newest(place / output / "checkpoints")
-        assert path, "no checkpoint was written"
-        state = torch.load(path, weights_only=True)
-        return {"weights": state["state_dict"], "optimizer": state["optimizer_states"]}
-
-    def differing(one: Any, other: Any) -> int:
-        """How many tensors differ in any bit."""
-        if isinstance(one, torch.Tensor):
-            return int(not torch.equal(one, other))
-        if isinstance(one, dict):
-            return sum(differing(one[key], other[key]) for key in one)
-        return sum(map(differing, one, other)) if isinstance(one, list) else int(one != other)
-
-    kinds = ("bytecnn", "bert") if small else ("bytecnn", "bert", "llama", "deberta")
-    precisions = ("32-true",) if small else ("32-true", "bf16-mixed", "16-mixed")
-    cases = [(kind, precision, False) for kind in kinds for precision in precisions]
-    cases += (
-        [("bytecnn", "bf16-mixed", False)]
-        if small
-        else [(kind, "bf16-mixed", True) for kind in kinds]
-    )
-    for kind, precision, compiled in cases:
-        name = f"exact {kind} {precision} {'compiled' if compiled else 'eager'}"
-        options: dict[str, Any] = {
-            "dataset": write_texts("short", 200, 12), "model_name": write_model(kind, 64, 2, 2), "batch_size": 16,
-            "max_steps": 9, "checkpoint_steps": 2, "precision": precision, "compile": compiled, "deterministic": True,
-        }  # fmt: skip
-        outputs = [name.replace(" ", "-") + suffix for suffix in ("", "-control", "-resumed")]
-        try:
-            with contextlib.suppress(Enough):
-                train_with(Crash(), output_dir=str(place / outputs[2]), **options)
-            for output in outputs:
-                train_with(None, output_dir=str(place / output), **options)
-            alone, control, resumed = map(weights, outputs)
-        except Exception as error:  # the other cases are tried all the same
-            yield row(
-                f"{name} was tried", 0, 1, "", least=True, detail=f"{type(error).__name__}: {error}"
-            )
-            continue
-        yield row(f"{name} control", differing(alone, control), 0, "tensors differ")
-        yield row(name, differing(alone, resumed), 0, "tensors differ")
-
-
-class Stopwatch:
-    """Seconds of a piece of training."""
-
-    def __enter__(self) -> None:
-        wait_for_device()
-        self.began = time.perf_counter()
-
-    def __exit__(self, *_: Any) -> None:
-        wait_for_device()
-        self.seconds = time.perf_counter() - self.began
-
-
-def hand_loop(options: dict[str, Any], steps: int, skipped: int, measured: Any) -> None:
-    """The loop one would write, over the same batches; some steps of it are measured."""
-    import torch
-    from torch.nn import functional as F
-
-    from data import Data
-    from model import build, logits
-
-    torch.manual_seed(0)
-    data = Data(options["dataset"], model_name=options["model_name"], batch_size=options["batch_size"],
-                data_dir=str(place / "prepared"), num_workers=0)  # fmt: skip
-    data.prepare_data()
-    data.setup()
-    net = build(options["model_name"], data.labels).to(device)
-    if options["compile"]:
-        net.compile(dynamic=True)
-    decay = [p for p in net.parameters() if p.ndim > 1]
-    rest = [p for p in net.parameters() if p.ndim <= 1]
-    groups = [{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=2e-3, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    number = 0
-    while True:
-        for batch in data.train_dataloader():
-            if number == skipped:
-                measured.__enter__()
-            if number == skipped + steps:
-                return measured.__exit__(None, None, None)
-            number += 1
-            there = {
-                k: v.to(device, non_blocking=True) if hasattr(v, "to") else v
-                for k, v in batch.items()
-            }
-            with torch.autocast(
-                device, torch.bfloat16, enabled=options["precision"] == "bf16-mixed"
-            ):
-                losses = F.cross_entropy(
-                    logits(net, there).float(), there["label"], reduction="none"
-                )
-            loss = (losses * there["weight"]).sum() * there["scale"]
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-
-
-def trained_loop(options: dict[str, Any], steps: int, skipped: int, measured: Any) -> None:
-    """train.py; some of its steps are measured."""
-    import pytorch_lightning as pl
-
-    class Measure(pl.Callback):
-        number = 0
-
-        def on_train_batch_start(self, *_: Any) -> None:
-            if self.number == skipped:
-                measured.__enter__()
-            if self.number == skipped + steps:
-                measured.__exit__(None, None, None)
-                raise Enough
-            self.number += 1
-
-    with contextlib.suppress(Enough), tempfile.TemporaryDirectory() as output:
-        train_with(Measure(), output_dir=output, epochs=100, log_every=1000, **options)
-
-
-# Enough texts that the steps measured lie within an epoch: its end has a validation and a
-# checkpoint.
-def step_options(kind: str, batch: int, shape: tuple[int, int, int]) -> dict[str, Any]:
-    return {
-        "dataset": write_texts("long", 3000 if small else 15000, 120), "model_name": write_model(kind, *shape),
-        "batch_size": batch, "precision": "bf16-mixed" if device == "cuda" else "32-true",
-        "compile": device == "cuda" and not small,
-    }  # fmt: skip
-
-
-def step() -> Iterator[Row]:
-    cases = [
-        ("tiny CNN", "bytecnn", 64, 1.5, (64, 2, 2)),
-        ("encoder", "bert", 8, 1.03, (1024, 24, 16)),
-    ]
-    for title, kind, batch, limit, shape in cases[: 1 if small else 2]:
-        options = step_options(kind, batch, shape)
-        steps, skipped = (20, 4) if small else (100, 40)
-        times: list[tuple[float, float]] = []
-        for _ in range(3):
-            ours, hand = Stopwatch(), Stopwatch()
-            trained_loop(options, steps, skipped, ours)
-            hand_loop(options, steps, skipped, hand)
-            times.append((ours.seconds / steps, hand.seconds / steps))
-        ratios = sorted(ours / hand for ours, hand in times)
-        spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
-        detail = f"{1000 * statistics.median(ours for ours, _ in times):.2f} ms; {spread}"
-        yield row(
-            f"step {title} over hand-written",
-            ratios[1],
-            None if small else limit,
-            "",
-            detail=detail,
-        )
-
-
-def sync() -> Iterator[Row]:
-    import warnings
-
-    import torch
-
-    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (
-        device == "cuda"
-    )
-    waiting = (
-        "aten::_local_scalar_dense",
-        "cudaStreamSynchronize",
-        "cudaDeviceSynchronize",
-        "cudaEventSynchronize",
-    )
-    counts = {}
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for name, loop in (("hand", hand_loop), ("ours", trained_loop)):
-            profiler = torch.profiler.profile(activities=kinds)
-            loop(step_options("bytecnn", 64, (64, 2, 2)), 10, 4, profiler)
-            events = profiler.events()
-            waits = sum(event.name in waiting for event in events) / 10
-            # On a GPU a copy is three events, of torch, of CUDA and of the device: the last is
-            # counted.
-            copies = (
-                sum(
-                    each.name.startswith("Memcpy")
-                    if device == "cuda"
-                    else each.name == "aten::copy_"
-                    for each in events
-                )
-                / 10
-            )
-            counts[name] = waits, copies
-        if device == "cuda":  # once more, for the lines of code that wait
-            torch.cuda.set_sync_debug_mode("warn")
-            trained_loop(step_options("bytecnn", 64, (64, 2, 2)), 10, 4, contextlib.nullcontext())
-            torch.cuda.set_sync_debug_mode("default")
-    sites = sorted(
-        {f"{Path(w.filename).name}:{w.lineno}" for w in said if "synchroniz" in str(w.message)}
-    )
-    # A CPU's copies are casts as well, of the norm that clips: no host waits for them.
-    limits = (("host waits", 0), ("copies", 4 if device == "cuda" else None))
-    for number, (title, limit) in enumerate(limits):
-        more = counts["ours"][number] - counts["hand"][number]
-        detail = f"{counts['ours'][number]:g}, hand-written {counts['hand'][number]:g}; {' '.join(sites)}"
-        yield row(f"sync {title} per step more than hand-written", more, limit, "", detail=detail)
-
-
-def compiles() -> Iterator[Row]:
-    import torch
-    from torch._dynamo.callback import callback_handler
-
-    from model import build
-
-    count: list[int] = []
-    torch._dynamo.reset()
-    callback_handler.register_start_callback(lambda *_: count.append(1))
-    torch.manual_seed(0)
-    net = build("bytecnn", [*ALPHABETS]).to(device)
-    net.compile(dynamic=True, backend="eager" if small else "inductor")
-    for rows, length in [*((16, 5 + 3 * i) for i in range(20)), (7, 11), (3, 40), (2, 9)]:
-        ids = torch.randint(1, 257, (rows, length), device=device)
-        net(ids, torch.ones_like(ids)).sum().backward()
-    yield row("compile graphs for 20 lengths and 3 odd batches", len(count), 4, "compilations")
-
-
-def host_memory() -> int:
-    """Bytes: pinned by torch so far on a GPU; else the most that this process has had."""
-    import torch
-
-    if device == "cuda":
-        return int(torch.cuda.host_memory_stats()["allocated_bytes.peak"])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def checkpoint() -> Iterator[Row]:
-    import torch
-
-    from smlightning.checkpoints import files as checkpoint_files
-    from smlightning.checkpoints import reader
-    from smlightning.checkpoints.position import Position
-    from smlightning.checkpoints.writer import CheckpointWriter
-    from smlightning.cluster import session
-
-    for millions in (5,) if small else (350, 1000):
-        size = millions * 10**6 // 20
-        content: dict[str, Any] = {
-            "state_dict": {f"layer{i}": torch.ones(size, device=device) for i in range(20)}
-        }
-        content["optimizer_states"] = [
-            {
-                name: {key: value * 0.5 for key, value in content["state_dict"].items()}
-                for name in ("first", "second")
-            }
-        ]
-        total = 12e-9 * millions * 10**6  # GB
-        disk = CheckpointWriter(place / f"checkpoint{millions}")
-        before = host_memory()
-        stalls, writes = [], []
-        for number in range(3):
-            began = time.perf_counter()
-            disk.write(content, Position(step=number))
-            wait_for_device()  # a step that follows waits for the copy
-            stalls.append(time.perf_counter() - began)
-            disk.finish()
-            writes.append(time.perf_counter() - began)
-        memory = (host_memory() - before) / 2**30
-        name, rate = f"checkpoint {millions} M parameters", 5.0 if device == "cuda" else 1.0
-        yield row(
-            f"{name} stall",
-            min(stalls[1:]),
-            total / rate + (0.5 if small else 0.05),
-            "s",
-            detail=f"the first {stalls[0]:.2f} s",
-        )
-        yield row(
-            f"{name} write", total / min(writes[1:]), 0.01 if small else 0.1, "GB/s", least=True
-        )
-        # torch makes a pinned block a power of two: of 20 equal tensors each may take twice its
-        # size. On a CPU the process has had that memory before, for other questions.
-        most = 2.0 * total / 1.0737 + 0.2 if device == "cuda" else None
-        yield row(f"{name} memory", memory, most, "GiB of the host")
-        path = checkpoint_files.newest(place / f"checkpoint{millions}")
-        assert path
-        session.current_cluster.cache_clear()
-        began = time.perf_counter()
-        loaded = reader.read(
-            path, checkpoint_files.checksum(path), path.parent, reader.ShardFiles(), False
-        )
-        for part in (loaded["state_dict"], *loaded["optimizer_states"][0].values()):
-            for tensor in part.values():
-                tensor.to(device)
-        wait_for_device()
-        yield row(f"{name} resume", time.perf_counter() - began, total / 0.3 + 1, "s")
-        disk.finish()
-        for left in path.parent.iterdir():
-            left.unlink()
-    options = {
-        "epochs": 1000,
-        "batch_size": 16,
-        "log_every": 5,
-        "output_dir": str(place / "stopped"),
-    }
-    job = start(0, 1, "", options, place / "stopped.txt")
-    wait_until(lambda: "step=5 " in (place / "stopped.txt").read_text(), job)
-    began = time.monotonic()
-    job.send_signal(signal.SIGTERM)
-    status = job.wait(60)
-    yield row(
-        "checkpoint signal to exit", time.monotonic() - began, 10, "s", detail=f"status {status}"
-    )
-    yield row("checkpoint status after a signal", status, 143, "", least=True)
-
-
-FAULT = """
-import os, signal, sys, time
-import train
-from smlightning.training import imports
-imports.lightning()
-import model
-original = model.Model.training_step
-def step(self, batch, i):
-    if os.environ.get("RANK") == "1" and self.global_step == 6:
-        print("it happens", flush=True)
-        {fault}
-    return original(self, batch, i)
-model.Model.training_step = step
-from smlightning.cluster import signals
-sys.exit(signals.run(train.train, signals.begin(train.parse)))
+import common
+from common import HERE, ROOT, Run, words
+
+LABELS = {"first": "abcdefgh", "second": "ijklmnop", "third": "qrstuvwx"}
+LARGE = {
+    "hidden": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+GPT2 = {"layers": 12, "width": 768, "heads": 12, "max_length": 1024, "batch_size": 16}
+# Dense bfloat16 FLOPs per second, from NVIDIA's data sheets (half of those "with sparsity"), by
+# words of the device's name.
+PEAKS = {
+    "A100": 312e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+}
+BERT = """
+import sys, json
+from smlightning.testing.checkpoints import write_bert
+write_bert(__import__("pathlib").Path(sys.argv[1]), "abcdefghijklmnopqrstuvwxyz", **json.loads(sys.argv[2]))
 """
-FAULTS = {  # what rank 1 does, the statuses, and what the failure file of rank 0 says; seconds until both have ended
-    "raises": (
-        "raise ValueError('a broken cable')",
-        {1},
-        r"rank 1 on host algo-2 failed: ValueError: a broken cable",
-        20,
-    ),
-    "is killed": (
-        "os.kill(os.getpid(), signal.SIGKILL)",
-        {1, -9, -6},
-        r"rank 1 on host algo-2",
-        60,
-    ),
-    "sleeps": ("time.sleep(600)", {1}, r"rank 1 on host algo-2 stopped taking part", 60),
-    "is told to stop": ("os.kill(os.getpid(), signal.SIGTERM)", {143}, "", 20),
-}
+LLAMA = """
+import sys, json, torch
+from pathlib import Path
+from smlightning.testing.checkpoints import write_letters_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+path = Path(sys.argv[1])
+size = write_letters_tokenizer(path, "abcdefghijklmnopqrstuvwxyz")
+torch.manual_seed(0)
+shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+config = LlamaConfig(vocab_size=size, bos_token_id=2, eos_token_id=3, **{**shape, **json.loads(sys.argv[2])})
+LlamaForCausalLM(config).save_pretrained(path)
+tokens = json.loads((path / "tokenizer_config.json").read_text())
+(path / "tokenizer_config.json").write_text(json.dumps({**tokens, "eos_token": "[SEP]"}))
+"""
 
 
-def start(
-    rank: int, world: int, script: str, options: dict[str, Any], log: Path, port: int = 0
-) -> Any:
-    """A process of train.py; with more than one rank each stands for a host of its own."""
-    env = {
-        k: v
-        for k, v in os.environ.items()
-        if not re.match(r"SM_|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$", k)
+@dataclass(frozen=True)
+class Answer:
+    """One line of the report; `passed` is None where the value is only reported."""
+
+    name: str
+    expected: str
+    found: str
+    passed: bool | None
+
+
+@dataclass(frozen=True)
+class Question:
+    text: str
+    ask: Callable[["Lab"], Iterator[Answer]]
+    gpus: int  # that it needs
+
+
+QUESTIONS: dict[str, Question] = {}
+
+
+def question(text: str, gpus: int = 0) -> Callable[[Any], Any]:
+    """Register a function that yields answers, by its name."""
+
+    def register(ask: Any) -> Any:
+        QUESTIONS[ask.__name__.replace("_", "-")] = Question(text, ask, gpus)
+        return ask
+
+    return register
+
+
+class Lab:
+    """Projects, models and data, made when first used."""
+
+    def __init__(self, folder: Path, on_gpu: bool, small: bool) -> None:
+        self.folder, self.on_gpu, self.small = folder, on_gpu, small
+        self.runs = 0
+
+    def project(self, task: str) -> Path:
+        place = self.folder / task
+        if not place.exists():
+            common.generate(self.folder, task=task)
+            draw = random.Random(0)
+            lines = ["text,label"]
+            for number in range(3000):
+                label = [*LABELS][number % 3]
+                text = "".join(draw.choices(LABELS[label], k=draw.randint(1, 120)))
+                lines.append(f"{text},{label if draw.random() < 0.9 else 'first'}")
+            (place / "texts.csv").write_text("\n".join(lines))
+        return place
+
+    def model(self, script: str, **shape: int) -> str:
+        """A checkpoint with random weights."""
+        text = json.dumps(shape)
+        place = self.folder / f"model-{abs(hash((script, text)))}"
+        if not place.exists():
+            Run(self.project("text-classification"), ["-c", script, str(place), text]).succeed()
+        return str(place)
+
+    def start(
+        self, task: str, probe: str = "", ranks: int = 1, hosts: bool = True,
+        variables: dict[str, str] | None = None, **options: Any,
+    ) -> tuple[Run, Path]:  # fmt: skip
+        """train.py, with a probe of watch.py's; its output folder, new unless it is an option."""
+        self.runs += 1
+        project = self.project(task)
+        chosen: dict[str, Any] = {"dataset": "texts.csv", "batch_size": 16, "epochs": 99}
+        chosen |= {"output_dir": f"outputs{self.runs}", **options}
+        if task == "language-model" and "model_name" not in options:
+            chosen = {"width": 32, "layers": 2, "heads": 2, "max_length": 64, **chosen}
+        program = [common.WATCH, probe] if probe else ["src/train.py"]
+        facts = {"FACTS": str(project / "facts.json"), **(variables or {})}
+        run = Run(project, [*program, *words(chosen)], ranks, hosts, **facts)
+        return run, project / str(chosen["output_dir"])
+
+    def train(self, task: str, *, limit: float = 900, **options: Any) -> tuple[Run, Path]:
+        run, output = self.start(task, **options)
+        return run.succeed(limit), output
+
+    def facts(self, task: str, probe: str, **options: Any) -> dict[str, Any]:
+        """What a probe measured."""
+        (self.project(task) / "facts.json").unlink(missing_ok=True)
+        self.train(task, probe=probe, **options)
+        return json.loads((self.project(task) / "facts.json").read_text())
+
+    def benchmark(self, name: str, *arguments: str) -> Any:
+        """What another benchmark writes as JSON."""
+        report = self.folder / "report.json"
+        command = [sys.executable, str(HERE / name), *arguments, "--json", str(report)]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if not report.exists():
+            raise RuntimeError((ended.stdout + ended.stderr)[-800:])
+        found = json.loads(report.read_text())["found"]
+        report.unlink()
+        return found
+
+
+def gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def at_most(name: str, value: float, most: float, unit: str = "", more: str = "") -> Answer:
+    return Answer(name, f"≤ {most:g} {unit}", f"{value:.4g} {unit} {more}", value <= most)
+
+
+# The questions, in the order in which they are asked
+
+
+@question("Does a run end well: train, test, save, predict, resume (loader workers by default)?")
+def whole_run(lab: Lab) -> Iterator[Answer]:
+    for task in ("text-classification", "language-model")[: 1 if lab.small else 2]:
+        run, output = lab.train(task, max_steps=12, checkpoint_steps=5)
+        last = [line for line in run.text().splitlines() if line.startswith("test/")]
+        yield Answer(f"{task}: test", "a line test/…", " ".join(last), bool(last))
+        program = ["src/predict.py", "abc", "--model_dir", str(output / "model")]
+        said = Run(lab.project(task), program).succeed().text().strip()
+        yield Answer(f"{task}: predict", "an answer", said[:80], "abc" in said)
+        path = str(
+            max((output / "checkpoints").glob("*.ckpt"), key=lambda each: each.stat().st_mtime)
+        )
+        again, _ = lab.train(task, max_steps=16, output_dir=output.name, resume=path)
+        lines = [line for line in again.text().splitlines() if line.startswith("resume: ")]
+        yield Answer(
+            f"{task}: resume", "resume: from …", " ".join(lines), "from" in " ".join(lines)
+        )
+
+
+def differing(one: Any, other: Any) -> int:
+    """How many tensors and numbers differ in any bit."""
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        return int(not torch.equal(one, other))
+    if isinstance(one, dict):
+        return sum(differing(one[key], other[key]) for key in one)
+    return sum(map(differing, one, other)) if isinstance(one, list | tuple) else int(one != other)
+
+
+@question("Is a run that was killed and resumed equal to the undisturbed one, bit for bit?")
+def exact(lab: Lab) -> Iterator[Answer]:
+    bert = {"hidden": 64}
+    kinds: dict[str, tuple[str, dict[str, Any]]] = {
+        "bytelm": ("language-model", {}),
+        "bytecnn": ("text-classification", {}),
     }
-    env |= {"PYTHONPATH": os.pathsep.join(PATHS)}
-    if device == "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = ""
-    if world > 1:
-        hosts = [f"algo-{i + 1}" for i in range(world)]
-        env |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-        }
-        env |= {
-            "SM_HOSTS": json.dumps(hosts),
-            "SM_CURRENT_HOST": hosts[rank],
-            "MASTER_ADDR": "127.0.0.1",
-        }
-        env |= {"MASTER_PORT": str(port), "SM_OUTPUT_DIR": str(log.parent)}
-        # NCCL refuses a GPU twice on one host; by this it believes in two, which reach each other
-        # by sockets.
-        env |= {"NCCL_HOSTID": hosts[rank], "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-        env |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    words = {
-        "dataset": write_texts("short", 200, 12),
-        "data_dir": str(place / "prepared"),
-        "num_workers": 0,
-        **options,
-    }
-    arguments = [part for key, value in words.items() for part in (f"--{key}", str(value))]
-    command = [sys.executable, *(["-c", script] if script else [str(SRC / "train.py")]), *arguments]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as file:
-        return subprocess.Popen(command, env=env, stdout=file, stderr=file, cwd=place)
-
-
-def wait_until(ready: Callable[[], bool], job: Any) -> None:
-    until = time.monotonic() + 120
-    while not ready():
-        if time.monotonic() > until or (job.poll() is not None and not ready()):
-            raise RuntimeError(f"a run ended with {job.poll()} before it was looked at")
-        time.sleep(0.05)
-
-
-def two_ranks() -> Iterator[Row]:
-    from smlightning.checkpoints import files as checkpoint_files
-    from smlightning.testing import processes
-
-    for name, (fault, statuses, words, limit) in FAULTS.items():
-        if small and name in ("is killed", "sleeps"):
-            continue  # benchmarks/stress.py does that on gloo
-        port = processes.free_port()
+    precisions = ["32-true"]
+    if not lab.small:
+        kinds["bert"] = ("text-classification", {"model_name": lab.model(BERT, **bert)})
+        kinds["bert LoRA"] = ("text-classification", {**kinds["bert"][1], "lora_rank": 4})
+        llama = {"model_name": lab.model(LLAMA), "max_length": 64}
+        kinds["llama"] = ("language-model", llama)
+        kinds["llama LoRA"] = ("language-model", {**llama, "lora_rank": 4})
+        kinds["llama fsdp"] = ("language-model", {**llama, "strategy": "fsdp", "ranks": 2})
+        precisions = ["32-true", "bf16-mixed", "16-mixed"] if lab.on_gpu else precisions
+    cases = [(kind, precision, False, True) for kind in kinds for precision in precisions]
+    if lab.on_gpu:
+        cases += [(kind, "bf16-mixed", True, True) for kind in kinds]
+        cases += [(kind, "bf16-mixed", False, False) for kind in kinds]
+    for kind, precision, compiled, deterministic in cases[: 1 if lab.small else None]:
+        task, more = kinds[kind]
         options = {
-            "epochs": 100,
-            "batch_size": 8,
-            "hang_seconds": 30,
-            "output_dir": str(place / name.replace(" ", "-")),
+            **more,
+            "precision": precision,
+            "compile": compiled,
+            "deterministic": deterministic,
         }
-        folders = [place / f"{name.replace(' ', '-')}{rank}" for rank in range(2)]
-        script = FAULT.format(fault=fault)
-        jobs = [
-            start(rank, 2, script, options, folders[rank] / "log.txt", port) for rank in range(2)
-        ]
+        options |= {"max_steps": 9, "checkpoint_steps": 2}
+        name = (
+            f"{kind} {precision}{' compiled' * compiled}{'' if deterministic else ' free kernels'}"
+        )
+        fixed = {"variables": {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}}
         try:
-            wait_until(lambda log=folders[1] / "log.txt": "it happens" in log.read_text(), jobs[1])
-            began = time.monotonic()
-            found = [job.wait(150) for job in jobs]
-            seconds = time.monotonic() - began
-        finally:
-            for job in jobs:
-                job.kill()
-        logs = [(folder / "log.txt").read_text() for folder in folders]
-        failure = (folders[0] / "failure").read_text() if (folders[0] / "failure").exists() else ""
-        good = set(found) <= statuses and bool(re.search(words, failure))
-        detail = f"statuses {found}; {failure or logs[0][-200:]}"
-        yield row(f"ranks one {name}: right ends", float(good), 1, "", least=True, detail=detail)
-        yield row(f"ranks one {name}: until both have ended", seconds, limit, "s")
-    # The last were stopped: when it resumes, DDP on several GPUs is called otherwise than on one.
-    assert name == "is told to stop"
-    path = checkpoint_files.newest(Path(str(options["output_dir"])) / "checkpoints")
-    assert path, "the run that was stopped left no checkpoint"
-    done = int(path.name.partition("-step")[2].partition("-")[0])
-    options |= {"epochs": done // 10 + 2, "resume": str(path)}  # ten global batches an epoch
-    jobs = [start(rank, 2, "", options, folders[rank] / "resumed.txt", port) for rank in range(2)]
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        jobs[0].wait(120), jobs[1].wait(30)
-    found = [job.poll() for job in jobs]  # None: it hangs
-    for job in jobs:
-        job.kill()
-    said = (folders[0] / "resumed.txt").read_text()
-    good = found == [0, 0] and "resume: from" in said
-    yield row(
-        "ranks both resume",
-        float(good),
-        1,
-        "",
-        least=True,
-        detail=f"statuses {found}; {said[-200:]}",
+            states = [
+                common.weights(lab.train(task, **fixed, **options)[1]) for _ in range(2 - lab.small)
+            ]
+            killed, output = lab.start(task, "is_killed", **fixed, **options)
+            killed.wait(600)
+            resumed, _ = lab.train(task, output_dir=output.name, **fixed, **options)
+            states.append(common.weights(output))
+        except Exception as error:  # the other cases are tried all the same
+            yield Answer(name, "0 tensors differ", str(error)[-300:], False)
+            continue
+        parts = [[state["state_dict"], state["optimizer_states"]] for state in states]
+        for title, other in zip(
+            ("resumed", "once more")[: len(parts) - 1], parts[:0:-1], strict=True
+        ):
+            count = differing(parts[0], other) + ("resume: from" not in resumed.text())
+            judged = count == 0 if deterministic else None
+            yield Answer(f"{name}: {title}", "0 tensors differ", str(count), judged)
+
+
+@question("Has FSDP the numbers of DDP, with 2 and 4 ranks and with replicas?")
+def sharded(lab: Lab) -> Iterator[Answer]:
+    more = ["--small"] if lab.small else ["--steps", "20"]
+    # TF32 and the order of NCCL's sums make more of a difference than a CPU has.
+    found = lab.benchmark(
+        "sharding.py",
+        "--hosts",
+        *more,
+        *(["--most", "1e-3", "--precision", "32-true"] * lab.on_gpu),
+    )
+    for each in found:
+        differences = f"loss {each['loss']:.1e}, weight {each['weight']:.1e}"
+        yield Answer(each["run"], "near", differences, each["near"])
+    if lab.on_gpu:
+        options: dict[str, Any] = {"compile": True, "gradient_checkpointing": True, "max_steps": 9}
+        options |= {"model_name": lab.model(LLAMA), "max_length": 64, "ranks": 2}
+        for strategy in ("ddp", "fsdp"):
+            run, _ = lab.train("language-model", strategy=strategy, **options)
+            ended = run.text().splitlines()[-1]
+            yield Answer(f"compile with checkpointing, {strategy}", "ends", ended, True)
+
+
+@question("Does each rank keep to its own GPU?", gpus=2)
+def contexts(lab: Lab) -> Iterator[Answer]:
+    ranks = gpus()
+    options: dict[str, Any] = {"checkpoint_steps": 5, "max_steps": 100_000, "strategy": "fsdp"}
+    run, output = lab.start("language-model", ranks=ranks, hosts=False, log_every=20, **options)
+    run.wait_for("step=40")
+    query = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader"]
+    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    run.kill()
+    own = {str(process.pid) for process in run.processes}
+    pairs = {tuple(line.split(", ")) for line in lines}
+    most = max(sum(pair[1] == pid for pair in pairs) for pid in own)
+    yield Answer("GPUs of a process, at most", "1", str(most), most == 1)
+
+
+@question("Do GPU and host need what `smlightning estimate` says?", gpus=1)
+def memory(lab: Lab) -> Iterator[Answer]:
+    large = {"model_name": lab.model(BERT, **LARGE), "dataset": "cldr", "batch_size": 32}
+    cases = {
+        "bytecnn": ("text-classification", {"dataset": "cldr", "batch_size": 64}),
+        "BERT-large": ("text-classification", large),
+        "bytelm of GPT-2's size": ("language-model", {**GPT2, "dataset": "stdlib"}),
+    }
+    for name, (task, options) in cases.items():
+        facts = lab.facts(task, "memory", max_steps=30, checkpoint_steps=10, **options)
+        project = lab.project(task)
+        job = project / "job.toml"
+        text = re.sub(
+            r'(?m)^instance_type = ".*"', 'instance_type = "ml.g6e.xlarge"', job.read_text()
+        )
+        job.write_text(re.sub(r"(?m)^instance_count = .*", "instance_count = 1", text))
+        report = project / "estimate.json"
+        program = ["-m", "smlightning", "estimate", "--json", str(report), "--", *words(options)]
+        Run(project, program).wait(600)
+        total = json.loads(report.read_text())["memory"]["total"]
+        share = facts["reserved"] / total
+        found = f"{share:.2f} reserved, {facts['allocated'] / total:.2f} allocated of {gib(total)}"
+        yield Answer(f"{name}: of the estimate", "0.6 to 1.1 reserved", found, 0.6 <= share <= 1.1)
+        host = f"{gib(facts['host'])} resident, {gib(facts['pinned'])} of it pinned"
+        yield Answer(f"{name}: of the host", "-", host, None)
+
+
+@question("How often does the host wait for the GPU in a step, and in a validation batch?")
+def waits(lab: Lab) -> Iterator[Answer]:
+    for name, facts in profiles(lab, "profile"):
+        for kind in ("train", "validation"):
+            if f"{kind} waits" in facts:
+                yield at_most(f"{name}: {kind}", facts[f"{kind} waits"], 0, "waits")
+        kernels = facts["train attention"]
+        wrong = [each for each in kernels if "math" in each]
+        if kernels:
+            found = ", ".join(each[:60] for each in kernels)
+            yield Answer(
+                f"{name}: attention", "none named math", found, not wrong if lab.on_gpu else None
+            )
+
+
+@question("What does clipping cost in a step?")
+def clip(lab: Lab) -> Iterator[Answer]:
+    for name, facts in profiles(lab, "clip"):
+        cost = f"{facts['clip ms']:.2f} ms"
+        yield at_most(f"{name}: clip", facts["train clip operations"], 60, "operations", cost)
+
+
+def profiles(lab: Lab, probe: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The facts of each model; of a CPU in small only the language model's."""
+    cases: dict[str, tuple[str, dict[str, Any]]] = {"bytelm": ("language-model", {})}
+    if not lab.small:
+        shape = LARGE if lab.on_gpu else {"hidden": 64}
+        cases["bert"] = ("text-classification", {"model_name": lab.model(BERT, **shape)})
+        cases["bytecnn"] = ("text-classification", {})
+    for name, (task, options) in cases.items():
+        chosen = {"max_steps": 14, "val_check_steps": 13, "epochs": 1, "num_workers": 0, **options}
+        yield name, lab.facts(task, probe, **chosen)
+
+
+@question(
+    "Is a step as fast as a hand-written loop's, and how much of the GPU does it use?", gpus=1
+)
+def step(lab: Lab) -> Iterator[Answer]:
+    bert = [
+        "--model_name",
+        lab.model(BERT, **LARGE),
+        "--batch_size",
+        "8",
+        "--precision",
+        "bf16-mixed",
+    ]
+    lm = [
+        "--task",
+        "language-model",
+        "--precision",
+        "bf16-mixed",
+        "--compile",
+        "true",
+        *words(GPT2),
+    ]
+    for name, most, more in (
+        ("bytecnn", 1.5, []),
+        ("BERT-large", 1.03, bert),
+        ("bytelm", 1.03, lm),
+    ):
+        common_part = [
+            "--ranks",
+            "1",
+            "--rounds",
+            "2",
+            "--steps",
+            "100",
+            "--variants",
+            "train.py",
+            "by hand",
+        ]
+        facts = lab.benchmark("steps_per_second.py", *common_part, *more)["1 rank"]
+        value = facts["step by hand"]["ratio"][0]
+        spread = common.shown(facts["step by hand"]["ratio"])
+        yield at_most(f"{name}: train.py over by hand", value, most, "", spread)
+        if name == "bytelm":
+            seconds = facts["step train.py"]["ms"] / 1000
+            layers, width, length = GPT2["layers"], GPT2["width"], GPT2["max_length"]
+            matrices = layers * 12 * width**2 + width * 257
+            # PaLM, appendix B: 6 N + 12 · layers · width · length per token
+            flops = (6 * matrices + 12 * layers * width * length) * length * GPT2["batch_size"]
+            peak = next((PEAKS[each] for each in PEAKS if each in device_name()), None)
+            share = f"{flops / seconds / peak:.3f}" if peak else "data sheet not known here"
+            yield Answer("bytelm: model FLOPs utilisation", "-", share, None)
+
+
+@question("How many graphs does torch.compile make for batches of all lengths?", gpus=1)
+def compiled(lab: Lab) -> Iterator[Answer]:
+    facts = lab.facts("text-classification", "memory", compile=True, max_steps=100)
+    yield at_most("bytecnn", facts["graphs"], 4, "graphs")
+
+
+@question("How long does training wait for a checkpoint?", gpus=1)
+def checkpoint(lab: Lab) -> Iterator[Answer]:
+    found = lab.benchmark("checkpoints.py", "--width", "2048", "--rounds", "3")["train.py"]
+    rate = found["bytes"] / min(found["seconds"]) / 1e9
+    yield Answer("1 state", "≥ 5 GB/s", f"{rate:.1f} GB/s of {found['bytes'] / 1e9:.1f}", rate >= 5)
+
+
+@question("Does a signal end a run in time, with a checkpoint?")
+def stop(lab: Lab) -> Iterator[Answer]:
+    run, output = lab.start("text-classification", log_every=5)
+    run.wait_for("step=5 ")
+    began = time.monotonic()
+    run.processes[0].send_signal(signal.SIGTERM)
+    status = run.wait(60)[0]
+    seconds = time.monotonic() - began
+    saved = len([*(output / "checkpoints").glob("*.ckpt")])
+    found = f"status {status} in {seconds:.1f} s, {saved} checkpoints"
+    yield Answer(
+        "SIGTERM",
+        "status 143 in 10 s, a checkpoint",
+        found,
+        status == 143 and seconds <= 10 and saved > 0,
     )
 
 
-def utilisation() -> Iterator[Row]:
-    """In a process of its own: its task is the other one."""
-    report = place / "mfu.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "mfu.py"), "--device", device]
-    command += ["--json", str(report), *(["--small"] if small else [])]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    if not report.exists():
-        raise RuntimeError(ended.stderr.strip()[-300:] or f"status {ended.returncode}")
-    yield from json.loads(report.read_text())
-
-
-QUESTIONS = {
-    "exact": exact,
-    "step": step,
-    "sync": sync,
-    "compile": compiles,
-    "checkpoint": checkpoint,
-    "mfu": utilisation,
-    "ranks": two_ranks,
+FAULTS: dict[
+    str, tuple[set[int], str, bool]
+] = {  # statuses; rank 0's failure; whether a CPU shows it
+    "raises": ({1}, "rank 1 on host algo-2 failed: ValueError: a broken cable", True),
+    "aborts": ({1, -6}, "rank 1 on host algo-2", True),
+    "is_killed": ({1, -9, -6}, "rank 1 on host algo-2", False),
+    "sleeps": ({1, -6}, "rank 1 on host algo-2 stopped taking part", False),
+    "is_stopped": ({143}, "", False),
+    "out_of_memory": ({1}, "(?i)memory", False),
 }
 
 
-def markdown(facts: dict[str, Any], rows: list[Row]) -> str:
-    lines = ["# What a GPU answers", "", "Written by `make gpu`."]
-    if facts["device"] == "CPU":
-        lines += [
-            "",
-            "**No GPU has answered yet: this is the small run on a CPU, which proves the questions alone.**",
-        ]
-    lines += ["", ", ".join(f"{key}: {value}" for key, value in facts.items()), ""]
-    lines += ["| name | value | limit | | detail |", "|---|---|---|---|---|"]
-    for each in rows:
-        detail = each["detail"].replace("|", "/").replace(str(place), "…").replace(str(SRC), "src")
-        verdict = {True: "PASS", False: "**FAIL**", None: "not judged"}[each["passed"]]
-        lines.append(
-            f"| {each['name']} | {each['value']:.4g} {each['unit']} | {shown(each['limit'])} | {verdict} | {detail} |"
-        )
-    return "\n".join(lines) + "\n"
+@question("When one of two ranks fails, do both end in time, and does the failure name the cause?")
+def faults(lab: Lab) -> Iterator[Answer]:
+    for name, (statuses, expected, by_cpu) in FAULTS.items():
+        if not lab.on_gpu and not by_cpu:
+            continue  # stress.py shows it on gloo
+        options: dict[str, Any] = {"hang_seconds": 30, "num_workers": 0, "batch_size": 8}
+        run, output = lab.start("text-classification", name, ranks=2, **options)
+        run.wait_for("it happens", rank=1)
+        began = time.monotonic()
+        found = run.wait(150)
+        seconds = time.monotonic() - began
+        said = run.failure() or run.tail(0)[-200:]
+        good = set(found) <= statuses and bool(re.search(expected, said)) and seconds <= 60
+        text = f"statuses {found} in {seconds:.0f} s: {said[:400]}"
+        yield Answer(name, f"{sorted(statuses)} in 60 s: {expected}", text, good)
+        if name == "aborts":
+            last = run.failure(1)
+            yield Answer("last words of SIGABRT", "its own failure says so", last or "none", None)
+        if name == "is_stopped":
+            again, _ = lab.start(
+                "text-classification", ranks=2, output_dir=output.name, **{**options, "epochs": 1}
+            )
+            text = f"statuses {again.wait(200)}"
+            yield Answer("both resume", "resume: from", text, "resume: from" in again.text())
+
+
+@question("Does the failure hold NCCL's own reason?", gpus=1)
+def nccl_error(lab: Lab) -> Iterator[Answer]:
+    wrong = {"variables": {"NCCL_SOCKET_IFNAME": "missing0"}}
+    run, _ = lab.start("text-classification", ranks=2, max_steps=5, **wrong)
+    statuses = run.wait(300)
+    said = run.failure() or run.tail(0)[-300:]
+    good = 0 not in statuses and bool(re.search("(?i)no socket interface|missing0", said))
+    yield Answer("no such interface", "its name or 'no socket interface'", said[:400], good)
+
+
+@question("Is a step of 40 s, the same on all ranks, no hang?", gpus=1)
+def slow_step(lab: Lab) -> Iterator[Answer]:
+    run, _ = lab.start("text-classification", "slow_step", ranks=2, max_steps=9)
+    statuses = run.wait(300)
+    yield Answer("slow step", "[0, 0]", f"{statuses} {run.failure()[:200]}", statuses == [0, 0])
+
+
+@question("Does memory fragment over 1,000 batches of different lengths?", gpus=1)
+def fragments(lab: Lab) -> Iterator[Answer]:
+    model = lab.model(BERT, **{**LARGE, "num_hidden_layers": 6})
+    facts = lab.facts("text-classification", "memory", model_name=model, max_steps=1000)
+    yield at_most("reserved over allocated", facts["reserved"] / facts["allocated"], 1.5)
+
+
+@question("How fast are several GPUs, and how do they scale?", gpus=2)
+def scaling(lab: Lab) -> Iterator[Answer]:
+    speeds = {}
+    for ranks in (1, gpus()):
+        options = {**GPT2, "dataset": "stdlib", "max_steps": 120, "ranks": ranks, "hosts": False}
+        run, _ = lab.train("language-model", log_every=20, **options)
+        speeds[ranks] = float(re.findall(r"samples_per_second=([0-9.e+]+)", run.text())[-1])
+        for line in re.findall(r".*bus bandwidth.*", run.text()):
+            yield Answer(f"bus bandwidth of {ranks}", "as nccl-tests", line, None)
+    share = speeds[gpus()] / speeds[1] / gpus()
+    yield Answer(f"speed of {gpus()} over 1 each", "≥ 0.85", f"{share:.3f}", share >= 0.85)
+
+
+def gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
+def driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[0]
 
 
 def main() -> int:
-    global device, small, place
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser_of(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--small", action="store_true", help="few and small cases")
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=[*QUESTIONS])
-    parser.add_argument("--json", default=str(ROOT / "build" / "gpu.json"))
-    parser.add_argument(
-        "--markdown", help="default: docs/measurements_gpu.md on a GPU, nothing on a CPU"
-    )
     arguments = parser.parse_args()
-    device, small = arguments.device, arguments.small
-    if device == "cpu":
+    on_gpu = arguments.device == "cuda"
+    if not on_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from smlightning.training import imports
-
-    imports.lightning()
-    import pytorch_lightning
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        sys.exit(
-            f"error: torch {torch.__version__} sees no GPU; run this on a CUDA machine, or with --device cpu --small."
+    elif not gpus():
+        print(
+            "error: torch sees no GPU; run this on a CUDA machine, or with --device cpu --small",
+            file=sys.stderr,
         )
-    facts = {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU", "torch": torch.__version__,
-        "lightning": pytorch_lightning.__version__, "Python": platform.python_version(),
-    }  # fmt: skip
-    rows: list[Row] = []
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
-        place = Path(folder)
+        return 2
+    facts = {"device": device_name(), **common.versions()} | (
+        {"driver": driver()} if on_gpu else {}
+    )
+    rows: list[dict[str, Any]] = []
+
+    def report(asked: Question, answer: Answer, seconds: float, verdict: str = "") -> None:
+        verdict = verdict or {True: "PASS", False: "FAIL", None: "reported"}[answer.passed]
+        found = " ".join(answer.found.split())
+        row = {**asdict(answer), "question": asked.text, "found": found, "verdict": verdict}
+        rows.append({**row, "seconds": round(seconds, 1)})
+        cells = (answer.name, asked.text, answer.expected, found, verdict, f"{seconds:.0f} s")
+        print(" | ".join(cells), flush=True)
+
+    with common.folder() as folder:
+        lab = Lab(folder, on_gpu, arguments.small)
         for name in arguments.only:
+            asked = QUESTIONS[name]
             since = time.monotonic()
+            if asked.gpus > (gpus() if on_gpu else 0):
+                needs = "needs a GPU" if asked.gpus == 1 else f"needs {asked.gpus} GPUs"
+                report(asked, Answer(name, "-", "-", None), 0.0, needs)
+                continue
             try:
-                for each in QUESTIONS[name]():
-                    rows.append(each)
-                    verdict = {True: "PASS", False: f"FAIL {each['detail']}", None: "not judged"}[
-                        each["passed"]
-                    ]
-                    print(
-                        f"{each['name']} {each['value']:.4g} {shown(each['limit'])} {verdict}",
-                        flush=True,
+                for answer in asked.ask(lab):
+                    answer = Answer(
+                        f"{name}: {answer.name}", answer.expected, answer.found, answer.passed
                     )
+                    report(asked, answer, time.monotonic() - since)
+                    since = time.monotonic()
             except Exception as error:  # the other questions are asked all the same
-                rows.append(
-                    row(
-                        f"{name} was asked",
-                        0,
-                        1,
-                        "",
-                        least=True,
-                        detail=f"{type(error).__name__}: {error}",
-                    )
-                )
-                print(f"{name} was asked 0 1 FAIL {type(error).__name__}: {error}", flush=True)
-            print(f"# {name}: {time.monotonic() - since:.0f} s", file=sys.stderr, flush=True)
-        facts["minutes"] = f"{(time.monotonic() - began) / 60:.1f}"
-        text = markdown(facts, rows)
-    report = Path(arguments.json)
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.write_text(json.dumps({**facts, "rows": rows}, indent=1))
-    target = arguments.markdown or (
-        str(ROOT / "docs" / "measurements_gpu.md") if device == "cuda" else ""
-    )
-    if target:
-        Path(target).write_text(text, encoding="utf-8")
-    failed = [each["name"] for each in rows if each["passed"] is False]
-    judged = [each["name"] for each in rows if each["passed"] is not None]
-    print(
-        f"{len(judged) - len(failed)} of {len(judged)} PASS in {facts['minutes']} min; {arguments.json}"
-    )
-    return int(bool(failed))
+                failed = Answer(name, "an answer", f"{type(error).__name__}: {error}", False)
+                report(asked, failed, time.monotonic() - since)
+    target = arguments.json or ROOT / "build" / "gpu.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps({**facts, "rows": rows}, indent=1))
+    if on_gpu:
+        lines = ["# What a GPU answers", "", "Written by `make gpu`.", ""]
+        lines += [", ".join(f"{key} {value}" for key, value in facts.items()), ""]
+        columns = ("name", "expected", "found", "verdict", "seconds")
+        lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        lines += [
+            "| " + " | ".join(str(row[key]).replace("|", "/") for key in columns) + " |"
+            for row in rows
+        ]
+        (ROOT / "docs" / "measurements_gpu.md").write_text(
+            "\n".join(lines) + "\n", encoding="utf-8"
+        )
+    counts = {
+        verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("PASS", "FAIL")
+    }
+    print(f"{counts['PASS']} PASS, {counts['FAIL']} FAIL, {len(rows)} in all; {target}")
+    return int(counts["FAIL"] > 0)
 
 
 if __name__ == "__main__":
