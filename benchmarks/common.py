@@ -91,6 +91,7 @@ class Run:
         port = free_port()
         for rank in range(ranks):
             own = {**kept, **rank_variables(rank, ranks, port, hosts, self.folder), **variables}
+            (self.folder / f"output{rank}").mkdir()
             mine, theirs = socket.socketpair()
             if turns:
                 own["SEAT"] = str(theirs.fileno())

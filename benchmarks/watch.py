@@ -26,6 +26,7 @@ from smlightning.cluster import signals
 
 ON_GPU = torch.cuda.is_available()
 WAITS = re.compile(r"aten::_local_scalar_dense|cuda(Stream|Device|Event)Synchronize")
+LAUNCH = re.compile(r"cu(da)?LaunchKernel|cudaMemcpyAsync|cudaMemsetAsync")
 ATTENTION = re.compile(r"attention|fmha|flash|flex", re.IGNORECASE)
 
 
@@ -119,16 +120,17 @@ class Profile(pl.Callback):
         waits = [event.name for event in events if WAITS.search(event.name)]
         kernels = sorted({event.name for event in events if ATTENTION.search(event.name)})
         clips = [event for event in events if event.name == "clip" and event.time_range]
+        spans = [(clip.time_range.start, clip.time_range.end) for clip in clips]
         inside = [
-            event for event in events
-            if any(clip.time_range.start <= event.time_range.start <= clip.time_range.end
-                   for clip in clips)
-            and event.name.startswith("aten::") and not is_view(event.name)
-        ]  # fmt: skip
+            event.name
+            for event in events
+            if any(start <= event.time_range.start <= end for start, end in spans)
+        ]
+        is_launch = LAUNCH.search if ON_GPU else is_operation
         return {
             f"{kind} waits": len(waits) / self.STEPS,
             f"{kind} attention": kernels,
-            f"{kind} clip operations": len(inside) / self.STEPS,
+            f"{kind} clip operations": sum(bool(is_launch(name)) for name in inside) / self.STEPS,
         }
 
     def on_train_start(self, trainer: Any, model: Any) -> None:
@@ -153,10 +155,10 @@ class Profile(pl.Callback):
             self._at(arguments[2], "validation")
 
 
-def is_view(name: str) -> bool:
-    """Operations that launch nothing."""
+def is_operation(name: str) -> bool:
+    """Whether this is one of torch's that is no view: a GPU would launch a kernel for it."""
     views = "view|reshape|detach|select|slice|expand|split|as_strided|unsqueeze|empty|alias|to$"
-    return bool(re.match(f"aten::_?({views})", name))
+    return name.startswith("aten::") and not re.match(f"aten::_?({views})", name)
 
 
 class Fault(pl.Callback):
