@@ -75,8 +75,8 @@ wheel: $(VENV)/.template  ## the package as a wheel in dist/, for an index of yo
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
 	$(BIN)/python tests/images/prove.py $(ARGS)
 
-bench: $(VENV)/.tests project  ## the generated project against a hand-written loop
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/epoch_time.py $(ARGS)
+bench: $(VENV)/.tests  ## the figures of docs/measurements.md: make bench ARGS="--against ../older"
+	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 gpu: $(VENV)/.tests  ## what only a GPU can answer; without one: make gpu ARGS="--device cpu --small"
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

@@ -1,747 +1,421 @@
-"""Everything that only a GPU can answer, in one command and at most 20 minutes.
+"""What only a GPU can answer, in one command: `make gpu`; some of it a CPU can, in CI.
 
-    python benchmarks/gpu.py                        # make gpu; writes docs/measurements_gpu.md
-    python benchmarks/gpu.py --device cpu --small   # the same questions to a CPU, in a minute: CI
+    python benchmarks/gpu.py                               # all questions
+    python benchmarks/gpu.py --only exact faults           # some
+    python benchmarks/gpu.py --device cpu --small          # those that a CPU can answer, small
 
-Prints `name value limit PASS|FAIL` for each question and writes all of it as JSON. The status is
-1 if one failed.
-
-    exact        resumed equals uninterrupted to the bit; each beside a control, the uninterrupted run once more
-    step         seconds of a step beside a hand-written loop's
-    sync         places where a step makes the host wait for the device, between two log points
-    compile      graphs compiled for 20 lengths and odd last batches
-    checkpoint   what a checkpoint costs training and memory, and a resume; a signal's way to the end
-    mfu          model FLOPs utilisation of the language model, beside a hand-written loop's
-    ranks        two ranks as two hosts, on one GPU by NCCL: one raises, is killed, sleeps, is told to stop
+Projects are generated, and train.py runs as it is, in processes: its options, its status, its
+output and watch.py's probes are all that is used. Each answer has a name, the question, what is
+expected and found, a verdict and seconds; all of it is in build/gpu.json. A question that fails
+does not stop the others; the status is 1 if an answer is wrong. Several ranks share one GPU as
+hosts of their own.
 """
 
-import argparse
-import contextlib
-import io
 import json
 import os
-import platform
-import random
 import re
-import resource
 import signal
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-SRC = next(ROOT.glob("{{*}}/src"))
-PATHS = [str(SRC), str(SRC.parent / "vendor" / "smlightning")]  # the checkout's own
-sys.path[:0] = PATHS
-os.environ.setdefault(
-    "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-)  # before CUDA starts: `exact` asks for fixed kernels
-ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
-Row = dict[str, Any]
-device, small, place = "cuda", False, Path()
+import common
+from common import ROOT, Run, words
+from lab import BERT, LLAMA, Lab
+
+TEXT, LANGUAGE = "text-classification", "language-model"
+LARGE = {"hidden": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+LARGE |= {"intermediate_size": 4096}
+GPT2 = {"layers": 12, "width": 768, "heads": 12, "max_length": 1024, "batch_size": 16}
+# Dense bfloat16 FLOPs per second by NVIDIA's data sheets (half of those "with sparsity").
+PEAKS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "L40S": 362e12}
+FIXED_KERNELS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # cuBLAS repeats its numbers only with it
 
 
-def row(
-    name: str, value: float, limit: float | None, unit: str, least: bool = False, detail: str = ""
-) -> Row:
-    """An answer; it passes if the value is at most the limit, or at least. Without a limit it is
-    told, not judged.
-    """
-    passed = None if limit is None else value >= limit if least else value <= limit
-    return {
-        "name": name,
-        "value": value,
-        "limit": limit,
-        "unit": unit,
-        "passed": passed,
-        "detail": " ".join(detail.split()),
-    }
+@dataclass(frozen=True)
+class Answer:
+    """One line of the report; `passed` is None where the value is only reported."""
+
+    name: str
+    expected: str
+    found: str
+    passed: bool | None
 
 
-def shown(limit: float | None) -> str:
-    return "-" if limit is None else f"{limit:.4g}"
+@dataclass(frozen=True)
+class Question:
+    text: str
+    ask: Callable[[Lab], Iterator[Answer]]
+    gpus: int  # that it needs
 
 
-# What the questions are asked with
+QUESTIONS: dict[str, Question] = {}
 
 
-def write_texts(name: str, rows: int, length: int) -> str:
-    """A csv file of random texts of 1 to `length` letters in three alphabets; every eighth has a
-    wrong label.
-    """
-    path, draw = place / f"{name}.csv", random.Random(0)
-    if not path.exists():
-        lines = ["text,label"]
-        for i in range(rows):
-            label = [*ALPHABETS][i % 3]
-            text = "".join(
-                draw.choices(ALPHABETS[label], k=draw.randint(max(1, length // 2), length))
-            )
-            lines.append(f"{text},{'latin' if draw.random() < 0.125 else label}")
-        path.write_text("\n".join(lines), encoding="utf-8")
-    return str(path)
+def question(text: str, gpus: int = 0) -> Callable[[Any], Any]:
+    """Register a function that yields answers, by its name."""
+
+    def register(ask: Any) -> Any:
+        QUESTIONS[ask.__name__.replace("_", "-")] = Question(text, ask, gpus)
+        return ask
+
+    return register
 
 
-def write_model(kind: str, hidden: int, layers: int, heads: int) -> str:
-    """A fresh Hugging Face classifier with a tokenizer of single letters, made without a network."""
-    path = place / f"{kind}-{hidden}-{layers}"
-    if kind == "bytecnn" or path.exists():
-        return kind if kind == "bytecnn" else str(path)
-    import torch
-    import transformers
-
-    from smlightning.testing.checkpoints import write_letters_tokenizer
-
-    letters = "".join(ALPHABETS.values())
-    shape: dict[str, Any] = {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-    }
-    shape |= {
-        "intermediate_size": 4 * hidden,
-        "vocab_size": write_letters_tokenizer(path, letters),
-        "pad_token_id": 0,
-        "num_labels": 3,
-    }
-    if kind == "deberta":
-        config: Any = transformers.DebertaV2Config(
-            **shape, relative_attention=True, pos_att_type=["p2c", "c2p"]
-        )
-    elif kind == "llama":
-        config = transformers.LlamaConfig(**shape)
-    else:
-        config = transformers.BertConfig(**shape)
-    torch.manual_seed(0)
-    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(path)
-    return str(path)
+def at_most(name: str, value: float, most: float, unit: str, judged: bool = True) -> Answer:
+    passed = value <= most if judged else None
+    return Answer(name, f"≤ {most:g}", f"{value:.4g} {unit}", passed)
 
 
-def train_with(callback: Any, **options: Any) -> None:
-    """`train.train`, quietly, with one more callback in front."""
-    import pytorch_lightning as pl
-
-    import train
-
-    constructor = pl.Trainer
-
-    def made(*args: Any, **kwargs: Any) -> pl.Trainer:
-        return constructor(
-            *args,
-            **{**kwargs, "callbacks": [*([callback] if callback else []), *kwargs["callbacks"]]},
-        )
-
-    pl.Trainer = made  # type: ignore[assignment,misc]
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            train.train(data_dir=str(place / "prepared"), num_workers=0, **options)
-    finally:
-        pl.Trainer = constructor  # type: ignore[misc]
+# The questions, in the order in which they are asked
 
 
-class Enough(Exception):
-    """Ends a run in the middle."""
+@question("Does a run end well: train, test, save, predict, resume (loader workers by default)?")
+def whole_run(lab: Lab) -> Iterator[Answer]:
+    for task in (TEXT, LANGUAGE)[: 1 if lab.small else 2]:
+        run, output = lab.train(task, max_steps=12, checkpoint_steps=5)
+        last = [line for line in run.text().splitlines() if line.startswith("test/")]
+        yield Answer(f"{task}: test", "a line test/…", " ".join(last), bool(last))
+        program = ["src/predict.py", "abc", "--model_dir", str(output / "model")]
+        said = Run(lab.project(task), program).succeed().text()
+        yield Answer(f"{task}: predict", "an answer", said[:80], "abc" in said)
+        path = max((output / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+        run, _ = lab.train(task, max_steps=16, output_dir=output.name, resume=path)
+        found = re.search("^resume: .*", run.text(), re.M)
+        line = found[0] if found else ""
+        yield Answer(f"{task}: resume", "resume: from …", line, "resume: from" in line)
 
 
-def wait_for_device() -> None:
-    if device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
-
-
-# The questions
-
-
-def exact() -> Iterator[Row]:
-    import pytorch_lightning as pl
+def differing(one: Any, other: Any) -> int:
+    """How many tensors and numbers differ in any bit."""
     import torch
 
-    from smlightning.checkpoints import files as checkpoint_files
-
-    class Crash(pl.Callback):
-        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            if trainer.global_step == 5:
-                for callback in trainer.callbacks:
-                    if hasattr(callback, "writer"):
-                        callback.writer.finish()
-                raise Enough
-
-    def weights(output: str) -> dict[str, Any]:
-        path = checkpoint_files.newest(place / output / "checkpoints")
-        assert path, "no checkpoint was written"
-        state = torch.load(path, weights_only=True)
-        return {"weights": state["state_dict"], "optimizer": state["optimizer_states"]}
-
-    def differing(one: Any, other: Any) -> int:
-        """How many tensors differ in any bit."""
-        if isinstance(one, torch.Tensor):
-            return int(not torch.equal(one, other))
-        if isinstance(one, dict):
-            return sum(differing(one[key], other[key]) for key in one)
-        return sum(map(differing, one, other)) if isinstance(one, list) else int(one != other)
-
-    kinds = ("bytecnn", "bert") if small else ("bytecnn", "bert", "llama", "deberta")
-    precisions = ("32-true",) if small else ("32-true", "bf16-mixed", "16-mixed")
-    cases = [(kind, precision, False) for kind in kinds for precision in precisions]
-    cases += (
-        [("bytecnn", "bf16-mixed", False)]
-        if small
-        else [(kind, "bf16-mixed", True) for kind in kinds]
-    )
-    for kind, precision, compiled in cases:
-        name = f"exact {kind} {precision} {'compiled' if compiled else 'eager'}"
-        options: dict[str, Any] = {
-            "dataset": write_texts("short", 200, 12), "model_name": write_model(kind, 64, 2, 2), "batch_size": 16,
-            "max_steps": 9, "checkpoint_steps": 2, "precision": precision, "compile": compiled, "deterministic": True,
-        }  # fmt: skip
-        outputs = [name.replace(" ", "-") + suffix for suffix in ("", "-control", "-resumed")]
-        try:
-            with contextlib.suppress(Enough):
-                train_with(Crash(), output_dir=str(place / outputs[2]), **options)
-            for output in outputs:
-                train_with(None, output_dir=str(place / output), **options)
-            alone, control, resumed = map(weights, outputs)
-        except Exception as error:  # the other cases are tried all the same
-            yield row(
-                f"{name} was tried", 0, 1, "", least=True, detail=f"{type(error).__name__}: {error}"
-            )
-            continue
-        yield row(f"{name} control", differing(alone, control), 0, "tensors differ")
-        yield row(name, differing(alone, resumed), 0, "tensors differ")
+    if isinstance(one, torch.Tensor):
+        return int(not torch.equal(one, other))
+    if isinstance(one, dict):
+        return sum(differing(one[key], other[key]) for key in one)
+    return sum(map(differing, one, other)) if isinstance(one, list | tuple) else int(one != other)
 
 
-class Stopwatch:
-    """Seconds of a piece of training."""
-
-    def __enter__(self) -> None:
-        wait_for_device()
-        self.began = time.perf_counter()
-
-    def __exit__(self, *_: Any) -> None:
-        wait_for_device()
-        self.seconds = time.perf_counter() - self.began
-
-
-def hand_loop(options: dict[str, Any], steps: int, skipped: int, measured: Any) -> None:
-    """The loop one would write, over the same batches; some steps of it are measured."""
-    import torch
-    from torch.nn import functional as F
-
-    from data import Data
-    from model import build, logits
-
-    torch.manual_seed(0)
-    data = Data(options["dataset"], model_name=options["model_name"], batch_size=options["batch_size"],
-                data_dir=str(place / "prepared"), num_workers=0)  # fmt: skip
-    data.prepare_data()
-    data.setup()
-    net = build(options["model_name"], data.labels).to(device)
-    if options["compile"]:
-        net.compile(dynamic=True)
-    decay = [p for p in net.parameters() if p.ndim > 1]
-    rest = [p for p in net.parameters() if p.ndim <= 1]
-    groups = [{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=2e-3, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    number = 0
-    while True:
-        for batch in data.train_dataloader():
-            if number == skipped:
-                measured.__enter__()
-            if number == skipped + steps:
-                return measured.__exit__(None, None, None)
-            number += 1
-            there = {
-                k: v.to(device, non_blocking=True) if hasattr(v, "to") else v
-                for k, v in batch.items()
+@question("Is a run that was killed and resumed equal to the undisturbed one, bit for bit?")
+def exact(lab: Lab) -> Iterator[Answer]:
+    kinds: dict[str, tuple[str, dict[str, Any]]] = {"bytelm": (LANGUAGE, {})}
+    if not lab.small:
+        bert = {"model_name": lab.model(BERT, hidden=64)}
+        llama = {"model_name": lab.model(LLAMA), "max_length": 64}
+        kinds |= {"bytecnn": (TEXT, {}), "bert": (TEXT, bert), "llama": (LANGUAGE, llama)}
+        kinds |= {"bert LoRA": (TEXT, {**bert, "lora_rank": 4})}
+        kinds |= {"llama LoRA": (LANGUAGE, {**llama, "lora_rank": 4})}
+        kinds |= {"llama fsdp": (LANGUAGE, {**llama, "strategy": "fsdp", "ranks": 2})}
+    ways = [("32-true", False, True)]  # precision, compile, deterministic
+    if lab.on_gpu:
+        ways += [("bf16-mixed", False, True), ("16-mixed", False, True), ("bf16-mixed", True, True)]
+        ways += [("bf16-mixed", False, False)]
+    for kind, (task, more) in kinds.items():
+        for precision, compiled, deterministic in ways:
+            name = f"{kind} {precision}{' compiled' * compiled}{' free' * (not deterministic)}"
+            options = {
+                "precision": precision,
+                "compile": compiled,
+                "variables": FIXED_KERNELS,
+                **more,
             }
-            with torch.autocast(
-                device, torch.bfloat16, enabled=options["precision"] == "bf16-mixed"
-            ):
-                losses = F.cross_entropy(
-                    logits(net, there).float(), there["label"], reduction="none"
-                )
-            loss = (losses * there["weight"]).sum() * there["scale"]
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+            options |= {"deterministic": deterministic, "max_steps": 9, "checkpoint_steps": 2}
+            try:
+                yield from compare_resumed(lab, name, task, options)
+            except Exception as error:  # the other cases are tried all the same
+                yield Answer(name, "0 tensors differ", str(error)[-300:], False)
 
 
-def trained_loop(options: dict[str, Any], steps: int, skipped: int, measured: Any) -> None:
-    """train.py; some of its steps are measured."""
-    import pytorch_lightning as pl
+def compare_resumed(lab: Lab, name: str, task: str, options: dict[str, Any]) -> Iterator[Answer]:
+    """A run, the same once more, and one that is killed and resumed."""
 
-    class Measure(pl.Callback):
-        number = 0
+    def state(output: Any) -> list[Any]:
+        found = common.weights(output)
+        return [found["state_dict"], found["optimizer_states"]]
 
-        def on_train_batch_start(self, *_: Any) -> None:
-            if self.number == skipped:
-                measured.__enter__()
-            if self.number == skipped + steps:
-                measured.__exit__(None, None, None)
-                raise Enough
-            self.number += 1
-
-    with contextlib.suppress(Enough), tempfile.TemporaryDirectory() as output:
-        train_with(Measure(), output_dir=output, epochs=100, log_every=1000, **options)
-
-
-# Enough texts that the steps measured lie within an epoch: its end has a validation and a
-# checkpoint.
-def step_options(kind: str, batch: int, shape: tuple[int, int, int]) -> dict[str, Any]:
-    return {
-        "dataset": write_texts("long", 3000 if small else 15000, 120), "model_name": write_model(kind, *shape),
-        "batch_size": batch, "precision": "bf16-mixed" if device == "cuda" else "32-true",
-        "compile": device == "cuda" and not small,
-    }  # fmt: skip
+    whole = state(lab.train(task, **options)[1])
+    judged = True if options["deterministic"] else None
+    if not lab.small:
+        count = differing(whole, state(lab.train(task, **options)[1]))
+        yield Answer(f"{name}: again", "0 tensors differ", str(count), judged and count == 0)
+    killed, output = lab.start(task, "is_killed", **options)
+    killed.wait(600)
+    resumed, _ = lab.train(task, **{**options, "output_dir": output.name})
+    count, is_resumed = differing(whole, state(output)), "resume: from" in resumed.text()
+    found = f"{count}{'' if is_resumed else ', not resumed'}"
+    passed = judged and count == 0 and is_resumed
+    yield Answer(f"{name}: resumed", "0 tensors differ", found, passed)
 
 
-def step() -> Iterator[Row]:
-    cases = [
-        ("tiny CNN", "bytecnn", 64, 1.5, (64, 2, 2)),
-        ("encoder", "bert", 8, 1.03, (1024, 24, 16)),
-    ]
-    for title, kind, batch, limit, shape in cases[: 1 if small else 2]:
-        options = step_options(kind, batch, shape)
-        steps, skipped = (20, 4) if small else (100, 40)
-        times: list[tuple[float, float]] = []
-        for _ in range(3):
-            ours, hand = Stopwatch(), Stopwatch()
-            trained_loop(options, steps, skipped, ours)
-            hand_loop(options, steps, skipped, hand)
-            times.append((ours.seconds / steps, hand.seconds / steps))
-        ratios = sorted(ours / hand for ours, hand in times)
-        spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
-        detail = f"{1000 * statistics.median(ours for ours, _ in times):.2f} ms; {spread}"
-        yield row(
-            f"step {title} over hand-written",
-            ratios[1],
-            None if small else limit,
-            "",
-            detail=detail,
-        )
+@question("Has FSDP the numbers of DDP, with 2 and 4 ranks and with replicas?")
+def sharded(lab: Lab) -> Iterator[Answer]:
+    more = ["--small"] if lab.small else ["--steps", "20"]
+    # The sums' order differs more on a GPU: float32 there, and a wider limit.
+    more += ["--most", "1e-3", "--precision", "32-true"] * lab.on_gpu
+    for each in lab.benchmark("sharding.py", "--hosts", *more):
+        differences = f"loss {each['loss']:.1e}, weight {each['weight']:.1e}"
+        yield Answer(each["run"], "near", differences, each["near"])
 
 
-def sync() -> Iterator[Row]:
-    import warnings
-
-    import torch
-
-    kinds = [torch.profiler.ProfilerActivity.CPU] + [torch.profiler.ProfilerActivity.CUDA] * (
-        device == "cuda"
-    )
-    waiting = (
-        "aten::_local_scalar_dense",
-        "cudaStreamSynchronize",
-        "cudaDeviceSynchronize",
-        "cudaEventSynchronize",
-    )
-    counts = {}
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for name, loop in (("hand", hand_loop), ("ours", trained_loop)):
-            profiler = torch.profiler.profile(activities=kinds)
-            loop(step_options("bytecnn", 64, (64, 2, 2)), 10, 4, profiler)
-            events = profiler.events()
-            waits = sum(event.name in waiting for event in events) / 10
-            # On a GPU a copy is three events, of torch, of CUDA and of the device: the last is
-            # counted.
-            copies = (
-                sum(
-                    each.name.startswith("Memcpy")
-                    if device == "cuda"
-                    else each.name == "aten::copy_"
-                    for each in events
-                )
-                / 10
-            )
-            counts[name] = waits, copies
-        if device == "cuda":  # once more, for the lines of code that wait
-            torch.cuda.set_sync_debug_mode("warn")
-            trained_loop(step_options("bytecnn", 64, (64, 2, 2)), 10, 4, contextlib.nullcontext())
-            torch.cuda.set_sync_debug_mode("default")
-    sites = sorted(
-        {f"{Path(w.filename).name}:{w.lineno}" for w in said if "synchroniz" in str(w.message)}
-    )
-    # A CPU's copies are casts as well, of the norm that clips: no host waits for them.
-    limits = (("host waits", 0), ("copies", 4 if device == "cuda" else None))
-    for number, (title, limit) in enumerate(limits):
-        more = counts["ours"][number] - counts["hand"][number]
-        detail = f"{counts['ours'][number]:g}, hand-written {counts['hand'][number]:g}; {' '.join(sites)}"
-        yield row(f"sync {title} per step more than hand-written", more, limit, "", detail=detail)
+@question("Do --compile and --gradient_checkpointing go together on two ranks?", gpus=1)
+def compiled_checkpointing(lab: Lab) -> Iterator[Answer]:
+    options: dict[str, Any] = {"compile": True, "gradient_checkpointing": True, "max_steps": 9}
+    options |= {"model_name": lab.model(LLAMA), "max_length": 64, "ranks": 2}
+    for strategy in ("ddp", "fsdp"):
+        run, _ = lab.start(LANGUAGE, strategy=strategy, **options)
+        statuses = run.wait(600)
+        yield Answer(strategy, "[0, 0]", f"{statuses} {run.tail(0)[-200:]}", statuses == [0, 0])
 
 
-def compiles() -> Iterator[Row]:
-    import torch
-    from torch._dynamo.callback import callback_handler
-
-    from model import build
-
-    count: list[int] = []
-    torch._dynamo.reset()
-    callback_handler.register_start_callback(lambda *_: count.append(1))
-    torch.manual_seed(0)
-    net = build("bytecnn", [*ALPHABETS]).to(device)
-    net.compile(dynamic=True, backend="eager" if small else "inductor")
-    for rows, length in [*((16, 5 + 3 * i) for i in range(20)), (7, 11), (3, 40), (2, 9)]:
-        ids = torch.randint(1, 257, (rows, length), device=device)
-        net(ids, torch.ones_like(ids)).sum().backward()
-    yield row("compile graphs for 20 lengths and 3 odd batches", len(count), 4, "compilations")
+@question("Does each rank keep to its own GPU?", gpus=2)
+def contexts(lab: Lab) -> Iterator[Answer]:
+    options: dict[str, Any] = {"checkpoint_steps": 5, "log_every": 20, "strategy": "fsdp"}
+    run, _ = lab.start(LANGUAGE, ranks=gpus(), hosts=False, **options)
+    run.wait_for("step=40")
+    lines = smi("--query-compute-apps=pid,gpu_uuid")
+    pids = {process.pid for process in run.processes}
+    run.kill()
+    pairs = {line for line in lines if int(line.split(",")[0]) in pids}
+    found = f"{len(pairs)} contexts of {gpus()} ranks"
+    yield Answer("contexts", "one of each rank", found, len(pairs) == gpus())
 
 
-def host_memory() -> int:
-    """Bytes: pinned by torch so far on a GPU; else the most that this process has had."""
-    import torch
-
-    if device == "cuda":
-        return int(torch.cuda.host_memory_stats()["allocated_bytes.peak"])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def checkpoint() -> Iterator[Row]:
-    import torch
-
-    from smlightning.checkpoints import files as checkpoint_files
-    from smlightning.checkpoints import reader
-    from smlightning.checkpoints.position import Position
-    from smlightning.checkpoints.writer import CheckpointWriter
-    from smlightning.cluster import session
-
-    for millions in (5,) if small else (350, 1000):
-        size = millions * 10**6 // 20
-        content: dict[str, Any] = {
-            "state_dict": {f"layer{i}": torch.ones(size, device=device) for i in range(20)}
-        }
-        content["optimizer_states"] = [
-            {
-                name: {key: value * 0.5 for key, value in content["state_dict"].items()}
-                for name in ("first", "second")
-            }
-        ]
-        total = 12e-9 * millions * 10**6  # GB
-        disk = CheckpointWriter(place / f"checkpoint{millions}")
-        before = host_memory()
-        stalls, writes = [], []
-        for number in range(3):
-            began = time.perf_counter()
-            disk.write(content, Position(step=number))
-            wait_for_device()  # a step that follows waits for the copy
-            stalls.append(time.perf_counter() - began)
-            disk.finish()
-            writes.append(time.perf_counter() - began)
-        memory = (host_memory() - before) / 2**30
-        name, rate = f"checkpoint {millions} M parameters", 5.0 if device == "cuda" else 1.0
-        yield row(
-            f"{name} stall",
-            min(stalls[1:]),
-            total / rate + (0.5 if small else 0.05),
-            "s",
-            detail=f"the first {stalls[0]:.2f} s",
-        )
-        yield row(
-            f"{name} write", total / min(writes[1:]), 0.01 if small else 0.1, "GB/s", least=True
-        )
-        # torch makes a pinned block a power of two: of 20 equal tensors each may take twice its
-        # size. On a CPU the process has had that memory before, for other questions.
-        most = 2.0 * total / 1.0737 + 0.2 if device == "cuda" else None
-        yield row(f"{name} memory", memory, most, "GiB of the host")
-        path = checkpoint_files.newest(place / f"checkpoint{millions}")
-        assert path
-        session.current_cluster.cache_clear()
-        began = time.perf_counter()
-        loaded = reader.read(
-            path, checkpoint_files.checksum(path), path.parent, reader.ShardFiles(), False
-        )
-        for part in (loaded["state_dict"], *loaded["optimizer_states"][0].values()):
-            for tensor in part.values():
-                tensor.to(device)
-        wait_for_device()
-        yield row(f"{name} resume", time.perf_counter() - began, total / 0.3 + 1, "s")
-        disk.finish()
-        for left in path.parent.iterdir():
-            left.unlink()
-    options = {
-        "epochs": 1000,
-        "batch_size": 16,
-        "log_every": 5,
-        "output_dir": str(place / "stopped"),
+@question("Do GPU and host need what `smlightning estimate` says?", gpus=1)
+def memory(lab: Lab) -> Iterator[Answer]:
+    large = {"model_name": lab.model(BERT, **LARGE), "batch_size": 32}
+    cases: dict[str, tuple[str, dict[str, Any]]] = {
+        "bytecnn": (TEXT, {"dataset": "cldr", "batch_size": 64}),
+        "BERT-large": (TEXT, {**large, "dataset": "cldr"}),
+        "GPT-2's size": (LANGUAGE, {**GPT2, "dataset": "stdlib"}),
     }
-    job = start(0, 1, "", options, place / "stopped.txt")
-    wait_until(lambda: "step=5 " in (place / "stopped.txt").read_text(), job)
+    for name, (task, options) in cases.items():
+        facts = lab.facts(task, "memory", max_steps=30, checkpoint_steps=10, **options)
+        total = lab.estimate(task, options)["memory"]["total"]
+        share = facts["reserved"] / total
+        found = (
+            f"{share:.2f}, allocated {facts['allocated'] / total:.2f}, of {total / 2**30:.1f} GiB"
+        )
+        yield Answer(f"{name}: reserved", "0.6 to 1.1 of it", found, 0.6 <= share <= 1.1)
+        resident, pinned = facts["host"] / 2**30, facts["pinned"] / 2**30
+        found = f"{resident:.1f} GiB resident, {pinned:.1f} of it pinned"
+        yield Answer(f"{name}: host", "-", found, None)
+
+
+def profiles(lab: Lab, probe: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The facts of each model; small, only the language model's."""
+    cases: dict[str, tuple[str, dict[str, Any]]] = {"bytelm": (LANGUAGE, {})}
+    if not lab.small:
+        shape = LARGE if lab.on_gpu else {"hidden": 64}
+        cases["bert"] = (TEXT, {"model_name": lab.model(BERT, **shape)})
+        cases["bytecnn"] = (TEXT, {})
+    chosen = {"max_steps": 14, "val_check_steps": 13, "epochs": 1, "num_workers": 0}
+    for name, (task, options) in cases.items():
+        yield name, lab.facts(task, probe, **chosen, **options)
+
+
+@question("How often does the host wait for the GPU in a step, and in a validation batch?")
+def waits(lab: Lab) -> Iterator[Answer]:
+    for name, facts in profiles(lab, "profile"):
+        for kind in ("train", "validation"):
+            yield at_most(f"{name}: {kind}", facts[f"{kind} waits"], 0, "waits", lab.on_gpu)
+        found = ", ".join(each[:50] for each in facts["train attention"])
+        passed = "math" not in found if lab.on_gpu else None
+        yield Answer(f"{name}: attention", "none named math", found, passed)
+
+
+@question("What does clipping launch in a step?")
+def clip(lab: Lab) -> Iterator[Answer]:
+    for name, facts in profiles(lab, "clip"):
+        unit = f"launches, {facts['clip ms']:.2f} ms"
+        yield at_most(name, facts["train clip operations"], 60, unit, lab.on_gpu)
+
+
+@question("Is a step as fast as a hand-written loop's, and how much of the GPU is used?", gpus=1)
+def step(lab: Lab) -> Iterator[Answer]:
+    mixed = {"precision": "bf16-mixed"}
+    bert = {"model_name": lab.model(BERT, **LARGE), "batch_size": 8, **mixed}
+    language = {"task": LANGUAGE, "compile": True, **mixed, **GPT2}
+    cases = {"bytecnn": (1.5, {}), "BERT-large": (1.03, bert), "bytelm": (1.03, language)}
+    for name, (most, options) in cases.items():
+        given = ["--ranks", "1", "--rounds", "2", "--steps", "100", *words(options)]
+        variants = ["--variants", "train.py", "by hand"]
+        facts = lab.benchmark("steps_per_second.py", *given, *variants)["1 rank"]
+        ratio = facts["step by hand"]["ratio"]
+        found = common.shown(ratio)
+        yield Answer(f"{name}: over by hand", f"≤ {most}", found, ratio[0] <= most)
+    seconds = facts["step train.py"]["ms"] / 1000  # the language model's
+    layers, width, length = GPT2["layers"], GPT2["width"], GPT2["max_length"]
+    # PaLM, appendix B: 6 N + 12 · layers · width · length per token, N numbers in matrices
+    per_token = 6 * (layers * 12 * width**2 + width * 257) + 12 * layers * width * length
+    rate = per_token * length * GPT2["batch_size"] / seconds
+    peak = next((PEAKS[each] for each in PEAKS if each in device_name()), None)
+    share = f"{rate / peak:.3f} of {peak:.3g}" if peak else "its data sheet is not known here"
+    yield Answer("bytelm: model FLOPs", "-", f"{rate:.3g} per second, {share}", None)
+
+
+@question("How many graphs does torch.compile make for batches of all lengths?", gpus=1)
+def compiled(lab: Lab) -> Iterator[Answer]:
+    facts = lab.facts(TEXT, "memory", compile=True, max_steps=100)
+    yield at_most("bytecnn", facts["graphs"], 4, "graphs")
+
+
+@question("How long does training wait for a checkpoint?", gpus=1)
+def checkpoint(lab: Lab) -> Iterator[Answer]:
+    found = lab.benchmark("checkpoints.py", "--width", "2048", "--rounds", "3")["train.py"]
+    size = found["bytes"] / 1e9
+    rate = size / min(found["seconds"])
+    yield Answer(f"{size:.1f} GB", "≥ 5 GB/s", f"{rate:.1f} GB/s", rate >= 5)
+
+
+@question("Does a signal end a run in time, with a checkpoint?")
+def stop(lab: Lab) -> Iterator[Answer]:
+    run, output = lab.start(TEXT, log_every=5)
+    run.wait_for("step=5 ")
     began = time.monotonic()
-    job.send_signal(signal.SIGTERM)
-    status = job.wait(60)
-    yield row(
-        "checkpoint signal to exit", time.monotonic() - began, 10, "s", detail=f"status {status}"
-    )
-    yield row("checkpoint status after a signal", status, 143, "", least=True)
+    run.processes[0].send_signal(signal.SIGTERM)
+    status, seconds = run.wait(60)[0], time.monotonic() - began
+    saved = len([*(output / "checkpoints").glob("*.ckpt")])
+    found = f"status {status} in {seconds:.1f} s, {saved} checkpoints"
+    good = status == 143 and seconds <= 10 and saved > 0
+    yield Answer("SIGTERM", "status 143 in 10 s, a checkpoint", found, good)
 
 
-FAULT = """
-import os, signal, sys, time
-import train
-from smlightning.training import imports
-imports.lightning()
-import model
-original = model.Model.training_step
-def step(self, batch, i):
-    if os.environ.get("RANK") == "1" and self.global_step == 6:
-        print("it happens", flush=True)
-        {fault}
-    return original(self, batch, i)
-model.Model.training_step = step
-from smlightning.cluster import signals
-sys.exit(signals.run(train.train, signals.begin(train.parse)))
-"""
-FAULTS = {  # what rank 1 does, the statuses, and what the failure file of rank 0 says; seconds until both have ended
-    "raises": (
-        "raise ValueError('a broken cable')",
-        {1},
-        r"rank 1 on host algo-2 failed: ValueError: a broken cable",
-        20,
-    ),
-    "is killed": (
-        "os.kill(os.getpid(), signal.SIGKILL)",
-        {1, -9, -6},
-        r"rank 1 on host algo-2",
-        60,
-    ),
-    "sleeps": ("time.sleep(600)", {1}, r"rank 1 on host algo-2 stopped taking part", 60),
-    "is told to stop": ("os.kill(os.getpid(), signal.SIGTERM)", {143}, "", 20),
+LOST = "rank 1 on host algo-2"
+FAULTS: dict[str, tuple[set[int], str, bool]] = {  # statuses; rank 0's failure; shown by a CPU
+    "raises": ({1}, f"{LOST} failed: ValueError: a broken cable", True),
+    "aborts": ({1, -6}, LOST, True),
+    "is_killed": ({1, -9, -6}, LOST, False),  # benchmarks/stress.py has these on gloo
+    "sleeps": ({1, -6}, f"{LOST} stopped taking part", False),
+    "is_stopped": ({143}, "", False),
+    "out_of_memory": ({1}, "(?i)memory", False),
 }
 
 
-def start(
-    rank: int, world: int, script: str, options: dict[str, Any], log: Path, port: int = 0
-) -> Any:
-    """A process of train.py; with more than one rank each stands for a host of its own."""
-    env = {
-        k: v
-        for k, v in os.environ.items()
-        if not re.match(r"SM_|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$", k)
-    }
-    env |= {"PYTHONPATH": os.pathsep.join(PATHS)}
-    if device == "cpu":
-        env["CUDA_VISIBLE_DEVICES"] = ""
-    if world > 1:
-        hosts = [f"algo-{i + 1}" for i in range(world)]
-        env |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-        }
-        env |= {
-            "SM_HOSTS": json.dumps(hosts),
-            "SM_CURRENT_HOST": hosts[rank],
-            "MASTER_ADDR": "127.0.0.1",
-        }
-        env |= {"MASTER_PORT": str(port), "SM_OUTPUT_DIR": str(log.parent)}
-        # NCCL refuses a GPU twice on one host; by this it believes in two, which reach each other
-        # by sockets.
-        env |= {"NCCL_HOSTID": hosts[rank], "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-        env |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
-    words = {
-        "dataset": write_texts("short", 200, 12),
-        "data_dir": str(place / "prepared"),
-        "num_workers": 0,
-        **options,
-    }
-    arguments = [part for key, value in words.items() for part in (f"--{key}", str(value))]
-    command = [sys.executable, *(["-c", script] if script else [str(SRC / "train.py")]), *arguments]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as file:
-        return subprocess.Popen(command, env=env, stdout=file, stderr=file, cwd=place)
+@question("When one of two ranks fails, do both end in 60 s, and does rank 0 say why?")
+def faults(lab: Lab) -> Iterator[Answer]:
+    for name, (statuses, expected, by_cpu) in FAULTS.items():
+        if not (lab.on_gpu or by_cpu):
+            continue
+        run, output = lab.start(TEXT, name, ranks=2, hang_seconds=30, batch_size=8)
+        run.wait_for("it happens", rank=1)
+        began = time.monotonic()
+        found, seconds = run.wait(150), time.monotonic() - began
+        said = run.failure()
+        good = set(found) <= statuses and bool(re.search(expected, said)) and seconds <= 60
+        text = f"{found} in {seconds:.0f} s: {said[:300]}"
+        yield Answer(name, f"{sorted(statuses)}: {expected}", text, good)
+        if name == "aborts":
+            yield Answer("last words of SIGABRT", "of rank 1", run.failure(1) or "none", None)
+        if name == "is_stopped":
+            more = {"output_dir": output.name, "batch_size": 8, "epochs": 1}
+            again, _ = lab.start(TEXT, ranks=2, hang_seconds=30, **more)
+            text, resumed = f"{again.wait(200)}", "resume: from" in again.text()
+            yield Answer("both resume", "resume: from", text, resumed)
 
 
-def wait_until(ready: Callable[[], bool], job: Any) -> None:
-    until = time.monotonic() + 120
-    while not ready():
-        if time.monotonic() > until or (job.poll() is not None and not ready()):
-            raise RuntimeError(f"a run ended with {job.poll()} before it was looked at")
-        time.sleep(0.05)
+@question("Does the failure hold NCCL's own reason?", gpus=1)
+def nccl_error(lab: Lab) -> Iterator[Answer]:
+    wrong = {"NCCL_SOCKET_IFNAME": "missing0"}
+    run, _ = lab.start(TEXT, ranks=2, max_steps=5, variables=wrong)
+    statuses, said = run.wait(300), run.failure()
+    good = 0 not in statuses and bool(re.search("(?i)socket interface|missing0", said))
+    yield Answer("no such interface", "'socket interface'", said[:300], good)
 
 
-def two_ranks() -> Iterator[Row]:
-    from smlightning.checkpoints import files as checkpoint_files
-    from smlightning.testing import processes
-
-    for name, (fault, statuses, words, limit) in FAULTS.items():
-        if small and name in ("is killed", "sleeps"):
-            continue  # benchmarks/stress.py does that on gloo
-        port = processes.free_port()
-        options = {
-            "epochs": 100,
-            "batch_size": 8,
-            "hang_seconds": 30,
-            "output_dir": str(place / name.replace(" ", "-")),
-        }
-        folders = [place / f"{name.replace(' ', '-')}{rank}" for rank in range(2)]
-        script = FAULT.format(fault=fault)
-        jobs = [
-            start(rank, 2, script, options, folders[rank] / "log.txt", port) for rank in range(2)
-        ]
-        try:
-            wait_until(lambda log=folders[1] / "log.txt": "it happens" in log.read_text(), jobs[1])
-            began = time.monotonic()
-            found = [job.wait(150) for job in jobs]
-            seconds = time.monotonic() - began
-        finally:
-            for job in jobs:
-                job.kill()
-        logs = [(folder / "log.txt").read_text() for folder in folders]
-        failure = (folders[0] / "failure").read_text() if (folders[0] / "failure").exists() else ""
-        good = set(found) <= statuses and bool(re.search(words, failure))
-        detail = f"statuses {found}; {failure or logs[0][-200:]}"
-        yield row(f"ranks one {name}: right ends", float(good), 1, "", least=True, detail=detail)
-        yield row(f"ranks one {name}: until both have ended", seconds, limit, "s")
-    # The last were stopped: when it resumes, DDP on several GPUs is called otherwise than on one.
-    assert name == "is told to stop"
-    path = checkpoint_files.newest(Path(str(options["output_dir"])) / "checkpoints")
-    assert path, "the run that was stopped left no checkpoint"
-    done = int(path.name.partition("-step")[2].partition("-")[0])
-    options |= {"epochs": done // 10 + 2, "resume": str(path)}  # ten global batches an epoch
-    jobs = [start(rank, 2, "", options, folders[rank] / "resumed.txt", port) for rank in range(2)]
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        jobs[0].wait(120), jobs[1].wait(30)
-    found = [job.poll() for job in jobs]  # None: it hangs
-    for job in jobs:
-        job.kill()
-    said = (folders[0] / "resumed.txt").read_text()
-    good = found == [0, 0] and "resume: from" in said
-    yield row(
-        "ranks both resume",
-        float(good),
-        1,
-        "",
-        least=True,
-        detail=f"statuses {found}; {said[-200:]}",
-    )
+@question("Is a step of 40 s, the same on all ranks, no hang?", gpus=1)
+def slow_step(lab: Lab) -> Iterator[Answer]:
+    run, _ = lab.start(TEXT, "slow_step", ranks=2, max_steps=9)
+    statuses = run.wait(300)
+    yield Answer("40 s", "[0, 0]", f"{statuses} {run.failure()[:200]}", statuses == [0, 0])
 
 
-def utilisation() -> Iterator[Row]:
-    """In a process of its own: its task is the other one."""
-    report = place / "mfu.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "mfu.py"), "--device", device]
-    command += ["--json", str(report), *(["--small"] if small else [])]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    if not report.exists():
-        raise RuntimeError(ended.stderr.strip()[-300:] or f"status {ended.returncode}")
-    yield from json.loads(report.read_text())
+@question("Does memory fragment over 1,000 batches of different lengths?", gpus=1)
+def fragments(lab: Lab) -> Iterator[Answer]:
+    model = lab.model(BERT, **{**LARGE, "num_hidden_layers": 6})
+    facts = lab.facts(TEXT, "memory", model_name=model, max_steps=1000)
+    yield at_most("reserved", facts["reserved"] / facts["allocated"], 1.5, "of allocated")
 
 
-QUESTIONS = {
-    "exact": exact,
-    "step": step,
-    "sync": sync,
-    "compile": compiles,
-    "checkpoint": checkpoint,
-    "mfu": utilisation,
-    "ranks": two_ranks,
-}
+@question("How fast do several GPUs send, and how do they scale?", gpus=2)
+def scaling(lab: Lab) -> Iterator[Answer]:
+    speeds = {}
+    for ranks in (1, gpus()):
+        options = {**GPT2, "dataset": "stdlib", "max_steps": 120, "ranks": ranks, "hosts": False}
+        text = lab.train(LANGUAGE, log_every=20, **options)[0].text()
+        speeds[ranks] = float(re.findall(r"samples_per_second=([0-9.e+]+)", text)[-1])
+        for line in re.findall(r".*bus bandwidth.*", text):
+            yield Answer("bandwidth", "as nccl-tests", line, None)
+    share = speeds[gpus()] / speeds[1] / gpus()
+    yield Answer(f"1 to {gpus()} GPUs", "≥ 0.85", f"{share:.3f}", share >= 0.85)
 
 
-def markdown(facts: dict[str, Any], rows: list[Row]) -> str:
-    lines = ["# What a GPU answers", "", "Written by `make gpu`."]
-    if facts["device"] == "CPU":
-        lines += [
-            "",
-            "**No GPU has answered yet: this is the small run on a CPU, which proves the questions alone.**",
-        ]
-    lines += ["", ", ".join(f"{key}: {value}" for key, value in facts.items()), ""]
-    lines += ["| name | value | limit | | detail |", "|---|---|---|---|---|"]
-    for each in rows:
-        detail = each["detail"].replace("|", "/").replace(str(place), "…").replace(str(SRC), "src")
-        verdict = {True: "PASS", False: "**FAIL**", None: "not judged"}[each["passed"]]
-        lines.append(
-            f"| {each['name']} | {each['value']:.4g} {each['unit']} | {shown(each['limit'])} | {verdict} | {detail} |"
-        )
-    return "\n".join(lines) + "\n"
+def gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def device_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
+def smi(query: str) -> list[str]:
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+
+
+def answers_of(name: str, lab: Lab) -> Iterator[tuple[Answer, str]]:
+    """Each answer to a question with its verdict."""
+    asked = QUESTIONS[name]
+    if asked.gpus > gpus():
+        needed = "a GPU" if asked.gpus == 1 else f"{asked.gpus} GPUs"
+        yield Answer(name, "-", "-", None), f"needs {needed}"
+        return
+    try:
+        for answer in asked.ask(lab):
+            verdict = {True: "PASS", False: "FAIL", None: "reported"}[answer.passed]
+            yield replace(answer, name=f"{name}: {answer.name}"), verdict
+    except Exception as error:  # the other questions are asked all the same
+        yield Answer(name, "an answer", f"{type(error).__name__}: {error}", False), "FAIL"
 
 
 def main() -> int:
-    global device, small, place
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser_of(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--small", action="store_true", help="few and small cases")
     parser.add_argument("--only", nargs="+", choices=QUESTIONS, default=[*QUESTIONS])
-    parser.add_argument("--json", default=str(ROOT / "build" / "gpu.json"))
-    parser.add_argument(
-        "--markdown", help="default: docs/measurements_gpu.md on a GPU, nothing on a CPU"
-    )
     arguments = parser.parse_args()
-    device, small = arguments.device, arguments.small
-    if device == "cpu":
+    on_gpu = arguments.device == "cuda"
+    if not on_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from smlightning.training import imports
-
-    imports.lightning()
-    import pytorch_lightning
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        sys.exit(
-            f"error: torch {torch.__version__} sees no GPU; run this on a CUDA machine, or with --device cpu --small."
-        )
-    facts = {
-        "device": torch.cuda.get_device_name() if device == "cuda" else "CPU", "torch": torch.__version__,
-        "lightning": pytorch_lightning.__version__, "Python": platform.python_version(),
-    }  # fmt: skip
-    rows: list[Row] = []
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
-        place = Path(folder)
+    elif not gpus():
+        print("error: torch sees no GPU; run it on a CUDA machine, or with --device cpu --small")
+        return 2
+    drivers = smi("--query-gpu=driver_version") if on_gpu else []
+    rows: list[dict[str, Any]] = []
+    with common.folder() as folder:
+        lab = Lab(folder, on_gpu, arguments.small)
         for name in arguments.only:
             since = time.monotonic()
-            try:
-                for each in QUESTIONS[name]():
-                    rows.append(each)
-                    verdict = {True: "PASS", False: f"FAIL {each['detail']}", None: "not judged"}[
-                        each["passed"]
-                    ]
-                    print(
-                        f"{each['name']} {each['value']:.4g} {shown(each['limit'])} {verdict}",
-                        flush=True,
-                    )
-            except Exception as error:  # the other questions are asked all the same
-                rows.append(
-                    row(
-                        f"{name} was asked",
-                        0,
-                        1,
-                        "",
-                        least=True,
-                        detail=f"{type(error).__name__}: {error}",
-                    )
-                )
-                print(f"{name} was asked 0 1 FAIL {type(error).__name__}: {error}", flush=True)
-            print(f"# {name}: {time.monotonic() - since:.0f} s", file=sys.stderr, flush=True)
-        facts["minutes"] = f"{(time.monotonic() - began) / 60:.1f}"
-        text = markdown(facts, rows)
-    report = Path(arguments.json)
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.write_text(json.dumps({**facts, "rows": rows}, indent=1))
-    target = arguments.markdown or (
-        str(ROOT / "docs" / "measurements_gpu.md") if device == "cuda" else ""
-    )
-    if target:
-        Path(target).write_text(text, encoding="utf-8")
-    failed = [each["name"] for each in rows if each["passed"] is False]
-    judged = [each["name"] for each in rows if each["passed"] is not None]
-    print(
-        f"{len(judged) - len(failed)} of {len(judged)} PASS in {facts['minutes']} min; {arguments.json}"
-    )
-    return int(bool(failed))
+            for answer, verdict in answers_of(name, lab):
+                seconds, since = time.monotonic() - since, time.monotonic()
+                found, text = " ".join(answer.found.split()), QUESTIONS[name].text
+                row = {**asdict(answer), "question": text, "found": found, "verdict": verdict}
+                rows.append({**row, "seconds": round(seconds, 1)})
+                cells = (answer.name, text, answer.expected, found, verdict, f"{seconds:.0f} s")
+                print(" | ".join(cells), flush=True)
+    target = arguments.json or ROOT / "build" / "gpu.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"device": device_name(), "drivers": drivers, **common.versions(), "rows": rows}
+    target.write_text(json.dumps(facts, indent=1, ensure_ascii=False))
+    passed, failed = (sum(row["verdict"] == each for row in rows) for each in ("PASS", "FAIL"))
+    print(f"{passed} PASS, {failed} FAIL of {len(rows)} answers; {target}")
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

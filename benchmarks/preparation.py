@@ -1,212 +1,145 @@
-"""How fast data is prepared and how fast batches come, side by side in one run.
+"""How fast data is prepared and how fast batches come, in one run, in turn.
 
-    python benchmarks/preparation.py                                   # 1,000,000 rows, and batches of the example
-    python benchmarks/preparation.py --rows 1000000 3000000 10000000
-    python benchmarks/preparation.py --before ../other/src             # and another checkout's preparation, in turn
+    python benchmarks/preparation.py --rows 1000000 3000000 --rounds 5
+    python benchmarks/preparation.py --against ../older     # and another checkout's
 
-Preparation runs in a process of its own each time: seconds, greatest memory above what the imports need, bytes on disk.
-Batches are the same for all: ours by `Data`; a bare numpy gather from the same flat arrays, without DataLoader,
-tensors, weights or an order to be made; and `datasets` with a collator that pads, as one would write it. On one core.
+Preparation is that of a project's Data, in a process of its own each time: seconds, greatest memory
+above what the imports need, bytes on disk. The loader gives an epoch of batches of the example: of
+Data, and of `datasets` with a collator that pads, as one would write it. One core each.
 """
 
-import argparse
 import json
-import os
-import statistics
-import subprocess
+import shutil
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import common
+from common import Run
 
-os.environ |= {"OMP_NUM_THREADS": "1"}
-SRC = next(Path(__file__).parent.parent.glob("{{*}}/src"))
 WORDS, CLASSES = 16, 10
-
-PREPARE = """
-import json, os, sys, time
-src, path, place = sys.argv[1:]
-sys.path[:0] = [src, os.path.join(src, "..", "vendor", "smlightning")]
-import data, datasets
-
-def peak():  # of this process alone: ru_maxrss starts with its parent's
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
-
-made = data.Data(path, data_dir=place)
-before, started = peak(), time.perf_counter()
-made.prepare_data()
-seconds = time.perf_counter() - started
-size = sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(made.path) for name in names)
-started = time.perf_counter()
-made.prepare_data()
-again = time.perf_counter() - started
-print(json.dumps({"seconds": seconds, "MiB": (peak() - before) / 1024, "MB": size / 1e6, "again": again * 1000}))
-"""
 
 
 def write_csv(path: Path, rows: int) -> None:
     """Rows of WORDS words of 3 to 8 letters, and one of CLASSES labels."""
+    import numpy as np
+
     draw = np.random.default_rng(0)
-    words = np.array(
-        [
-            "".join(draw.choice([*"abcdefghijklmnopqrstuvwxyz"], draw.integers(3, 9)))
-            for _ in range(5000)
-        ]
-    )
+    letters = [*"abcdefghijklmnopqrstuvwxyz"]
+    words = np.array(["".join(draw.choice(letters, draw.integers(3, 9))) for _ in range(5000)])
     with path.open("w") as file:
         file.write("text,label\n")
         for at in range(0, rows, 100_000):
             many = min(100_000, rows - at)
-            chosen, labels = (
-                words[draw.integers(len(words), size=(many, WORDS))],
-                draw.integers(CLASSES, size=many),
-            )
-            file.writelines(
-                f"{' '.join(row)},class {label}\n"
-                for row, label in zip(chosen.tolist(), labels.tolist(), strict=True)
-            )
+            chosen = words[draw.integers(len(words), size=(many, WORDS))].tolist()
+            labels = draw.integers(CLASSES, size=many).tolist()
+            pairs = zip(chosen, labels, strict=True)
+            file.writelines(f"{' '.join(row)},class {label}\n" for row, label in pairs)
 
 
-def preparation(rows: int, rounds: int, sources: dict[str, Path]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.csv"
-        write_csv(path, rows)
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in sources}
-        for number in range(rounds):
-            for name, src in sources.items():
-                place = f"{folder}/{name}{number}"
-                command = [sys.executable, "-c", PREPARE, str(src), str(path), place]
-                said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-                found[name].append(json.loads(said.splitlines()[-1]))
-                subprocess.run(["rm", "-r", place], check=True)
+PEAK = """
+def peak():  # of this process alone: ru_maxrss starts with its parent's
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+"""
+PREPARE = (
+    PEAK
+    + """
+import json, os, sys, time
+import data, datasets
+made = data.Data(sys.argv[1], data_dir=sys.argv[2])
+before, began, spent = peak(), time.perf_counter(), time.process_time()
+made.prepare_data()
+facts = {"seconds": time.perf_counter() - began, "processor": time.process_time() - spent}
+facts["MiB"] = (peak() - before) / 1024
+places = [os.path.join(at, name) for at, _, names in os.walk(made.path) for name in names]
+print(json.dumps(facts | {"MB": sum(map(os.path.getsize, places)) / 1e6}))
+"""
+)
+LOAD = """
+import json, sys, time
+sys.argv[1:1] = ["stock parts"]  # which loops.py reads
+import loops
+made = loops.Data(batch_size=int(sys.argv[3]), num_workers=0)
+made.prepare_data()
+made.setup()
+loader = loops.stock_loader(made) if sys.argv[2] == "datasets" else made.train_dataloader()
+began, spent = time.perf_counter(), time.process_time()
+samples = sum(len(batch["label"]) for batch in loader)
+facts = {"seconds": time.perf_counter() - began, "processor": time.process_time() - spent}
+print(json.dumps(facts | {"samples": samples}))
+"""
+
+
+def asked(project: Path, script: str, *words: str) -> dict[str, float]:
+    """The facts that a script prints last."""
+    run = Run(project, ["-c", script, *words]).succeed()
+    return json.loads(run.text().splitlines()[-1])
+
+
+def compare(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Print how the first is to the others, in seconds of a clock and of a processor."""
+    names = [*found]
+    kept: dict[str, Any] = {}
+    for name in names[1:]:
+        for key in ("seconds", "processor"):
+            mine, theirs = ([each[key] for each in found[one]] for one in (names[0], name))
+            kept[f"{key} {name}"] = common.ratio(mine, theirs)
+        clock, spent = kept[f"seconds {name}"], kept[f"processor {name}"]
         print(
-            f"\n{rows:,} rows of {WORDS} words, {path.stat().st_size / 1e6:.0f} MB of csv; {rounds} rounds, in turn"
+            f"         Data takes {common.shown(clock)} of the time of {name}, {common.shown(spent)} of a processor's"
         )
-        for name, results in found.items():
-            seconds, memory, disk, again = (
-                [r[k] for r in results] for k in ("seconds", "MiB", "MB", "again")
-            )
-            print(
-                f"{name:8} {spread(seconds)} s, {max(memory):.0f} MiB above the imports, {disk[0]:.0f} MB on disk "
-                f"({disk[0] * 1e6 / path.stat().st_size:.2f} of the csv); opened again in {spread(again)} ms"
-            )
-        for name in [*found][1:]:
-            pairs = zip(found[name], found["ours"], strict=True)
-            print(
-                f"ours is {spread([a['seconds'] / b['seconds'] for a, b in pairs])} times as fast as {name}"
-            )
+    return kept
 
 
-def loaders(batch_size: int, rounds: int) -> None:
-    sys.path[:0] = [str(SRC), str(SRC.parent / "vendor" / "smlightning")]
-    import datasets
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
-    from data import Data
-
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        data = Data(batch_size=batch_size, data_dir=folder, num_workers=0)
-        data.prepare_data()
-        data.setup()
-        rows = data.splits["train"]
-        arrays = {name: rows.arrays[name] for name in ("ids", "starts", "lengths", "labels")}
-        order = [chosen[:real] for chosen, real, _ in data.train_dataloader().sampler]  # type: ignore[attr-defined]
-        spans = zip(
-            arrays["starts"][rows.index].tolist(),
-            arrays["lengths"][rows.index].tolist(),
-            strict=True,
-        )
-        lists = [arrays["ids"][start : start + length].tolist() for start, length in spans]
-        stock = datasets.Dataset.from_dict(
-            {"input_ids": lists, "label": arrays["labels"][rows.index].tolist()}
-        )
-
-        def collate(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-            ids = pad_sequence([torch.tensor(s["input_ids"]) for s in samples], batch_first=True)
-            return {
-                "input_ids": ids,
-                "attention_mask": (ids > 0).long(),
-                "label": torch.tensor([s["label"] for s in samples]),
-            }
-
-        def ours() -> int:
-            return sum(int(batch["input_ids"].shape[1]) for batch in data.train_dataloader())
-
-        def gather() -> int:
-            total = 0
-            for chosen in order:
-                at = rows.index[chosen]
-                starts, lengths = arrays["starts"][at], arrays["lengths"][at]
-                column = np.arange(lengths.max())
-                mask = column < lengths[:, None]
-                ids = np.where(
-                    mask,
-                    arrays["ids"].take(starts[:, None] + column, mode="clip").astype(np.int64),
-                    0,
-                )
-                batch = {
-                    "ids": ids,
-                    "mask": mask.astype(np.int64),
-                    "label": arrays["labels"][at].astype(np.int64),
-                }
-                total += batch["ids"].shape[1]
-            return total
-
-        def padding_collator() -> int:
-            loader = torch.utils.data.DataLoader(
-                stock, batch_sampler=[o.tolist() for o in order], collate_fn=collate
-            )
-            return sum(int(batch["input_ids"].shape[1]) for batch in loader)
-
-        ways: dict[str, Callable[[], int]] = {
-            "ours": ours,
-            "gather": gather,
-            "datasets": padding_collator,
-        }
-        assert len({way() for way in ways.values()}) == 1, "not the same batches"
-        speeds: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(rounds):
-            for name, way in ways.items():
-                started = time.perf_counter()
-                way()
-                speeds[name].append(len(rows) / (time.perf_counter() - started))
-    print(
-        f"\nbatches of {batch_size} of the example, {len(rows):,} samples, one core; {rounds} rounds, in turn"
-    )
-    for name, values in speeds.items():
-        ratios = [mine / other for mine, other in zip(speeds["ours"], values, strict=True)]
-        print(f"{name:8} {spread(values, 0)} samples/s; ours is {spread(ratios)} times that")
-
-
-def spread(values: list[float], digits: int = 2) -> str:
-    """Median, least and greatest."""
-    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main() -> int:
+    parser = common.parser_of(__doc__)
     parser.add_argument("--rows", type=int, nargs="*", default=[1_000_000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch_size", type=int, nargs="*", default=[64, 512])
-    parser.add_argument("--before", type=Path, help="src of another checkout")
-    args = parser.parse_args()
-    for rows in args.rows:
-        preparation(
-            rows,
-            args.rounds,
-            {"ours": SRC, **({"before": args.before.absolute()} if args.before else {})},
-        )
-    for batch_size in args.batch_size:
-        loaders(batch_size, args.rounds)
+    parser.add_argument("--against", type=Path, help="a checkout to compare with")
+    arguments = parser.parse_args()
+    if arguments.small:
+        arguments.rows, arguments.rounds, arguments.batch_size = [1000], 1, [512]
+    kept: dict[str, Any] = {}
+    with common.folder() as folder:
+        projects = {"Data": common.generate(folder)}
+        if arguments.against:
+            before = common.generate(folder / "before", arguments.against.resolve())
+            projects["before"] = before
+        for rows in arguments.rows:
+            path = folder / "rows.csv"
+            write_csv(path, rows)
+            found: dict[str, list[dict[str, float]]] = {name: [] for name in projects}
+            for _ in range(arguments.rounds):
+                for name, project in projects.items():
+                    place = folder / "prepared"
+                    found[name].append(asked(project, PREPARE, str(path), str(place)))
+                    shutil.rmtree(place)
+            print(f"{rows:,} rows of {WORDS} words, {path.stat().st_size / 1e6:.0f} MB of csv")
+            for name, facts in found.items():
+                seconds = common.spread([each["seconds"] for each in facts])
+                memory, disk = max(each["MiB"] for each in facts), facts[0]["MB"]
+                print(
+                    f"{name:8} {seconds} s, {memory:.0f} MiB above the imports, {disk:.1f} MB on disk"
+                )
+            kept[f"{rows} rows"] = {**found, "ratios": compare(found)}
+        for batch_size in arguments.batch_size:
+            ways = {"Data": projects["Data"], "datasets": projects["Data"], **projects}
+            found = {name: [] for name in ways}
+            for _ in range(arguments.rounds):
+                for name, project in ways.items():
+                    found[name].append(asked(project, LOAD, name, str(batch_size)))
+            print(
+                f"batches of {batch_size} of the example, {found['Data'][0]['samples']:,} samples"
+            )
+            for name, facts in found.items():
+                speeds = [each["samples"] / each["seconds"] for each in facts]
+                print(f"{name:8} {common.spread(speeds, 0)} samples/s")
+            kept[f"batches of {batch_size}"] = {**found, "ratios": compare(found)}
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**common.versions(), "found": kept}, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,35 +12,23 @@ With --double all of it is computed in float64: a difference of rounding alone, 
 ranks' numbers are added, is far smaller than in float32, and any other stays what it is.
 """
 
-import argparse
 import csv
-import os
-import subprocess
+import json
 import sys
-import tempfile
 from pathlib import Path
+from typing import Any
 
-from cookiecutter.main import cookiecutter
+import common
+from common import Run
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(next(ROOT.glob("{{*}}/vendor/smlightning"))))
 TASKS = ("text-classification", "language-model")
 
 
-def train(project: Path, name: str, ranks: int, options: list[str]) -> Path:
+def train(project: Path, name: str, ranks: int, hosts: bool, options: list[str]) -> Path:
     """Run train.py on so many ranks of this machine; its folder of results."""
     output = project / name
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)]
-    environment = {**os.environ, "PYTHONPATH": str(project / "vendor" / "smlightning")}
-    ended = subprocess.run(
-        [sys.executable, *launch, "src/train.py", *options, "--output_dir", str(output)],
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    if ended.returncode:
-        sys.exit(ended.stdout + ended.stderr)
+    program = ["src/train.py", *options, "--output_dir", str(output)]
+    Run(project, program, ranks, hosts).succeed()
     return output
 
 
@@ -49,15 +37,6 @@ def losses(output: Path) -> dict[int, float]:
     with (output / "curves.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["train/loss"]]
     return {int(row["step"]): float(row["train/loss"]) for row in rows}
-
-
-def weights(output: Path) -> dict:
-    """Of the last checkpoint; each whole."""
-    from smlightning.checkpoints import files, reader
-
-    path = files.newest(output / "checkpoints")
-    assert path, output
-    return reader.read_here(path)["state_dict"]
 
 
 def compute_in_double(project: Path) -> None:
@@ -77,7 +56,7 @@ def compare(one: Path, other: Path) -> tuple[int, float, float, str]:
     first, second = losses(one), losses(other)
     assert first.keys() == second.keys() and first
     loss = max(abs(first[step] - second[step]) for step in first)
-    first_weights, second_weights = weights(one), weights(other)
+    first_weights, second_weights = (common.weights(each)["state_dict"] for each in (one, other))
     assert first_weights.keys() == second_weights.keys()
     gaps = {
         name: (first_weights[name] - second_weights[name]).abs().max().item()
@@ -88,43 +67,45 @@ def compare(one: Path, other: Path) -> tuple[int, float, float, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--most", type=float, default=1e-5)
     parser.add_argument("--double", action="store_true", help="compute in float64")
+    parser.add_argument("--hosts", action="store_true", help="each rank a host: all share one GPU")
     arguments, more = parser.parse_known_args()
-    good = True
-    with tempfile.TemporaryDirectory(prefix="sharding-") as folder:
+    if arguments.small:
+        arguments.steps, arguments.ranks, arguments.tasks = 3, [2], TASKS[:1]
+    found: list[dict[str, Any]] = []
+    with common.folder() as folder:
         for task in arguments.tasks:
-            answers = {"task": task, "project_slug": task}
-            project = Path(
-                cookiecutter(str(ROOT), no_input=True, output_dir=folder, extra_context=answers)
-            )
+            project = common.generate(folder, task=task)
             if arguments.double:
                 compute_in_double(project)
             for ranks in arguments.ranks:
                 steps = ["--max_steps", str(arguments.steps), "--log_every", "1", "--epochs", "99"]
                 options = [*steps, "--batch_size", str(32 // ranks), *more]
-                ddp = train(project, f"ddp{ranks}", ranks, options)
+                ddp = train(project, f"ddp{ranks}", ranks, arguments.hosts, options)
                 ways = {"fsdp": ["--strategy", "fsdp"]}
                 if ranks >= 4:
                     replica = str(ranks // 2)
                     ways["two replicas"] = ["--strategy", "fsdp", "--shard_size", replica]
                 for way, strategy in ways.items():
-                    output = train(project, f"{way}{ranks}", ranks, [*options, *strategy])
+                    chosen = [*options, *strategy]
+                    output = train(project, f"{way}{ranks}", ranks, arguments.hosts, chosen)
                     count, loss, weight, name = compare(ddp, output)
                     is_near = max(loss, weight) <= arguments.most and count == arguments.steps
-                    good = good and is_near
+                    title = f"{task}, {ranks} ranks, {way}"
+                    found.append({"run": title, "near": is_near, "loss": loss, "weight": weight})
                     print(
-                        f"{'ok' if is_near else 'FAILED'} {task}, {ranks} ranks, {way}: {count} steps, "
-                        f"largest difference of a loss {loss:.2e}, of a weight {weight:.2e} ({name})",
+                        f"{'ok' if is_near else 'FAILED'} {title}: {count} steps, largest "
+                        f"difference of a loss {loss:.2e}, of a weight {weight:.2e} ({name})",
                         flush=True,
                     )
-    return int(not good)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**common.versions(), "found": found}, indent=1))
+    return int(not all(each["near"] for each in found))
 
 
 if __name__ == "__main__":

@@ -172,12 +172,7 @@ STATEFUL: dict[str, Callable[..., Any]] = {
 
 
 def stateful_loader(kind: str, **options: Any) -> Any:
-    """torchdata's loader of one of these, or litdata's of the folder beside the run's."""
-    if kind == "litdata":
-        import litdata
-
-        stream = litdata.StreamingDataset(str(Path("../litdata").resolve()), shuffle=True)
-        return litdata.StreamingDataLoader(stream, batch_size=SIZE, **options)
+    """torchdata's loader of one of these."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     dataset = STATEFUL[kind]()
@@ -291,7 +286,7 @@ def train_with_train_py(
 
     class Data(small_training.Numbers):
         def train_dataloader(self) -> DataLoader:
-            if kind in (*STATEFUL, "litdata"):
+            if kind in STATEFUL:
                 return stateful_loader(kind, num_workers=workers, persistent_workers=persistent)
             made = LOADERS[kind](None)
             return DataLoader(Noisy(), **made, num_workers=workers, persistent_workers=persistent)

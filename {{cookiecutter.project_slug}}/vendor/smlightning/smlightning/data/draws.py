@@ -177,7 +177,7 @@ class DrawingDataset(Dataset):
     def __init__(self, dataset: Any, in_workers: bool = False) -> None:
         self.dataset = dataset
         # Those that rows are drawn from; None: not known yet. Each costs some 1 % of a step of the
-        # example to seed for every row (docs/measurements.md).
+        # example to seed for every row.
         self.generators: list[Generator] | None = None
         # In memory that workers share: what one opens must not be opened here and forked later.
         self.first_row = torch.zeros((), dtype=torch.int64).share_memory_() if in_workers else None

@@ -1,4 +1,4 @@
-"""Loaders that keep a state of their own, as torchdata's and litdata's: what a checkpoint holds of
+"""Loaders that keep a state of their own, as torchdata's: what a checkpoint holds of
 each rank's, and how a resumed run goes on from it.
 
 The contract is torchdata's: ``load_state_dict`` takes what ``state_dict`` gave after a batch, and

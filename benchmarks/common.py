@@ -1,0 +1,297 @@
+"""What the benchmarks share: generated projects, runs of train.py, turns, ratios with intervals.
+
+On a shared machine the same training takes twice as long from one second to the next. Trainings
+that are compared therefore run at the same time, each in processes of its own, and take turns: a
+few steps of one, while the others wait, in another order every time.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+WATCH = str(HERE / "watch.py")
+TURN = 5  # steps
+STRETCH = 10  # turns that are redrawn together, as what comes once in so many steps is in each
+REDRAWN = 1000
+
+Facts = dict[str, float]
+Interval = tuple[float, float, float]  # value, lowest, highest
+
+
+def generate(folder: Path, checkout: Path = ROOT, task: str = "text-classification") -> Path:
+    """A project with default answers but this, generated from a checkout of the template."""
+    folder.mkdir(parents=True, exist_ok=True)
+    answers = [f"task={task}", f"project_slug={task}"]
+    command = [sys.executable, "-m", "cookiecutter", str(checkout), "--no-input"]
+    command += ["--output-dir", str(folder), *answers]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder / task
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as name:
+        yield Path(name)
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """With the options that all benchmarks have."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=form)
+    parser.add_argument("--small", action="store_true", help="a few seconds: whether it runs")
+    parser.add_argument("--json", type=Path, help="write what was measured there")
+    return parser
+
+
+def words(options: dict[str, Any]) -> list[str]:
+    """Options as on a command line."""
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+
+
+class Run:
+    """The processes of a program, one per rank, whose output goes to a file.
+
+    Args:
+        project: their working directory; its src/ and its package are imported.
+        program: what Python executes, with its arguments.
+        hosts: each rank is a host of its own, as NCCL and SageMaker number hosts: so two ranks can
+            share a GPU. NCCL then sends by sockets.
+        turns: each rank calls ``Seat.step``, and waits there for its turn.
+        variables: of the environment.
+    """
+
+    def __init__(
+        self, project: Path, program: Sequence[str], ranks: int = 1, hosts: bool = False,
+        turns: bool = False, **variables: str,
+    ) -> None:  # fmt: skip
+        self.folder = project / "logs" / f"{time.time_ns()}"
+        self.folder.mkdir(parents=True)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.seats: list[Any] = []
+        known = re.compile(r"(SM_|OMPI_|RANK$|WORLD_SIZE$|LOCAL_RANK$|MASTER_)")
+        kept = {name: value for name, value in os.environ.items() if not known.match(name)}
+        places = [HERE, project / "src", project / "vendor" / "smlightning"]
+        kept["PYTHONPATH"] = os.pathsep.join(map(str, places))
+        kept.setdefault("OMP_NUM_THREADS", "1")
+        port = free_port()
+        for rank in range(ranks):
+            own = {**kept, **rank_variables(rank, ranks, port, hosts, self.folder), **variables}
+            (self.folder / f"output{rank}").mkdir()
+            mine, theirs = socket.socketpair()
+            if turns:
+                own["SEAT"] = str(theirs.fileno())
+                self.seats.append(mine.makefile("rw"))
+            with (self.folder / f"rank{rank}.txt").open("wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, *program], cwd=project, env=own, stdout=log, stderr=log,
+                    pass_fds=[theirs.fileno()] * turns,
+                )  # fmt: skip
+            self.processes.append(process)
+            theirs.close()
+
+    def text(self, rank: int = 0) -> str:
+        """What a rank has printed."""
+        return (self.folder / f"rank{rank}.txt").read_text(errors="replace")
+
+    def failure(self, rank: int = 0) -> str:
+        """What a rank left for SageMaker's FailureReason."""
+        path = self.folder / f"output{rank}" / "failure"
+        return path.read_text() if path.exists() else ""
+
+    def wait(self, seconds: float) -> list[int | None]:
+        """The ranks' statuses; what runs longer is killed, and has none."""
+        until = time.monotonic() + seconds
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        statuses = [process.poll() for process in self.processes]
+        self.kill()
+        return statuses
+
+    def wait_for(self, words: str, rank: int = 0, seconds: float = 180) -> None:
+        """Until a rank has printed this; RuntimeError if it ends before."""
+        until = time.monotonic() + seconds
+        while words not in self.text(rank):
+            if self.processes[rank].poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"no {words!r} was printed: {self.tail(rank)}")
+            time.sleep(0.05)
+
+    def succeed(self, seconds: float = 900) -> "Run":
+        """Wait until all have ended well; RuntimeError with the last lines otherwise."""
+        statuses = self.wait(seconds)
+        for rank, status in enumerate(statuses):
+            if status != 0:
+                raise RuntimeError(f"rank {rank} ended with {status}: {self.tail(rank)}")
+        return self
+
+    def tail(self, rank: int) -> str:
+        return self.text(rank)[-1500:].strip()
+
+    def give_turn(self) -> None:
+        for seat in self.seats:
+            seat.write("go\n")
+            seat.flush()
+
+    def reported(self) -> Facts:
+        """Once every rank waits for its turn: the most of any rank, name by name."""
+        found: Facts = {}
+        for rank, seat in enumerate(self.seats):
+            line = seat.readline()
+            if not line:
+                self.kill()
+                raise RuntimeError(f"rank {rank} ended in its turn: {self.tail(rank)}")
+            for name, value in json.loads(line).items():
+                found[name] = max(value, found.get(name, 0.0))
+        return found
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        for seat in self.seats:
+            seat.close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def rank_variables(rank: int, ranks: int, port: int, hosts: bool, place: Path) -> dict[str, str]:
+    """What a launcher tells a rank."""
+    variables = {"SM_OUTPUT_DIR": str(place / f"output{rank}")}
+    if ranks == 1:
+        return variables
+    variables |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    variables |= {"MASTER_PORT": str(port)}
+    if not hosts:
+        return variables | {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
+    names = [f"algo-{number + 1}" for number in range(ranks)]
+    variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "SM_HOSTS": json.dumps(names)}
+    variables |= {"SM_CURRENT_HOST": names[rank], "NCCL_HOSTID": names[rank]}
+    variables |= {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
+    return variables | {"NCCL_SOCKET_IFNAME": "lo"}
+
+
+class Seat:
+    """Where a rank waits for its turn, and its clock. The first turn begins with the first step."""
+
+    def __init__(self) -> None:
+        self.peer = socket.socket(fileno=int(os.environ["SEAT"])).makefile("rw")
+        self.number = 0
+        self.since = time.perf_counter()
+        self.spent = 0.0  # so the first report holds the processor's seconds since the start
+        self.more: Facts = {}  # reported once, at the end of this turn
+
+    def step(self) -> None:
+        """Call it where a step begins."""
+        if self.number % TURN == 0:
+            self.end_turn()
+        self.number += 1
+
+    def end_turn(self) -> None:
+        torch = sys.modules.get("torch")
+        if torch and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        seconds, spent = time.perf_counter() - self.since, time.process_time() - self.spent
+        self.peer.write(json.dumps({"seconds": seconds, "processor": spent, **self.more}) + "\n")
+        self.peer.flush()
+        if not self.peer.readline():
+            os._exit(0)  # whoever compares has ended
+        self.more = {}
+        self.since, self.spent = time.perf_counter(), time.process_time()
+
+
+def take_turns(
+    starts: dict[str, Callable[[], Run]], turns: int, seed: int
+) -> tuple[dict[str, Facts], dict[str, list[Facts]]]:
+    """Start each training, while the others wait; then let each take so many turns.
+
+    Returns:
+        By name: seconds from a start to the first step; the facts of each turn but the first.
+    """
+    order = random.Random(seed)
+    running: dict[str, Run] = {}
+    started: dict[str, Facts] = {}
+    measured: dict[str, list[Facts]] = {name: [] for name in starts}
+    try:
+        for name in order.sample([*starts], len(starts)):
+            began = time.perf_counter()
+            running[name] = starts[name]()
+            facts = running[name].reported()
+            started[name] = {**facts, "seconds": time.perf_counter() - began}
+        for turn in range(turns + 1):
+            for name in order.sample([*starts], len(starts)):
+                running[name].give_turn()
+                facts = running[name].reported()
+                if turn:
+                    measured[name].append(facts)
+    finally:
+        for run in running.values():
+            run.kill()
+    return started, measured
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """The ratio of the sums of what was measured in turn, and of 95 of 100 that are redrawn."""
+    size = STRETCH if len(ours) >= 4 * STRETCH else 1
+    pairs = [
+        (sum(ours[at : at + size]), sum(theirs[at : at + size])) for at in range(0, len(ours), size)
+    ]
+
+    def quotient(pairs: Sequence[tuple[float, float]]) -> float:
+        return sum(one for one, _ in pairs) / max(sum(other for _, other in pairs), 1e-9)
+
+    draw = random.Random(0)
+    again = sorted(quotient(draw.choices(pairs, k=len(pairs))) for _ in range(REDRAWN))
+    return quotient(pairs), again[REDRAWN // 40], again[-REDRAWN // 40]
+
+
+def shown(interval: Interval, digits: int = 3) -> str:
+    value, low, high = (f"{number:,.{digits}f}" for number in interval)
+    return f"{value} ({low} to {high})"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median, least and greatest."""
+    return shown((statistics.median(values), min(values), max(values)), digits)
+
+
+def weights(output: Path) -> dict[str, Any]:
+    """The state of the last checkpoint in a run's folder; shards are put together."""
+    sys.path.append(str(next(ROOT.glob("{{*}}/vendor/smlightning"))))
+    from smlightning.checkpoints import files, reader
+
+    path = files.newest(output / "checkpoints")
+    if path is None:
+        raise RuntimeError(f"{output} holds no checkpoint")
+    return reader.read_here(path)
+
+
+def versions() -> dict[str, str]:
+    """What figures depend on."""
+    import platform
+    from importlib.metadata import version
+
+    names = ("torch", "pytorch-lightning", "transformers", "datasets", "peft")
+    found = {"Python": platform.python_version(), **{name: version(name) for name in names}}
+    revision = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    return {**found, "commit": revision.stdout.strip(), "cores": str(os.cpu_count())}

@@ -1,0 +1,112 @@
+"""What gpu.py asks with: projects, data, models with random weights, and runs of train.py."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import common
+from common import HERE, Run, words
+
+LABELS = {"first": "abcdefgh", "second": "ijklmnop", "third": "qrstuvwx"}
+BERT = """
+import sys, json
+from smlightning.testing.checkpoints import write_bert
+write_bert(__import__("pathlib").Path(sys.argv[1]), "abcdefghijklmnopqrstuvwxyz", **json.loads(sys.argv[2]))
+"""
+LLAMA = """
+import sys, json, torch
+from pathlib import Path
+from smlightning.testing.checkpoints import write_letters_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+path = Path(sys.argv[1])
+size = write_letters_tokenizer(path, "abcdefghijklmnopqrstuvwxyz")
+torch.manual_seed(0)
+shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+config = LlamaConfig(vocab_size=size, bos_token_id=2, eos_token_id=3, **{**shape, **json.loads(sys.argv[2])})
+LlamaForCausalLM(config).save_pretrained(path)
+tokens = json.loads((path / "tokenizer_config.json").read_text())
+(path / "tokenizer_config.json").write_text(json.dumps({**tokens, "eos_token": "[SEP]"}))
+"""
+
+
+class Lab:
+    """Projects, models and data, made when first used."""
+
+    def __init__(self, folder: Path, on_gpu: bool, small: bool) -> None:
+        self.folder, self.on_gpu, self.small = folder, on_gpu, small
+        self.runs = 0
+
+    def project(self, task: str) -> Path:
+        place = self.folder / task
+        if not place.exists():
+            common.generate(self.folder, task=task)
+            draw = random.Random(0)
+            lines = ["text,label"]
+            for number in range(3000):
+                label = [*LABELS][number % 3]
+                text = "".join(draw.choices(LABELS[label], k=draw.randint(1, 120)))
+                lines.append(f"{text},{label if draw.random() < 0.9 else 'first'}")
+            (place / "texts.csv").write_text("\n".join(lines))
+        return place
+
+    def model(self, script: str, **shape: int) -> str:
+        """A checkpoint with random weights."""
+        text = json.dumps(shape)
+        place = self.folder / f"model-{abs(hash((script, text)))}"
+        if not place.exists():
+            Run(self.project("text-classification"), ["-c", script, str(place), text]).succeed()
+        return str(place)
+
+    def start(
+        self, task: str, probe: str = "", ranks: int = 1, hosts: bool = True,
+        variables: dict[str, str] | None = None, **options: Any,
+    ) -> tuple[Run, Path]:  # fmt: skip
+        """train.py, with a probe of watch.py's; its output folder, new unless it is an option."""
+        self.runs += 1
+        project = self.project(task)
+        chosen: dict[str, Any] = {"dataset": "texts.csv", "batch_size": 16, "epochs": 99}
+        chosen |= {"output_dir": f"outputs{self.runs}", **options}
+        if task == "language-model" and "model_name" not in options:
+            chosen = {"width": 32, "layers": 2, "heads": 2, "max_length": 64, **chosen}
+        program = [common.WATCH, probe] if probe else ["src/train.py"]
+        facts = {"FACTS": str(project / "facts.json"), **(variables or {})}
+        run = Run(project, [*program, *words(chosen)], ranks, hosts, **facts)
+        return run, project / str(chosen["output_dir"])
+
+    def train(self, task: str, *, limit: float = 900, **options: Any) -> tuple[Run, Path]:
+        run, output = self.start(task, **options)
+        return run.succeed(limit), output
+
+    def facts(self, task: str, probe: str, **options: Any) -> dict[str, Any]:
+        """What a probe measured."""
+        (self.project(task) / "facts.json").unlink(missing_ok=True)
+        self.train(task, probe=probe, **options)
+        return json.loads((self.project(task) / "facts.json").read_text())
+
+    def estimate(self, task: str, options: dict[str, Any]) -> dict[str, Any]:
+        """What `smlightning estimate` writes of a job with one GPU."""
+        project = self.project(task)
+        job = project / "job.toml"
+        for key, value in (("instance_type", '"ml.g6e.xlarge"'), ("instance_count", "1")):
+            job.write_text(re.sub(f"(?m)^{key} = .*", f"{key} = {value}", job.read_text()))
+        report = project / "estimate.json"
+        program = ["-m", "smlightning", "estimate", "--json", str(report), "--", *words(options)]
+        run = Run(project, program)
+        if run.wait(900) == [2] or not report.exists():
+            raise RuntimeError(run.tail(0))
+        return json.loads(report.read_text())
+
+    def benchmark(self, name: str, *arguments: str) -> Any:
+        """What another benchmark writes as JSON."""
+        report = self.folder / "report.json"
+        command = [sys.executable, str(HERE / name), *arguments, "--json", str(report)]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        if not report.exists():
+            raise RuntimeError((ended.stdout + ended.stderr)[-800:])
+        found = json.loads(report.read_text())["found"]
+        report.unlink()
+        return found
