@@ -42,7 +42,7 @@ from smlightning import ports  # noqa: E402
 from smlightning.launch.images import LIMITS, PROFILES, Profile  # noqa: E402
 from smlightning.rehearsal.image import image_python  # noqa: E402
 from smlightning.testing.checkpoints import write_bert  # noqa: E402
-from smlightning.testing.environment import outside_a_job  # noqa: E402
+from smlightning.testing.environment import of_tests  # noqa: E402
 
 SECONDS = 600  # of the slowest single step, on a busy machine
 STEPS = ("train", "stop", "resume", "save", "predict")
@@ -92,11 +92,11 @@ class Environment:
     def variables(self, task: str) -> dict[str, str]:
         """Those of a process outside any job, which imports the project's own package."""
         package = self.projects[task] / "vendor" / "smlightning"
-        clean = outside_a_job(os.environ)
+        clean = of_tests(os.environ)
         clean.pop("SMLIGHTNING_PROJECT", None)
         path = os.pathsep.join([str(self.python.parent), clean.get("PATH", os.defpath)])
         own = {"PYTHONPATH": str(package), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}
-        return {**clean, **own, "PATH": path, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
+        return {**clean, **own, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
     def run(self, task: str, words: Sequence[str], folder: Path, log: Path) -> int:
         """A command's exit status; what it prints goes to the log."""

@@ -327,7 +327,7 @@ def test_under_torchrun_the_last_words_are_the_cause(tmp_path: Path) -> None:
     command = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
     job = subprocess.run(
         [sys.executable, *command],
-        env=outside_a_job(os.environ) | {"SM_OUTPUT_DIR": str(output), "CUDA_VISIBLE_DEVICES": ""},
+        env={**of_tests(os.environ), "SM_OUTPUT_DIR": str(output)},
         capture_output=True,
         text=True,
         timeout=120,

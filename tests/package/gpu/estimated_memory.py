@@ -1,4 +1,4 @@
-"""What FSDP2 holds in a step of one rank of many, counted by torch on a machine with one process."""
+"""What FSDP2 holds in a step of one rank of many, counted by torch in one process."""
 
 from collections.abc import Callable
 from typing import Any

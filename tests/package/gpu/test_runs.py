@@ -1,4 +1,4 @@
-"""Whole runs on pretended GPUs: what the ``run`` fixture checks of each, and that it is finished."""
+"""Whole runs on pretended GPUs: what the ``run`` fixture checks of each, and their end."""
 
 from pathlib import Path
 from typing import Any

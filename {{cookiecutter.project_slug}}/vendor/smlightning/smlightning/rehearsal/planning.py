@@ -137,9 +137,10 @@ def rehearsed_job(
             "see --lose-host"
         )
         job = job.replace(forward_stop=True)
-    if cluster.distribution == "smddp" != job.distribution and not runs_smddp(job.instance_type):
+    types = resources.types(job)
+    if cluster.distribution == "smddp" != job.distribution and not all(map(runs_smddp, types)):
         notes.append(
-            f"SMDDP is rehearsed as on {SMDDP_INSTANCES[0]}: it does not run on {job.instance_type}"
+            f"SMDDP is rehearsed as on {SMDDP_INSTANCES[0]}: it does not run on {' or '.join(types)}"
         )
         job = job.replace(instance_type=SMDDP_INSTANCES[0])
     without_server = {
