@@ -23,10 +23,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,8 @@ SECONDS = 600  # of the slowest single step, on a busy machine
 STEPS = ("train", "stop", "resume", "save", "predict")
 TEXT_TASK, LANGUAGE_TASK = "text-classification", "language-model"
 # Tests that have to hold under each torch: the guards of private names, and files from others.
-TESTS = ("smlightning/testing/test_upgrades.py",)
-PACKAGE_TESTS = ("tests/package/checkpoints/test_files.py",)
+TESTS = "guards of private names, hostile files"
+FILES = ("smlightning/testing/test_upgrades.py", "tests/package/test_torch_files.py")
 
 
 class Failed(Exception):
@@ -252,9 +253,9 @@ def predict(environment: Environment, training: Training, place: Path) -> None:
 # Rehearsals and tests
 
 
-def prove_launcher(environment: Environment, task: str, launcher: str) -> Row:
+def prove_launcher(environment: Environment, name: str, task: str, launcher: str) -> Row:
     """Rehearse a task under a launcher: on two hosts, and on one under a real mpirun or alone."""
-    row = Row(f"{task}, {launcher}")
+    row = Row(name)
     profile = environment.profile
     job = environment.folder / f"{task}-{launcher}.toml"
     text = (environment.projects[task] / "job.toml").read_text()
@@ -311,11 +312,11 @@ def replaced(toml: str, key: str, value: str) -> str:
 
 def prove_tests(environment: Environment) -> Row:
     """The package's own tests that depend on torch's version."""
-    row = Row("guards and hostile files")
+    row = Row(TESTS)
     log = environment.folder / "tests.log"
     started = time.monotonic()
     package = torch_names.CODE[0].parent
-    chosen = [str(package / name) for name in TESTS] + [str(TEMPLATE / t) for t in PACKAGE_TESTS]
+    chosen = [str(package / FILES[0]), str(TEMPLATE / FILES[1])]
     words = [str(environment.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
     words += ["-c", str(TEMPLATE / "pyproject.toml"), "--rootdir", str(TEMPLATE)]
     status = environment.run(TEXT_TASK, [*words, *chosen], TEMPLATE, log)
@@ -384,7 +385,7 @@ def add_pytest(python: Path) -> None:
     subprocess.run([*pip, "pytest", "pytest-timeout", "pytest-xdist"], check=True)
 
 
-def prove(profile: Profile, folder: Path) -> dict[str, Any]:
+def prove(profile: Profile, folder: Path, keyword: str = "") -> dict[str, Any]:
     """Everything that is asked of a profile, and what was found."""
     started = time.monotonic()
     projects = generate(folder)
@@ -395,14 +396,16 @@ def prove(profile: Profile, folder: Path) -> dict[str, Any]:
     built = time.monotonic() - started
     print(f"{profile.name}: environment ready after {built:.0f} s", flush=True)
     rows: list[Row] = []
+    questions: dict[str, Callable[[], Row]] = {}
+    for training in trainings(profile, data):
+        questions[training.name] = partial(prove_training, environment, training)
+    for task in projects:
+        for launcher in profile.launchers:
+            name = f"{task}, {launcher}"
+            questions[name] = partial(prove_launcher, environment, name, task, launcher)
+    questions[TESTS] = partial(prove_tests, environment)
     with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(prove_training, environment, one) for one in trainings(profile, data)]
-        jobs += [
-            pool.submit(prove_launcher, environment, task, launcher)
-            for task in projects
-            for launcher in profile.launchers
-        ]
-        jobs.append(pool.submit(prove_tests, environment))
+        jobs = [pool.submit(ask) for name, ask in questions.items() if keyword in name]
         for job in jobs:
             row = job.result()
             rows.append(row)
@@ -489,7 +492,8 @@ def main() -> int:
         write(kept)
         return 0
     record = {
-        name: prove(PROFILES[name], cleared(BUILD / "images" / name)) for name in arguments.profile
+        name: prove(PROFILES[name], cleared(BUILD / "images" / name), arguments.k)
+        for name in arguments.profile
     }
     (BUILD / "images.md").write_text(page(record), encoding="utf-8")
     failed = [
@@ -521,12 +525,17 @@ def parse() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("profile", nargs="*", help=f"of {', '.join(PROFILES)} (all)")
+    add(
+        "-k", default="", metavar="TEXT", help="only trainings and rehearsals with it in their name"
+    )
     add("--record", action="store_true", help="keep the results in the repository")
     add("--names", action="store_true", help="only record which names each torch has")
     arguments = parser.parse_args()
     arguments.profile = arguments.profile or list(PROFILES)
     if unknown := set(arguments.profile) - set(PROFILES):
         parser.error(f"no such profile: {', '.join(sorted(unknown))}; known: {', '.join(PROFILES)}")
+    if arguments.k and arguments.record:
+        parser.error("--record keeps whole rows, and -k leaves out parts: give one of them")
     return arguments
 
 

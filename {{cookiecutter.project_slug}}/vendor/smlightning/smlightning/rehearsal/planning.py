@@ -137,10 +137,10 @@ def rehearsed_job(
             "see --lose-host"
         )
         job = job.replace(forward_stop=True)
-    types = resources.types(job)
-    if cluster.distribution == "smddp" != job.distribution and not all(map(runs_smddp, types)):
+    others = [kind for kind in resources.types(job) if not runs_smddp(kind)]
+    if cluster.distribution == "smddp" != job.distribution and others:
         notes.append(
-            f"SMDDP is rehearsed as on {SMDDP_INSTANCES[0]}: it does not run on {' or '.join(types)}"
+            f"SMDDP is rehearsed as on {SMDDP_INSTANCES[0]}: it does not run on {others[0]}"
         )
         job = job.replace(instance_type=SMDDP_INSTANCES[0])
     without_server = {
