@@ -134,8 +134,8 @@ def _read_state(
     )
     try:
         checkpoint = files.load(path)
-    except ProgramError as error:
-        raise UserError(f"--resume {wanted!r}: {error.problem}", error.cure) from None
+    except ProgramError:
+        raise
     except Exception as error:  # unpickling knows no bounds
         raise damaged from error
     try:
