@@ -5,7 +5,7 @@ here. `instance_type` and `instance_count` of job.toml are sent, and count, only
 holds neither InstanceGroups nor InstancePreferences.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,16 @@ def candidates(config: Mapping[str, Any]) -> list[Cluster]:
 def types_of(config: Mapping[str, Any]) -> list[str]:
     """Every type that a ResourceConfig names, each once."""
     return types_in(tuple(group for cluster in candidates(config) for group in cluster))
+
+
+def plans(config: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
+    """Each training plan of a ResourceConfig: its member, its ARN, and the types that it is for."""
+    if arn := config.get("TrainingPlanArn"):
+        yield "ResourceConfig.TrainingPlanArn", str(arn), types_of(config)
+    for preference in config.get(PREFERENCES, []):
+        for arn in preference.get("TrainingPlanArns", []):
+            member = f"ResourceConfig.{PREFERENCES}.TrainingPlanArns"
+            yield member, str(arn), [preference.get("InstanceType", "")]
 
 
 def _group(table: Mapping[str, Any], count: int) -> Group:

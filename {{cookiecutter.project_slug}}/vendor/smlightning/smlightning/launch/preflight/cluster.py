@@ -14,9 +14,6 @@ USUAL_INSTANCES = 20  # AWS's default quota for one job
 MOST_INSTANCES = 1000  # beyond it a number is a slip of the pen
 GROUPS_KEY = "request.ResourceConfig.InstanceGroups"
 PLANS_KEY = "request.ResourceConfig.InstancePreferences.TrainingPlanArns"
-# Families whose GPUs have no bfloat16, which began with Ampere
-# (https://docs.nvidia.com/cuda/cuda-c-programming-guide/, arithmetic instructions).
-WITHOUT_BF16 = ("p2", "p3", "p3dn", "g4dn")
 WITHOUT_IMAGE = ("trn", "p6e-gb200")  # Trainium, and ARM: AWS's images here are for NVIDIA on x86
 
 
@@ -90,7 +87,7 @@ def launcher(job: Job, project: Project) -> Iterator[Finding]:
     without_smddp = [kind for kind in kinds if kind not in (*SMDDP_INSTANCES, OLD_SMDDP_INSTANCE)]
     if chosen == "smddp" and without_smddp:
         types = ", ".join(SMDDP_INSTANCES)
-        cure = f"{torchrun}, or instance_type to one of {types}"
+        cure = f"{torchrun}, or {resources.key(job, 'InstanceType')} to one of {types}"
         yield error("distribution", f"SMDDP does not run on {' or '.join(without_smddp)}", cure)
     elif chosen == "smddp" and len(kinds) > 1:
         # The toolkit starts it with SMDATAPARALLEL_USE_HOMOGENEOUS=1 (smdataparallel.py).
@@ -133,7 +130,7 @@ def ring(job: Job, project: Project) -> Iterator[Finding]:
         other = next(kind for kind in kinds if kind not in efa)
         problem = f"{efa[0]} has EFA and {other} has not: NCCL would wait for ever at its start"
         yield error(GROUPS_KEY, problem, "take types with EFA only, or without it only")
-    old = [kind for kind in kinds if instances.family(kind) in WITHOUT_BF16]
+    old = [kind for kind in kinds if not instances.bf16(kind)]
     precision = job.hyperparameters.get("precision", "auto")
     if precision == "auto" and old and len(old) < len(kinds):
         # 16-mixed scales the loss, bf16-mixed does not: their gradients have no common average.
