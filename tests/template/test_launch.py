@@ -38,7 +38,10 @@ def small(folder: Path, **answers: Any) -> Project:
 @pytest.mark.parametrize(
     ("answers", "flag"),
     [
-        ({"distribution": "smddp"}, "sagemaker_distributed_dataparallel_enabled"),
+        (
+            {"distribution": "smddp", "instance_type": "ml.p4d.24xlarge"},
+            "sagemaker_distributed_dataparallel_enabled",
+        ),
         (
             {"distribution": "torch_distributed", "spot": True},
             "sagemaker_torch_distributed_enabled",
@@ -185,7 +188,7 @@ def test_preflight_finds_the_requirement_behind_which_another_torch_hides(tmp_pa
         assert len(errors) == status
         if package == "hungry":
             assert (
-                "torch 99.0, as hungry asks, would replace the image's torch 2.5.1"
+                "torch 99.0, as hungry asks, would replace the image's torch 2.13.0"
                 in errors[0]["problem"]
             )
 

@@ -149,7 +149,7 @@ def test_the_price_is_confirmed_on_a_terminal(aws, good, monkeypatch, capsys, an
     assert main(["submit", "--no-follow"]) == (0 if sends else 1)
     assert ("CreateTrainingJob" in asked) == sends and questions
     said = capsys.readouterr().out
-    assert " 4.00 USD" in said and " 96.00 USD" in said
+    assert " 4.00 USD" in said and " 16.00 USD" in said
 
 
 def test_without_a_terminal_nothing_is_sent_unless_yes_is_said(aws, good, monkeypatch, capsys):
@@ -260,7 +260,7 @@ def test_tuning_is_sent_as_its_dry_run_shows(aws, good, monkeypatch, capsys):
     assert main(["tune", "--yes"]) == 0
     said, warned = capsys.readouterr()
     assert asked["CreateHyperParameterTuningJob"] == shown
-    assert " 960.00 USD" in said and "20 jobs" in said
+    assert " 160.00 USD" in said and "20 jobs" in said
     assert "warning keep_alive_s: " in warned and "keep_alive_s" not in said
     assert f"smlightning list --region {REGION}" in said
     assert f"stop-hyper-parameter-tuning-job --region {REGION}" in said
@@ -274,7 +274,7 @@ def test_the_command_from_submit_to_fetch(aws, good, tmp_path, monkeypatch, caps
     assert main(["submit", "--yes"]) == 0
     said, name = capsys.readouterr().out, "language-id-20260101-000000"
     assert asked["CreateTrainingJob"] == request.dry_run(good, PROJECT)
-    assert "job     2 × ml.p4d.24xlarge, smddp, torch 2.5.1 on Python 3.11" in said
+    assert "job     2 × ml.p4d.24xlarge, torch_distributed, torch 2.13.0 on Python 3.12" in said
     assert f"sent    {name}\n" in said and f"fetch {name}" in said
     assert history.remembered(project.find()) == {name: REGION}
 

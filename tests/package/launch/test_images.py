@@ -108,6 +108,23 @@ def test_job_toml_describes_profiles_as_the_table_does(profile: images.Profile) 
     assert f"patched until {profile.patched_until}" in comment[1]
 
 
+def test_documents_name_the_images_as_the_table_does() -> None:
+    template = next(Path(__file__).parents[3].glob("{{*}}"))
+    smddp, oldest, newest = images.SMDDP, images.SMDDP.torch, images.CURRENT.torch
+    expected = {
+        "docs/troubleshooting.md": [
+            f"smddp (torch {smddp.torch}) has had no security patches since {smddp.patched_until}",
+            f"the last image with it has torch {smddp.torch} on Python {smddp.python}",
+            *(defect.name for defect in smddp.defects(WRITTEN) if defect.security),
+        ],
+        "launch.ipynb": [f"SMDDP ends with torch {smddp.torch}"],
+        "src/requirements.txt": [f"torch {oldest} to {newest}"],
+    }
+    for name, sentences in expected.items():
+        text = " ".join((template / name).read_text(encoding="utf-8").split())
+        assert [sentence for sentence in sentences if sentence not in text] == [], name
+
+
 def test_efa_is_set_by_the_toolkit_for_the_types_in_its_own_list() -> None:
     installed = tuple(map(int, version("sagemaker-training").split(".")))
     known = {kind for kind, since in images.EFA_SET_SINCE.items() if since <= installed}

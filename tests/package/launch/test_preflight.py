@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,16 @@ from small_job import GOOD, ROLE, edited
 from options import OPTIONS
 from smlightning import project as projects
 from smlightning.__main__ import main
-from smlightning.launch import findings, images, job, preflight, price, request, requirements
+from smlightning.launch import (
+    findings,
+    images,
+    instances,
+    job,
+    preflight,
+    price,
+    request,
+    requirements,
+)
 from smlightning.launch.job import Job, Network, Tune
 from smlightning.launch.preflight import channels, source
 from smlightning.launch.preflight import image as images_of_jobs
@@ -37,6 +47,7 @@ def good() -> Job:
 
 
 PROJECT = projects.find()
+TEMPLATE = Path(__file__).parents[3]
 
 
 def offline(wanted: Job) -> list[str]:
@@ -513,6 +524,19 @@ def test_a_list_price_has_its_day_and_region(good):
     assert "14.18 USD an hour, at most 56.72 USD" in said
     assert "list price of 2026-07-02, us-east-1" in said
     assert "list price" not in price.cost(default.replace(price_per_hour=6.0), offline=True)
+
+
+def test_the_readme_names_the_cost_of_the_default_job():
+    default = job.load(PROJECT.job_file, PROJECT)
+    readme = " ".join((TEMPLATE / "README.md").read_text(encoding="utf-8").split())
+    made = re.search(
+        r"([\d.]+ USD an hour), (at most [\d.]+ USD): ", price.cost(default, offline=True)
+    )
+    listed = instances.LIST_PRICES[default.instance_type]
+    assert made and f"{made[1]} and {made[2]}" in readme
+    assert f"list price of {listed.on} in {listed.region}" in readme
+    assert f"({default.max_run_s / 3600:g} hours)" in readme
+    assert all(defect.name in readme for defect in images.DEFECTS if defect.security)
 
 
 def test_cost_is_never_invented(good):

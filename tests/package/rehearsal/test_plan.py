@@ -100,7 +100,10 @@ def test_a_channel_is_a_folder_here_or_stays_an_address(tmp_path: Path) -> None:
     [
         ([], (1, 1, "none")),
         (["--hosts", "2"], (2, 2, "torch_distributed")),
-        (["--hosts", "3", "--processes", "1", "--distribution", "smddp"], (3, 1, "smddp")),
+        (
+            ["--hosts", "3", "--processes", "1", "--distribution", "pytorchddp"],
+            (3, 1, "pytorchddp"),
+        ),
     ],
 )
 def test_what_the_command_line_leaves_open_comes_from_the_job(
@@ -110,6 +113,23 @@ def test_what_the_command_line_leaves_open_comes_from_the_job(
     plan = planned(tmp_path, *argv, job=job)
     assert (plan.hosts, plan.processes, plan.distribution) == size
     assert plan.cluster[0].instance_type == "ml.g5.xlarge" and plan.region == "eu-west-1"
+
+
+@pytest.mark.parametrize(
+    ("job", "rehearsed", "noted"),
+    [
+        (JOB, "ml.p4d.24xlarge", True),
+        (JOB.replace("ml.g5.xlarge", "ml.p4de.24xlarge"), "ml.p4de.24xlarge", False),
+        # The job itself asks for what cannot run: the rehearsal shows how it fails.
+        (f'{JOB}distribution = "smddp"\n', "ml.g5.xlarge", False),
+    ],
+)
+def test_smddp_in_place_of_the_jobs_launcher_is_rehearsed_on_an_instance_that_runs_it(
+    job: str, rehearsed: str, noted: bool, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, "--hosts", "2", "--distribution", "smddp", job=job)
+    assert plan.instance_type == rehearsed
+    assert any(f"as on {rehearsed}" in note for note in plan.notes) == noted
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,11 @@ OLD_SMDDP_INSTANCE = "ml.p3dn.24xlarge"
 DEFAULT_PORT = 7777  # where ranks meet, as SageMaker has it
 
 
+def runs_smddp(instance_type: str) -> bool:
+    """Whether SMDDP's AllReduce runs there."""
+    return instance_type in (*SMDDP_INSTANCES, OLD_SMDDP_INSTANCE)
+
+
 @dataclass(frozen=True)
 class RankVariables:
     """Names of the environment variables in which a launcher says a process's place."""
@@ -282,7 +287,7 @@ def _smddp_is_configured(env: Mapping[str, str], machine: Machine) -> bool:
     if not params.get("sagemaker_distributed_dataparallel_enabled"):
         return False
     instance = env.get("SM_CURRENT_INSTANCE_TYPE", "unset")
-    if instance not in (*SMDDP_INSTANCES, OLD_SMDDP_INSTANCE):
+    if not runs_smddp(instance):
         raise ClusterError(
             f"SM_CURRENT_INSTANCE_TYPE={instance} cannot run SMDDP, the job's distribution",
             f"take {' or '.join(SMDDP_INSTANCES)}, or set distribution to torch_distributed",

@@ -71,7 +71,9 @@ class Defect:
     security: bool = False
 
 
-_TRUST_NO_FILE = "open no checkpoint or model of others there; let nobody else write checkpoint_s3"
+_TRUST_NO_FILE = (
+    "open no checkpoint or model of others there, and let nobody else write to checkpoint_s3"
+)
 DEFECTS = (
     Defect(
         name="CVE-2025-32434",
@@ -387,7 +389,7 @@ ECR = re.compile(r"(\d{12})\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+/([^
 VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 # The SDK's lists end at 2.2 (fw_utils.SM_DATAPARALLEL_SUPPORTED_FRAMEWORK_VERSIONS), SMDDP's page
 # of images at 2.3.0; the Dockerfiles of 2.4 and 2.5 still install it (2.5.0 and 2.6.0).
-_NEWEST_WITH_SMDDP = (2, 5)
+_NEWEST_WITH_SMDDP = SMDDP.version
 _OLDEST_WITH_TORCHRUN = (1, 13)  # TORCH_DISTRIBUTED_GPU_SUPPORTED_FRAMEWORK_VERSIONS
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning import hub
+from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
 from smlightning.launch import images, launchers, request, resources
 from smlightning.launch import job as jobs
@@ -140,6 +141,11 @@ def rehearsed_job(
             "see --lose-host"
         )
         job = job.replace(forward_stop=True)
+    if cluster.distribution == "smddp" != job.distribution and not runs_smddp(job.instance_type):
+        notes.append(
+            f"SMDDP is rehearsed as on {SMDDP_INSTANCES[0]}: it does not run on {job.instance_type}"
+        )
+        job = job.replace(instance_type=SMDDP_INSTANCES[0])
     without_server = {
         name: value for name, value in job.environment.items() if not name.startswith(ELSEWHERE)
     }
