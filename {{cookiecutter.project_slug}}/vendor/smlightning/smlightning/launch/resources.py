@@ -38,7 +38,7 @@ def members(job: Job) -> dict[str, Any]:
     """
     given = _given(job)
     several = {name: given[name] for name in (GROUPS, PREFERENCES) if name in given}
-    if GROUPS in several or any("InstanceCount" in each for each in several.get(PREFERENCES, [])):
+    if GROUPS in several or any("InstanceCount" in entry for entry in several.get(PREFERENCES, [])):
         return several
     if several:
         return {**several, "InstanceCount": job.instance_count}
@@ -86,7 +86,7 @@ def candidates(config: Mapping[str, Any]) -> list[Cluster]:
     if config.get(GROUPS):
         return [tuple(_group(group, 0) for group in config[GROUPS])]
     of_all = int(config.get("InstanceCount", 0))
-    return [(_group(each, of_all),) for each in config.get(PREFERENCES) or [config]]
+    return [(_group(entry, of_all),) for entry in config.get(PREFERENCES) or [config]]
 
 
 def types_of(config: Mapping[str, Any]) -> list[str]:
@@ -143,10 +143,9 @@ def resized(job: Job, hosts: int) -> Job:
     """
     cluster = groups(job)
     config = {
-        name: value
-        for name, value in _given(job).items()
-        if name not in (GROUPS, PREFERENCES)
+        name: value for name, value in _given(job).items() if name not in (GROUPS, PREFERENCES)
     }
+    changes: dict[str, Any] = {}
     if len(cluster) == 1:
         changes = {"instance_type": cluster[0].instance_type, "instance_count": hosts}
     else:
@@ -162,7 +161,6 @@ def resized(job: Job, hosts: int) -> Job:
             }
             for group, count in zip(kept, counts, strict=True)
         ]
-        changes = {}
     return job.replace(request={**job.request, "ResourceConfig": config}, **changes)
 
 
@@ -175,9 +173,9 @@ def key(job: Job, name: str) -> str:
 def member(job: Job, name: str) -> str:
     """Where job.toml, by AWS's names, says ``InstanceType`` or ``InstanceCount``."""
     given = _given(job)
-    several = next((each for each in (GROUPS, PREFERENCES) if each in given), "")
-    own = several and (name == "InstanceType" or "InstanceCount" not in members(job))
-    return f"ResourceConfig.{several}.{name}" if own else f"ResourceConfig.{name}"
+    several = next((table for table in (GROUPS, PREFERENCES) if table in given), "")
+    in_list = several and (name == "InstanceType" or "InstanceCount" not in members(job))
+    return f"ResourceConfig.{several}.{name}" if in_list else f"ResourceConfig.{name}"
 
 
 def host_count(job: Job) -> int:

@@ -159,7 +159,8 @@ def plan(context: Context) -> Iterator[Finding]:
         what = f"training plan {name}"
         answer, problems = ask(key, what, client, operation, TrainingPlanName=name)
         yield from problems
-        reserved = {each["InstanceType"] for each in answer.get("ReservedCapacitySummaries", [])}
+        capacities = answer.get("ReservedCapacitySummaries", [])
+        reserved = {capacity["InstanceType"] for capacity in capacities}
         other = [kind for kind in kinds if kind not in reserved]
         if reserved and other:
             problem = f"{what} is for {' and '.join(sorted(reserved))}, not for {other[0]}"

@@ -42,4 +42,5 @@ def memory(job: Job, project: Project) -> Iterator[Finding]:
         if known.source != "counted":
             least -= fit.memory.optimizer  # a formula assumes AdamW
         level = error if least > gpu_memory else warning
-        yield level("memory", f"{fit.problem} of {' or '.join(resources.types(alternative))}", fit.cure)
+        kinds = " or ".join(resources.types(alternative))
+        yield level("memory", f"{fit.problem} of {kinds}", fit.cure)
