@@ -136,18 +136,20 @@ def _on(job: Job, cluster: Cluster) -> Job:
     return job.replace(request={**job.request, "ResourceConfig": {**config, PREFERENCES: [one]}})
 
 
-def resized(job: Job, hosts: int) -> Job:
+def resized(job: Job, hosts: int, kind: str = "") -> Job:
     """The job on that many hosts of the cluster that is tried first, for a rehearsal.
 
-    Each of several groups keeps one host, as far as there are as many.
+    Each of several groups keeps one host, as far as there are as many; of another ``kind`` there
+    are no groups.
     """
     cluster = groups(job)
     config = {
         name: value for name, value in _given(job).items() if name not in (GROUPS, PREFERENCES)
     }
     changes: dict[str, Any] = {}
-    if len(cluster) == 1:
-        changes = {"instance_type": cluster[0].instance_type, "instance_count": hosts}
+    if kind or len(cluster) == 1:
+        kind = kind or cluster[0].instance_type
+        changes = {"instance_type": kind, "instance_count": hosts}
     else:
         kept = cluster[:hosts]
         counts = [1] * len(kept)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 
-from smlightning.cluster.location import OLD_SMDDP_INSTANCE, SMDDP_INSTANCES
+from smlightning.cluster.location import OLD_SMDDP_INSTANCE, SMDDP_INSTANCES, runs_smddp
 from smlightning.launch import aws, instances, launchers, resources
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
 from smlightning.launch.job import Job
@@ -84,7 +84,7 @@ def launcher(job: Job, project: Project) -> Iterator[Finding]:
     shown = " or ".join(kinds)
     chosen = launchers.launcher(job)
     torchrun = 'set distribution = "torch_distributed"'
-    without_smddp = [kind for kind in kinds if kind not in (*SMDDP_INSTANCES, OLD_SMDDP_INSTANCE)]
+    without_smddp = [kind for kind in kinds if not runs_smddp(kind)]
     if chosen == "smddp" and without_smddp:
         types = ", ".join(SMDDP_INSTANCES)
         cure = f"{torchrun}, or {resources.key(job, 'InstanceType')} to one of {types}"
