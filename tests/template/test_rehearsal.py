@@ -91,6 +91,30 @@ def test_launchers(
     assert_package_is_each_hosts(ranks)
 
 
+TWO_GROUPS = """
+[request]
+ResourceConfig.InstanceGroups = [
+  { InstanceGroupName = "a", InstanceType = "ml.g5.12xlarge", InstanceCount = 1 },
+  { InstanceGroupName = "b", InstanceType = "ml.g6.12xlarge", InstanceCount = 1 },
+]
+"""
+
+
+@pytest.mark.long
+def test_hosts_of_two_groups_train_as_one(project: Project, words: Path, tmp_path: Path) -> None:
+    """The toolkit takes each group for a cluster of its own, unless it is told of all groups."""
+    text = (project.path / "job.toml").read_text(encoding="utf-8")
+    assert text.count("\n[request]\n") == 1
+    job_file = tmp_path / "job.toml"
+    job_file.write_text(text.replace("\n[request]\n", TWO_GROUPS), encoding="utf-8")
+    command = ["--job", str(job_file), *size(2, 2, "torch_distributed"), *options(words, 4)]
+    report = rehearse(project, tmp_path, *command)
+    assert report["exit_status"] == 0 and report["ok"], report["output"]
+    assert verdicts(report)["world-size"] == "passed"
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1, 2, 3]
+    assert len({rank["weights"] for rank in report["ranks"]}) == 1
+
+
 def assert_package_is_each_hosts(ranks: list[dict[str, Any]]) -> None:
     """Not the one that this machine has installed, or that PYTHONPATH names."""
     for rank in ranks:

@@ -141,6 +141,34 @@ def test_what_moto_finds_in_every_account_or_in_none(
     assert not [found for found in findings(job) if found.level in levels.values()]
 
 
+def test_a_training_plan_is_for_the_type_that_it_reserves(aws, good, monkeypatch):
+    """Of the job, of its groups, or of the preference that names it."""
+    summary = {"ReservedCapacityArn": PLAN, "TotalInstanceCount": 2, "Status": "Active"}
+    reserved = [{**summary, "InstanceType": "ml.p5.48xlarge"}]
+    record(monkeypatch, DescribeTrainingPlan={"ReservedCapacitySummaries": reserved})
+    group = {"InstanceGroupName": "one", "InstanceCount": 2}
+    other = {"InstanceType": "ml.p5e.48xlarge"}
+    for config, is_of_plan in (
+        ({}, False),  # p4d
+        ({"InstanceGroups": [{**group, "InstanceType": "ml.p5.48xlarge"}]}, True),
+        ({"InstanceGroups": [{**group, **other}]}, False),
+    ):
+        job = good.replace(request={"ResourceConfig": {"TrainingPlanArn": PLAN, **config}})
+        keys = [found.key for found in findings(job) if found.level == "error"]
+        assert keys == ([] if is_of_plan else ["request.ResourceConfig.TrainingPlanArn"])
+    of_plan = {"InstanceType": "ml.p5.48xlarge", "TrainingPlanArns": [PLAN]}
+    for preferences, errors in (
+        ([of_plan, other], 0),
+        ([{"InstanceType": "ml.p5.48xlarge"}, {**other, "TrainingPlanArns": [PLAN]}], 1),
+    ):
+        config = {"InstancePreferences": preferences}
+        found = findings(good.replace(request={"ResourceConfig": config}))
+        keys = [each.key for each in found if each.level == "error"]
+        assert keys == ["request.ResourceConfig.InstancePreferences.TrainingPlanArns"] * errors, (
+            found
+        )
+
+
 def test_subnets_with_too_few_addresses_and_without_ipv4(aws, good, monkeypatch):
     """Moto counts no addresses, and has no subnets of IPv6 alone."""
     ec2 = aws.client("ec2")

@@ -128,7 +128,7 @@ def test_smddp_in_place_of_the_jobs_launcher_is_rehearsed_on_an_instance_that_ru
     job: str, rehearsed: str, noted: bool, tmp_path: Path
 ) -> None:
     plan = planned(tmp_path, "--hosts", "2", "--distribution", "smddp", job=job)
-    assert plan.instance_type == rehearsed
+    assert plan.cluster[0].instance_type == rehearsed
     assert any(f"as on {rehearsed}" in note for note in plan.notes) == noted
 
 

@@ -66,8 +66,8 @@ def options(request: dict[str, Any]) -> dict[str, Any]:
         from sagemaker.instance_group import InstanceGroup
 
         given["instance_groups"] = [
-            InstanceGroup(each["InstanceGroupName"], each["InstanceType"], each["InstanceCount"])
-            for each in groups
+            InstanceGroup(group["InstanceGroupName"], group["InstanceType"], group["InstanceCount"])
+            for group in groups
         ]
     unknown = sorted(member for member in members if member not in WRITTEN_OUT)
     if unknown:

@@ -89,6 +89,9 @@ _GPU_FAMILIES = re.compile(r"(p|g|gr)\d")  # p6e-gb200 too, whose count is not i
 # EC2 has EFA on larger g instances, too; for training jobs AWS documents it for these families
 # (vpc.amazonaws.com/efa in Karpenter's list; sagemaker-training's SM_EFA_RDMA_INSTANCES).
 _WITH_EFA = re.compile(r"p3dn|p4d|p5|p6|trn")
+# GPUs before Ampere compute nothing in bfloat16 (torch.cuda.is_bf16_supported: compute capability
+# 8), so that precision auto is another on them (training/precision.py).
+_WITHOUT_BF16 = ("p2", "p3", "p3dn", "g4dn")
 _WITH_NVME = re.compile(r".*\d.*d|p[5-9]|gr?[5-9]|trn")  # a d, as in p4d and g4dn, or these
 
 
@@ -143,6 +146,11 @@ def families_with(memory: int) -> list[str]:
 def nvme(instance_type: str) -> bool:
     """Whether it has NVMe disks, which AWS encrypts itself: it refuses a KMS key for them."""
     return bool(_WITH_NVME.match(family(instance_type)))
+
+
+def bf16(instance_type: str) -> bool:
+    """Whether its GPUs compute in bfloat16."""
+    return family(instance_type) not in _WITHOUT_BF16
 
 
 def efa(instance_type: str) -> bool:

@@ -80,10 +80,10 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
         cure = "set price_per_hour" if len(kinds) == 1 else "ask AWS, without --offline,"
         return f"cost    at most {factors}; {cure} to see it in US dollars"
     of_a_job = _hourly(cluster, prices)
-    each = " and ".join(dict.fromkeys(f"{prices[group.instance_type]:g}" for group in cluster))
+    usd = " and ".join(dict.fromkeys(f"{prices[group.instance_type]:g}" for group in cluster))
     at_once = together * of_a_job
     most = jobs * of_a_job * (job.max_run_s + job.keep_alive_s) / 3600
-    text = f"cost    {at_once:,.2f} USD an hour, at most {most:,.2f} USD: {factors} × {each} USD"
+    text = f"cost    {at_once:,.2f} USD an hour, at most {most:,.2f} USD: {factors} × {usd} USD"
     for kind in resources.types_in(cluster):
         if kind in listed:
             text += f" (list price of {listed[kind].on}, {listed[kind].region})"

@@ -5,7 +5,7 @@ here. `instance_type` and `instance_count` of job.toml are sent, and count, only
 holds neither InstanceGroups nor InstancePreferences.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ def members(job: Job) -> dict[str, Any]:
     """
     given = _given(job)
     several = {name: given[name] for name in (GROUPS, PREFERENCES) if name in given}
-    if GROUPS in several or any("InstanceCount" in each for each in several.get(PREFERENCES, [])):
+    if GROUPS in several or any("InstanceCount" in entry for entry in several.get(PREFERENCES, [])):
         return several
     if several:
         return {**several, "InstanceCount": job.instance_count}
@@ -86,12 +86,22 @@ def candidates(config: Mapping[str, Any]) -> list[Cluster]:
     if config.get(GROUPS):
         return [tuple(_group(group, 0) for group in config[GROUPS])]
     of_all = int(config.get("InstanceCount", 0))
-    return [(_group(each, of_all),) for each in config.get(PREFERENCES) or [config]]
+    return [(_group(entry, of_all),) for entry in config.get(PREFERENCES) or [config]]
 
 
 def types_of(config: Mapping[str, Any]) -> list[str]:
     """Every type that a ResourceConfig names, each once."""
     return types_in(tuple(group for cluster in candidates(config) for group in cluster))
+
+
+def plans(config: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
+    """Each training plan of a ResourceConfig: its member, its ARN, and the types that it is for."""
+    if arn := config.get("TrainingPlanArn"):
+        yield "ResourceConfig.TrainingPlanArn", str(arn), types_of(config)
+    for preference in config.get(PREFERENCES, []):
+        for arn in preference.get("TrainingPlanArns", []):
+            member = f"ResourceConfig.{PREFERENCES}.TrainingPlanArns"
+            yield member, str(arn), [preference.get("InstanceType", "")]
 
 
 def _group(table: Mapping[str, Any], count: int) -> Group:
@@ -126,17 +136,20 @@ def _on(job: Job, cluster: Cluster) -> Job:
     return job.replace(request={**job.request, "ResourceConfig": {**config, PREFERENCES: [one]}})
 
 
-def resized(job: Job, hosts: int) -> Job:
+def resized(job: Job, hosts: int, kind: str = "") -> Job:
     """The job on that many hosts of the cluster that is tried first, for a rehearsal.
 
-    Each of several groups keeps one host, as far as there are as many.
+    Each of several groups keeps one host, as far as there are as many; of another ``kind`` there
+    are no groups.
     """
     cluster = groups(job)
     config = {
         name: value for name, value in _given(job).items() if name not in (GROUPS, PREFERENCES)
     }
-    if len(cluster) == 1:
-        changes = {"instance_type": cluster[0].instance_type, "instance_count": hosts}
+    changes: dict[str, Any] = {}
+    if kind or len(cluster) == 1:
+        kind = kind or cluster[0].instance_type
+        changes = {"instance_type": kind, "instance_count": hosts}
     else:
         kept = cluster[:hosts]
         counts = [1] * len(kept)
@@ -150,7 +163,6 @@ def resized(job: Job, hosts: int) -> Job:
             }
             for group, count in zip(kept, counts, strict=True)
         ]
-        changes = {}
     return job.replace(request={**job.request, "ResourceConfig": config}, **changes)
 
 
@@ -163,9 +175,9 @@ def key(job: Job, name: str) -> str:
 def member(job: Job, name: str) -> str:
     """Where job.toml, by AWS's names, says ``InstanceType`` or ``InstanceCount``."""
     given = _given(job)
-    several = next((each for each in (GROUPS, PREFERENCES) if each in given), "")
-    own = several and (name == "InstanceType" or "InstanceCount" not in members(job))
-    return f"ResourceConfig.{several}.{name}" if own else f"ResourceConfig.{name}"
+    several = next((table for table in (GROUPS, PREFERENCES) if table in given), "")
+    in_list = several and (name == "InstanceType" or "InstanceCount" not in members(job))
+    return f"ResourceConfig.{several}.{name}" if in_list else f"ResourceConfig.{name}"
 
 
 def host_count(job: Job) -> int:

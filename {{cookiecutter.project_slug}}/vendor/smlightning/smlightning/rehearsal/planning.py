@@ -137,16 +137,15 @@ def rehearsed_job(
             "see --lose-host"
         )
         job = job.replace(forward_stop=True)
-    others = [kind for kind in resources.types(job) if not runs_smddp(kind)]
-    if cluster.distribution == "smddp" != job.distribution and others:
-        notes.append(
-            f"SMDDP is rehearsed as on {SMDDP_INSTANCES[0]}: it does not run on {others[0]}"
-        )
-        job = job.replace(instance_type=SMDDP_INSTANCES[0])
+    other = [kind for kind in resources.types(job) if not runs_smddp(kind)]
+    kind = ""
+    if cluster.distribution == "smddp" != job.distribution and other:
+        kind = SMDDP_INSTANCES[0]
+        notes.append(f"SMDDP is rehearsed as on {kind}: it does not run on {other[0]}")
     without_server = {
         name: value for name, value in job.environment.items() if not name.startswith(ELSEWHERE)
     }
-    changed = resources.resized(job, cluster.hosts).replace(
+    changed = resources.resized(job, cluster.hosts, kind).replace(
         distribution=cluster.distribution,
         hyperparameters=values,
         hub_token_secret="",

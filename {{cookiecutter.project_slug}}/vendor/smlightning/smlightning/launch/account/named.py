@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from smlightning.launch import aws, images
+from smlightning.launch import aws, images, resources
 from smlightning.launch.account import table
 from smlightning.launch.account.context import Context
 from smlightning.launch.findings import Finding, error, skipped, warning
@@ -152,12 +152,16 @@ def server(context: Context) -> Iterator[Finding]:
 
 
 def plan(context: Context) -> Iterator[Finding]:
-    """The training plan, which reserves capacity."""
-    arn = str(context.request["ResourceConfig"].get("TrainingPlanArn", ""))
-    if not arn:
-        return
-    name = arn.rpartition("/")[2]
-    key, client = "request.ResourceConfig.TrainingPlanArn", context.client("sagemaker")
-    operation = "describe_training_plan"
-    _, problems = ask(key, f"training plan {name}", client, operation, TrainingPlanName=name)
-    yield from problems
+    """Training plans, which reserve capacity of the job's instance type."""
+    for member, arn, kinds in resources.plans(context.request["ResourceConfig"]):
+        key, client = f"request.{member}", context.client("sagemaker")
+        name, operation = arn.rpartition("/")[2], "describe_training_plan"
+        what = f"training plan {name}"
+        answer, problems = ask(key, what, client, operation, TrainingPlanName=name)
+        yield from problems
+        capacities = answer.get("ReservedCapacitySummaries", [])
+        reserved = {capacity["InstanceType"] for capacity in capacities}
+        other = [kind for kind in kinds if kind not in reserved]
+        if reserved and other:
+            problem = f"{what} is for {' and '.join(sorted(reserved))}, not for {other[0]}"
+            yield error(key, problem, "name a plan for that type, or take the plan's type")

@@ -22,8 +22,8 @@ def quota(context: Context) -> Iterator[Finding]:
         "Number of instances across training jobs": (key, hosts * parallel),
     }
     of_instances = []
-    for each in jobs:
-        for kind, count in resources.counts(each).items():
+    for alternative in jobs:
+        for kind, count in resources.counts(alternative).items():
             of_instances.append(f"{kind} for {use}")
             wanted[of_instances[-1]] = (key, count * parallel)
             if job.keep_alive_s:

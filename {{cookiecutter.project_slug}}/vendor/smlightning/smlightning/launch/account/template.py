@@ -8,6 +8,7 @@ from typing import Any
 
 from smlightning.errors import UserError
 from smlightning.launch import aws, configuration, deploy_plan, images, request
+from smlightning.launch import resources as hosts
 from smlightning.launch.account.table import (
     CALLER,
     DEPLOYER,
@@ -65,7 +66,7 @@ def questions(given: Facts) -> dict[str, Any]:
         "ssm:DescribeParameters": any(secret.is_parameter for secret in secrets),
         "sagemaker:DescribeMlflowTrackingServer": ":mlflow-tracking-server/" in job.mlflow,
         "sagemaker:DescribeMlflowApp": ":mlflow-app/" in job.mlflow,
-        "sagemaker:DescribeTrainingPlan": resources.get("TrainingPlanArn"),
+        "sagemaker:DescribeTrainingPlan": list(hosts.plans(resources)),
     }
     actions = QUESTIONS + [action for action, is_asked in asked.items() if is_asked]
     if body.get("VpcConfig"):

@@ -35,8 +35,7 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
     if run is None:
         kinds = " or ".join(resources.types(job))
         raise UserError(
-            f"how many GPUs {kinds} has, or the batch of a rank, is not "
-            "known here",
+            f"how many GPUs {kinds} has, or the batch of a rank, is not known here",
             "take an instance type that is known, and an option batch_size",
         )
     gpu_memory = resources.gpu_memory(job)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 
-from smlightning.cluster.location import OLD_SMDDP_INSTANCE, SMDDP_INSTANCES
+from smlightning.cluster.location import OLD_SMDDP_INSTANCE, SMDDP_INSTANCES, runs_smddp
 from smlightning.launch import aws, instances, launchers, resources
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
 from smlightning.launch.job import Job
@@ -14,9 +14,6 @@ USUAL_INSTANCES = 20  # AWS's default quota for one job
 MOST_INSTANCES = 1000  # beyond it a number is a slip of the pen
 GROUPS_KEY = "request.ResourceConfig.InstanceGroups"
 PLANS_KEY = "request.ResourceConfig.InstancePreferences.TrainingPlanArns"
-# Families whose GPUs have no bfloat16, which began with Ampere
-# (https://docs.nvidia.com/cuda/cuda-c-programming-guide/, arithmetic instructions).
-WITHOUT_BF16 = ("p2", "p3", "p3dn", "g4dn")
 WITHOUT_IMAGE = ("trn", "p6e-gb200")  # Trainium, and ARM: AWS's images here are for NVIDIA on x86
 
 
@@ -37,22 +34,20 @@ def region(job: Job, project: Project) -> Iterator[Finding]:
         )
 
 
-def on_each_candidate(
+def for_all_candidates(
     check: Callable[[Job, Project], Iterator[Finding]],
 ) -> Callable[[Job, Project], Iterator[Finding]]:
     """The check of the job on each cluster that SageMaker may select; each finding once."""
 
     @functools.wraps(check)
-    def on_each(job: Job, project: Project) -> Iterator[Finding]:
-        found = [
-            finding for each in resources.alternatives(job) for finding in check(each, project)
-        ]
-        yield from dict.fromkeys(found)
+    def checked(job: Job, project: Project) -> Iterator[Finding]:
+        jobs = resources.alternatives(job)
+        yield from dict.fromkeys(finding for one in jobs for finding in check(one, project))
 
-    return on_each
+    return checked
 
 
-@on_each_candidate
+@for_all_candidates
 def instance(job: Job, project: Project) -> Iterator[Finding]:
     """The instance types exist, the images run on them, and the count is meant."""
     key, count = resources.key(job, "InstanceType"), resources.host_count(job)
@@ -80,7 +75,7 @@ def instance(job: Job, project: Project) -> Iterator[Finding]:
         yield warning(key, problem, "see that your quota was raised")
 
 
-@on_each_candidate
+@for_all_candidates
 def launcher(job: Job, project: Project) -> Iterator[Finding]:
     """The launcher runs on the instances, and uses all of their GPUs."""
     if without_image(job):
@@ -89,10 +84,10 @@ def launcher(job: Job, project: Project) -> Iterator[Finding]:
     shown = " or ".join(kinds)
     chosen = launchers.launcher(job)
     torchrun = 'set distribution = "torch_distributed"'
-    without_smddp = [kind for kind in kinds if kind not in (*SMDDP_INSTANCES, OLD_SMDDP_INSTANCE)]
+    without_smddp = [kind for kind in kinds if not runs_smddp(kind)]
     if chosen == "smddp" and without_smddp:
         types = ", ".join(SMDDP_INSTANCES)
-        cure = f"{torchrun}, or instance_type to one of {types}"
+        cure = f"{torchrun}, or {resources.key(job, 'InstanceType')} to one of {types}"
         yield error("distribution", f"SMDDP does not run on {' or '.join(without_smddp)}", cure)
     elif chosen == "smddp" and len(kinds) > 1:
         # The toolkit starts it with SMDATAPARALLEL_USE_HOMOGENEOUS=1 (smdataparallel.py).
@@ -135,7 +130,7 @@ def ring(job: Job, project: Project) -> Iterator[Finding]:
         other = next(kind for kind in kinds if kind not in efa)
         problem = f"{efa[0]} has EFA and {other} has not: NCCL would wait for ever at its start"
         yield error(GROUPS_KEY, problem, "take types with EFA only, or without it only")
-    old = [kind for kind in kinds if instances.family(kind) in WITHOUT_BF16]
+    old = [kind for kind in kinds if not instances.bf16(kind)]
     precision = job.hyperparameters.get("precision", "auto")
     if precision == "auto" and old and len(old) < len(kinds):
         # 16-mixed scales the loss, bf16-mixed does not: their gradients have no common average.
@@ -145,7 +140,7 @@ def ring(job: Job, project: Project) -> Iterator[Finding]:
     yield warning(GROUPS_KEY, problem, "take one type where you can")
 
 
-@on_each_candidate
+@for_all_candidates
 def sharding(job: Job, project: Project) -> Iterator[Finding]:
     """Options of `--strategy fsdp` go together, and with the number of processes."""
     options = job.hyperparameters
@@ -188,18 +183,18 @@ def capacity(job: Job, project: Project) -> Iterator[Finding]:
     if job.max_pending_s and not least <= job.max_pending_s <= most:
         problem = f"{job.max_pending_s} is not from {least} to {most}"
         yield error("max_pending_s", problem, "correct it, or set it to 0")
-    elif job.max_pending_s and all(resources.gpus(each) == 0 for each in jobs):
+    elif job.max_pending_s and all(resources.gpus(alternative) == 0 for alternative in jobs):
         problem = "AWS counts it for instances with GPUs alone"
         yield warning("max_pending_s", problem, "remove it")
     key = resources.key(job, "InstanceType")
     preferences = sent.get(resources.PREFERENCES, [])
-    if len({each.get("InstanceType") for each in preferences}) < len(preferences):
+    if len({entry.get("InstanceType") for entry in preferences}) < len(preferences):
         yield error(key, "an instance type stands in it twice", "name each once")
-    if len({"InstanceCount" in each for each in preferences}) > 1:
+    if len({"InstanceCount" in entry for entry in preferences}) > 1:
         problem = "some preferences have an InstanceCount, and AWS takes it in all or in none"
         cure = "give each its own, or none of them and set instance_count"
         yield error(resources.key(job, "InstanceCount"), problem, cure)
-    plans = [plan for each in preferences for plan in each.get("TrainingPlanArns", [])]
+    plans = [plan for entry in preferences for plan in entry.get("TrainingPlanArns", [])]
     if len(set(plans)) < len(plans):
         problem = "two preferences have one training plan, which is of one instance type"
         yield error(PLANS_KEY, problem, "remove it where the type is another")
@@ -210,7 +205,7 @@ def capacity(job: Job, project: Project) -> Iterator[Finding]:
     first = processes(jobs[0])
     for other in jobs[1:]:
         if first and processes(other) and processes(other) != first:
-            one, another = (resources.shown(resources.groups(each)) for each in (jobs[0], other))
+            one, another = (resources.shown(resources.groups(job)) for job in (jobs[0], other))
             problem = f"the global batch would be another on {another} than on {one}"
             count = resources.key(job, "InstanceCount")
             yield error(key, problem, f"leave one out, or change {count}")

@@ -11,14 +11,14 @@ from smlightning.launch.estimate import known
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
 from smlightning.launch.images import AwsImage, Profile
 from smlightning.launch.job import Job
-from smlightning.launch.preflight.cluster import on_each_candidate
+from smlightning.launch.preflight.cluster import for_all_candidates
 from smlightning.project import Project
 
 TRAINING = ("pytorch", "pytorch-training")  # AWS's repositories whose images train PyTorch
 LIGHTNING_NEEDS = (2, 1)  # the oldest torch of the pytorch-lightning in src/requirements.txt
 
 
-@on_each_candidate
+@for_all_candidates
 def image(job: Job, project: Project) -> Iterator[Finding]:
     """A profile of this project, or an image in the job's region."""
     if job.image == "auto" or job.image in images.PROFILES:
@@ -168,7 +168,7 @@ def other_image(job: Job) -> str:
     return 'image = "auto"'
 
 
-@on_each_candidate
+@for_all_candidates
 def options(job: Job, project: Project) -> Iterator[Finding]:
     """The image's torch can run the options of train.py, where several processes train."""
     profile = images.profile(job)
