@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from options import ModelOptions
 from smlightning import pretrained
-from smlightning.adapters import AdapterError
+from smlightning.adapters import AdapterError, shrink_base
 from smlightning.data import text
 from smlightning.errors import UserError, root_cause
 from smlightning.files import replace_model
@@ -103,6 +103,7 @@ class Model(pl.LightningModule):
         self.labels = self.trainer.datamodule.labels  # type: ignore[attr-defined]
         chosen = self.options
         self.net = build(chosen.model_name, self.labels, chosen.lora_rank)
+        shrink_base(self.net, self.trainer)
         if chosen.gradient_checkpointing:
             self.net.gradient_checkpointing_enable()
         if chosen.compile:

@@ -11,8 +11,10 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import peft
 import pytest
 import sharded_runs
 import torch
@@ -21,7 +23,8 @@ from safetensors.torch import load_file, save_file
 import model
 import predict
 import train
-from smlightning import files, pretrained
+from small_training import same
+from smlightning import adapters, files, pretrained
 from smlightning.checkpoints import files as checkpoint_files
 from smlightning.checkpoints import reader
 from smlightning.errors import UserError
@@ -175,6 +178,50 @@ def test_what_is_not_a_plain_adapter_is_refused(
         model.load(saved)
     assert what in refusal.value.problem and refusal.value.cure
     assert not (saved / "executed").exists()
+
+
+def test_a_base_in_bfloat16_gives_the_numbers_of_one_in_float32(
+    words: str, tiny_bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In half the memory, to the last bit, also in a resumed run."""
+    options = {
+        "dataset": words, "data_dir": str(tmp_path / "prepared"), "max_steps": 4, "lr": 0.01,
+        "model_name": tiny_bert, "lora_rank": 2, "precision": "bf16-mixed", "checkpoint_steps": 2,
+    }  # fmt: skip
+    bases: list[set[torch.dtype]] = []
+
+    def shrinks(net: Any, trainer: Any) -> None:
+        adapters.shrink_base(net, trainer)
+        linear = [p for name, p in net.named_parameters() if ".base_layer." in name]
+        bases.append({parameter.dtype for parameter in linear})
+        assert all(p.dtype == torch.float32 for p in net.parameters() if p.requires_grad)
+
+    monkeypatch.setattr(model, "shrink_base", shrinks)
+    train.train(**options, output_dir="small")
+    (middle,) = Path("small/checkpoints").glob("*-step000002-*")
+    train.train(**options, output_dir="resumed", resume=str(middle))
+    monkeypatch.setattr(model, "shrink_base", lambda *_: None)
+    train.train(**options, output_dir="large")
+    assert bases == [{torch.bfloat16}] * 2
+    small, resumed, large = (
+        load_file(f"{run}/model/adapter_model.safetensors") for run in ("small", "resumed", "large")
+    )
+    assert same(small, large) and same(resumed, large)
+
+
+def test_an_adapter_is_merged_into_the_base_as_it_was_read(saved: Path, tiny_bert: str) -> None:
+    weights = load_file(saved / "adapter_model.safetensors")
+    trainer: Any = SimpleNamespace(precision="bf16-mixed", strategy=None)
+    merged = []
+    for shrunk in (False, True):
+        net = pretrained.classifier(tiny_bert, LABELS, 4)
+        peft.set_peft_model_state_dict(net, weights)
+        if shrunk:
+            adapters.shrink_base(net, trainer)
+        pretrained.save(net, tiny_bert, 32, Path("merged"), merge=True)
+        merged.append(load_file("merged/model.safetensors"))
+    assert same(*merged)
+    assert {tensor.dtype for tensor in merged[1].values()} == {torch.float32}
 
 
 def without_dropout(checkpoint: str, folder: Path) -> Path:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from data import NO_LABEL, tokens_of
 from options import ModelOptions
 from smlightning import pretrained
-from smlightning.adapters import AdapterError
+from smlightning.adapters import AdapterError, shrink_base
 from smlightning.attention import document_mask
 from smlightning.errors import UserError, root_cause
 from smlightning.files import replace_model
@@ -138,6 +138,7 @@ class Model(pl.LightningModule):
             self.net: Any = net
         else:
             self.net = pretrained.network(CAUSAL, chosen.model_name, chosen.lora_rank)
+            shrink_base(self.net, self.trainer)
             self.net.config.prompted = bool(chosen.prompt_column)  # read by :func:`load`
             if chosen.gradient_checkpointing:
                 self.net.gradient_checkpointing_enable()

@@ -93,6 +93,37 @@ def has(net: Any) -> bool:
     return hasattr(net, BASE_CHECKSUM)
 
 
+def shrink_base(net: Any, trainer: Any) -> None:
+    """Keep an adapter's frozen base in bfloat16 where bf16-mixed computes with it in it.
+
+    These are the weights of linear layers, of which autocast would make copies: half the memory,
+    and the same results to the last bit. Frozen norms and embeddings compute in float32, and stay.
+    So does what `--strategy fsdp` divides: it wants one type in a block, and sends bfloat16.
+    """
+    from pytorch_lightning.strategies import ModelParallelStrategy
+
+    if not has(net) or trainer.precision != "bf16-mixed":
+        return
+    if not isinstance(trainer.strategy, ModelParallelStrategy):
+        for _, parameter in _of_linear_layers(net):
+            parameter.data = parameter.data.bfloat16()
+
+
+def _of_linear_layers(net: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Frozen parameters that only linear layers of the network compute with, by their names."""
+    from transformers.pytorch_utils import Conv1D
+
+    of_others = {
+        parameter
+        for module in net.modules()
+        if not isinstance(module, torch.nn.Linear | Conv1D)
+        for parameter in module.parameters(recurse=False)
+    }
+    for name, parameter in _frozen(net, duplicates=False):
+        if parameter not in of_others:
+            yield name, parameter
+
+
 def save(net: Any, directory: Path) -> None:
     """Write the adapter and the configuration of its network into an empty folder."""
     from peft import get_peft_model_state_dict
@@ -113,7 +144,24 @@ def save(net: Any, directory: Path) -> None:
 
 
 def merge(net: Any) -> Any:
-    """The base with the adapter added to its weights: the network that transformers made."""
+    """The base with the adapter added to its weights: the network that transformers made.
+
+    What `shrink_base` has rounded of the base is read again.
+    """
+    rounded = [(name, p) for name, p in _of_linear_layers(net) if p.dtype == torch.bfloat16]
+    if rounded:
+        kind = type(net.get_base_model())
+        with torch.device("cpu"):
+            base = kind.from_pretrained(
+                net.name_or_path,
+                config=net.config,
+                ignore_mismatched_sizes=True,  # the head, which is trained
+                dtype=torch.float32,
+                trust_remote_code=False,
+            )
+        for name, parameter in rounded:
+            own = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            parameter.data = base.get_parameter(own).data.to(parameter.device)
     return net.merge_and_unload()
 
 

@@ -22,7 +22,10 @@ def token_losses(logits: torch.Tensor, labels: torch.Tensor, ignored: int = -100
     pieces = zip(logits.flatten(0, 1).split(rows), labels.flatten().split(rows), strict=True)
     compute: Callable[..., torch.Tensor] = _losses
     if labels.numel() > rows:
-        again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing is drawn
+        again: dict[str, Any] = {
+            "use_reentrant": False,
+            "preserve_rng_state": False,
+        }  # nothing is drawn
         compute = functools.partial(checkpoint, _losses, **again)
     losses = [compute(*piece, ignored) for piece in pieces]
     return torch.cat(losses).view_as(labels)

@@ -50,7 +50,9 @@ class TrainerOptions:
         resume="path",
     )
     bucket_cap_mb: PositiveInt = option(25, "largest size in MiB in which gradients are sent")
-    deterministic: bool = option(False, "allow only GPU kernels that repeat their numbers")
+    deterministic: bool = option(
+        False, "only GPU kernels that repeat their numbers: needed to resume bit by bit"
+    )
     output_dir: str = option("outputs", "folder of all results; on SageMaker its own folders")
     resume: str = option(
         "auto",
