@@ -15,21 +15,19 @@ from typing import Any
 
 from options import SAMPLE
 from smlightning.errors import run_command
-from smlightning.serving import input_fn, output_fn, refusal
+from smlightning.serving import input_fn, output_fn, refusal, worker_device
 from smlightning.training import imports
 
 __all__ = ["input_fn", "main", "model_fn", "output_fn", "predict", "predict_fn"]
 
 
-def model_fn(model_dir: str | Path) -> Any:
-    """The trained model in a folder, on the GPU where there is one; raises UserError."""
+def model_fn(model_dir: str | Path, context: Any = None) -> Any:
+    """The trained model in a folder, on the worker's GPU if it has one; raises UserError."""
     imports.lightning()
-    import torch
-
     import model
 
     network, batch, labels = model.load(Path(model_dir))
-    return network.to("cuda" if torch.cuda.is_available() else "cpu"), batch, labels
+    return network.to(worker_device(context)), batch, labels
 
 
 def predict(

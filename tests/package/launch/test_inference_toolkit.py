@@ -1,16 +1,20 @@
 """A model answers requests as predict.py does: SageMaker's inference toolkit, really run."""
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from smlightning import project
+import predict
+from smlightning import project, serving
 from smlightning.launch import deploy_plan, inference_images, model_archive
 
 LABELS = ["greek", "latin", "cyrillic"]
@@ -175,3 +179,15 @@ def check_bad(found: list[Any]) -> None:
     for (_, status, said), (given, _, body) in zip(BAD, found[-len(BAD) :], strict=True):
         assert given == status, body
         assert body.startswith(said) and "\n" in body, body  # the toolkit adds where it was raised
+
+
+def test_each_worker_uses_the_gpu_that_the_model_server_gives_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TorchServe starts one for each GPU; on a CPU it gives none, or no number."""
+    given = [None, *(SimpleNamespace(system_properties={"gpu_id": gpu}) for gpu in (None, 0, 3))]
+    assert {serving.worker_device(context) for context in given} == {"cpu"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    devices = [serving.worker_device(context) for context in given]
+    assert devices == ["cuda:0", "cuda:0", "cuda:0", "cuda:3"]
+    assert len(inspect.signature(predict.model_fn).parameters) == 2, "the toolkit passes a context"

@@ -13,6 +13,7 @@ from rank_training import MISTAKES, make_mistake, ranks
 from smlightning.cluster import collectives
 from smlightning.data.sharing import KEPT, RowSketch, refuse_shared_rows
 from smlightning.errors import UserError
+from smlightning.launch.estimate.counting import Storages
 from smlightning.tensors import checksum
 from smlightning.training import equality
 
@@ -130,4 +131,8 @@ def test_checksums_tell_values_and_not_how_they_lie() -> None:
     for other in (x + 1, x.double(), x.bfloat16(), x[:2], torch.complex(x, x), x > 0.5):
         assert checksum(other) != checksum(x)
     assert checksum(torch.tensor(2.5)) != checksum(torch.tensor(2.25))
+    large = torch.arange(2**24, dtype=torch.int32)  # in pieces, whose copies in int64 are freed
+    with Storages([large]) as storages:
+        assert checksum(large) == 2**23 * (2**24 - 1)
+    assert storages.peak < large.nbytes
     assert checksum(torch.empty(0)) == checksum(torch.eye(2).to_sparse()) == 0

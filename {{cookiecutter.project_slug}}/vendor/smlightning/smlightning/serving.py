@@ -15,6 +15,20 @@ JSON_LINES = "application/jsonlines"
 PLAIN = "text/plain"
 
 
+def worker_device(context: Any = None) -> str:
+    """The device of this worker: the GPU that the model server gives it, else the first, or a CPU.
+
+    Args:
+        context: the model server's, which starts a worker for each GPU.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    given = context.system_properties.get("gpu_id") if context else None
+    return f"cuda:{given or 0}"
+
+
 class Refusal(Exception):
     """A request that is answered with an HTTP status and a sentence, where Ray Serve answers."""
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+PIECE = 2**22  # numbers that are added up at a time
+
 
 def checksum(tensor: torch.Tensor) -> int:
     """61 bits of the sum of a tensor's numbers as integers of their bits."""
@@ -15,7 +17,10 @@ def checksum(tensor: torch.Tensor) -> int:
         values = torch.view_as_real(values)
     flat = values.contiguous().reshape(-1)
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return int(flat.view(integers[flat.element_size()]).sum(dtype=torch.int64)) % 2**61
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for piece in flat.view(integers[flat.element_size()]).split(PIECE):
+        total += piece.sum(dtype=torch.int64)  # of which it makes a copy in int64
+    return int(total) % 2**61
 
 
 def remade(sequence: list | tuple, items: Iterable[Any]) -> Any:

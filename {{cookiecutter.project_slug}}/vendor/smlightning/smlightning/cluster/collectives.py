@@ -8,6 +8,9 @@ from torch import Tensor
 
 from smlightning.cluster.session import current_cluster
 
+# Types that NCCL does not know (ProcessGroupNCCL, ``ncclDataType``), and which it sums instead.
+WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32}
+
 
 def all_sum(tensor: Tensor) -> Tensor:
     """The sum of ``tensor`` over all ranks, on its own device.
@@ -17,9 +20,10 @@ def all_sum(tensor: Tensor) -> Tensor:
     """
     if not torch.distributed.is_initialized():
         return tensor
-    total = tensor.detach().clone().to(current_cluster().device)
+    dtype = WIDER.get(tensor.dtype, tensor.dtype)
+    total = tensor.detach().to(current_cluster().device, dtype, copy=True).contiguous()
     torch.distributed.all_reduce(total)
-    return total.to(tensor.device)
+    return total.to(tensor.device, tensor.dtype)
 
 
 def from_each_rank(numbers: Sequence[int]) -> list[list[int]]:

@@ -264,11 +264,12 @@ def send_buffers(module: nn.Module, device: torch.device) -> None:
 
 
 def _from_rank_0(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Rank 0's, sent as bytes: NCCL knows no int16, and sends what lies without gaps."""
     if tensor.is_meta:
-        whole = torch.empty_like(tensor, device=device)
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     else:
-        whole = tensor.detach().to(device)
-    torch.distributed.broadcast(whole, 0)
+        whole = tensor.detach().to(device).contiguous()
+    torch.distributed.broadcast(whole.view(-1).view(torch.uint8), 0)
     return whole
 
 
