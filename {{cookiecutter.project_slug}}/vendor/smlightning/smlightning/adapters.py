@@ -109,7 +109,7 @@ def shrink_base(net: Any, trainer: Any) -> None:
             parameter.data = parameter.data.bfloat16()
 
 
-def _of_linear_layers(net: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def _of_linear_layers(net: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Frozen parameters that only linear layers of the network compute with, by their names."""
     from transformers.pytorch_utils import Conv1D
 
