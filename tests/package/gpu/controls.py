@@ -1,6 +1,5 @@
 """Mistakes that a pretended GPU has to notice, each in a process of its own."""
 
-import os
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ import pretended
 import torch
 import torch.distributed as dist
 
+from smlightning.cluster import collectives, sharding
 from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
 
 Write = Callable[[dict[str, Any]], Any]
@@ -74,8 +74,25 @@ def clips_one_by_one(machine: Any, x: torch.Tensor) -> None:
     x.mul_(torch.stack(norms).sum().sqrt().clamp(max=1.0))
 
 
+def sends_all_kinds(x: torch.Tensor) -> None:
+    """By the package's own collectives: tensors of the host, of a short type, and with gaps."""
+    torch.cuda.set_device(0)
+    kinds = [x, x.T, x[:, :2], x.to(torch.int16), torch.arange(3), torch.ones(2, 3).T]
+    for tensor in kinds:
+        assert torch.equal(collectives.all_sum(tensor).cpu(), tensor.cpu())
+    assert collectives.from_each_rank([1, 2]) == [[1, 2]]
+    assert collectives.bytes_from_each_rank(b"abc") == [b"abc"]
+    assert not collectives.any_rank(False)
+    module = torch.nn.Module()
+    for number, tensor in enumerate(kinds):
+        module.register_buffer(f"buffer{number}", tensor)
+    sharding.send_buffers(module, torch.device("cuda", 0))
+    assert all(buffer.is_cuda for buffer in module.buffers())
+
+
 def on_group(action: Callable[[torch.Tensor], Any]) -> Callable[[Any, torch.Tensor], None]:
     def act(machine: Any, x: torch.Tensor) -> None:
+        machine.phase = ""  # who reads an answer waits for it
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
         action(x)
 
@@ -116,7 +133,7 @@ ACTIONS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "numpy": lambda machine, x: x.numpy(),
     "sum of two devices": lambda machine, x: x + torch.ones(4, 4),
     "product of two devices": lambda machine, x: torch.nn.Linear(4, 4)(x),
-    "collective": on_group(lambda x: dist.all_reduce(x)),
+    "collectives": on_group(sends_all_kinds),
     "collective of the host": on_group(lambda x: dist.all_reduce(torch.ones(3))),
     "collective of int16": on_group(lambda x: dist.broadcast(x.to(torch.int16), 0)),
     "collective of a transpose": on_group(lambda x: dist.broadcast(x[:, :2], 0)),
@@ -125,12 +142,3 @@ ACTIONS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "clipping": clips_and_steps,
     "clipping one by one": clips_one_by_one,
 }
-
-
-def contract_rank_on_one_gpu(write: Write, hidden: bool) -> None:
-    """Where a rank of the contract's tests would train, on a machine that has one GPU."""
-    from smlightning.cluster import session
-
-    torch.cuda.device_count = lambda: 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else 1
-    session.current_cluster.cache_clear()
-    write({"device": session.current_cluster().device})

@@ -465,14 +465,17 @@ def _replace_cuda(machine: Machine) -> None:
     def on_current(name: str, result: Any = None, waits: bool = False) -> Callable[..., Any]:
         """A function that acts on the current device, unless it is given one."""
 
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if not any(isinstance(arg, (int, str, torch.device)) for arg in (*args, *kwargs)):
+        def function(device: Any = None) -> Any:
+            if device is None:
                 machine.uses_current_device(name)
             if waits:
                 machine.wait(name)
             return result
 
         return function
+
+    def manual_seed(seed: int) -> None:
+        machine.uses_current_device("manual_seed")
 
     properties = types.SimpleNamespace(
         total_memory=total, major=9, minor=0, name="Pretended", multi_processor_count=132
@@ -489,13 +492,13 @@ def _replace_cuda(machine: Machine) -> None:
         "get_device_capability": lambda device=None: (9, 0),
         "get_device_properties": lambda device=None: properties,
         "is_bf16_supported": lambda including_emulation=True: True,
-        "max_memory_allocated": lambda device=None: 2**30,
-        "memory_stats": lambda device=None: {},
-        "mem_get_info": lambda device=None: (total, total),
+        "max_memory_allocated": on_current("max_memory_allocated", 2**30),
+        "memory_stats": on_current("memory_stats", {}),
+        "mem_get_info": on_current("mem_get_info", (total, total)),
         "empty_cache": lambda: None,
-        "reset_peak_memory_stats": lambda device=None: None,
+        "reset_peak_memory_stats": on_current("reset_peak_memory_stats"),
         "synchronize": on_current("synchronize", waits=True),
-        "manual_seed": on_current("manual_seed", waits=False),
+        "manual_seed": manual_seed,
         "manual_seed_all": lambda seed: None,
         "get_rng_state": lambda device=None: state,
         "set_rng_state": lambda new, device=None: None,

@@ -43,7 +43,7 @@ def test_a_mistake_is_found_with_its_place(name: str, tmp_path: Path) -> None:
     assert finding.startswith(MISTAKES[name])
 
 
-@pytest.mark.parametrize("name", ["right", "collective", "thread that chooses"])
+@pytest.mark.parametrize("name", ["right", "collectives", "thread that chooses"])
 def test_nothing_is_found_where_all_is_right(name: str, tmp_path: Path) -> None:
     record = observed(name, tmp_path)
     assert (record["findings"], record["error"]) == ([], "")

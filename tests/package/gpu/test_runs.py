@@ -1,4 +1,4 @@
-"""Whole runs on pretended GPUs: what the ``run`` fixture checks of each, and their end."""
+"""Whole runs on pretended GPUs; the ``run`` fixture checks that no GPU would mind or wait."""
 
 from pathlib import Path
 from typing import Any
