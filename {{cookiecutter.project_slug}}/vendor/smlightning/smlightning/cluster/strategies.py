@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightning_fabric.plugins import ClusterEnvironment
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from smlightning.cluster.all_reduce import verify_all_reduce
@@ -63,7 +63,21 @@ class LauncherEnvironment(ClusterEnvironment):
         pass  # follows from what set_world_size checks
 
 
-class OneProcess(SingleDeviceStrategy):
+class OptimizersStay(Strategy):
+    """Leaves optimizers where they are when training ends.
+
+    Lightning's strategies then move their state from every GPU to main memory (2.6.6:
+    strategies/strategy.py, ``teardown``): with AdamW 8 bytes for each weight and rank, next to the
+    last checkpoint's copy of them.
+    """
+
+    def teardown(self) -> None:
+        optimizers, self.optimizers = self.optimizers, []
+        super().teardown()
+        self.optimizers = optimizers
+
+
+class OneProcess(OptimizersStay, SingleDeviceStrategy):
     """One device. It has a cluster environment only to keep Lightning from looking for one."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -71,7 +85,7 @@ class OneProcess(SingleDeviceStrategy):
         self.cluster_environment = LauncherEnvironment(cluster)
 
 
-class ClusterStrategy(DDPStrategy):
+class ClusterStrategy(OptimizersStay, DDPStrategy):
     """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step.
 
     Args:
