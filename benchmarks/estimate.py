@@ -16,6 +16,7 @@ checkpoints: measured is the peak of all its processes (tests/package/launch/hos
 """
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -159,6 +160,9 @@ def llama_options(folder: Path) -> dict[str, Any]:
     lines.write_text("\n".join(text(row) for row in range(300)), encoding="utf-8")
     model = folder / "llama"
     write_letters_tokenizer(model, LETTERS)
+    settings = model / "tokenizer_config.json"
+    content = {**json.loads(settings.read_text(encoding="utf-8")), "eos_token": "[SEP]"}
+    settings.write_text(json.dumps(content), encoding="utf-8")
     config = LlamaConfig(
         vocab_size=32000, hidden_size=768, num_hidden_layers=8, num_attention_heads=12,
         num_key_value_heads=4, intermediate_size=2048, tie_word_embeddings=False,
