@@ -21,7 +21,7 @@ be mended; 2 for a mistake on the command line; 130 after Ctrl-C.
 """
 COMMANDS = {
     "preflight": "what is wrong with job.toml, src/ and the account, before it costs anything",
-    "estimate": "whether the model fits into the GPUs' memory, and how long it trains",
+    "estimate": "whether the job fits into the memory of GPUs and hosts, and how long it trains",
     "account": "what the job needs in an AWS account, as CloudFormation or as a policy",
     "rehearse": "simulate the job's cluster on this machine",
     "submit": "send the job and follow it; Ctrl-C leaves it running",

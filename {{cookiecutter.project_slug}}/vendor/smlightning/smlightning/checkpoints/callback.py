@@ -397,9 +397,6 @@ class Checkpoints(Checkpoint):
         self._refuse_no_training(trainer)  # before a checkpoint says that training is complete
         self.position = self.position.finished()
         self._save(trainer, wait=True)
-        # Or Strategy.teardown moves every rank's optimizer state from its GPU to main memory, next
-        # to the copy that was written: 8 bytes for each weight and rank.
-        trainer.optimizers = []
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._refuse_no_training(trainer)  # on_train_end is not called without a batch

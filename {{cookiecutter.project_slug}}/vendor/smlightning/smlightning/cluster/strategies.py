@@ -79,7 +79,21 @@ class BuildsOnCPU(Strategy):
             yield
 
 
-class OneProcess(BuildsOnCPU, SingleDeviceStrategy):
+class OptimizersStay(Strategy):
+    """Leaves optimizers where they are when training ends.
+
+    Lightning's strategies then move their state from every GPU to main memory (2.6.6:
+    strategies/strategy.py, ``teardown``): with AdamW 8 bytes for each weight and rank, next to the
+    last checkpoint's copy of them.
+    """
+
+    def teardown(self) -> None:
+        optimizers, self.optimizers = self.optimizers, []
+        super().teardown()
+        self.optimizers = optimizers
+
+
+class OneProcess(BuildsOnCPU, OptimizersStay, SingleDeviceStrategy):
     """One device. It has a cluster environment only to keep Lightning from looking for one."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -87,7 +101,7 @@ class OneProcess(BuildsOnCPU, SingleDeviceStrategy):
         self.cluster_environment = LauncherEnvironment(cluster)
 
 
-class ClusterStrategy(BuildsOnCPU, DDPStrategy):
+class ClusterStrategy(BuildsOnCPU, OptimizersStay, DDPStrategy):
     """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step.
 
     Args:
