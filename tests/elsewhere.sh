@@ -79,10 +79,10 @@ pythons() {
 settings() {
   mkdir -p "$place/home/.aws" "$place/home/.config/sagemaker"
   printf '[default]\nregion = eu-west-9\ncredential_process = false\n' > "$place/home/.aws/config"
-  printf '[core]\n\thooksPath = /nowhere\n[commit]\n\tgpgsign = true\n' > "$place/home/.gitconfig"
+  printf '[core]\n\thooksPath = /dev/null\n[commit]\n\tgpgsign = true\n' > "$place/home/.gitconfig"
   printf 'not: [yaml' > "$place/home/.config/sagemaker/config.yaml"
   HOME=$place/home AWS_PROFILE=none AWS_REGION=eu-west-9 AWS_DEFAULT_REGION=eu-west-9 HF_HUB_OFFLINE=1 \
-    HF_HOME=/nowhere HF_TOKEN=none GIT_DIR=/nowhere GIT_AUTHOR_DATE=never RANK=1 WORLD_SIZE=4 SM_HOSTS='["a"]' \
+    HF_HOME=/dev/null/hub HF_TOKEN=none GIT_DIR=/dev/null GIT_AUTHOR_DATE=never RANK=1 WORLD_SIZE=4 SM_HOSTS='["a"]' \
     PYTHONWARNINGS=ignore PYTHONOPTIMIZE='' PYTHONDONTWRITEBYTECODE=1 TZ=Asia/Kathmandu COLUMNS=20 NO_COLOR=1 \
     FORCE_COLOR=1 TERM=dumb "$@"
 }

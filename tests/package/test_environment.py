@@ -15,18 +15,18 @@ from smlightning.testing.environment import of_tests
 USERS = {
     "AWS_PROFILE": "mine",
     "AWS_DEFAULT_REGION": "eu-west-9",
-    "HF_HOME": "/nowhere",
-    "GIT_DIR": "/nowhere",
+    "HF_HOME": "/dev/null",
+    "GIT_DIR": "/dev/null",
     "LC_ALL": "tr_TR.UTF-8",
     "LANGUAGE": "tr",
-    "PIP_CONSTRAINT": "/nowhere",
-    "PIP_FIND_LINKS": "/nowhere",
+    "PIP_CONSTRAINT": "/dev/null",
+    "PIP_FIND_LINKS": "/dev/null",
     "PYTHONWARNINGS": "error",
     "RANK": "1",
     "SM_HOSTS": '["a"]',
     "COLUMNS": "20",
     "FORCE_COLOR": "1",
-    "XDG_CONFIG_HOME": "/nowhere",
+    "XDG_CONFIG_HOME": "/dev/null",
 }
 SHOW = """
 import json, os, pathlib
@@ -46,7 +46,7 @@ print(json.dumps({"variables": variables, "mode": oct((home / "file").stat().st_
 
 
 def test_a_users_variables_home_and_umask_do_not_reach_tests() -> None:
-    variables = {**os.environ, **USERS, "HOME": "/proc", "PATH": "/nowhere:/usr/bin:/bin"}
+    variables = {**os.environ, **USERS, "HOME": "/proc", "PATH": "/dev/null:/usr/bin:/bin"}
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SHOW],
         env=variables,
