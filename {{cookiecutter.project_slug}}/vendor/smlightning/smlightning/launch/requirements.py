@@ -8,6 +8,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,7 @@ NO_INDEX = re.compile(
 NOT_BUILT_HERE = re.compile(
     r"(?i)subprocess-exited-with-error|failed to build|cannot find command|ERROR: Exception"
 )
+INDEX_OPTION = re.compile(r"-[if]\b|--(index-url|extra-index-url|find-links|no-index|pre)\b")
 MISSING = re.compile(
     r"(?m)(?:No matching distribution found for|depends on|requested) (.+?)(?: \(from .*)?$"
 )
@@ -91,7 +93,7 @@ class Unresolved(Exception):
 
     Attributes:
         errors: its standard error.
-        log: all that it did.
+        log: what it did when it looked for the missing packages.
     """
 
     def __init__(self, errors: str, log: str) -> None:
@@ -290,7 +292,7 @@ def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
         for line in failure.errors.splitlines()
         if line.strip() and "WARNING" not in line
     ]
-    if NO_INDEX.search(failure.log):
+    if NO_INDEX.search(failure.errors + failure.log):
         problem = "not resolved: this machine did not reach a package index of the job"
         return skipped(key, problem, "run preflight again where it is reachable")
     if NOT_BUILT_HERE.search(failure.errors) or not messages:
@@ -319,6 +321,7 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
         links = folder / "links"
         links.mkdir()
         log = folder / "log"
+        log.touch()
         pip = Pip(python, profile, project.src, variables(job), log)
         report = folder / "report.json"
         built: dict[str, str] = {}
@@ -332,10 +335,10 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
                 return Resolution(
                     installs, [f"{name} {version}" for name, version in built.items()]
                 )
-            wrong = Unresolved(ended.stderr, log.read_text(encoding="utf-8", errors="replace"))
-            found = {} if NO_INDEX.search(wrong.log) else source_archives(pip, wrong.errors)
+            unreached = NO_INDEX.search(ended.stderr)
+            found = {} if unreached else source_archives(pip, ended.stderr)
             if not found.keys() - built.keys():
-                raise wrong
+                raise Unresolved(ended.stderr, pip.log.read_text("utf-8", "replace"))
             for name, version in found.items():
                 write_wheel(links, name, version)
             built |= found
@@ -349,7 +352,7 @@ class Pip:
     profile: Profile
     folder: Path  # where it runs
     environment: Mapping[str, str]
-    log: Path  # to which it adds what it does, also what it prints only with --verbose
+    log: Path  # in which `pip index` says why it passed over an index: HTTP's 403, perhaps
 
     def run(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         spec = find_spec("pip")
@@ -357,7 +360,8 @@ class Pip:
         line = [
             *(str(self.python), "-I", "-X", "utf8", str(Path(__file__).with_name("image_pip.py"))),
             *(str(Path(spec.origin).parents[1]), json.dumps(markers(self.profile.python))),
-            *("--disable-pip-version-check", "--no-input", f"--log={self.log}"),
+            *("--disable-pip-version-check", "--no-input"),
+            *([f"--log={self.log}"] if command == "index" else []),  # it costs seconds
             *("--retries=1", "--timeout=20", command, *arguments),
             *("--implementation=cp", f"--python-version={self.profile.python}"),
             *(f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC),
@@ -420,7 +424,13 @@ def source_archives(pip: Pip, errors: str) -> dict[str, str]:
 
 def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
     """Versions of a package that meet the requirement and that the index has, the newest first."""
-    ended = pip.run("index", "versions", package.name, "--json", *options)
+    of_the_file = [
+        word
+        for line in lines(pip.folder / "requirements.txt")
+        if INDEX_OPTION.match(line)
+        for word in shlex.split(line)
+    ]
+    ended = pip.run("index", "versions", package.name, "--json", *of_the_file, *options)
     listed = [line for line in ended.stdout.splitlines() if line.startswith('{"name"')]
 
     every = json.loads(listed[0])["versions"] if listed else []
