@@ -158,11 +158,7 @@ class Notebook:
         self.asked: list[str] = []
         self.manager = KernelManager(kernel_name="python3")
         self.manager.kernel_spec.argv[0] = sys.executable
-        variables = {
-            name: value
-            for name, value in project.environment(**environment).items()
-            if name in environment or not name.startswith("AWS_")
-        }
+        variables = project.environment(**environment)
         self.manager.start_kernel(env=variables, cwd=str(project.path))
         self.connect()
 

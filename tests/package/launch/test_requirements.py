@@ -179,6 +179,8 @@ def test_an_index_that_is_not_reached_from_here_is_no_error(project: Project, ad
     for status in (401, 403):
         found = judged(project, "mine", PIP_INDEX_URL=f"{address}/{status}/simple")
         assert levels(found) == ["skipped"], status
+    in_the_file = judged(project, f"--index-url {address}/403/simple\nmine")
+    assert levels(in_the_file) == ["skipped"]
     closed = judged(project, "mine", PIP_INDEX_URL="http://127.0.0.1:9/simple")
     assert levels(closed) == ["skipped"]
     git = judged(project, "mine @ git+http://127.0.0.1:9/mine.git")

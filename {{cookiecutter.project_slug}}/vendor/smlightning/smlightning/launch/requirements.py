@@ -8,6 +8,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -68,6 +69,7 @@ NO_INDEX = re.compile(
 NOT_BUILT_HERE = re.compile(
     r"(?i)subprocess-exited-with-error|failed to build|cannot find command|ERROR: Exception"
 )
+INDEX_OPTION = re.compile(r"-[if]\b|--(index-url|extra-index-url|find-links|no-index|pre)\b")
 MISSING = re.compile(
     r"(?m)(?:No matching distribution found for|depends on|requested) (.+?)(?: \(from .*)?$"
 )
@@ -91,13 +93,17 @@ class Unresolved(Exception):
 
     Attributes:
         errors: its standard error.
-        log: all that it did.
+        log: what it did when it looked for the missing packages.
     """
 
     def __init__(self, errors: str, log: str) -> None:
         super().__init__(errors)
         self.errors = errors
         self.log = log
+
+
+class Unreached(Unresolved):
+    """This machine's pip is configured to ask no index (no-index)."""
 
 
 def lines(path: Path) -> list[str]:
@@ -261,9 +267,6 @@ def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] |
     if any(CONTAINER_ONLY in text for text in (*lines(project.requirements), *values)):
         problem = f"not resolved: it names a path below {CONTAINER_ONLY}, which is not here"
         return problem, "write paths inside src/ relative to src/"
-    if asks and "PIP_NO_INDEX" in route():
-        problem = "not resolved: this machine's pip is configured to ask no index (no-index)"
-        return problem, "run preflight on a machine that reaches one"
     return None
 
 
@@ -290,7 +293,7 @@ def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
         for line in failure.errors.splitlines()
         if line.strip() and "WARNING" not in line
     ]
-    if NO_INDEX.search(failure.log):
+    if isinstance(failure, Unreached) or NO_INDEX.search(failure.errors + failure.log):
         problem = "not resolved: this machine did not reach a package index of the job"
         return skipped(key, problem, "run preflight again where it is reachable")
     if NOT_BUILT_HERE.search(failure.errors) or not messages:
@@ -313,13 +316,17 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
     Raises:
         Unresolved: there is no solution, or no package index.
     """
+    way = route()
+    if way.pop("PIP_NO_INDEX", None) and asks_an_index(job, project):
+        raise Unreached("no-index", "")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         python = empty_environment(folder / "environment", profile)
         links = folder / "links"
         links.mkdir()
         log = folder / "log"
-        pip = Pip(python, profile, project.src, variables(job), log)
+        log.touch()
+        pip = Pip(python, profile, project.src, variables(job, way), log)
         report = folder / "report.json"
         built: dict[str, str] = {}
         while True:
@@ -332,10 +339,10 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
                 return Resolution(
                     installs, [f"{name} {version}" for name, version in built.items()]
                 )
-            wrong = Unresolved(ended.stderr, log.read_text(encoding="utf-8", errors="replace"))
-            found = {} if NO_INDEX.search(wrong.log) else source_archives(pip, wrong.errors)
+            unreached = NO_INDEX.search(ended.stderr)
+            found = {} if unreached else source_archives(pip, ended.stderr)
             if not found.keys() - built.keys():
-                raise wrong
+                raise Unresolved(ended.stderr, pip.log.read_text("utf-8", "replace"))
             for name, version in found.items():
                 write_wheel(links, name, version)
             built |= found
@@ -349,7 +356,7 @@ class Pip:
     profile: Profile
     folder: Path  # where it runs
     environment: Mapping[str, str]
-    log: Path  # to which it adds what it does, also what it prints only with --verbose
+    log: Path  # in which `pip index` says why it passed over an index: HTTP's 403, perhaps
 
     def run(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         spec = find_spec("pip")
@@ -357,7 +364,8 @@ class Pip:
         line = [
             *(str(self.python), "-I", "-X", "utf8", str(Path(__file__).with_name("image_pip.py"))),
             *(str(Path(spec.origin).parents[1]), json.dumps(markers(self.profile.python))),
-            *("--disable-pip-version-check", "--no-input", f"--log={self.log}"),
+            *("--disable-pip-version-check", "--no-input"),
+            *([f"--log={self.log}"] if command == "index" else []),  # it costs seconds
             *("--retries=1", "--timeout=20", command, *arguments),
             *("--implementation=cp", f"--python-version={self.profile.python}"),
             *(f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC),
@@ -375,19 +383,17 @@ class Pip:
         )
 
 
-def variables(job: Job) -> dict[str, str]:
-    """The environment of pip: the job's PIP_* variables, and this machine's route to an index."""
+def variables(job: Job, way: Mapping[str, str]) -> dict[str, str]:
+    """The environment of pip: the job's PIP_* variables, and this machine's `route`."""
     of_the_machine = {
         name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")
     }
     of_the_job = {name: job.environment[name] for name in OF_THE_JOB & job.environment.keys()}
-    on_the_way = route()
-    on_the_way.pop("PIP_NO_INDEX", None)
     return {
         **of_the_machine,
         "LC_ALL": "C.UTF-8",  # pip's words are read
         "PIP_CONFIG_FILE": os.devnull,  # no file of the machine, of the user and of an environment
-        **on_the_way,
+        **way,
         **of_the_job,
     }
 
@@ -420,7 +426,13 @@ def source_archives(pip: Pip, errors: str) -> dict[str, str]:
 
 def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
     """Versions of a package that meet the requirement and that the index has, the newest first."""
-    ended = pip.run("index", "versions", package.name, "--json", *options)
+    of_the_file = [
+        word
+        for line in lines(pip.folder / "requirements.txt")
+        if INDEX_OPTION.match(line)
+        for word in shlex.split(line)
+    ]
+    ended = pip.run("index", "versions", package.name, "--json", *of_the_file, *options)
     listed = [line for line in ended.stdout.splitlines() if line.startswith('{"name"')]
 
     every = json.loads(listed[0])["versions"] if listed else []
