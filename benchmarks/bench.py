@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=COMPARED + OTHERS)
     arguments = parser.parse_args()
     failed = []
-    names = COMPARED if arguments.against else COMPARED + OTHERS
+    names: tuple[str, ...] = COMPARED if arguments.against else COMPARED + OTHERS
     if arguments.small:
         names = tuple(name for name in names if name != "sharding.py")  # gpu.py runs it
     for name in arguments.only or names:

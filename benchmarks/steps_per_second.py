@@ -25,18 +25,27 @@ COLOURS = "#31608f", "#a8480b", "#3f7a3f", "#6b4a8c"
 GLOBAL_BATCH = 64
 
 
-def draw(path: Path, found: dict[str, dict[str, Interval]], title: str) -> None:
-    """Write train.py's step over the others' with its interval, a group of bars per world size."""
+def draw(path: Path, found: dict[str, dict[str, Any]], title: str) -> None:
+    """Write train.py's step over the others' with its interval, a group of bars per world size.
+
+    Args:
+        found: by world size what `Comparison.report` returns.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
-    names = [*next(iter(found.values()))]
+    names = [
+        name.removeprefix("step ")
+        for name in next(iter(found.values()))
+        if name.startswith("step ") and name != "step train.py"
+    ]
     height = 0.8 / len(found)
     axis.axvline(1, color="black", linewidth=1)
-    for number, (ranks, ratios) in enumerate(found.items()):
+    for number, (ranks, facts) in enumerate(found.items()):
+        ratios: dict[str, Interval] = {name: facts[f"step {name}"]["ratio"] for name in names}
         at = [i + (number - (len(found) - 1) / 2) * height for i in range(len(names))]
         values, low, high = zip(*(ratios[name] for name in names), strict=True)
         bars = [
@@ -149,16 +158,13 @@ def main() -> int:
             title = f"{ranks} rank{'s' * (ranks > 1)}"
             print(f"{title}, {arguments.rounds} rounds of {arguments.steps} steps")
             found[title] = comparison.report()
-    if arguments.json:
-        arguments.json.write_text(json.dumps({**common.versions(), "found": found}, indent=1))
-    if arguments.chart:
-        bars = {
-            title: {name: facts[f"step {name}"]["ratio"] for name in projects if name != "train.py"}
-            for title, facts in found.items()
-        }
-        draw(
-            arguments.chart, bars, f"{arguments.rounds} rounds of {arguments.steps} steps, in turn"
-        )
+            if arguments.json:
+                content = {**common.versions(), "found": found}
+                arguments.json.write_text(json.dumps(content, indent=1))
+            if arguments.chart:
+                draw(
+                    arguments.chart, found, f"{arguments.rounds} × {arguments.steps} steps, in turn"
+                )
     return 0
 
 
