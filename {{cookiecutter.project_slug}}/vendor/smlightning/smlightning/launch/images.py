@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+from smlightning.cluster.location import SHARDING_NEEDS
 from smlightning.errors import UserError
 from smlightning.launch import aws, instances, launchers, resources
 from smlightning.launch.job import Job
@@ -127,7 +128,7 @@ LIMITS = (
         options={"strategy": "fsdp"},
         named=("strategy",),
         why="has no torch.distributed.fsdp.FSDPModule",
-        before=(2, 6),
+        before=SHARDING_NEEDS,
         source="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/distributed/fsdp/__init__.py",
     ),
     Limit(
@@ -135,7 +136,8 @@ LIMITS = (
         named=("compile", "gradient_checkpointing"),
         why="cannot split a compiled graph with checkpointed blocks in it for DDP (DDPOptimizer)",
         before=(2, 6),
-        source="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/_dynamo/backends/distributed.py",
+        source="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/_dynamo/backends/"
+        "distributed.py",
     ),
 )
 

@@ -326,7 +326,7 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
         links.mkdir()
         log = folder / "log"
         log.touch()
-        pip = Pip(python, profile, project.src, variables(job, way), log)
+        pip = Pip(python, profile, project.src, variables(job.environment, way), log)
         report = folder / "report.json"
         built: dict[str, str] = {}
         while True:
@@ -383,12 +383,17 @@ class Pip:
         )
 
 
-def variables(job: Job, way: Mapping[str, str]) -> dict[str, str]:
-    """The environment of pip: the job's PIP_* variables, and this machine's `route`."""
+def variables(environment: Mapping[str, str], way: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a pip that resolves for a container, and not for this machine.
+
+    Args:
+        environment: the container's, whose PIP_* variables count.
+        way: this machine's `route`.
+    """
     of_the_machine = {
         name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")
     }
-    of_the_job = {name: job.environment[name] for name in OF_THE_JOB & job.environment.keys()}
+    of_the_job = {name: environment[name] for name in OF_THE_JOB & environment.keys()}
     return {
         **of_the_machine,
         "LC_ALL": "C.UTF-8",  # pip's words are read

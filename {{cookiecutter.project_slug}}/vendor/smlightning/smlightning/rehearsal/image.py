@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smlightning.errors import UserError
+from smlightning.launch import requirements
 from smlightning.launch.images import Profile
 from smlightning.rehearsal.mpirun import OPEN_MPI
 
@@ -148,5 +149,12 @@ def run(command: list[str], folder: Path) -> str:
     Raises:
         CalledProcessError: it has failed.
     """
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        command,
+        cwd=folder,
+        env=requirements.variables({}, requirements.route()),  # no constraint of this machine's pip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return ended.stdout
