@@ -53,7 +53,8 @@ def image_python(image: Profile | None, root: Path) -> Path:
 
 def contents(image: Profile, root: Path) -> str:
     """A digest of what decides which packages belong into the environment."""
-    digest = hashlib.sha256(repr(image).encode())
+    versions = (image.python, image.torch, image.toolkit, image.pytorch_toolkit)
+    digest = hashlib.sha256(repr(versions).encode())
     for path in (root / "src" / "requirements.txt", root / VENDORED / "pyproject.toml"):
         digest.update(path.read_bytes() if path.is_file() else b"none")
     return digest.hexdigest()
