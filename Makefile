@@ -76,7 +76,7 @@ wheel: $(VENV)/.template  ## the package as a wheel in dist/, for an index of yo
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist '$(SOURCE)/vendor/smlightning'
 
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
-	$(BIN)/python tests/images/prove.py $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m images.prove $(ARGS)
 
 bench: $(VENV)/.tests  ## the figures of docs/measurements.md: make bench ARGS="--against ../older"
 	$(BIN)/python benchmarks/bench.py $(ARGS)

@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch_names
+from images import torch_names
 
 TEMPLATE = Path(__file__).parents[2]
 RECORD = Path(__file__).with_name("record.json")

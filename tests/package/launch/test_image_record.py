@@ -1,0 +1,62 @@
+"""A profile is offered once `make images` has proven it with the versions of the table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from images import prove
+from smlightning.launch.images import LIMITS, PROFILES
+
+RECORD: dict[str, Any] = json.loads(prove.RECORD.read_text())
+WORKFLOW = Path(prove.__file__).parents[2] / ".github" / "workflows" / "images.yml"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_each_profile_was_proven_with_the_versions_of_the_table(name: str) -> None:
+    profile, versions = PROFILES[name], RECORD[name]["versions"]
+    assert versions["torch"] == profile.torch
+    assert versions["python"].startswith(f"{profile.python}.")
+    assert versions["sagemaker-training"] == profile.toolkit
+    assert versions["sagemaker-pytorch-training"] == profile.pytorch_toolkit
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_no_question_about_a_profile_is_left_out(name: str) -> None:
+    """Both tasks, whole and by LoRA, on one rank and two, every step; each of its launchers."""
+    profile = PROFILES[name]
+    rows = {row["name"]: row for row in RECORD[name]["rows"]}
+    assert not [row["problem"] for row in rows.values() if row["problem"]]
+    trainings = [training.name for training in prove.trainings(profile, PLACES)]
+    assert len(trainings) == (8 if any(profile.limits({"strategy": "fsdp"})) else 10)
+    for training in trainings:
+        assert list(rows[training]["seconds"]) == list(prove.STEPS), training
+    for launcher in profile.launchers:
+        for task in (prove.TEXT_TASK, prove.LANGUAGE_TASK):
+            assert rows[f"{task}, {launcher}"]["seconds"]
+    assert rows[prove.TESTS]["seconds"]
+
+
+PLACES = dict.fromkeys(("words", "texts", "bert", "llama"), Path("anywhere"))
+
+
+def test_the_page_shows_the_record() -> None:
+    assert prove.PAGE.read_text(encoding="utf-8") == prove.page(RECORD_IN_ORDER)
+
+
+RECORD_IN_ORDER = {name: RECORD[name] for name in PROFILES}
+
+
+def test_the_limits_of_a_torch_are_on_the_page() -> None:
+    old = [profile for profile in PROFILES.values() if list(profile.limits(LIMITS[0].options))]
+    assert old and "--strategy fsdp" in prove.page({old[0].name: RECORD[old[0].name]})
+
+
+def test_a_scheduled_workflow_proves_every_profile_on_its_python() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    rows = workflow["jobs"]["image"]["strategy"]["matrix"]["include"]
+    assert {row["profile"]: row["python"] for row in rows} == {
+        profile.name: profile.python for profile in PROFILES.values()
+    }
