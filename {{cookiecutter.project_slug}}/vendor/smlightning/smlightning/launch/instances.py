@@ -128,13 +128,13 @@ def larger_hosts(instance_type: str, memory: int, kinds: Iterable[str]) -> list[
     """Those of ``kinds`` of the same family and number of GPUs that have ``memory`` bytes of main
     memory or more, the smallest first.
     """
-    found = {
+    sizes = {
         kind: host_memory(kind) or 0
         for kind in kinds
         if family(kind) == family(instance_type) and gpus(kind) == gpus(instance_type)
     }
-    enough = [kind for kind, size in found.items() if size >= memory]
-    return sorted(enough, key=lambda kind: found[kind])
+    enough = [kind for kind, size in sizes.items() if size >= memory]
+    return sorted(enough, key=lambda kind: sizes[kind])
 
 
 def families_with(memory: int) -> list[str]:

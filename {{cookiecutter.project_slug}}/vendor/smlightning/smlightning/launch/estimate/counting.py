@@ -193,9 +193,9 @@ def _process_bytes(model: nn.Module) -> int:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:  # not on Linux
         return PROCESS
-    found = re.search(r"RssAnon:\s+(\d+) kB", status)
-    tensors = [each for each in (*model.parameters(), *model.buffers()) if not each.is_meta]
-    return max(int(found[1]) * 1024 - bytes_of(tensors), 0) if found else PROCESS
+    kibibytes = re.search(r"RssAnon:\s+(\d+) kB", status)
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if not t.is_meta]
+    return max(int(kibibytes[1]) * 1024 - bytes_of(tensors), 0) if kibibytes else PROCESS
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:

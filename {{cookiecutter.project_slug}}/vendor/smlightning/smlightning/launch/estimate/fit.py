@@ -157,17 +157,17 @@ class HostFit:
 
     def _runs(self) -> list[tuple[dict[str, Any], Run]]:
         """The options of the ways to divide the state, and how the job trains with them."""
-        found: list[tuple[dict[str, Any], Run]] = [({}, self.run)]
+        runs: list[tuple[dict[str, Any], Run]] = [({}, self.run)]
         if self.may_shard and self.run.shards < self.run.ranks:
             option = {"strategy": "fsdp"} if self.run.shards == 1 else {"shard_size": 0}
-            found.append((option, replace(self.run, shards=self.run.ranks)))
-        return found
+            runs.append((option, replace(self.run, shards=self.run.ranks)))
+        return runs
 
     def _hosts(self) -> list[tuple[dict[str, Any], Host]]:
-        found: list[tuple[dict[str, Any], Host]] = [({}, self.host)]
+        choices: list[tuple[dict[str, Any], Host]] = [({}, self.host)]
         if self.host.workers:
-            found.append(({"num_workers": 0}, replace(self.host, workers=0)))
-        return found
+            choices.append(({"num_workers": 0}, replace(self.host, workers=0)))
+        return choices
 
     @property
     def cure(self) -> str:
