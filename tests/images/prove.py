@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -245,8 +246,7 @@ def predict(environment: Environment, training: Training, place: Path) -> None:
     script = environment.projects[training.task] / "src" / "predict.py"
     words = [str(environment.python), str(script), "--model_dir", str(place / "resumed" / "model")]
     status = environment.run(training.task, [*words, "abc"], place, log)
-    lines = log.read_text().splitlines()
-    if status or not lines or not lines[-1].startswith("abc") or len(lines[-1]) == 3:
+    if status or not re.search(r"(?m)^abc.+", log.read_text()):
         raise Failed(f"status {status}\n{log.read_text()[-3000:]}")
 
 

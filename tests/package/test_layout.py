@@ -134,42 +134,6 @@ def test_a_subpackage_has_the_names_that_its_docstring_lists(folder: str) -> Non
         assert public and not [name for name in public if not hasattr(module, name)]
 
 
-def python_files() -> list[Path]:
-    files = [*PACKAGE.glob("**/*.py"), *(PROJECT / "src").glob("*.py")]
-    return sorted([*files, *(PROJECT / "tests").glob("**/*.py")])
-
-
-def test_lines_are_short() -> None:
-    long = []
-    for path in python_files():
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if len(line) > LONGEST_LINE:
-                long.append(f"{path.relative_to(PROJECT)}:{number}")
-    assert not long
-
-
-VAGUE = {"each", "found", "made", "own"}  # which thing of the field it is, none of them says
-
-
-def bound(tree: ast.AST) -> Iterator[str]:
-    """Names of variables, parameters, functions and classes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-
-
-def test_names_of_the_launcher_say_what_a_thing_is() -> None:
-    vague = []
-    for path in (path for path in MODULES if room(path) == "launch"):
-        names = bound(ast.parse(path.read_text(encoding="utf-8")))
-        vague += [(name(path), word) for word in names if VAGUE & set(word.lower().split("_"))]
-    assert not vague
-
-
 def test_the_notebook_imports_what_the_readme_names() -> None:
     notebook = json.loads((PROJECT / "launch.ipynb").read_text(encoding="utf-8"))
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

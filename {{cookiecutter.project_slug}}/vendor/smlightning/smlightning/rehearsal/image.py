@@ -84,8 +84,9 @@ def create(folder: Path, image: Profile, root: Path) -> None:
         run([*install, torch], root)
     package = ["smlightning[simulation]"]  # from an index
     if (root / VENDORED / "pyproject.toml").is_file():
-        package = ["--editable", f"{VENDORED}[simulation]"]
-    run([*install, torch, *package, "--requirement", "src/requirements.txt"], root)
+        package = ["--editable", f"{root / VENDORED}[simulation]"]
+    # In src/, as the container does: requirements.txt may name wheels there.
+    run([*install, torch, *package, "--requirement", "requirements.txt"], root / "src")
     run([*install, *toolkit(image)], root)
     # It pins more than it needs.
     container = f"sagemaker-pytorch-training=={image.pytorch_toolkit or '3.0.0'}"

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Mapping
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-EXACT_ABOVE_MB = 256  # tensors whose pinned copy is as large as they are, from torch 2.13
+EXACT_ABOVE_MB = 256  # tensors whose pinned copy is as large as they are
+EXACT_SINCE = (2, 13)  # the first torch that pins so
 
 
 def allocator_settings(torch_version: str, env: Mapping[str, str]) -> dict[str, str]:
@@ -25,6 +26,6 @@ def allocator_settings(torch_version: str, env: Mapping[str, str]) -> dict[str, 
     if sys.platform != "linux" or version < (2, 10) or any(name in env for name in VARIABLES):
         return {}
     options = ["expandable_segments:True"]
-    if version >= (2, 13):
+    if version >= EXACT_SINCE:
         options.append(f"pinned_max_cached_size_mb:{EXACT_ABOVE_MB}")
     return {VARIABLES[0]: ",".join(options)}

@@ -23,13 +23,13 @@ from smlightning.launch.estimate.sizes import Length, Run, Sizes
 from smlightning.launch.job import Job
 from smlightning.options import Option, declared_options, parse_command_line
 from smlightning.project import Project
+from smlightning.training.allocator import EXACT_SINCE
 
 FILE = ".estimate.json"  # in the project's folder
 LORA_RANK = 8  # that is tried where the job has no adapters
 # Options that save memory, where src/options.py declares them, with the value that is tried.
 SAVING: dict[str, Any] = {"gradient_checkpointing": True, "lora_rank": LORA_RANK}
 LOADERS = 2  # that keep their workers while it trains: for training and for validation
-EXACT_SINCE = (2, 13)  # the first torch that pins no more than a large tensor has
 MOST_SECONDS = 900  # of counting; data that was never prepared is prepared meanwhile
 READ = ("dataset", "model_name")  # options that may name files of which sizes are counted
 Changed = frozenset[tuple[str, Any]]

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-# Tensors above this size are pinned as they are, from torch 2.13 (training/allocator.py).
-EXACT_ABOVE = 256 * 2**20
+from smlightning.training.allocator import EXACT_ABOVE_MB
+
+EXACT_ABOVE = EXACT_ABOVE_MB * 2**20
 BYTES = 4  # of a float32, in which weights, gradients and optimizer state are kept
 STATES = 2  # numbers that AdamW keeps per trained weight
 PROCESS = 330 * 2**20  # of a rank that has imported all, with transformers, as measured on Linux
