@@ -35,7 +35,6 @@ LAYERS = (
     {"__main__"},
 )
 TRAINING = set().union(*LAYERS[:7]) | {"__init__"}  # what a job's archive holds
-LONGEST_LINE = 100
 
 
 def room(path: Path) -> str:
