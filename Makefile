@@ -12,7 +12,7 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test package-tests template-tests lint types wheel bench gpu stress clean project
+.PHONY: help demo test package-tests template-tests elsewhere lint types wheel bench gpu stress clean project
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ template-tests: $(VENV)/.tests  ## tests of generated projects
 	$(BIN)/python -m pytest tests/template $(ARGS)
 
 # vendor/ is named: the project's own configuration, which is the nearest, leaves it out.
+elsewhere: $(VENV)/.tests  ## tests as on other machines: make elsewhere ARGS="tests/package/launch"
+	tests/elsewhere.sh $(BIN)/python -m pytest $(ARGS)
+
 lint: $(VENV)/.tests types  ## style, format and types of everything
 	$(BIN)/ruff check . '$(SOURCE)/vendor'
 	$(BIN)/ruff format --check . '$(SOURCE)/vendor'

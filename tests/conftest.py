@@ -1,8 +1,18 @@
-"""The order of all tests, and the number of processes that take them."""
+"""The environment of all tests, their order, and the number of processes that take them."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+from smlightning.testing import environment
+
+if os.environ.get("PIP_CONFIG_FILE") != os.devnull:  # else a process with tests started this one
+    from smlightning.launch import requirements
+
+    os.environ.setdefault("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip"))
+    os.environ |= requirements.route()  # which may be in the user's home
+environment.enter()
 
 LONGEST = "test_notebook_from_configuration_to_prediction"
 

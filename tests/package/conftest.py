@@ -23,7 +23,6 @@ __all__ = ["clean_place", "same_signals"]
 
 TEMPLATE = Path(__file__).parents[2]
 PROJECT = next(TEMPLATE.glob("{{*}}"))  # its Python files are the same bytes in every project
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Processes that tests start import the package and the project's files from this checkout.
 PATHS = [PROJECT / "vendor" / "smlightning", PROJECT / "src", PROJECT / "tests"]
 os.environ["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))

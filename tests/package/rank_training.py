@@ -4,6 +4,7 @@ What a rank runs is given by name, since processes get no functions of a test's 
 """
 
 import functools
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -468,3 +469,8 @@ def make_mistake(write: Callable[[Record], Any], name: str) -> None:
         assert refused, error
         problem, cure = refused.problem, refused.cure
     write({"problem": problem, "cure": cure})
+
+
+def record_environment(write: Callable[[dict[str, Any]], Any]) -> None:
+    """The variables that a rank has."""
+    write(dict(os.environ))

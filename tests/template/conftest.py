@@ -1,14 +1,11 @@
 """Fixtures that several tests of the template share; what they are made of is in projects.py."""
 
-import os
 import random
 from pathlib import Path
 
 import pytest
 
 from projects import Project, bake, hide
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # two ranks on two cores, beside another test
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 from cookiecutter.main import cookiecutter
 from safetensors.numpy import load_file
 
-from smlightning.testing.environment import outside_a_job
+from smlightning.testing.environment import of_tests
 
 TEMPLATE = Path(__file__).parents[2]
 PACKAGE = Path("vendor/smlightning/smlightning")
@@ -26,7 +26,7 @@ class Project:
 
     def environment(self, *paths: str | Path, **variables: str) -> dict[str, str]:
         """Variables of a process outside any job that imports from ``paths`` and the package."""
-        clean = outside_a_job(os.environ)
+        clean = of_tests(os.environ)
         clean.pop("SMLIGHTNING_PROJECT", None)  # of the tests that run from the checkout
         given = [*map(str, paths), *filter(None, [variables.pop("PYTHONPATH", "")])]
         path = os.pathsep.join([*given, str(self.path / "vendor" / "smlightning")])

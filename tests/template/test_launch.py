@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import tarfile
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,10 +110,11 @@ def test_gpu_counts_agree_with_amazon_ec2(project: Project) -> None:
 RESOLVE = """
 import json, sys
 from smlightning import project
-from smlightning.launch import images
-from smlightning.launch import requirements
-installs = requirements.resolve(project.find().requirements, images.PROFILES[sys.argv[1]])
-print(json.dumps({i["metadata"]["name"].lower(): i["metadata"]["version"] for i in installs}))
+from smlightning.launch import images, job, requirements
+here = project.find()
+found = requirements.resolve(job.load(here.job_file, here), here, images.PROFILES[sys.argv[1]])
+packages = [each["metadata"] for each in found.installs]
+print(json.dumps({each["name"].lower(): each["version"] for each in packages}))
 """
 
 
@@ -140,56 +140,6 @@ def test_requirements_resolve_in_every_image_and_leave_torch_alone(
     ]
 
 
-def wheel(folder: Path, name: str, version: str, requires: str = "") -> None:
-    info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (
-        f"Requires-Dist: {requires}\n" if requires else ""
-    )
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
-        file.writestr(f"{info}/METADATA", metadata)
-        file.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        file.writestr(f"{info}/RECORD", "")
-
-
-EXPECTED = {
-    "modest": 0,
-    "hungry": 1,
-    "absent": 1,
-}  # preflight's status where this is the requirement
-PREFLIGHTS = f"""
-import contextlib, io, json
-from pathlib import Path
-from smlightning.__main__ import main
-for package in {[*EXPECTED]}:
-    Path("src/requirements.txt").write_text(package + "\\n")
-    with contextlib.redirect_stdout(io.StringIO()):
-        status = main(["preflight", "--offline", "--json", "report.json"])
-    print(json.dumps({{"status": status, **json.loads(Path("report.json").read_text())}}))
-"""
-
-
-def test_preflight_finds_the_requirement_behind_which_another_torch_hides(tmp_path: Path) -> None:
-    project = bake(tmp_path / "project")
-    wheel(tmp_path, "torch", "99.0")
-    wheel(tmp_path, "hungry", "1.0", "torch>=99")
-    wheel(tmp_path, "modest", "1.0", "torch>=2")
-    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
-    said = project.run("python", "-c", PREFLIGHTS, **offline).stdout
-    for (package, status), report in zip(
-        EXPECTED.items(), map(json.loads, said.splitlines()), strict=True
-    ):
-        assert report["status"] == status, report
-        errors = [finding for finding in report["findings"] if finding["level"] == "error"]
-        assert len(errors) == status
-        if package == "hungry":
-            assert (
-                "torch 99.0, as hungry asks, would replace the image's torch 2.5.1"
-                in errors[0]["problem"]
-            )
-
-
 class Notebook:
     """launch.ipynb in a Jupyter kernel of its own, as somebody uses it.
 
@@ -205,11 +155,7 @@ class Notebook:
         self.asked: list[str] = []
         self.manager = KernelManager(kernel_name="python3")
         self.manager.kernel_spec.argv[0] = sys.executable
-        variables = {
-            name: value
-            for name, value in project.environment(**environment).items()
-            if name in environment or not name.startswith("AWS_")
-        }
+        variables = project.environment(**environment)
         self.manager.start_kernel(env=variables, cwd=str(project.path))
         self.connect()
 
@@ -295,7 +241,10 @@ def notebook_of() -> Iterator[Callable[..., Notebook]]:
 
 
 # One run of the notebook in these tests asks pip and rehearses; the others take their word.
-NO_PIP = "from smlightning.launch import requirements\nrequirements.resolve = lambda *_: []"
+NO_PIP = """
+from smlightning.launch import requirements
+requirements.resolve = lambda *_: requirements.Resolution([], [])
+"""
 REHEARSED = "preflight.rehearsal = lambda *_: ['{}']"
 QUICK = {"preflight.run": NO_PIP, "preflight.rehearsal(job": REHEARSED.format("true")}
 

@@ -9,7 +9,7 @@ import pytest
 
 import forked
 from smlightning.cluster import memory_kills
-from smlightning.testing.environment import outside_a_job
+from smlightning.testing.environment import of_tests
 from smlightning.testing.processes import free_port
 
 ENDING = """
@@ -72,7 +72,7 @@ CASES = [  # a rank, what it does, exit statuses, words of the other
 def start(folder: Path, rank: int, what: str, size: int, before: str = "") -> list[forked.Rank]:
     """Ranks of which that one does ``what``, each after ``before``."""
     env = dict(
-        outside_a_job(os.environ),
+        of_tests(os.environ),
         WORLD_SIZE=str(size),
         LOCAL_WORLD_SIZE=str(size),
         MASTER_ADDR="127.0.0.1",

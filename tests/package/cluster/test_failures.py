@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import forked
-from smlightning.testing.environment import outside_a_job
+from smlightning.testing.environment import of_tests
 from smlightning.testing.processes import free_port
 
 TRAINING = """
@@ -63,7 +63,7 @@ def fit(hang_seconds=30.0, more=(), **options):
 def start(tmp_path: Path, script: str) -> list[forked.Rank]:
     """Two ranks on two hosts, each with an output folder of its own."""
     shared = dict(
-        outside_a_job(os.environ),
+        of_tests(os.environ),
         WORLD_SIZE="2",
         LOCAL_RANK="0",
         LOCAL_WORLD_SIZE="1",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import forked
 from smlightning import rehearsal
-from smlightning.testing.environment import outside_a_job
+from smlightning.testing.environment import of_tests
 from smlightning.testing.processes import free_port
 
 SESSION = """
@@ -29,7 +29,7 @@ except errors.UserError as error:
 def start(rank: int, port: int, seconds: int, log: Path) -> forked.Rank:
     """One of four ranks on two hosts, as Open MPI would start it."""
     environment = dict(
-        outside_a_job(os.environ),
+        of_tests(os.environ),
         OMPI_COMM_WORLD_RANK=str(rank),
         OMPI_COMM_WORLD_SIZE="4",
         OMPI_COMM_WORLD_LOCAL_RANK=str(rank % 2),
@@ -151,7 +151,7 @@ elastic_launch(config, rank)()
 
 def test_a_restart_does_not_hear_of_the_attempt_before(tmp_path: Path) -> None:
     """torchrun's agent keeps the store from one attempt to the next. Its ranks are forked."""
-    environment = dict(outside_a_job(os.environ), CUDA_VISIBLE_DEVICES="", DIST_MEET_SECONDS="60")
+    environment = dict(of_tests(os.environ), CUDA_VISIBLE_DEVICES="", DIST_MEET_SECONDS="60")
     agent = forked.start(RESTARTED, tmp_path / "log", environment, str(free_port()))
     status, said = agent.wait(200)
     assert (

@@ -44,10 +44,9 @@ def aws(
     """An empty account with one role that SageMaker may take on, and a quota of four p4d."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
         monkeypatch.setenv(f"AWS_{name}", "testing")
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr(history, "FILE", str(tmp_path_factory.mktemp("history") / "jobs.jsonl"))
     # pip would ask its index; the template's tests let it.
-    monkeypatch.setattr(requirements, "resolve", lambda *_: [])
+    monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
     record(monkeypatch, SimulatePrincipalPolicy=simulated())  # which moto does not know
     quotas = [
         {"QuotaName": f"ml.p4d.24xlarge for {kind}training job usage", "Value": 4.0}

@@ -18,7 +18,7 @@ from smlightning import hub
 from smlightning import project as projects
 from smlightning.__main__ import main
 from smlightning.errors import UserError
-from smlightning.launch import account, preflight, price, request
+from smlightning.launch import account, preflight, price, request, requirements
 from smlightning.launch import aws as launch_aws
 from smlightning.launch.findings import refused
 from smlightning.launch.job import Job, Network, Spot, Tune
@@ -392,7 +392,7 @@ def test_the_account_is_asked_in_few_calls(aws, good, monkeypatch):
 def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
     """Findings printed and as JSON, an exit status; a rehearsal only of what is not refused."""
     played: list[list[str]] = []
-    monkeypatch.setattr("smlightning.launch.requirements.resolve", lambda *_: [])
+    monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
     monkeypatch.setattr(
         "subprocess.run",
         lambda command, **_: played.append(command) or CompletedProcess(command, 7),
@@ -491,12 +491,7 @@ def test_what_may_not_be_asked_is_skipped_and_says_what_is_missing(aws, good, mo
     ]
 
 
-def test_without_credentials_preflight_says_what_it_did_not_check(good, monkeypatch, tmp_path):
-    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE"):
-        monkeypatch.delenv(f"AWS_{name}", raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+def test_without_credentials_preflight_says_what_it_did_not_check(good):
     assert [line[:30] for line in findings(good)] == ["skipped AWS: no credentials he"]
 
 

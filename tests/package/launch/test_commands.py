@@ -87,10 +87,9 @@ def test_every_command_says_in_a_sentence_why_aws_does_not_answer(
 
 
 @pytest.fixture
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def broken(tmp_path: Path) -> list[str]:
     """Arguments that name a job.toml which is no TOML, but whose line of the region can be read."""
     (tmp_path / "job.toml").write_text(f'name = "x\nregion = "{REGION}"\n[')
-    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
     return ["--job", str(tmp_path / "job.toml")]
 
 

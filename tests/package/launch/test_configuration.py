@@ -48,8 +48,6 @@ def test_the_users_file_lies_over_the_administrators_as_in_the_sdk(files: Any) -
 def test_a_folder_may_be_named_and_the_usual_places_may_be_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in OVERRIDES:
-        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CONFIG_DIRS", str(tmp_path / "site"))
     assert configuration.load(REGION).members == {}

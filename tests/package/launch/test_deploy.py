@@ -42,7 +42,6 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[boto3.Session]:
     )
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
         monkeypatch.setenv(f"AWS_{name}", "testing")
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
     monkeypatch.setattr("time.sleep", lambda _: None)
     with mock_aws():
         session = boto3.Session(region_name=REGION)

@@ -14,8 +14,7 @@ from smlightning.launch import fetch, follow, history, jobs
 pytest_plugins = ("moto_account", "sent_job")
 
 
-def test_a_job_that_was_launched_here_is_found_in_its_region(aws, sent, tmp_path, monkeypatch):
-    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+def test_a_job_that_was_launched_here_is_found_in_its_region(aws, sent, tmp_path):
     here = projects.Project(tmp_path)  # without a job.toml
     with pytest.raises(UserError, match="--region"):
         history.region_of(here, "x")

@@ -7,7 +7,7 @@ from small_job import GOOD, PROJECT, edited
 
 from smlightning import project as projects
 from smlightning.__main__ import main
-from smlightning.launch import findings, job, request, tune
+from smlightning.launch import findings, job, request, requirements, tune
 from smlightning.launch.job import Job, Spot, Tune
 
 TUNE = {
@@ -129,7 +129,9 @@ def test_what_a_search_tries_goes_together(tmp_path, capsys, ranges, status):
 
 
 def test_preflight_reads_the_ranges_too(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("smlightning.launch.requirements.resolve", lambda *_: [])  # asks an index
+    monkeypatch.setattr(
+        requirements, "resolve", lambda *_: requirements.Resolution([], [])
+    )  # asks an index
     changes = {
         "hyperparameters.lr": 0.1,
         "tune.ranges.lr": {"min": 1e-4, "max": 1e-2},

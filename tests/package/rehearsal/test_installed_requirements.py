@@ -22,7 +22,8 @@ from smlightning.rehearsal.installed_requirements import requirements_keep_torch
         ("pytorch-lightning\n", "1.9.0", "1.9.0"),
         ("pytorch-lightning==0.1\n", "2.13.0", "pytorch-lightning==0.1"),
         ("surely-no-such-package\n", "2.13.0", "surely-no-such-package"),
-        ("--extra-index-url x\n", "2.13.0", "--extra-index-url x"),
+        ("--extra-index-url x\npackaging --hash=sha256:0 \\\n --hash=sha256:1\n", "2.13.0", None),
+        ("git+https://x.y/z\n", "2.13.0", "git+https://x.y/z"),
     ],
 )
 def test_what_would_replace_torch_or_was_not_rehearsed_is_a_failure(

@@ -1,6 +1,5 @@
 """A channel's sample of S3, on moto's."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,10 +70,6 @@ def test_without_credentials_it_is_said_what_to_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(UserError) as refusal:
         copy_sample("training", "s3://words/data", REGION, tmp_path)
     assert "credentials" in str(refusal.value) and "--channel training=DIR" in str(refusal.value)

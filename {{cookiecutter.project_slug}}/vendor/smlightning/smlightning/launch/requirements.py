@@ -4,20 +4,24 @@ Before a job is sent, pip's own resolver is asked what it would install. A rehea
 packages that it ran with (rehearsal/installed_requirements.py), by the same `OF_THE_IMAGE`.
 """
 
+import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from smlightning.launch import images
 from smlightning.launch.findings import Finding, error, skipped
@@ -38,44 +42,159 @@ OF_THE_IMAGE = re.compile(
     re.I,
 )
 GLIBC = range(17, 36)  # 2.17 to 2.35, which is Ubuntu 22.04's
-NO_NETWORK = re.compile(r"(?i)connection (broken|error)|timed out")
+
+# From this machine's pip configuration: how it reaches a package index. Everything else of it
+# (constraint, find-links, extra-index-url, pre, …) changes what pip finds, and the image has none.
+ROUTE = (
+    *("cert", "client-cert", "proxy", "trusted-host", "keyring-provider", "cache-dir"),
+    *("index-url", "no-index"),  # often a mirror, without which this machine reaches no index
+)
+# From [environment] of job.toml, which the container's pip reads: what changes the packages that it
+# finds. Its other variables concern the container's own files and network.
+OF_THE_JOB = frozenset(
+    f"PIP_{name}"
+    for name in """
+    INDEX_URL EXTRA_INDEX_URL FIND_LINKS NO_INDEX TRUSTED_HOST CONSTRAINT PRE NO_DEPS PREFER_BINARY
+    REQUIRE_HASHES UPGRADE UPGRADE_STRATEGY FORCE_REINSTALL IGNORE_INSTALLED
+    IGNORE_REQUIRES_PYTHON UPLOADED_PRIOR_TO
+    """.split()  # noqa: SIM905
+)
+CODEARTIFACT = "CA_REPOSITORY_ARN"  # the training toolkit then gives pip an index with a token
+CONTAINER_ONLY = "/opt/ml/"
+NO_INDEX = re.compile(
+    r"(?i)connection (broken|error)|timed out|Could not fetch URL \S+ (?!404)"
+    r"|HTTP error (?!404)|Could not resolve host|unable to access"
+)
+# A package from a folder, a repository or an archive that is named by its address.
+NOT_BUILT_HERE = re.compile(
+    r"(?i)subprocess-exited-with-error|failed to build|cannot find command|ERROR: Exception"
+)
+INDEX_OPTION = re.compile(r"-[if]\b|--(index-url|extra-index-url|find-links|no-index|pre)\b")
+MISSING = re.compile(
+    r"(?m)(?:No matching distribution found for|depends on|requested) (.+?)(?: \(from .*)?$"
+)
 
 
-def lists(project: Project, package: str) -> bool:
-    """Whether requirements.txt names the package, or with "" any."""
-    return any(re.match(rf"\s*{package}\b", line) for line in lines(project.requirements))
+@dataclass(frozen=True)
+class Resolution:
+    """What pip would do in the image.
+
+    Attributes:
+        installs: the entries of pip's report.
+        built: packages, with versions, that exist only as source archives; pip would build them.
+    """
+
+    installs: list[dict[str, Any]]
+    built: list[str]
+
+
+class Unresolved(Exception):
+    """pip has found no set of packages.
+
+    Attributes:
+        errors: its standard error.
+        log: what it did when it looked for the missing packages.
+    """
+
+    def __init__(self, errors: str, log: str) -> None:
+        super().__init__(errors)
+        self.errors = errors
+        self.log = log
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a requirements.txt; none where there is no such file."""
+    """The lines of a requirements.txt as pip reads them; none where there is no such file.
+
+    Lines that a backslash continues are joined; comments and empty lines are left out.
+    """
     if not path.is_file():
         return []
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = re.sub(r"\\\r?\n", " ", path.read_text(encoding="utf-8", errors="replace"))
+    bare = [re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()]
+    return [line for line in bare if line]
+
+
+def requirement_of(line: str) -> Requirement | None:
+    """The package that a line names, a wheel by its path too; None for options and other paths."""
+    text = re.split(r"\s--", line)[0].strip()  # without hashes
+    try:
+        if text.endswith(".whl") and "@" not in text:
+            name = parse_wheel_filename(PurePosixPath(text).name)[0]
+            return Requirement(f"{name} @ {text}")
+        return Requirement(text)
+    except (InvalidRequirement, InvalidWheelFilename):
+        return None
+
+
+def markers(python: str) -> dict[str, str]:
+    """What environment markers compare with in an image that has this Python, as "3.12"."""
+    full = f"{python}.99"  # images carry a late patch release; which one is not known
+    return {
+        "implementation_name": "cpython",
+        "implementation_version": full,
+        "os_name": "posix",
+        "platform_machine": "x86_64",
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_system": "Linux",
+        "platform_version": "",
+        "python_full_version": full,
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+
+
+def wanted(job: Job, project: Project) -> Iterator[tuple[str, Requirement]]:
+    """Lines of requirements.txt that name a package, and whose marker holds in the job's image."""
+    profile = images.profile(job)
+    python = profile.python if profile else f"{sys.version_info.major}.{sys.version_info.minor}"
+    for line in lines(project.requirements):
+        found = requirement_of(line)
+        if found and (found.marker is None or found.marker.evaluate(markers(python))):
+            yield line, found
+
+
+def lists(job: Job, project: Project, package: str) -> bool:
+    """Whether requirements.txt names the package for the job's image."""
+    return any(canonicalize_name(found.name) == package for _, found in wanted(job, project))
 
 
 def named(job: Job, project: Project) -> Iterator[Finding]:
     """Lines of requirements.txt that ask for another build than the one that the image brings."""
-    profile = images.profile(job)
-    packages = profile.packages if profile else {}
-    for line in lines(project.requirements):
-        package = canonicalize_name(re.split(r"[^\w.-]", line.strip())[0])
-        if OF_THE_IMAGE.match(package) and not satisfied(line, packages.get(package)):
-            problem = f'"{line.strip()}" would replace {torch_of_image(job)}'
+    packages = packages_of(job)
+    for line, found in wanted(job, project):
+        package = canonicalize_name(found.name)
+        if OF_THE_IMAGE.match(package) and not satisfied(found, packages.get(package)):
+            problem = f'"{line}" would replace {torch_of_image(job)}'
             yield error(key_of(project), problem, "remove that line: the image brings it")
 
 
-def satisfied(line: str, version: str | None) -> bool:
-    """Whether a version that is in the image meets a line of requirements.txt; None: there is none.
+def satisfied(wanted: Requirement, version: str | None) -> bool:
+    """Whether a version that is in the image meets a requirement; None: there is none.
 
     pip leaves an installed package that meets a requirement as it is.
     """
-    if version is None:
+    if version is None or wanted.url:
         return False
-    try:
-        requirement = Requirement(re.sub(r"(^|\s)#.*", "", line).strip())
-    except InvalidRequirement:
+    return wanted.specifier.contains(version, prereleases=True)
+
+
+def packages_of(job: Job) -> Mapping[str, str]:
+    profile = images.profile(job)
+    return profile.packages if profile else {}
+
+
+def asks_an_index(job: Job, project: Project) -> bool:
+    """Whether pip in the container would ask a package index."""
+    written, packages = lines(project.requirements), packages_of(job)
+    options = [word for line in written if line.startswith("-") for word in line.split()]
+    if "--no-index" in options or job.environment.get("PIP_NO_INDEX"):
         return False
-    return not requirement.url and requirement.specifier.contains(version, prereleases=True)
+    unnamed = any(not line.startswith("-") and not requirement_of(line) for line in written)
+    return unnamed or any(
+        not satisfied(found, packages.get(canonicalize_name(found.name)))
+        for _, found in wanted(job, project)
+    )
 
 
 def key_of(project: Project) -> str:
@@ -95,7 +214,7 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
     Args:
         job: of job.toml.
         project: whose requirements.txt is resolved.
-        offline: no index is asked; pip runs only where it is told to ask none (PIP_NO_INDEX).
+        offline: no index is asked; pip runs only where the job's own pip would ask none.
     """
     key, profile = key_of(project), images.profile(job)
     if not project.requirements.is_file() or any(named(job, project)):
@@ -104,23 +223,23 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         problem = "not resolved: the image's versions are not known"
         yield skipped(key, problem, "see that it does not replace torch")
         return
-    if offline and not os.environ.get("PIP_NO_INDEX"):
-        problem = "not resolved: pip would ask a package index"
-        yield skipped(key, problem, "run preflight without --offline")
-        return
-    if not find_spec("pip"):
-        problem = "not resolved: this Python has no pip"
-        yield skipped(key, problem, "run make preflight, whose environment has it")
+    if reason := unresolvable(job, project, offline):
+        yield skipped(key, *reason)
         return
     try:
-        installs = resolve(project.requirements, profile)
-    except subprocess.CalledProcessError as refusal:
-        yield unresolved(key, profile, refusal.stderr)
+        resolution = resolve(job, project, profile)
+    except Unresolved as failure:
+        yield unresolved(key, profile, failure)
         return
-    replaced = [item["metadata"] for item in installs if brought_by_image(item["metadata"])]
+    for package in resolution.built:
+        problem = f"{package} has no wheel for the image, so pip builds it in the container"
+        yield skipped(key, problem, "see that it builds there, and does not replace torch")
+    packages = [item["metadata"] for item in resolution.installs]
+    replaced = [package for package in packages if OF_THE_IMAGE.match(package["name"])]
     if replaced:
         package = replaced[0]
-        asker = asker_of(package["name"], [item["metadata"] for item in installs])
+        name = canonicalize_name(package["name"])
+        asker = asker_of(name, packages, profile.packages.get(name))
         asks = f", as {asker} asks," if asker else ""
         yield error(
             key,
@@ -129,63 +248,206 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         )
 
 
-def brought_by_image(package: dict[str, Any]) -> bool:
-    return bool(OF_THE_IMAGE.match(package["name"]))
+def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] | None:
+    """Problem and cure where pip cannot do here what the container's pip does."""
+    asks = asks_an_index(job, project)
+    if offline and asks:
+        return "not resolved: pip would ask a package index", "run preflight without --offline"
+    if not find_spec("pip"):
+        cure = "run make preflight, whose environment has it"
+        return "not resolved: this Python has no pip", cure
+    if job.environment.get(CODEARTIFACT):
+        problem = "not resolved: CodeArtifact answers who has its token"
+        return problem, "see that it does not replace torch"
+    values = [value for name, value in job.environment.items() if name in OF_THE_JOB]
+    if any(CONTAINER_ONLY in text for text in (*lines(project.requirements), *values)):
+        problem = f"not resolved: it names a path below {CONTAINER_ONLY}, which is not here"
+        return problem, "write paths inside src/ relative to src/"
+    if asks and "PIP_NO_INDEX" in route():
+        problem = "not resolved: this machine's pip is configured to ask no index (no-index)"
+        return problem, "run preflight on a machine that reaches one"
+    return None
 
 
-def asker_of(name: str, packages: list[dict[str, Any]]) -> str:
-    """The first of the packages that requires the named one; empty for none."""
-    requirement = re.compile(rf"{re.escape(name)}\b")
+def asker_of(name: str, packages: list[dict[str, Any]], version: str | None) -> str:
+    """The first package that requires the named one in another version; empty for none.
+
+    Args:
+        name: of a package that would be installed.
+        packages: that would be installed.
+        version: of the named package in the image; None: it is not there.
+    """
     for package in packages:
-        if any(requirement.match(line) for line in package.get("requires_dist", [])):
-            return str(package["name"])
+        for line in package.get("requires_dist", []):
+            required = Requirement(line)
+            if canonicalize_name(required.name) == name and not satisfied(required, version):
+                return str(package["name"])
     return ""
 
 
-def unresolved(key: str, profile: Profile, output: str) -> Finding:
-    """Why pip found no set of packages.
-
-    Args:
-        key: of the finding.
-        profile: of the image.
-        output: pip's standard error.
-    """
-    if NO_NETWORK.search(output):
-        return skipped(key, "pip reached no package index", "run preflight again with a network")
+def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
+    """Why pip found no set of packages: an error only if the container's pip finds none, too."""
     messages = [
-        line.removeprefix("ERROR: ") for line in output.splitlines() if "WARNING" not in line
+        line.removeprefix("ERROR: ")
+        for line in failure.errors.splitlines()
+        if line.strip() and "WARNING" not in line
     ]
+    if NO_INDEX.search(failure.errors + failure.log):
+        problem = "not resolved: this machine did not reach a package index of the job"
+        return skipped(key, problem, "run preflight again where it is reachable")
+    if NOT_BUILT_HERE.search(failure.errors) or not messages:
+        problem = f"not resolved: pip failed on this machine: {' '.join(messages)[-200:]}"
+        return skipped(key, problem, "see that it installs in the image")
     reason = " ".join(messages)[-400:]
     problem = f"pip finds no set for Python {profile.python}: {reason}"
     return error(key, problem, "change the pins")
 
 
-def resolve(path: Path, profile: Profile) -> list[dict[str, Any]]:
-    """What pip would install into the image: its report's entries. Only metadata is downloaded.
+def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
+    """What pip would install into the image. Only metadata is downloaded.
 
     pip is shown an environment that holds the packages that are known to be in the image, and
-    resolves for the image's Python and Linux. Environment markers are those of the interpreter that
-    runs this, since pip has no option for them.
+    resolves for the image's Python, Linux and the job's variables, in src/ as the training toolkit
+    does. For a package that exists only as a source archive, which is code, an empty wheel of the
+    same version stands in; what the package itself requires stays unknown. An older version that
+    has a wheel comes before a newer one that has none.
 
     Raises:
-        CalledProcessError: there is no solution, or no package index.
+        Unresolved: there is no solution, or no package index.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        environment = Path(folder)
-        python = empty_environment(environment, profile)
-        report = environment / "report.json"
-        command = [
-            *(sys.executable, "-m", "pip", "--python", str(python)),
-            *("--disable-pip-version-check", "install", "--dry-run", "--quiet"),
-            *("--report", str(report), "--requirement", str(path)),
-            *("--only-binary=:all:", "--implementation=cp", f"--python-version={profile.python}"),
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        python = empty_environment(folder / "environment", profile)
+        links = folder / "links"
+        links.mkdir()
+        log = folder / "log"
+        log.touch()
+        pip = Pip(python, profile, project.src, variables(job), log)
+        report = folder / "report.json"
+        built: dict[str, str] = {}
+        while True:
+            ended = pip.run(
+                *("install", "--dry-run", "--report", str(report), "--only-binary=:all:"),
+                *(f"--find-links={links}", "--requirement", project.requirements.name),
+            )
+            if ended.returncode == 0:
+                installs = json.loads(report.read_text(encoding="utf-8"))["install"]
+                return Resolution(
+                    installs, [f"{name} {version}" for name, version in built.items()]
+                )
+            unreached = NO_INDEX.search(ended.stderr)
+            found = {} if unreached else source_archives(pip, ended.stderr)
+            if not found.keys() - built.keys():
+                raise Unresolved(ended.stderr, pip.log.read_text("utf-8", "replace"))
+            for name, version in found.items():
+                write_wheel(links, name, version)
+            built |= found
+
+
+@dataclass(frozen=True)
+class Pip:
+    """This machine's pip, for the image."""
+
+    python: Path  # of an environment that holds what the image does
+    profile: Profile
+    folder: Path  # where it runs
+    environment: Mapping[str, str]
+    log: Path  # in which `pip index` says why it passed over an index: HTTP's 403, perhaps
+
+    def run(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        spec = find_spec("pip")
+        assert spec and spec.origin
+        line = [
+            *(str(self.python), "-I", "-X", "utf8", str(Path(__file__).with_name("image_pip.py"))),
+            *(str(Path(spec.origin).parents[1]), json.dumps(markers(self.profile.python))),
+            *("--disable-pip-version-check", "--no-input"),
+            *([f"--log={self.log}"] if command == "index" else []),  # it costs seconds
+            *("--retries=1", "--timeout=20", command, *arguments),
+            *("--implementation=cp", f"--python-version={self.profile.python}"),
             *(f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC),
-            *("--retries=1", "--timeout=20"),
         ]
-        # A path in the file is meant from the project's folder.
-        subprocess.run(command, capture_output=True, text=True, cwd=path.parents[1], check=True)
-        installs: list[dict[str, Any]] = json.loads(report.read_text())["install"]
-        return installs
+        return subprocess.run(
+            line,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            cwd=self.folder,
+            env=dict(self.environment),
+            check=False,
+        )
+
+
+def variables(job: Job) -> dict[str, str]:
+    """The environment of pip: the job's PIP_* variables, and this machine's route to an index."""
+    of_the_machine = {
+        name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")
+    }
+    of_the_job = {name: job.environment[name] for name in OF_THE_JOB & job.environment.keys()}
+    on_the_way = route()
+    on_the_way.pop("PIP_NO_INDEX", None)
+    return {
+        **of_the_machine,
+        "LC_ALL": "C.UTF-8",  # pip's words are read
+        "PIP_CONFIG_FILE": os.devnull,  # no file of the machine, of the user and of an environment
+        **on_the_way,
+        **of_the_job,
+    }
+
+
+def route() -> dict[str, str]:
+    """This machine's settings of ROUTE, from pip's files and variables, as variables of pip."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = {}
+    for section in ("global", "install", ":env:"):  # the later one wins
+        for name in ROUTE:
+            setting = re.search(rf"(?m)^{section}\.{name}=(.+)$", listed)
+            if setting:
+                variable = f"PIP_{name.upper().replace('-', '_')}"
+                found[variable] = str(ast.literal_eval(setting[1]))
+    return found
+
+
+def source_archives(pip: Pip, errors: str) -> dict[str, str]:
+    """Packages that pip missed, with the newest version, that exist only as source archives."""
+    found: dict[str, str] = {}
+    for text in dict.fromkeys(MISSING.findall(errors)):
+        missed = requirement_of(text)
+        if missed and not missed.url:
+            fitting = versions(pip, missed)
+            if fitting and not versions(pip, missed, "--only-binary=:all:"):
+                found[canonicalize_name(missed.name)] = fitting[0]
+    return found
+
+
+def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
+    """Versions of a package that meet the requirement and that the index has, the newest first."""
+    of_the_file = [
+        word
+        for line in lines(pip.folder / "requirements.txt")
+        if INDEX_OPTION.match(line)
+        for word in shlex.split(line)
+    ]
+    ended = pip.run("index", "versions", package.name, "--json", *of_the_file, *options)
+    listed = [line for line in ended.stdout.splitlines() if line.startswith('{"name"')]
+
+    every = json.loads(listed[0])["versions"] if listed else []
+    return list(package.specifier.filter(every))
+
+
+def write_wheel(folder: Path, name: str, version: str) -> None:
+    """An empty wheel, which requires nothing."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    files = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "RECORD": "",
+    }
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        for file, text in files.items():
+            wheel.writestr(f"{stem}.dist-info/{file}", text)
 
 
 def empty_environment(folder: Path, profile: Profile) -> Path:

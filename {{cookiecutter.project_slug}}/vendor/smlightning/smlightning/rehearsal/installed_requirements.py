@@ -3,17 +3,16 @@
 Nothing is installed and nothing is asked of an index: see launch/requirements.py for that.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from smlightning.launch.images import packages_with
-from smlightning.launch.requirements import OF_THE_IMAGE
+from smlightning.launch.requirements import OF_THE_IMAGE, lines, requirement_of
 from smlightning.rehearsal.checks import FAILED, PASSED, SKIPPED, Check
 
 NAME = "requirements-keep-torch"
@@ -61,19 +60,17 @@ def requirements_keep_torch(path: Path, image_torch: str) -> tuple[list[str], Ch
 
 
 def lines_of(path: Path) -> Iterator[Wanted]:
-    """The file's lines without comments."""
-    for text in path.read_text(encoding="utf-8").splitlines():
-        line = re.sub(r"(^|\s)#.*", "", text).strip()
-        if line:
+    """The file's lines that may name a package; options, as --find-links, only say where it is."""
+    for line in lines(path):
+        if not line.startswith("--"):
             yield Wanted(line, path.name, frozenset({""}))
 
 
 def resolve(wanted: Wanted, resolution: Resolution, from_file: bool) -> list[Wanted]:
     """Judge one line, and return what its package asks for in turn."""
     problems = resolution.problems
-    try:
-        requirement = Requirement(wanted.line)
-    except InvalidRequirement:
+    requirement = requirement_of(wanted.line)
+    if requirement is None:
         cure = "name packages and versions only"
         problems.append(f"{wanted.line!r} cannot be judged here; {cure}")
         return []

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from smlightning.testing.environment import is_of_a_job
+from smlightning.testing import environment
 from smlightning.training import imports
 
 pytest.register_assert_rewrite("smlightning.testing.contract", "smlightning.testing.processes")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other, one on each core
+environment.enter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,9 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder, outside SageMaker and any launcher."""
+    """Every test runs in an empty folder, with the variables of `smlightning.testing.environment`
+    only: code of an earlier test, as Lightning's, may have set others.
+    """
     monkeypatch.chdir(tmp_path)
-    for name in filter(is_of_a_job, list(os.environ)):
+    for name in os.environ.keys() - environment.of_tests(os.environ).keys():
         monkeypatch.delenv(name)
 
 

@@ -1,8 +1,8 @@
 """Ranks as processes of this machine over gloo, with the variables that torchrun would give them.
 
 They are forked from a server that has imported torch, Lightning and the project's files already:
-imports take longer than most runs of a test. Everything else is a process's own: environment,
-folder, output, exit status.
+imports take longer than most runs of a test. Everything else is a process's own: folder, output,
+exit status, and variables, which are those of `environment` whatever the test has set.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Any
 from unittest import mock
 
 from smlightning import ports
-from smlightning.testing.environment import is_of_a_job
+from smlightning.testing import environment
 
 if sys.platform == "win32":
     CONTEXT = multiprocessing.get_context("spawn")
@@ -41,7 +41,8 @@ def start_server() -> None:
 
     CONTEXT.set_forkserver_preload(["smlightning.testing.preload"])
     # The server looks there for what it imports: before Python 3.12 it is not told of sys.path.
-    with mock.patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(sys.path)}):
+    variables = {**environment.of_tests(os.environ), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with mock.patch.dict(os.environ, variables, clear=True):
         forkserver.ensure_running()
 
 
@@ -102,8 +103,6 @@ def _result(folder: Path, rank: int, process: BaseProcess, allowed: set[int]) ->
 
 def _run_rank(body: Body, folder: Path, rank: int, variables: dict[str, str]) -> None:
     """One process, in the folder that all ranks share, with output and variables of its own."""
-    for name in filter(is_of_a_job, list(os.environ)):
-        del os.environ[name]
     os.environ.update(variables)
     os.chdir(folder)
     if sys.platform == "linux":

@@ -126,7 +126,7 @@ def unusable(job: Job, project: Project) -> Iterator[Finding]:
         value, problem, cure = UNUSABLE.get(key.rpartition(".")[2], (None, "", ""))
         if value in ("", text):
             yield error(key, problem, cure)
-    if job.request.get("EnableNetworkIsolation") and requirements.lists(project, ""):
+    if job.request.get("EnableNetworkIsolation") and requirements.asks_an_index(job, project):
         yield error(
             "request.EnableNetworkIsolation",
             "an isolated container reaches no package index, so pip cannot install "

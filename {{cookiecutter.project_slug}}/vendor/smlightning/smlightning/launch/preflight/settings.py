@@ -122,7 +122,7 @@ def has_mlflow_client(job: Job, project: Project) -> bool:
     profile = images.profile(job)
     if profile and "sagemaker-mlflow" in profile.packages:
         return True
-    return requirements.lists(project, "sagemaker-mlflow")
+    return requirements.lists(job, project, "sagemaker-mlflow")
 
 
 def checkpoints(job: Job, project: Project) -> Iterator[Finding]:

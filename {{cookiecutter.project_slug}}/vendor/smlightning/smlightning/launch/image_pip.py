@@ -1,0 +1,36 @@
+"""pip as the image would run it: `python image_pip.py FOLDER MARKERS ARGUMENTS…`.
+
+An environment's Python runs this file by its path. pip comes from FOLDER and sees the environment's
+packages only, as with `pip --python`; MARKERS, in JSON, are what environment markers compare with,
+for which pip has no option.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+FOLDER, MARKERS, *ARGUMENTS = sys.argv[1:]
+
+
+class OnlyPip:
+    """Finds pip in FOLDER, and nothing else: other packages there are not the environment's."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [FOLDER], target) if name == "pip" else None
+
+
+sys.meta_path.insert(0, OnlyPip)
+
+from pip._vendor.packaging import markers  # noqa: E402
+
+_ = markers.default_environment  # AttributeError: another pip, which would ignore the next line
+markers.default_environment = lambda: json.loads(MARKERS)
+
+from pip._internal.cli.main import main  # noqa: E402
+
+sys.exit(main(ARGUMENTS))
