@@ -102,6 +102,10 @@ class Unresolved(Exception):
         self.log = log
 
 
+class Unreached(Unresolved):
+    """This machine's pip is configured to ask no index (no-index)."""
+
+
 def lines(path: Path) -> list[str]:
     """The lines of a requirements.txt as pip reads them; none where there is no such file.
 
@@ -263,9 +267,6 @@ def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] |
     if any(CONTAINER_ONLY in text for text in (*lines(project.requirements), *values)):
         problem = f"not resolved: it names a path below {CONTAINER_ONLY}, which is not here"
         return problem, "write paths inside src/ relative to src/"
-    if asks and "PIP_NO_INDEX" in route():
-        problem = "not resolved: this machine's pip is configured to ask no index (no-index)"
-        return problem, "run preflight on a machine that reaches one"
     return None
 
 
@@ -292,7 +293,7 @@ def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
         for line in failure.errors.splitlines()
         if line.strip() and "WARNING" not in line
     ]
-    if NO_INDEX.search(failure.errors + failure.log):
+    if isinstance(failure, Unreached) or NO_INDEX.search(failure.errors + failure.log):
         problem = "not resolved: this machine did not reach a package index of the job"
         return skipped(key, problem, "run preflight again where it is reachable")
     if NOT_BUILT_HERE.search(failure.errors) or not messages:
@@ -315,6 +316,9 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
     Raises:
         Unresolved: there is no solution, or no package index.
     """
+    way = route()
+    if way.pop("PIP_NO_INDEX", None) and asks_an_index(job, project):
+        raise Unreached("no-index", "")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         python = empty_environment(folder / "environment", profile)
@@ -322,7 +326,7 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
         links.mkdir()
         log = folder / "log"
         log.touch()
-        pip = Pip(python, profile, project.src, variables(job), log)
+        pip = Pip(python, profile, project.src, variables(job, way), log)
         report = folder / "report.json"
         built: dict[str, str] = {}
         while True:
@@ -379,19 +383,17 @@ class Pip:
         )
 
 
-def variables(job: Job) -> dict[str, str]:
-    """The environment of pip: the job's PIP_* variables, and this machine's route to an index."""
+def variables(job: Job, way: Mapping[str, str]) -> dict[str, str]:
+    """The environment of pip: the job's PIP_* variables, and this machine's `route`."""
     of_the_machine = {
         name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")
     }
     of_the_job = {name: job.environment[name] for name in OF_THE_JOB & job.environment.keys()}
-    on_the_way = route()
-    on_the_way.pop("PIP_NO_INDEX", None)
     return {
         **of_the_machine,
         "LC_ALL": "C.UTF-8",  # pip's words are read
         "PIP_CONFIG_FILE": os.devnull,  # no file of the machine, of the user and of an environment
-        **on_the_way,
+        **way,
         **of_the_job,
     }
 
