@@ -54,7 +54,8 @@ def clips_and_steps(machine: Any, x: torch.Tensor) -> None:
         hidden_size=16, num_hidden_layers=24, num_attention_heads=2, intermediate_size=32
     )
     machine.phase = ""
-    network = BertForSequenceClassification(config).to("cuda")
+    network: Any = BertForSequenceClassification(config)
+    network.to("cuda")
     machine.phase = "step"
     parameters = list(network.parameters())
     assert len(parameters) == 393

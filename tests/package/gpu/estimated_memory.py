@@ -39,7 +39,7 @@ def compare(
     if shard_size != world_size:
         groups = world_size // shard_size, shard_size
         mesh = dist.init_device_mesh("cpu", groups, mesh_dim_names=("replicas", "parts"))
-    config = {**CONFIG, **SHAPES[name]}
+    config: dict[str, Any] = {**CONFIG, **SHAPES[name]}
     with FakeTensorMode(allow_non_fake_inputs=True):
         network = LlamaForCausalLM(LlamaConfig(**config)).train()
         sharding.shard(torch.nn.ModuleList([network]), mesh, torch.device("cpu"), bf16=True)

@@ -88,7 +88,10 @@ class Phases(pl.Callback):
     def _end(self, *_: Any) -> None:
         self.machine.phase = ""
 
-    on_validation_start = on_validation_epoch_end = on_train_epoch_end = on_train_end = _end
+    on_validation_start: Any = _end
+    on_validation_epoch_end: Any = _end
+    on_train_epoch_end: Any = _end
+    on_train_end: Any = _end
 
 
 def train(
@@ -119,6 +122,7 @@ def train(
         start_as_smddp()
     machine = pretended.install(gpus)
     project = load_project()
+    train_py: Any = project.train
     phases = Phases(machine, stop_at, fail_at)
 
     class ObservedTrainer(pl.Trainer):
@@ -128,11 +132,11 @@ def train(
     pl.Trainer = ObservedTrainer  # type: ignore[misc]
     curves.save_figure = recording.close_unseen
     if waiting:
-        project.train.Model = waiting_model(project.train.Model)
+        train_py.Model = waiting_model(train_py.Model)
     seen: dict[str, Any] = {"stopped": False, "error": ""}
     with contextlib.chdir(disk):
         try:
-            project.train.train(**{**options, "log_every": LOG_EVERY})
+            train_py.train(**{**options, "log_every": LOG_EVERY})
         except signals.Stopped:
             seen["stopped"] = True
         except Exception as error:
