@@ -463,7 +463,7 @@ def page(record: dict[str, Any]) -> str:
         lines += ["| trained | " + " | ".join(STEPS) + " |", "|---" * (len(STEPS) + 1) + "|"]
         for row in found["rows"]:
             if "train" in row["seconds"]:
-                cells = [f"{row['seconds'][step]:g}" for step in STEPS]
+                cells = [f"{row['seconds'].get(step, 'failed')}" for step in STEPS]
                 lines.append(f"| {row['name']} | " + " | ".join(cells) + " |")
         lines += ["", "| rehearsed, hosts × processes | seconds |", "|---|---|"]
         for row in found["rows"]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from smlightning.cluster import collectives, sharding
+from smlightning.cluster import collectives, fsdp2
 
 # ProcessGroupNCCL.cpp, ncclDataType
 OF_NCCL = {
@@ -50,12 +50,12 @@ def test_a_tensor_is_sent_as_nccl_takes_it(send: str, kind: str, sent: list[torc
     if send == "sum":
         result = collectives.all_sum(tensor)
     else:
-        result = sharding._from_rank_0(tensor, torch.device("cpu"))
+        result = fsdp2._from_rank_0(tensor, torch.device("cpu"))
     assert torch.equal(result, before) and result.dtype == before.dtype
     assert all(one.is_contiguous() and one.dtype in OF_NCCL for one in sent) and len(sent) == 1
 
 
 def test_an_outline_gets_rank_0s_shape(sent: list[torch.Tensor]) -> None:
     outline = torch.empty(2, 3, device="meta").T
-    assert sharding._from_rank_0(outline, torch.device("cpu")).is_contiguous()
+    assert fsdp2._from_rank_0(outline, torch.device("cpu")).is_contiguous()
     assert sent[0].numel() == 24

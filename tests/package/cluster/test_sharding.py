@@ -61,6 +61,16 @@ def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], named: str) 
     assert named in refused.value.cure
 
 
+def test_sharding_needs_a_torch_with_fsdp2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image with SMDDP has torch 2.5.1, whose FSDP2 has no public names."""
+    monkeypatch.setattr(torch, "__version__", "2.5.1+cu124")
+    with pytest.raises(ClusterError) as rejected:
+        strategy()
+    assert "2.6" in rejected.value.problem and "2.5.1" in rejected.value.problem
+    monkeypatch.setattr(torch, "__version__", "2.10.0a0+git1")
+    assert isinstance(strategy(), ShardedStrategy)
+
+
 def test_a_precision_that_scales_losses_is_refused_in_a_sentence() -> None:
     """By Lightning, as soon as the Trainer is made."""
     with pytest.raises(ValueError, match="precision") as refused:

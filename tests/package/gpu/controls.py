@@ -10,7 +10,7 @@ import pretended
 import torch
 import torch.distributed as dist
 
-from smlightning.cluster import collectives, sharding
+from smlightning.cluster import collectives, fsdp2
 from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
 
 Write = Callable[[dict[str, Any]], Any]
@@ -87,7 +87,7 @@ def sends_all_kinds(x: torch.Tensor) -> None:
     module = torch.nn.Module()
     for number, tensor in enumerate(kinds):
         module.register_buffer(f"buffer{number}", tensor)
-    sharding.send_buffers(module, torch.device("cuda", 0))
+    fsdp2.send_buffers(module, torch.device("cuda", 0))
     assert all(buffer.is_cuda for buffer in module.buffers())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smlightning.cluster import sharding
+from smlightning.cluster import fsdp2
 from smlightning.launch.estimate import sizes, transformers
 
 # So few that weights and gradients are nearly all of the memory.
@@ -42,7 +42,7 @@ def compare(
     config: dict[str, Any] = {**CONFIG, **SHAPES[name]}
     with FakeTensorMode(allow_non_fake_inputs=True):
         network = LlamaForCausalLM(LlamaConfig(**config)).train()
-        sharding.shard(torch.nn.ModuleList([network]), mesh, torch.device("cpu"), bf16=True)
+        fsdp2.shard(torch.nn.ModuleList([network]), mesh, torch.device("cpu"), bf16=True)
         counted = count_step(network)
     shape = transformers.shape({"model_type": "llama", **config})
     assert shape is not None

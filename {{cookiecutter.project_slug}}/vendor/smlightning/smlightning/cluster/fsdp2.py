@@ -1,7 +1,7 @@
 """FSDP2 itself: dividing a network's parameters among the ranks, and gathering them again.
 
 Only `ShardedStrategy` imports this module, when it has parameters to divide: the images with
-torch 2.5 have FSDP2 under a private name alone (torch.distributed._composable.fsdp).
+torch 2.5 have FSDP2 under a private name only.
 """
 
 from typing import Any
