@@ -78,7 +78,7 @@ _TRUST_NO_FILE = (
 DEFECTS = (
     Defect(
         name="CVE-2025-32434",
-        does="executes code from a checkpoint that somebody prepared, also with weights_only=True",
+        does="executes code of a prepared file in torch.load, also with weights_only=True",
         so=_TRUST_NO_FILE,
         source="https://github.com/pytorch/pytorch/security/advisories/GHSA-53q9-r3pm-6pq6",
         before=(2, 6),
@@ -86,7 +86,7 @@ DEFECTS = (
     ),
     Defect(
         name="CVE-2026-24747",
-        does="corrupts memory when it reads a checkpoint that somebody prepared",
+        does="corrupts memory in torch.load of a prepared file",
         so=_TRUST_NO_FILE,
         source="https://github.com/pytorch/pytorch/security/advisories/GHSA-63cw-57p8-fm3p",
         before=(2, 10),
