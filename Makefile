@@ -60,10 +60,10 @@ package-tests: $(VENV)/.tests  ## tests of the package, from the checkout: no pr
 template-tests: $(VENV)/.tests  ## tests of generated projects
 	$(BIN)/python -m pytest tests/template $(ARGS)
 
-# vendor/ is named: the project's own configuration, which is the nearest, leaves it out.
 elsewhere: $(VENV)/.tests  ## tests as on other machines: make elsewhere ARGS="tests/package/launch"
 	tests/elsewhere.sh $(BIN)/python -m pytest $(ARGS)
 
+# vendor/ is named: the project's own configuration, which is the nearest, leaves it out.
 lint: $(VENV)/.tests types  ## style, format and types of everything
 	$(BIN)/ruff check . '$(SOURCE)/vendor'
 	$(BIN)/ruff format --check . '$(SOURCE)/vendor'

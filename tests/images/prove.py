@@ -13,6 +13,7 @@ fails.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -42,7 +43,7 @@ sys.path.insert(0, str(torch_names.CODE[0].parent))
 
 from smlightning import ports  # noqa: E402
 from smlightning.launch.images import LIMITS, PROFILES, Profile  # noqa: E402
-from smlightning.rehearsal.image import image_python  # noqa: E402
+from smlightning.rehearsal import image  # noqa: E402
 from smlightning.testing.checkpoints import write_bert  # noqa: E402
 from smlightning.testing.environment import of_tests  # noqa: E402
 
@@ -201,6 +202,7 @@ def stop(environment: Environment, training: Training, place: Path, name: str) -
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             until = time.monotonic() + SECONDS
@@ -211,7 +213,8 @@ def stop(environment: Environment, training: Training, place: Path, name: str) -
             process.send_signal(signal.SIGTERM)
             status = process.wait(60)
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # torchrun's ranks, too
             process.wait()
     if not status or not list((place / name / "checkpoints").glob("*")):
         raise Failed(f"status {status}, no checkpoint\n{log.read_text()[-3000:]}")
@@ -382,14 +385,14 @@ def generate(folder: Path) -> dict[str, Path]:
 def add_pytest(python: Path) -> None:
     """What the package's tests need, which is no part of an image."""
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    subprocess.run([*pip, "pytest", "pytest-timeout", "pytest-xdist"], check=True)
+    image.run([*pip, "pytest", "pytest-timeout", "pytest-xdist"], python.parent)
 
 
 def prove(profile: Profile, folder: Path, keyword: str = "") -> dict[str, Any]:
     """Everything that is asked of a profile, and what was found."""
     started = time.monotonic()
     projects = generate(folder)
-    python = image_python(profile, projects[TEXT_TASK])
+    python = image.image_python(profile, projects[TEXT_TASK])
     add_pytest(python)
     data = write_data(folder / "data", projects[LANGUAGE_TASK])
     environment = Environment(profile, python, folder, projects, data)
@@ -462,10 +465,10 @@ def page(record: dict[str, Any]) -> str:
         "# What each image was proven with",
         "",
         "`make images ARGS=--record` writes this page. Each row ran in an environment with the",
-        "image's Python and torch and the toolkits of the table in `launch/images.py`, all of them",
-        "from PyPI: AWS's own builds, CUDA, NCCL and SMDDP were not there. Numbers are seconds of",
-        "two ranks or one on a CPU, two trainings at a time; *save* compares the resumed run's",
-        "model with the undisturbed run's, bit for bit.",
+        "image's Python and torch and the toolkits of the table in `launch/images.py`, all from",
+        "package indexes. AWS's own builds, GPUs, NCCL and SMDDP were not there. Numbers are",
+        "seconds on a CPU, two trainings at a time. *save* compares the resumed run's model with",
+        "the undisturbed run's, bit for bit.",
     ]
     for found in record.values():
         named = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
@@ -498,7 +501,7 @@ def main() -> int:
     if arguments.names:
         projects = generate(cleared(BUILD / "images" / "names"))
         for name in arguments.profile:
-            python = image_python(PROFILES[name], projects[TEXT_TASK])
+            python = image.image_python(PROFILES[name], projects[TEXT_TASK])
             kept.setdefault(name, {})["names"] = names(python)
         write(kept)
         return 0
