@@ -50,7 +50,13 @@ def test_the_wheel_has_everything(wheel: Path, project: Project) -> None:
     assert "smlightning/py.typed" in packed and license
     facts = metadata(wheel)
     assert facts["Version"] == smlightning.__version__
-    assert set(facts.get_all("Provides-Extra")) == {"train", "launch", "rehearsal", "testing"}
+    assert set(facts.get_all("Provides-Extra")) == {
+        "train",
+        "launch",
+        "simulation",
+        "rehearsal",
+        "testing",
+    }
 
 
 def test_installed_alone(wheel: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Training as a person starts it: real processes, two ranks, races, kills, no network, no space."""
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -279,6 +280,7 @@ def test_a_terminal_gets_a_live_bar_and_a_log_does_not(tmp_path: Path, words: Pa
         encoding="utf-8",
         timeout=120,
         dimensions=(30, 140),
+        env={**os.environ, "TERM": "xterm"},
     )
     child.expect("Epoch 0/")
     child.expect(r"train/loss=[0-9.]+")

@@ -6,12 +6,12 @@ would not take, or would be slow at, is noted with its place; the CPU computes o
 """
 
 import sys
-import sysconfig
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 CPU = torch.device("cpu")
-LIBRARIES = sysconfig.get_path("purelib")
+LIBRARIES = str(Path(torch.__file__).parents[1])
 
 # The host waits for the GPU to learn a value, or how large a result is.
 WAITING = frozenset(
