@@ -280,3 +280,41 @@ def test_a_package_that_this_machine_cannot_build_is_no_error(
     )
     (project.src / "mine" / "own.py").write_text("raise SystemExit('needs a GPU')\n")
     assert levels(judged(project, "./mine", PIP_INDEX_URL=simple)) == ["skipped"]
+
+
+MISSED = "ERROR: No matching distribution found for mine"
+
+
+def other_pip(folder: Path, markers: str, **errors: str) -> None:
+    """A package pip whose commands end with these errors."""
+    packages = ("pip", "pip/_vendor", "pip/_vendor/packaging", "pip/_internal", "pip/_internal/cli")
+    for package in packages:
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").touch()
+    (folder / "pip/_vendor/packaging/markers.py").write_text(markers)
+    main = f"def main(words):\n    name = next(word for word in words if word in {errors})\n"
+    main += f"    sys.stderr.write({errors}[name])\n    return 2\n"
+    (folder / "pip/_internal/cli/main.py").write_text(f"import sys\n{main}")
+
+
+@pytest.mark.parametrize(
+    "markers, install, versions, reason",
+    [
+        ("", MISSED, MISSED, "default_environment"),
+        ("default_environment = None", "no such option: --report", "", "--report"),
+        ("default_environment = None", MISSED, "no such option: --json", "--json"),
+    ],
+)
+def test_a_pip_that_cannot_resolve_for_the_image_rejects_no_job(
+    markers: str,
+    install: str,
+    versions: str,
+    reason: str,
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other_pip(tmp_path / "other", markers, install=install, index=versions)
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    [found] = judged(project, "mine")
+    assert found.level == "skipped" and reason in found.problem

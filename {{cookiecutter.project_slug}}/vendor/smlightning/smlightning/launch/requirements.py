@@ -65,6 +65,12 @@ NO_INDEX = re.compile(
     r"(?i)connection (broken|error)|timed out|Could not fetch URL \S+ (?!404)"
     r"|HTTP error (?!404)|Could not resolve host|unable to access"
 )
+# What pip says of the requirements themselves, in the container as here.
+NO_SET = re.compile(
+    r"No matching distribution found|ResolutionImpossible|conflicting dependencies"
+    r"|is not a supported wheel|requires a different Python|the file does not exist"
+    r"|Invalid requirement|Could not open requirements file"
+)
 # A package from a folder, a repository or an archive that is named by its address.
 NOT_BUILT_HERE = re.compile(
     r"(?i)subprocess-exited-with-error|failed to build|cannot find command|ERROR: Exception"
@@ -287,7 +293,10 @@ def asker_of(name: str, packages: list[dict[str, Any]], version: str | None) -> 
 
 
 def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
-    """Why pip found no set of packages: an error only if the container's pip finds none, too."""
+    """Why pip found no set of packages: an error only if the container's pip finds none, too.
+
+    A pip that cannot be used this way, an older one perhaps, says nothing of the requirements.
+    """
     messages = [
         line.removeprefix("ERROR: ")
         for line in failure.errors.splitlines()
@@ -296,7 +305,7 @@ def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
     if isinstance(failure, Unreached) or NO_INDEX.search(failure.errors + failure.log):
         problem = "not resolved: this machine did not reach a package index of the job"
         return skipped(key, problem, "run preflight again where it is reachable")
-    if NOT_BUILT_HERE.search(failure.errors) or not messages:
+    if NOT_BUILT_HERE.search(failure.errors) or not NO_SET.search(failure.errors):
         problem = f"not resolved: pip failed on this machine: {' '.join(messages)[-200:]}"
         return skipped(key, problem, "see that it installs in the image")
     reason = " ".join(messages)[-400:]
@@ -430,7 +439,11 @@ def source_archives(pip: Pip, errors: str) -> dict[str, str]:
 
 
 def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
-    """Versions of a package that meet the requirement and that the index has, the newest first."""
+    """Versions of a package that meet the requirement and that the index has, the newest first.
+
+    Raises:
+        Unresolved: pip cannot list them.
+    """
     of_the_file = [
         word
         for line in lines(pip.folder / "requirements.txt")
@@ -438,8 +451,9 @@ def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
         for word in shlex.split(line)
     ]
     ended = pip.run("index", "versions", package.name, "--json", *of_the_file, *options)
+    if ended.returncode and not NO_SET.search(ended.stderr):
+        raise Unresolved(ended.stderr, pip.log.read_text("utf-8", "replace"))
     listed = [line for line in ended.stdout.splitlines() if line.startswith('{"name"')]
-
     every = json.loads(listed[0])["versions"] if listed else []
     return list(package.specifier.filter(every))
 
