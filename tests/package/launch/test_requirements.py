@@ -253,6 +253,52 @@ def test_wheels_in_src_are_judged_without_any_index(project: Project) -> None:
         assert [finding.key for finding in found] == [key] * is_error, text
 
 
+@pytest.mark.parametrize(
+    "text, asks",
+    [
+        ("-r base.txt", True),
+        ("-rbase.txt", True),
+        ("--requirement=base.txt", True),
+        ("--requirement 'base.txt'", True),
+        ("-r more/nested.txt", True),
+        ("-r cycle.txt", False),
+        ("-r absent.txt", True),
+        ("-e git+https://x.y/z", True),
+        ("--editable ./mine", True),
+        ("--unknown", True),
+        ("-i https://x.y/simple\n-f wheels\n-c base.txt\n--pre\n--require-hashes", False),
+        ("--no-index -f wheels\n-r base.txt", False),
+        ("-r no-index.txt\nmine", False),
+        ("--no-index --index-url https://x.y\nmine", False),
+        ("--no-index -f https://x.y\nmine", True),
+        ("--no-index\n-e git+https://x.y/z", True),
+    ],
+)
+def test_included_files_and_addresses_ask_an_index_and_options_do_not(
+    text: str, asks: bool, project: Project
+) -> None:
+    files = {
+        "base.txt": "mine",
+        "more/nested.txt": "-r ../base.txt",
+        "cycle.txt": "-r requirements.txt\ntorch>=2",
+        "no-index.txt": "--no-index",
+        "requirements.txt": text,
+    }
+    for name, content in files.items():
+        (project.src / name).parent.mkdir(exist_ok=True)
+        (project.src / name).write_text(content + "\n")
+    isolated = JOB.replace(request={"EnableNetworkIsolation": True}, environment={})
+    assert bool(list(members.unusable(isolated, project))) is asks
+    offline = list(requirements.resolved(isolated, project, offline=True)) if asks else []
+    assert levels(offline) == ["skipped"] * asks
+
+
+def test_a_torch_that_an_included_file_names_is_found(project: Project) -> None:
+    (project.src / "base.txt").write_text("torch==2.4.0\n")
+    project.requirements.write_text("-r base.txt\n")
+    assert levels(list(requirements.named(JOB, project))) == ["error"]
+
+
 def test_a_package_that_is_only_a_source_archive_is_no_error_and_the_others_are_judged(
     project: Project, simple: str, files: Path, tmp_path: Path
 ) -> None:

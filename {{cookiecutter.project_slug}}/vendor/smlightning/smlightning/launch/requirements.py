@@ -75,7 +75,19 @@ NO_SET = re.compile(
 NOT_BUILT_HERE = re.compile(
     r"(?i)subprocess-exited-with-error|failed to build|cannot find command|ERROR: Exception"
 )
-INDEX_OPTION = re.compile(r"-[if]\b|--(index-url|extra-index-url|find-links|no-index|pre)\b")
+# Lines of a requirements.txt that name no package: those that `pip index`, too, has to know, and
+# all of them. Every other line with an option asks for what it names, as -e does.
+INDEX_OPTION = re.compile(
+    r"-[if]|--(index-url|extra-index-url|find-links|no-index|pre|trusted-host)(?=[\s=]|$)"
+)
+OPTION = re.compile(
+    INDEX_OPTION.pattern
+    + r"|-c|--(constraint|no-binary|only-binary|prefer-binary|require-hashes|use-feature)"
+    r"(?=[\s=]|$)"
+)
+INCLUDED = re.compile(r"(?=-).*?(?<!\S)(?:-r|--requirement(?=[\s=]))[\s=]*(.+)")
+INDEX_ADDRESS = re.compile(r"(?<!\S)(-i|--(extra-)?index-url)[\s=]*\S+")
+ADDRESS = re.compile(r"(?<!\w)(?!file:)[a-z][a-z+]*://")  # not of this machine
 MISSING = re.compile(
     r"(?m)(?:No matching distribution found for|depends on|requested) (.+?)(?: \(from .*)?$"
 )
@@ -115,13 +127,25 @@ class Unreached(Unresolved):
 def lines(path: Path) -> list[str]:
     """The lines of a requirements.txt as pip reads them; none where there is no such file.
 
-    Lines that a backslash continues are joined; comments and empty lines are left out.
+    Lines that a backslash continues are joined; comments and empty lines are left out. A line that
+    includes a file gives way to that file's lines, and stays where there is no such file.
     """
-    if not path.is_file():
-        return []
+    return list(_lines(path, set())) if path.is_file() else []
+
+
+def _lines(path: Path, read: set[Path]) -> Iterator[str]:
+    """The lines of a file and of those that it includes, each file once, as `read` says."""
+    read.add(path.resolve())
     text = re.sub(r"\\\r?\n", " ", path.read_text(encoding="utf-8", errors="replace"))
-    bare = [re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()]
-    return [line for line in bare if line]
+    for written in text.splitlines():
+        line = re.sub(r"(^|\s)#.*", "", written).strip()
+        included = INCLUDED.match(line)
+        file = path.parent / included[1].strip("\"'") if included else path
+        if included and file.is_file():
+            if file.resolve() not in read:
+                yield from _lines(file, read)
+        elif line:
+            yield line
 
 
 def requirement_of(line: str) -> Requirement | None:
@@ -195,12 +219,13 @@ def packages_of(job: Job) -> Mapping[str, str]:
 
 
 def asks_an_index(job: Job, project: Project) -> bool:
-    """Whether pip in the container would ask a package index."""
+    """Whether pip in the container would ask a package index, or another address."""
     written, packages = lines(project.requirements), packages_of(job)
-    options = [word for line in written if line.startswith("-") for word in line.split()]
+    options = [word for line in written if OPTION.match(line) for word in line.split()]
     if "--no-index" in options or job.environment.get("PIP_NO_INDEX"):
-        return False
-    unnamed = any(not line.startswith("-") and not requirement_of(line) for line in written)
+        elsewhere = [*written, job.environment.get("PIP_FIND_LINKS", "")]
+        return any(ADDRESS.search(INDEX_ADDRESS.sub("", line)) for line in elsewhere)
+    unnamed = any(not OPTION.match(line) and not requirement_of(line) for line in written)
     return unnamed or any(
         not satisfied(found, packages.get(canonicalize_name(found.name)))
         for _, found in wanted(job, project)
