@@ -44,7 +44,8 @@ OF_THE_IMAGE = re.compile(
 GLIBC = range(17, 36)  # 2.17 to 2.35, which is Ubuntu 22.04's
 
 # From this machine's pip configuration: how it reaches a package index. Everything else of it
-# (constraint, find-links, extra-index-url, pre, …) changes what pip finds, and the image has none.
+# (constraint, find-links, extra-index-url, pre, …) changes what pip finds, and the image has none;
+# but where it asks no index, its find-links are all that it has.
 ROUTE = (
     *("cert", "client-cert", "proxy", "trusted-host", "keyring-provider", "cache-dir"),
     *("index-url", "no-index"),  # often a mirror, without which this machine reaches no index
@@ -351,6 +352,7 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
         Unresolved: there is no solution, or no package index.
     """
     way = route()
+    way.pop("PIP_FIND_LINKS", None)
     if way.pop("PIP_NO_INDEX", None) and asks_an_index(job, project):
         raise Unreached("no-index", "")
     with tempfile.TemporaryDirectory() as temporary:
@@ -427,28 +429,37 @@ def variables(environment: Mapping[str, str], way: Mapping[str, str]) -> dict[st
     of_the_machine = {
         name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")
     }
-    of_the_job = {name: environment[name] for name in OF_THE_JOB & environment.keys()}
     return {
         **of_the_machine,
         "LC_ALL": "C.UTF-8",  # pip's words are read
         "PIP_CONFIG_FILE": os.devnull,  # no file of the machine, of the user and of an environment
         **way,
-        **of_the_job,
+        **of_the_job(environment),
     }
 
 
+def of_the_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of a container's variables that change what its pip finds."""
+    return {name: environment[name] for name in sorted(OF_THE_JOB & environment.keys())}
+
+
+def reaching(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those of pip's settings, as variables, by which this machine reaches packages."""
+    names = {f"PIP_{name.upper().replace('-', '_')}" for name in ROUTE}
+    if settings.get("PIP_NO_INDEX"):
+        names.add("PIP_FIND_LINKS")
+    return {name: settings[name] for name in names & settings.keys()}
+
+
 def route() -> dict[str, str]:
-    """This machine's settings of ROUTE, from pip's files and variables, as variables of pip."""
+    """How this machine reaches packages, from pip's files and variables, as variables of pip."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found = {}
+    settings = {}
     for section in ("global", "install", ":env:"):  # the later one wins
-        for name in ROUTE:
-            setting = re.search(rf"(?m)^{section}\.{name}=(.+)$", listed)
-            if setting:
-                variable = f"PIP_{name.upper().replace('-', '_')}"
-                found[variable] = str(ast.literal_eval(setting[1]))
-    return found
+        for name, value in re.findall(rf"(?m)^{section}\.(.+?)=(.+)$", listed):
+            settings[f"PIP_{name.upper().replace('-', '_')}"] = str(ast.literal_eval(value))
+    return reaching(settings)
 
 
 def source_archives(pip: Pip, errors: str) -> dict[str, str]:
@@ -483,17 +494,19 @@ def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
     return list(package.specifier.filter(every))
 
 
-def write_wheel(folder: Path, name: str, version: str) -> None:
-    """An empty wheel, which requires nothing."""
+def write_wheel(folder: Path, name: str, version: str, metadata: str = "") -> Path:
+    """A wheel without modules, which requires what its metadata say: nothing, without any."""
     stem = f"{name.replace('-', '_')}-{version}"
     files = {
-        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "METADATA": metadata or f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         "RECORD": "",
     }
-    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+    path = folder / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
         for file, text in files.items():
             wheel.writestr(f"{stem}.dist-info/{file}", text)
+    return path
 
 
 def empty_environment(folder: Path, profile: Profile) -> Path:
