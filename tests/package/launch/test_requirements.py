@@ -56,7 +56,8 @@ def index(folder: Path, *files: Path) -> str:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.delenv("PIP_NO_INDEX", raising=False)  # of this machine
     (tmp_path / "project" / "src").mkdir(parents=True)
     return Project(tmp_path / "project")
 
