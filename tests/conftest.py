@@ -5,14 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from smlightning.testing import environment
+import isolation
 
-if os.environ.get("PIP_CONFIG_FILE") != os.devnull:  # else a process with tests started this one
-    from smlightning.launch import requirements
-
-    os.environ.setdefault("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip"))
-    os.environ |= requirements.route()  # which may be in the user's home
-environment.enter()
+isolation.enter()
 
 LONGEST = "test_notebook_from_configuration_to_prediction"
 
@@ -32,3 +27,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """
     paths = [Path(argument.partition("::")[0]) for argument in config.args]
     return 3 if any(path.is_dir() for path in paths) else 2
+
+
+@pytest.fixture(autouse=True)
+def listed_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has the listed variables only: code of an earlier test may have set others."""
+    for name in os.environ.keys() - isolation.listed(os.environ).keys():
+        monkeypatch.delenv(name)

@@ -41,11 +41,11 @@ PAGE = TEMPLATE / "docs" / "images.md"
 BUILD = TEMPLATE / "build"
 sys.path.insert(0, str(torch_names.CODE[0].parent))
 
+from isolation import listed  # noqa: E402
 from smlightning import ports  # noqa: E402
 from smlightning.launch.images import LIMITS, PROFILES, Profile  # noqa: E402
 from smlightning.rehearsal import image  # noqa: E402
 from smlightning.testing.checkpoints import write_bert  # noqa: E402
-from smlightning.testing.environment import of_tests  # noqa: E402
 
 SECONDS = 600  # of the slowest single step, on a busy machine
 STEPS = ("train", "stop", "resume", "save", "predict")
@@ -95,7 +95,7 @@ class Environment:
     def variables(self, task: str) -> dict[str, str]:
         """Those of a process outside any job, which imports the project's own package."""
         package = self.projects[task] / "vendor" / "smlightning"
-        clean = of_tests(os.environ)
+        clean = listed(os.environ)
         clean.pop("SMLIGHTNING_PROJECT", None)
         path = os.pathsep.join([str(self.python.parent), clean.get("PATH", os.defpath)])
         own = {"PYTHONPATH": str(package), "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}

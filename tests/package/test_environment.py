@@ -1,4 +1,6 @@
-"""Tests see what smlightning.testing.environment lists of this machine, and nothing else of it."""
+"""The template's tests see what tests/isolation.py lists of this machine, and nothing else of it; a
+project's tests see all that is no job's.
+"""
 
 import json
 import os
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rank_training
+from isolation import listed
 from smlightning.testing import processes
 from smlightning.testing.environment import of_tests
 
@@ -30,11 +33,11 @@ USERS = {
 }
 SHOW = """
 import json, os, pathlib
-from smlightning.testing import environment
+import isolation
 os.umask(0o077)
-environment.enter()
+isolation.enter()
 variables = dict(os.environ)
-environment.enter()
+isolation.enter()
 assert variables == dict(os.environ)
 if not (child := os.fork()):
     raise SystemExit  # its end leaves the home
@@ -47,6 +50,7 @@ print(json.dumps({"variables": variables, "mode": oct((home / "file").stat().st_
 
 def test_a_users_variables_home_and_umask_do_not_reach_tests() -> None:
     variables = {**os.environ, **USERS, "HOME": "/proc", "PATH": "/dev/null:/usr/bin:/bin"}
+    variables["PYTHONPATH"] += os.pathsep + str(Path(__file__).parents[1])
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SHOW],
         env=variables,
@@ -77,10 +81,50 @@ def test_gpus_are_hidden_unless_tests_may_use_them(
     assert of_tests(variables).get("CUDA_VISIBLE_DEVICES") == visible
 
 
-def test_ranks_of_tests_see_no_gpu_and_no_variable_of_the_user(tmp_path: Path) -> None:
+def test_the_way_to_packages_is_kept_as_it_is_for_a_job() -> None:
+    way = {"PIP_INDEX_URL": "https://x.y/simple", "PIP_KEYRING_PROVIDER": "subprocess"}
+    links = {"PIP_FIND_LINKS": "/wheels"}
+    kept = listed({**way, **links, "PIP_CONSTRAINT": "/dev/null"})
+    assert {name: value for name, value in kept.items() if name.startswith("PIP_")} == {
+        **way,
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    without_index = {**links, "PIP_NO_INDEX": "1"}
+    assert listed(without_index).items() >= without_index.items()
+
+
+OWNERS_CONFTEST = """
+import os
+pytest_plugins = ["smlightning.testing.plugin"]
+os.environ["OF_CONFTEST"] = "1"
+"""
+OWNERS_TEST = """
+import json, os
+def test_environment():
+    with open(os.environ["SHOWN"], "w") as file:
+        json.dump(dict(os.environ), file)
+"""
+
+
+def test_a_projects_tests_keep_the_owners_variables_and_lose_those_of_a_job(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(OWNERS_CONFTEST)
+    (tmp_path / "test_owner.py").write_text(OWNERS_TEST)
+    (tmp_path / "pytest.ini").touch()
+    owners = {"HF_HOME": "/hub", "HF_TOKEN": "hf_x", "HOME": "/owner", "AWS_PROFILE": "mine"}
+    job = {"RANK": "1", "SM_HOSTS": "[]", "OMPI_COMM_WORLD_RANK": "1", "MASTER_ADDR": "a"}
+    shown = tmp_path / "shown.json"
+    variables = {**os.environ, **owners, **job, "SHOWN": str(shown), "CUDA_VISIBLE_DEVICES": "0"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, env=variables, check=True, capture_output=True)
+    inside = json.loads(shown.read_text())
+    assert inside.items() >= {**owners, "OF_CONFTEST": "1", "CUDA_VISIBLE_DEVICES": ""}.items()
+    assert inside["OMP_NUM_THREADS"] == "1" and not inside.keys() & job.keys()
+
+
+def test_ranks_of_tests_see_no_gpu_and_no_variable_of_a_job(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in USERS.items():
-            patch.setenv(name, value)
+        patch.setenv("SM_HOSTS", '["a"]')
+        patch.setenv("RANK", "1")
         [rank] = processes.run_ranks(rank_training.record_environment, tmp_path / "run", 1)
     assert rank["CUDA_VISIBLE_DEVICES"] == ""
-    assert not rank.keys() & USERS.keys()
+    assert not rank.keys() & {"SM_HOSTS", "RANK"}

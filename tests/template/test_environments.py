@@ -1,6 +1,7 @@
 """What the Makefile installs: what a command needs, and nothing that breaks a stock Trainer."""
 
 import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from projects import Project, hide
+from projects import Project, bake, hide
 
 STOCK = """
 import tempfile, torch
@@ -65,6 +66,30 @@ def test_a_command_installs_what_it_needs_and_no_more(
     assert {group.rpartition(":")[2] for group in groups} == GROUPS[command]
     assert ("--requirement requirements.txt" in said) == ("train" in GROUPS[command])
     assert ("/uv pip install" in said) == uv
+
+
+@pytest.mark.parametrize("tool", ["python", "uv"])
+@pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
+def test_what_training_needs_is_installed_from_src_wherever_the_environment_lies(
+    absolute: bool, tool: str, tmp_path: Path
+) -> None:
+    """The environment's programs, uv too, only write down how they were called."""
+    project = bake(tmp_path / ("a folder" if tool == "python" and not absolute else "folder"))
+    programs = project.path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    calls = tmp_path / "calls"
+    for name in {"python", tool}:
+        line = f'echo "{name}: $PWD: $*" >> "{calls}"'
+        (programs / name).write_text(f"#!/bin/sh\n{line}\necho --group\n")
+        (programs / name).chmod(0o755)
+    (programs.parent / ".package").touch()
+    command = ["make", "train", *([f"VENV={programs.parent}"] if absolute else [])]
+    path = os.pathsep.join([str(programs), os.defpath])
+    subprocess.run(command, cwd=project.path, env={"PATH": path}, check=True)
+    [call] = [line for line in calls.read_text().splitlines() if "--requirement" in line]
+    name, folder, words = call.split(": ", 2)
+    assert (name, folder) == (tool, str(project.path / "src"))
+    assert f"--python {programs / 'python'}" in words
 
 
 def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:

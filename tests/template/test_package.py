@@ -17,6 +17,8 @@ import pytest
 import smlightning
 from projects import Project, bake
 
+EXTRAS = {"train", "launch", "simulation", "rehearsal", "testing"}
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -50,13 +52,7 @@ def test_the_wheel_has_everything(wheel: Path, project: Project) -> None:
     assert "smlightning/py.typed" in packed and license
     facts = metadata(wheel)
     assert facts["Version"] == smlightning.__version__
-    assert set(facts.get_all("Provides-Extra")) == {
-        "train",
-        "launch",
-        "simulation",
-        "rehearsal",
-        "testing",
-    }
+    assert set(facts.get_all("Provides-Extra")) == EXTRAS
 
 
 def test_installed_alone(wheel: Path, tmp_path: Path) -> None:

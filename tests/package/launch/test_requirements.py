@@ -56,7 +56,8 @@ def index(folder: Path, *files: Path) -> str:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.delenv("PIP_NO_INDEX", raising=False)  # of this machine
     (tmp_path / "project" / "src").mkdir(parents=True)
     return Project(tmp_path / "project")
 
@@ -253,6 +254,52 @@ def test_wheels_in_src_are_judged_without_any_index(project: Project) -> None:
         assert [finding.key for finding in found] == [key] * is_error, text
 
 
+@pytest.mark.parametrize(
+    "text, asks",
+    [
+        ("-r base.txt", True),
+        ("-rbase.txt", True),
+        ("--requirement=base.txt", True),
+        ("--requirement 'base.txt'", True),
+        ("-r more/nested.txt", True),
+        ("-r cycle.txt", False),
+        ("-r absent.txt", True),
+        ("-e git+https://x.y/z", True),
+        ("--editable ./mine", True),
+        ("--unknown", True),
+        ("-i https://x.y/simple\n-f wheels\n-c base.txt\n--pre\n--require-hashes", False),
+        ("--no-index -f wheels\n-r base.txt", False),
+        ("-r no-index.txt\nmine", False),
+        ("--no-index --index-url https://x.y\nmine", False),
+        ("--no-index -f https://x.y\nmine", True),
+        ("--no-index\n-e git+https://x.y/z", True),
+    ],
+)
+def test_included_files_and_addresses_ask_an_index_and_options_do_not(
+    text: str, asks: bool, project: Project
+) -> None:
+    files = {
+        "base.txt": "mine",
+        "more/nested.txt": "-r ../base.txt",
+        "cycle.txt": "-r requirements.txt\ntorch>=2",
+        "no-index.txt": "--no-index",
+        "requirements.txt": text,
+    }
+    for name, content in files.items():
+        (project.src / name).parent.mkdir(exist_ok=True)
+        (project.src / name).write_text(content + "\n")
+    isolated = JOB.replace(request={"EnableNetworkIsolation": True}, environment={})
+    assert bool(list(members.unusable(isolated, project))) is asks
+    offline = list(requirements.resolved(isolated, project, offline=True)) if asks else []
+    assert levels(offline) == ["skipped"] * asks
+
+
+def test_a_torch_that_an_included_file_names_is_found(project: Project) -> None:
+    (project.src / "base.txt").write_text("torch==2.4.0\n")
+    project.requirements.write_text("-r base.txt\n")
+    assert levels(list(requirements.named(JOB, project))) == ["error"]
+
+
 def test_a_package_that_is_only_a_source_archive_is_no_error_and_the_others_are_judged(
     project: Project, simple: str, files: Path, tmp_path: Path
 ) -> None:
@@ -280,3 +327,41 @@ def test_a_package_that_this_machine_cannot_build_is_no_error(
     )
     (project.src / "mine" / "own.py").write_text("raise SystemExit('needs a GPU')\n")
     assert levels(judged(project, "./mine", PIP_INDEX_URL=simple)) == ["skipped"]
+
+
+MISSED = "ERROR: No matching distribution found for mine"
+
+
+def other_pip(folder: Path, markers: str, **errors: str) -> None:
+    """A package pip whose commands end with these errors."""
+    packages = ("pip", "pip/_vendor", "pip/_vendor/packaging", "pip/_internal", "pip/_internal/cli")
+    for package in packages:
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").touch()
+    (folder / "pip/_vendor/packaging/markers.py").write_text(markers)
+    main = f"def main(words):\n    name = next(word for word in words if word in {errors})\n"
+    main += f"    sys.stderr.write({errors}[name])\n    return 2\n"
+    (folder / "pip/_internal/cli/main.py").write_text(f"import sys\n{main}")
+
+
+@pytest.mark.parametrize(
+    "markers, install, versions, reason",
+    [
+        ("", MISSED, MISSED, "default_environment"),
+        ("default_environment = None", "no such option: --report", "", "--report"),
+        ("default_environment = None", MISSED, "no such option: --json", "--json"),
+    ],
+)
+def test_a_pip_that_cannot_resolve_for_the_image_rejects_no_job(
+    markers: str,
+    install: str,
+    versions: str,
+    reason: str,
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other_pip(tmp_path / "other", markers, install=install, index=versions)
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    [found] = judged(project, "mine")
+    assert found.level == "skipped" and reason in found.problem

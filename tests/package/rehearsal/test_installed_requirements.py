@@ -24,6 +24,11 @@ from smlightning.rehearsal.installed_requirements import requirements_keep_torch
         ("surely-no-such-package\n", "2.13.0", "surely-no-such-package"),
         ("--extra-index-url x\npackaging --hash=sha256:0 \\\n --hash=sha256:1\n", "2.13.0", None),
         ("git+https://x.y/z\n", "2.13.0", "git+https://x.y/z"),
+        ("-e git+https://x.y/z\n", "2.13.0", "-e git+https://x.y/z"),
+        ("-f wheels\n-i https://x.y/simple\n-c older.txt\n", "2.13.0", None),
+        ("-r older.txt\n", "2.13.0", "torch==2.12.0"),
+        ("--requirement older.txt\n", "2.13.0", "torch==2.12.0"),
+        ("--requirement=absent.txt\n", "2.13.0", "absent.txt"),
     ],
 )
 def test_what_would_replace_torch_or_was_not_rehearsed_is_a_failure(
@@ -31,6 +36,7 @@ def test_what_would_replace_torch_or_was_not_rehearsed_is_a_failure(
 ) -> None:
     path = tmp_path / "requirements.txt"
     path.write_text(text)
+    (tmp_path / "older.txt").write_text("torch==2.12.0\n")
     packages, check = requirements_keep_torch(path, image)
     assert check.name == "requirements-keep-torch"
     assert check.verdict == (FAILED if word else PASSED) and (word or image) in check.detail

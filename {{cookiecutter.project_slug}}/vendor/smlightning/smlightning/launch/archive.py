@@ -29,7 +29,7 @@ def files(source: Path) -> dict[str, Path]:
     Raises:
         UserError: src/ has a module that would hide the package.
     """
-    contents = {path.relative_to(source).as_posix(): path for path in _files(source)}
+    contents = {path.relative_to(source).as_posix(): path for path in files_below(source)}
     for name in ("smlightning", "smlightning.py"):
         if (source / name).exists():
             raise UserError(
@@ -43,10 +43,12 @@ def files(source: Path) -> dict[str, Path]:
 
 def package_files() -> list[Path]:
     """The files of the package that training needs."""
-    return [path for path in _files(PACKAGE) if path.relative_to(PACKAGE).parts[0] not in LEFT_OUT]
+    return [
+        path for path in files_below(PACKAGE) if path.relative_to(PACKAGE).parts[0] not in LEFT_OUT
+    ]
 
 
-def _files(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
     """The files below a folder, without compiled ones, which differ from machine to machine."""
     return sorted(
         path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts

@@ -44,7 +44,8 @@ OF_THE_IMAGE = re.compile(
 GLIBC = range(17, 36)  # 2.17 to 2.35, which is Ubuntu 22.04's
 
 # From this machine's pip configuration: how it reaches a package index. Everything else of it
-# (constraint, find-links, extra-index-url, pre, …) changes what pip finds, and the image has none.
+# (constraint, find-links, extra-index-url, pre, …) changes what pip finds, and the image has none;
+# but where it asks no index, its find-links are all that it has.
 ROUTE = (
     *("cert", "client-cert", "proxy", "trusted-host", "keyring-provider", "cache-dir"),
     *("index-url", "no-index"),  # often a mirror, without which this machine reaches no index
@@ -65,11 +66,29 @@ NO_INDEX = re.compile(
     r"(?i)connection (broken|error)|timed out|Could not fetch URL \S+ (?!404)"
     r"|HTTP error (?!404)|Could not resolve host|unable to access"
 )
+# What pip says of the requirements themselves, in the container as here.
+NO_SET = re.compile(
+    r"No matching distribution found|ResolutionImpossible|conflicting dependencies"
+    r"|is not a supported wheel|requires a different Python|the file does not exist"
+    r"|Invalid requirement|Could not open requirements file"
+)
 # A package from a folder, a repository or an archive that is named by its address.
 NOT_BUILT_HERE = re.compile(
     r"(?i)subprocess-exited-with-error|failed to build|cannot find command|ERROR: Exception"
 )
-INDEX_OPTION = re.compile(r"-[if]\b|--(index-url|extra-index-url|find-links|no-index|pre)\b")
+# Lines of a requirements.txt that name no package: those that `pip index`, too, has to know, and
+# all of them. Every other line with an option asks for what it names, as -e does.
+INDEX_OPTION = re.compile(
+    r"-[if]|--(index-url|extra-index-url|find-links|no-index|pre|trusted-host)(?=[\s=]|$)"
+)
+OPTION = re.compile(
+    INDEX_OPTION.pattern
+    + r"|-c|--(constraint|no-binary|only-binary|prefer-binary|require-hashes|use-feature)"
+    r"(?=[\s=]|$)"
+)
+INCLUDED = re.compile(r"(?=-).*?(?<!\S)(?:-r|--requirement(?=[\s=]))[\s=]*(.+)")
+INDEX_ADDRESS = re.compile(r"(?<!\S)(-i|--(extra-)?index-url)[\s=]*\S+")
+ADDRESS = re.compile(r"(?<!\w)(?!file:)[a-z][a-z+]*://")  # not of this machine
 MISSING = re.compile(
     r"(?m)(?:No matching distribution found for|depends on|requested) (.+?)(?: \(from .*)?$"
 )
@@ -109,13 +128,25 @@ class Unreached(Unresolved):
 def lines(path: Path) -> list[str]:
     """The lines of a requirements.txt as pip reads them; none where there is no such file.
 
-    Lines that a backslash continues are joined; comments and empty lines are left out.
+    Lines that a backslash continues are joined; comments and empty lines are left out. A line that
+    includes a file gives way to that file's lines, and stays where there is no such file.
     """
-    if not path.is_file():
-        return []
+    return list(_lines(path, set())) if path.is_file() else []
+
+
+def _lines(path: Path, read: set[Path]) -> Iterator[str]:
+    """The lines of a file and of those that it includes, each file once, as `read` says."""
+    read.add(path.resolve())
     text = re.sub(r"\\\r?\n", " ", path.read_text(encoding="utf-8", errors="replace"))
-    bare = [re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()]
-    return [line for line in bare if line]
+    for written in text.splitlines():
+        line = re.sub(r"(^|\s)#.*", "", written).strip()
+        included = INCLUDED.match(line)
+        file = path.parent / included[1].strip("\"'") if included else path
+        if included and file.is_file():
+            if file.resolve() not in read:
+                yield from _lines(file, read)
+        elif line:
+            yield line
 
 
 def requirement_of(line: str) -> Requirement | None:
@@ -189,12 +220,13 @@ def packages_of(job: Job) -> Mapping[str, str]:
 
 
 def asks_an_index(job: Job, project: Project) -> bool:
-    """Whether pip in the container would ask a package index."""
+    """Whether pip in the container would ask a package index, or another address."""
     written, packages = lines(project.requirements), packages_of(job)
-    options = [word for line in written if line.startswith("-") for word in line.split()]
+    options = [word for line in written if OPTION.match(line) for word in line.split()]
     if "--no-index" in options or job.environment.get("PIP_NO_INDEX"):
-        return False
-    unnamed = any(not line.startswith("-") and not requirement_of(line) for line in written)
+        elsewhere = [*written, job.environment.get("PIP_FIND_LINKS", "")]
+        return any(ADDRESS.search(INDEX_ADDRESS.sub("", line)) for line in elsewhere)
+    unnamed = any(not OPTION.match(line) and not requirement_of(line) for line in written)
     return unnamed or any(
         not satisfied(found, packages.get(canonicalize_name(found.name)))
         for _, found in wanted(job, project)
@@ -287,7 +319,10 @@ def asker_of(name: str, packages: list[dict[str, Any]], version: str | None) -> 
 
 
 def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
-    """Why pip found no set of packages: an error only if the container's pip finds none, too."""
+    """Why pip found no set of packages: an error only if the container's pip finds none, too.
+
+    A pip that cannot be used this way, an older one perhaps, says nothing of the requirements.
+    """
     messages = [
         line.removeprefix("ERROR: ")
         for line in failure.errors.splitlines()
@@ -296,7 +331,7 @@ def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
     if isinstance(failure, Unreached) or NO_INDEX.search(failure.errors + failure.log):
         problem = "not resolved: this machine did not reach a package index of the job"
         return skipped(key, problem, "run preflight again where it is reachable")
-    if NOT_BUILT_HERE.search(failure.errors) or not messages:
+    if NOT_BUILT_HERE.search(failure.errors) or not NO_SET.search(failure.errors):
         problem = f"not resolved: pip failed on this machine: {' '.join(messages)[-200:]}"
         return skipped(key, problem, "see that it installs in the image")
     reason = " ".join(messages)[-400:]
@@ -317,6 +352,7 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
         Unresolved: there is no solution, or no package index.
     """
     way = route()
+    way.pop("PIP_FIND_LINKS", None)
     if way.pop("PIP_NO_INDEX", None) and asks_an_index(job, project):
         raise Unreached("no-index", "")
     with tempfile.TemporaryDirectory() as temporary:
@@ -393,28 +429,37 @@ def variables(environment: Mapping[str, str], way: Mapping[str, str]) -> dict[st
     of_the_machine = {
         name: value for name, value in os.environ.items() if not name.upper().startswith("PIP_")
     }
-    of_the_job = {name: environment[name] for name in OF_THE_JOB & environment.keys()}
     return {
         **of_the_machine,
         "LC_ALL": "C.UTF-8",  # pip's words are read
         "PIP_CONFIG_FILE": os.devnull,  # no file of the machine, of the user and of an environment
         **way,
-        **of_the_job,
+        **of_the_job(environment),
     }
 
 
+def of_the_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those of a container's variables that change what its pip finds."""
+    return {name: environment[name] for name in sorted(OF_THE_JOB & environment.keys())}
+
+
+def reaching(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those of pip's settings, as variables, by which this machine reaches packages."""
+    names = {f"PIP_{name.upper().replace('-', '_')}" for name in ROUTE}
+    if settings.get("PIP_NO_INDEX"):
+        names.add("PIP_FIND_LINKS")
+    return {name: settings[name] for name in names & settings.keys()}
+
+
 def route() -> dict[str, str]:
-    """This machine's settings of ROUTE, from pip's files and variables, as variables of pip."""
+    """How this machine reaches packages, from pip's files and variables, as variables of pip."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found = {}
+    settings = {}
     for section in ("global", "install", ":env:"):  # the later one wins
-        for name in ROUTE:
-            setting = re.search(rf"(?m)^{section}\.{name}=(.+)$", listed)
-            if setting:
-                variable = f"PIP_{name.upper().replace('-', '_')}"
-                found[variable] = str(ast.literal_eval(setting[1]))
-    return found
+        for name, value in re.findall(rf"(?m)^{section}\.(.+?)=(.+)$", listed):
+            settings[f"PIP_{name.upper().replace('-', '_')}"] = str(ast.literal_eval(value))
+    return reaching(settings)
 
 
 def source_archives(pip: Pip, errors: str) -> dict[str, str]:
@@ -430,7 +475,11 @@ def source_archives(pip: Pip, errors: str) -> dict[str, str]:
 
 
 def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
-    """Versions of a package that meet the requirement and that the index has, the newest first."""
+    """Versions of a package that meet the requirement and that the index has, the newest first.
+
+    Raises:
+        Unresolved: pip cannot list them.
+    """
     of_the_file = [
         word
         for line in lines(pip.folder / "requirements.txt")
@@ -438,23 +487,26 @@ def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
         for word in shlex.split(line)
     ]
     ended = pip.run("index", "versions", package.name, "--json", *of_the_file, *options)
+    if ended.returncode and not NO_SET.search(ended.stderr):
+        raise Unresolved(ended.stderr, pip.log.read_text("utf-8", "replace"))
     listed = [line for line in ended.stdout.splitlines() if line.startswith('{"name"')]
-
     every = json.loads(listed[0])["versions"] if listed else []
     return list(package.specifier.filter(every))
 
 
-def write_wheel(folder: Path, name: str, version: str) -> None:
-    """An empty wheel, which requires nothing."""
+def write_wheel(folder: Path, name: str, version: str, metadata: str = "") -> Path:
+    """A wheel without modules, which requires what its metadata say: nothing, without any."""
     stem = f"{name.replace('-', '_')}-{version}"
     files = {
-        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "METADATA": metadata or f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         "RECORD": "",
     }
-    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+    path = folder / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
         for file, text in files.items():
             wheel.writestr(f"{stem}.dist-info/{file}", text)
+    return path
 
 
 def empty_environment(folder: Path, profile: Profile) -> Path:

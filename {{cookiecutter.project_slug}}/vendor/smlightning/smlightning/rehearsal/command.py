@@ -17,7 +17,7 @@ from smlightning.launch.findings import print_error
 from smlightning.rehearsal.processes import END_SIGNALS
 
 if TYPE_CHECKING:
-    from smlightning.launch.images import Profile
+    from smlightning.rehearsal.plan import Plan
 
 DESCRIPTION = """\
 Simulate the job's cluster on this machine, before it is paid for.
@@ -141,7 +141,7 @@ def main(argv: Sequence[str]) -> int:
         this = project.find()
         plan = make_plan(arguments, this)
         if arguments.image_versions:
-            run_with_image_versions(argv, this.root, plan.image)
+            run_with_image_versions(argv, this.root, plan)
         run = Path(tempfile.mkdtemp(prefix="rehearsal-"))
         result = report.rehearse(plan, run)
         if arguments.json:
@@ -171,11 +171,11 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def run_with_image_versions(argv: Sequence[str], root: Path, image: "Profile | None") -> None:
+def run_with_image_versions(argv: Sequence[str], root: Path, plan: "Plan") -> None:
     """Go on in the image's environment, as the same process, so that signals reach it."""
     from smlightning.rehearsal.image import image_python
 
-    python = str(image_python(image, root))
+    python = str(image_python(plan.image, root, plan.request.get("Environment", {})))
     rest = [word for word in argv if word != "--image-versions"]
     sys.stdout.flush()
     os.execv(python, [python, "-m", "smlightning", "rehearse", *rest])  # noqa: S606

@@ -10,25 +10,33 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from importlib.metadata import distribution
 from pathlib import Path
 
+import smlightning
 from smlightning.errors import UserError
-from smlightning.launch import requirements
+from smlightning.launch import archive, requirements
 from smlightning.launch.images import Profile
 from smlightning.rehearsal.mpirun import OPEN_MPI
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # builds without CUDA, which are far smaller
 VENDORED = Path("vendor") / "smlightning"  # the package, in a project that has it
 COMPLETE = "complete"  # the file in the environment that holds `contents` of what was installed
+NO_VARIABLES: Mapping[str, str] = {}
 
 
-def image_python(image: Profile | None, root: Path) -> Path:
+def image_python(
+    image: Profile | None, root: Path, environment: Mapping[str, str] = NO_VARIABLES
+) -> Path:
     """The Python of .venv/image-<torch>, which pip fills once, in minutes.
 
     Args:
         image: what is in the job's image; None where that is not known.
         root: the project's folder.
+        environment: the container's, by whose PIP_* variables requirements.txt is installed.
 
     Raises:
         UserError: the image's versions are not known, or pip cannot install them.
@@ -37,10 +45,10 @@ def image_python(image: Profile | None, root: Path) -> Path:
         problem = "--image-versions: the image's torch is not known here"
         raise UserError(problem, "set image in job.toml to a profile")
     folder = Path(sys.prefix) / f"image-{image.torch}"
-    if not is_current(folder, image, root):
+    if not is_current(folder, image, root, environment):
         print(f"installing torch {image.torch} into {folder}, which takes minutes", flush=True)
         try:
-            create(folder, image, root)
+            create(folder, image, root, environment)
         except subprocess.CalledProcessError as error:
             lines = [line for line in error.stderr.splitlines() if line.strip()]
             reason = lines[-1][:300] if lines else "no message"
@@ -51,22 +59,26 @@ def image_python(image: Profile | None, root: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def contents(image: Profile, root: Path) -> str:
+def contents(image: Profile, root: Path, environment: Mapping[str, str] = NO_VARIABLES) -> str:
     """A digest of what decides which packages belong into the environment."""
     versions = (image.python, image.torch, image.toolkit, image.pytorch_toolkit)
-    digest = hashlib.sha256(repr(versions).encode())
-    for path in (root / "src" / "requirements.txt", root / VENDORED / "pyproject.toml"):
-        digest.update(path.read_bytes() if path.is_file() else b"none")
+    wanted = requirements.lines(root / "src" / "requirements.txt")
+    facts = (versions, smlightning.__version__, wanted, requirements.of_the_job(environment))
+    digest = hashlib.sha256(repr(facts).encode())
+    vendored = root / VENDORED / "pyproject.toml"
+    digest.update(vendored.read_bytes() if vendored.is_file() else b"none")
     return digest.hexdigest()
 
 
-def is_current(folder: Path, image: Profile, root: Path) -> bool:
+def is_current(
+    folder: Path, image: Profile, root: Path, environment: Mapping[str, str] = NO_VARIABLES
+) -> bool:
     """Whether the environment is complete, and was made for these versions and requirements."""
     complete = folder / COMPLETE
-    return complete.is_file() and complete.read_text() == contents(image, root)
+    return complete.is_file() and complete.read_text() == contents(image, root, environment)
 
 
-def create(folder: Path, image: Profile, root: Path) -> None:
+def create(folder: Path, image: Profile, root: Path, environment: Mapping[str, str]) -> None:
     """Fill the environment: torch, what training and a rehearsal need, the container's entry.
 
     Raises:
@@ -82,17 +94,32 @@ def create(folder: Path, image: Profile, root: Path) -> None:
         run(from_cpu_index, root)
     except subprocess.CalledProcessError:  # that index is not reached from everywhere
         run([*install, torch], root)
-    package = ["smlightning[simulation]"]  # from an index
-    if (root / VENDORED / "pyproject.toml").is_file():
-        package = ["--editable", f"{root / VENDORED}[simulation]"]
+    with tempfile.TemporaryDirectory() as temporary:
+        run([*install, torch, *package(root, Path(temporary))], root)
     # In src/, as the container does: requirements.txt may name wheels there.
-    run([*install, torch, *package, "--requirement", "requirements.txt"], root / "src")
+    run([*install, torch, "--requirement", "requirements.txt"], root / "src", environment)
     run([*install, *toolkit(image)], root)
     # It pins more than it needs.
     container = f"sagemaker-pytorch-training=={image.pytorch_toolkit or '3.0.0'}"
     run([*install, "--no-deps", container], root)
     add_open_mpi(folder, image)
-    (folder / COMPLETE).write_text(contents(image, root))
+    (folder / COMPLETE).write_text(contents(image, root, environment))
+
+
+def package(root: Path, folder: Path) -> list[str]:
+    """What pip is asked for as this package: vendor/, or a wheel of what runs, made in a folder.
+
+    It is never asked for by its name, which anybody may give to a package of a public index.
+    """
+    if (root / VENDORED / "pyproject.toml").is_file():
+        return ["--editable", f"{root / VENDORED}[simulation]"]
+    installed = distribution(archive.PACKAGE.name)
+    metadata = installed.read_text("METADATA") or ""
+    wheel = requirements.write_wheel(folder, archive.PACKAGE.name, installed.version, metadata)
+    with zipfile.ZipFile(wheel, "a") as file:
+        for path in archive.files_below(archive.PACKAGE):
+            file.write(path, path.relative_to(archive.PACKAGE.parent))
+    return [f"{wheel}[simulation]"]
 
 
 def toolkit(image: Profile) -> list[str]:
@@ -133,11 +160,11 @@ def pythons(version: str) -> Iterator[str]:
     on_path = shutil.which(f"python{version}")
     if on_path:
         yield on_path
-    pyenv = shutil.which("pyenv") or on_path or ""
+    pyenv = shutil.which("pyenv") or on_path
     roots = [
-        Path(pyenv).parent.parent,
+        *([Path(pyenv).parent.parent] if pyenv else []),
         Path.home() / ".pyenv",
-        Path(os.environ.get("PYENV_ROOT", ".")),
+        *map(Path, filter(None, [os.environ.get("PYENV_ROOT")])),
     ]
     for root in roots:
         yield from map(str, sorted(root.glob(f"versions/{version}.*/bin/python")))
@@ -145,8 +172,8 @@ def pythons(version: str) -> Iterator[str]:
     yield from map(str, sorted(uv.glob(f"cpython-{version}.*/bin/python")))
 
 
-def run(command: list[str], folder: Path) -> str:
-    """What the command prints.
+def run(command: list[str], folder: Path, environment: Mapping[str, str] = NO_VARIABLES) -> str:
+    """What the command prints, in a folder, with the PIP_* variables of a container.
 
     Raises:
         CalledProcessError: it has failed.
@@ -154,7 +181,7 @@ def run(command: list[str], folder: Path) -> str:
     ended = subprocess.run(
         command,
         cwd=folder,
-        env=requirements.variables({}, requirements.route()),  # no constraint of this machine's pip
+        env=requirements.variables(environment, requirements.route()),  # no constraint of this pip
         capture_output=True,
         text=True,
         check=True,

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from smlightning.launch.images import packages_with
-from smlightning.launch.requirements import OF_THE_IMAGE, lines, requirement_of
+from smlightning.launch.requirements import OF_THE_IMAGE, OPTION, lines, requirement_of
 from smlightning.rehearsal.checks import FAILED, PASSED, SKIPPED, Check
 
 NAME = "requirements-keep-torch"
@@ -62,7 +62,7 @@ def requirements_keep_torch(path: Path, image_torch: str) -> tuple[list[str], Ch
 def lines_of(path: Path) -> Iterator[Wanted]:
     """The file's lines that may name a package; options, as --find-links, only say where it is."""
     for line in lines(path):
-        if not line.startswith("--"):
+        if not OPTION.match(line):
             yield Wanted(line, path.name, frozenset({""}))
 
 

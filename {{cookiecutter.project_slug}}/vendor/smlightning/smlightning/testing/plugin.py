@@ -29,8 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder, with the variables of `smlightning.testing.environment`
-    only: code of an earlier test, as Lightning's, may have set others.
+    """Every test runs in an empty folder, outside SageMaker and any launcher: code of an earlier
+    test, as Lightning's, may have set a launcher's variables.
     """
     monkeypatch.chdir(tmp_path)
     for name in os.environ.keys() - environment.of_tests(os.environ).keys():

@@ -2,7 +2,7 @@
 
 They are forked from a server that has imported torch, Lightning and the project's files already:
 imports take longer than most runs of a test. Everything else is a process's own: folder, output,
-exit status, and variables, which are those of `environment` whatever the test has set.
+exit status, and variables, which are those of `environment` at the server's start.
 """
 
 import contextlib
