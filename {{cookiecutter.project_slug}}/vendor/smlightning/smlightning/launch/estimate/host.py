@@ -1,9 +1,9 @@
 """Bytes of a host's main memory that a job takes: its processes and what each keeps there.
 
 While it trains on GPUs, a host keeps the last checkpoint's copy and the best weights, pinned; and
-the weights of all its ranks while these are built, and again when Lightning's Strategy.teardown has
-moved them there (optimizers stay on their GPUs: cluster/strategies.py). On a CPU all of the
-training is there, too. Memory-mapped files (prepared data, a checkpoint that is read) are not
+the weights of all its ranks while these are built and, with ddp, again when Lightning's
+Strategy.teardown has moved them there (optimizers stay on their GPUs: cluster/strategies.py). On a
+CPU all of the training is there, too. Memory-mapped files (prepared data, a checkpoint that is read) are not
 counted: the system takes such pages back when it needs them.
 """
 
