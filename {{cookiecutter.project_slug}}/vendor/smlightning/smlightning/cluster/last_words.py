@@ -79,7 +79,7 @@ def _wait(reader: int, killed_before: int) -> NoReturn:
 
 
 def _sentence(stacks: str, doing: str, killed: int) -> str:
-    """What ended the process, and what to do.
+    """A sentence that says which signal ended the process, and what to do.
 
     Args:
         killed: processes that the kernel has killed here for lack of memory meanwhile.

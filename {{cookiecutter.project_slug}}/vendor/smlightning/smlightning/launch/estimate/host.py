@@ -56,12 +56,12 @@ class HostMemory:
 
     @property
     def certain(self) -> int:
-        """What is counted from shapes alone."""
+        """The bytes that follow from shapes, without processes and batches."""
         return self.total - self.processes - self.workers - self.activations
 
 
 def host_memory(sizes: Sizes, run: Run, host: Host) -> HostMemory:
-    """What the job's first host holds at its peak.
+    """The memory of the job's first host at its peak.
 
     Without FSDP rank 0 writes and keeps the best weights; with it each rank does so of its shard,
     and rank 0 has all weights when it builds the network, and again when it saves the model.
