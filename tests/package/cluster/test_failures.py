@@ -371,7 +371,9 @@ def test_a_crash_before_training_says_so(tmp_path: Path) -> None:
     assert all_have_ended(tmp_path, 5)
     for rank in range(2):
         cause = (tmp_path / f"output{rank}" / "failure").read_text()
-        assert cause.startswith(f"SIGABRT ended rank {rank} on host algo-{rank + 1} while it starts")
+        assert cause.startswith(
+            f"SIGABRT ended rank {rank} on host algo-{rank + 1} while it starts"
+        )
 
 
 COMPLETE = """

@@ -381,8 +381,8 @@ def test_known_faults_of_an_image_are_one_warning_each(good, changes, day, words
 def test_auto_is_no_cure_for_an_image_that_it_gives(good, family):
     day = family.patched_until + timedelta(days=1)
     launcher = next(iter(family.launchers))
-    wanted = good.replace(image=family.name)
-    for wanted in (wanted, wanted.replace(image="auto", distribution=launcher)):
+    by_name = good.replace(image=family.name)
+    for wanted in (by_name, good.replace(image="auto", distribution=launcher)):
         (found,) = images_of_jobs.faults(wanted, family, day)
         launches_smddp = wanted.distribution == "smddp"
         on_torchrun = {"distribution": "torch_distributed"} if launches_smddp else {}

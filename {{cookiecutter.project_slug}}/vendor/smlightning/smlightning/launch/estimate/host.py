@@ -3,8 +3,8 @@
 While it trains on GPUs, a host keeps the last checkpoint's copy and the best weights, pinned; and
 the weights of all its ranks while these are built and, with ddp, again when Lightning's
 Strategy.teardown has moved them there (optimizers stay on their GPUs: cluster/strategies.py). On a
-CPU all of the training is there, too. Memory-mapped files (prepared data, a checkpoint that is read) are not
-counted: the system takes such pages back when it needs them.
+CPU all of the training is there, too. Memory-mapped files (prepared data, a checkpoint that is
+read) are not counted: the system takes such pages back when it needs them.
 """
 
 from dataclasses import asdict, dataclass
