@@ -126,6 +126,13 @@ def test_memory_errors_of_cuda_are_sentences_and_no_lost_rank(
         assert "Cuda failure 2 'out of memory'" in found.problem
 
 
+NCCL_SETUP = (
+    "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
+    "store by key '0', but store->get('0') got error: "
+)
+CLOSED = "Connection was likely closed. Did the remote server shutdown or crash?"
+
+
 @pytest.mark.parametrize(
     ("error", "is_lost"),
     [
@@ -140,6 +147,10 @@ def test_memory_errors_of_cuda_are_sentences_and_no_lost_rank(
         (DistBackendError("ncclRemoteError: A call failed possibly due to a network error"), True),
         (DistBackendError("Last error:\nsocketProgress: Connection closed by remote peer a"), True),
         (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer"), True),
+        (DistBackendError(f"{NCCL_SETUP}Failed to recv, got 0 bytes. {CLOSED}"), True),
+        (DistBackendError(f"{NCCL_SETUP}wait timeout after 600000ms, keys: /default_pg/0"), True),
+        (DistBackendError(f"{NCCL_SETUP}Broken pipe"), True),
+        (DistBackendError("NCCL communicator was aborted on rank 1."), True),
         (RuntimeError("NCCL error: unhandled cuda error"), False),
         (ValueError("Connection reset by peer"), False),
     ],

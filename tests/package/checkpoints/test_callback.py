@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_fabric.plugins import TorchCheckpointIO
+from lightning_fabric.plugins import CheckpointIO, TorchCheckpointIO
 from pytorch_lightning import callbacks
 
 import hostile
@@ -90,6 +90,38 @@ def test_lightning_does_not_run_a_program_either(tmp_path: Path) -> None:
     with pytest.raises(ProgramError):
         plugin.load_checkpoint(str(program))
     assert not marker.exists()
+
+
+class OwnFormat(CheckpointIO):
+    """An owner's plugin, whose checkpoints are not torch's."""
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        raise NotImplementedError
+
+    def load_checkpoint(self, path: Any, **_: Any) -> dict[str, Any]:
+        return {"path": path}
+
+    def remove_checkpoint(self, path: Any) -> None:
+        raise NotImplementedError
+
+
+def test_an_owners_plugin_reads_its_own_files_and_folders(tmp_path: Path) -> None:
+    text, folder = tmp_path / "own.json", tmp_path / "folder"
+    text.write_text("{}")
+    folder.mkdir()
+    plugin = CheckpointPlugin(Any, None, ShardFiles(), OwnFormat())  # type: ignore[arg-type]
+    for path in (text, folder):
+        assert plugin.load_checkpoint(path) == {"path": path}
+
+
+def test_a_file_of_an_older_torch_is_a_sentence(tmp_path: Path) -> None:
+    """In torch.save's format before 1.6."""
+    old = tmp_path / "old.ckpt"
+    torch.save({"x": torch.ones(1)}, old, _use_new_zipfile_serialization=False)
+    plugin = CheckpointPlugin(Any, None, ShardFiles(), TorchCheckpointIO())  # type: ignore[arg-type]
+    with pytest.raises(UserError) as rejected:
+        plugin.load_checkpoint(old)
+    assert str(old) in rejected.value.problem and "torch.save" in rejected.value.cure
 
 
 def test_a_run_that_is_finished_or_discarded_is_not_resumed(

@@ -288,11 +288,15 @@ sys.exit(signals.complete())
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Those that still run whose failure file would be in this folder."""
+    """Those that still run and write into this folder: their log, which forked ranks and their
+    helpers have open (the system knows the environment of their server only), or a failure file.
+    """
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("SM_OUTPUT_DIR", "").startswith(str(folder)):
+            written = [process.environ().get("SM_OUTPUT_DIR", "")]
+            written += [file.path for file in process.open_files()]
+            if any(path.startswith(str(folder)) for path in written):
                 found.append(process)
     return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
@@ -354,20 +358,43 @@ def test_last_words_tell_what_the_kernel_killed(tmp_path: Path) -> None:
     assert "SIGABRT ended rank 1" in cause and "the kernel killed 2 processes" in cause
 
 
+STARTING = """
+from smlightning.cluster import signals
+signals.install()
+with dist.session():
+    os.abort()
+"""
+
+
+def test_a_crash_before_training_says_so(tmp_path: Path) -> None:
+    forked.wait_for_all(start(tmp_path, STARTING), 60)
+    assert all_have_ended(tmp_path, 5)
+    for rank in range(2):
+        cause = (tmp_path / f"output{rank}" / "failure").read_text()
+        assert cause.startswith(
+            f"SIGABRT ended rank {rank} on host algo-{rank + 1} while it starts"
+        )
+
+
 COMPLETE = """
 from smlightning.cluster import signals
 signals.install()
 with dist.session():
-    fit()
+    pass  # not fit(): Lightning's own signal handlers would take SIGABRT from faulthandler
 signals.complete()
-os.abort()  # a library's own end
+os.abort()  # as a library's destructor
 """
 
 
-def test_a_run_that_is_complete_has_no_last_words(tmp_path: Path) -> None:
-    statuses, said = forked.wait_for_all(start(tmp_path, COMPLETE), 60)
+def test_a_crash_after_a_complete_run_is_in_the_log_and_no_failure(tmp_path: Path) -> None:
+    ranks = start(tmp_path, COMPLETE)
+    statuses, said = forked.wait_for_all(ranks, 60)
     assert statuses == (-signal.SIGABRT, -signal.SIGABRT), said
     assert all_have_ended(tmp_path, 5)
+    for rank in ranks:
+        log = rank.log.read_text()
+        assert "Fatal Python error: Aborted" in log and "File " in log, log
+        assert "error: SIGABRT" not in log
     assert not list(tmp_path.glob("output*/failure"))
 
 

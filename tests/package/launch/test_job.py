@@ -220,6 +220,16 @@ def test_a_copy_is_judged_like_a_file() -> None:
     assert [each.key for each in raised.value.findings] == ["instance_count"]
 
 
+@pytest.mark.parametrize("empty", ["", []])
+def test_an_empty_instance_type_is_one_finding_that_it_is_missing(empty: Any) -> None:
+    (of_file,) = problems({**PLAIN, "instance_type": empty}).items()
+    assert of_file[0] == "instance_type" and "missing" in of_file[1][0]
+    with pytest.raises(JobError) as raised:
+        GOOD.replace(instance_type=empty)
+    (of_copy,) = raised.value.findings
+    assert of_copy.key == "instance_type" and "missing" in of_copy.problem
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +375,22 @@ def test_known_faults_of_an_image_are_one_warning_each(good, changes, day, words
     )
     for finding, expected in zip(found, words, strict=True):
         assert all(word in finding.sentence for word in expected)
+
+
+@pytest.mark.parametrize("family", images.PROFILES.values(), ids=lambda family: family.name)
+def test_auto_is_no_cure_for_an_image_that_it_gives(good, family):
+    day = family.patched_until + timedelta(days=1)
+    launcher = next(iter(family.launchers))
+    by_name = good.replace(image=family.name)
+    for wanted in (by_name, good.replace(image="auto", distribution=launcher)):
+        (found,) = images_of_jobs.faults(wanted, family, day)
+        launches_smddp = wanted.distribution == "smddp"
+        on_torchrun = {"distribution": "torch_distributed"} if launches_smddp else {}
+        as_advised = wanted.replace(image="auto", **on_torchrun)
+        helps = images.profile(as_advised) != family
+        assert ('image = "auto"' in found.cure) == helps
+        assert ("make update" in found.cure) != helps
+        assert not found.cure.startswith("or ")
 
 
 SMALL_BERT = {"model_name": "bert-base-uncased", "compile": True, "gradient_checkpointing": True}

@@ -147,10 +147,30 @@ def merge(net: Any) -> Any:
     """The base with the adapter added to its weights: the network that transformers made.
 
     What `shrink_base` has rounded of the base is read again.
+
+    Raises:
+        AdapterError: the base cannot be read again, or has other weights by now.
     """
-    rounded = [(name, p) for name, p in _of_linear_layers(net) if p.dtype == torch.bfloat16]
+    rounded = {name: p for name, p in _of_linear_layers(net) if p.dtype == torch.bfloat16}
     if rounded:
-        kind = type(net.get_base_model())
+        exact = _read_again(net, rounded)
+        base = (exact.get(name, p) for name, p in _frozen(net, duplicates=False))
+        if net.base_checksum and _checksum_of(base) != net.base_checksum:
+            problem = f"{net.name_or_path!r} has other weights than when training began"
+            raise AdapterError(problem, "bring the old ones back")
+        for name, parameter in rounded.items():
+            parameter.data = exact[name].to(parameter.device)
+    return net.merge_and_unload()
+
+
+def _read_again(net: Any, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """These parameters in float32, from where the base was loaded.
+
+    Raises:
+        AdapterError: it cannot be read.
+    """
+    kind = type(net.get_base_model())
+    try:
         with torch.device("cpu"):
             base = kind.from_pretrained(
                 net.name_or_path,
@@ -159,10 +179,15 @@ def merge(net: Any) -> Any:
                 dtype=torch.float32,
                 trust_remote_code=False,
             )
-        for name, parameter in rounded:
-            own = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-            parameter.data = base.get_parameter(own).data.to(parameter.device)
-    return net.merge_and_unload()
+        return {
+            name: base.get_parameter(
+                name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+            ).data
+            for name in names
+        }
+    except Exception as error:  # of transformers, of the hub, or of a damaged file
+        problem = f"{net.name_or_path!r} cannot be read again ({root_cause(error)})"
+        raise AdapterError(problem, "bring it back") from None
 
 
 # Loading

@@ -7,6 +7,7 @@ whether to run it.
 import itertools
 import json
 import re
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from smlightning import adapters, attention, hub
-from smlightning.errors import UserError
+from smlightning.errors import UserError, root_cause
 from smlightning.files import replace_model
 
 CLASSIFIER = "AutoModelForSequenceClassification"  # of transformers
@@ -194,28 +195,40 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
     """Write the network and the tokenizer of the checkpoint ``name``, cut at ``max_length``.
 
     Args:
-        merge: write an adapter's network whole. Else the adapter is written alone.
+        merge: write an adapter's network whole. Else only the adapter is written, and also, with a
+            warning, where its base is lost.
 
     Raises:
         UserError: the adapter's base is in ``directory``, and would be removed.
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        name, model_max_length=max_length, trust_remote_code=False
-    )
-    is_adapter = adapters.has(net) and not merge
+    tokenizer = None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, model_max_length=max_length, trust_remote_code=False
+        )
+    except Exception as error:  # the weights of a run are worth more than its tokenizer's files
+        reason = f"the tokenizer of {name!r} cannot be read ({root_cause(error)})"
+        print(f"warning: {reason}; copy its files to {directory}", file=sys.stderr)
+    if adapters.has(net) and merge:
+        try:
+            net = adapters.merge(net)
+        except adapters.AdapterError as error:
+            reason = f"{error.problem}, so the adapter is saved without it"
+            print(f"warning: {reason}; {error.cure}, and merge it with peft", file=sys.stderr)
+    is_adapter = adapters.has(net)
     if is_adapter and Path(net.name_or_path) == directory.resolve():
         raise UserError(
             f"{directory} holds the adapter's base, whose place it would take",
             "train with another --output_dir, or with --merge true",
         )
     with replace_model(directory) as new:
-        tokenizer.save_pretrained(new)
+        if tokenizer:
+            tokenizer.save_pretrained(new)
         if is_adapter:
             adapters.save(net, new)
         else:
-            net = adapters.merge(net) if adapters.has(net) else net
             net.save_pretrained(new)
 
 

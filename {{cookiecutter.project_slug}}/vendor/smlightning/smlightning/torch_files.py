@@ -32,7 +32,7 @@ class ProgramError(UserError):
 
 
 def load(source: Path | bytes) -> Any:
-    """What ``torch.save`` was given, on the CPU; a file's tensors are mapped into memory.
+    """The object that ``torch.save`` was given, on the CPU; maps a file's tensors into memory.
 
     Raises:
         ProgramError: it is a TorchScript archive.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-from lightning_fabric.plugins import CheckpointIO
+from lightning_fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from smlightning import torch_files
 from smlightning.checkpoints import reader
@@ -18,6 +18,7 @@ from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.reader import ShardFiles
 from smlightning.checkpoints.resume import ResumePoint
 from smlightning.checkpoints.writer import CheckpointWriter, ShardWriter
+from smlightning.errors import UserError
 
 
 class CheckpointPlugin(CheckpointIO):
@@ -64,9 +65,26 @@ class CheckpointPlugin(CheckpointIO):
         given = {} if map_location is None else {"map_location": map_location}
         if weights_only is not False:  # Lightning passes None on, False for torch before 2.6
             weights_only = True
-            with fsspec.open(str(path), "rb") as file:
-                torch_files.reject_program(file, path)
+            self._reject_program(path)
         return self.other.load_checkpoint(path, **given, weights_only=weights_only)
+
+    def _reject_program(self, path: Any) -> None:
+        """Raise a UserError for a file that torch.load would run, or one of another format.
+
+        An owner's plugin has formats of its own, and so has a folder.
+        """
+        system, name = fsspec.core.url_to_fs(str(path))
+        inner = getattr(self.other, "checkpoint_io", None) or self.other  # of AsyncCheckpointIO
+        if not isinstance(inner, TorchCheckpointIO) or system.isdir(name):
+            return
+        with system.open(name, "rb") as file:
+            try:
+                torch_files.reject_program(file, path)
+            except ValueError as error:
+                raise UserError(
+                    f"{path} is not a checkpoint of torch 1.6 or newer ({error})",
+                    "load it with the torch that wrote it, and write it again with torch.save",
+                ) from None
 
     def remove_checkpoint(self, path: Any) -> None:
         self.other.remove_checkpoint(path)

@@ -20,9 +20,13 @@ CAUSE_SECONDS = 5.0  # in which the other ranks say how they ended
 SILENT_SECONDS = 10.0  # for the answer of a rank that waits for the end; it looks every 0.1 s
 ARRIVAL_SECONDS = 30.0  # for the other ranks to come to the end
 
-CONNECTION_ENDED = r"[Cc]onnection (reset|closed|refused)|Broken pipe"
-# ncclRemoteError, or what NCCL's transports report of a socket (nccl: src/misc/socket.cc).
-NCCL_LOST_A_RANK = rf"ncclRemoteError|remote process (exited|exiting)|{CONNECTION_ENDED}"
+CONNECTION_ENDED = r"[Cc]onnection (reset|closed|refused|was likely closed)|Broken pipe"
+# ncclRemoteError; what NCCL's transports report of a socket (nccl: src/misc/socket.cc); and torch,
+# where another rank does not give it NCCL's id (TCPStore.cpp) or this one's watchdog ended NCCL.
+NCCL_LOST_A_RANK = (
+    r"ncclRemoteError|remote process (exited|exiting)|wait timeout after \d+ms"
+    rf"|NCCL communicator was aborted|{CONNECTION_ENDED}"
+)
 
 CAUSE_KEY = "cause"  # the first failure; the hang watchdog reads it
 _TOGETHER_KEY = "end/together"

@@ -3,7 +3,7 @@ a library that faults. Python runs no code then, and SageMaker's failure file wo
 
 A helper process, forked before torch is imported, waits until this one ends. If Python's
 faulthandler, which such a signal does reach, has written the stacks of all threads to the helper,
-it prints them and leaves the cause in the failure file.
+it prints them and, unless the work was done, leaves the cause in the failure file.
 """
 
 import faulthandler
@@ -18,7 +18,7 @@ from smlightning.cluster import memory_kills
 SIZE = 500  # bytes for what a process is doing
 
 _rank = "a process"
-_doing: mmap.mmap | None = None  # shared with the helper; zeros where nothing is left to say
+_doing: mmap.mmap | None = None  # shared with the helper; zeros once the work is done
 
 
 def watch() -> None:
@@ -27,7 +27,7 @@ def watch() -> None:
     if not hasattr(os, "fork"):
         return
     _doing = mmap.mmap(-1, SIZE)
-    note("its start")
+    note("while it starts")
     killed_before = memory_kills.count()
     reader, writer = os.pipe()
     if os.fork() == 0:
@@ -46,15 +46,17 @@ def watch() -> None:
 
 
 def note(activity: str, rank: str = "") -> None:
-    """Keep what this process is doing, and from now on which rank it is; costs a microsecond."""
+    """Keep what this process is doing ("in backward of step 8"), and from now on which rank it is;
+    costs a microsecond.
+    """
     global _rank
     _rank = rank or _rank
     if _doing is not None:
-        _doing[:] = f"{_rank} in {activity}".encode()[:SIZE].ljust(SIZE, b"\0")
+        _doing[:] = f"{_rank} {activity}".encode()[:SIZE].ljust(SIZE, b"\0")
 
 
 def no_more() -> None:
-    """The work is done: however the process ends, it is no failure."""
+    """The work is done: from now on a crash leaves its stacks in the log, but no failure file."""
     if _doing is not None:
         _doing[:] = bytes(SIZE)
 
@@ -70,13 +72,14 @@ def _wait(reader: int, killed_before: int) -> NoReturn:
         if stacks and doing:
             sentence = _sentence(stacks, doing, memory_kills.count() - killed_before)
             errors.write_failure(sentence)
-            os.write(2, f"{stacks}\nerror: {sentence}\n".encode())
+            stacks += f"\nerror: {sentence}\n"
+        os.write(2, stacks.encode())
     finally:
         os._exit(0)
 
 
 def _sentence(stacks: str, doing: str, killed: int) -> str:
-    """What ended the process, and what to do.
+    """A sentence that says which signal ended the process, and what to do.
 
     Args:
         killed: processes that the kernel has killed here for lack of memory meanwhile.

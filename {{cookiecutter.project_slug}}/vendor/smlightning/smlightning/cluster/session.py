@@ -79,7 +79,7 @@ def session() -> Iterator[Cluster]:
         cluster = _session.cluster = current_cluster()
         # Lightning guesses it from variables, of which plain mpirun sets none.
         rank_zero_only.rank = cluster.rank  # type: ignore[attr-defined]
-        last_words.note("its start", cluster.name(cluster.rank))
+        last_words.note("while it starts", cluster.name(cluster.rank))
         _session.store = meet(cluster)
         yield cluster
         if _session.store:

@@ -284,7 +284,7 @@ def load(path: str | Path, project: Project) -> Job:
 
 def from_table(table: dict[str, Any], project: Project) -> Job:
     """The job that the content of job.toml describes; raises JobError as `load` does."""
-    findings = [*_estimator_table(table.get("estimator"), project), *_missing_hosts(table)]
+    findings = list(_estimator_table(table.get("estimator"), project))
     current = {name: value for name, value in table.items() if name != "estimator"}
     try:
         job = _validated(current, project)
@@ -307,16 +307,20 @@ def _missing_hosts(table: dict[str, Any]) -> Iterator[Finding]:
     elif "InstancePreferences" in config:
         needed = [] if "InstanceCount" in str(config["InstancePreferences"]) else needed[1:]
     for name in needed:
-        if table.get(name, []) == []:
+        if name not in table or (name == "instance_type" and table[name] in ("", [])):
             yield error(name, "is missing", "set it in job.toml")
 
 
 def _validated(table: dict[str, Any], project: Project | None = None) -> Job:
     """The job of a table; without a project, as for a copy of a job, no key can be misplaced."""
+    findings = list(_missing_hosts(table))
     try:
-        return Job.model_validate(table)
+        job = Job.model_validate(table)
     except ValidationError as problems:
-        raise JobError(list(_findings(problems, table, project))) from None
+        raise JobError([*findings, *_findings(problems, table, project)]) from None
+    if findings:
+        raise JobError(findings)
+    return job
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class Progress:
         self.marks += 1
         self.at = time.monotonic()
         self.activity = activity
-        last_words.note(activity)
+        last_words.note(f"in {activity}")
 
     def enter(self, phase: str, *, warm: bool = False) -> None:
         """Go on in ``phase``; its first batches are over once that was ``warm``."""

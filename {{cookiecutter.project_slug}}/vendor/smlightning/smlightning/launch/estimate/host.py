@@ -1,10 +1,10 @@
 """Bytes of a host's main memory that a job takes: its processes and what each keeps there.
 
 While it trains on GPUs, a host keeps the last checkpoint's copy and the best weights, pinned; and
-the weights of all its ranks while these are built, and again when Lightning's Strategy.teardown has
-moved them there (optimizers stay on their GPUs: cluster/strategies.py). On a CPU all of the
-training is there, too. Memory-mapped files (prepared data, a checkpoint that is read) are not
-counted: the system takes such pages back when it needs them.
+the weights of all its ranks while these are built and, with ddp, again when Lightning's
+Strategy.teardown has moved them there (optimizers stay on their GPUs: cluster/strategies.py). On a
+CPU all of the training is there, too. Memory-mapped files (prepared data, a checkpoint that is
+read) are not counted: the system takes such pages back when it needs them.
 """
 
 from dataclasses import asdict, dataclass
@@ -56,12 +56,12 @@ class HostMemory:
 
     @property
     def certain(self) -> int:
-        """What is counted from shapes alone."""
+        """The bytes that follow from shapes, without processes and batches."""
         return self.total - self.processes - self.workers - self.activations
 
 
 def host_memory(sizes: Sizes, run: Run, host: Host) -> HostMemory:
-    """What the job's first host holds at its peak.
+    """The memory of the job's first host at its peak.
 
     Without FSDP rank 0 writes and keeps the best weights; with it each rank does so of its shard,
     and rank 0 has all weights when it builds the network, and again when it saves the model.

@@ -153,7 +153,7 @@ def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
     reasons += [f"{defect.does} ({defect.name})" for defect in defects if defect.security]
     if reasons:
         so = dict.fromkeys(defect.so for defect in defects if defect.security)
-        cure = "; ".join([*so, f"or set {other_image(job)}"])
+        cure = "; or ".join(filter(None, ["; ".join(so), newer_image(job, profile)]))
         yield warning("image", f"{name} {', '.join(reasons)}", cure)
     by_efa = resources.host_count(job) > 1 and any(map(instances.efa, resources.types(job)))
     for defect in defects:
@@ -161,11 +161,24 @@ def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
             yield warning("image", f"{name} {defect.does} ({defect.name})", defect.so)
 
 
+def newer_image(job: Job, profile: Profile) -> str:
+    """The cure for a job whose image has this profile."""
+    if images.profile(job.replace(**settings_of_other_image(job))) == profile:
+        return "update this project (make update)"
+    return f"set {other_image(job)}"
+
+
 def other_image(job: Job) -> str:
-    """The settings that give the job an image without known faults."""
+    """The settings that give the job another image, in a sentence."""
+    settings = settings_of_other_image(job)
+    return " and ".join(f'{name} = "{value}"' for name, value in settings.items())
+
+
+def settings_of_other_image(job: Job) -> dict[str, str]:
+    """Keys of job.toml that give the job this project's own image, and one without SMDDP."""
     if launchers.launcher(job) == "smddp":
-        return 'distribution = "torch_distributed" and image = "auto"'
-    return 'image = "auto"'
+        return {"distribution": "torch_distributed", "image": "auto"}
+    return {"image": "auto"}
 
 
 @for_all_candidates

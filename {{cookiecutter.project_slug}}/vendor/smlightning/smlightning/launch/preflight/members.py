@@ -221,7 +221,7 @@ def arns(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
 def disk_key(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """The KMS key of the hosts' disks."""
     disk = str(request["ResourceConfig"].get("VolumeKmsKeyId", ""))
-    clusters = [cluster for cluster in resources.candidates(request["ResourceConfig"])]
+    clusters = resources.candidates(request["ResourceConfig"])
     types = [[group.instance_type for group in cluster] for cluster in clusters]
     with_nvme = [kinds for kinds in types if all(map(instances.nvme, kinds))]
     if disk and with_nvme:
