@@ -560,3 +560,17 @@ def test_cost_is_never_invented(good):
         good.replace(price_per_hour=2.0, tune=Tune(max_jobs=20, parallel=3)), tuning=True
     )
     assert "12.00 USD an hour, at most 320.00 USD: 20 jobs × 2 instances × 4 h" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "channel", "value"),
+    [
+        ("dataset", "training", "training"),
+        ("model_name", "model", "/opt/ml/input/data/model"),
+    ],
+)
+def test_the_cure_for_a_path_of_this_machine_names_a_channel_that_the_option_reads(
+    option: str, channel: str, value: str
+) -> None:
+    assert channels.channel_for(option) == channel
+    assert channels.value_for(option) == value

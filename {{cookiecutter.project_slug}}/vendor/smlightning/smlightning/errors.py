@@ -48,7 +48,7 @@ MISTAKES: tuple[tuple[type[Exception], str, str, str], ...] = (
         RuntimeError,
         "Skipping the `training_step` by returning None in distributed training",
         "training_step returned None on several ranks, and each step takes all ranks",
-        "return the loss times 0 for a batch that is to be left out",
+        "return the loss; for a batch that is to be left out, return the loss times 0",
     ),
     (
         TypeError,

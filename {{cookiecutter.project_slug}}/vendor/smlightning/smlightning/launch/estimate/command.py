@@ -33,10 +33,11 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
         estimates.remember(known, job, project, options, channels)
     run = estimates.run_of(job, options)
     if run is None:
-        kinds = " or ".join(resources.types(job))
+        kinds = " and ".join(resources.types(job))
         raise UserError(
-            f"how many GPUs {kinds} has, or the batch of a rank, is not known here",
-            "take an instance type that is known, and an option batch_size",
+            f"the ranks of {kinds}, or the batch of a rank, cannot be told: the GPUs of a host are "
+            "not known here, or differ between groups",
+            "take types that are known, with as many GPUs each, and an option batch_size",
         )
     gpu_memory = resources.gpu_memory(job)
     sharding = estimates.may_shard(job, options)

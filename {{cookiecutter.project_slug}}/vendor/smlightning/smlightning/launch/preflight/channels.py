@@ -151,8 +151,20 @@ def option_paths(job: Job, project: Project) -> Iterator[Finding]:
                 key,
                 f'"{value[:80]}" is a path of this machine, which the training job cannot read',
                 "upload it, as by aws s3 cp --recursive; name its address under [channels], as "
-                f'training = "s3://bucket/folder/"; and set {option} = "training"',
+                f'{channel_for(option)} = "s3://bucket/folder/"; and set {option} = '
+                f'"{value_for(option)}"',
             )
+
+
+def channel_for(option: str) -> str:
+    """The name of a channel with what an option reads: one for each option."""
+    return "training" if option == "dataset" else option.removesuffix("_name")
+
+
+def value_for(option: str) -> str:
+    """How an option names its channel: dataset by the name, any other by its folder."""
+    channel = channel_for(option)
+    return channel if option == "dataset" else f"{paths.CHANNELS}{channel}"
 
 
 def written(declared: Option | None, name: str, value: str) -> bool:
