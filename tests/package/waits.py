@@ -3,12 +3,8 @@
 from typing import Any
 
 import torch
+from marked_tensors import WAITING
 from torch.utils._python_dispatch import TorchDispatchMode
-
-WAITING = {
-    "_local_scalar_dense", "bincount", "equal", "is_nonzero", "masked_select", "nonzero",
-    "unique_consecutive", "unique_dim", "_unique2",
-}  # fmt: skip
 
 
 class Waits(TorchDispatchMode):

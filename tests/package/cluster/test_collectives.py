@@ -6,14 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from marked_tensors import NCCL_TYPES
 
 from smlightning.cluster import collectives, fsdp2
 
-# ProcessGroupNCCL.cpp, ncclDataType
-OF_NCCL = {
-    torch.bfloat16, torch.bool, torch.float16, torch.float32, torch.float64, torch.int8,
-    torch.int32, torch.int64, torch.uint8,
-}  # fmt: skip
 TENSORS = {
     "turned": torch.arange(6.0).view(2, 3).T,
     "expanded": torch.ones(1, 3).expand(4, 3),
@@ -52,7 +48,7 @@ def test_a_tensor_is_sent_as_nccl_takes_it(send: str, kind: str, sent: list[torc
     else:
         result = fsdp2._from_rank_0(tensor, torch.device("cpu"))
     assert torch.equal(result, before) and result.dtype == before.dtype
-    assert all(one.is_contiguous() and one.dtype in OF_NCCL for one in sent) and len(sent) == 1
+    assert all(one.is_contiguous() and one.dtype in NCCL_TYPES for one in sent) and len(sent) == 1
 
 
 def test_an_outline_gets_rank_0s_shape(sent: list[torch.Tensor]) -> None:
