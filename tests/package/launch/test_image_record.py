@@ -32,7 +32,7 @@ def test_no_question_about_a_profile_is_left_out(name: str) -> None:
     trainings = [training.name for training in prove.trainings(profile, PLACES)]
     assert len(trainings) == (8 if any(profile.limits({"strategy": "fsdp"})) else 10)
     for training in trainings:
-        assert list(rows[training]["seconds"]) == list(prove.STEPS), training
+        assert set(rows[training]["seconds"]) == set(prove.STEPS), training
     for launcher in profile.launchers:
         for task in (prove.TEXT_TASK, prove.LANGUAGE_TASK):
             assert rows[f"{task}, {launcher}"]["seconds"]
