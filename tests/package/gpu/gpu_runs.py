@@ -32,8 +32,9 @@ PATHS = {  # before those of the classification, which every rank has
 }
 FIRST_STEPS = 4  # in which the package compares the ranks' batches and buffers
 LOG_EVERY = 2
-# The lines at which a training may wait: once per interval of the log, and every 0.3 s.
-INTERVAL, AGREEMENT = "_over_ranks", "agreement.py"
+# The lines at which a training may wait: once per interval of the log, every 0.3 s, and before a
+# checkpoint while the one before is still being written, which depends on the disk.
+INTERVAL, AGREEMENT, CHECKPOINT = "_over_ranks", "agreement.py", "_wait_until_written"
 
 
 def findings(record: dict[str, Any]) -> list[str]:
@@ -43,7 +44,7 @@ def findings(record: dict[str, Any]) -> list[str]:
     found += [f"{name} in thread {thread}, whose GPU is 0" for name, thread, _ in record["threads"]]
     intervals = 0
     for phase, what, place, count in record["waits"]:
-        if phase == "first steps" or AGREEMENT in place:
+        if phase == "first steps" or AGREEMENT in place or CHECKPOINT in place:
             continue
         if phase == "step" and INTERVAL in place:
             intervals += count
