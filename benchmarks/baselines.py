@@ -1,4 +1,4 @@
-"""What simple models make of the built-in data: the examples' models should beat them.
+"""Scores of simple models on the built-in data, which the examples' models should beat.
 
     python benchmarks/baselines.py --seed 0
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: generated projects, runs of train.py, turns, ratios with intervals.
+"""Shared by the benchmarks: generated projects, runs of train.py, turns, ratios with intervals.
 
 On a shared machine the same training takes twice as long from one second to the next. Trainings
 that are compared therefore run at the same time, each in processes of its own, and take turns: a
@@ -105,11 +105,11 @@ class Run:
             theirs.close()
 
     def text(self, rank: int = 0) -> str:
-        """What a rank has printed."""
+        """The output of a rank so far."""
         return (self.folder / f"rank{rank}.txt").read_text(errors="replace")
 
     def failure(self, rank: int = 0) -> str:
-        """What a rank left for SageMaker's FailureReason."""
+        """The text of a rank's failure file, SageMaker's FailureReason."""
         path = self.folder / f"output{rank}" / "failure"
         return path.read_text() if path.exists() else ""
 
@@ -174,7 +174,7 @@ def free_port() -> int:
 
 
 def rank_variables(rank: int, ranks: int, port: int, hosts: bool, place: Path) -> dict[str, str]:
-    """What a launcher tells a rank."""
+    """The environment variables that a launcher sets for a rank."""
     variables = {"SM_OUTPUT_DIR": str(place / f"output{rank}")}
     if ranks == 1:
         return variables
@@ -213,7 +213,7 @@ class Seat:
         self.peer.write(json.dumps({"seconds": seconds, "processor": spent, **self.more}) + "\n")
         self.peer.flush()
         if not self.peer.readline():
-            os._exit(0)  # whoever compares has ended
+            os._exit(0)  # the process that compares has ended
         self.more = {}
         self.since, self.spent = time.perf_counter(), time.process_time()
 
@@ -285,7 +285,7 @@ def weights(output: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What figures depend on."""
+    """Versions and machine, on which figures depend."""
     import platform
     from importlib.metadata import version
 

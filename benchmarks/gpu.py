@@ -1,4 +1,4 @@
-"""What only a GPU can answer, in one command: `make gpu`; some of it a CPU can, in CI.
+"""Asks a GPU what only a GPU can answer (`make gpu`); CI asks a CPU what a CPU can.
 
     python benchmarks/gpu.py                               # all questions
     python benchmarks/gpu.py --only exact faults           # some

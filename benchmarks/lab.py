@@ -1,4 +1,4 @@
-"""What gpu.py asks with: projects, data, models with random weights, and runs of train.py."""
+"""Tools of gpu.py: projects, data, models with random weights, and runs of train.py."""
 
 import json
 import random
@@ -82,7 +82,7 @@ class Lab:
         return run.succeed(limit), output
 
     def facts(self, task: str, probe: str, **options: Any) -> dict[str, Any]:
-        """What a probe measured."""
+        """The measurements of a probe."""
         (self.project(task) / "facts.json").unlink(missing_ok=True)
         self.train(task, probe=probe, **options)
         return json.loads((self.project(task) / "facts.json").read_text())
