@@ -86,6 +86,8 @@ class Model(pl.LightningModule):
     heuristic; DDP averages gradients, so what grows with every rank is the global batch.
     """
 
+    saved_attributes = ("labels",)  # written by save, and so compared between ranks
+
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = ModelOptions(**options)

@@ -1,15 +1,22 @@
 """Global batches: every sample once, whatever the world size, in an order of (seed, epoch)."""
 
 import tracemalloc
+from collections import UserDict
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pytorch_lightning.trainer.connectors.data_connector import _DataConnector
+from pytorch_lightning.trainer.states import RunningStage
+from torch.utils.data import DataLoader, DistributedSampler
 
 from smlightning.data import batches
-from smlightning.data.batches import GlobalBatches
+from smlightning.data.batches import GlobalBatches, digest
 from smlightning.errors import UserError
 
 
@@ -110,3 +117,63 @@ def test_rows_index_tensors_in_evaluation_too() -> None:
     (share,) = GlobalBatches([3, 1, 2], 4, 0, 1)
     assert torch.arange(3)[share.rows].tolist() == [0, 2, 1]
     assert torch.from_numpy(share.rows).tolist() == [0, 2, 1]
+
+
+@dataclass
+class Batch:
+    x: Any
+    name: str = ""
+
+
+def test_a_digest_is_of_all_that_a_batch_holds() -> None:
+    x = torch.arange(6, dtype=torch.float32)
+    different = [
+        x,
+        x + 1,
+        x.double(),
+        x.reshape(2, 3),
+        x.bfloat16(),
+        x > 2,
+        x[:0],
+        [x, x],
+        {"x": x, "y": 1},
+        (x, "text"),
+        Batch(x, "name"),
+        Batch([x]),
+        UserDict(x=(x, True)),
+        [["one", "other"]],
+        torch.eye(3).to_sparse(),
+        None,
+    ]
+    found = [digest(batch) for batch in different]
+    assert len(set(found)) == len(found) and all(0 <= number < 2**48 for number in found)
+    assert digest(Batch([x], "name")) == digest(Batch((x.clone(),), "name"))
+    assert digest(x.reshape(2, 3).T) == digest(x.reshape(2, 3).T.contiguous())
+    itself: dict[str, Any] = {"x": x}
+    itself["itself"] = itself
+    digest(itself)
+
+
+def test_lightning_leaves_the_projects_own_loaders_alone_and_divides_others() -> None:
+    two = SimpleNamespace(global_rank=1, world_size=2, accumulate_grad_batches=1)
+    connector = _DataConnector(
+        SimpleNamespace(  # type: ignore[arg-type]
+            _accelerator_connector=SimpleNamespace(
+                use_distributed_sampler=True, is_distributed=True
+            ),
+            distributed_sampler_kwargs={"num_replicas": 2, "rank": 1},
+            overfit_batches=0,
+            state=SimpleNamespace(fn="fit"),
+        )
+    )
+    lengths = range(1, 41)
+    for seed, stage in (
+        (3, RunningStage.TRAINING),
+        (None, RunningStage.VALIDATING),
+        (None, RunningStage.TESTING),
+    ):
+        own = batches.loader(lengths, lengths, 4, two, seed)  # type: ignore[arg-type]
+        assert connector._prepare_dataloader(own, shuffle=seed is not None, mode=stage) is own
+    ordinary = DataLoader(lengths, 4, shuffle=True)  # type: ignore[arg-type]
+    made: Any = connector._prepare_dataloader(ordinary, shuffle=True, mode=RunningStage.TRAINING)
+    assert isinstance(made.sampler, DistributedSampler) and len(made.sampler) == 20

@@ -30,13 +30,6 @@ class Gathering(Drawing):
         return [(row, noise) for row in rows]
 
 
-class Plain(Drawing):
-    """Its rows draw nothing."""
-
-    def __getitem__(self, row: int) -> tuple[Any, ...]:
-        return (row,)
-
-
 def batches(loader: DataLoader, start: Start | None = None, seed: int = 1, rank: int = 0) -> Any:
     exact: Any = draws.exact_loader(loader, lambda: start or Start(), seed, rank, True)
     torch.rand(3)  # whatever was drawn before
@@ -58,28 +51,6 @@ def test_a_rows_draws_depend_on_seed_epoch_and_row_alone() -> None:
     assert rows_of(loader(Drawing()), Start(1)) != table
     for generator in (1, 2, 3):
         assert len({row[generator] for row in table.values()}) == 8
-
-
-class DrawingLate(Drawing):
-    """From Python's and numpy's generators for its last rows alone."""
-
-    fetched = 0
-
-    def __getitem__(self, row: int) -> tuple[Any, ...]:
-        self.fetched += 1
-        late = (random.random(), float(np.random.rand())) if row > 5 else ()
-        return row, torch.rand(1).item(), *late
-
-
-def test_generators_that_rows_do_not_draw_from_are_not_seeded_for_each() -> None:
-    """Until one does: its batch is fetched again, and draws what it draws in another order."""
-    given = loader(DrawingLate())
-    late = rows_of(given)
-    assert given.dataset.fetched == 10, "eight, and the last batch's two again"
-    assert rows_of(loader(DrawingLate(), sampler=range(7, -1, -1))) == late
-    exact: Any = draws.exact_loader(loader(Plain()), Start, 1, 0, True)
-    list(exact)
-    assert exact.dataset.generators == []
 
 
 def test_a_subset_draws_for_each_row_and_a_data_set_that_gathers_for_each_batch() -> None:

@@ -40,12 +40,11 @@ from smlightning.checkpoints.writer import CheckpointWriter, ShardWriter
 from smlightning.cluster import collectives, session, signals
 from smlightning.cluster.parts import weights_like
 from smlightning.cluster.sharding import ShardedStrategy
-from smlightning.data.division import equally_many
 from smlightning.data.stateful import resumes_exactly
 from smlightning.errors import UserError
 from smlightning.options import Option
 from smlightning.training import loop, watchdog
-from smlightning.training.metrics import equal_on_ranks
+from smlightning.training.rank_checks import equal_on_ranks, equally_many
 
 RERUN = "start the same command again"
 

@@ -16,9 +16,7 @@ What any loader has, in training:
 - `stateful`: loaders that keep a state of their own, for the checkpoint: ``StatefulLoader``,
   ``resumes_exactly``.
 - `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.
-- `division`: the check that ranks are not given the same data: ``DataDividedCheck``.
-- `sharing`: the same by an epoch's rows: ``RowSketch``, ``refuse_shared_rows``.
 
-Imports go one way: `documents` on `tables`, `text` and `store`; `text` on `batches`; `stateful` and
-`division` on `draws`, that on `batches` and `sharing`.
+Imports go one way: `documents` on `tables`, `text` and `store`; `text` on `batches`; `stateful` on
+`draws`, that on `batches`.
 """

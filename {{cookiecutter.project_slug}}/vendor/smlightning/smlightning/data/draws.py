@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from smlightning.data.batches import Share, digest
-from smlightning.data.sharing import RowSketch
+from smlightning.data.batches import Share
 
 ORDER, ROW, BATCH, OWN, STREAM = range(5)  # what a number is drawn for
 ALIKE = 2  # batches of a run for which streams draw the same on all ranks
@@ -125,35 +124,11 @@ def mix(*numbers: int, before: int = 0) -> int:
     return mixed
 
 
-class Generator(NamedTuple):
-    """A library's, which functions of it draw from."""
-
-    seed: Callable[[int], Any]  # by 64 bits
-    draw: Callable[[], Any]  # 64 bits
-
-
-TORCH = Generator(
-    lambda number: torch.default_generator.manual_seed(number >> 1),
-    lambda: torch.empty((), dtype=torch.int64).random_().item(),
-)
-PYTHON = Generator(
-    lambda number: random.seed(number & 0xFFFFFFFF),  # a longer number takes longer
-    lambda: random.getrandbits(64),
-)
-NUMPY = Generator(lambda number: np.random.seed(number >> 32), lambda: np.random.bytes(8))
-
-
 def seed_generators(number: int) -> None:
     """Seed torch's, Python's and numpy's generators by 64 bits."""
-    for generator in (TORCH, PYTHON, NUMPY):
-        generator.seed(number)
-
-
-def drawn_from(generator: Generator, number: int) -> bool:
-    """Whether something was drawn since it was seeded by ``number``; draws, too."""
-    now = generator.draw()
-    generator.seed(number)
-    return generator.draw() != now
+    torch.default_generator.manual_seed(number >> 1)
+    random.seed(number & 0xFFFFFFFF)  # a longer number takes longer
+    np.random.seed(number >> 32)
 
 
 def number_of(index: Any) -> int:
@@ -165,22 +140,13 @@ def number_of(index: Any) -> int:
 
 
 class DrawingDataset(Dataset):
-    """A data set whose generators are seeded for each row, and for what is made of a batch.
+    """A data set whose generators are seeded for each row, and then for the batch.
 
     Attributes of the data set are this one's, too.
-
-    Args:
-        dataset: the owner's.
-        in_workers: they fetch from it, and its first row is to be compared with other ranks'.
     """
 
-    def __init__(self, dataset: Any, in_workers: bool = False) -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        # Those that rows are drawn from; None: not known yet. Each costs some 1 % of a step of the
-        # example to seed for every row.
-        self.generators: list[Generator] | None = None
-        # In memory that workers share: what one opens must not be opened here and forked later.
-        self.first_row = torch.zeros((), dtype=torch.int64).share_memory_() if in_workers else None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "dataset":  # while it is unpickled, there is none
@@ -199,51 +165,17 @@ class DrawingDataset(Dataset):
         return self.dataset[fetch.index]
 
     def __getitems__(self, fetch: Fetch) -> Sequence[Any]:
-        """The samples of a batch; what ``collate_fn`` then draws is of this batch, too."""
-        if self.first_row is not None:
-            place, self.first_row = self.first_row, None  # once in a worker
-            place.fill_(digest_of_first_row(self))
+        """The samples of a batch; ``collate_fn`` then draws from the batch's numbers."""
         _enter(fetch)
         if _gathers(self.dataset):
             _seed_batch(fetch)
             return self.dataset.__getitems__(fetch.index)
-        if self.generators is None:
-            samples = self._first_samples(fetch)
-        else:
-            samples = self._samples(fetch, self.generators)
-        _seed_batch(fetch)
-        return samples
-
-    def _first_samples(self, fetch: Fetch) -> list[Any]:
-        """Seeds all generators for each row, and finds those that rows are drawn from."""
-        samples, drawn = [], []
+        samples = []
         for row, number in zip(fetch.index, _numbers_of_rows(fetch), strict=True):
             seed_generators(number)
             samples.append(self.dataset[row])
-            drawn += [source for source in (PYTHON, NUMPY) if drawn_from(source, number)]
-        self.generators = [source for source in (PYTHON, NUMPY) if source in drawn]
+        _seed_batch(fetch)
         return samples
-
-    def _samples(self, fetch: Fetch, generators: list[Generator]) -> list[Any]:
-        """Seeds torch's generator for each row, from whose seed owners make others, and these.
-
-        Where a row is drawn from another one for the first time, all are fetched again.
-        """
-        others = [source for source in (PYTHON, NUMPY) if source not in generators]
-        before = _number_of_batch(fetch)
-        for generator in others:
-            generator.seed(before)
-        samples = []
-        for row, number in zip(fetch.index, _numbers_of_rows(fetch), strict=True):
-            TORCH.seed(number)
-            for generator in generators:
-                generator.seed(number)
-            samples.append(self.dataset[row])
-        drawn = [source for source in others if drawn_from(source, before)]
-        if not drawn:
-            return samples
-        self.generators = [*generators, *drawn]
-        return self._samples(fetch, self.generators)
 
 
 def _enter(fetch: Fetch) -> None:
@@ -252,11 +184,7 @@ def _enter(fetch: Fetch) -> None:
 
 
 def _seed_batch(fetch: Fetch) -> None:
-    seed_generators(_number_of_batch(fetch))
-
-
-def _number_of_batch(fetch: Fetch) -> int:
-    return mix(BATCH, *fetch.place.of_all_ranks, number_of(fetch.index))
+    seed_generators(mix(BATCH, *fetch.place.of_all_ranks, number_of(fetch.index)))
 
 
 def _numbers_of_rows(fetch: Fetch) -> Iterator[int]:
@@ -287,7 +215,6 @@ class IndexStream:
         seed: of the run.
         rank: of this process.
         training: else every iteration draws the same.
-        sketched: the rows of the first epoch are to be compared with those of other ranks.
     """
 
     def __init__(
@@ -297,7 +224,6 @@ class IndexStream:
         seed: int,
         rank: int,
         training: bool,
-        sketched: bool,
     ) -> None:
         self.of_rows = loader.batch_sampler is not None
         self.sampler: Any = loader.batch_sampler if self.of_rows else loader.sampler
@@ -309,7 +235,6 @@ class IndexStream:
         self.epoch = -1  # of the latest iteration
         self.turn = 0  # how often it was begun anew in this epoch
         self.checksums: dict[int, int] = {}  # of the rows of so many batches
-        self.sketch: RowSketch | None = RowSketch() if sketched else None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "sampler":
@@ -363,15 +288,8 @@ class IndexStream:
             content = b"" if isinstance(index, Share) else _content(index)
             checksum = zlib.crc32(content, checksum)
             self.checksums[batch + 1] = checksum
-            if self.sketch is not None:
-                self.sketch.add(_rows(index))
             if batch >= done:
                 yield Fetch(place._replace(batch=batch), index, again)
-
-    def take_sketch(self) -> RowSketch | None:
-        """The rows of the first epoch, once; from then on they are not looked at."""
-        sketch, self.sketch = self.sketch, None
-        return sketch
 
     def _compare(self, then: Order, done: int) -> None:
         """Say so where the order of a resumed epoch is another one."""
@@ -441,11 +359,6 @@ def _repeated(rows: Any, seen: bytearray, most: int) -> tuple[int, ...]:
     return tuple(again)
 
 
-def _rows(index: Any) -> Any:
-    """The samples' rows, without those that only even out the ranks."""
-    return index.rows[: index.real] if isinstance(index, Share) else index
-
-
 def _content(index: Any) -> bytes:
     """The rows of a batch as bytes that do not tell how rows are divided into batches."""
     if isinstance(index, Share):
@@ -457,12 +370,7 @@ def _content(index: Any) -> bytes:
 
 
 def exact_loader(
-    loader: object,
-    start: Callable[[], Start],
-    seed: int,
-    rank: int,
-    training: bool,
-    world_size: int = 1,
+    loader: object, start: Callable[[], Start], seed: int, rank: int, training: bool
 ) -> object:
     """A copy of a loader that draws as this module says.
 
@@ -473,13 +381,10 @@ def exact_loader(
     exact = copy.copy(loader)
     if is_of_torchdata(loader):
         exact.__class__ = DataLoader  # torchdata's would count what this module knows
-    sketched = training and world_size > 1
-    stream = IndexStream(loader, start, seed, rank, training, sketched)
+    stream = IndexStream(loader, start, seed, rank, training)
     # A DataLoader's attributes cannot be assigned; this copy has not been iterated.
     name = "batch_sampler" if stream.of_rows else "sampler"
-    in_workers = world_size > 1 and loader.num_workers > 0 and _is_divided(stream)
-    dataset = DrawingDataset(loader.dataset, in_workers)
-    vars(exact).update({"dataset": dataset, name: stream})
+    vars(exact).update({"dataset": DrawingDataset(loader.dataset), name: stream})
     return exact
 
 
@@ -492,25 +397,3 @@ def index_streams(loaders: Any) -> list[IndexStream]:
             if isinstance(candidate, IndexStream):
                 streams.append(candidate)
     return streams
-
-
-def divided_data(loaders: Any) -> list[DrawingDataset]:
-    """The data sets whose rows a DistributedSampler divides among several ranks."""
-    divided = []
-    for loader in CombinedLoader(loaders, "sequential").flattened:
-        stream = getattr(loader, "batch_sampler", None)
-        if isinstance(stream, IndexStream) and _length(loader.dataset) and _is_divided(stream):
-            divided.append(loader.dataset)
-    return divided
-
-
-def _is_divided(stream: IndexStream) -> bool:
-    """Whether a DistributedSampler divides its rows among several ranks."""
-    sampler = getattr(stream.sampler, "sampler", None)
-    return stream.of_rows and isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1
-
-
-def digest_of_first_row(dataset: DrawingDataset) -> int:
-    """Of its sample at the start of the first epoch; 0 where it is another one each time."""
-    first, again = (digest(dataset.__getitems__(Fetch(Place(), [0]))[0]) for _ in range(2))
-    return first if first == again else 0

@@ -8,8 +8,10 @@
 - `loop`: where Lightning's loop is, and when it validates: ``ValidationSteps``.
 - `watchdog`: the end of a job whose ranks hang: ``HangWatchdog``, ``pause_watchdog``.
 - `checks`: mistakes found before training or in its first epoch: ``training_checks``,
-  ``refuse_incomplete``. Ranks that differ: `equality`.
-- `metrics`: metrics over all ranks: ``WeightedMean``, ``ConfusionMatrix``, ``equal_on_ranks``.
+  ``refuse_incomplete``.
+- `rank_checks`: ranks that differ, or train on the same data: ``EqualRanks``, ``DividedData``,
+  ``SharedMetrics``, ``equal_on_ranks``.
+- `metrics`: metrics over all ranks: ``WeightedMean``, ``ConfusionMatrix``.
 - `losses`: the loss of each token: ``token_losses``.
 - `optimizers`: optimizers with their schedule: ``adamw_with_cosine``.
 - `precision`: the Trainer's precision: ``trainer_precision``.

@@ -7,22 +7,20 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from smlightning.data.division import DataDividedCheck
 from smlightning.data.workers import LostBatches
 from smlightning.errors import UserError
-from smlightning.training.equality import EqualRanks
-from smlightning.training.metrics import SummedMetrics
+from smlightning.training.rank_checks import DividedData, EqualRanks, SharedMetrics
 
 
 def training_checks(data_divided: bool = True) -> list[pl.Callback]:
     """Callbacks that find mistakes before training, or in its first epoch.
 
     Args:
-        data_divided: refuse ranks that are given the same data; False where that is intended.
+        data_divided: reject ranks that are given the same data; False where that is intended.
     """
     checks: list[pl.Callback] = [EqualRanks(), EarlyStoppingCheck(), StepCheck()]
-    checks += [SummedMetrics(), LostBatches()]
-    return [DataDividedCheck(), *checks] if data_divided else checks
+    checks += [SharedMetrics(), LostBatches()]
+    return [DividedData(), *checks] if data_divided else checks
 
 
 def refuse_incomplete(model: pl.LightningModule, data: pl.LightningDataModule) -> None:

@@ -1,26 +1,17 @@
-"""Metrics over all ranks: a mean without a wait for the device, and whether ranks agree on one."""
+"""Metrics over all ranks, without a wait for the device."""
 
-import hashlib
-import sys
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 import torchmetrics
 from torchmetrics.utilities import dim_zero_sum
 
-from smlightning.cluster import collectives, session
+from smlightning.cluster import collectives
 from smlightning.errors import UserError
 
-SUM_IT = (
-    "sum it over the ranks: log a torchmetrics metric, or self.log(..., sync_dist=True) where the "
-    "batches are equally large"
-)
-SHOWN = 4  # names in a sentence
 
-
-def refuse_wrong_sums(model: torch.nn.Module) -> None:
-    """Refuse ``sum_over_ranks`` for a metric with states that are no sums.
+def check_sums(model: torch.nn.Module) -> None:
+    """Raise a UserError if a metric uses ``sum_over_ranks`` and has a state that is not a sum.
 
     torchmetrics 1.9 keeps in ``Metric._reductions`` how each state of all ranks is made one.
     """
@@ -100,98 +91,3 @@ def macro_f1(confusion: torch.Tensor) -> torch.Tensor:
     present = both > 0
     scores = 2 * confusion.diagonal() / both.where(present, 1)
     return scores.sum() / present.sum()
-
-
-def equal_on_ranks(name: str, value: float, refuse: bool) -> float:
-    """A metric's value on rank 0, by which every rank chooses the best weights. Collective.
-
-    Args:
-        refuse: else a difference is a warning, which rank 0 prints.
-
-    Raises:
-        UserError: another rank has another value, and ``refuse``.
-    """
-    cluster = session.current_cluster()
-    slots = torch.zeros(cluster.world_size, dtype=torch.float64)
-    slots[cluster.rank] = value
-    values = collectives.all_sum(slots)
-    # Some ranks add up in another order.
-    equal = torch.isclose(values, values[0], rtol=1e-3, equal_nan=True).tolist()
-    if all(equal):
-        return values[0].item()
-    other = equal.index(False)
-    error = UserError(
-        f"{name} is {values[0]:.6g} on rank 0 and {values[other]:.6g} on rank {other}, of a part "
-        "of the data each perhaps",
-        SUM_IT,
-    )
-    if refuse:
-        raise error
-    if cluster.rank == 0:
-        print(f"warning: {error}", file=sys.stderr)
-    return values[0].item()
-
-
-class SummedMetrics(pl.Callback):
-    """Says once which metrics of the first validation, epoch and test are each rank's own; refuses
-    those that would be summed wrongly.
-    """
-
-    def __init__(self) -> None:
-        self.stages: set[str] = set()  # that were compared: the same on every rank
-        self.names: set[str] = set()  # of metrics that were compared
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        refuse_wrong_sums(pl_module)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._compare(trainer, "validation")
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._compare(trainer, "epoch")
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._compare(trainer, "test")
-
-    def _compare(self, trainer: pl.Trainer, stage: str) -> None:
-        """Compare what was logged and not compared before. Collective."""
-        if trainer.world_size == 1 or stage in self.stages:
-            return
-        self.stages.add(stage)
-        names = sorted(set(trainer.callback_metrics) - self.names)
-        self.names.update(names)
-        values = [float(trainer.callback_metrics[name]) for name in names]
-        warning = _of_one_rank(names, values)
-        if warning and trainer.is_global_zero:
-            print(f"warning: {warning}", file=sys.stderr)
-
-
-def _of_one_rank(names: list[str], values: list[float]) -> UserError | None:
-    """What is to be said of metrics that differ between ranks. Collective."""
-    content = hashlib.blake2b("\n".join(names).encode(), digest_size=6).digest()
-    logged = [number for (number,) in collectives.from_each_rank([int.from_bytes(content)])]
-    if len(set(logged)) > 1:
-        return UserError(
-            f"Rank {next(r for r in range(len(logged)) if logged[r] != logged[0])} logs other "
-            f"metrics than rank 0, which logs {', '.join(names) or 'none'}",
-            "log the same on every rank: rank 0's are printed and saved",
-        )
-    cluster = session.current_cluster()
-    slots = torch.zeros(cluster.world_size, len(names))
-    slots[cluster.rank] = torch.tensor(values)
-    ranks = collectives.all_sum(slots)
-    # Some ranks add up in another order.
-    same = torch.isclose(ranks, ranks[0], rtol=1e-3, equal_nan=True).all(0).tolist()
-    differing = [number for number, equal in enumerate(same) if not equal]
-    if not differing:
-        return None
-    first = ranks[:, differing[0]]
-    other = torch.isclose(first, first[0], rtol=1e-3, equal_nan=True).tolist().index(False)
-    shown = [names[number] for number in differing[:SHOWN]]
-    more = f" and {len(differing) - SHOWN} more" if len(differing) > SHOWN else ""
-    return UserError(
-        f"{', '.join(shown)}{more}: each rank has its own ({shown[0]} is {first[0]:.6g} on rank 0 "
-        f"and {first[other]:.6g} on rank {other}), and rank 0's is printed and saved",
-        SUM_IT,
-    )

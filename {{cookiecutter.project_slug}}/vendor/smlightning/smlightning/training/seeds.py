@@ -5,7 +5,8 @@ A run that is resumed in the middle of an epoch draws what it would have drawn.
 
 A stream has no rows. What it draws when its iterator is made is the same on every rank, as streams
 need that shuffle and then take each rank's part; and so is what it draws for its first batches, so
-that ranks which are given the same samples show it (data/division.py), however they augment them.
+that ranks which are given the same samples show it (training/rank_checks.py), however they augment
+them.
 """
 
 import random
@@ -85,10 +86,8 @@ class StepSeed(pl.Callback):
         self._refuse_overfitting_of_batches(trainer, loader)
         if stateful.keeps_state(loader):
             return process(self._with_state(trainer, loader, start))
-        exact = draws.exact_loader(
-            loader, start, self.seed, trainer.global_rank, trainer.training, trainer.world_size
-        )
-        return process(exact)
+        rank, training = trainer.global_rank, trainer.training
+        return process(draws.exact_loader(loader, start, self.seed, rank, training))
 
     def _with_state(
         self, trainer: pl.Trainer, loader: Any, start: Callable[[], draws.Start]
@@ -151,9 +150,7 @@ class StepSeed(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         number = self._number(trainer.global_rank, loop.batches_trained(trainer) - 1)
-        torch.default_generator.manual_seed(number)
-        random.seed(number % 2**32)  # a longer number takes longer
-        np.random.seed(number % 2**32)
+        _seed_generators(number)
         if trainer.strategy.root_device.type == "cuda":
             # torch.manual_seed takes up to 1 ms for kinds of device not in use
             torch.cuda.manual_seed(number)
@@ -177,9 +174,13 @@ class StepSeed(pl.Callback):
         """For the batch of this number in the run; or, where it is negative, for an iterator."""
         rank = trainer.global_rank if index >= draws.ALIKE else 0
         number = (self._number(rank, index) + 32_768) % 2**63  # no step's of any rank
-        torch.default_generator.manual_seed(number)
-        random.seed(number % 2**32)
-        np.random.seed(number % 2**32)
+        _seed_generators(number)
 
     def _number(self, rank: int, index: int) -> int:
         return ((self.seed * 1_000_003 + index) * 65_537 + rank) % 2**63
+
+
+def _seed_generators(number: int) -> None:
+    torch.default_generator.manual_seed(number)
+    random.seed(number % 2**32)  # a longer number takes longer
+    np.random.seed(number % 2**32)

@@ -1,0 +1,229 @@
+"""Ranks that differ, or train on the same data, end in one sentence within the first epoch."""
+
+import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from rank_training import MISTAKES, make_mistake, ranks
+from smlightning.cluster import collectives, session
+from smlightning.data.batches import digest
+from smlightning.errors import UserError
+from smlightning.launch.estimate.counting import Storages
+from smlightning.tensors import checksum
+from smlightning.training import rank_checks
+
+WORDS = {
+    "labels": "OtherLabels.labels",
+    "fingerprint": "fingerprint",
+    "saved attributes": "Saving.names",
+    "undivided stream": "Ranks 0, 1 of 2",
+    "validation": "3 batches on rank 1 and 4 on rank 0",
+    "weights": "weight differs between ranks 0 and 1",
+    "buffers": "seen differs between ranks 0 and 1",
+    "unused": "every parameter",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_on_two_ranks_ends_both_in_one_sentence(name: str, tmp_path: Path) -> None:
+    """With a cure; a sound training ends as ever."""
+    records = ranks(make_mistake, tmp_path, 2, name=name)
+    expected = WORDS.get(name, "")
+    for record in records:
+        assert expected in record["problem"] and bool(record["problem"]) is bool(expected), record
+        assert bool(record["cure"]) is bool(expected)
+    warned = [re.findall("^warning: (.*?): each rank", record["log"], re.M) for record in records]
+    assert sorted(", ".join(warned[0]).split(", ")) == (
+        ["train/own", "val/own"] if name == "none" else [""]
+    ), "once"
+    assert not warned[1], "only rank 0 warns"
+
+
+@pytest.fixture
+def other_ranks(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
+    """What ranks 1, 2, … give when this process, rank 0, gathers numbers: filled by a test."""
+    others: list[list[float]] = []
+
+    def all_sum(slots: torch.Tensor) -> torch.Tensor:
+        for rank, numbers in enumerate(others, 1):
+            slots[rank] = torch.tensor(numbers, dtype=slots.dtype)
+        return slots
+
+    def cluster() -> Any:
+        return SimpleNamespace(world_size=1 + len(others), rank=0)
+
+    monkeypatch.setattr(session, "current_cluster", cluster)
+    monkeypatch.setattr(collectives, "current_cluster", cluster)
+    monkeypatch.setattr(collectives, "all_sum", all_sum)
+    return others
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        yield from ()
+
+
+class Unsized:
+    """Batches in a loader that has no length."""
+
+    def __iter__(self) -> Any:
+        yield from (A, B)
+
+
+@pytest.mark.parametrize(
+    ("loader", "others", "equal"),
+    [
+        (DataLoader([1, 2]), 3, True),  # type: ignore[arg-type]
+        (DataLoader([1, 2]), 4, False),  # type: ignore[arg-type]
+        (Unsized(), -1, False),
+        (DataLoader(Stream()), -1, False),
+    ],
+)
+def test_only_loaders_with_lengths_promise_equally_many_batches(
+    loader: Any, others: int, equal: bool, other_ranks: list[list[float]]
+) -> None:
+    other_ranks.append([others])
+    assert rank_checks.equally_many([DataLoader([1]), loader]) is equal  # type: ignore[arg-type]
+
+
+def see(*loaders: list[Any], others: list[list[float]], workers: int = 0) -> int:
+    """Give each rank its batches, seen from rank 0; returns how many batches were compared."""
+    trainer: Any = SimpleNamespace(world_size=len(loaders), global_rank=0, is_last_batch=False)
+    trainer.train_dataloader = DataLoader(Stream(), num_workers=workers)
+    check = rank_checks.DividedData()
+    check.on_train_start(trainer, None)  # type: ignore[arg-type]
+    for at, batch in enumerate(loaders[0]):
+        trainer.is_last_batch = at + 1 == len(loaders[0])
+        others[:] = [
+            [digest(mine[at]), len(mine) == at + 1] for mine in loaders[1:] if at < len(mine)
+        ]
+        check.on_train_batch_start(trainer, None, batch, at)
+    return len(check.batches)
+
+
+A, B, C, D, E, F = ({"x": torch.tensor([[i, 1.0]])} for i in range(6))
+
+
+@pytest.mark.parametrize(
+    ("loaders", "compared"),
+    [
+        ([[A, B, C], [D, E, F]], 2),
+        ([[A, B, C], [A, E, F]], 2),  # one alone may be chance
+        ([[A, A, A], [A, A, A]], 3),  # the data is uniform
+        ([[A] * 40, [A] * 40], 32),
+        ([[A], [A]], 1),  # a sampler repeats the only sample that there is
+        ([[A, B, C], [A]], 1),  # rank 1 would not come again
+        ([[A, B, C]], 0),
+    ],
+)
+def test_divided_data_and_data_that_prove_nothing_pass(
+    loaders: list[list[Any]], compared: int, other_ranks: list[list[float]]
+) -> None:
+    assert see(*loaders, others=other_ranks) == compared
+
+
+def test_ranks_with_the_same_batches_are_listed(other_ranks: list[list[float]]) -> None:
+    with pytest.raises(UserError, match="Ranks 0, 2 of 3") as error:
+        see([A, B, C], [D, E, F], [A, B, F], others=other_ranks)
+    assert "ordinary DataLoader" in error.value.cure and "GlobalBatches" in error.value.cure
+    with pytest.raises(UserError, match="Ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12"):
+        see(*[[A, B]] * 12, others=other_ranks)
+
+
+def test_workers_that_repeat_a_stream_are_rejected(other_ranks: list[list[float]]) -> None:
+    with pytest.raises(UserError, match="2 workers") as error:
+        see([A, A, B, B], [C, C, D, D], others=other_ranks, workers=2)
+    assert "get_worker_info" in error.value.cure
+    with pytest.raises(UserError, match="3 workers"):
+        see([A, A, A, B, B, B], others=other_ranks, workers=3)
+    assert see([A, B, C], others=other_ranks, workers=2) == 2
+    assert see([A, A, B], others=other_ranks, workers=1) == 0
+    one_block = [A, A, B, A, B, B]  # may be chance
+    assert see(one_block, others=other_ranks, workers=2) == 4
+    assert see([A, A, B, B], [C, D, E, F], others=other_ranks, workers=2) == 3
+    with pytest.raises(UserError, match="Ranks 0, 1 of 2"):
+        see([A, A, B], [A, A, B], others=other_ranks, workers=1)
+
+
+def test_other_numbers_of_batches_are_rejected(other_ranks: list[list[float]]) -> None:
+    other_ranks.append([21])
+    with pytest.raises(UserError, match="10 batches on rank 0 and 21 on rank 1"):
+        rank_checks.check_lengths("training", [10])
+    rank_checks.check_lengths("training", [21])
+    other_ranks[:] = [[-1]]
+    rank_checks.check_lengths("training", [math.inf])
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "equal"),
+    [
+        (["a", "b"], ["a", "b"], True),
+        (["a", "b"], ["b", "a"], False),
+        ({"a": 0, "b": 1}, {"b": 0, "a": 1}, False),
+        (torch.eye(2), torch.eye(2), True),
+        (Path("a"), Path("b"), True),  # no plain value: not compared
+    ],
+)
+def test_saved_attributes_are_compared_by_value(
+    mine: Any, other: Any, equal: bool, other_ranks: list[list[float]]
+) -> None:
+    numbers = [
+        digest([*value.items()] if isinstance(value, dict) else value) for value in (None, other)
+    ]
+    other_ranks.append([float(number) for number in numbers])
+    owner = SimpleNamespace(labels=mine)
+    if equal:
+        return rank_checks.check_attributes(owner, ["missing", "labels"])
+    with pytest.raises(UserError, match=r"SimpleNamespace\.labels"):
+        rank_checks.check_attributes(owner, ["missing", "labels"])
+
+
+@pytest.mark.parametrize(
+    ("other", "equal"), [(0.5, True), (0.5001, True), (0.51, False), (math.nan, False)]
+)
+def test_a_metric_of_one_rank_is_rejected_before_training_and_warned_of_later(
+    other: float, equal: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    values = torch.tensor([[0.5], [0.5], [other]], dtype=torch.float64)
+    monkeypatch.setattr(rank_checks, "gathered", lambda _: values)
+    assert rank_checks.equal_on_ranks("val/x", 0.5, check=False) == 0.5
+    warned = capsys.readouterr().err
+    if equal:
+        assert rank_checks.equal_on_ranks("val/x", 0.5, check=True) == 0.5 and not warned
+        return
+    with pytest.raises(UserError) as error:
+        rank_checks.equal_on_ranks("val/x", 0.5, check=True)
+    for part in ("val/x", "0.5 on rank 0", f"{other:g} on rank 2"):
+        assert part in error.value.problem
+    assert "sync_dist=True" in error.value.cure
+    assert warned == f"warning: {error.value}\n"
+
+
+def test_other_metrics_on_another_rank_give_one_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(rank_checks, "first_difference", lambda _: (1, 0))
+    trainer: Any = SimpleNamespace(world_size=2, is_global_zero=True, callback_metrics={"a": 1.0})
+    check = rank_checks.SharedMetrics()
+    for _ in range(2):
+        check.on_test_end(trainer, None)  # type: ignore[arg-type]
+    assert capsys.readouterr().err.count("Rank 1 logs other metrics") == 1
+
+
+def test_a_checksum_depends_on_values_and_not_on_strides() -> None:
+    x = torch.rand(3, 4)
+    assert checksum(x) == checksum(x.clone()) == checksum(x.T)
+    for other in (x + 1, x.double(), x.bfloat16(), x[:2], torch.complex(x, x), x > 0.5):
+        assert checksum(other) != checksum(x)
+    assert checksum(torch.tensor(2.5)) != checksum(torch.tensor(2.25))
+    large = torch.arange(2**24, dtype=torch.int32)  # in pieces, whose copies in int64 are freed
+    with Storages([large]) as storages:
+        assert checksum(large) == 2**23 * (2**24 - 1)
+    assert storages.peak < large.nbytes
+    assert checksum(torch.empty(0)) == checksum(torch.eye(2).to_sparse()) == 0

@@ -1,0 +1,332 @@
+"""Checks that ranks agree where they must, and that each trains on its own part of the data.
+
+Ranks that differ train without an error: the number of a label stands for another label on each
+rank, the weights drift apart, or a metric is one rank's own. Each check gathers a few numbers from
+every rank, with the one reduction that every backend has (cluster/collectives.py).
+"""
+
+import hashlib
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.data import sized_len
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import IterableDataset
+
+from smlightning.cluster import collectives, session
+from smlightning.data.batches import digest
+from smlightning.errors import UserError
+from smlightning.tensors import checksum
+from smlightning.training.metrics import check_sums
+
+SHOWN = 60  # characters of a value in an error
+LISTED = 8  # ranks or metrics in an error
+MOST = 32  # batches that DividedData compares: two of each of up to 16 workers
+TOLERANCE = 1e-3  # of a metric: ranks may add up in another order
+SUM_IT = (
+    "sum it over the ranks: log a torchmetrics metric, or self.log(..., sync_dist=True) where the "
+    "batches are equally large"
+)
+GIVE_ALL = (
+    "give every rank all of the data: Lightning divides an ordinary DataLoader, and "
+    "smlightning.data.batches.loader gives each rank equally many batches"
+)
+
+Digests = tuple[int, ...]
+"""The digests of one rank's batches, from the first one on."""
+
+
+class EqualRanks(pl.Callback):
+    """Compares the data's fingerprint, the attributes that `Model.save` writes, the numbers of
+    batches, and after the first epoch the weights.
+    """
+
+    def __init__(self) -> None:
+        self.weights_compared = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Called right after the data's own ``setup``."""
+        data: Any = getattr(trainer, "datamodule", None)
+        if stage == "fit" and trainer.world_size > 1 and data is not None:
+            check_attributes(data, ("fingerprint", *saved_attributes(pl_module)))
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.world_size > 1:
+            check_attributes(pl_module, saved_attributes(pl_module))
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.world_size > 1:
+            check_lengths("training", [trainer.num_training_batches])
+            check_lengths("validation", trainer.num_val_batches)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.world_size > 1:
+            check_lengths("the test", trainer.num_test_batches)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        ddp = trainer.strategy.model
+        if isinstance(ddp, DistributedDataParallel) and not self.weights_compared:
+            self.weights_compared = True
+            check_weights(pl_module, with_buffers=not ddp.broadcast_buffers)
+
+
+class DividedData(pl.Callback):
+    """Compares the ranks' first two batches of a fit, before the second is trained on.
+
+    Where a rank's own batches are equal, it compares more, at most MOST: loader workers that do not
+    divide a stream among them give each batch in turn. Uniform data prove nothing, nor does an
+    epoch of one batch, of which a sampler may have to give a sample to two ranks.
+    """
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.workers = stream_workers(trainer.train_dataloader)
+        self.batches: list[list[int]] = []  # for each batch, the ranks' digests
+        self.done = trainer.world_size == 1 and self.workers < 2
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.done:
+            return
+        ranks = collectives.from_each_rank([digest(batch), int(trainer.is_last_batch)])
+        self.batches.append([number for number, _ in ranks])
+        ended = any(last for _, last in ranks)  # a rank whose epoch has ended would not come again
+        self.done = self._is_proven() or len(self.batches) == MOST or ended
+
+    def _is_proven(self) -> bool:
+        """Whether the batches so far prove that ranks and workers have data of their own.
+
+        Raises:
+            UserError: they prove that ranks, or the workers of a loader, share it.
+        """
+        ranks: list[Digests] = list(zip(*self.batches, strict=True))
+        varied = [digests for digests in ranks if len(set(digests)) > 1]
+        repeats = bool(varied) and all(is_repeated(digests, self.workers) for digests in varied)
+        two_of_each = 2 * self.workers
+        if repeats and len(self.batches) == two_of_each:
+            raise UserError(
+                f"Each of the train loader's {self.workers} workers gives the same batches, so "
+                f"training sees each {self.workers} times",
+                "let the IterableDataset give every worker a part of its own "
+                "(torch.utils.data.get_worker_info), or set num_workers to 1",
+            )
+        same = ranks_with_equal_batches(ranks)
+        if same:
+            raise UserError(
+                f"Ranks {listed(same)} of {len(ranks)} were given the same batches and would train "
+                "on the same data",
+                "let train_dataloader return an ordinary DataLoader, which Lightning divides "
+                "among the ranks, or give its loader a DistributedSampler or "
+                "smlightning.data.batches.GlobalBatches; let a stream give each rank a part "
+                "(dist.get_global_rank()), or draw from a generator of the rank's own",
+            )
+        chance = repeats and len(self.batches) < two_of_each  # one batch of each worker
+        return len(varied) == len(ranks) and not chance
+
+
+class SharedMetrics(pl.Callback):
+    """Warns of metrics that are each rank's own, once after the first validation, epoch and test.
+
+    Before training it raises a UserError for metrics that would be summed wrongly.
+    """
+
+    def __init__(self) -> None:
+        self.stages: set[str] = set()  # compared so far, the same on every rank
+        self.names: set[str] = set()  # metrics compared so far
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        check_sums(pl_module)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._compare(trainer, "validation")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._compare(trainer, "epoch")
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._compare(trainer, "test")
+
+    def _compare(self, trainer: pl.Trainer, stage: str) -> None:
+        if trainer.world_size == 1 or stage in self.stages:
+            return
+        self.stages.add(stage)
+        names = sorted(set(trainer.callback_metrics) - self.names)
+        self.names.update(names)
+        values = [float(trainer.callback_metrics[name]) for name in names]
+        difference = metric_difference(names, values)
+        if difference and trainer.is_global_zero:
+            print(f"warning: {difference}", file=sys.stderr)
+
+
+# What is compared. Every function below that gathers from the ranks is collective.
+
+
+def saved_attributes(model: Any) -> tuple[str, ...]:
+    """Names of attributes, of the model or its data module, that `Model.save` writes."""
+    return tuple(getattr(model, "saved_attributes", ("labels", "classes")))
+
+
+def check_attributes(owner: Any, names: Sequence[str]) -> None:
+    """Raise a UserError if an attribute of plain values or tensors differs between ranks."""
+    values = [vars(owner).get(name) for name in names]
+    keyed = [[*value.items()] if isinstance(value, dict) else value for value in values]
+    difference = first_difference([digest(value) for value in keyed])
+    if difference is not None:
+        rank, number = difference
+        shown = repr(values[number])
+        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
+        raise UserError(
+            f"{type(owner).__name__}.{names[number]} differs between ranks 0 and {rank} (here "
+            f"{shown})",
+            "make it the same in every process: bring the same files to every host; sort what "
+            "comes from a set, which each process orders in its own way; or write it in "
+            "prepare_data and read it in setup",
+        )
+
+
+def check_lengths(name: str, batches: Sequence[int | float]) -> None:
+    """Raise a UserError if loaders of known length have other numbers of batches on other ranks."""
+    numbers = [-1 if math.isinf(number) else int(number) for number in batches]
+    ranks = collectives.from_each_rank(numbers) if numbers else []
+    for loader in range(len(numbers)):
+        counts = [rank[loader] for rank in ranks]
+        least, most = min(counts), max(counts)
+        if least not in (-1, most):
+            raise UserError(
+                f"A loader of {name} has {least} batches on rank {counts.index(least)} and {most} "
+                f"on rank {counts.index(most)}, and each step takes all ranks",
+                GIVE_ALL,
+            )
+
+
+def equally_many(loaders: Any) -> bool:
+    """Whether all ranks get equally many batches: False for a stream, whose length is unknown."""
+    total = 0
+    for loader in CombinedLoader(loaders, "sequential").flattened:
+        size = sized_len(loader)
+        stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
+        total = -1 if size is None or stream or total < 0 else total + size
+    counts = [count for (count,) in collectives.from_each_rank([total])]
+    return counts[0] >= 0 and len(set(counts)) == 1
+
+
+def check_weights(model: torch.nn.Module, with_buffers: bool) -> None:
+    """Raise a UserError if a parameter, or whether it is trained, differs between ranks."""
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
+    if with_buffers:
+        tensors.update(model.named_buffers())
+    numbers = [checksum(tensor) * 2 + tensor.requires_grad for tensor in tensors.values()]
+    if first_difference([text_digest(repr(numbers))]) is None:
+        return
+    difference = first_difference(numbers)
+    if difference is not None:
+        rank, number = difference
+        raise UserError(
+            f"{list(tensors)[number]} differs between ranks 0 and {rank} after an epoch",
+            "change weights and buffers only by the optimizer, or by numbers that are the same on "
+            "every rank, and requires_grad on all ranks alike",
+        )
+
+
+def equal_on_ranks(name: str, value: float, check: bool) -> float:
+    """A metric's value on rank 0, by which every rank chooses the best weights.
+
+    Args:
+        check: raise a UserError if another rank has another value; else rank 0 prints a warning.
+    """
+    difference = metric_difference([name], [value])
+    if difference and check:
+        raise difference
+    if difference and session.current_cluster().rank == 0:
+        print(f"warning: {difference}", file=sys.stderr)
+    return gathered([value])[0, 0].item()
+
+
+def metric_difference(names: list[str], values: list[float]) -> UserError | None:
+    """The warning about metrics that differ between ranks."""
+    logged = first_difference([text_digest(repr(names))])
+    if logged is not None:
+        return UserError(
+            f"Rank {logged[0]} logs other metrics than rank 0, which logs "
+            f"{', '.join(names) or 'none'}",
+            "log the same on every rank: rank 0's are printed and saved",
+        )
+    ranks = gathered(values)
+    equal = torch.isclose(ranks, ranks[0], rtol=TOLERANCE, equal_nan=True)
+    differing = [number for number, same in enumerate(equal.all(0).tolist()) if not same]
+    if not differing:
+        return None
+    first = differing[0]
+    other = equal[:, first].tolist().index(False)
+    return UserError(
+        f"{listed([names[number] for number in differing])}: each rank has its own "
+        f"({names[first]} is {ranks[0, first]:.6g} on rank 0 and {ranks[other, first]:.6g} on rank "
+        f"{other}), and rank 0's is printed and saved",
+        SUM_IT,
+    )
+
+
+# How it is compared
+
+
+def gathered(values: Sequence[float]) -> torch.Tensor:
+    """The values of each rank: (ranks, values) float64."""
+    cluster = session.current_cluster()
+    slots = torch.zeros(cluster.world_size, len(values), dtype=torch.float64)
+    slots[cluster.rank] = torch.tensor(values, dtype=torch.float64)
+    return collectives.all_sum(slots)
+
+
+def first_difference(numbers: Sequence[int]) -> tuple[int, int] | None:
+    """The first rank that differs from rank 0, and the position of the number that differs."""
+    ranks = collectives.from_each_rank(numbers) if numbers else []
+    for rank, here in enumerate(ranks):
+        for position, (first, other) in enumerate(zip(ranks[0], here, strict=True)):
+            if first != other:
+                return rank, position
+    return None
+
+
+def text_digest(text: str) -> int:
+    """48 bits of the hash of a text."""
+    content = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6)
+    return int.from_bytes(content.digest(), "big")
+
+
+def listed(names: Sequence[Any]) -> str:
+    """The first names, and how many more there are."""
+    shown = ", ".join(map(str, names[:LISTED]))
+    return shown if len(names) <= LISTED else f"{shown} and {len(names) - LISTED} more"
+
+
+def stream_workers(loaders: Any) -> int:
+    """The most workers of any loader of an IterableDataset; 0 if there is none."""
+    workers = [0]
+    for loader in CombinedLoader(loaders, "sequential").flattened:
+        if isinstance(getattr(loader, "dataset", None), IterableDataset):
+            workers.append(getattr(loader, "num_workers", 0))
+    return max(workers)
+
+
+def is_repeated(digests: Digests, workers: int) -> bool:
+    """Whether each batch of a rank came as often in a row as there are workers."""
+    if workers < 2:
+        return False
+    rounds = [digests[at : at + workers] for at in range(0, len(digests), workers)]
+    return all(len(set(batches)) == 1 for batches in rounds)
+
+
+def ranks_with_equal_batches(ranks: list[Digests]) -> list[int]:
+    """The largest set of ranks with the same batches, if these batches differ from each other."""
+    counts = Counter(digests for digests in ranks if len(set(digests)) > 1)
+    if not counts:
+        return []
+    ((digests, times),) = counts.most_common(1)
+    return [rank for rank, other in enumerate(ranks) if other == digests] if times > 1 else []
