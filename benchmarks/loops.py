@@ -18,15 +18,14 @@ from typing import Any
 from common import Seat
 
 # isort: off
-import train  # first: it imports Lightning in half the time, as in any run
+from watch import Stalls, Turns  # first: it imports Lightning in half the time, as in any run
 import pytorch_lightning as pl
 import torch
 from data import Data
 from model import Model
-from options import DataOptions, ModelOptions
-from smlightning.options import arguments_for
+from options import OPTIONS, DataOptions, ModelOptions
+from smlightning.options import arguments_for, parse_command_line
 from torch.nn import functional as F
-from watch import Stalls, Turns
 # isort: on
 
 WAY = sys.argv[1]
@@ -162,5 +161,5 @@ def by_trainer(options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    given = train.parse(sys.argv[2:])
+    given = parse_command_line(OPTIONS, sys.argv[2:])
     by_hand(given) if WAY in ("by hand", "stock parts") else by_trainer(given)

@@ -260,11 +260,11 @@ def _leave(main: Callable[[], int]) -> NoReturn:
 
 def _rank(script: str = "train") -> int:
     import train
-    from smlightning.cluster import signals
+    from smlightning import entry
 
     if script != "train":
         exec(script, {"__name__": "__main__"})  # noqa: S102
-    return signals.run(train.train, signals.begin(train.parse))
+    return entry.main(train.train, train.OPTIONS, None)
 
 
 def _elastic(ranks: int, port: int) -> int:
@@ -325,10 +325,9 @@ def warm_up() -> None:
     import train  # noqa: F401
 
     torch.set_num_threads(1)
+    import data  # noqa: F401
     import model  # noqa: F401
-    from smlightning.checkpoints import callback as checkpoints  # noqa: F401
-    from smlightning.reports import progress  # noqa: F401
-    from smlightning.training import seeds  # noqa: F401
+    from smlightning import run  # noqa: F401
 
 
 def _alive(pid: int) -> bool:

@@ -18,10 +18,13 @@ from typing import Any
 from common import Facts, Seat
 
 # isort: off
-import train  # first: it imports Lightning in half the time, as in any run
-import pytorch_lightning as pl
-import torch
-from smlightning.cluster import signals
+from smlightning.training import imports
+
+imports.lightning()  # in half the time, as in any run
+import pytorch_lightning as pl  # noqa: E402
+import torch  # noqa: E402
+import train  # noqa: E402
+from smlightning import entry  # noqa: E402
 # isort: on
 
 ON_GPU = torch.cuda.is_available()
@@ -205,7 +208,6 @@ def wait_for_device() -> None:
 
 def main() -> int:
     name = sys.argv.pop(1)
-    options = signals.begin(train.parse)
     probe = PROBES[name]() if name in PROBES else Fault(name)
     constructor = pl.Trainer
 
@@ -214,7 +216,7 @@ def main() -> int:
             super().__init__(*arguments, callbacks=[probe, *callbacks], **more)
 
     pl.Trainer = Watched  # type: ignore[misc]
-    return signals.run(train.train, options)
+    return entry.main(train.train, train.OPTIONS, None)
 
 
 if __name__ == "__main__":

@@ -285,7 +285,7 @@ def train_with_train_py(
             return DataLoader(Noisy(), **made, num_workers=workers, persistent_workers=persistent)
 
     train_py = owner.load().train
-    train_py.Data, train_py.Model = Data, NoisyLine
+    owner.load().data.Data, owner.load().model.Model = Data, NoisyLine
     train_py.MONITOR, train_py.MODE = "val/loss", "min"
     given = {"epochs": 2, "checkpoint_steps": 1, "batch_size": SIZE, **(options or {})}
     recording.train(write, given, kill_at)

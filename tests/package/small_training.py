@@ -227,8 +227,8 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> Fit:
 
         with monkeypatch.context() as patch:
             patch.setattr(pl, "Trainer", Edited)
-            patch.setattr(train, "Data", data)
-            patch.setattr(train, "Model", model)
+            patch.setattr("data.Data", data)
+            patch.setattr("model.Model", model)
             patch.setattr(train, "MODE", best[0])
             patch.setattr(train, "MONITOR", best[1])
             options = {"epochs": 2, "log_every": 4, **options}

@@ -33,6 +33,10 @@ from smlightning.training.options import TrainerOptions
 SRC = Path(train.__file__).parent
 
 
+def parse(argv: list[str]) -> dict[str, Any]:
+    return parse_command_line(OPTIONS, argv)
+
+
 def classes(**fields: tuple[Any, Any]) -> tuple[type, type]:
     """Two classes of options: one has a `width`, the other has `fields`."""
     width = ("width", int, option(1, "how wide"))
@@ -44,12 +48,12 @@ def classes(**fields: tuple[Any, Any]) -> tuple[type, type]:
 def test_what_is_declared_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "999")  # or --help divides words at their hyphens
     declared = declared_options(OPTIONS)
-    defaults = train.parse([])
+    defaults = parse([])
     assert defaults == {name: each.default for name, each in declared.items()}
     help_text = " ".join(option_parser(OPTIONS).format_help().split())
     for name, each in declared.items():
         assert len(each.help) > 10 and each.help in help_text, f"--{name} is without a word of help"
-        assert train.parse([f"--{name}={each.default}"])[name] == each.default
+        assert parse([f"--{name}={each.default}"])[name] == each.default
     assert all(f"{cls.__name__}:" in help_text for cls in OPTIONS)
     assert json.loads(json.dumps(defaults)) == defaults, "a checkpoint holds plain values only"
     assert {type(value) for value in defaults.values()} <= {bool, int, float, str, list}
@@ -196,7 +200,7 @@ def test_an_option_is_known_by_its_name_in_other_trainers() -> None:
 )
 def test_a_value_of_another_type_is_refused(argv: list[str], value: str, expected: str) -> None:
     with pytest.raises(UserError) as refusal:
-        train.parse(argv)
+        parse(argv)
     name = argv[0].partition("=")[0]
     assert all(word in refusal.value.problem for word in (name, repr(value), expected))
     assert describe_type(declared_options(OPTIONS)[name[2:]].type) in refusal.value.problem
@@ -204,7 +208,7 @@ def test_a_value_of_another_type_is_refused(argv: list[str], value: str, expecte
 
 @pytest.mark.parametrize("text", ["True", "true", "False", "false"])
 def test_booleans_as_sagemaker_writes_them(text: str) -> None:
-    assert train.parse(["--compile", text])["compile"] is (text.lower() == "true")
+    assert parse(["--compile", text])["compile"] is (text.lower() == "true")
 
 
 def test_values_of_all_forms_are_read() -> None:

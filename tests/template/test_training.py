@@ -68,8 +68,8 @@ def two_ranks(
 import os, sys
 os.chdir({str(project.path)!r})
 import train
-from smlightning.cluster import signals
-sys.exit(signals.run(train.train, signals.begin(train.parse)))
+from smlightning import entry
+sys.exit(entry.main(train.train, train.OPTIONS, None))
 """
     shared = project.environment(
         project.path / "src",

@@ -14,6 +14,7 @@ import pytest
 import model
 import train
 from smlightning.checkpoints.callback import Checkpoints
+from smlightning.options import parse_command_line
 
 
 class Crash(Exception):
@@ -42,7 +43,7 @@ def test_an_option_is_one_line_and_its_use(
 
     with monkeypatch.context() as patch, pytest.raises(Crash):
         patch.setattr(Checkpoints, "on_train_end", crash)
-        train.train(**train.parse([*options, "--checkpoint_steps", "1"]))
+        train.train(**parse_command_line(train.OPTIONS, [*options, "--checkpoint_steps", "1"]))
     gc.collect()  # the run held a lock
     before = capsys.readouterr().out
 
@@ -56,7 +57,9 @@ def test_an_option_is_one_line_and_its_use(
         file.write(USE)
     code = (
         "import json, sys, train\n"
-        "for words in sys.argv[1:]: train.train(**train.parse(json.loads(words)))"
+        "from smlightning.options import parse_command_line\n"
+        "for words in map(json.loads, sys.argv[1:]):\n"
+        "    train.train(**parse_command_line(train.OPTIONS, words))"
     )
     other = [*options, "--output_dir", "other", "--tried", "0.5"]
     command = [sys.executable, "-c", code, json.dumps(options), json.dumps(other)]

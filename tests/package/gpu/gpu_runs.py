@@ -133,7 +133,7 @@ def train(
     pl.Trainer = ObservedTrainer  # type: ignore[misc]
     curves.save_figure = recording.close_unseen
     if waiting:
-        train_py.Model = waiting_model(train_py.Model)
+        project.model.Model = waiting_model(project.model.Model)
     seen: dict[str, Any] = {"stopped": False, "error": ""}
     with contextlib.chdir(disk):
         try:

@@ -15,6 +15,7 @@ from pytorch_lightning import callbacks
 
 import train
 from small_training import Fit, InOrder, Line, Manual, Numbers
+from smlightning import entry
 from smlightning.cluster import signals
 from smlightning.errors import UserError
 
@@ -26,8 +27,7 @@ def main(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "argv", ["train.py"])
 
     def run(*args: Any, **options: Any) -> int:
-        command_line = signals.begin(train.parse)
-        return signals.run(lambda **_: fit(*args, **options), command_line)
+        return entry.main(lambda **_: fit(*args, **options), train.OPTIONS, None)
 
     return run
 
@@ -191,26 +191,17 @@ def test_options_from_a_notebook() -> None:
 
 
 def test_without_the_projects_environment_a_sentence_says_so(tmp_path: Path) -> None:
-    """As with another Python; and as a module of the project's folder."""
+    """As with another Python."""
     (tmp_path / "jsonargparse.py").write_text("raise ModuleNotFoundError(name='jsonargparse')")
-    folder = Path(train.__file__).parents[1]
-    packages = os.environ["PYTHONPATH"]
-    for command, path in (
-        (["src/train.py"], os.pathsep.join([str(tmp_path), packages])),
-        (["-m", "src.train", "--help"], str(folder / "vendor" / "smlightning")),
-    ):
-        run = subprocess.run(
-            [sys.executable, *command],
-            env={**os.environ, "PYTHONPATH": path},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
-        if "--help" in command:
-            assert run.returncode == 0 and "--epochs" in run.stdout
-        else:
-            assert run.returncode == 1 and "make setup" in run.stderr
-            assert len(run.stderr.splitlines()) == 1
+    run = subprocess.run(
+        [sys.executable, "src/train.py"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}"},
+        cwd=Path(train.__file__).parents[1],
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1 and "make setup" in run.stderr
+    assert len(run.stderr.splitlines()) == 1
 
 
 def test_a_reader_of_standard_output_that_is_gone(

@@ -20,6 +20,7 @@ from small import documents, options
 from smlightning.checkpoints import files
 from smlightning.data import documents as packing
 from smlightning.errors import UserError
+from smlightning.options import parse_command_line
 
 
 def packed(tokens: Any, texts: list[str], prompts: list[str] | None = None) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_pa
 )
 def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        train.parse([f"--{name}={value}" for name, value in values.items()])
+        parse_command_line(train.OPTIONS, [f"--{name}={value}" for name, value in values.items()])
 
 
 def test_a_model_of_prompts_answers_as_it_was_trained(tmp_path: Path) -> None:

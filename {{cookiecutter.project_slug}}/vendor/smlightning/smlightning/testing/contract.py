@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 
-from smlightning import project
+from smlightning import project, run
 from smlightning.options import declared_options
 from smlightning.reports.log import metric_regex, of_the_test
 from smlightning.testing import owner, recording, runs
@@ -234,9 +234,10 @@ def test_every_option_changes_something(
 
 
 def test_every_option_of_training_is_read() -> None:
-    """In src/, options.py aside: an update of smlightning may bring one that train.py lacks."""
+    """In src/, options.py aside, or by `Run`: an update may bring one that train.py lacks."""
     read: set[str] = set()
     files = [path for path in project.find().src.glob("*.py") if path.name != "options.py"]
+    files.append(Path(run.__file__))
     for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):

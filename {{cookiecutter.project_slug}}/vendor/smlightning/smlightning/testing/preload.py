@@ -10,6 +10,7 @@ imports.lightning()
 import matplotlib.pyplot  # noqa: E402, F401
 import torch.utils.tensorboard  # noqa: E402, F401
 
+from smlightning import run  # noqa: E402, F401
 from smlightning.testing import recording  # noqa: E402, F401
 
 if importlib.util.find_spec("omegaconf"):  # Lightning imports it when it saves a state

@@ -1,0 +1,148 @@
+"""What every run does in the same way: its callbacks and loggers, resuming, the best weights,
+testing and saving.
+
+    with dist.session():
+        run = Run(options, OPTIONS, monitor=MONITOR, mode=MODE)
+        trainer = pl.Trainer(
+            callbacks=[*run.callbacks(), MyCallback()],
+            logger=[*run.loggers(), MyLogger()],
+            **run.trainer_arguments(),
+            ...
+        )
+        run.train_test_save(trainer, model, data)
+    run.finish()
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+
+from smlightning import errors, hub
+from smlightning.checkpoints.callback import Checkpoints
+from smlightning.cluster import session
+from smlightning.cluster.sharding import gather_weights
+from smlightning.options import Classes, declared_options
+from smlightning.reports import log
+from smlightning.reports.history import MetricHistory
+from smlightning.reports.lines import LogLines
+from smlightning.reports.mlflow import mlflow_loggers
+from smlightning.reports.profiler import NoProfiler
+from smlightning.reports.progress import ProgressReport
+from smlightning.training.buckets import BucketOrder
+from smlightning.training.checks import refuse_incomplete, training_checks
+from smlightning.training.loop import ValidationSteps
+from smlightning.training.precision import trainer_precision
+from smlightning.training.seeds import StepSeed
+from smlightning.training.watchdog import HangWatchdog
+
+
+class Run:
+    """One run of a project; make it within the session, and before data and model.
+
+    Args:
+        options: the value of every option, those of `TrainerOptions` among them.
+        classes: the classes that declare the options.
+        monitor: the validation metric that marks the best weights.
+        mode: whether its highest or its lowest value is best.
+
+    Attributes:
+        outputs: the folder of curves and pictures.
+        model_dir: the folder of the trained model.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        classes: Classes,
+        *,
+        monitor: str,
+        mode: Literal["max", "min"],
+    ) -> None:
+        self.started = time.perf_counter()
+        self.options, self.monitor = options, monitor
+        hub.sign_in(session.current_cluster().local_rank, os.environ)
+        log.quiet()
+        pl.seed_everything(options["seed"], verbose=False)
+        self.outputs, self.model_dir = log.output_dirs(options["output_dir"])
+        self.history = MetricHistory()
+        self.checkpoints = Checkpoints(
+            self.model_dir.parent / "checkpoints",
+            options,
+            options["checkpoint_minutes"],
+            options["checkpoint_steps"],
+            monitor=monitor,
+            mode=mode,
+            declared=declared_options(classes),
+        )
+
+    def precision(self, accelerator: str) -> Any:
+        """The Trainer's ``precision`` for the option of that name; sets TF32 for this process."""
+        chosen = self.options
+        return trainer_precision(chosen["precision"], accelerator, chosen["strategy"])
+
+    def callbacks(self, data_divided: bool = True) -> list[pl.Callback]:
+        """The callbacks, in the order that they need: checkpoints last, after what they save.
+
+        Args:
+            data_divided: False if ranks are given the same data on purpose.
+        """
+        chosen = self.options
+        return [
+            HangWatchdog(chosen["hang_seconds"]),
+            *training_checks(data_divided),
+            StepSeed(chosen["seed"]),
+            BucketOrder(),
+            ValidationSteps(chosen["val_check_steps"]),
+            ProgressReport(chosen["log_every"], self.outputs, self.history),
+            self.checkpoints,
+        ]
+
+    def loggers(self) -> list[Any]:
+        """The log's lines, TensorBoard, and MLflow where a job names a tracking server."""
+        return [
+            LogLines(self.history),
+            pl.loggers.TensorBoardLogger(self.outputs, name="tensorboard", version=""),
+            *mlflow_loggers(self.options, os.environ),
+        ]
+
+    def trainer_arguments(self) -> dict[str, Any]:
+        """Arguments of the Trainer that say how much it prints and measures."""
+        return {
+            "num_sanity_val_steps": 1,  # shows before training whether validation logs the monitor
+            "enable_progress_bar": sys.stdout.isatty(),
+            "enable_model_summary": False,
+            "profiler": NoProfiler(),
+        }
+
+    def train_test_save(
+        self, trainer: pl.Trainer, model: pl.LightningModule, data: pl.LightningDataModule
+    ) -> None:
+        """Train or resume, test the best weights, and save and draw them on rank 0. Collective.
+
+        Raises:
+            UserError: model or data lack what the best weights need, or the checkpoint to resume
+                from belongs to another run.
+        """
+        refuse_incomplete(model, data)
+        resume_from = self.checkpoints.resume(self.options["resume"])
+        trainer.fit(model, datamodule=data, ckpt_path=resume_from, weights_only=True)
+        self.checkpoints.load_best_weights(model)
+        trainer.test(model, datamodule=data, verbose=False)
+        merge = self.options.get("merge", False)
+        gather_weights(trainer, merge)  # from shards; with DDP each rank has them all
+        if trainer.is_global_zero:
+            saved: Any = model
+            saved.save(self.model_dir)
+            with errors.warn_on_failure("Model.draw"):
+                saved.draw(self.outputs)
+            seconds = f"{time.perf_counter() - self.started:.0f} s"
+            places = {"time": seconds, "model": str(self.model_dir), "curves": str(self.outputs)}
+            log.print_result(trainer.callback_metrics, self.monitor, places)
+
+    def finish(self) -> None:
+        """Mark the run as complete, after the session: the next one starts anew."""
+        self.checkpoints.finish()
