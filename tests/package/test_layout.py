@@ -28,6 +28,7 @@ LAYERS = (
     {"data"},
     {"training"},
     {"checkpoints", "reports"},
+    {"run", "entry"},
     {"launch", "ray_serving"},  # Ray is in its inference image alone
     {"ports"},
     {"rehearsal"},
