@@ -65,7 +65,7 @@ SKIPPED = "Skipping the `training_step` by returning None in distributed trainin
         (MemoryError(), "MemoryError", "batch_size"),
         (BrokenPipeError(), "standard output", "--resume auto"),
         (RuntimeError("Early stopping conditioned on metric `x`."), "metric `x`", "strict=False"),
-        (RuntimeError(UNUSED), "parameter", "find_unused_parameters=True"),
+        (RuntimeError(UNUSED), "parameter", "find_unused_parameters"),
         (RuntimeError("element 0 of tensors does not require grad and"), "no parameter", "detach"),
         (RuntimeError("grad can be implicitly created only for scalar outputs"), "number", "mean"),
         (RuntimeError(SEVERAL), "several optimizers", "automatic_optimization = False"),

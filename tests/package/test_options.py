@@ -279,3 +279,16 @@ except ImportError:
     assert gc.isenabled()
 """
     subprocess.run([sys.executable, "-c", code], cwd=SRC, check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("--shard_size 2", "--shard_size"),
+        ("--strategy fsdp --compression fp16", "--compression"),
+        ("--strategy fsdp --precision 16-mixed", "--precision"),
+    ],
+)
+def test_options_of_ddp_and_fsdp_do_not_mix(words: str, option: str) -> None:
+    with pytest.raises(UserError, match=option):
+        parse(words.split())

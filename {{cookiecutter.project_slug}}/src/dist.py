@@ -1,16 +1,28 @@
-"""What Lightning has to know about the cluster: strategy, devices, number of nodes, and ranks.
+"""The wiring of the cluster: which strategy a backend gets, devices, number of nodes, and ranks.
 
     with dist.session() as cluster:  # the ranks meet; rank 0 prints who came
         strategy, devices, num_nodes = dist.get_initialization_info()
         trainer = Trainer(strategy=strategy, devices=devices, num_nodes=num_nodes, ...)
 
-Rank variables are read by smlightning.cluster only; Lightning detects nothing.
+| launcher               | backend of `cluster`  | strategy                              |
+|------------------------|-----------------------|---------------------------------------|
+| none: one process      | none                  | OneProcess                            |
+| torchrun, mpirun       | nccl, on CPUs gloo    | ClusterStrategy, a DDPStrategy        |
+| mpirun and SMDDP       | smddp                 | SmddpStrategy, a ClusterStrategy      |
+| with `--strategy fsdp` | nccl, gloo            | ShardedStrategy: FSDP2                |
+
+smlightning.cluster reads the launchers' variables; Lightning detects nothing.
 """
+
+from typing import Any
 
 from pytorch_lightning.strategies import Strategy
 
-from smlightning.cluster.choice import choose_strategy
+from smlightning.cluster.location import Cluster
 from smlightning.cluster.session import current_cluster, session
+from smlightning.cluster.sharding import ShardedStrategy
+from smlightning.cluster.smddp import SmddpStrategy
+from smlightning.cluster.strategies import ClusterStrategy, OneProcess
 
 __all__ = ["get_global_rank", "get_initialization_info", "get_local_rank", "session"]
 
@@ -30,8 +42,29 @@ def get_initialization_info(
 ) -> tuple[Strategy, int, int]:
     """``(strategy, devices, num_nodes)`` for ``Trainer``; ``devices`` counts one host's.
 
-    Arguments as in options.py; raises ClusterError where the backend does not have them.
+    Arguments as in options.py; raises ClusterError if the backend does not support them.
     """
     cluster = current_cluster()
     chosen = choose_strategy(cluster, strategy, compression, bucket_cap_mb, shard_size)
     return chosen, cluster.local_world_size, cluster.num_nodes
+
+
+def choose_strategy(
+    cluster: Cluster,
+    strategy: str = "ddp",
+    compression: str = "none",
+    bucket_cap_mb: int = 25,
+    shard_size: int = 0,
+) -> Strategy:
+    """The strategy that the table above names. One process ignores the options of many."""
+    if cluster.backend == "none":
+        return OneProcess(cluster)
+    if strategy == "fsdp":
+        return ShardedStrategy(cluster, shard_size)
+    arguments: dict[str, Any] = {  # of DistributedDataParallel
+        "bucket_cap_mb": bucket_cap_mb,
+        "gradient_as_bucket_view": True,  # gradients live in the buckets: one copy less
+        "find_unused_parameters": False,  # True if some steps leave parameters out
+    }
+    kind = SmddpStrategy if cluster.backend == "smddp" else ClusterStrategy
+    return kind(cluster, compression, **arguments)

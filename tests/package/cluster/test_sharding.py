@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from smlightning.cluster.choice import choose_strategy
+import dist
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.errors import as_user_error
@@ -20,7 +20,7 @@ SIX = locate(
 
 
 def strategy(cluster: Cluster = SIX, name: str = "fsdp", **options: Any) -> Any:
-    return choose_strategy(cluster, name, **options)
+    return dist.choose_strategy(cluster, name, **options)
 
 
 @pytest.mark.parametrize("name", ["none", "ddp", "fsdp"])
@@ -50,8 +50,6 @@ def test_groups_of_ranks(shard_size: int, said: int) -> None:
         ({"shard_size": 4}, "2, 3, 6"),
         ({"shard_size": 12}, "2, 3, 6"),
         ({"shard_size": 1}, "ddp"),
-        ({"shard_size": 2, "name": "ddp"}, "fsdp"),
-        ({"compression": "fp16"}, "compression"),
         ({"cluster": replace(SIX, backend="smddp")}, "torch_distributed"),
     ],
 )

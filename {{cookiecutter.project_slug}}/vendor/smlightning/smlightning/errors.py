@@ -144,8 +144,8 @@ def as_user_error(error: BaseException) -> UserError | None:
         return UserError(
             "on several ranks every parameter has to take part in the loss of every step, "
             "and some do not",
-            "freeze them by requires_grad_(False), or add find_unused_parameters=True "
-            "to choose_strategy(...) in src/dist.py",
+            "freeze them by requires_grad_(False), or set find_unused_parameters to True "
+            "in src/dist.py",
         )
     for kind, pattern, problem, cure in MISTAKES:
         if isinstance(error, kind) and re.search(pattern, text):

@@ -4,7 +4,6 @@
 - `session`: ranks meet, fail and end together: ``session``, ``current_cluster``, ``from_rank_0``,
   ``from_all_ranks``.
 - `strategies`: Lightning's strategies for a cluster: ``ClusterStrategy``, ``OneProcess``.
-- `choice`: which of these a cluster takes: ``choose_strategy``.
 - `sharding`: FSDP2 as Lightning's strategy: ``ShardedStrategy``, ``gather_weights``.
 - `fsdp2`: FSDP2 itself, which needs torch 2.6: ``shard``, ``gather``.
 - `blocks`: the parts of a network that it gathers one by one: ``networks``, ``blocks``.

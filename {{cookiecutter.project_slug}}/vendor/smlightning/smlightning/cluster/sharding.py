@@ -40,11 +40,11 @@ class ShardedStrategy(ModelParallelStrategy):
             by default: what does not fit on a host has to be divided among all.
 
     Raises:
-        ClusterError: torch is older than 2.6, the cluster's backend is SMDDP, compression is set,
-            or the world size is no multiple of ``shard_size``.
+        ClusterError: torch is older than 2.6, the cluster's backend is SMDDP, or the world size is
+            not a multiple of ``shard_size``.
     """
 
-    def __init__(self, cluster: Cluster, compression: str = "none", shard_size: int = 0) -> None:
+    def __init__(self, cluster: Cluster, shard_size: int = 0) -> None:
         if tuple(map(int, torch.__version__.split(".")[:2])) < SHARDING_NEEDS:
             raise ClusterError(
                 f"--strategy fsdp needs torch {'.'.join(map(str, SHARDING_NEEDS))} or newer, and "
@@ -59,11 +59,6 @@ class ShardedStrategy(ModelParallelStrategy):
                 "--strategy fsdp makes process groups of its own, which SMDDP's documentation "
                 "does not allow",
                 "set distribution to torch_distributed or pytorchddp, or --strategy to ddp",
-            )
-        if compression != "none":
-            raise ClusterError(
-                f"compression={compression} is for the gradients of DDP",
-                "set compression to none, or --strategy to ddp",
             )
         _refuse_shard_size(shard_size, cluster.world_size)
         super().__init__(

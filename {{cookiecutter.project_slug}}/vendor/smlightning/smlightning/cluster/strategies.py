@@ -131,11 +131,10 @@ class ClusterStrategy(BuildsOnCPU, OptimizersStay, DDPStrategy):
         if compression == "powersgd" and cluster.backend == "gloo":
             # One bucket: on gloo the ranks would start the collectives of several in other orders.
             cap = 2**20
-        # Gradients live in the buckets: one copy of them less.
-        options = {"gradient_as_bucket_view": True, "bucket_cap_mb": cap, **options}
         super().__init__(
             cluster_environment=LauncherEnvironment(cluster),
             process_group_backend=cluster.backend,
+            bucket_cap_mb=cap,
             **options,
         )
         self._compression = compression

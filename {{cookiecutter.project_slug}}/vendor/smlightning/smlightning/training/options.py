@@ -7,6 +7,7 @@ imported, since it reads them, too.
 from dataclasses import dataclass
 from typing import Literal
 
+from smlightning.errors import UserError
 from smlightning.options import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -71,3 +72,14 @@ class TrainerOptions:
         0, "steps between two validations within an epoch; 0: one at its end", resume="optimizer"
     )
     log_every: PositiveInt = option(50, "optimizer steps between two lines of the log")
+
+    def __post_init__(self) -> None:
+        if self.strategy == "ddp" and self.shard_size:
+            problem = f"--shard_size {self.shard_size} is for --strategy fsdp, and this is ddp"
+            raise UserError(problem, "set --strategy to fsdp, or leave --shard_size out")
+        if self.strategy == "fsdp" and self.compression != "none":
+            problem = f"--compression {self.compression} is for ddp, and --strategy is fsdp"
+            raise UserError(problem, "set --compression to none, or --strategy to ddp")
+        if self.strategy == "fsdp" and self.precision == "16-mixed":
+            problem = "--precision 16-mixed scales losses, and --strategy fsdp does not"
+            raise UserError(problem, "set --precision to bf16-mixed, 32-true or auto")

@@ -142,25 +142,14 @@ def ring(job: Job, project: Project) -> Iterator[Finding]:
 
 @for_all_candidates
 def sharding(job: Job, project: Project) -> Iterator[Finding]:
-    """Options of `--strategy fsdp` go together, and with the number of processes."""
-    options = job.hyperparameters
-    shard_size = options.get("shard_size", 0)
-    if options.get("strategy") != "fsdp":
-        if shard_size:
-            problem = "it is for strategy fsdp"
-            yield error("hyperparameters.shard_size", problem, "set that, or leave it out")
+    """`--shard_size` divides the number of processes."""
+    shard_size = job.hyperparameters.get("shard_size", 0)
+    if job.hyperparameters.get("strategy") != "fsdp":
         return
     gpus = resources.gpus(job)
     processes = resources.host_count(job) * max(gpus or 1, 1)
     if launchers.launcher(job) == "none" or (gpus is not None and processes == 1):
         return  # one process divides nothing
-    if options.get("precision") == "16-mixed":
-        problem = "strategy fsdp does not scale losses, as 16-mixed needs"
-        cure = "set it to bf16-mixed, 32-true or auto"
-        yield error("hyperparameters.precision", problem, cure)
-    if options.get("compression", "none") != "none":
-        problem = "it is for the gradients of DDP, and strategy is fsdp"
-        yield error("hyperparameters.compression", problem, "set it to none")
     if isinstance(shard_size, int) and shard_size > 0 and gpus is not None:
         fitting = [size for size in range(2, processes + 1) if processes % size == 0]
         if shard_size not in fitting:
