@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import formulas
 import torch
 import torch.distributed as dist
 
 from smlightning.cluster import fsdp2
-from smlightning.launch.estimate import sizes, transformers
+from smlightning.launch.estimate import sizes
 
 # So few that weights and gradients are nearly all of the memory.
 BATCH, LENGTH = 1, 8
@@ -44,9 +45,9 @@ def compare(
         network = LlamaForCausalLM(LlamaConfig(**config)).train()
         fsdp2.shard(torch.nn.ModuleList([network]), mesh, torch.device("cpu"), bf16=True)
         counted = count_step(network)
-    shape = transformers.shape({"model_type": "llama", **config})
+    shape = formulas.shape({"model_type": "llama", **config})
     assert shape is not None
-    whole = transformers.sizes(shape, transformers.Use(length=LENGTH, mixed=True))
+    whole = formulas.sizes(shape, formulas.Use(length=LENGTH, mixed=True))
     memory = sizes.memory(whole, sizes.Run(BATCH, world_size, shard_size, mixed=True))
     write({"counted": counted, "estimated": memory.total - memory.optimizer})
 

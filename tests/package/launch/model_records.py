@@ -6,11 +6,12 @@ benchmarks/estimate.py prints the errors of the estimates that the tests bound.
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import formulas
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from smlightning.launch.estimate import counting, transformers
+from smlightning.launch.estimate import counting
 from smlightning.launch.estimate.sizes import Linear, Sizes
 from smlightning.outline import outline
 
@@ -137,7 +138,7 @@ def counted(
 
 
 def by_formula(config: dict[str, Any], length: int) -> Sizes:
-    """The sizes by `transformers`' formulas; masks of dropout as on a CPU."""
-    shape = transformers.shape(config)
+    """The sizes by `formulas`; masks of dropout as on a CPU."""
+    shape = formulas.shape(config)
     assert shape
-    return transformers.sizes(shape, transformers.Use(length, labels(config), mask_bytes=4))
+    return formulas.sizes(shape, formulas.Use(length, labels(config), mask_bytes=4))

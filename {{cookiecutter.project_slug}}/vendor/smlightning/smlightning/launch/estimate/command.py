@@ -4,7 +4,6 @@ import argparse
 import json
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
@@ -28,8 +27,8 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
     job = jobs.load(arguments.job or project.job_file, project)
     options = estimates.options_of(job, project, arguments.options)
     channels = jobs.channel_folders(arguments.channel, job)
-    known = sizes_of(job, project, options, channels)
-    if known.source == "counted" and not arguments.options:
+    known = estimates.counted(job, project, options, channels)
+    if not arguments.options:
         estimates.remember(known, job, project, options, channels)
     run = estimates.run_of(job, options)
     if run is None:
@@ -53,20 +52,6 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
         content = as_dict(known, run, fit, host, speed)
         arguments.json.write_text(json.dumps(content, indent=2), encoding="utf-8")
     return int(not host.fits or (fit is not None and not fit.fits))
-
-
-def sizes_of(
-    job: Job, project: Project, options: dict[str, Any], channels: dict[str, Path]
-) -> Known:
-    """Counted, of the project's own model and data; by formula where there is no data here."""
-    try:
-        return estimates.counted(job, project, options, channels)
-    except UserError as failure:
-        known = estimates.by_formula(job, project, options)
-        if known is None:
-            raise
-        print(f"note    by formula: {failure.problem}")
-        return known
 
 
 def throughput(arguments: argparse.Namespace, project: Project, run: Run) -> float | None:
@@ -111,12 +96,10 @@ def ranks_of(described: dict[str, Any]) -> int:
 def model_lines(known: Known) -> list[str]:
     sizes = known.sizes
     trained = "all" if sizes.trainable == sizes.parameters else f"{sizes.trainable:,}"
-    of_what = "of the project's own model" if known.source == "counted" else "of a configuration"
-    line = f"model   {sizes.parameters:,} parameters, {trained} of them trained"
-    how = "counted" if known.source == "counted" else "by formula,"
-    lines = [f"{line} ({how} {of_what})"]
-    lines.append(f"        a checkpoint has {gib(sizes.checkpoint_bytes)}")
-    return lines
+    return [
+        f"model   {sizes.parameters:,} parameters, {trained} of them trained",
+        f"        a checkpoint has {gib(sizes.checkpoint_bytes)}",
+    ]
 
 
 def memory_lines(job: Job, known: Known, run: Run, fit: Fit | None) -> list[str]:
@@ -183,7 +166,6 @@ def as_dict(
 ) -> dict[str, Any]:
     """What `--json` writes."""
     content: dict[str, Any] = {
-        "source": known.source,
         "sizes": known.sizes.to_dict(),
         "run": {**asdict(run), "global_batch": run.global_batch},
         "tokens": known.tokens,

@@ -116,17 +116,10 @@ class HostFit:
     def fits(self) -> bool:
         return self.memory.total <= self.usable
 
-    def is_certain(self, counted: bool) -> bool:
-        """What shapes tell is more than the host has.
-
-        Args:
-            counted: the optimizer's state, too; else a formula assumed AdamW's.
-        """
-        sizes = self.variants[frozenset()]
-        if not counted:
-            sizes = replace(sizes, optimizer_bytes=0, checkpoint_bytes=sizes.saved_weights)
-        least = host_memory(sizes, self.run, self.host).certain
-        return self.main_memory is not None and least > self.main_memory
+    @property
+    def is_certain(self) -> bool:
+        """What shapes tell is more than the host has."""
+        return self.main_memory is not None and self.memory.certain > self.main_memory
 
     @property
     def problem(self) -> str:

@@ -1,7 +1,7 @@
-"""What is known of a job's sizes: counted by a process with torch, or by formula.
+"""The sizes of a job's model, counted by a process with torch.
 
-What was counted last lies in the project's folder, so that `preflight` tells a job that cannot fit
-without waiting for torch, and without it.
+The project's folder keeps the last count, so that `preflight` finds a job that cannot fit without
+waiting for torch, and without it.
 """
 
 import hashlib
@@ -17,7 +17,6 @@ from typing import Any
 from smlightning import __version__
 from smlightning.errors import UserError
 from smlightning.launch import images, launchers, resources
-from smlightning.launch.estimate import transformers
 from smlightning.launch.estimate.host import Host
 from smlightning.launch.estimate.sizes import Length, Run, Sizes
 from smlightning.launch.job import Job
@@ -40,7 +39,6 @@ class Known:
     """A model's sizes: of the job's own options, and of those with which memory is saved."""
 
     variants: dict[Changed, Sizes]
-    source: str  # "counted", or "formula"
     length: Length | None  # None: the data was not looked at, or has no length
     tokens: int  # of the longest sample; 0: samples are no texts
     largest: tuple[int, ...] = ()  # shape of the step's largest tensor
@@ -160,7 +158,6 @@ def counted(
         length = Length(first["samples"], int(epochs), int(limit))
     return Known(
         variants=_variants(answer["variants"]),
-        source="counted",
         length=length,
         tokens=first["length"],
         largest=tuple(first["largest"]),
@@ -303,55 +300,12 @@ def remembered(job: Job, project: Project, options: Mapping[str, Any]) -> Known 
             return None
         return Known(
             variants=_variants(content["variants"]),
-            source="counted",
             length=Length(**content["length"]) if content["length"] else None,
             tokens=int(content["tokens"]),
             largest=tuple(content["largest"]),
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None  # none, or another version's
-
-
-def by_formula(job: Job, project: Project, options: Mapping[str, Any]) -> Known | None:
-    """The sizes of a Hugging Face checkpoint whose configuration lies on this machine."""
-    declared = declared_options(project.options().classes)
-    name, tokens = options.get("model_name"), options.get("max_length")
-    if name is None or name == declared["model_name"].default or not isinstance(tokens, int):
-        return None  # the project's own network, of which no formula is known
-    config = configuration(str(name), project)
-    shape = transformers.shape(config) if config else None
-    if shape is None:
-        return None
-    # How many classes the data has is not known here; two or a hundred differ by little.
-    labels = 2 if "label_column" in declared else 0
-    variants = {}
-    for changed in variants_of(options, declared):
-        chosen = {**options, **dict(changed)}
-        use = transformers.Use(
-            length=tokens,
-            labels=labels,
-            mixed=precision(job, options) == "bf16-mixed",
-            checkpointing=bool(chosen.get("gradient_checkpointing")),
-            lora_rank=int(chosen.get("lora_rank", 0)),
-            fused=resources.gpus(job) != 0,
-        )
-        variants[changed] = transformers.sizes(shape, use)
-    return Known(variants, "formula", None, tokens)
-
-
-def configuration(model_name: str, project: Project) -> dict[str, Any] | None:
-    """The config.json of a folder, or of a checkpoint in the hub's cache here; asks no network."""
-    path = project.root / model_name / "config.json"
-    if not path.is_file():
-        cached = _cached(model_name)
-        if not cached:
-            return None
-        path = Path(cached)
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def _cached(model_name: str) -> str:

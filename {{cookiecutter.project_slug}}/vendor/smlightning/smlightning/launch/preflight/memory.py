@@ -18,17 +18,15 @@ def memory(job: Job, project: Project) -> Iterator[Finding]:
     """The job fits on each kind of instance that it may run on: its step into a GPU, and what its
     processes hold into the host.
 
-    The sizes are those that `smlightning estimate` counted of this code and these options, or a
-    formula's; where neither is known nothing is said of the project's own network, and of a
-    checkpoint that it is not. What is certain, weights and their state, makes an error; what is
-    estimated, as activations and processes are, a warning.
+    The sizes are those that `smlightning estimate` counted of this code and these options. What
+    follows from shapes, weights and their state, makes an error; activations and processes, which
+    are estimated, a warning.
     """
     try:
         options = estimates.options_of(job, project)
     except UserError:
         return  # `hyperparameters` says so
     known = estimates.remembered(job, project, options)
-    known = known or estimates.by_formula(job, project, options)
     if known is None:
         if "model_name" in job.hyperparameters and resources.gpu_memory(job):
             problem = f"the size of {options.get('model_name')!r} is not known here"
@@ -38,7 +36,7 @@ def memory(job: Job, project: Project) -> Iterator[Finding]:
         run = estimates.run_of(alternative, options)
         if run is not None:
             yield from _of_gpus(alternative, options, known, run)
-            yield from _of_hosts(HostFit.of(alternative, options, known, run), known)
+            yield from _of_hosts(HostFit.of(alternative, options, known, run))
 
 
 def _of_gpus(job: Job, options: Mapping[str, Any], known: Known, run: Run) -> Iterator[Finding]:
@@ -46,19 +44,15 @@ def _of_gpus(job: Job, options: Mapping[str, Any], known: Known, run: Run) -> It
     if gpu_memory is None:
         return
     fit = Fit(known.variants, run, gpu_memory, estimates.may_shard(job, options))
-    if fit.fits:
-        return
-    least = fit.memory.certain
-    if known.source != "counted":
-        least -= fit.memory.optimizer  # a formula assumes AdamW
-    level = error if least > gpu_memory else warning
-    yield level("memory", f"{fit.problem} of {' or '.join(resources.types(job))}", fit.cure)
+    if not fit.fits:
+        level = error if fit.is_certain else warning
+        yield level("memory", f"{fit.problem} of {' or '.join(resources.types(job))}", fit.cure)
 
 
-def _of_hosts(fit: HostFit, known: Known) -> Iterator[Finding]:
+def _of_hosts(fit: HostFit) -> Iterator[Finding]:
     if fit.main_memory is None:
         problem = f"how much main memory {fit.instance_type} has is not known here"
         yield skipped("memory", problem, "python -m smlightning estimate says what a host needs")
     elif not fit.fits:
-        level = error if fit.is_certain(known.source == "counted") else warning
+        level = error if fit.is_certain else warning
         yield level("memory", fit.problem, fit.cure)

@@ -1,4 +1,4 @@
-"""Sizes of a Hugging Face model by formula: all that is known is its configuration.
+"""Sizes of a Hugging Face model by formula, which check what `smlightning estimate` counts.
 
 Parameters are the sums of the layers' shapes. Activations are counted as Korthikanti et al. 2022
 (*Reducing Activation Recomputation in Large Transformer Models*, section 4.1) count them: what
