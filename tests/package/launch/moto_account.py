@@ -15,6 +15,7 @@ from botocore.validate import ParamValidator
 from moto import mock_aws
 from moto.servicequotas.models import ServiceQuotasBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
+from policies import ALLOWED, IMPLICIT, Verdict, evaluation
 
 from smlightning.launch import history, requirements
 from smlightning.launch.job import Job
@@ -85,13 +86,8 @@ def simulated(*denied: str, pages: bool = False) -> Any:
 
     def answer(arguments: dict[str, Any]) -> dict[str, Any]:
         results = [
-            {
-                "EvalActionName": action,
-                "EvalResourceName": arn,
-                "EvalDecision": decision(action),
-            }
+            evaluation(action, dict.fromkeys(arguments["ResourceArns"], verdict(action)))
             for action in arguments["ActionNames"]
-            for arn in arguments["ResourceArns"]
         ]
         if not pages:
             return {"EvaluationResults": results}
@@ -100,8 +96,8 @@ def simulated(*denied: str, pages: bool = False) -> Any:
             return {"EvaluationResults": results[half:], "IsTruncated": False}
         return {"EvaluationResults": results[:half], "IsTruncated": True, "Marker": "second"}
 
-    def decision(action: str) -> str:
-        return "implicitDeny" if action in denied else "allowed"
+    def verdict(action: str) -> Verdict:
+        return Verdict(IMPLICIT if action in denied else ALLOWED)
 
     return answer
 
