@@ -269,13 +269,18 @@ def s3_location(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
+def directory_bucket(name: str) -> bool:
+    """Whether a bucket is one of S3 Express (s3/latest/userguide/directory-bucket-naming-rules)."""
+    return name.endswith("--x-s3")
+
+
 def objects(uri: str, s3: Any) -> list[dict[str, Any]]:
     """The first objects at an S3 address, without empty ones; of archived ones whether a copy that
-    can be read was restored (S3's API, RestoreStatus).
+    can be read was restored (S3's API, RestoreStatus), which a directory bucket does not answer.
     """
     bucket, prefix = s3_location(uri)
-    more = ["RestoreStatus"]
-    listed = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, OptionalObjectAttributes=more)
+    more = {} if directory_bucket(bucket) else {"OptionalObjectAttributes": ["RestoreStatus"]}
+    listed = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, **more)
     return [item for item in listed.get("Contents", []) if item["Size"]]
 
 
