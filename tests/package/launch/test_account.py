@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+import time
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -525,6 +527,23 @@ def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
         "instanceName": "ml.p4d.24xlarge",
     }
     assert {f["Field"]: f["Value"] for f in asked["GetProducts"]["Filters"]} == wanted
+
+
+@pytest.mark.parametrize("kinds", ["ml.g5.12xlarge", ["ml.g5.12xlarge", "ml.g6.12xlarge"]])
+def test_a_price_list_that_does_not_answer_is_waited_for_once_and_shortly(
+    good, monkeypatch, kinds
+):
+    """As in a closed network: connections are made to nothing, or to something that is silent."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setattr(price, "PATIENCE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", address)
+        began = time.monotonic()
+        said = price.cost(good.replace(instance_type=kinds))
+        assert time.monotonic() - began < 5
+    assert said.endswith("did not answer") and "offline" not in said
 
 
 @pytest.mark.parametrize(

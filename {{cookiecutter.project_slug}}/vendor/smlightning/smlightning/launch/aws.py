@@ -62,14 +62,23 @@ def session() -> Any:
     return boto3.Session(profile_name=_profile or None)
 
 
-def client(service: str, region: str, *, read_timeout: float = 20, attempts: int = 3) -> Any:
+def signed_in() -> bool:
+    """Whether there are credentials; this asks for a code of MFA where the profile needs one."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        credentials = session().get_credentials()
+        return bool(credentials and credentials.get_frozen_credentials())
+    except (BotoCoreError, ClientError):
+        return False
+
+
+def client(service: str, region: str) -> Any:
     """A boto3 client that gives up in seconds, not minutes."""
     from botocore.config import Config
 
     patience = Config(
-        connect_timeout=min(5, read_timeout),
-        read_timeout=read_timeout,
-        retries={"max_attempts": attempts, "mode": "standard"},
+        connect_timeout=5, read_timeout=20, retries={"max_attempts": 3, "mode": "standard"}
     )
     with _creating:  # threads may share clients, and no session
         return session().client(service, region_name=region, config=patience)
