@@ -50,7 +50,11 @@ def aws(
     monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
     record(monkeypatch, SimulatePrincipalPolicy=simulated())  # which moto does not know
     quotas = [
-        {"QuotaName": f"ml.p4d.24xlarge for {kind}training job usage", "Value": 4.0}
+        {
+            "QuotaName": f"ml.p4d.24xlarge for {kind}training job usage",
+            "Value": 4.0,
+            "UsageMetric": usage_metric(f"{kind.strip()}training-job/ml.p4d.24xlarge"),
+        }
         for kind in ("", "spot ")
     ]
     quotas.append({"QuotaName": "Longest run time for a training job", "Value": 432_000.0})
@@ -66,6 +70,17 @@ def aws(
         session.client("iam").create_role(RoleName="training", AssumeRolePolicyDocument=policy)
         session.client("s3").create_bucket(Bucket="language-id")
         yield session
+
+
+def usage_metric(resource: str) -> dict[str, Any]:
+    """What Service Quotas says of where CloudWatch has the usage (API_MetricInfo)."""
+    dimensions = {"Class": "None", "Resource": resource, "Service": "SageMaker", "Type": "Resource"}
+    return {
+        "MetricNamespace": "AWS/Usage",
+        "MetricName": "ResourceCount",
+        "MetricDimensions": dimensions,
+        "MetricStatisticRecommendation": "Maximum",
+    }
 
 
 @pytest.fixture

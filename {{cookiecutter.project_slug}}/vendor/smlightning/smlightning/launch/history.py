@@ -8,7 +8,7 @@ from smlightning.errors import UserError
 from smlightning.launch import aws
 from smlightning.project import Project
 
-FILE = ".jobs.jsonl"  # in the project's folder; a line for each job: name, region, profile, fingerprint
+FILE = ".jobs.jsonl"  # in the project's folder; a line for each job, as `remember` notes it
 
 
 def remember(
