@@ -217,6 +217,23 @@ def test_without_a_profile_the_environment_decides(configure, process, callers, 
     assert callers.keys() == {"ENVIRONMENT"}
 
 
+def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
+    configure, process, callers, monkeypatch, tmp_path, capsys
+):
+    """As in a workflow, which has credentials of its own and no profile of the job file's name."""
+    configure("".join(map(process, ("one", "two"))))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVIRONMENT")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    job_file = edited(tmp_path / "job.toml", {**JOBS, **P4D, "profile": "one"})
+    for given, key in (("two", "KEY0"), ("", "ENVIRONMENT")):
+        words = ["--job", str(job_file), f"--profile={given}"]
+        callers.clear()
+        assert main(["submit", "--yes", "--no-follow", *words]) == 0, capsys.readouterr()
+        assert callers.keys() == {key}
+        assert history.entries(PROJECT)[-1]["profile"] == given
+    assert (tmp_path / "two").exists() and not (tmp_path / "one").exists()
+
+
 def test_a_profile_that_does_not_exist_is_named_with_its_key(configure, tmp_path, capsys):
     configure("")
     job_file = edited(tmp_path / "job.toml", {**JOBS, **P4D, "profile": "absent"})

@@ -26,15 +26,15 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: of everything that is to be mended, AWS's refusals too.
     """
     with aws.errors():
-        name = getattr(arguments, "name", "")
+        name, given, job_file = getattr(arguments, "name", ""), arguments.profile, arguments.job
         if arguments.command in COMMANDS:
             project = projects.find()
             project.add_src_to_path()
-            aws.use_profile(history.profile_of(project, job_file=arguments.job))
+            aws.use_profile(history.profile_of(project, given=given, job_file=job_file))
             return COMMANDS[arguments.command](arguments, project)
         project = project_or_folder()
-        aws.use_profile(history.profile_of(project, name, job_file=arguments.job))
-        region = history.region_of(project, name, given=arguments.region, job_file=arguments.job)
+        aws.use_profile(history.profile_of(project, name, given=given, job_file=job_file))
+        region = history.region_of(project, name, given=arguments.region, job_file=job_file)
         return COMMANDS_OF_JOBS[arguments.command](arguments, project, region)
 
 
@@ -168,7 +168,8 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     region = submission.job.region
     name = sending.submit(submission.job, project, submission.destination, submission.request)
     print(f"sent    {name}", flush=True)  # first of all: from now on the job is billed
-    history.remember(project, name, region, submission.fingerprint, submission.job.profile)
+    profile = history.profile_of(project, given=arguments.profile, job_file=arguments.job)
+    history.remember(project, name, region, submission.fingerprint, profile)
     if arguments.no_follow:
         return 0
     outcome = follow.follow(name, region, metric_names(project))

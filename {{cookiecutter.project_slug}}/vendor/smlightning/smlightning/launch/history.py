@@ -81,8 +81,12 @@ def region_of(
     return str(region)
 
 
-def profile_of(project: Project, name: str = "", *, job_file: Path | None = None) -> str:
-    """The profile of AWS's configuration that a job was sent with, else that of job.toml."""
+def profile_of(
+    project: Project, name: str = "", *, given: str | None = None, job_file: Path | None = None
+) -> str:
+    """The profile of AWS's configuration: as given, as remembered, else as job.toml says."""
+    if given is not None:
+        return given
     sent = {entry["name"]: entry["profile"] for entry in entries(project)}
     return sent.get(name) or value_in(job_file or project.job_file, "profile")
 
