@@ -18,7 +18,7 @@ from small_job import PROJECT, edited
 
 from smlightning.__main__ import main
 from smlightning.errors import UserError
-from smlightning.launch import account, history, request
+from smlightning.launch import account, estimator, history, request
 from smlightning.launch import aws as launch_aws
 
 pytest_plugins = "moto_account"
@@ -80,11 +80,14 @@ def process(tmp_path: Path) -> Callable[..., str]:
 def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts for a code of MFA, each of which is answered."""
     shown: list[str] = []
-    with_prompter = partialmethod(
-        AssumeRoleProvider.__init__, prompter=lambda text: shown.append(text) or "123456"
-    )
-    monkeypatch.setattr(AssumeRoleProvider, "__init__", with_prompter)
+    answering_with(monkeypatch, lambda text: shown.append(text) or "123456")
     return shown
+
+
+def answering_with(monkeypatch: pytest.MonkeyPatch, prompter: Callable[[str], str]) -> None:
+    """In place of getpass, botocore's default."""
+    with_prompter = partialmethod(AssumeRoleProvider.__init__, prompter=prompter)
+    monkeypatch.setattr(AssumeRoleProvider, "__init__", with_prompter)
 
 
 @pytest.fixture
@@ -150,6 +153,23 @@ def test_credentials_that_expire_are_renewed(configure, process, good, callers, 
     assert account.check(good, request.dry_run(good, PROJECT)) == []
     assert (tmp_path / "team").read_text() == "xx"
     assert callers.keys() == {"KEY1"}
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ["list"]], ids=lambda words: words[0])
+def test_without_a_terminal_a_code_of_mfa_is_one_sentence(
+    configure, good, monkeypatch, command, capsys
+):
+    """getpass then reads the end of standard input."""
+
+    def end(prompt: str) -> str:
+        raise EOFError
+
+    answering_with(monkeypatch, end)
+    configure(WITH_CODE, "mfa")
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
+    assert main(command) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error") and "MFA" in line
 
 
 def test_credentials_of_a_code_that_expire_are_one_sentence_and_one_more_code(
@@ -255,3 +275,11 @@ def test_the_profile_of_a_damaged_job_file_is_still_read(tmp_path):
         assert history.profile_of(PROJECT, job_file=tmp_path / "job.toml") == profile
     (tmp_path / "job.toml").write_text("[hyperparameters]\nprofile = 'of-training'\n")
     assert history.profile_of(PROJECT, job_file=tmp_path / "job.toml") == ""
+
+
+def test_the_sdks_estimator_needs_no_second_code_of_mfa(configure, good, prompts):
+    configure(WITH_CODE, "mfa")
+    assert account.check(good, request.dry_run(good, PROJECT)) == []
+    session = estimator.session(good)
+    assert session.boto_region_name == REGION and session.account_id() == ACCOUNT
+    assert len(prompts) == 1

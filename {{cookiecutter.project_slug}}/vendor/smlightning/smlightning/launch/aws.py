@@ -69,7 +69,7 @@ def signed_in() -> bool:
     try:
         credentials = session().get_credentials()
         return bool(credentials and credentials.get_frozen_credentials())
-    except (BotoCoreError, ClientError):
+    except (BotoCoreError, ClientError, EOFError, RuntimeError):  # or nobody can type the code
         return False
 
 
@@ -329,6 +329,11 @@ def errors(subject: str = "", instead: str = "") -> Iterator[None]:
         problem = f"{subject}: {known.problem}" if subject else known.problem
         cures = [cure for cure in (known.cure, instead) if cure]
         raise UserError(problem, ", or ".join(cures)) from failure
+    except EOFError as failure:
+        if failure.args:  # of a file
+            raise
+        cure = "run the command in a terminal, or with credentials that need no code"
+        raise UserError("the profile needs an MFA code, and nobody can type it", cure) from failure
 
 
 @contextmanager
