@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partialmethod
 from pathlib import Path
@@ -116,6 +117,21 @@ def test_one_code_of_mfa_serves_all_clients_of_a_command(
     assert main(command) == 0, capsys.readouterr()
     assert {"AssumeRole", "GetRole", "HeadBucket", "ListServiceQuotas"} <= asked.keys()
     assert len(prompts) == 1
+
+
+def test_threads_that_begin_together_need_one_code_and_one_process(
+    configure, process, prompts, tmp_path
+):
+    def ask(region: str) -> str:
+        return str(launch_aws.client("sts", region).get_caller_identity()["Account"])
+
+    regions = [REGION, "eu-west-1", "us-west-2"] * 4
+    for text, profile in ((WITH_CODE, "mfa"), (process("team"), "team")):
+        configure(text)
+        launch_aws.use_profile(profile)
+        with ThreadPoolExecutor(len(regions)) as pool:
+            assert set(pool.map(ask, regions)) == {ACCOUNT}
+    assert len(prompts) == 1 and (tmp_path / "team").read_text() == "x"
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])

@@ -72,7 +72,7 @@ def role_problems(context: Context) -> Iterator[Finding]:
     account = context.role.split(":")[4]
     if account != context.account:
         problem = f"it is in account {account}, the credentials in {context.account}"
-        yield error("role", problem, "take a role of this account, or set profile to one of the other")
+        yield error("role", problem, "take a role of this account, or set profile to the other's")
 
 
 def trusted_services(role: dict[str, Any]) -> list[str]:
