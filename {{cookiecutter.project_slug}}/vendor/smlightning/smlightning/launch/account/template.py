@@ -36,6 +36,7 @@ QUESTIONS = [
     "sagemaker:ListTags",
     "servicequotas:ListServiceQuotas",
     "servicequotas:ListAWSDefaultServiceQuotas",
+    "cloudwatch:GetMetricData",
     "pricing:GetProducts",
     "s3:ListBucket",
 ]
