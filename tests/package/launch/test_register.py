@@ -132,8 +132,6 @@ KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 Asked = set[tuple[str, str]]  # (action, ARN)
 QUESTIONS = {
     "GetProducts": "pricing",
-    "GetRole": "iam",
-    "SimulatePrincipalPolicy": "iam",
     "ListServiceQuotas": "servicequotas",
     "ListAWSDefaultServiceQuotas": "servicequotas",
 }
@@ -158,6 +156,10 @@ def permissions_of(operation: str, given: dict[str, Any]) -> Asked:
         return {(f"sagemaker:{operation}", sagemaker_arn(*each)) for each in names.items()}
     if operation == "ListTags":
         return {("sagemaker:ListTags", given["ResourceArn"])}
+    if operation == "GetRole":
+        return {("iam:GetRole", f"arn:aws:iam::{ACCOUNT}:role/{given['RoleName']}")}
+    if operation == "SimulatePrincipalPolicy":
+        return {("iam:SimulatePrincipalPolicy", given["PolicySourceArn"])}
     if operation in QUESTIONS:
         return {(f"{QUESTIONS[operation]}:{operation}", "*")}
     if operation == "GetCallerIdentity":
@@ -261,7 +263,8 @@ def test_deploying_asks_what_the_policies_allow_and_no_more(
     assert run("deploy", "--transform", *transform) == 130
     calls += [(operation, transform_calls[operation]) for operation in answers]
 
-    given = facts(good, transform=transform)
+    sender = f"arn:aws:sts::{ACCOUNT}:user/moto"  # as moto answers GetCallerIdentity
+    given = facts(good, transform=transform, senders=(sender,))
     policy = template.policy(given, "deployer")
     asked = set().union(*(permissions_of(*call) for call in calls))
     assert denied(policy, asked) == set()

@@ -110,26 +110,32 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     who, image = arguments.policy, arguments.image
     transform = tuple(arguments.transform) if arguments.transform else None
     template.refuse_deployment(who, image, transform)
-    if not who:
+    if who:
+        account, partition = template.account_of(wanted), aws.partition(wanted.region)
+        given = template.facts(
+            wanted,
+            project,
+            account=account,
+            partition=partition,
+            senders=(template.sender_arn(arguments.sender, account, partition),),
+            image=image,
+            transform=transform,
+        )
+        text = json.dumps(template.policy(given, who), indent=2)
+    else:
         import yaml
 
         content = template.cloudformation(
             wanted,
             project,
             github=arguments.github,
+            without_ids=arguments.without_ids,
             existing_bucket=arguments.existing_bucket,
         )
-        print(yaml.safe_dump(content, sort_keys=False, width=100), end="")
-        return 0
-    given = template.facts(
-        wanted,
-        project,
-        account=template.account_of(wanted),
-        partition=aws.partition(wanted.region),
-        image=image,
-        transform=transform,
-    )
-    print(json.dumps(template.policy(given, who), indent=2))
+        text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
+    for finding in template.not_granted(template.facts(wanted, project)):
+        print(finding, file=sys.stderr)
+    print(text)
     return 0
 
 

@@ -11,6 +11,7 @@ from smlightning.launch.account.table import (
     DEPLOYER,
     ROLE,
     SAGEMAKER,
+    Condition,
     Facts,
     Need,
     context_of_request,
@@ -122,8 +123,6 @@ def facts_of(context: Context, role_arn: str) -> Facts:
         partition=role_arn.split(":")[1],
         account=context.account,
         role=role_arn,
-        folders=context.addresses(),
-        output_key=context.output_key,
         job_name=str(context.request.get(key, "*")),
         tuning=context.tuning,
     )
@@ -192,20 +191,20 @@ REFUSED_WITHOUT = (
 def simulated(
     iam: Any, arn: str, wanted: list[Need], context: dict[str, Any]
 ) -> dict[tuple[str, str], Answer]:
-    """(Action, resource) → what IAM's own simulation answers; one question for each set of ARNs."""
-    actions_on: dict[tuple[str, ...], list[str]] = {}
-    known = dict(context)
+    """(Action, resource) → what IAM's own simulation answers.
+
+    There is one question for each set of ARNs under the same condition.
+    """
+    actions_on: dict[tuple[tuple[str, ...], Condition], list[str]] = {}
     for need in wanted:
-        actions_on.setdefault(need.resources, []).append(need.action)
-        known.update(need.condition)
-    entries = context_entries(known)
+        actions_on.setdefault((need.resources, need.condition), []).append(need.action)
     answers: dict[tuple[str, str], Answer] = {}
-    for resources, actions in actions_on.items():
+    for (resources, condition), actions in actions_on.items():
         question = {
             "PolicySourceArn": arn,
             "ActionNames": actions,
             "ResourceArns": list(resources),
-            "ContextEntries": entries,
+            "ContextEntries": context_entries({**context, **dict(condition)}),
         }
         for result in results(iam, question):
             verdict = Answer(
