@@ -13,12 +13,12 @@ from moto_account import ACCOUNT, REGION
 from policies import ALLOWED, evaluate, listed, simulation
 from small_job import PROJECT
 
-from smlightning.launch import account, request
+from smlightning.launch import account, request, tune
 from smlightning.launch.account import table, template
 from smlightning.launch.account.permissions import facts_of, missing_permissions
 from smlightning.launch.account.table import Permission
 from smlightning.launch.findings import Finding
-from smlightning.launch.job import Job, Network
+from smlightning.launch.job import Job, Network, Tune
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/words"
 SENDER = f"arn:aws:iam::{ACCOUNT}:role/sending"
@@ -273,6 +273,19 @@ def test_only_a_cut_name_of_an_access_point_is_a_pattern():
         assert (place.bucket, place.keys) == (arn, "/object/x*")
     colon = patterns(job()).location(f"s3://{POINT}:mine/x/")  # as boto3 takes it, too
     assert colon == table.Location(f"{POINT}/mine", "/object/x/*")
+
+
+@pytest.mark.parametrize("name", ["words", "a-name-of-more-than-sixteen"])
+def test_a_job_with_ranges_may_also_be_tuned(name):
+    ranges = {"lr": {"min": 1e-4, "max": 1e-2}}
+    with_ranges = job(name=name, tune=Tune(ranges=ranges))
+    wanted = replace(sent(with_ranges), tuning=True, job_name=tune.job_name(with_ranges))
+    for who in WHO:
+        policy = template.policy(patterns(with_ranges), who)
+        assert missing(wanted, who, policy) == []
+        assert missing(sent(with_ranges), who, policy) == []
+    without = missing(wanted, "caller", template.policy(patterns(job(name=name)), "caller"))
+    assert "caller.sagemaker:CreateHyperParameterTuningJob" in [each.key for each in without]
 
 
 def test_a_manifest_is_reported_as_not_enough():

@@ -65,7 +65,9 @@ class Facts:
     @property
     def training_job(self) -> str:
         """The name of the training job; of a search, the pattern of its training jobs' names."""
-        return f"{self.job_name}*" if self.tuning else str(self.request["TrainingJobName"])
+        if self.tuning:
+            return f"{self.job_name.removesuffix('*')}*"
+        return str(self.request["TrainingJobName"])
 
     def of_job(self, output: str, inside: str = "") -> "Location":
         """The training job's folder below an S3 address, to which SageMaker adds the job's name."""

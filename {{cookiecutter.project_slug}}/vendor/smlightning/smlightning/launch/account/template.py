@@ -5,10 +5,11 @@ no more. Nothing here asks AWS for anything.
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, configuration, deploy_plan, images, request
+from smlightning.launch import aws, configuration, deploy_plan, images, request, tune
 from smlightning.launch.account.table import (
     CALLER,
     DEPLOYER,
@@ -16,8 +17,8 @@ from smlightning.launch.account.table import (
     LOOKER,
     ROLE,
     SAGEMAKER,
+    Condition,
     Facts,
-    Need,
     needs,
 )
 from smlightning.launch.findings import Finding, warning
@@ -136,14 +137,14 @@ def role_name(job: Job) -> tuple[str, str]:
 def policy(given: Facts, who: str) -> dict[str, Any]:
     """The policy of one of the table's; actions on the same resources are one statement."""
     statements: list[dict[str, Any]] = []
-    groups: dict[tuple[Any, ...], list[Need]] = {}
-    required = [*needs(given, who), *(needs(given, LOOKER) if who == CALLER else [])]
-    for need in required:
-        groups.setdefault((need.resources, need.condition), []).append(need)
-    for (resources, condition), group in groups.items():
+    actions_on: dict[tuple[tuple[str, ...], Condition], set[str]] = {}
+    for kind in (given, search(given)) if given.job.tune.ranges else (given,):
+        for need in [*needs(kind, who), *(needs(kind, LOOKER) if who == CALLER else [])]:
+            actions_on.setdefault((need.resources, need.condition), set()).add(need.action)
+    for (resources, condition), actions in actions_on.items():
         statement: dict[str, Any] = {
             "Effect": "Allow",
-            "Action": sorted(need.action for need in group),
+            "Action": sorted(actions),
             "Resource": list(resources),
         }
         if condition:
@@ -152,6 +153,12 @@ def policy(given: Facts, who: str) -> dict[str, Any]:
             }
         statements.append(statement)
     return {"Version": "2012-10-17", "Statement": statements}
+
+
+def search(given: Facts) -> Facts:
+    """What the table reads of `tune`, whose names hold less of the job's."""
+    stamp = len("-000000-000000")
+    return replace(given, tuning=True, job_name=f"{tune.job_name(given.job)[:-stamp]}-*")
 
 
 def account_of(job: Job) -> str:
@@ -238,8 +245,8 @@ def cloudformation(
         parameters |= GITHUB_PARAMETERS
         conditions["NoProvider"] = {"Fn::Equals": [{"Ref": "ExistingProvider"}, ""]}
     if not exists:
-        users = [each for each in ("TrainingRole", "GitHubRole") if each in resources]
-        resources["BucketKeyPolicy"] = use_of_bucket_key(users)
+        users = {"TrainingRole", "GitHubRole"} & resources.keys()
+        resources["BucketKeyPolicy"] = use_of_bucket_key(sorted(users))
     for resource in resources.values():
         if job.tags and resource["Type"] not in WITHOUT_TAGS:
             tags = [{"Key": key, "Value": value} for key, value in job.tags.items()]
