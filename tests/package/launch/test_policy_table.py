@@ -137,11 +137,14 @@ def own(given: Job) -> dict[str, Any]:
 
 
 def variants(given: Job) -> list[tuple[table.Facts, table.Facts]]:
-    """What a job, a search, or a deployment to an endpoint needs, and what a policy is made of."""
+    """What is needed, and what a policy is made of.
+
+    By a job, a search, a deployment to an endpoint, and a job whose data has a key.
+    """
     wanted, allowed = sent(given), patterns(given)
     search = {"tuning": True, "job_name": "words-260101-000000"}
     kinds = {"created": frozenset({"model", "endpoint-config", "endpoint"}), "transform": None}
-    changes: list[dict[str, Any]] = [{}, search, kinds]
+    changes: list[dict[str, Any]] = [{}, search, kinds, {"data_keys": (KEY,)}]
     return [(replace(wanted, **each), replace(allowed, **each)) for each in changes]
 
 
@@ -296,8 +299,8 @@ def test_a_manifest_is_reported_as_not_enough():
 
 # AWS's reference of actions, resources and condition keys, as cfn-lint has it.
 DOCUMENT = Path(__file__).parents[3] / "{{cookiecutter.project_slug}}/docs/recipes.md"
-# The only actions with resources that are allowed on every one.
-WIDE = {"cloudwatch:PutMetricData"}
+# The only actions with resources that are allowed on every one: these have data sets, no metrics.
+WIDE = {"cloudwatch:GetMetricData", "cloudwatch:PutMetricData"}
 GROUP = "model-package-group/"  # which this reference lacks for CreateModelPackage
 
 

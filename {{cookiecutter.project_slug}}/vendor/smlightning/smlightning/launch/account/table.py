@@ -51,6 +51,7 @@ class Facts:
     transform: tuple[str, str] | None = None  # S3 addresses of `deploy --transform`
     package_group: str = "*"  # of `register --group`; a pattern in a policy
     created: frozenset[str] | None = None  # KINDS that are about to be created; None: any of them
+    data_keys: tuple[str, ...] = ()  # ARNs of KMS keys that data has; only AWS knows them
 
     def creates(self, kind: str) -> bool:
         """Whether one of KINDS is, or may be, created."""
@@ -205,10 +206,9 @@ def single_job(facts: Facts) -> list[str]:
     return [facts.arn("sagemaker", f"training-job/{facts.training_job}")]
 
 
-def warm_pool(facts: Facts) -> list[str]:
-    """The job whose instances are kept, which `stop` ends by UpdateTrainingJob."""
-    kept = facts.request["ResourceConfig"].get("KeepAlivePeriodInSeconds")
-    return single_job(facts) if kept else []
+def keeping_job(facts: Facts) -> list[str]:
+    """The job, if it keeps a warm pool, which `stop` ends."""
+    return single_job(facts) if facts.job.keep_alive_s else []
 
 
 def search(facts: Facts) -> list[str]:
@@ -401,6 +401,10 @@ def disk_kms(facts: Facts) -> list[str]:
 
 def disk_alias(facts: Facts) -> Condition:
     return by_alias(key_of_disk(facts))
+
+
+def data_keys(facts: Facts) -> list[str]:
+    return list(facts.data_keys)
 
 
 def secrets(facts: Facts) -> list[str]:
@@ -615,11 +619,11 @@ ASYNC = "sagemaker/latest/dg/async-inference-create-endpoint-prerequisites.html"
 PRICES = "service-authorization/latest/reference/list_awspricelist.html"
 IDENTITIES = "service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html"
 QUOTAS = "service-authorization/latest/reference/list_servicequotas.html"
+USAGE = "AmazonCloudWatch/latest/monitoring/CloudWatch-Service-Quota-Integration.html"
 NETWORK = "service-authorization/latest/reference/list_amazonec2.html"
 REPOSITORIES = "service-authorization/latest/reference/list_amazonelasticcontainerregistry.html"
 SYSTEMS = "sagemaker/latest/dg/model-access-training-data.html"
 EXPRESS = "AmazonS3/latest/userguide/s3-express-security-iam.html"
-POOLS = "sagemaker/latest/dg/train-warm-pools.html"
 
 
 def passed_to_sagemaker(facts: Facts) -> Condition:
@@ -657,7 +661,7 @@ TABLE: tuple[Permission, ...] = (
     *_lines(CALLER, "s3express:CreateSession", written_in_session(source), EXPRESS),
     *_lines(CALLER, "kms:GenerateDataKey Decrypt", output_kms, S3, output_alias),
     *_lines(CALLER, "sagemaker:DescribeTrainingJob StopTrainingJob", single_job, IAM),
-    *_lines(CALLER, "sagemaker:UpdateTrainingJob", warm_pool, POOLS),
+    *_lines(CALLER, "sagemaker:UpdateTrainingJob", keeping_job, IAM),
     *_lines(CALLER, "logs:DescribeLogStreams", log_group, ROLES),
     *_lines(CALLER, "logs:GetLogEvents", log_streams, ROLES),
     *_lines(ROLE, "s3:GetObject", in_s3(places), ROLES),
@@ -680,6 +684,7 @@ TABLE: tuple[Permission, ...] = (
     *_lines(ROLE, "ec2:DescribeDhcpOptions DescribeSecurityGroups", network, ROLES),
     *_lines(ROLE, "kms:Encrypt Decrypt GenerateDataKey", output_kms, ROLES, output_alias),
     *_lines(ROLE, "kms:CreateGrant DescribeKey", disk_kms, ROLES, disk_alias),
+    *_lines(ROLE, "kms:Decrypt", data_keys, ROLES),
     *_lines(ROLE, "secretsmanager:GetSecretValue", secrets, SECRETS),
     *_lines(ROLE, "ssm:GetParameter", parameters, SSM),
     *_lines(
@@ -706,6 +711,7 @@ LOOKING: tuple[Permission, ...] = (
     *_lines(LOOKER, "sagemaker:ListTrainingJobs", everything, IAM),
     *_lines(LOOKER, "servicequotas:ListServiceQuotas", everything, QUOTAS),
     *_lines(LOOKER, "servicequotas:ListAWSDefaultServiceQuotas", everything, QUOTAS),
+    *_lines(LOOKER, "cloudwatch:GetMetricData", everything, USAGE),
     *_lines(LOOKER, "pricing:GetProducts", everything, PRICES),
     *_lines(LOOKER, "s3:ListBucket", buckets(places), S3),
     *_lines(LOOKER, "s3express:CreateSession", read_in_session(places), EXPRESS, only_reads),
@@ -713,6 +719,7 @@ LOOKING: tuple[Permission, ...] = (
     *_lines(LOOKER, "ec2:DescribeRouteTables DescribeVpcEndpoints", network, NETWORK),
     *_lines(LOOKER, "ecr:DescribeImages", private_image, REPOSITORIES),
     *_lines(LOOKER, "elasticfilesystem:DescribeFileSystems", file_systems("EFS"), SYSTEMS),
+    *_lines(LOOKER, "elasticfilesystem:DescribeMountTargets", file_systems("EFS"), SYSTEMS),
     *_lines(LOOKER, "fsx:DescribeFileSystems", every(file_systems("FSxLustre")), SYSTEMS),
     *_lines(LOOKER, "kms:DescribeKey", output_kms, S3, output_alias),
     *_lines(LOOKER, "kms:DescribeKey", disk_kms, S3, disk_alias),
