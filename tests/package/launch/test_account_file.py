@@ -370,7 +370,9 @@ def test_who_only_looks_has_the_sender_judged(aws, good, monkeypatch):
 def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys):
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: full)
     assert main(["account", "--github", GITHUB]) == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    assert "&id" not in text  # CloudFormation reads no aliases of YAML
+    printed = yaml.safe_load(text)
     assert set(printed["Resources"]) == {
         "Bucket",
         "BucketPolicy",

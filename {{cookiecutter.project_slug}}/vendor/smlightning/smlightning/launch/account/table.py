@@ -123,30 +123,6 @@ class Location:
     keys: str = ""
 
 
-def objects(*locations: Location) -> list[str]:
-    """ARNs of objects, without those that another one's pattern holds."""
-    patterns = [place.bucket + place.keys for place in locations if place.keys]
-    return [
-        pattern
-        for pattern in patterns
-        if not any(
-            pattern.startswith(other.removesuffix("*")) and pattern != other
-            for other in patterns
-            if other.endswith("*")
-        )
-    ]
-
-
-def sessions(*locations: Location) -> list[str]:
-    """ARNs of directory buckets."""
-    return [place.bucket for place in locations if not place.keys]
-
-
-def listed(*locations: Location) -> list[str]:
-    """ARNs of buckets and access points whose objects are listed."""
-    return [place.bucket for place in locations if place.keys]
-
-
 Resources = Callable[[Facts], list[str]]
 Places = Callable[[Facts], list[Location]]
 Condition = tuple[tuple[str, str], ...]  # (key of IAM's context, value)
@@ -283,31 +259,33 @@ def places(facts: Facts) -> list[Location]:
     return [*inputs(facts), *outputs(facts)]
 
 
-def nowhere(facts: Facts) -> list[Location]:
-    return []
+def objects(found: Places) -> Resources:
+    """Objects of the places, without those that another one's pattern holds."""
 
+    def resources(facts: Facts) -> list[str]:
+        patterns = [place.bucket + place.keys for place in found(facts) if place.keys]
+        folders = [pattern.removesuffix("*") for pattern in patterns if pattern.endswith("*")]
+        return [
+            pattern
+            for pattern in patterns
+            if not any(pattern.startswith(folder) and pattern != f"{folder}*" for folder in folders)
+        ]
 
-def in_s3(found: Places) -> Resources:
-    """Objects of the places."""
-    return lambda facts: objects(*found(facts))
+    return resources
 
 
 def buckets(found: Places) -> Resources:
-    """Buckets and access points of the places."""
-    return lambda facts: listed(*found(facts))
+    """Buckets and access points of the places, whose objects are listed."""
+    return lambda facts: [place.bucket for place in found(facts) if place.keys]
 
 
-def written_in_session(found: Places) -> Resources:
-    """Directory buckets of the places."""
-    return lambda facts: sessions(*found(facts))
-
-
-def read_in_session(found: Places, written: Places = nowhere) -> Resources:
-    """Directory buckets of the places that are not also written to."""
+def directory_buckets(found: Places, *, unless: Places = lambda facts: []) -> Resources:
+    """Directory buckets of the places, without those of others."""
 
     def resources(facts: Facts) -> list[str]:
-        more = sessions(*written(facts))
-        return [arn for arn in sessions(*found(facts)) if arn not in more]
+        others = [place.bucket for place in unless(facts)]
+        names = [place.bucket for place in found(facts) if not place.keys]
+        return [name for name in names if name not in others]
 
     return resources
 
@@ -657,19 +635,25 @@ TABLE: tuple[Permission, ...] = (
     *_lines(CALLER, "sagemaker:CreateHyperParameterTuningJob", search, IAM),
     *_lines(CALLER, "sagemaker:AddTags", tagged, IAM),
     *_lines(CALLER, "iam:PassRole", execution_role, PASSING, passed_to_sagemaker),
-    *_lines(CALLER, "s3:PutObject", in_s3(source), S3),
-    *_lines(CALLER, "s3express:CreateSession", written_in_session(source), EXPRESS),
+    *_lines(CALLER, "s3:PutObject", objects(source), S3),
+    *_lines(CALLER, "s3express:CreateSession", directory_buckets(source), EXPRESS),
     *_lines(CALLER, "kms:GenerateDataKey Decrypt", output_kms, S3, output_alias),
     *_lines(CALLER, "sagemaker:DescribeTrainingJob StopTrainingJob", single_job, IAM),
     *_lines(CALLER, "sagemaker:UpdateTrainingJob", keeping_job, IAM),
     *_lines(CALLER, "logs:DescribeLogStreams", log_group, ROLES),
     *_lines(CALLER, "logs:GetLogEvents", log_streams, ROLES),
-    *_lines(ROLE, "s3:GetObject", in_s3(places), ROLES),
-    *_lines(ROLE, "s3:PutObject", in_s3(outputs), ROLES),
-    *_lines(ROLE, "s3:DeleteObject", in_s3(checkpointed), RESUME),
+    *_lines(ROLE, "s3:GetObject", objects(places), ROLES),
+    *_lines(ROLE, "s3:PutObject", objects(outputs), ROLES),
+    *_lines(ROLE, "s3:DeleteObject", objects(checkpointed), RESUME),
     *_lines(ROLE, "s3:ListBucket", buckets(places), ROLES),
-    *_lines(ROLE, "s3express:CreateSession", read_in_session(inputs, outputs), EXPRESS, only_reads),
-    *_lines(ROLE, "s3express:CreateSession", written_in_session(outputs), EXPRESS),
+    *_lines(
+        ROLE,
+        "s3express:CreateSession",
+        directory_buckets(inputs, unless=outputs),
+        EXPRESS,
+        only_reads,
+    ),
+    *_lines(ROLE, "s3express:CreateSession", directory_buckets(outputs), EXPRESS),
     *_lines(ROLE, "logs:CreateLogGroup DescribeLogStreams", log_group, ROLES),
     *_lines(ROLE, "logs:CreateLogStream PutLogEvents", log_streams, ROLES),
     *_lines(ROLE, "cloudwatch:PutMetricData", everything, ROLES),
@@ -714,7 +698,7 @@ LOOKING: tuple[Permission, ...] = (
     *_lines(LOOKER, "cloudwatch:GetMetricData", everything, USAGE),
     *_lines(LOOKER, "pricing:GetProducts", everything, PRICES),
     *_lines(LOOKER, "s3:ListBucket", buckets(places), S3),
-    *_lines(LOOKER, "s3express:CreateSession", read_in_session(places), EXPRESS, only_reads),
+    *_lines(LOOKER, "s3express:CreateSession", directory_buckets(places), EXPRESS, only_reads),
     *_lines(LOOKER, "ec2:DescribeSubnets DescribeSecurityGroups", network, NETWORK),
     *_lines(LOOKER, "ec2:DescribeRouteTables DescribeVpcEndpoints", network, NETWORK),
     *_lines(LOOKER, "ecr:DescribeImages", private_image, REPOSITORIES),
@@ -757,27 +741,27 @@ DEPLOYMENT: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "sagemaker:DescribeModelPackageGroup", package_group, IAM),
     *_lines(DEPLOYER, "sagemaker:CreateModelPackage", package_version, IAM),
     *_lines(DEPLOYER, "iam:PassRole", role_of_model, PASSING, passed_to_sagemaker),
-    *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", in_s3(own), S3),
+    *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", objects(own), S3),
     *_lines(DEPLOYER, "s3:ListBucket", buckets(read_by_model), S3),
-    *_lines(DEPLOYER, "s3express:CreateSession", written_in_session(own), EXPRESS),
+    *_lines(DEPLOYER, "s3express:CreateSession", directory_buckets(own), EXPRESS),
     *_lines(DEPLOYER, "pricing:GetProducts", everything, PRICES),
     *_lines(DEPLOYER, "iam:GetRole", roles, IDENTITIES),
     *_lines(DEPLOYER, "iam:SimulatePrincipalPolicy", principals, IDENTITIES),
     *_lines(DEPLOYER, "servicequotas:ListServiceQuotas", hosts, QUOTAS),
     *_lines(DEPLOYER, "servicequotas:ListAWSDefaultServiceQuotas", hosts, QUOTAS),
     *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", output_kms, S3, output_alias),
-    *_lines(ENDPOINT, "s3:GetObject", in_s3(read_by_model), ROLES),
-    *_lines(ENDPOINT, "s3:PutObject", in_s3(written_by_model), ROLES),
-    *_lines(ENDPOINT, "s3:AbortMultipartUpload", in_s3(written_by_model), ASYNC),
+    *_lines(ENDPOINT, "s3:GetObject", objects(read_by_model), ROLES),
+    *_lines(ENDPOINT, "s3:PutObject", objects(written_by_model), ROLES),
+    *_lines(ENDPOINT, "s3:AbortMultipartUpload", objects(written_by_model), ASYNC),
     *_lines(ENDPOINT, "s3:ListBucket", buckets(places_of_model), ROLES),
     *_lines(
         ENDPOINT,
         "s3express:CreateSession",
-        read_in_session(read_by_model, written_by_model),
+        directory_buckets(read_by_model, unless=written_by_model),
         EXPRESS,
         only_reads,
     ),
-    *_lines(ENDPOINT, "s3express:CreateSession", written_in_session(written_by_model), EXPRESS),
+    *_lines(ENDPOINT, "s3express:CreateSession", directory_buckets(written_by_model), EXPRESS),
     *_lines(ENDPOINT, "logs:CreateLogGroup CreateLogStream PutLogEvents", endpoint_logs, ROLES),
     *_lines(ENDPOINT, "logs:DescribeLogStreams", endpoint_logs, ROLES),
     *_lines(ENDPOINT, "cloudwatch:PutMetricData", everything, ROLES),
