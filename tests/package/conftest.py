@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import jinja2
 import pytest
 
+from smlightning.launch import aws as launch_aws
 from smlightning.testing.plugin import clean_place, same_signals
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name.startswith("test_contract") and item.name in LONG:
             item.add_marker(pytest.mark.long)
+
+
+@pytest.fixture(autouse=True)
+def signed_out() -> None:
+    """Each test signs in to AWS for itself, as a command does."""
+    launch_aws.use_profile("")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from botocore.validate import ParamValidator
 from moto import mock_aws
 from moto.servicequotas.models import ServiceQuotasBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
+from policies import ALLOWED, IMPLICIT, Verdict, evaluation
 
 from smlightning.launch import history, requirements
 from smlightning.launch.job import Job
@@ -49,7 +50,11 @@ def aws(
     monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
     record(monkeypatch, SimulatePrincipalPolicy=simulated())  # which moto does not know
     quotas = [
-        {"QuotaName": f"ml.p4d.24xlarge for {kind}training job usage", "Value": 4.0}
+        {
+            "QuotaName": f"ml.p4d.24xlarge for {kind}training job usage",
+            "Value": 4.0,
+            "UsageMetric": usage_metric(f"{kind.strip()}training-job/ml.p4d.24xlarge"),
+        }
         for kind in ("", "spot ")
     ]
     quotas.append({"QuotaName": "Longest run time for a training job", "Value": 432_000.0})
@@ -65,6 +70,17 @@ def aws(
         session.client("iam").create_role(RoleName="training", AssumeRolePolicyDocument=policy)
         session.client("s3").create_bucket(Bucket="language-id")
         yield session
+
+
+def usage_metric(resource: str) -> dict[str, Any]:
+    """What Service Quotas says of where CloudWatch has the usage (API_MetricInfo)."""
+    dimensions = {"Class": "None", "Resource": resource, "Service": "SageMaker", "Type": "Resource"}
+    return {
+        "MetricNamespace": "AWS/Usage",
+        "MetricName": "ResourceCount",
+        "MetricDimensions": dimensions,
+        "MetricStatisticRecommendation": "Maximum",
+    }
 
 
 @pytest.fixture
@@ -85,13 +101,8 @@ def simulated(*denied: str, pages: bool = False) -> Any:
 
     def answer(arguments: dict[str, Any]) -> dict[str, Any]:
         results = [
-            {
-                "EvalActionName": action,
-                "EvalResourceName": arn,
-                "EvalDecision": decision(action),
-            }
+            evaluation(action, dict.fromkeys(arguments["ResourceArns"], verdict(action)))
             for action in arguments["ActionNames"]
-            for arn in arguments["ResourceArns"]
         ]
         if not pages:
             return {"EvaluationResults": results}
@@ -100,8 +111,8 @@ def simulated(*denied: str, pages: bool = False) -> Any:
             return {"EvaluationResults": results[half:], "IsTruncated": False}
         return {"EvaluationResults": results[:half], "IsTruncated": True, "Marker": "second"}
 
-    def decision(action: str) -> str:
-        return "implicitDeny" if action in denied else "allowed"
+    def verdict(action: str) -> Verdict:
+        return Verdict(IMPLICIT if action in denied else ALLOWED)
 
     return answer
 

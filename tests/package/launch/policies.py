@@ -22,6 +22,8 @@ class Verdict:
 
     decision: str
     missing: tuple[str, ...] = ()
+    by_organisation: bool | None = None  # None: the account is in no organisation
+    by_boundary: bool | None = None  # None: there is no boundary
 
 
 def evaluate(
@@ -147,11 +149,20 @@ def without(policy: Mapping[str, Any], action: str) -> dict[str, Any]:
     return {**policy, "Statement": statements}
 
 
-def simulation(policies_of: Mapping[str, list[dict[str, Any]]]) -> Any:
+def simulation(
+    policies_of: Mapping[str, list[dict[str, Any]]],
+    *,
+    scps: Iterable[Mapping[str, Any]] = (),
+    boundaries: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Any:
     """An answer to SimulatePrincipalPolicy by these policies: ARN of a user or role → documents.
 
-    Whoever is not named may do everything.
+    Args:
+        policies_of: whoever is missing here may do everything.
+        scps: service control policies of the account; none: it is in no organisation.
+        boundaries: ARN → permissions boundary.
     """
+    scps, boundaries = list(scps), boundaries or {}
 
     def answer(arguments: dict[str, Any]) -> dict[str, Any]:
         arn = arguments["PolicySourceArn"]
@@ -159,20 +170,88 @@ def simulation(policies_of: Mapping[str, list[dict[str, Any]]]) -> Any:
             entry["ContextKeyName"]: entry["ContextKeyValues"]
             for entry in arguments.get("ContextEntries", [])
         }
-        everything = [{"Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}]
-        policies = policies_of.get(arn, everything)
+        policies = policies_of.get(arn, [EVERYTHING])
         results = []
         for action in arguments["ActionNames"]:
-            for resource in arguments["ResourceArns"]:
-                verdict = evaluate(policies, action, resource, context)
-                results.append(
-                    {
-                        "EvalActionName": action,
-                        "EvalResourceName": resource,
-                        "EvalDecision": verdict.decision,
-                        "MissingContextValues": list(verdict.missing),
-                    }
+            verdicts = {
+                resource: limited(
+                    evaluate(policies, action, resource, context),
+                    scp=evaluate(scps, action, resource, context) if scps else None,
+                    boundary=evaluate([boundaries[arn]], action, resource, context)
+                    if arn in boundaries
+                    else None,
                 )
+                for resource in arguments["ResourceArns"]
+            }
+            results.append(evaluation(action, verdicts))
         return {"EvaluationResults": results}
 
     return answer
+
+
+EVERYTHING = {"Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}
+
+
+def limited(verdict: Verdict, *, scp: Verdict | None, boundary: Verdict | None) -> Verdict:
+    """A verdict of the identity's own policies within an SCP's and a boundary's.
+
+    The keys that these two miss are not reported (API_EvaluationResult, MissingContextValues).
+    """
+    by_organisation = scp.decision == ALLOWED if scp else None
+    by_boundary = boundary.decision == ALLOWED if boundary else None
+    decision = verdict.decision
+    if by_organisation is False:  # "the simulation ends" (EvalDecisionDetails)
+        return Verdict(EXPLICIT, (), by_organisation)
+    if by_boundary is False and decision == ALLOWED:
+        decision = boundary.decision if boundary else decision
+    return Verdict(decision, verdict.missing, by_organisation, by_boundary)
+
+
+def evaluation(action: str, verdicts: Mapping[str, Verdict]) -> dict[str, Any]:
+    """An EvaluationResult as AWS documents it since 2026: one for each action.
+
+    Its decision is the most restrictive of all resources; each one's own is in
+    ResourceSpecificResults, unless "*" was asked about. EvalResourceName is a template
+    (API_EvaluationResult, API_ResourceSpecificResult).
+
+    Args:
+        action: as in s3:GetObject.
+        verdicts: resource → what the policies decide.
+    """
+    most = max(verdicts.values(), key=lambda verdict: SEVERITY.index(verdict.decision))
+    missing = {key for verdict in verdicts.values() for key in verdict.missing}
+    result: dict[str, Any] = {
+        "EvalActionName": action,
+        "EvalResourceName": "arn:${Partition}:service:::${Name}",
+        "EvalDecision": most.decision,
+        "MissingContextValues": sorted(missing),
+    }
+    organisation = {verdict.by_organisation for verdict in verdicts.values()} - {None}
+    if organisation:
+        result["OrganizationsDecisionDetail"] = {"AllowedByOrganizations": all(organisation)}
+    boundary = {verdict.by_boundary for verdict in verdicts.values()} - {None}
+    if boundary:
+        result["PermissionsBoundaryDecisionDetail"] = allowed_by_boundary(all(boundary))
+    if "*" in verdicts:
+        return result
+    result["ResourceSpecificResults"] = [
+        {
+            "EvalResourceName": resource,
+            "EvalResourceDecision": verdict.decision,
+            "MissingContextValues": list(verdict.missing),
+            **(
+                {}
+                if verdict.by_boundary is None
+                else {"PermissionsBoundaryDecisionDetail": allowed_by_boundary(verdict.by_boundary)}
+            ),
+        }
+        for resource, verdict in verdicts.items()
+    ]
+    return result
+
+
+SEVERITY = (ALLOWED, IMPLICIT, EXPLICIT)
+
+
+def allowed_by_boundary(allowed: bool) -> dict[str, bool]:
+    return {"AllowedByPermissionsBoundary": allowed}

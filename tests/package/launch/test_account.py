@@ -2,6 +2,8 @@
 
 import json
 import re
+import socket
+import time
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -381,6 +383,52 @@ def test_quota(aws, good):
     assert "max_run_s: 432001 is above the quota" in findings(good.replace(max_run_s=432_001))[0]
 
 
+def used(values: dict[str, list[float]]) -> Any:
+    """CloudWatch's answer by the metrics' resources, and what it is asked."""
+
+    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
+        results = []
+        for query in arguments["MetricDataQueries"]:
+            metric = query["MetricStat"]["Metric"]
+            assert (metric["Namespace"], metric["MetricName"]) == ("AWS/Usage", "ResourceCount")
+            dimensions = {each["Name"]: each["Value"] for each in metric["Dimensions"]}
+            assert dimensions["Service"] == "SageMaker" and arguments["ScanBy"].endswith("ending")
+            results.append({"Id": query["Id"], "Values": values.get(dimensions["Resource"], [])})
+        return {"MetricDataResults": results}
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("usage", "hosts", "is_free"),
+    [
+        ([], 4, True),  # none runs, so that nothing is published
+        ([2.0, 4.0], 2, True),  # the newest first: the other one has ended
+        ([2.0], 3, False),
+        ([4.0, 0.0], 1, False),
+    ],
+)
+def test_instances_in_use_count_against_the_quota(aws, good, monkeypatch, usage, hosts, is_free):
+    """A warning: they may have ended when the job is sent."""
+    running = {"training-job/ml.p4d.24xlarge": usage, "spottraining-job/ml.p4d.24xlarge": [4.0]}
+    record(monkeypatch, GetMetricData=used(running))
+    found = findings(good.replace(instance_count=hosts))
+    assert [line[:24] for line in found] == ([] if is_free else ["warning instance_count: "])
+    if not is_free:
+        assert f"{hosts} and the {usage[0]:g} in use" in found[0] and ", 4 in" in found[0]
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "InternalServiceFault"])
+def test_usage_that_cannot_be_read_is_skipped_and_the_quota_still_counts(
+    aws, good, monkeypatch, code
+):
+    record(monkeypatch, GetMetricData=refusal(code, "GetMetricData"))
+    for hosts, levels in ((4, ["skipped"]), (5, ["error  "])):
+        found = findings(good.replace(instance_count=hosts))
+        assert [line[:7] for line in found] == levels
+    assert "GetMetricData" in findings(good)[0]
+
+
 def quotas(monkeypatch: pytest.MonkeyPatch, granted: dict[str, float], usual: dict[str, float]):
     """What an account was granted, and AWS's defaults."""
     record(
@@ -458,7 +506,7 @@ def test_the_account_is_asked_in_few_calls(aws, good, monkeypatch):
     call = botocore.client.BaseClient._make_api_call
     counting = lambda client, name, arguments: calls.append(name) or call(client, name, arguments)  # noqa: E731
     monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counting)
-    assert account.check(good, made) == [] and len(calls) <= 18, calls
+    assert account.check(good, made) == [] and len(calls) <= 19, calls
 
 
 def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
@@ -525,6 +573,21 @@ def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
         "instanceName": "ml.p4d.24xlarge",
     }
     assert {f["Field"]: f["Value"] for f in asked["GetProducts"]["Filters"]} == wanted
+
+
+@pytest.mark.parametrize("kinds", ["ml.g5.12xlarge", ["ml.g5.12xlarge", "ml.g6.12xlarge"]])
+def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch, kinds):
+    """As in a closed network: connections are made to nothing, or to something that is silent."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setattr(price, "PATIENCE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", address)
+        began = time.monotonic()
+        said = price.cost(good.replace(instance_type=kinds))
+        assert time.monotonic() - began < 5
+    assert said.endswith("did not answer") and "offline" not in said
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from moto_account import ACCOUNT, REGION, record, refusal
 from small_job import GOOD, PROJECT
 
 from smlightning.errors import UserError
-from smlightning.launch import request, sending
+from smlightning.launch import account, request, sending
+from smlightning.launch import aws as launch_aws
 
 pytest_plugins = "moto_account"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/training"
@@ -105,3 +106,37 @@ def test_the_upload_is_encrypted_with_the_outputs_key(
     put = asked["PutObject"]
     assert (put["ServerSideEncryption"], put["SSEKMSKeyId"]) == ("aws:kms", "alias/mine")
     assert put["ExpectedBucketOwner"] == ACCOUNT
+
+
+EXPRESS = "words--use1-az4--x-s3"  # a directory bucket
+
+
+def test_the_buckets_own_key_encrypts_the_upload_of_a_job_without_a_key(
+    aws: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`aws:kms` in the call would choose AWS's own key in its place (API_PutObject)."""
+    s3, key = aws.client("s3"), f"arn:aws:kms:{REGION}:{ACCOUNT}:key/of-the-bucket"
+    default = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}
+    rules = {"Rules": [{"ApplyServerSideEncryptionByDefault": default}]}
+    s3.put_bucket_encryption(Bucket="language-id", ServerSideEncryptionConfiguration=rules)
+    asked = record(monkeypatch)
+    wanted = GOOD.replace(bucket="language-id")
+    place = sending.account_destination(wanted)
+    uri = sending.upload(wanted, PROJECT, place, "words", {"S3OutputPath": "s3://language-id/"})
+    bucket, name = launch_aws.s3_location(uri)
+    stored = s3.head_object(Bucket=bucket, Key=name)
+    assert (stored["ServerSideEncryption"], stored["SSEKMSKeyId"]) == ("aws:kms", key)
+    assert not {"ServerSideEncryption", "SSEKMSKeyId"} & asked["PutObject"].keys()
+
+
+@pytest.mark.parametrize("bucket", [EXPRESS, "language-id"])
+def test_of_a_directory_bucket_no_attributes_are_asked(
+    aws: Any, monkeypatch: pytest.MonkeyPatch, bucket: str
+) -> None:
+    """It does not support OptionalObjectAttributes (API_ListObjectsV2)."""
+    found = {"Contents": [{"Key": "data/x", "Size": 1}]}
+    asked = record(monkeypatch, HeadBucket={}, ListObjectsV2=found)
+    wanted = GOOD.replace(channels={"training": f"s3://{bucket}/data/"}, hyperparameters={})
+    assert account.check(wanted, request.dry_run(wanted, PROJECT)) == []
+    assert asked["ListObjectsV2"]["Bucket"] == bucket
+    assert ("OptionalObjectAttributes" in asked["ListObjectsV2"]) == (bucket != EXPRESS)

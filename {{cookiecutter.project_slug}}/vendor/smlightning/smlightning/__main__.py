@@ -65,6 +65,9 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--job", type=Path, metavar="FILE", help="the job (the project's job.toml)"
             )
+            command.add_argument(
+                "--profile", metavar="NAME", help="of AWS's configuration, in place of job.toml's"
+            )
         if name in ("preflight", "submit", "tune", "deploy", "register"):
             add_accept(command)
         if name == "preflight":

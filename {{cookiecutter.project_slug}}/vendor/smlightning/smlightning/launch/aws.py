@@ -1,8 +1,9 @@
-"""boto3 clients, what AWS's model of the API refuses, and what its errors mean."""
+"""boto3's session and clients, what AWS's model of the API refuses, and what its errors mean."""
 
 import functools
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -34,18 +35,53 @@ TYPES = {
 }
 
 
-def client(service: str, region: str) -> Any:
-    """A boto3 client that gives up in seconds, not minutes.
+_profile = ""
+_creating = threading.Lock()
 
-    Each has a session for itself, since threads may not share one.
+
+def use_profile(name: str) -> None:
+    """Sign in anew, with a profile of AWS's configuration, for all clients of a command.
+
+    Args:
+        name: as `aws configure list-profiles` prints it; empty: as AWS's own tools choose, by the
+            environment.
+    """
+    global _profile
+    _profile = name
+    session.cache_clear()
+
+
+@functools.cache
+def session() -> Any:
+    """The one boto3 session, which holds the credentials of all clients and renews them.
+
+    With one for each client the user would enter a code of MFA, which AWS takes once, for each.
     """
     import boto3
+
+    return boto3.Session(profile_name=_profile or None)
+
+
+def signed_in() -> bool:
+    """Whether there are credentials; this asks for a code of MFA where the profile needs one."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        credentials = session().get_credentials()
+        return bool(credentials and credentials.get_frozen_credentials())
+    except (BotoCoreError, ClientError):
+        return False
+
+
+def client(service: str, region: str) -> Any:
+    """A boto3 client that gives up in seconds, not minutes."""
     from botocore.config import Config
 
     patience = Config(
         connect_timeout=5, read_timeout=20, retries={"max_attempts": 3, "mode": "standard"}
     )
-    return boto3.Session(region_name=region).client(service, config=patience)
+    with _creating:  # threads may share clients, and no session
+        return session().client(service, region_name=region, config=patience)
 
 
 @functools.cache
@@ -242,13 +278,18 @@ def s3_location(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
+def directory_bucket(name: str) -> bool:
+    """Whether a bucket is one of S3 Express (s3/latest/userguide/directory-bucket-naming-rules)."""
+    return name.endswith("--x-s3")
+
+
 def objects(uri: str, s3: Any) -> list[dict[str, Any]]:
     """The first objects at an S3 address, without empty ones; of archived ones whether a copy that
-    can be read was restored (S3's API, RestoreStatus).
+    can be read was restored (S3's API, RestoreStatus), which a directory bucket does not answer.
     """
     bucket, prefix = s3_location(uri)
-    more = ["RestoreStatus"]
-    listed = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, OptionalObjectAttributes=more)
+    more = {} if directory_bucket(bucket) else {"OptionalObjectAttributes": ["RestoreStatus"]}
+    listed = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, **more)
     return [item for item in listed.get("Contents", []) if item["Size"]]
 
 
@@ -310,9 +351,13 @@ def explain(failure: Exception) -> UserError:
         return _refusal(failure)
     if isinstance(failure, e.NoCredentialsError | e.PartialCredentialsError):
         return UserError("there are no AWS credentials here", sign_in())
+    if isinstance(failure, e.RefreshWithMFAUnsupportedError):
+        cure = "run the command again; in the notebook, its cell that loads job.toml"
+        return UserError("the credentials of the MFA code have expired", cure)
     if isinstance(failure, e.ProfileNotFound):
         said = str(failure)
-        cure = "set AWS_PROFILE to one that aws configure list-profiles prints"
+        key = "profile in job.toml" if _profile else "AWS_PROFILE"
+        cure = f"set {key} to one that aws configure list-profiles prints"
         return UserError(f"{said[:1].lower()}{said[1:]}", cure)
     if isinstance(failure, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
         return UserError(f"the single sign-on session cannot be used ({failure})", sign_in())
@@ -331,6 +376,8 @@ def _refusal(failure: Any) -> UserError:
     if name in REFUSED_KEYS:
         cure = f"check AWS_PROFILE, or {sign_in()}"
         return UserError(f"AWS does not know these credentials ({name})", cure)
+    if "MultiFactorAuthentication failed" in message:
+        return UserError("AWS rejects the MFA code", "run the command again with the next code")
     if denied(failure):
         cure = f"ask for that permission ({message})"
         return UserError(f"these credentials may not call {operation}", cure)
@@ -346,12 +393,12 @@ def sign_in() -> str:
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
     ):
         return "restart the Studio space, whose role renews them"
-    session = botocore.session.Session()
+    configured = botocore.session.Session(profile=_profile or None)
     try:
-        config = session.get_scoped_config()
+        config = configured.get_scoped_config()
     except BotoCoreError:
         config = {}
-    profile = f" --profile {session.profile}" if session.profile else ""
+    profile = f" --profile {configured.profile}" if configured.profile else ""
     if "sso_session" in config or "sso_start_url" in config:
         return f"run aws sso login{profile}"
     keys = f"run aws configure{profile} with an access key"

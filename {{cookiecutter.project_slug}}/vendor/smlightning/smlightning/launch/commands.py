@@ -26,13 +26,15 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: of everything that is to be mended, AWS's refusals too.
     """
     with aws.errors():
+        name, given, job_file = getattr(arguments, "name", ""), arguments.profile, arguments.job
         if arguments.command in COMMANDS:
             project = projects.find()
             project.add_src_to_path()
+            aws.use_profile(history.profile_of(project, given=given, job_file=job_file))
             return COMMANDS[arguments.command](arguments, project)
         project = project_or_folder()
-        name = getattr(arguments, "name", "")
-        region = history.region_of(project, name, given=arguments.region, job_file=arguments.job)
+        aws.use_profile(history.profile_of(project, name, given=given, job_file=job_file))
+        region = history.region_of(project, name, given=arguments.region, job_file=job_file)
         return COMMANDS_OF_JOBS[arguments.command](arguments, project, region)
 
 
@@ -172,7 +174,8 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     region = submission.job.region
     name = sending.submit(submission.job, project, submission.destination, submission.request)
     print(f"sent    {name}", flush=True)  # first of all: from now on the job is billed
-    history.remember(project, name, region, submission.fingerprint)
+    profile = history.profile_of(project, given=arguments.profile, job_file=arguments.job)
+    history.remember(project, name, region, submission.fingerprint, profile)
     if arguments.no_follow:
         return 0
     outcome = follow.follow(name, region, metric_names(project))
@@ -216,6 +219,8 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> S
     from smlightning.launch import requirements, sending, tune
 
     wanted = job.load(arguments.job or project.job_file, project)
+    if not arguments.dry_run:  # without credentials nothing can be sent
+        aws.client("sts", wanted.region).get_caller_identity()
     destination, unknown = (None, None) if arguments.dry_run else destination_of(wanted)
     results, body = preflight.offline_checks(wanted, project, destination)
     search: dict[str, Any] | None = None
@@ -223,8 +228,6 @@ def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> S
         results, search = tune.judged(wanted, project, results, destination)
         wanted = tune.carried(wanted)
     if body and not arguments.dry_run:
-        # Without credentials nothing can be sent.
-        aws.client("sts", wanted.region).get_caller_identity()
         if search:
             key = "HyperParameterTuningJobName"
             body = {**body, key: search[key]}

@@ -128,8 +128,9 @@ def quota(deployment: Deployment, group: str) -> Iterator[Finding]:
         return
     use = "transform job usage" if options.transform else "endpoint usage"
     name = f"{options.instance} for {use}"
-    limit = granted(context(deployment), [name]).get(name)
-    if limit is None:
+    listed = granted(context(deployment), [name]).get(name)
+    limit = listed["Value"] if listed else 0.0
+    if not listed:
         problem = f'AWS lists no "{name}" in {deployment.region}'
         yield skipped("quota", problem, "look in the Service Quotas console")
     elif options.count > limit:

@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import parameters
+from smlightning.launch import aws, parameters
 from smlightning.launch.job import Job
 
 # Members that the notebook passes by themselves, or the estimator writes without being told.
@@ -27,7 +27,6 @@ def session(job: Job) -> Any:
     """A session of the SDK in the job's region, which reports nothing of its use to AWS."""
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # v2 is chosen knowingly
     logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output
-    import boto3
     import sagemaker
     from sagemaker.config import load_sagemaker_config
 
@@ -37,8 +36,10 @@ def session(job: Job) -> Any:
     configuration.setdefault("SchemaVersion", "1.0")
     sdk = configuration.setdefault("SageMaker", {}).setdefault("PythonSDK", {})
     sdk.setdefault("Modules", {})["TelemetryOptOut"] = True
+    shared = aws.session()  # a second one would ask for a second code of MFA
+    shared._session.set_config_variable("region", job.region)
     return sagemaker.Session(
-        boto3.Session(region_name=job.region),
+        shared,
         sagemaker_config=configuration,
         default_bucket=job.bucket or None,
     )

@@ -1,16 +1,19 @@
-"""The jobs that were launched from this project, remembered with their regions."""
+"""The jobs that were launched from this project, remembered with region and profile."""
 
 import json
 import re
 from pathlib import Path
 
 from smlightning.errors import UserError
+from smlightning.launch import aws
 from smlightning.project import Project
 
-FILE = ".jobs.jsonl"  # in the project's folder; a line for each job: name, region, fingerprint
+FILE = ".jobs.jsonl"  # in the project's folder; a line for each job, as `remember` notes it
 
 
-def remember(project: Project, name: str, region: str, fingerprint: str = "") -> None:
+def remember(
+    project: Project, name: str, region: str, fingerprint: str = "", profile: str = ""
+) -> None:
     """Note a job that was sent.
 
     Args:
@@ -18,8 +21,9 @@ def remember(project: Project, name: str, region: str, fingerprint: str = "") ->
         name: of the job.
         region: where it runs.
         fingerprint: of job and code (sending.fingerprint), by which the same job is known again.
+        profile: of AWS's configuration, with which it was sent.
     """
-    entry = {"name": name, "region": region, "fingerprint": fingerprint}
+    entry = {"name": name, "region": region, "profile": profile, "fingerprint": fingerprint}
     with (project.root / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
 
@@ -33,7 +37,8 @@ def entries(project: Project) -> list[dict[str, str]]:
         try:
             entry = json.loads(line)
             jobs.append({"name": str(entry["name"]), "region": str(entry["region"])})
-            jobs[-1]["fingerprint"] = str(entry.get("fingerprint", ""))
+            for key in ("profile", "fingerprint"):
+                jobs[-1][key] = str(entry.get(key, ""))
         except (ValueError, TypeError, KeyError):
             continue
     return jobs
@@ -66,23 +71,31 @@ def region_of(
     Raises:
         UserError: none of these says it.
     """
-    region = given or remembered(project).get(name) or region_in(job_file or project.job_file)
-    if not region:
-        import boto3
-
-        region = boto3.Session().region_name or ""
+    region = given or remembered(project).get(name)
+    region = region or value_in(job_file or project.job_file, "region") or aws.session().region_name
     if not region:
         raise UserError(
             "the job's region is not known here",
             "name it with --region, as in --region us-east-1",
         )
-    return region
+    return str(region)
 
 
-def region_in(job_file: Path) -> str:
-    """The region that a job.toml names, valid or not; empty if there is none."""
+def profile_of(
+    project: Project, name: str = "", *, given: str | None = None, job_file: Path | None = None
+) -> str:
+    """The profile of AWS's configuration: as given, as remembered, else as job.toml says."""
+    if given is not None:
+        return given
+    sent = {entry["name"]: entry["profile"] for entry in entries(project)}
+    return sent.get(name) or value_in(job_file or project.job_file, "profile")
+
+
+def value_in(job_file: Path, key: str) -> str:
+    """A text above the first table of a job.toml, valid or not; empty if there is none."""
     if not job_file.is_file():
         return ""
     text = job_file.read_text(encoding="utf-8-sig", errors="replace")
-    match = re.search(r"""(?m)^\s*region\s*=\s*["']([a-z0-9-]+)["']""", text)
+    above = re.split(r"(?m)^\s*\[", text, maxsplit=1)[0]
+    match = re.search(rf"""(?m)^\s*{key}\s*=\s*["']([^"'\n]+)["']""", above)
     return match[1] if match else ""

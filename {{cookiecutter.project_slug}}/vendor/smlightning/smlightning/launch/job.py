@@ -93,6 +93,7 @@ class Job(Table):
 
     name: str = key("TrainingJobName", "its beginning; the time is added", derived=True)
     region: str = key("", "AWS's region")
+    profile: str = key("", "profile of AWS's configuration that sends the job", default="")
     # resources.py says what the request gets of these two.
     instance_type: InstanceTypes = key(
         "ResourceConfig.InstanceType",

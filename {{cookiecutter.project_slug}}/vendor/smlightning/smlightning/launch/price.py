@@ -1,6 +1,8 @@
 """What instances cost, and a job with them."""
 
 import json
+import threading
+from contextlib import suppress
 from typing import Any
 
 from smlightning.launch import aws, instances, resources
@@ -8,6 +10,7 @@ from smlightning.launch.job import Job
 from smlightning.launch.resources import Cluster
 
 HOME = "us-east-1"  # the pricing service lives in few regions
+PATIENCE_S = 3.0  # for a line of information
 
 
 def per_hour(region: str, instance_type: str, use: str = "Training") -> float | None:
@@ -19,24 +22,39 @@ def per_hour(region: str, instance_type: str, use: str = "Training") -> float | 
         use: Training or Hosting.
 
     Returns:
-        None if AWS does not answer: without credentials, or permission to ask.
+        0 if AWS has no price of it; None if AWS does not answer: without credentials or permission
+        to ask, or within PATIENCE_S, as in a network that reaches some of AWS's services only.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
+    if not aws.signed_in():
+        return None
+    answers: list[float] = []
+
+    def ask() -> None:
+        with suppress(BotoCoreError, ClientError):
+            answers.append(_asked(region, instance_type, use))
+
+    # A socket tries each address of a host for its whole timeout; the thread ends with the process.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENCE_S)
+    return answers[0] if answers else None
+
+
+def _asked(region: str, instance_type: str, use: str) -> float:
+    """The price as AWS answers it; 0 if there is none."""
     fields = {"productFamily": "ML Instance", "regionCode": region, "instanceName": instance_type}
     filters = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fields.items()
     ]
-    try:
-        pricing = aws.client("pricing", HOME)
-        products = pricing.get_products(ServiceCode="AmazonSageMaker", Filters=filters)["PriceList"]
-    except (BotoCoreError, ClientError):
-        return None
+    pricing = aws.client("pricing", HOME)
+    products = pricing.get_products(ServiceCode="AmazonSageMaker", Filters=filters)["PriceList"]
     prices: list[float] = []
     for product in map(json.loads, products):
         if product["product"]["attributes"].get("platoinstancetype") == use:
             prices += on_demand_prices(product)
-    return max(prices, default=0.0) or None
+    return max(prices, default=0.0)
 
 
 def on_demand_prices(product: dict[str, Any]) -> list[float]:
@@ -62,7 +80,8 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
     clusters = resources.candidates(resources.members(job))
     kinds = resources.types_of(resources.members(job))
-    prices = _prices(job, kinds, offline)
+    answers = _prices(job, kinds, offline)
+    prices = {kind: answers[kind] or 0.0 for kind in kinds}
     # A price of earlier is better than none.
     listed = {
         kind: instances.LIST_PRICES[kind]
@@ -71,14 +90,17 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     }
     prices |= {kind: price.usd for kind, price in listed.items()}
     known = all(prices.values())
+    unanswered = "; AWS's price list did not answer" if None in answers.values() else ""
     # The dearest: SageMaker may select any of them.
     cluster = max(clusters, key=lambda groups: _hourly(groups, prices)) if known else clusters[0]
     factors = f"{_instances(cluster, len(clusters))} × {hours}"
     if jobs > 1:
         factors = f"{jobs} jobs × {factors}"
     if not known:
-        cure = "set price_per_hour" if len(kinds) == 1 else "ask AWS, without --offline,"
-        return f"cost    at most {factors}; {cure} to see it in US dollars"
+        cure = "; set price_per_hour to see it in US dollars"
+        if len(kinds) > 1:
+            cure = "; ask AWS, without --offline, to see it in US dollars" if offline else ""
+        return f"cost    at most {factors}{cure}{unanswered}"
     of_a_job = _hourly(cluster, prices)
     usd = " and ".join(dict.fromkeys(f"{prices[group.instance_type]:g}" for group in cluster))
     at_once = together * of_a_job
@@ -89,17 +111,22 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
             text += f" (list price of {listed[kind].on}, {listed[kind].region})"
     if job.spot.enabled:
         text += " on demand; spot costs less, and AWS names no price beforehand"
-    return text
+    return text + unanswered
 
 
-def _prices(job: Job, kinds: list[str], offline: bool) -> dict[str, float]:
-    """Type → US dollars for one instance and hour; 0 where it is not known.
+def _prices(job: Job, kinds: list[str], offline: bool) -> dict[str, float | None]:
+    """Type → US dollars for one instance and hour; 0 where there is none, None without an answer.
 
     price_per_hour of job.toml is one type's.
     """
     if job.price_per_hour and len(kinds) == 1:
         return {kinds[0]: job.price_per_hour}
-    return {kind: 0.0 if offline else per_hour(job.region, kind) or 0.0 for kind in kinds}
+    prices: dict[str, float | None] = dict.fromkeys(kinds, 0.0)
+    for kind in [] if offline else kinds:
+        prices[kind] = per_hour(job.region, kind)
+        if prices[kind] is None:
+            break  # nor would it answer for the others
+    return prices
 
 
 def _hourly(cluster: Cluster, prices: dict[str, float]) -> float:

@@ -190,16 +190,19 @@ def ensure_bucket(job: Job, destination: Destination) -> None:
 def upload(
     job: Job, project: Project, destination: Destination, name: str, output: dict[str, Any]
 ) -> str:
-    """Upload the archive of the code, encrypted as the SDK does; its address.
+    """Upload the archive of the code; its address.
+
+    Without a key the bucket's default encrypts it: `aws:kms` in the call would replace that key by
+    AWS's own (API_PutObject, SSEKMSKeyId), which a directory bucket does not take.
 
     Args:
         output: the request's OutputDataConfig, whose key encrypts what lies in the same bucket.
     """
     uri = request.archive_uri(job, destination, name)
     bucket, key = aws.s3_location(uri)
-    extra = {"ServerSideEncryption": "aws:kms"}
+    extra = {}
     if output.get("KmsKeyId"):
-        extra["SSEKMSKeyId"] = output["KmsKeyId"]
+        extra = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": output["KmsKeyId"]}
     account = re.fullmatch(rf"sagemaker-{job.region}-(\d{{12}})", bucket)  # the default bucket's
     if bucket == destination.bucket and account:
         extra["ExpectedBucketOwner"] = account[1]

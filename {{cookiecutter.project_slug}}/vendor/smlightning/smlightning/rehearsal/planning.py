@@ -13,7 +13,7 @@ from typing import Any
 from smlightning import hub
 from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
-from smlightning.launch import images, launchers, request, resources
+from smlightning.launch import aws, images, launchers, request, resources
 from smlightning.launch import job as jobs
 from smlightning.launch.job import Job, channel_folders
 from smlightning.launch.preflight.hyperparameters import hyperparameters as judged_options
@@ -50,6 +50,7 @@ def make_plan(
     source = arguments.source_dir or project.src
     of_project = source.resolve() == project.src.resolve()
     job = jobs.load(arguments.job or project.job_file, project)
+    aws.use_profile(job.profile)
     cluster = chosen_cluster(arguments, job)
     refuse_source(source)
     refuse_numbers(arguments, cluster)

@@ -73,7 +73,7 @@ def role_problems(context: Context) -> Iterator[Finding]:
     account = context.role.split(":")[4]
     if account != context.account:
         problem = f"it is in account {account}, the credentials in {context.account}"
-        yield error("role", problem, "take a role of this account, or AWS_PROFILE of the other")
+        yield error("role", problem, "take a role of this account, or set profile to one of the other")
 
 
 def trusted_services(role: dict[str, Any]) -> list[str]:
@@ -134,6 +134,21 @@ class Answer:
 
     allowed: bool
     missing: tuple[str, ...]  # keys of the context that a policy asks for and nobody gave
+    limit: str  # of LIMITS, where it denies the action; empty: the policies of who asks decide
+
+
+# What denies a call that the policies of a user or role allow, and whom to ask. Such a denial is
+# no error: IAM does not report which keys these policies miss (API_EvaluationResult).
+LIMITS = {
+    "SCP": (
+        "a service control policy (SCP) of the organisation",
+        "ask the organisation's administrators whether it allows this job",
+    ),
+    "boundary": (
+        "the permissions boundary",
+        "ask the account's administrators whether it allows this job",
+    ),
+}
 
 
 def missing_permissions(
@@ -154,17 +169,23 @@ def missing_permissions(
         return
     name = arn.rpartition("/")[2]
     wanted = needs(facts, who)
-    answers = simulated(iam, arn, wanted, values)
+    answers = simulated(iam, arn, wanted, values, facts.job.region)
+    denied_by: dict[str, list[str]] = {}
     for need in wanted:
-        denied = [
-            resource for resource in need.resources if not answers[need.action, resource].allowed
-        ]
-        unknown = {key for resource in denied for key in answers[need.action, resource].missing}
+        denied = {
+            resource: answer
+            for resource in need.resources
+            if not (answer := answers[need.action, resource]).allowed
+        }
         if not denied:
             continue
+        unknown = {key for answer in denied.values() for key in answer.missing}
+        limit = next((answer.limit for answer in denied.values() if answer.limit), "")
         key = f"{who}.{need.action}"
         problem = f"{name} may not {need.action} on {', '.join(denied)}"
-        if unknown:
+        if limit:
+            denied_by.setdefault(limit, []).append(need.action)
+        elif unknown:
             asked = ", ".join(sorted(unknown))
             problem = f"whether {name} may {need.action} depends on {asked}, not known here"
             yield warning(key, problem, "see that the policy's condition holds for this job")
@@ -172,6 +193,10 @@ def missing_permissions(
             yield error(key, problem, "ask for that permission")
         else:  # a bucket's or a key's own policy, which is not simulated, may allow it
             yield warning(key, problem, "add it, unless the resource's own policy allows it")
+    for limit, actions in denied_by.items():
+        policy, cure = LIMITS[limit]
+        problem = f"{policy} denies {name} {', '.join(actions)} in {facts.job.region}"
+        yield warning(f"{who}.{limit}", problem, cure)
 
 
 # Without these nothing is sent or created; no policy of a resource can give them.
@@ -189,7 +214,7 @@ REFUSED_WITHOUT = (
 
 
 def simulated(
-    iam: Any, arn: str, wanted: list[Need], context: dict[str, Any]
+    iam: Any, arn: str, wanted: list[Need], context: dict[str, Any], region: str
 ) -> dict[tuple[str, str], Answer]:
     """(Action, resource) → what IAM's own simulation answers.
 
@@ -204,16 +229,50 @@ def simulated(
             "PolicySourceArn": arn,
             "ActionNames": actions,
             "ResourceArns": list(resources),
-            "ContextEntries": context_entries({**context, **dict(condition)}),
+            "ContextEntries": context_entries(
+                context | dict(condition) | context_of_call(arn, resources[0], region)
+            ),
         }
         for result in results(iam, question):
-            verdict = Answer(
-                result["EvalDecision"] == "allowed", tuple(result.get("MissingContextValues", []))
-            )
-            named = result.get("EvalResourceName")
-            for resource in [named] if named in resources else resources:
-                answers[result["EvalActionName"], resource] = verdict
+            action = result["EvalActionName"]
+            # The result is that of all resources together; of "*" there is no other.
+            answers.update({(action, resource): answer_of(result) for resource in resources})
+            for one in result.get("ResourceSpecificResults", []):
+                answers[action, one["EvalResourceName"]] = answer_of(result | one)
     return answers
+
+
+def context_of_call(arn: str, resource: str, region: str) -> dict[str, Any]:
+    """The keys of the context that each call has, which policies of an organisation ask for.
+
+    See IAM/latest/UserGuide/reference_policies_condition-keys.html.
+
+    Args:
+        arn: of the user or role that calls.
+        resource: its ARN, or "*".
+        region: of the job; that of the call where the ARN names no other.
+    """
+    _, _, service, place, *_ = [*resource.split(":"), "", "", ""]
+    return {
+        "aws:PrincipalAccount": arn.split(":")[4],
+        "aws:PrincipalArn": arn,
+        "aws:RequestedRegion": place or region,
+        "aws:SecureTransport": True,
+        "aws:ViaAWSService": service == "kms",  # S3 and SageMaker call it for the job
+    }
+
+
+def answer_of(result: dict[str, Any]) -> Answer:
+    """The decision of an EvaluationResult; that of one resource, where it has been merged in."""
+    decision = result.get("EvalResourceDecision", result["EvalDecision"])
+    limit = ""
+    if not result.get("PermissionsBoundaryDecisionDetail", {}).get(
+        "AllowedByPermissionsBoundary", True
+    ):
+        limit = "boundary"
+    if not result.get("OrganizationsDecisionDetail", {}).get("AllowedByOrganizations", True):
+        limit = "SCP"
+    return Answer(decision == "allowed", tuple(result.get("MissingContextValues", [])), limit)
 
 
 def results(iam: Any, question: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,257 @@
+"""Who asks AWS: one profile for each job file, whose credentials are fetched once for a command."""
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import botocore.client
+import pytest
+from botocore.credentials import AssumeRoleProvider
+from botocore.exceptions import ClientError
+from moto_account import ACCOUNT, REGION, record, refusal
+from small_job import PROJECT, edited
+
+from smlightning.__main__ import main
+from smlightning.errors import UserError
+from smlightning.launch import account, history, request
+from smlightning.launch import aws as launch_aws
+
+pytest_plugins = "moto_account"
+
+Configure = Callable[..., None]
+COMMANDS = (["preflight"], ["submit", "--yes", "--no-follow"])
+# A credential process that notes each of its starts, and gives another key each time.
+PROCESS = """
+import json, pathlib, sys
+starts, times = pathlib.Path(sys.argv[1]), sys.argv[2:]
+count = len(starts.read_text()) if starts.exists() else 0
+starts.write_text("x" * (count + 1))
+keys = {"AccessKeyId": f"KEY{count}", "SecretAccessKey": "s", "SessionToken": "t"}
+print(json.dumps({"Version": 1, **keys, "Expiration": times[min(count, len(times) - 1)]}))
+"""
+SOURCE = "[profile source]\naws_access_key_id = KEY\naws_secret_access_key = s\n"
+WITH_CODE = (
+    f"{SOURCE}[profile mfa]\nsource_profile = source\nrole_arn = arn:aws:iam::{ACCOUNT}:role/team\n"
+    f"mfa_serial = arn:aws:iam::{ACCOUNT}:mfa/me\n"
+)
+
+
+def after(**time: float) -> str:
+    return (datetime.now(UTC) + timedelta(**time)).isoformat()
+
+
+@pytest.fixture
+def configure(aws: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    """Write AWS's configuration file, and choose a profile of it; no keys in the environment."""
+    trust = json.dumps({"Version": "2012-10-17", "Statement": []})
+    aws.client("iam").create_role(RoleName="team", AssumeRolePolicyDocument=trust)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+
+    def write(text: str, profile: str = "") -> None:
+        (tmp_path / "config").write_text(text, encoding="utf-8")
+        if profile:
+            monkeypatch.setenv("AWS_PROFILE", profile)
+
+    return write
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Callable[..., str]:
+    """A profile whose credential process notes its starts in a file of the profile's name."""
+    script = tmp_path / "process.py"
+    script.write_text(PROCESS)
+
+    def profile(name: str, *expires: str) -> str:
+        words = [sys.executable, str(script), str(tmp_path / name), *(expires or [after(hours=8)])]
+        return f"[profile {name}]\ncredential_process = {shlex.join(words)}\n"
+
+    return profile
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The prompts for a code of MFA, each of which is answered."""
+    shown: list[str] = []
+    with_prompter = partialmethod(
+        AssumeRoleProvider.__init__, prompter=lambda text: shown.append(text) or "123456"
+    )
+    monkeypatch.setattr(AssumeRoleProvider, "__init__", with_prompter)
+    return shown
+
+
+@pytest.fixture
+def callers(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """Access key → operations that were called with it."""
+    called: dict[str, set[str]] = {}
+    call = botocore.client.BaseClient._make_api_call
+
+    def recording(client: Any, operation: str, arguments: dict[str, Any]) -> Any:
+        key = client._request_signer._credentials.get_frozen_credentials().access_key
+        called.setdefault(key, set()).add(operation)
+        return call(client, operation, arguments)
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", recording)
+    return called
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
+def test_one_code_of_mfa_serves_all_clients_of_a_command(
+    configure, good, prompts, monkeypatch, command, capsys
+):
+    """Each of the checks, which run in threads, has clients of its own."""
+    configure(WITH_CODE, "mfa")
+    asked = record(monkeypatch)
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
+    assert main(command) == 0, capsys.readouterr()
+    assert {"AssumeRole", "GetRole", "HeadBucket", "ListServiceQuotas"} <= asked.keys()
+    assert len(prompts) == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
+def test_a_code_that_aws_rejects_is_one_prompt_and_one_sentence(
+    configure, good, prompts, monkeypatch, command, capsys
+):
+    configure(WITH_CODE, "mfa")
+    message = "MultiFactorAuthentication failed with invalid MFA one time pass code."
+    wrong = ClientError({"Error": {"Code": "AccessDenied", "Message": message}}, "AssumeRole")
+    record(monkeypatch, AssumeRole=wrong)
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
+    assert main(command) == 1
+    assert len(prompts) == 1
+    said = "".join(capsys.readouterr())
+    lines = [line for line in said.splitlines() if line.startswith("error")]
+    assert len(lines) == 1 and "MFA" in lines[0] and "permission" not in lines[0]
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
+def test_a_credential_process_starts_once_for_a_command(
+    configure, process, good, monkeypatch, tmp_path, command, capsys
+):
+    configure(process("team"), "team")
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
+    assert main(command) == 0, capsys.readouterr()
+    assert (tmp_path / "team").read_text() == "x"
+    assert main(command) == 0
+    assert (tmp_path / "team").read_text() == "xx"  # the next command signs in again
+
+
+def test_credentials_that_expire_are_renewed(configure, process, good, callers, tmp_path):
+    """The first ones end within the ten minutes in which botocore renews them."""
+    configure(process("team", after(minutes=5), after(hours=8)), "team")
+    assert account.check(good, request.dry_run(good, PROJECT)) == []
+    assert (tmp_path / "team").read_text() == "xx"
+    assert callers.keys() == {"KEY1"}
+
+
+def test_credentials_of_a_code_that_expire_are_one_sentence_and_one_more_code(
+    configure, good, prompts, monkeypatch
+):
+    """botocore renews them with no second code (RefreshWithMFAUnsupportedError)."""
+    configure(WITH_CODE, "mfa")
+    keys = {"AccessKeyId": "KEY", "SecretAccessKey": "s", "SessionToken": "t"}
+    soon = datetime.now(UTC) + timedelta(seconds=1)
+    record(monkeypatch, AssumeRole={"Credentials": {**keys, "Expiration": soon}})
+    with pytest.raises(UserError) as raised, launch_aws.errors():
+        for _ in range(2):
+            launch_aws.client("sts", REGION).get_caller_identity()
+    assert "expired" in raised.value.problem and len(prompts) == 1
+    launch_aws.use_profile(good.profile)
+    with pytest.raises(UserError), launch_aws.errors():
+        for _ in range(2):
+            launch_aws.client("sts", REGION).get_caller_identity()
+    assert len(prompts) == 2
+
+
+def test_a_credential_process_that_fails_is_one_sentence(
+    configure, good, monkeypatch, tmp_path, capsys
+):
+    configure("[profile team]\ncredential_process = false\n", "team")
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
+    assert main(["preflight"]) == 1
+    said = "".join(capsys.readouterr())
+    assert [line[:11] for line in said.splitlines() if "error" in line[:8]] == ["error   AWS"]
+
+
+JOBS = {"region": REGION, "role": f"arn:aws:iam::{ACCOUNT}:role/training", "bucket": "language-id"}
+P4D = {"instance_type": "ml.p4d.24xlarge"}
+
+
+def test_each_job_file_is_sent_and_followed_with_its_own_profile(
+    configure, process, callers, monkeypatch, tmp_path, capsys
+):
+    """Keys of the environment and AWS_PROFILE are another account's."""
+    configure("".join(map(process, ("one", "two", "other"))), "other")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVIRONMENT")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    for name in ("one", "two"):
+        job_file = edited(tmp_path / f"{name}.toml", {**JOBS, **P4D, "profile": name})
+        words = ["--job", str(job_file)]
+        assert main(["preflight", *words]) == 0, capsys.readouterr()
+        assert main(["submit", "--yes", "--no-follow", *words]) == 0, capsys.readouterr()
+        assert main(["list", *words]) == 0
+        assert (tmp_path / name).read_text() == "xxx"
+        (job,) = [each for each in history.entries(PROJECT) if each["profile"] == name]
+        assert main(["stop", job["name"]]) == 0  # without its file
+        assert (tmp_path / name).read_text() == "xxxx"
+    assert not (tmp_path / "other").exists()
+    assert "ENVIRONMENT" not in callers
+    assert {"CreateTrainingJob", "SimulatePrincipalPolicy"} <= set.union(*callers.values())
+
+
+def test_without_a_profile_the_environment_decides(configure, process, callers, good, monkeypatch):
+    """As everywhere in AWS's tools: keys before AWS_PROFILE."""
+    configure(process("team"), "team")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVIRONMENT")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    launch_aws.use_profile(good.profile)
+    assert account.check(good, request.dry_run(good, PROJECT)) == []
+    assert callers.keys() == {"ENVIRONMENT"}
+
+
+def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
+    configure, process, callers, monkeypatch, tmp_path, capsys
+):
+    """As in a workflow, which has credentials of its own and no profile of the job file's name."""
+    configure("".join(map(process, ("one", "two"))))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVIRONMENT")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    job_file = edited(tmp_path / "job.toml", {**JOBS, **P4D, "profile": "one"})
+    for given, key in (("two", "KEY0"), ("", "ENVIRONMENT")):
+        words = ["--job", str(job_file), f"--profile={given}"]
+        callers.clear()
+        assert main(["submit", "--yes", "--no-follow", *words]) == 0, capsys.readouterr()
+        assert callers.keys() == {key}
+        assert history.entries(PROJECT)[-1]["profile"] == given
+    assert (tmp_path / "two").exists() and not (tmp_path / "one").exists()
+
+
+def test_a_profile_that_does_not_exist_is_named_with_its_key(configure, tmp_path, capsys):
+    configure("")
+    job_file = edited(tmp_path / "job.toml", {**JOBS, **P4D, "profile": "absent"})
+    assert main(["preflight", "--job", str(job_file)]) == 1
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("error")]
+    assert "absent" in line and "profile in job.toml" in line
+
+
+def test_the_way_to_sign_in_is_that_of_the_job_files_profile(configure):
+    configure("[profile work]\nsso_session = x\n")
+    launch_aws.use_profile("work")
+    assert "aws sso login --profile work" in launch_aws.explain(refusal("ExpiredToken")).cure
+
+
+def test_the_profile_of_a_damaged_job_file_is_still_read(tmp_path):
+    text = 'profile = "one" # comment\nname = = \n[hyperparameters]\nprofile = "of-training"\n'
+    for head, profile in (("", "one"), ("region = 'eu-west-1'\n", "one")):
+        (tmp_path / "job.toml").write_text(head + text)
+        assert history.profile_of(PROJECT, job_file=tmp_path / "job.toml") == profile
+    (tmp_path / "job.toml").write_text("[hyperparameters]\nprofile = 'of-training'\n")
+    assert history.profile_of(PROJECT, job_file=tmp_path / "job.toml") == ""
