@@ -50,6 +50,7 @@ class Facts:
     transform: tuple[str, str] | None = None  # S3 addresses of `deploy --transform`
     package_group: str = "*"  # of `register --group`; a pattern in a policy
     created: frozenset[str] | None = None  # KINDS that are about to be created; None: any of them
+    data_keys: tuple[str, ...] = ()  # ARNs of KMS keys that data has; only AWS knows them
 
     def creates(self, kind: str) -> bool:
         """Whether one of KINDS is, or may be, created."""
@@ -218,6 +219,10 @@ def output_key(facts: Facts) -> list[str]:
 
 def disk_key(facts: Facts) -> list[str]:
     return key_arn(facts, str(facts.request["ResourceConfig"].get("VolumeKmsKeyId", "")))
+
+
+def data_keys(facts: Facts) -> list[str]:
+    return list(facts.data_keys)
 
 
 def secrets(facts: Facts) -> list[str]:
@@ -424,6 +429,7 @@ TABLE: tuple[Permission, ...] = (
     *_lines(ROLE, "ec2:DescribeDhcpOptions DescribeSecurityGroups", network, ROLES),
     *_lines(ROLE, "kms:Encrypt Decrypt GenerateDataKey", output_key, ROLES),
     *_lines(ROLE, "kms:CreateGrant DescribeKey", disk_key, ROLES),
+    *_lines(ROLE, "kms:Decrypt", data_keys, ROLES),
     *_lines(ROLE, "secretsmanager:GetSecretValue", secrets, SECRETS),
     *_lines(ROLE, "ssm:GetParameter", parameters, SSM),
     *_lines(

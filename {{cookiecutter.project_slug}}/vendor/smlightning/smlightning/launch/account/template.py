@@ -60,6 +60,7 @@ def questions(given: Facts) -> dict[str, Any]:
     asked = {
         "ecr:DescribeImages": is_private_image,
         "elasticfilesystem:DescribeFileSystems": "EFS" in systems,
+        "elasticfilesystem:DescribeMountTargets": "EFS" in systems,
         "fsx:DescribeFileSystems": "FSxLustre" in systems,
         "kms:DescribeKey": is_encrypted,
         "secretsmanager:DescribeSecret": not all(secret.is_parameter for secret in secrets),
