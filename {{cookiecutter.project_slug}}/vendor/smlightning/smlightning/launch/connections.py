@@ -34,7 +34,7 @@ PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 # The hub's client reads them (huggingface_hub, constants.py): the first two keep it from the
 # network, the others are folders of what it has fetched.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE")
+CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME")
 TRUE = ("1", "ON", "YES", "TRUE")
 # A name on the hub, and no file of data. Only one with an owner can be nothing else.
 REPOSITORY = re.compile(r"(?!.*\.(?:csv|tsv|jsonl?|parquet|arrow)$)[\w-][\w.-]*(?:/[\w.-]+)?")
