@@ -294,6 +294,7 @@ ACTIONS = {"HeadBucket": "ListBucket", "ListObjectsV2": "ListBucket"}
 LOOK_UPS = {
     "ecr:DescribeImages",
     "elasticfilesystem:DescribeFileSystems",
+    "elasticfilesystem:DescribeMountTargets",
     "fsx:DescribeFileSystems",
     "kms:DescribeKey",
     "secretsmanager:DescribeSecret",

@@ -1,10 +1,11 @@
 """Whether the role of a job is one, and whether it and the caller may do what the job needs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Any
 
+from smlightning.launch.account import storage
 from smlightning.launch.account.context import Context
 from smlightning.launch.account.table import (
     CALLER,
@@ -42,7 +43,9 @@ def permissions(context: Context) -> Iterator[Finding]:
         problem = f"{name} does not trust SageMaker"
         yield error("role", problem, f"let {SAGEMAKER} do sts:AssumeRole on it")
     arn = role["Arn"]
-    facts = facts_of(context, arn)
+    keys, not_seen = storage.data_keys(context)
+    yield from not_seen
+    facts = replace(facts_of(context, arn), data_keys=keys)
     yield from unknown_permissions(context, CALLER)
     try:
         caller = caller_arn(context, iam, arn)
