@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
                 "--group",
                 default="",
                 metavar="NAME",
-                help="of its packages, made where there is none (JOB without its time)",
+                help="of its packages, or its ARN (JOB without its time, made if there is none)",
             )
         if name in ("submit", "tune", "deploy", "register"):
             command.add_argument(

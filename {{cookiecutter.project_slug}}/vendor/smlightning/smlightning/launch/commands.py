@@ -358,7 +358,8 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
         image=arguments.image,
         asynchronous=arguments.asynchronous,
     )
-    deployment = plan(arguments.name, region, options)
+    create = job.members_to_create(arguments.job or project.job_file)
+    deployment = plan(arguments.name, region, options, create=create)
     if deployment.warning:
         print(f"warning {deployment.warning}")
     if refused(deploy_check.check(deployment), arguments.accept):
@@ -376,7 +377,8 @@ def register(arguments: argparse.Namespace, project: Project, region: str) -> in
     from smlightning.launch.deploy_plan import Options
 
     options = Options(instance=arguments.instance, image=arguments.image)
-    registration = register.plan(arguments.name, region, options, arguments.group)
+    create = job.members_to_create(arguments.job or project.job_file)
+    registration = register.plan(arguments.name, region, options, arguments.group, create)
     if refused(deploy_check.check(registration.files, group=registration.group), arguments.accept):
         return 1
     print(registration.cost)

@@ -19,6 +19,7 @@ CODEARTIFACT = "CA_REPOSITORY_ARN"  # of the training toolkit, modules.py
 EVERY = "*"  # of an action that has no resources
 CALLER, ROLE = "caller", "role"
 LOOKER = "looker"  # who runs preflight and list, and changes nothing; a caller is one, too
+GROUP = "model-package-group"  # of an ARN
 DEPLOYER, ENDPOINT = "deployer", "endpoint"  # who deploys or registers, and its model's role
 # What `deploy` and `register` create, by IAM's names of the resources; the last is an endpoint,
 # too, whose answers are files in S3.
@@ -494,17 +495,23 @@ def tagged_kinds(facts: Facts) -> list[str]:
 
 
 def package_group(facts: Facts) -> list[str]:
-    """The group of the registry, whose name `register --group` chooses."""
+    """The group of the registry that `register --group` names, by name or ARN."""
     if not facts.creates("model-package"):
         return []
-    return [facts.arn("sagemaker", f"model-package-group/{facts.package_group}")]
+    group = facts.package_group
+    return [group] if group.startswith("arn:") else [facts.arn("sagemaker", f"{GROUP}/{group}")]
+
+
+def new_package_group(facts: Facts) -> list[str]:
+    """The group, if it may have to be created: one that is named by ARN exists."""
+    return [] if facts.package_group.startswith("arn:") else package_group(facts)
 
 
 def package_version(facts: Facts) -> list[str]:
     """The group, and a version in it."""
-    versions = "*" if facts.package_group == "*" else f"{facts.package_group}/*"
-    group = package_group(facts)
-    return [*group, facts.arn("sagemaker", f"model-package/{versions}")] if group else []
+    groups = package_group(facts)
+    versions = [group.replace(f":{GROUP}/", ":model-package/") for group in groups]
+    return groups + [name if name.endswith("*") else f"{name}/*" for name in versions]
 
 
 def inference_repositories(facts: Facts) -> list[str]:
@@ -737,7 +744,7 @@ DEPLOYMENT: tuple[Permission, ...] = (
         DEPLOYER, "sagemaker:CreateTransformJob StopTransformJob", deployed("transform-job"), IAM
     ),
     *_lines(DEPLOYER, "sagemaker:AddTags", tagged_kinds, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModelPackageGroup", package_group, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateModelPackageGroup", new_package_group, IAM),
     *_lines(DEPLOYER, "sagemaker:DescribeModelPackageGroup", package_group, IAM),
     *_lines(DEPLOYER, "sagemaker:CreateModelPackage", package_version, IAM),
     *_lines(DEPLOYER, "iam:PassRole", role_of_model, PASSING, passed_to_sagemaker),
