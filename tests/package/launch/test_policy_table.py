@@ -12,8 +12,11 @@ import pytest
 from moto_account import ACCOUNT, REGION
 from policies import ALLOWED, evaluate, listed, simulation
 from small_job import PROJECT
+from test_corpora import BASE, RIGHT
+from test_corpora import table as table_of
 
-from smlightning.launch import account, request, tune
+from smlightning.launch import account, aws, request, tune
+from smlightning.launch import job as jobs
 from smlightning.launch.account import table, template
 from smlightning.launch.account.permissions import facts_of, missing_permissions
 from smlightning.launch.account.table import Permission
@@ -117,7 +120,7 @@ def patterns(given: Job) -> table.Facts:
         given,
         PROJECT,
         account=ACCOUNT,
-        partition="aws",
+        partition=aws.partition(given.region),
         senders=(SENDER,),
         image=OWN_IMAGE,
         transform=TRANSFORM,
@@ -127,9 +130,10 @@ def patterns(given: Job) -> table.Facts:
 def sent(given: Job) -> table.Facts:
     """What preflight and deploy ask about: one job, with the options of a deployment."""
     identity = {"UserId": "x", "Account": ACCOUNT, "Arn": SENDER}
-    context = account.Context(given, request.dry_run(given, PROJECT), identity, ROLE)
+    role = given.role if given.role.startswith("arn:") else ROLE
+    context = account.Context(given, request.dry_run(given, PROJECT), identity, role)
     options = {"senders": (SENDER,), "inference_image": OWN_IMAGE, "transform": TRANSFORM}
-    return replace(facts_of(context, ROLE), **options)
+    return replace(facts_of(context, role), **options)
 
 
 def own(given: Job) -> dict[str, Any]:
@@ -169,6 +173,20 @@ def test_with_its_policies_a_job_is_missing_nothing(name):
     policies = own(JOBS[name])
     for who in WHO:
         assert missing(sent(JOBS[name]), who, policies[who]) == []
+
+
+def test_with_its_policies_each_right_job_is_missing_nothing(tmp_path, monkeypatch):
+    """Of right_jobs.toml, with an organisation's configuration where the job has one."""
+    config = tmp_path / "config.yaml"
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
+    usual = {**BASE, "name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
+    for case in RIGHT:
+        defaults = {"TrainingJob": case.get("configuration", {})}
+        config.write_text(json.dumps({"SageMaker": defaults}))
+        given = jobs.from_table(table_of(case, usual), PROJECT)
+        for who in WHO:
+            found = missing(sent(given), who, template.policy(patterns(given), who))
+            assert found == [], case["what"]
 
 
 @pytest.mark.parametrize("line", LINES, ids=label)
