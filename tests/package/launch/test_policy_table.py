@@ -9,19 +9,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from moto_account import ACCOUNT, REGION
+from moto_account import ACCOUNT, REGION, record
 from policies import ALLOWED, evaluate, listed, simulation
 from small_job import PROJECT
 from test_corpora import BASE, RIGHT
 from test_corpora import table as table_of
 
-from smlightning.launch import account, aws, request, tune
+from smlightning.launch import account, request, tune
 from smlightning.launch import job as jobs
 from smlightning.launch.account import table, template
 from smlightning.launch.account.permissions import facts_of, missing_permissions
 from smlightning.launch.account.table import Permission
+from smlightning.launch.aws import partition
 from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job, Network, Tune
+
+pytest_plugins = "moto_account"
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/words"
 SENDER = f"arn:aws:iam::{ACCOUNT}:role/sending"
@@ -120,7 +123,7 @@ def patterns(given: Job) -> table.Facts:
         given,
         PROJECT,
         account=ACCOUNT,
-        partition=aws.partition(given.region),
+        partition=partition(given.region),
         senders=(SENDER,),
         image=OWN_IMAGE,
         transform=TRANSFORM,
@@ -273,6 +276,29 @@ def test_an_alias_allows_the_keys_that_have_it(who, key, account_of_key, alias):
         verdict = evaluate([policy], "kms:Decrypt", arn, {"kms:ResourceAliases": aliases})
         assert (verdict.decision == ALLOWED) == allowed
     assert evaluate([policy], "kms:Decrypt", arn, {}).decision != ALLOWED
+
+
+def test_preflight_asks_about_the_key_of_an_alias(aws, good, monkeypatch):
+    """A role that may use that key by its ARN, by its alias, or another key."""
+    kms = aws.client("kms")
+    key, other = (kms.create_key()["KeyMetadata"]["Arn"] for _ in range(2))
+    kms.create_alias(AliasName="alias/team", TargetKeyId=key)
+    wanted = good.replace(request={"OutputDataConfig": {"KmsKeyId": "alias/team"}})
+    body = request.dry_run(wanted, PROJECT)
+    policy = template.policy(patterns(wanted), "role")
+    use = {"Effect": "Allow", "Action": "kms:*"}
+    without_keys = [one for one in policy["Statement"] if "kms:Decrypt" not in one["Action"]]
+    for statements, allowed in (
+        (policy["Statement"], True),
+        ([*without_keys, {**use, "Resource": key}], True),
+        ([*without_keys, {**use, "Resource": other}], False),
+        (without_keys, False),
+    ):
+        answer = simulation({wanted.role: [{"Statement": statements}]})
+        record(monkeypatch, SimulatePrincipalPolicy=answer)
+        found = {each.key for each in account.check(wanted, body)}
+        denied = {f"role.kms:{name}" for name in ("Encrypt", "Decrypt", "GenerateDataKey")}
+        assert found & denied == (set() if allowed else denied)
 
 
 @pytest.mark.parametrize(

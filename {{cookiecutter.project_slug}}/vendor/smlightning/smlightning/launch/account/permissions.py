@@ -1,7 +1,7 @@
 """Whether the role of a job is one, and whether it and the caller may do what the job needs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Any
 
@@ -42,7 +42,7 @@ def permissions(context: Context) -> Iterator[Finding]:
         problem = f"{name} does not trust SageMaker"
         yield error("role", problem, f"let {SAGEMAKER} do sts:AssumeRole on it")
     arn = role["Arn"]
-    facts = facts_of(context, arn)
+    facts = replace(facts_of(context, arn), key_arns=key_arns(context))
     yield from unknown_permissions(context, CALLER)
     try:
         caller = caller_arn(context, iam, arn)
@@ -112,6 +112,22 @@ def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
     if name == role_arn.rpartition("/")[2]:
         return role_arn
     return str(iam.get_role(RoleName=name)["Role"]["Arn"])
+
+
+def key_arns(context: Context) -> dict[str, str]:
+    """Alias in the request → ARN of its KMS key; `named.keys` reports what AWS does not answer."""
+    from botocore.exceptions import ClientError
+
+    output, resources = context.request["OutputDataConfig"], context.request["ResourceConfig"]
+    arns = {}
+    for key in (output.get("KmsKeyId", ""), resources.get("VolumeKmsKeyId", "")):
+        if "alias/" not in key:
+            continue
+        try:
+            arns[key] = context.client("kms").describe_key(KeyId=key)["KeyMetadata"]["Arn"]
+        except ClientError:
+            continue
+    return arns
 
 
 def facts_of(context: Context, role_arn: str) -> Facts:
