@@ -178,6 +178,19 @@ def test_with_its_policies_a_job_is_missing_nothing(name):
         assert missing(sent(JOBS[name]), who, policies[who]) == []
 
 
+def test_policies_have_iams_grammar(aws):
+    """As moto checks it, and within the size of a role's inline policies (10,240 characters)."""
+    iam = aws.client("iam")
+    for number, given in enumerate(JOBS.values()):
+        for who, document in own(given).items():
+            text = json.dumps(document, separators=(",", ":"))
+            iam.create_policy(PolicyName=f"{who}-{number}", PolicyDocument=text)
+            assert len(text) <= 10_240
+    with pytest.raises(iam.exceptions.MalformedPolicyDocumentException):
+        wrong = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:Get*"}]}
+        iam.create_policy(PolicyName="wrong", PolicyDocument=json.dumps(wrong))
+
+
 def test_with_its_policies_each_right_job_is_missing_nothing(tmp_path, monkeypatch):
     """Of right_jobs.toml, with an organisation's configuration where the job has one."""
     config = tmp_path / "config.yaml"
