@@ -165,6 +165,25 @@ def test_the_stack_is_created_and_preflight_has_nothing_to_correct(aws, monkeypa
     assert account.check(wanted, request.dry_run(wanted, PROJECT)) == []
 
 
+def test_the_stacks_parameters_give_its_roles_path_and_boundary(aws, full):
+    pytest.importorskip("openapi_spec_validator")  # of moto[cloudformation]
+    boundary = aws.client("iam").create_policy(
+        PolicyName="boundary", PolicyDocument=json.dumps(own(full)["role"])
+    )["Policy"]["Arn"]
+    body = yaml.safe_dump(template.cloudformation(full, PROJECT, github=GITHUB))
+    given = {"RolePath": "/team/", "PermissionsBoundary": boundary}
+    aws.client("cloudformation").create_stack(
+        StackName="words",
+        TemplateBody=body,
+        Capabilities=["CAPABILITY_NAMED_IAM"],
+        Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in given.items()],
+    )
+    for name in ("words", "words-github", "words-github-preflight"):
+        role = aws.client("iam").get_role(RoleName=name)["Role"]
+        assert role["Path"] == "/team/"
+        assert role["PermissionsBoundary"]["PermissionsBoundaryArn"] == boundary
+
+
 def test_cfn_lint_has_no_finding(full, tmp_path):
     """Its IAM rules know the names of actions, too."""
     api = pytest.importorskip("cfnlint.api")

@@ -9,16 +9,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from moto_account import ACCOUNT, REGION
+from moto_account import ACCOUNT, REGION, record
 from policies import ALLOWED, evaluate, listed, simulation
 from small_job import PROJECT
+from test_corpora import BASE, RIGHT
+from test_corpora import table as table_of
 
 from smlightning.launch import account, request, tune
+from smlightning.launch import job as jobs
 from smlightning.launch.account import table, template
 from smlightning.launch.account.permissions import facts_of, missing_permissions
 from smlightning.launch.account.table import Permission
+from smlightning.launch.aws import partition
 from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job, Network, Tune
+
+pytest_plugins = "moto_account"
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/words"
 SENDER = f"arn:aws:iam::{ACCOUNT}:role/sending"
@@ -117,7 +123,7 @@ def patterns(given: Job) -> table.Facts:
         given,
         PROJECT,
         account=ACCOUNT,
-        partition="aws",
+        partition=partition(given.region),
         senders=(SENDER,),
         image=OWN_IMAGE,
         transform=TRANSFORM,
@@ -127,9 +133,10 @@ def patterns(given: Job) -> table.Facts:
 def sent(given: Job) -> table.Facts:
     """What preflight and deploy ask about: one job, with the options of a deployment."""
     identity = {"UserId": "x", "Account": ACCOUNT, "Arn": SENDER}
-    context = account.Context(given, request.dry_run(given, PROJECT), identity, ROLE)
+    role = given.role if given.role.startswith("arn:") else ROLE
+    context = account.Context(given, request.dry_run(given, PROJECT), identity, role)
     options = {"senders": (SENDER,), "inference_image": OWN_IMAGE, "transform": TRANSFORM}
-    return replace(facts_of(context, ROLE), **options)
+    return replace(facts_of(context, role), **options)
 
 
 def own(given: Job) -> dict[str, Any]:
@@ -169,6 +176,33 @@ def test_with_its_policies_a_job_is_missing_nothing(name):
     policies = own(JOBS[name])
     for who in WHO:
         assert missing(sent(JOBS[name]), who, policies[who]) == []
+
+
+def test_policies_have_iams_grammar(aws):
+    """As moto checks it, and within the size of a role's inline policies (10,240 characters)."""
+    iam = aws.client("iam")
+    for number, given in enumerate(JOBS.values()):
+        for who, document in own(given).items():
+            text = json.dumps(document, separators=(",", ":"))
+            iam.create_policy(PolicyName=f"{who}-{number}", PolicyDocument=text)
+            assert len(text) <= 10_240
+    with pytest.raises(iam.exceptions.MalformedPolicyDocumentException):
+        wrong = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:Get*"}]}
+        iam.create_policy(PolicyName="wrong", PolicyDocument=json.dumps(wrong))
+
+
+def test_with_its_policies_each_right_job_is_missing_nothing(tmp_path, monkeypatch):
+    """Of right_jobs.toml, with an organisation's configuration where the job has one."""
+    config = tmp_path / "config.yaml"
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
+    usual = {**BASE, "name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
+    for case in RIGHT:
+        defaults = {"TrainingJob": case.get("configuration", {})}
+        config.write_text(json.dumps({"SageMaker": defaults}))
+        given = jobs.from_table(table_of(case, usual), PROJECT)
+        for who in WHO:
+            found = missing(sent(given), who, template.policy(patterns(given), who))
+            assert found == [], case["what"]
 
 
 @pytest.mark.parametrize("line", LINES, ids=label)
@@ -255,6 +289,29 @@ def test_an_alias_allows_the_keys_that_have_it(who, key, account_of_key, alias):
         verdict = evaluate([policy], "kms:Decrypt", arn, {"kms:ResourceAliases": aliases})
         assert (verdict.decision == ALLOWED) == allowed
     assert evaluate([policy], "kms:Decrypt", arn, {}).decision != ALLOWED
+
+
+def test_preflight_asks_about_the_key_of_an_alias(aws, good, monkeypatch):
+    """A role that may use that key by its ARN, by its alias, or another key."""
+    kms = aws.client("kms")
+    key, other = (kms.create_key()["KeyMetadata"]["Arn"] for _ in range(2))
+    kms.create_alias(AliasName="alias/team", TargetKeyId=key)
+    wanted = good.replace(request={"OutputDataConfig": {"KmsKeyId": "alias/team"}})
+    body = request.dry_run(wanted, PROJECT)
+    policy = template.policy(patterns(wanted), "role")
+    use = {"Effect": "Allow", "Action": "kms:*"}
+    without_keys = [one for one in policy["Statement"] if "kms:Decrypt" not in one["Action"]]
+    for statements, allowed in (
+        (policy["Statement"], True),
+        ([*without_keys, {**use, "Resource": key}], True),
+        ([*without_keys, {**use, "Resource": other}], False),
+        (without_keys, False),
+    ):
+        answer = simulation({wanted.role: [{"Statement": statements}]})
+        record(monkeypatch, SimulatePrincipalPolicy=answer)
+        found = {each.key for each in account.check(wanted, body)}
+        denied = {f"role.kms:{name}" for name in ("Encrypt", "Decrypt", "GenerateDataKey")}
+        assert found & denied == (set() if allowed else denied)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,18 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     who, image = arguments.policy, arguments.image
     transform = tuple(arguments.transform) if arguments.transform else None
     template.refuse_deployment(who, image, transform)
-    if who:
+    if not who:
+        import yaml
+
+        content = template.cloudformation(
+            wanted,
+            project,
+            github=arguments.github,
+            without_ids=arguments.without_ids,
+            existing_bucket=arguments.existing_bucket,
+        )
+        text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
+    else:
         account, partition = template.account_of(wanted), aws.partition(wanted.region)
         given = template.facts(
             wanted,
@@ -124,17 +135,6 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             transform=transform,
         )
         text = json.dumps(template.policy(given, who), indent=2)
-    else:
-        import yaml
-
-        content = template.cloudformation(
-            wanted,
-            project,
-            github=arguments.github,
-            without_ids=arguments.without_ids,
-            existing_bucket=arguments.existing_bucket,
-        )
-        text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
     for finding in template.not_granted(template.facts(wanted, project)):
         print(finding, file=sys.stderr)
     print(text)

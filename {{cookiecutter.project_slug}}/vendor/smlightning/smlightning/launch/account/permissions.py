@@ -45,7 +45,7 @@ def permissions(context: Context) -> Iterator[Finding]:
     arn = role["Arn"]
     keys, not_seen = storage.data_keys(context)
     yield from not_seen
-    facts = replace(facts_of(context, arn), data_keys=keys)
+    facts = replace(facts_of(context, arn), data_keys=keys, key_arns=key_arns(context))
     yield from unknown_permissions(context, CALLER)
     try:
         caller = caller_arn(context, iam, arn)
@@ -115,6 +115,22 @@ def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
     if name == role_arn.rpartition("/")[2]:
         return role_arn
     return str(iam.get_role(RoleName=name)["Role"]["Arn"])
+
+
+def key_arns(context: Context) -> dict[str, str]:
+    """Alias in the request → ARN of its KMS key; `named.keys` reports what AWS does not answer."""
+    from botocore.exceptions import ClientError
+
+    output, resources = context.request["OutputDataConfig"], context.request["ResourceConfig"]
+    arns = {}
+    for key in (output.get("KmsKeyId", ""), resources.get("VolumeKmsKeyId", "")):
+        if "alias/" not in key:
+            continue
+        try:
+            arns[key] = context.client("kms").describe_key(KeyId=key)["KeyMetadata"]["Arn"]
+        except ClientError:
+            continue
+    return arns
 
 
 def facts_of(context: Context, role_arn: str) -> Facts:

@@ -5,8 +5,8 @@ it (template.py). Pages are AWS's, below docs.aws.amazon.com.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from smlightning import stored_secrets
@@ -53,6 +53,7 @@ class Facts:
     package_group: str = "*"  # of `register --group`; a pattern in a policy
     created: frozenset[str] | None = None  # KINDS that are about to be created; None: any of them
     data_keys: tuple[str, ...] = ()  # ARNs of KMS keys that data has; only AWS knows them
+    key_arns: Mapping[str, str] = field(default_factory=dict)  # alias in the request → KMS key
 
     def creates(self, kind: str) -> bool:
         """Whether one of KINDS is, or may be, created."""
@@ -339,9 +340,11 @@ def interfaces_in_network(facts: Facts) -> list[str]:
 
 
 def kms_key(facts: Facts, key: str) -> list[str]:
-    """The ARN of a KMS key; by an alias any key of its account, which `by_alias` narrows."""
+    """The ARN of a KMS key; by an unknown alias any key, which `by_alias` narrows."""
     if not key:
         return []
+    if key in facts.key_arns:
+        return [facts.key_arns[key]]
     if ":alias/" in key:
         return [f"{key.partition(':alias/')[0]}:key/*"]
     if key.startswith("arn:"):

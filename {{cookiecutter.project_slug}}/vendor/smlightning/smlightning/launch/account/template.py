@@ -353,7 +353,7 @@ def github_subject(github: str, *, without_ids: bool) -> str:
         return f"repo:{github}"
     printed = r"\(.owner.login)@\(.owner.id)/\(.name)@\(.id)"
     raise UserError(
-        f"--github {github} has not the IDs of owner and repository, which GitHub's tokens hold",
+        f"--github {github} lacks the IDs of owner and repository, which GitHub's tokens hold",
         f"give what this prints: gh api repos/{repository} --jq '\"{printed}\"', or add "
         "--without-ids for a repository from before 2026-07-15 that has not opted in",
     )
