@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pexpect
 import pytest
+import yaml
 from cookiecutter.exceptions import FailedHookException
 from cookiecutter.main import cookiecutter
 
 from projects import PACKAGE, TEMPLATE, Project, bake
+from smlightning.launch.account import template
 
 SOURCE = next(TEMPLATE.glob("{{*}}"))  # what is generated, before it is
 QUESTIONS = json.loads((TEMPLATE / "cookiecutter.json").read_text(encoding="utf-8"))
@@ -62,33 +64,22 @@ def test_default_answers(project: Project) -> None:
     assert set(left) <= {"README.md", ".cruft.json"}, "template syntax or the template's name"
 
 
-def role_of(expression: str, event: str, variables: dict[str, str]) -> str:
-    """The value of GitHub's expression of `&&` and `||`, of which `&&` binds more."""
-    known = {"github.event_name": event, **{f"vars.{k}": v for k, v in variables.items()}}
-
-    def value(term: str) -> str:
-        left, unequal, right = term.strip().partition("!=")
-        if unequal:
-            return "true" if known[left.strip()] != right.strip().strip("'") else ""
-        return known.get(left.strip(), "")
-
-    for alternative in expression.split("||"):
-        values = [value(term) for term in alternative.split("&&")]
-        if all(values):
-            return values[-1]
-    return ""
-
-
-def test_a_pull_request_never_gets_the_role_that_sends(project: Project) -> None:
-    found = re.search(r"AWS_ROLE_ARN: \$\{\{ (.*) \}\}", project.read(".github/workflows/job.yml"))
-    assert found
-    both = {"AWS_ROLE_ARN": "sends", "AWS_PREFLIGHT_ROLE_ARN": "looks"}
-    for given in ([], ["AWS_ROLE_ARN"], ["AWS_PREFLIGHT_ROLE_ARN"], [*both]):
-        variables = {name: both[name] for name in given}
-        looks = variables.get("AWS_PREFLIGHT_ROLE_ARN", "")
-        assert role_of(found[1], "pull_request", variables) == looks
-        sends = variables.get("AWS_ROLE_ARN", looks)
-        assert role_of(found[1], "workflow_dispatch", variables) == sends
+def test_only_a_job_in_the_environment_has_the_role_that_sends(project: Project) -> None:
+    text = project.read(".github/workflows/job.yml")
+    workflow = yaml.safe_load(text)
+    events, jobs = workflow[True], workflow["jobs"]  # YAML 1.1 reads `on` as true
+    assert {"vendor/**", "pyproject.toml", "src/**", "job.toml"} <= set(
+        events["pull_request"]["paths"]
+    )
+    by_event = {job["if"].partition("== ")[2].strip("'"): job for job in jobs.values()}
+    assert by_event.keys() == set(events)
+    looking, sending = by_event["pull_request"], by_event["workflow_dispatch"]
+    assert looking["env"]["AWS_ROLE_ARN"] == "${{ vars.AWS_PREFLIGHT_ROLE_ARN }}"
+    assert sending["env"]["AWS_ROLE_ARN"] == "${{ vars.AWS_ROLE_ARN }}"
+    assert "environment" not in looking
+    assert sending["environment"] == template.GITHUB_PARAMETERS["Environment"]["Default"]
+    sends = re.compile("make launch|smlightning submit")
+    assert [name for name, job in jobs.items() if sends.search(str(job["steps"]))] == ["submit"]
 
 
 def test_what_an_owner_gets_is_small(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from botocore.client import BaseClient
 from moto_account import ACCOUNT, REGION, record, refusal, simulated
-from policies import simulation, without
+from policies import ALLOWED, EXPLICIT, evaluate, simulation, without
 from small_job import PROJECT
 
 from smlightning.__main__ import main
@@ -42,6 +42,7 @@ def full() -> Job:
         channels={"training": "s3://words-data/train/"},
         hyperparameters={"dataset": "training"},
         checkpoint_s3="s3://words-other/run1/",
+        keep_alive_s=600,
         secrets={"HF_TOKEN": "hub", "WANDB_API_KEY": "team/wandb"},
         mlflow=f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team",
         environment={
@@ -113,33 +114,6 @@ def test_with_the_accounts_file_nothing_is_missing(full):
     assert missing(deployed(full), own(full), ("deployer", "endpoint")) == []
 
 
-def test_each_permission_that_is_removed_is_named(full):
-    """One at a time, of each policy: its key, and no other finding."""
-    whole, removed = own(full), 0
-    for pair, given in ((WHOSE[:2], sent(full)), (WHOSE[2:], deployed(full))):
-        for who in pair:
-            for action in dict.fromkeys(need.action for need in table.needs(given, who)):
-                found = missing(given, {**whole, who: without(whole[who], action)}, pair)
-                assert [each.key for each in found] == [f"{who}.{action}"], action
-                assert action in found[0].problem and found[0].cure
-                removed += 1
-    assert removed >= 90
-
-
-def test_every_line_of_the_table_is_needed_by_some_job(full):
-    tuned = {
-        **vars(facts(full)),
-        "tuning": True,
-        "job": full.replace(
-            hub_token_secret="ssm:hub",  # noqa: S106
-            mlflow=f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-1",
-        ),
-    }
-    jobs = [facts(full), table.Facts(**tuned)]
-    needed = {need.action for each in jobs for who in WHOSE for need in table.needs(each, who)}
-    assert needed == {line.action for line in (*table.TABLE, *table.DEPLOYMENT)}
-
-
 CONDITIONS: list[tuple[dict[str, Any], str]] = [
     ({"StringEquals": {"sagemaker:VpcSubnets": ["subnet-0123456789abcdef0"]}}, ""),
     ({"ForAllValues:StringLike": {"sagemaker:InstanceTypes": ["ml.m5.*"]}}, ""),
@@ -191,12 +165,32 @@ def test_the_stack_is_created_and_preflight_has_nothing_to_correct(aws, monkeypa
     assert account.check(wanted, request.dry_run(wanted, PROJECT)) == []
 
 
+def test_the_stacks_parameters_give_its_roles_path_and_boundary(aws, full):
+    pytest.importorskip("openapi_spec_validator")  # of moto[cloudformation]
+    boundary = aws.client("iam").create_policy(
+        PolicyName="boundary", PolicyDocument=json.dumps(own(full)["role"])
+    )["Policy"]["Arn"]
+    body = yaml.safe_dump(template.cloudformation(full, PROJECT, github=GITHUB))
+    given = {"RolePath": "/team/", "PermissionsBoundary": boundary}
+    aws.client("cloudformation").create_stack(
+        StackName="words",
+        TemplateBody=body,
+        Capabilities=["CAPABILITY_NAMED_IAM"],
+        Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in given.items()],
+    )
+    for name in ("words", "words-github", "words-github-preflight"):
+        role = aws.client("iam").get_role(RoleName=name)["Role"]
+        assert role["Path"] == "/team/"
+        assert role["PermissionsBoundary"]["PermissionsBoundaryArn"] == boundary
+
+
 def test_cfn_lint_has_no_finding(full, tmp_path):
     """Its IAM rules know the names of actions, too."""
     api = pytest.importorskip("cfnlint.api")
-    small = full.replace(request={}, role="", bucket="", network=Network(), mlflow="")
-    for job in (full, small):
-        for github in ("", "me/words"):
+    small = full.replace(request={}, role="", bucket="", network=Network(), mlflow="", tags={})
+    express = full.replace(bucket="words--use1-az4--x-s3")
+    for job in (full, small, express):
+        for github in ("", GITHUB):
             made = template.cloudformation(
                 job, PROJECT, github=github, existing_bucket=bool(github)
             )
@@ -205,27 +199,113 @@ def test_cfn_lint_has_no_finding(full, tmp_path):
             assert [str(match) for match in matches] == []  # as the command: no informational ones
 
 
+GITHUB = "me@12/words@3456"
 LOOKING = ("Describe", "List", "Get", "Simulate")
 
 
-def test_a_pull_request_may_look_and_one_branch_may_send(full):
-    resources = template.cloudformation(full, PROJECT, github="me/words")["Resources"]
-    subjects, actions = {}, {}
+def test_a_pull_request_may_look_and_one_environment_of_one_branch_may_send(full):
+    resources = template.cloudformation(full, PROJECT, github=GITHUB)["Resources"]
+    claims, actions = {}, {}
     for name in ("GitHubPreflightRole", "GitHubRole"):
         properties = resources[name]["Properties"]
         (statement,) = properties["AssumeRolePolicyDocument"]["Statement"]
         assert statement["Condition"].keys() == {"StringEquals"}  # no pattern
-        subjects[name] = statement["Condition"]["StringEquals"][f"{template.GITHUB}:sub"]
+        claims[name] = {
+            key.removeprefix(f"{template.GITHUB}:"): value
+            for key, value in statement["Condition"]["StringEquals"].items()
+        }
         (policy,) = properties["Policies"]
-        statements = policy["PolicyDocument"]["Statement"]
+        statements = [one for one in policy["PolicyDocument"]["Statement"] if "Action" in one]
         actions[name] = {action for one in statements for action in one["Action"]}
-    assert subjects == {
-        "GitHubPreflightRole": "repo:me/words:pull_request",
-        "GitHubRole": {"Fn::Sub": "repo:me/words:ref:refs/heads/${Branch}"},
+    aud = "sts.amazonaws.com"
+    assert claims == {
+        "GitHubPreflightRole": {"aud": aud, "sub": "repo:me@12/words@3456:pull_request"},
+        "GitHubRole": {
+            "aud": aud,
+            "sub": {"Fn::Sub": "repo:me@12/words@3456:environment:${Environment}"},
+            "ref": {"Fn::Sub": "refs/heads/${Branch}"},
+        },
     }
     looking = actions["GitHubPreflightRole"]
-    assert all(action.partition(":")[2].startswith(LOOKING) for action in looking)
+    changing = {one for one in looking if not one.partition(":")[2].startswith(LOOKING)}
+    assert changing == set()
     assert looking < actions["GitHubRole"] and "iam:PassRole" not in looking
+
+
+@pytest.mark.parametrize("given", ["me/words", "me@12/words", "me/words@3456", "me@x/words@y"])
+def test_a_repository_without_ids_is_rejected_with_the_command_that_prints_them(full, given):
+    with pytest.raises(UserError) as raised:
+        template.cloudformation(full, PROJECT, github=given)
+    assert given in raised.value.problem
+    if given != "me@x/words@y":  # which is no repository
+        assert "gh api repos/me/words --jq" in raised.value.cure
+        assert "--without-ids" in raised.value.cure
+
+
+def test_a_repository_from_before_the_ids_is_trusted_by_name_on_request(full):
+    made = template.cloudformation(full, PROJECT, github="me/words", without_ids=True)
+    trusted = made["Resources"]["GitHubPreflightRole"]["Properties"]["AssumeRolePolicyDocument"]
+    condition = trusted["Statement"][0]["Condition"]["StringEquals"]
+    assert condition[f"{template.GITHUB}:sub"] == "repo:me/words:pull_request"
+    with pytest.raises(UserError):  # else a subject that no token has
+        template.cloudformation(full, PROJECT, github="me@12/words", without_ids=True)
+
+
+def test_bucket_and_provider_outlive_the_stack(full):
+    resources = template.cloudformation(full, PROJECT, github=GITHUB)["Resources"]
+    kept = {name for name, one in resources.items() if one.get("DeletionPolicy") == "Retain"}
+    assert kept == {"Bucket", "BucketPolicy", "GitHubProvider"}
+    replaced = {n for n, one in resources.items() if one.get("UpdateReplacePolicy") == "Retain"}
+    assert replaced == kept
+
+
+def test_roles_have_boundary_path_and_tags_and_the_bucket_its_key_and_tls(full):
+    made = template.cloudformation(full, PROJECT, github=GITHUB)
+    resources = made["Resources"]
+    for name in ("TrainingRole", "GitHubPreflightRole", "GitHubRole"):
+        properties = resources[name]["Properties"]
+        assert properties["Path"] == {"Ref": "RolePath"}
+        assert properties["PermissionsBoundary"]["Fn::If"][:2] == [
+            "HasBoundary",
+            {"Ref": "PermissionsBoundary"},
+        ]
+    for name, resource in resources.items():
+        tags = resource["Properties"].get("Tags")
+        expected = [{"Key": "project", "Value": "words"}]
+        assert tags == (None if name in ("BucketPolicy", "BucketKeyPolicy") else expected)
+    (rule,) = resources["Bucket"]["Properties"]["BucketEncryption"][
+        "ServerSideEncryptionConfiguration"
+    ]
+    condition, with_key, without = rule["Fn::If"]
+    assert condition == "HasBucketKey"
+    assert with_key["ServerSideEncryptionByDefault"]["KMSMasterKeyID"] == {"Ref": "BucketKey"}
+    assert without["ServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
+    (tls,) = resources["BucketPolicy"]["Properties"]["PolicyDocument"]["Statement"]
+    tls = {**tls, "Resource": ["arn:aws:s3:::words-bucket", "arn:aws:s3:::words-bucket/*"]}
+    of_role = own(full)["role"]
+    place = "arn:aws:s3:::words-bucket/words-20260101-000000/x"
+    for secure, decision in (("true", ALLOWED), ("false", EXPLICIT)):
+        context = {"aws:SecureTransport": [secure]}
+        verdict = evaluate([of_role, {"Statement": tls}], "s3:GetObject", place, context)
+        assert verdict.decision == decision
+    assert made["Parameters"]["RolePath"]["Default"] == "/"
+    by_path = full.replace(role=f"arn:aws:iam::{ACCOUNT}:role/team/ml/words")
+    made = template.cloudformation(by_path, PROJECT)
+    assert made["Parameters"]["RolePath"]["Default"] == "/team/ml/"
+    assert made["Resources"]["TrainingRole"]["Properties"]["RoleName"] == "words"
+
+
+def test_the_pull_requests_role_asks_about_the_roles_of_the_stack_alone(full):
+    made = template.cloudformation(full, PROJECT, github=GITHUB)
+    (policy,) = made["Resources"]["GitHubPreflightRole"]["Properties"]["Policies"]
+    (asking,) = [
+        one for one in policy["PolicyDocument"]["Statement"] if "iam:GetRole" in one["Action"]
+    ]
+    names = {
+        made["Resources"][one]["Properties"]["RoleName"] for one in ("TrainingRole", "GitHubRole")
+    }
+    prefix = "arn:${AWS::Partition}:iam::${AWS::AccountId}:role${RolePath}"
+    assert {arn["Fn::Sub"] for arn in asking["Resource"]} == {prefix + name for name in names}
 
 
 # Where a permission has another name than the service or the call.
@@ -234,6 +314,7 @@ ACTIONS = {"HeadBucket": "ListBucket", "ListObjectsV2": "ListBucket"}
 LOOK_UPS = {
     "ecr:DescribeImages",
     "elasticfilesystem:DescribeFileSystems",
+    "elasticfilesystem:DescribeMountTargets",
     "fsx:DescribeFileSystems",
     "kms:DescribeKey",
     "secretsmanager:DescribeSecret",
@@ -309,10 +390,14 @@ def test_who_only_looks_has_the_sender_judged(aws, good, monkeypatch):
 
 def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys):
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: full)
-    assert main(["account", "--github", "me/words"]) == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
+    assert main(["account", "--github", GITHUB]) == 0
+    text = capsys.readouterr().out
+    assert "&id" not in text  # CloudFormation reads no aliases of YAML
+    printed = yaml.safe_load(text)
     assert set(printed["Resources"]) == {
         "Bucket",
+        "BucketPolicy",
+        "BucketKeyPolicy",
         "TrainingRole",
         "GitHubProvider",
         "GitHubPreflightRole",
@@ -321,9 +406,11 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
     with_transform = ["--transform", *TRANSFORM]
     options = {"deployer": with_transform, "endpoint": [*with_transform, "--image", OWN_IMAGE]}
     for who in WHOSE:
-        assert main(["account", "--policy", who, *options.get(who, [])]) == 0
+        sender = ["--sender", "sending"]
+        assert main(["account", "--policy", who, *sender, *options.get(who, [])]) == 0
         document = json.loads(capsys.readouterr().out)
-        assert document == template.policy(facts(full), who)
+        given = replace(facts(full), senders=(f"arn:aws:iam::{ACCOUNT}:role/sending",))
+        assert document == template.policy(given, who)
         assert "${" not in json.dumps(document)
     assert main(["account", "--existing-bucket"]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
@@ -332,7 +419,7 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
     assert main(["account", "--github", "words"]) == 1
     assert main(["account", "--image", OWN_IMAGE]) == 1
     with pytest.raises(UserError):
-        template.cloudformation(full, PROJECT, github="a/b/c")
+        template.cloudformation(full, PROJECT, github="a@1/b@2/c@3")
 
 
 @pytest.mark.parametrize(
@@ -398,5 +485,6 @@ def test_iam_is_asked_no_more_than_once_for_each_set_of_resources(full):
 
 def test_the_default_bucket_is_the_templates_own(full):
     made = template.facts(full.replace(bucket="", role=""), PROJECT)
-    assert made.folders["bucket"] == f"s3://sagemaker-{REGION}-{template.ACCOUNT}/"
+    output = made.request["OutputDataConfig"]["S3OutputPath"]
+    assert output == f"s3://sagemaker-{REGION}-{template.ACCOUNT}/"
     assert made.role.endswith(":role/words-training")

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import boto3
+import botocore.session
 import pytest
-from moto_account import ACCOUNT, REGION, record, refusal
+from moto_account import ACCOUNT, REGION, record, refusal, simulated
 from small_job import PROJECT
 
-from smlightning.launch import account, request
-from smlightning.launch.findings import Finding
+from smlightning.launch import account, preflight, request
+from smlightning.launch.account import named
+from smlightning.launch.findings import Finding, refused
 from smlightning.launch.job import Channel, Job, Network
 
 pytest_plugins = "moto_account"
@@ -46,7 +48,7 @@ def test_archived_data_is_an_error_until_it_is_restored(aws, good, monkeypatch):
     item = {"Key": "data/a.csv", "Size": 4, "StorageClass": "GLACIER"}
     copy = {"IsRestoreInProgress": False, "RestoreExpiryDate": "2026-12-24T00:00:00Z"}
     listed = [{"Contents": [{**item, "RestoreStatus": copy}]}]
-    record(monkeypatch, ListObjectsV2=listed)
+    record(monkeypatch, ListObjectsV2=lambda _: listed[-1])
     assert findings(job) == []
     listed.append({"Contents": [{**item, "RestoreStatus": {"IsRestoreInProgress": True}}]})
     assert [finding.level for finding in findings(job)] == ["error"]
@@ -167,6 +169,233 @@ def test_a_training_plan_is_for_the_type_that_it_reserves(aws, good, monkeypatch
         assert keys == ["request.ResourceConfig.InstancePreferences.TrainingPlanArns"] * errors, (
             found
         )
+
+
+def states(kind: named.Kind) -> list[str]:
+    """Every state that botocore's model of the service has; none where it is no enumeration."""
+    model = botocore.session.get_session().get_service_model(kind.service)
+    operation = "".join(part.title() for part in kind.operation.split("_"))
+    shape = model.operation_model(operation).output_shape
+    for member in kind.state.replace("[0]", "").split("."):
+        shape = getattr(shape, "member", shape)
+        shape = shape.members[member]
+    return list(shape.enum)
+
+
+WITH_STATES = [kind for kind in vars(named).values() if isinstance(kind, named.Kind) and kind.state]
+
+
+@pytest.mark.parametrize("kind", WITH_STATES, ids=lambda kind: kind.operation)
+def test_the_states_of_a_resource_are_those_of_awss_model(kind: named.Kind):
+    if kind is named.SECRET:
+        return  # which has a date instead
+    known = states(kind)
+    assert {*kind.usable, *kind.lost} <= {*known} and not {*kind.usable} & {*kind.lost}
+    assert kind.usable and kind.lost
+
+
+APP = SERVER.replace("tracking-server/team", "app/app-1")
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer", "job_of", "levels"),
+    [
+        (
+            "DescribeMlflowTrackingServer",
+            lambda state: {"TrackingServerStatus": state},
+            lambda job: job.replace(mlflow=SERVER),
+            {"Started": "", "Created": "", "Stopped": "error", "Starting": "warning"},
+        ),
+        (
+            "DescribeMlflowApp",
+            lambda state: {"Status": state},
+            lambda job: job.replace(mlflow=APP),
+            {"Created": "", "Deleting": "error", "Creating": "warning"},
+        ),
+        (
+            "DescribeTrainingPlan",
+            lambda state: {"Status": state},
+            lambda job: plan(job),
+            {"Active": "", "Scheduled": "", "Pending": "warning", "Expired": "error"},
+        ),
+        (
+            "DescribeFileSystems",
+            lambda state: {"FileSystems": [{"Lifecycle": state}]},
+            lambda job: of_training(job, LUSTRE),
+            {"AVAILABLE": "", "CREATING": "warning", "DELETING": "error"},
+        ),
+    ],
+)
+def test_a_resource_in_a_state_without_use_is_an_error(
+    aws,
+    good,
+    monkeypatch,
+    operation: str,
+    answer: Callable[[str], dict[str, Any]],
+    job_of: Callable[[Job], Job],
+    levels: dict[str, str],
+):
+    """A stopped server, say; one that is about to be ready is a warning."""
+    for state, level in levels.items():
+        record(monkeypatch, SimulatePrincipalPolicy=simulated(), **{operation: answer(state)})
+        found = [each for each in findings(job_of(good)) if state in each.problem]
+        assert [each.level for each in found] == [level] * bool(level), state
+
+
+def test_a_secret_that_is_to_be_deleted_is_an_error(aws, good):
+    store = aws.client("secretsmanager")
+    store.create_secret(Name="team/wandb", SecretString="x")
+    job = secret(aws, good)
+    assert findings(job) == []
+    store.delete_secret(SecretId="team/wandb")
+    (finding,) = findings(job)
+    assert (finding.key, finding.level) == ("secrets.WANDB_API_KEY", "error")
+    store.restore_secret(SecretId="team/wandb")
+    assert findings(job) == []
+
+
+PLAN_KEY = "request.ResourceConfig.TrainingPlanArn"
+
+
+@pytest.mark.parametrize(
+    ("answer", "level"),
+    [
+        ({"TargetResources": ["training-job"], "TotalInstanceCount": 2}, ""),
+        ({"TargetResources": ["hyperpod-cluster"]}, "error"),
+        ({"TotalInstanceCount": 1, "AvailableInstanceCount": 1}, "error"),
+        ({"Status": "Active", "TotalInstanceCount": 4, "AvailableInstanceCount": 1}, "warning"),
+        # Before a plan begins none of its instances is free, and its jobs wait.
+        ({"Status": "Scheduled", "TotalInstanceCount": 4, "AvailableInstanceCount": 0}, ""),
+    ],
+)
+def test_a_training_plan_is_for_training_jobs_and_large_enough(
+    aws, good, monkeypatch, answer: dict[str, Any], level: str
+):
+    """Answers as API_DescribeTrainingPlan has them."""
+    summary = {"InstanceType": "ml.p4d.24xlarge", "TotalInstanceCount": 4, "Status": "Active"}
+    described = {"Status": "Active", "ReservedCapacitySummaries": [summary], **answer}
+    record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeTrainingPlan=described)
+    found = [(each.level, each.key) for each in findings(plan(good))]
+    assert found == [(level, PLAN_KEY)] * bool(level)
+
+
+def in_vpc(aws: boto3.Session, job: Job, zones: tuple[str, ...] = ("a",)) -> Job:
+    """The job in a new VPC with a subnet in each of these zones."""
+    ec2 = aws.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnets = [
+        ec2.create_subnet(
+            VpcId=vpc, CidrBlock=f"10.0.{number}.0/24", AvailabilityZone=f"{REGION}{zone}"
+        )["Subnet"]["SubnetId"]
+        for number, zone in enumerate(zones)
+    ]
+    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)["GroupId"]
+    return job.replace(network=Network(subnets=subnets, security_groups=[group]))
+
+
+def vpc_of(aws: boto3.Session, job: Job) -> str:
+    ec2 = aws.client("ec2")
+    return str(ec2.describe_subnets(SubnetIds=job.network.subnets)["Subnets"][0]["VpcId"])
+
+
+def of_channel(job: Job) -> list[tuple[str, str]]:
+    """Levels and problems of the findings about the channel."""
+    found = findings(job)
+    return [(each.level, each.problem) for each in found if each.key == "channels.training"]
+
+
+def test_a_lustre_file_system_is_named_by_its_mount_and_in_the_jobs_vpc(aws, good, monkeypatch):
+    """As SDK pull request 4257 has it: a path begins with MountName, which AWS chooses."""
+    job = of_training(in_vpc(aws, good), LUSTRE)
+    system = {"Lifecycle": "AVAILABLE", "VpcId": vpc_of(aws, job)}
+    described = {"FileSystems": [system]}
+    record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeFileSystems=described)
+    system["LustreConfiguration"] = {"MountName": "fsx"}
+    assert of_channel(job) == []
+    system["LustreConfiguration"] = {"MountName": "abcdefgh"}
+    ((level, problem),) = of_channel(job)
+    assert level == "error" and "abcdefgh" in problem and "/fsx/data" in problem
+    del system["LustreConfiguration"]
+    system["VpcId"] = "vpc-0123456789abcdef0"
+    ((level, problem),) = of_channel(job)
+    assert level == "error" and "vpc-0123456789abcdef0" in problem
+    ec2 = aws.client("ec2")
+    transit = ec2.create_transit_gateway()["TransitGateway"]["TransitGatewayId"]
+    of_vpc = [{"Name": "vpc-id", "Values": [vpc_of(aws, job)]}]
+    (table,) = ec2.describe_route_tables(Filters=of_vpc)["RouteTables"]
+    way = {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": "10.9.0.0/16"}
+    ec2.create_route(**way, TransitGatewayId=transit)
+    assert [level for level, _ in of_channel(job)] == ["warning"]  # it may lead there
+
+
+def test_efs_has_a_mount_target_in_the_zones_of_the_jobs_subnets(aws, good, monkeypatch):
+    efs = aws.client("efs")
+    name = efs.create_file_system(CreationToken="x")["FileSystemId"]
+    channel = {"file_system_id": name, "file_system_type": "EFS", "directory_path": "/data"}
+    job = of_training(in_vpc(aws, good, ("a", "b")), channel)
+    assert [level for level, _ in of_channel(job)] == ["error"]  # no mount target
+    efs.create_mount_target(FileSystemId=name, SubnetId=job.network.subnets[0])
+    ((level, problem),) = of_channel(job)
+    assert level == "warning" and job.network.subnets[1] in problem
+    efs.create_mount_target(FileSystemId=name, SubnetId=job.network.subnets[1])
+    assert of_channel(job) == []
+    other = of_training(in_vpc(aws, good), channel)
+    ((level, problem),) = of_channel(other)
+    assert level == "error" and vpc_of(aws, job) in problem
+    denied = refusal("AccessDeniedException", "DescribeMountTargets")
+    record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeMountTargets=denied)
+    assert [level for level, _ in of_channel(other)] == ["skipped"]
+
+
+def encrypted(aws: boto3.Session, key: str) -> None:
+    put(aws, "data/a.csv", ServerSideEncryption="aws:kms", SSEKMSKeyId=key)
+
+
+def test_the_role_may_decrypt_data_that_has_a_customers_key(aws, good, monkeypatch):
+    key = aws.client("kms").create_key()["KeyMetadata"]["Arn"]
+    job = of_training(good, "s3://language-id/data/")
+    encrypted(aws, key)
+    record(monkeypatch, SimulatePrincipalPolicy=simulated())
+    assert findings(job) == []
+    record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:Decrypt"))
+    (finding,) = findings(job)
+    assert (finding.level, finding.key) == ("warning", "role.kms:Decrypt")
+    assert key in finding.problem
+    put(aws, "data/a.csv")
+    assert findings(job) == []  # which has no key
+    encrypted(aws, key)
+    owned = {"KeyMetadata": {"KeyManager": "AWS", "Arn": key, "KeyState": "Enabled"}}
+    record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:Decrypt"), DescribeKey=owned)
+    assert findings(job) == []  # alias/aws/s3, which S3 uses for who may read the object
+    record(
+        monkeypatch,
+        SimulatePrincipalPolicy=simulated("kms:Decrypt"),
+        HeadObject=refusal("403", "HeadObject"),
+    )
+    assert [(each.level, each.key) for each in findings(job)] == [("skipped", "channels.training")]
+
+
+def test_a_group_of_two_types_passes_where_both_have_a_quota(aws, good, monkeypatch):
+    kinds = ("ml.g5.12xlarge", "ml.g6.12xlarge")
+    groups = [
+        {"InstanceGroupName": kind[3:5], "InstanceType": kind, "InstanceCount": 1} for kind in kinds
+    ]
+    job = good.replace(
+        instance_type="", instance_count=1, request={"ResourceConfig": {"InstanceGroups": groups}}
+    )
+    for granted, levels in ((1.0, []), (0.0, ["error"])):
+        quotas = [
+            {"QuotaName": f"{kinds[0]} for training job usage", "Value": 1.0},
+            {"QuotaName": f"{kinds[1]} for training job usage", "Value": granted},
+        ]
+        record(
+            monkeypatch,
+            SimulatePrincipalPolicy=simulated(),
+            ListServiceQuotas={"Quotas": quotas},
+            ListAWSDefaultServiceQuotas={"Quotas": []},
+        )
+        assert not refused(preflight.offline_checks(job, PROJECT)[0])
+        assert [each.level for each in findings(job) if each.level != "skipped"] == levels
 
 
 def test_subnets_with_too_few_addresses_and_without_ipv4(aws, good, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -445,3 +446,100 @@ def test_what_may_not_be_asked_is_skipped(account, capsys, monkeypatch):
     assert run("deploy") == 0 and run("undeploy") == 0
     said = capsys.readouterr().err.splitlines()
     assert [line.split(":")[0] for line in said] == ["skipped permissions", "skipped quota"]
+
+
+CAPTURE = """
+DataCaptureConfig = {
+    EnableCapture = true, InitialSamplingPercentage = 100, DestinationS3Uri = "s3://captured/x",
+    CaptureOptions = [{ CaptureMode = "Input" }],
+}
+"""
+
+
+def created(path: Path, content: str) -> tuple[str, str]:
+    """The option that names a job.toml with [create], whose other keys are missing."""
+    path.write_text(content, encoding="utf-8")
+    return "--job", str(path)
+
+
+def test_an_endpoint_has_the_members_of_create(account, monkeypatch, tmp_path):
+    key = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+    capture = " ".join(CAPTURE.split()).replace(", }", " }")
+    members = f'[create.EndpointConfig]\nKmsKeyId = "{key}"\n{capture}\n'
+    asked = record(monkeypatch)
+    assert run("deploy", *created(tmp_path / "job.toml", members)) == 0
+    config = asked["CreateEndpointConfig"]
+    assert config["KmsKeyId"] == key
+    assert config["DataCaptureConfig"]["DestinationS3Uri"] == "s3://captured/x"
+    assert config["ProductionVariants"][0]["ModelName"] == JOB and config["Tags"] == TAGS
+    assert run("undeploy") == 0
+    assert run("deploy", *created(tmp_path / "job.toml", "")) == 0
+    assert not {"KmsKeyId", "DataCaptureConfig"} & asked["CreateEndpointConfig"].keys()
+    assert run("undeploy") == 0 and left(account) == []
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ("EndpointConfig.KmsKey = 'x'", "create.EndpointConfig.KmsKey: .*did you mean KmsKeyId"),
+        ("EndpointConfig.KmsKeyId = 3", "create.EndpointConfig.KmsKeyId: '3' is not a string"),
+        ("EndpointConfig.EndpointConfigName = 'x'", "the command sets it itself; remove it"),
+        ("EndpointConfig.ProductionVariants = []", "the command sets it itself; remove it"),
+        ("EndpointConfig.DataCaptureConfig.EnableCapture = true", "DestinationS3Uri: is missing"),
+        ("Model.PrimaryContainer.Image = 'x'", "create.Model.PrimaryContainer.Image: the command"),
+        ("Endpointconfig.KmsKeyId = 'x'", "did you mean EndpointConfig?"),
+        ("= 3", "is not valid TOML"),
+    ],
+)
+def test_a_wrong_member_of_create_is_an_error_before_anything_is_made(
+    account, capsys, monkeypatch, tmp_path, members, said
+):
+    asked = record(monkeypatch)
+    assert run("deploy", *created(tmp_path / "job.toml", f"[create]\n{members}\n")) == 1
+    assert re.search(said, capsys.readouterr().err)
+    assert not {"PutObject", "CreateModel"} & asked.keys()
+
+
+@pytest.mark.parametrize(
+    ("image", "registry"),
+    [
+        ("public.ecr.aws/deep-learning-containers/pytorch:2.13-cu133-amzn2023-sagemaker", IMAGES),
+        (f"{IMAGES}/pytorch@sha256:{'0' * 64}", IMAGES),
+        (
+            "111122223333.dkr.ecr.us-east-1.amazonaws.com/aws/pytorch-training:2.10.0-gpu-py313",
+            None,
+        ),
+    ],
+)
+def test_a_job_in_a_copy_of_awss_image_is_deployed(account, monkeypatch, image, registry):
+    """From the public gallery, and from an organisation's mirror, by the same registry's image."""
+    sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].algorithm_specification[
+        "TrainingImage"
+    ] = image
+    asked = record(monkeypatch)
+    assert run("deploy") == 0
+    made = asked["CreateModel"]["PrimaryContainer"]["Image"]
+    assert made == f"{registry or image.rpartition('/')[0]}/ray:serve-ml-sagemaker-cpu-v1"
+    assert run("undeploy") == 0
+
+
+def test_a_cleanup_that_fails_does_not_hide_why_it_was_needed(account, capsys, monkeypatch):
+    upload = refusal("SlowDown", "PutObject")
+    record(monkeypatch, PutObject=upload, DescribeModel=[ABSENT, refused("DescribeModel")])
+    assert run("deploy") == 1
+    left_over, error = capsys.readouterr().err.splitlines()
+    assert "PutObject" in error and error.startswith("error: ")
+    assert f"undeploy {JOB} --region {REGION}" in left_over and "DescribeModel" in left_over
+
+
+def test_a_transform_that_ended_well_is_a_success_though_its_model_stays(
+    account, capsys, monkeypatch
+):
+    record(
+        monkeypatch,
+        DescribeTransformJob=[ABSENT, {"TransformJobStatus": "Completed"}, ABSENT],
+        DeleteModel=refused("DeleteModel"),
+    )
+    assert run("deploy", *TRANSFORM) == 0
+    said = capsys.readouterr()
+    assert "answers s3://language-id/out/" in said.out and "undeploy" in said.err

@@ -1,5 +1,8 @@
 """Following a job: its log, status and metrics against moto, in process."""
 
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 from botocore.exceptions import ClientError, ConnectTimeoutError
 from moto_account import REGION, record, refusal
@@ -9,6 +12,7 @@ from options import METRICS
 from smlightning.__main__ import main
 from smlightning.errors import UserError
 from smlightning.launch import follow, job_log
+from smlightning.launch.aws import cure_of
 
 pytest_plugins = ("moto_account", "sent_job")
 
@@ -69,7 +73,7 @@ def test_an_empty_page_is_not_the_logs_end(aws, sent, monkeypatch):
     for token, events in (("a", []), ("b", [event]), ("b", [])):
         pages.append({"events": events, "nextForwardToken": token})
     record(monkeypatch, GetLogEvents=pages)
-    lines = job_log.new_lines(sent.training_job_name, aws.client("logs"), {})
+    lines = job_log.Log(sent.training_job_name, aws.client("logs")).new_lines()
     assert [line.text for line in lines] == ["two"] and not pages
 
 
@@ -161,10 +165,16 @@ def test_the_first_failure(lines, who, last):
     ) == (who, last)
 
 
-def test_a_stopped_job_says_by_whom_and_how_to_resume(aws, sent):
+def test_a_stopped_job_says_why_and_how_to_resume(aws, sent):
     sent.training_job_status = "Stopped"
+    waited = {"Status": "Stopped", "StatusMessage": "Training job waited too long for capacity."}
+    started = {"StartTime": datetime.now(UTC), "EndTime": datetime.now(UTC)}
+    sent.secondary_status_transitions = [
+        {"Status": "Pending", "StatusMessage": "Preparing the instances", **started},
+        {**waited, **started},
+    ]
     for secondary, told in {
-        "Stopped": "someone",
+        "Stopped": "language-id-20260101-000000 was stopped: Training job waited too long for cap",
         "MaxRuntimeExceeded": "max_run_s",
         "MaxWaitTimeExceeded": "max_wait_s",
     }.items():
@@ -206,10 +216,8 @@ def test_credentials_that_expire_meanwhile_do_not_end_the_job(aws, sent, monkeyp
     assert said.err.startswith("error: ") and "aws configure" in said.err
 
 
-def test_following_waits_out_a_lost_network_and_throttling_and_does_without_the_log(
-    aws, sent, monkeypatch
-):
-    """Down to the right verdict; each is said once."""
+def test_following_waits_out_a_lost_network_and_throttling(aws, sent, monkeypatch):
+    """Down to the right verdict; each is printed once."""
     name, screen, waits = sent.training_job_name, console(), list[float]()
     sent.training_job_status = sent.secondary_status = "InProgress"
     sagemaker = aws.client("sagemaker")
@@ -217,39 +225,250 @@ def test_following_waits_out_a_lost_network_and_throttling_and_does_without_the_
     sent.training_job_status = sent.secondary_status = "Failed"
     sent.failure_reason = "AlgorithmError: out of memory"
     ended = sagemaker.describe_training_job(TrainingJobName=name)
-    cut, throttled = (
-        ConnectTimeoutError(endpoint_url="x"),
-        refusal("ThrottlingException", "DescribeTrainingJob"),
-    )
-    answers = [cut, cut, running, throttled, running, ended, ended]
+    cut = ConnectTimeoutError(endpoint_url=f"https://api.sagemaker.{REGION}.amazonaws.com/")
+    throttled = refusal("ThrottlingException", "DescribeTrainingJob")
+    answers = [cut, cut, running, throttled, throttled, running, ended, ended]
     log(aws, name, "algo-1", "step=1 epoch=1 train/loss=1.5")
-    page = {"events": [], "nextForwardToken": "t"}
-    reading = [page, page, throttled, refusal("AccessDeniedException", "GetLogEvents")]
-    record(monkeypatch, DescribeTrainingJob=answers + [ended] * 3, GetLogEvents=reading)
+    record(monkeypatch, DescribeTrainingJob=answers)
     monkeypatch.setattr("time.sleep", waits.append)
     assert follow.follow(name, REGION, console=screen).status == "Failed"
     text = screen.file.getvalue()
-    assert text.count("ConnectTimeoutError") == 1
+    assert text.count(f"api.sagemaker.{REGION}.amazonaws.com cannot be reached") == 1
     assert text.count("DescribeTrainingJob") == 1
-    assert text.count("GetLogEvents") == 1
-    assert sent.failure_reason in text
+    assert sent.failure_reason in text and "step=1" in text
     assert waits[:2] == [5, 10] and max(waits) <= 60
 
 
+# What CloudWatch Logs answers, or does not, and what of it is printed. Errors by name:
+# AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html and CommonErrors.html there.
+UNREADABLE = {
+    "throttled": ("GetLogEvents", "ThrottlingException", "in a minute"),
+    "listing throttled": ("DescribeLogStreams", "ThrottlingException", "in a minute"),
+    "denied": ("GetLogEvents", "AccessDeniedException", "may not call GetLogEvents"),
+    "stream deleted": ("GetLogEvents", "ResourceNotFoundException", "log stream does not exist"),
+    "group deleted": ("DescribeLogStreams", "ResourceNotFoundException", "group does not exist"),
+    "no way": ("DescribeLogStreams", "", f"logs.{REGION}.amazonaws.com cannot be reached"),
+}
+
+
+def unreadable(case: str) -> tuple[dict[str, Any], str]:
+    """AWS's answer for a log that cannot be read, by operation, and words of its reason."""
+    operation, code, words = UNREADABLE[case]
+    kind = "group" if operation == "DescribeLogStreams" else "stream"
+    message = f"The specified log {kind} does not exist." if "NotFound" in code else "Rate exceeded"
+    answer: Exception = ClientError({"Error": {"Code": code, "Message": message}}, operation)
+    if not code:
+        answer = ConnectTimeoutError(endpoint_url=f"https://logs.{REGION}.amazonaws.com/")
+    return {operation: lambda _: answer}, words
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+@pytest.mark.parametrize("command", ["why", "attach"])
+def test_a_log_that_cannot_be_read_hides_neither_status_nor_reason(
+    aws, sent, monkeypatch, capsys, command, case
+):
+    sent.training_job_status = sent.secondary_status = "Failed"
+    sent.failure_reason = "AlgorithmError: ValueError: nan"
+    name = sent.training_job_name
+    log(aws, name, "algo-1", "[rank0]: ValueError: nan")
+    answer, words = unreadable(case)
+    with monkeypatch.context() as patch:
+        record(patch, **answer)
+        assert main([command, name, "--region", REGION]) == (command == "attach")
+    text = capsys.readouterr().out
+    assert f"{name} failed: {sent.failure_reason}" in text
+    assert text.count(words) == 1 and "[rank0]" not in text
+    assert main([command, name, "--region", REGION]) == (command == "attach")
+    text = capsys.readouterr().out
+    assert words not in text and "[rank0]: ValueError: nan" in text
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_running_job_is_followed_to_its_end_without_its_log(aws, sent, monkeypatch, case):
+    name, screen, looks = sent.training_job_name, console(), list[float]()
+    sent.training_job_status = sent.secondary_status = "InProgress"
+    log(aws, name, "algo-1", "step=1")
+
+    def later(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 3:
+            sent.training_job_status = sent.secondary_status = "Completed"
+
+    monkeypatch.setattr("time.sleep", later)
+    answer, words = unreadable(case)
+    record(monkeypatch, **answer)
+    assert follow.follow(name, REGION, console=screen).status == "Completed"
+    assert screen.file.getvalue().count(words) == 1 and len(looks) < 8
+
+
+def test_a_job_without_a_log_says_so(aws, sent, capsys):
+    sent.training_job_status = sent.secondary_status = "Failed"
+    sent.failure_reason = "ClientError: no image"
+    for command in ("why", "attach"):
+        main([command, sent.training_job_name, "--region", REGION])
+        text = capsys.readouterr().out
+        assert sent.failure_reason in text and text.count("holds no line") == 1
+
+
+class Streams:
+    """CloudWatch Logs with a job's streams: a line each, and DescribeLogStreams in pages of 50."""
+
+    def __init__(self, job: str, hosts: int, attempts: int) -> None:
+        self.names = [
+            f"{job}/algo-{host}-{1_700_000_000 + 3600 * attempt}"
+            for host in range(1, hosts + 1)
+            for attempt in range(attempts)
+        ]
+        self.names.sort()
+        self.lines = {name: [f"line of {name}"] for name in self.names}
+        self.listed = 0
+        self.read: list[str] = []
+
+    def describe(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self.listed += 1
+        start = int(asked.get("nextToken", 0))
+        page = {"logStreams": [{"logStreamName": n} for n in self.names[start : start + 50]]}
+        return page | ({"nextToken": str(start + 50)} if start + 50 < len(self.names) else {})
+
+    def get(self, asked: dict[str, Any]) -> dict[str, Any]:
+        name, start = asked["logStreamName"], int(asked.get("nextToken", 0))
+        self.read.append(name)
+        new = self.lines[name][start:]
+        events = [{"timestamp": start + n, "message": line} for n, line in enumerate(new)]
+        return {"events": events, "nextForwardToken": str(len(self.lines[name]))}
+
+    @property
+    def calls(self) -> int:
+        """Calls since the last time that this was asked."""
+        made = self.listed + len(self.read)
+        self.listed, self.read = 0, []
+        return made
+
+
+@pytest.mark.parametrize(("hosts", "attempts"), [(1, 2000), (20, 100), (2000, 1)])
+def test_two_thousand_streams_are_read_once_and_never_in_one_look(
+    aws, monkeypatch, hosts, attempts
+):
+    streams = Streams("x", hosts, attempts)
+    record(monkeypatch, DescribeLogStreams=streams.describe, GetLogEvents=streams.get)
+    reading, lines, calls = job_log.Log("x", aws.client("logs")), [], []
+    while not reading.complete:
+        lines += reading.new_lines()
+        calls.append(streams.calls)
+    assert sorted(line.text for line in lines) == sorted(f"line of {n}" for n in streams.names)
+    assert max(calls) <= 140 and sum(calls) == 4040
+    # From now on each host's last stream is asked, and the earlier attempts' are not.
+    last = [
+        name for name in streams.names if name.endswith(str(1_700_000_000 + 3600 * attempts - 3600))
+    ]
+    streams.lines[last[0]].append("new")
+    rounds = []
+    while not rounds or not reading.complete:
+        rounds += reading.new_lines()
+    assert [line.text for line in rounds] == ["new"]
+    assert set(streams.read) == set(last) and len(streams.read) == hosts + 1
+
+
+def test_why_reads_only_the_last_attempt(aws, sent, monkeypatch, capsys):
+    """An error of an attempt that SageMaker repeated is not why the job failed."""
+    name = sent.training_job_name
+    streams = Streams(name, 2, 1000)
+    sent.training_job_status = sent.secondary_status = "Failed"
+    sent.failure_reason = "AlgorithmError: ValueError: nan"
+    streams.lines[streams.names[0]] = ["[rank0]: ConnectionError: spot"]
+    streams.lines[streams.names[-1]] = ["[rank1]: ValueError: nan"]
+    record(monkeypatch, DescribeLogStreams=streams.describe, GetLogEvents=streams.get)
+    assert main(["why", name, "--region", REGION]) == 0
+    text = capsys.readouterr().out
+    assert "rank 1 on algo-2" in text and "spot" not in text
+    assert streams.calls == 44
+    sent.training_job_status = sent.secondary_status = "Completed"
+    assert main(["why", name, "--region", REGION]) == 0 and streams.calls == 0
+
+
+def test_attaching_to_a_job_of_two_thousand_streams_reaches_its_end(aws, sent, monkeypatch):
+    """Throttled now and then, as AWS does: lines before it are kept, and the status is printed."""
+    name, screen = sent.training_job_name, console()
+    streams, asked = Streams(name, 1, 2000), list[int]()
+    throttled = refusal("ThrottlingException", "GetLogEvents")
+
+    def get(arguments: dict[str, Any]) -> Any:
+        asked.append(1)
+        return throttled if len(asked) % 250 == 0 else streams.get(arguments)
+
+    record(monkeypatch, DescribeLogStreams=streams.describe, GetLogEvents=get)
+    outcome = follow.follow(name, REGION, console=screen)
+    text = screen.file.getvalue()
+    assert text.index("Preparing the instances") < text.index("line of")
+    assert len(outcome.lines) == 2000 == len({line.text for line in outcome.lines})
+    assert text.count("GetLogEvents") == 1 and f"{name} completed" in text
+
+
 def test_lines_that_were_read_before_the_log_was_throttled_are_not_lost(aws, sent, monkeypatch):
-    name, tokens = sent.training_job_name, dict[str, str]()
+    name = sent.training_job_name
     log(aws, name, "algo-1", "one")
     log(aws, name, "algo-2", "two")
     first = {"events": [{"timestamp": 1, "message": "one"}], "nextForwardToken": "t"}
     throttled = refusal("ThrottlingException", "GetLogEvents")
+    reading = job_log.Log(name, aws.client("logs"))
     with monkeypatch.context() as patch:
         record(patch, GetLogEvents=[first, first | {"events": []}, throttled])
-        with pytest.raises(ClientError):
-            job_log.new_lines(name, aws.client("logs"), tokens)
-    assert {line.text for line in job_log.new_lines(name, aws.client("logs"), tokens)} == {
-        "one",
-        "two",
-    }
+        assert [line.text for line in reading.new_lines()] == ["one"]
+        assert reading.problem is throttled and not reading.complete
+    assert [line.text for line in reading.new_lines()] == ["two"] and reading.complete
+
+
+@pytest.mark.parametrize(
+    ("region", "host"),
+    [
+        ("eu-central-1", "eu-central-1.console.aws.amazon.com"),
+        ("cn-northwest-1", "cn-northwest-1.console.amazonaws.cn"),
+        ("us-gov-west-1", "us-gov-west-1.console.amazonaws-us-gov.com"),
+    ],
+)
+def test_the_console_of_each_partition_has_its_address(region, host):
+    assert follow.url(region) == f"https://{host}/sagemaker/home?region={region}#/jobs"
+
+
+@pytest.mark.parametrize(
+    ("pool", "printed", "absent"),
+    [
+        ({"Status": "Available"}, ("0:00:00 on 2", "up to 6:00:00", "stop language-id"), "ended"),
+        (
+            {"Status": "Available", "ResourceRetainedBillableTimeInSeconds": 90},
+            ("billed 0:01:30 on 2 instances so far",),
+            "ended",
+        ),
+        ({"Status": "InUse"}, ("up to 6:00:00", "stop language-id"), "so far"),
+        (
+            {
+                "Status": "Reused",
+                "ResourceRetainedBillableTimeInSeconds": 1000,
+                "ReusedByJob": "next",
+            },
+            ("0:16:40 on 2 instances, until next",),
+            "stop language-id",
+        ),
+        (
+            {"Status": "Terminated", "ResourceRetainedBillableTimeInSeconds": 21600},
+            ("6:00:00 on 2 instances", "ended"),
+            "stop language-id",
+        ),
+        (None, (), "warm pool"),
+    ],
+)
+@pytest.mark.parametrize("command", ["why", "attach"])
+def test_the_bill_of_a_warm_pool_is_printed(
+    aws, sent, monkeypatch, capsys, pool, printed, absent, command
+):
+    """WarmPoolStatus as API_WarmPoolStatus documents it; moto has none."""
+    job = aws.client("sagemaker").describe_training_job(TrainingJobName=sent.training_job_name)
+    job["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 21600
+    job |= {"WarmPoolStatus": pool} if pool else {}
+    record(monkeypatch, DescribeTrainingJob=lambda _: job)
+    main([command, sent.training_job_name, "--region", REGION])
+    text = capsys.readouterr().out
+    assert all(words in text for words in printed) and absent not in text
 
 
 @pytest.mark.parametrize(
@@ -265,9 +484,13 @@ def test_lines_that_were_read_before_the_log_was_throttled_are_not_lost(aws, sen
         ("AlgorithmError: torch.OutOfMemoryError: CUDA out of memory", "batch_size"),
         ("AlgorithmError: ExecuteUserScriptError: exit code: 137", "batch_size"),
         ("RuntimeError: DataLoader worker is killed by signal: Bus error", "num_workers"),
+        (
+            "InternalServerError: We encountered an internal error. Please try again.",
+            "RetryStrategy",
+        ),
         ("AlgorithmError: ValueError: nan", ""),
     ],
 )
 def test_a_failure_of_capacity_or_memory_says_what_can_be_done(reason, word):
-    advice = follow.cure_of(reason)
+    advice = cure_of(reason)
     assert word in advice and bool(advice) == bool(word)

@@ -205,6 +205,20 @@ def test_every_example_of_request_in_the_projects_file_is_valid(tmp_path: Path) 
     assert list(aws.violations(body, aws.shape("CreateTrainingJobRequest"))) == []
 
 
+def test_every_example_of_create_in_the_projects_file_is_valid(tmp_path: Path) -> None:
+    path = edited(tmp_path / "job.toml", {})
+    before, _, rest = path.read_text(encoding="utf-8").partition("\n[create]\n")
+    examples, _, after = rest.partition("\n\n")
+    lines = [line.removeprefix("# ") for line in examples.splitlines()]
+    path.write_text("\n".join([before, "[create]", *lines, after]), encoding="utf-8")
+    create = job.load(path, PROJECT).create
+    assert create == job.members_to_create(path)
+    for kind in ("HyperParameterTuningJob", "EndpointConfig", "ModelPackage"):
+        assert getattr(create, kind)
+        limits = {"HyperParameterTuningJobConfig": {"ResourceLimits": {}}}
+        request.with_members(kind, limits if "Tuning" in kind else {}, create)
+
+
 def test_every_member_that_a_key_sets_is_aws_s_own() -> None:
     for each in KEYS:
         shape = aws.shape("CreateTrainingJobRequest")

@@ -1,15 +1,19 @@
 """Jobs that were sent: remembered, compared and stopped."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from moto.sagemaker.models import sagemaker_backends
-from moto_account import ACCOUNT, REGION, record
+from moto_account import ACCOUNT, REGION, record, refusal
+from small_job import PROJECT
 
 from smlightning import project as projects
 from smlightning.__main__ import main
 from smlightning.errors import UserError
 from smlightning.launch import fetch, follow, history, jobs
+from smlightning.launch.account import table, template
 
 pytest_plugins = ("moto_account", "sent_job")
 
@@ -77,8 +81,71 @@ def test_stop(aws, sent, monkeypatch):
     assert asked["StopTrainingJob"] == {"TrainingJobName": sent.training_job_name}
 
 
+def described(aws, sent, status: str, pool: str, keep_alive_s: int = 600) -> dict[str, Any]:
+    """DescribeTrainingJob's answer for a job with a warm pool; empty: without."""
+    job = aws.client("sagemaker").describe_training_job(TrainingJobName=sent.training_job_name)
+    job["ResourceConfig"]["KeepAlivePeriodInSeconds"] = keep_alive_s
+    return (
+        job | {"TrainingJobStatus": status} | ({"WarmPoolStatus": {"Status": pool}} if pool else {})
+    )
+
+
+def test_stopping_a_job_ends_its_warm_pool(aws, sent, monkeypatch, capsys):
+    """AWS updates a pool that is Available, of a job that has ended: train-warm-pools."""
+    states = [("InProgress", "InUse")] * 2 + [("Stopping", "InUse"), ("Stopped", "InUse")]
+    answers = [described(aws, sent, *state) for state in [*states, ("Stopped", "Available")]]
+    answers.insert(3, refusal("ThrottlingException", "DescribeTrainingJob"))
+    calls: list[str] = []
+    asked = record(
+        monkeypatch,
+        DescribeTrainingJob=answers,
+        StopTrainingJob=lambda _: calls.append("stop") or {},
+        UpdateTrainingJob=lambda _: calls.append(f"update, {len(answers)} looks left") or {},
+    )
+    assert main(["stop", sent.training_job_name, "--region", REGION]) == 0
+    assert calls == ["stop", "update, 0 looks left"]
+    assert asked["UpdateTrainingJob"]["ResourceConfig"] == {"KeepAlivePeriodInSeconds": 0}
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert "120 s" in first and "billed no longer" in last
+
+
+@pytest.mark.parametrize(
+    ("pool", "keep_alive_s", "ends"),
+    [("Available", 600, True), ("Reused", 600, False), ("Terminated", 600, False), ("", 0, False)],
+)
+def test_stopping_an_ended_job_ends_a_pool_that_is_left(
+    aws, sent, monkeypatch, capsys, pool, keep_alive_s, ends
+):
+    job = described(aws, sent, "Failed", pool, keep_alive_s)
+    asked = record(monkeypatch, DescribeTrainingJob=lambda _: job, UpdateTrainingJob={})
+    assert main(["stop", sent.training_job_name, "--region", REGION]) == 0
+    assert ("UpdateTrainingJob" in asked) == ends and "StopTrainingJob" not in asked
+    text = capsys.readouterr().out
+    assert "has ended already: Failed" in text and ("billed no longer" in text) == ends
+
+
+def test_a_pool_that_may_not_be_ended_is_said_to_be_billed(aws, sent, monkeypatch, capsys):
+    job = described(aws, sent, "Completed", "Available")
+    denied = refusal("AccessDeniedException", "UpdateTrainingJob")
+    record(monkeypatch, DescribeTrainingJob=lambda _: job, UpdateTrainingJob=denied)
+    assert main(["stop", sent.training_job_name, "--region", REGION]) == 1
+    said = capsys.readouterr().err
+    assert "billed: these credentials may not call UpdateTrainingJob" in said
+
+
 def test_a_job_that_is_not_there(aws):
     commands = (jobs.stop, follow.follow, follow.why, fetch.model_address)
     for command in commands:
         with pytest.raises(UserError, match=f'"nope" in {REGION}'):
             command("nope", REGION)
+
+
+@pytest.mark.parametrize("keep_alive_s", [0, 600])
+def test_only_a_job_with_a_warm_pool_needs_the_permission_to_end_it(aws, good, keep_alive_s):
+    given = template.facts(
+        good.replace(keep_alive_s=keep_alive_s), PROJECT, account=ACCOUNT, partition="aws"
+    )
+    needed = [need for need in table.needs(given, "caller") if "Update" in need.action]
+    policy = json.dumps(template.policy(given, "caller"))
+    assert len(needed) == bool(keep_alive_s)
+    assert ("sagemaker:UpdateTrainingJob" in policy) == bool(keep_alive_s)

@@ -6,11 +6,22 @@ from typing import Any
 
 import pytest
 from botocore.client import BaseClient
+from botocore.exceptions import ClientError
 from moto.sagemaker.models import sagemaker_backends
 from moto_account import ACCOUNT, REGION, good, record
 from policies import ALLOWED, evaluate, without
 from small_job import PROJECT
-from test_deploy import ABSENT, IMAGES, JOB, account, interrupt, left, refused, run
+from test_deploy import (
+    ABSENT,
+    IMAGES,
+    JOB,
+    account,
+    created,
+    interrupt,
+    left,
+    refused,
+    run,
+)
 
 from smlightning.launch import deploy_check, deploy_plan, fetch
 from smlightning.launch.account import table, template
@@ -132,8 +143,6 @@ KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 Asked = set[tuple[str, str]]  # (action, ARN)
 QUESTIONS = {
     "GetProducts": "pricing",
-    "GetRole": "iam",
-    "SimulatePrincipalPolicy": "iam",
     "ListServiceQuotas": "servicequotas",
     "ListAWSDefaultServiceQuotas": "servicequotas",
 }
@@ -158,6 +167,10 @@ def permissions_of(operation: str, given: dict[str, Any]) -> Asked:
         return {(f"sagemaker:{operation}", sagemaker_arn(*each)) for each in names.items()}
     if operation == "ListTags":
         return {("sagemaker:ListTags", given["ResourceArn"])}
+    if operation == "GetRole":
+        return {("iam:GetRole", f"arn:aws:iam::{ACCOUNT}:role/{given['RoleName']}")}
+    if operation == "SimulatePrincipalPolicy":
+        return {("iam:SimulatePrincipalPolicy", given["PolicySourceArn"])}
     if operation in QUESTIONS:
         return {(f"{QUESTIONS[operation]}:{operation}", "*")}
     if operation == "GetCallerIdentity":
@@ -261,7 +274,8 @@ def test_deploying_asks_what_the_policies_allow_and_no_more(
     assert run("deploy", "--transform", *transform) == 130
     calls += [(operation, transform_calls[operation]) for operation in answers]
 
-    given = facts(good, transform=transform)
+    sender = f"arn:aws:sts::{ACCOUNT}:user/moto"  # as moto answers GetCallerIdentity
+    given = facts(good, transform=transform, senders=(sender,))
     policy = template.policy(given, "deployer")
     asked = set().union(*(permissions_of(*call) for call in calls))
     assert denied(policy, asked) == set()
@@ -324,3 +338,93 @@ def facts(job: Job, **options: Any) -> table.Facts:
 def denied(policy: dict[str, Any], asked: Asked) -> Asked:
     context = {"iam:PassedToService": ["sagemaker.amazonaws.com"]}
     return {pair for pair in asked if evaluate([policy], *pair, context).decision != ALLOWED}
+
+
+GROUPS = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:model-package-group"
+
+
+def test_a_version_goes_to_the_group_of_an_arn(account, capsys, monkeypatch):
+    """CreateModelPackage's ModelPackageGroupName is a name or an ARN (ArnOrName)."""
+    group = f"{GROUPS}/words"
+    request = {"ModelPackageGroupArn": group, "ModelPackageGroupStatus": "Completed"}
+    version = {"ModelPackageArn": f"{group.replace('-group/', '/')}/1"}
+    asked = record(
+        monkeypatch, DescribeModelPackageGroup=lambda _: request, CreateModelPackage=version
+    )
+    assert run("register", "--group", group, "--yes") == 0
+    assert asked["CreateModelPackage"]["ModelPackageGroupName"] == group
+    assert "CreateModelPackageGroup" not in asked and version["ModelPackageArn"] in (
+        capsys.readouterr().out
+    )
+    resources = {arn for arn in asked["SimulatePrincipalPolicy"]["ResourceArns"]}
+    assert not any("model-package-group/arn:" in arn for arn in resources)
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        (f"{GROUPS}/none", "does not exist"),
+        (f"{GROUPS.replace(REGION, 'eu-west-1')}/words", f"no model package group of {REGION}"),
+        (f"{GROUPS.replace('-group', '')}/words", "no model package group"),
+        ("x" * 64, "give a name of at most 63"),
+        ("a b", "give a name of at most 63"),
+    ],
+)
+def test_a_group_that_is_none_is_an_error_first(account, capsys, monkeypatch, group, said):
+    absent = {
+        "Code": "ValidationException",
+        "Message": f"ModelPackageGroup {group} does not exist.",
+    }
+    refusal = ClientError({"Error": absent}, "DescribeModelPackageGroup")
+    asked = record(monkeypatch, DescribeModelPackageGroup=refusal)
+    assert run("register", "--group", group, "--yes") == 1
+    assert said in capsys.readouterr().err and "PutObject" not in asked
+
+
+def test_the_permissions_of_a_group_by_arn_are_on_that_arn(account):
+    planned = deploy_plan.plan(JOB, REGION, deploy_plan.Options())
+    asking = deploy_check.context(planned)
+    other = f"{GROUPS.replace(ACCOUNT, '111122223333')}/words"
+    for group, own in ((other, False), ("words", True)):
+        given = deploy_check.facts(planned, asking, group)
+        needed = {need.action: [*need.resources] for need in table.needs(given, table.DEPLOYER)}
+        arn = f"{GROUPS}/words" if own else other
+        version = arn.replace("model-package-group", "model-package")
+        assert needed["sagemaker:DescribeModelPackageGroup"] == [arn]
+        assert needed["sagemaker:CreateModelPackage"] == [arn, f"{version}/*"]
+        assert ("sagemaker:CreateModelPackageGroup" in needed) == own
+
+
+def test_a_version_has_the_members_of_create(account, monkeypatch, tmp_path):
+    asked, file = record(monkeypatch), tmp_path / "job.toml"
+    approved = '[create.ModelPackage]\nModelApprovalStatus = "Approved"\n'
+    assert run("register", "--yes", *created(file, approved + 'Domain = "NATURAL"')) == 0
+    request = asked["CreateModelPackage"]
+    assert (request["ModelApprovalStatus"], request["Domain"]) == ("Approved", "NATURAL")
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        ('ModelApprovalStatus = "Aproved"', "did you mean Approved?"),
+        ('ModelPackageGroupName = "x"', "the command sets it itself"),
+    ],
+)
+def test_a_wrong_member_of_a_version_is_an_error(account, capsys, tmp_path, member, said):
+    options = created(tmp_path / "job.toml", f"[create.ModelPackage]\n{member}\n")
+    assert run("register", "--yes", *options) == 1
+    assert said in capsys.readouterr().err and stored(account) == {"model.tar.gz"}
+
+
+def test_a_cleanup_that_fails_does_not_hide_why_a_version_was_rejected(
+    account, capsys, monkeypatch
+):
+    record(
+        monkeypatch,
+        CreateModelPackage=refused("CreateModelPackage"),
+        DeleteObject=refused("DeleteObject"),
+    )
+    assert run("register", "--yes") == 1
+    left_over, error = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ") and "CreateModelPackage" in error
+    assert "DeleteObject" in left_over and "aws s3 rm" in left_over

@@ -16,7 +16,6 @@ from smlightning.launch import requirements
 from smlightning.launch.findings import Finding
 from smlightning.launch.images import PROFILES
 from smlightning.launch.job import Job
-from smlightning.launch.preflight import members
 from smlightning.project import Project
 
 JOB = GOOD.replace(distribution="torch_distributed", image="current")  # torch 2.13.0, Python 3.12
@@ -246,12 +245,9 @@ def test_wheels_in_src_are_judged_without_any_index(project: Project) -> None:
     asks_none = "--no-index\n--find-links wheels\n"
     assert not judged(project, asks_none + "mine", offline=True)
     assert levels(judged(project, asks_none + "absent", offline=True)) == ["error"]
-    isolated = JOB.replace(request={"EnableNetworkIsolation": True}, environment={})
-    key = "request.EnableNetworkIsolation"
-    for text, is_error in ((asks_none + "mine", False), ("torch>=2", False), ("mine", True)):
+    for text, asks in ((asks_none + "mine", False), ("torch>=2", False), ("mine", True)):
         project.requirements.write_text(text + "\n")
-        found = list(members.unusable(isolated, project))
-        assert [finding.key for finding in found] == [key] * is_error, text
+        assert requirements.asks_an_index(JOB.replace(environment={}), project) is asks, text
 
 
 @pytest.mark.parametrize(
@@ -288,9 +284,9 @@ def test_included_files_and_addresses_ask_an_index_and_options_do_not(
     for name, content in files.items():
         (project.src / name).parent.mkdir(exist_ok=True)
         (project.src / name).write_text(content + "\n")
-    isolated = JOB.replace(request={"EnableNetworkIsolation": True}, environment={})
-    assert bool(list(members.unusable(isolated, project))) is asks
-    offline = list(requirements.resolved(isolated, project, offline=True)) if asks else []
+    job = JOB.replace(environment={})
+    assert requirements.asks_an_index(job, project) is asks
+    offline = list(requirements.resolved(job, project, offline=True)) if asks else []
     assert levels(offline) == ["skipped"] * asks
 
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from small_job import GOOD, PROJECT, edited
+from small_job import GOOD, PROJECT, ROLE, edited
 
 from smlightning import project as projects
 from smlightning.__main__ import main
@@ -167,3 +167,85 @@ def test_preflight_reads_the_ranges_too(tmp_path, capsys, monkeypatch):
     assert findings.refused(
         tune.check(job.load(path, PROJECT), projects.find())
     ) and not findings.refused(tune.ranges(job.load(path, PROJECT), projects.find()))
+
+
+CONFIG = "create.HyperParameterTuningJob.HyperParameterTuningJobConfig"
+
+
+def test_a_search_has_the_members_of_create():
+    """Strategy, early stopping, a limit of time, and a warm start."""
+    parents = [{"HyperParameterTuningJobName": "before"}]
+    warm = {"WarmStartType": "IdenticalDataAndAlgorithm", "ParentHyperParameterTuningJobs": parents}
+    config = {
+        "Strategy": "Random",
+        "TrainingJobEarlyStoppingType": "Auto",
+        "ResourceLimits": {"MaxRuntimeInSeconds": 3600},
+    }
+    own = {"HyperParameterTuningJobConfig": config, "WarmStartConfig": warm}
+    wanted = GOOD.replace(tune=Tune(max_jobs=9, **TUNE), create={"HyperParameterTuningJob": own})
+    found, made = tune.judged(wanted, projects.find(), [])
+    assert not findings.refused(found)
+    search = made["HyperParameterTuningJobConfig"]
+    assert (search["Strategy"], search["TrainingJobEarlyStoppingType"]) == ("Random", "Auto")
+    assert search["ResourceLimits"]["MaxRuntimeInSeconds"] == 3600
+    assert search["ResourceLimits"]["MaxNumberOfTrainingJobs"] == 9
+    assert made["WarmStartConfig"] == warm
+    without, plain = tune.judged(wanted.replace(create={}), projects.find(), [])
+    assert without == found and "WarmStartConfig" not in plain
+    assert plain["HyperParameterTuningJobConfig"]["Strategy"] == "Bayesian"
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "cure"),
+    [
+        (
+            {"HyperParameterTuningJobConfig": {"Strategy": "Hyperbond"}},
+            f"{CONFIG}.Strategy",
+            "did you mean Hyperband?",
+        ),
+        (
+            {"HyperParameterTuningJobConfig": {"Stategy": "Random"}},
+            f"{CONFIG}.Stategy",
+            "did you mean Strategy?",
+        ),
+        (
+            {"HyperParameterTuningJobConfig": {"ResourceLimits": {"MaxNumberOfTrainingJobs": 3}}},
+            f"{CONFIG}.ResourceLimits.MaxNumberOfTrainingJobs",
+            "remove it",
+        ),
+        ({"TrainingJobDefinition": {"RoleArn": ROLE}}, "create.HyperParameterTuningJob", "remove"),
+        ({"WarmStartConfig": {"WarmStartType": "TransferLearning"}}, "create.", "add it"),
+        ({"WarmStartConfig": 3}, "create.HyperParameterTuningJob.WarmStartConfig", "correct its"),
+    ],
+)
+def test_a_wrong_member_of_a_search_is_an_error_with_its_key(given, key, cure):
+    wanted = GOOD.replace(tune=Tune(**TUNE), create={"HyperParameterTuningJob": given})
+    found, made = tune.judged(wanted, projects.find(), [])
+    (wrong,) = [finding for finding in found if finding.level == "error"]
+    assert wrong.key.startswith(key) and wrong.cure.startswith(cure) and made is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "member"),
+    [
+        ("strategy", "Hyperband", "HyperParameterTuningJobConfig"),
+        ("early_stopping_type", "Auto", "HyperParameterTuningJobConfig"),
+        ("random_seed", 3, "HyperParameterTuningJobConfig"),
+        ("warm_start_config", {"WarmStartType": "x"}, "HyperParameterTuningJob]"),
+    ],
+)
+def test_a_setting_of_the_search_in_tune_is_sent_to_create(tmp_path, name, value, member):
+    path = edited(tmp_path / "job.toml", {f"tune.{name}": value})
+    with pytest.raises(job.JobError) as raised:
+        job.load(path, PROJECT)
+    (wrong,) = raised.value.findings
+    assert wrong.key == f"tune.{name}" and wrong.cure.endswith("]") and member in wrong.cure
+
+
+def test_an_unknown_kind_in_create_is_an_error(tmp_path):
+    path = edited(tmp_path / "job.toml", {"create.EndpointConfg": {"KmsKeyId": "x"}})
+    for read in (lambda: job.load(path, PROJECT), lambda: job.members_to_create(path)):
+        with pytest.raises(job.JobError) as raised:
+            read()
+        (wrong,) = raised.value.findings
+        assert wrong.key == "create.EndpointConfg" and wrong.cure == "did you mean EndpointConfig?"

@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
                 "--group",
                 default="",
                 metavar="NAME",
-                help="of its packages, made where there is none (JOB without its time)",
+                help="of its packages, or its ARN (JOB without its time, made if there is none)",
             )
         if name in ("submit", "tune", "deploy", "register"):
             command.add_argument(
@@ -152,6 +152,13 @@ def add_account(command: argparse.ArgumentParser) -> None:
         help="print one policy as JSON: of who sends the job, of the role that it runs under, of "
         "who deploys or registers its model, or of the role that the model answers under",
     )
+    add(
+        "--sender",
+        default="",
+        metavar="ROLE",
+        help="with --policy caller and --policy deployer: the role or user that gets the policy, so "
+        "that preflight may ask IAM about it (a user about itself)",
+    )
     add("--image", default="", metavar="URI", help="with --policy endpoint: of deploy --image")
     add(
         "--transform",
@@ -162,8 +169,15 @@ def add_account(command: argparse.ArgumentParser) -> None:
     add(
         "--github",
         default="",
-        metavar="OWNER/REPOSITORY",
-        help="with two roles that this repository's workflows take on by OIDC",
+        metavar="OWNER@ID/REPOSITORY@ID",
+        help="with two roles that this repository's workflows take on by OIDC; without IDs it "
+        "prints the command that shows them",
+    )
+    add(
+        "--without-ids",
+        action="store_true",
+        help="with --github OWNER/REPOSITORY: a repository from before 2026-07-15, whose tokens "
+        "have no IDs",
     )
     add(
         "--existing-bucket",

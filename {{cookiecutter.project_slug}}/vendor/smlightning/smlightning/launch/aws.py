@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from smlightning.errors import UserError
 from smlightning.launch.findings import cure_for_unknown_name, error_lines
@@ -90,6 +91,14 @@ def shape(name: str) -> Any:
     import botocore.session
 
     return botocore.session.get_session().get_service_model("sagemaker").shape_for(name)
+
+
+def request_shape(kind: str) -> Any:
+    """The shape of the request that creates something of this kind, as in EndpointConfig."""
+    import botocore.session
+
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    return model.operation_model(f"Create{kind}").input_shape
 
 
 class Violation(NamedTuple):
@@ -189,21 +198,34 @@ def _text(value: str, model: Any, path: str) -> Iterator[Violation]:
     """A text against the model's pattern, or its enumeration."""
     if len(value) > model.metadata.get("max", len(value)):
         return  # said already
-    pattern = re.sub(r"\\p\{(.)\}", _unicode_class, model.metadata.get("pattern", ""))
-    if pattern and not re.fullmatch(pattern, value):
+    pattern = compiled(model.metadata.get("pattern", ""))
+    if pattern and not pattern.fullmatch(value):
         if len(value) < model.metadata.get("min", 0):
             return  # said already
-        problem = f'"{value[:80]}" does not match {pattern}'
-        cure = _cure_without_arn(value, model) or _cure_of_pattern(value, pattern)
+        problem = f'"{value[:80]}" does not match {pattern.pattern}'
+        cure = _cure_without_arn(value, model) or _cure_of_pattern(value, pattern.pattern)
         yield Violation(path, problem, cure)
     elif model.enum and value not in model.enum:
         problem = f'"{value[:80]}" is not known to the installed botocore'
         yield Violation(path, problem, cure_for_unknown_name(value, model.enum))
 
 
-def _unicode_class(match: re.Match[str]) -> str:
-    r"""Java's \p{L}, \p{N} and \p{Z}, which Python's patterns do not have."""
-    return {"L": r"\w", "N": r"\d"}.get(match[1], r"\s")
+# Java's classes of characters, which Python's patterns do not have, as ones that hold at least as
+# much; each other one, as punctuation and symbols, is about as much as \S.
+JAVA_CLASSES = {"L": r"\w", "N": r"\w", "Z": r"\s", "Alnum": "A-Za-z0-9"}
+
+
+@functools.cache
+def compiled(pattern: str) -> re.Pattern[str] | None:
+    """A pattern of AWS's model; None where there is none, or Python cannot read it.
+
+    Three of botocore 1.44 cannot be read: two have `${1,128}` at their end, and one has surrogates.
+    """
+    python = re.sub(r"\\p\{(\w+)\}", lambda name: JAVA_CLASSES.get(name[1], r"\S"), pattern)
+    try:
+        return re.compile(python) if python else None
+    except re.error:
+        return None
 
 
 def _cure_of_pattern(value: str, pattern: str) -> str:
@@ -255,6 +277,13 @@ def dns_suffix(region: str) -> str:
     return next(str(entry["dnsSuffix"]) for entry in partitions if entry["partition"] == name)
 
 
+def console(region: str) -> str:
+    """The address of SageMaker in the AWS console of a region."""
+    hosts = {"aws-cn": "console.amazonaws.cn", "aws-us-gov": "console.amazonaws-us-gov.com"}
+    host = hosts.get(partition(region), "console.aws.amazon.com")
+    return f"https://{region}.{host}/sagemaker/home?region={region}"
+
+
 def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dict[str, Any] | None:
     """Create, describe, stop or delete something by its name; None where nothing has that name."""
     from botocore import xform_name
@@ -300,6 +329,11 @@ def code(problem: Exception) -> str:
 
 def denied(problem: Exception) -> bool:
     return bool(re.search(r"AccessDenied|Unauthorized|^403$", code(problem)))
+
+
+def missing(problem: Exception) -> bool:
+    """Whether CloudWatch Logs has no such log group or stream."""
+    return code(problem) == "ResourceNotFoundException"
 
 
 def transient(problem: Exception) -> bool:
@@ -348,6 +382,42 @@ def print_user_errors() -> Iterator[None]:
         print("interrupted")
 
 
+# What AWS says of a job that failed, or of a call that it rejected → what can be done. The first
+# that is found counts. Capacity's words are from
+# https://repost.aws/knowledge-center/sagemaker-insufficient-capacity-error.
+CURES = {
+    r"CapacityError|[Ii]nsufficient ?(Instance)?Capacity|requested ML compute capacity": (
+        "no such instances are free in the zones of your subnets: send the job again later; or "
+        'name several types, instance_type = ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]; or add '
+        "subnets of other zones, another region, or a training plan, which reserves capacity"
+    ),
+    r"ResourceLimitExceeded|service limit|account-level": (
+        "the account's quota is used up: ask for more in the Service Quotas console, or stop jobs"
+    ),
+    r"(?i)out of memory|OutOfMemory|Cannot allocate memory|exit code:? (137|-9)\b": (
+        "memory did not suffice: lower batch_size and raise accumulate_grad_batches, which keeps "
+        "the global batch; or take instances with more memory"
+    ),
+    r"(?i)bus error|shared memory|/dev/shm": (
+        "the container's /dev/shm was full, and SageMaker has no setting for it: lower "
+        "num_workers or prefetching, or pass less through the loader's workers"
+    ),
+    r"InternalServerError": (
+        "it is a fault within AWS: do it again. SageMaker repeats such a job itself where job.toml "
+        "has MaximumRetryAttempts = 3 below [request.RetryStrategy]"
+    ),
+    TRANSIENT.pattern: "AWS is busy, or limits how often it is called: do it again in a minute",
+    r"log (group|stream) does not exist": (
+        "the log was deleted, its retention is over, or no host has written to it"
+    ),
+}
+
+
+def cure_of(reason: str) -> str:
+    """What can be done about a failure, by AWS's words for it; empty if they are not known here."""
+    return next((cure for words, cure in CURES.items() if re.search(words, reason)), "")
+
+
 def explain(failure: Exception) -> UserError:
     """What an error of boto3's means, and what to do about it."""
     from botocore import exceptions as e
@@ -367,7 +437,8 @@ def explain(failure: Exception) -> UserError:
     if isinstance(failure, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
         return UserError(f"the single sign-on session cannot be used ({failure})", sign_in())
     if isinstance(failure, e.HTTPClientError | e.ConnectionError):
-        problem = f"AWS cannot be reached ({type(failure).__name__})"
+        host = urlsplit(str(failure.kwargs.get("endpoint_url"))).netloc or "AWS"
+        problem = f"{host} cannot be reached ({type(failure).__name__})"
         return UserError(problem, "check the network, the proxy, and the region")
     return UserError(" ".join(f"AWS: {failure}".split()), "correct what it names")
 
@@ -386,7 +457,9 @@ def _refusal(failure: Any) -> UserError:
     if denied(failure):
         cure = f"ask for that permission ({message})"
         return UserError(f"these credentials may not call {operation}", cure)
-    return UserError(f"AWS refused {operation}: {message or name}", "correct what it names")
+    reason = (message or name).rstrip(".")
+    cure = cure_of(f"{name}: {message}") or "correct what it names"
+    return UserError(f"AWS refused {operation}: {reason}", cure)
 
 
 def sign_in() -> str:

@@ -119,19 +119,25 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             wanted,
             project,
             github=arguments.github,
+            without_ids=arguments.without_ids,
             existing_bucket=arguments.existing_bucket,
         )
-        print(yaml.safe_dump(content, sort_keys=False, width=100), end="")
-        return 0
-    given = template.facts(
-        wanted,
-        project,
-        account=template.account_of(wanted),
-        partition=aws.partition(wanted.region),
-        image=image,
-        transform=transform,
-    )
-    print(json.dumps(template.policy(given, who), indent=2))
+        text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
+    else:
+        account, partition = template.account_of(wanted), aws.partition(wanted.region)
+        given = template.facts(
+            wanted,
+            project,
+            account=account,
+            partition=partition,
+            senders=(template.sender_arn(arguments.sender, account, partition),),
+            image=image,
+            transform=transform,
+        )
+        text = json.dumps(template.policy(given, who), indent=2)
+    for finding in template.not_granted(template.facts(wanted, project)):
+        print(finding, file=sys.stderr)
+    print(text)
     return 0
 
 
@@ -352,7 +358,8 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
         image=arguments.image,
         asynchronous=arguments.asynchronous,
     )
-    deployment = plan(arguments.name, region, options)
+    create = job.members_to_create(arguments.job or project.job_file)
+    deployment = plan(arguments.name, region, options, create=create)
     if deployment.warning:
         print(f"warning {deployment.warning}")
     if refused(deploy_check.check(deployment), arguments.accept):
@@ -370,7 +377,8 @@ def register(arguments: argparse.Namespace, project: Project, region: str) -> in
     from smlightning.launch.deploy_plan import Options
 
     options = Options(instance=arguments.instance, image=arguments.image)
-    registration = register.plan(arguments.name, region, options, arguments.group)
+    create = job.members_to_create(arguments.job or project.job_file)
+    registration = register.plan(arguments.name, region, options, arguments.group, create)
     if refused(deploy_check.check(registration.files, group=registration.group), arguments.accept):
         return 1
     print(registration.cost)

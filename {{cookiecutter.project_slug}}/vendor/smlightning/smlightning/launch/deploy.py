@@ -3,6 +3,7 @@
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,12 @@ def deploy(deployment: Deployment, src: Path) -> str:
             )
     finally:
         if status != "InService" and is_ours:  # a transform's model and archive serve it alone
-            remove_all(deployment)
+            region = deployment.region
+            clean_up(
+                lambda: remove(name, region, deployment.archive),
+                f"{name} may be left, and billed: "
+                f"python -m smlightning undeploy {name} --region {region}",
+            )
     return next_step(deployment)
 
 
@@ -125,14 +131,17 @@ def upload_folder(
             s3.upload_file(str(path), bucket, key, ExtraArgs=encryption)
 
 
-def remove_all(deployment: Deployment) -> None:
-    """Remove what a failed deployment has created; where that fails too, say how to do it later."""
-    name, region = deployment.name, deployment.region
+def clean_up(remove: Callable[[], Any], left: str) -> None:
+    """Remove what a failed step has created; print what is left if that fails, too.
+
+    The first error is the one to report, so this raises none, but for Ctrl-C.
+    """
     try:
-        remove(name, region, deployment.archive)
+        remove()
+    except Exception as problem:
+        print(f"{left} ({aws.explain(problem).problem})", file=sys.stderr)
     except BaseException:
-        again = f"python -m smlightning undeploy {name} --region {region}"
-        print(f"{name} may be left, and billed: {again}", file=sys.stderr)
+        print(left, file=sys.stderr)
         raise
 
 

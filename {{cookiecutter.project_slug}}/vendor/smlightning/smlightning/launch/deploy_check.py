@@ -24,7 +24,6 @@ from smlightning.launch.deploy_plan import Deployment
 from smlightning.launch.findings import Finding, error, from_error, ordered, skipped
 from smlightning.launch.job import Job
 
-OUTPUT = "output"  # key of the one folder that a deployment reads and writes
 KINDS = {
     "Model": "model",
     "EndpointConfig": "endpoint-config",
@@ -91,8 +90,6 @@ def facts(deployment: Deployment, asking: Context, group: str) -> Facts:
         partition=asking.role.split(":")[1],
         account=asking.account,
         role=asking.role,
-        folders={OUTPUT: deployment.job["OutputDataConfig"]["S3OutputPath"]},
-        output_key=OUTPUT,
         job_name=deployment.name,
         inference_image=model["PrimaryContainer"]["Image"],
         transform=deployment.options.transform,

@@ -13,11 +13,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, fetch, inference_images, instances, price
+from smlightning.launch import aws, fetch, images, inference_images, instances, price
 from smlightning.launch.constants import DEFAULT_INSTANCE
 from smlightning.launch.findings import cure_for_unknown_name
 from smlightning.launch.follow import describe
 from smlightning.launch.inference_images import Server
+from smlightning.launch.job import Create
+from smlightning.launch.request import with_members
 from smlightning.serving import JSON_LINES, PLAIN
 
 HANDLERS = {
@@ -74,14 +76,21 @@ class Deployment:
     exchange: str = ""
 
 
-def plan(job_name: str, region: str, options: Options, folder: str = "deploy") -> Deployment:
+def plan(
+    job_name: str,
+    region: str,
+    options: Options,
+    folder: str = "deploy",
+    create: Create | None = None,
+) -> Deployment:
     """An endpoint, on instances or serverless, or a batch transform, of the job's model.
 
-    The archive is put into ``folder``, beside the job's own.
+    The archive is put into ``folder``, beside the job's own. ``create`` has further members of the
+    requests, by kind.
 
     Raises:
         UserError: the options contradict each other or the job, the job has no model, there is no
-            input, or the model is too large for a serverless endpoint.
+            input, the model is too large for a serverless endpoint, or a member is wrong.
     """
     refuse_options(options)
     client = aws.client("sagemaker", region)
@@ -100,7 +109,7 @@ def plan(job_name: str, region: str, options: Options, folder: str = "deploy") -
     if trained.endswith(".tar.gz") or options.serverless or options.transform:
         archive += "model.tar.gz"  # these take no folder (API_ModelDataSource)
     key = job["OutputDataConfig"].get("KmsKeyId", "")
-    requests = {"Model": model_request(job_name, job, archive, options)}
+    requests = {"Model": model_request(job_name, region, job, archive, options)}
     memory_gb = 0
     if options.transform:
         requests["TransformJob"] = transform_request(name, region, options, *options.transform, key)
@@ -114,6 +123,10 @@ def plan(job_name: str, region: str, options: Options, folder: str = "deploy") -
         exchange = beside(trained)
         requests["EndpointConfig"]["AsyncInferenceConfig"] = asynchronous(exchange, key)
     tags = job_tags(client, job)
+    requests = {
+        kind: with_members(kind, {**body, "Tags": tags}, create or Create())
+        for kind, body in requests.items()
+    }
     image = requests["Model"]["PrimaryContainer"]["Image"]
     return Deployment(
         name=name,
@@ -121,7 +134,7 @@ def plan(job_name: str, region: str, options: Options, folder: str = "deploy") -
         trained=trained,
         archive=archive,
         key=key,
-        requests={kind: {**request, "Tags": tags} for kind, request in requests.items()},
+        requests=requests,
         cost=f"cost    {cost(region, options, memory_gb)}",
         options=options,
         job=job,
@@ -195,7 +208,7 @@ def trained_model(job_name: str, region: str, job: dict[str, Any]) -> tuple[str,
 
 
 def model_request(
-    job_name: str, job: dict[str, Any], archive: str, options: Options
+    job_name: str, region: str, job: dict[str, Any], archive: str, options: Options
 ) -> dict[str, Any]:
     """CreateModel: the inference image of the job's registry, with the job's role and network.
 
@@ -203,8 +216,10 @@ def model_request(
         UserError: the job trained in an image of its owner's, or isolated, and no image for
             inference is named.
     """
-    registry, _, image = job["AlgorithmSpecification"]["TrainingImage"].partition("/")
-    if not options.image and not image.startswith(("pytorch:", "pytorch-training:")):
+    registry, _, image = job["AlgorithmSpecification"]["TrainingImage"].rpartition("/")
+    if registry == images.PUBLIC:  # an endpoint's is of its region (API_ContainerDefinition)
+        registry = images.registry(region)
+    if not options.image and not re.match(r"pytorch(-training)?[:@]", image):
         raise UserError(
             f"{job_name} trained in {image}, not in AWS's image",
             "name one for inference with --image",

@@ -1,6 +1,5 @@
 """Following a job that was sent: its status, log and metrics as they come, and how it ended."""
 
-import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from smlightning.reports import curves
 ENDED = ("Completed", "Failed", "Stopped")
 POLL_S = 5.0  # between two looks; AWS throttles more
 LONGEST_WAIT_S = 60.0  # between two looks while AWS does not answer
+LOG_TRIES = 3  # looks in a row that read nothing of the log of a job that has ended
 PROGRESS_S = 60.0  # between two lines of progress where there is no live line: notebooks and files
 
 STOPPED_BY = {
@@ -75,8 +75,9 @@ def follow(
 ) -> Outcome:
     """Print status changes, log lines and progress until the job has ended, and how it ended.
 
-    A lost network, throttling and AWS's own failures are waited out; without permission to read
-    logs, the status alone is followed. Ctrl-C ends the following, not the job.
+    A lost network, throttling and AWS's own failures are waited out. The status is followed
+    without the log where that cannot be read, and the reason is printed. Ctrl-C ends the
+    following, not the job.
 
     Args:
         name: of the training job.
@@ -97,7 +98,8 @@ def follow(
         if outcome.job and outcome.status not in ENDED:
             print_way_back(outcome.name, region, follower.console)
         raise
-    report_ending(outcome, follower.console)
+    report_ending(outcome, region, follower.console)
+    report_first_failure(outcome, follower.console)
     return outcome
 
 
@@ -109,15 +111,16 @@ class Follower:
         self.console = console
         self.ended = False
         self._sagemaker = aws.client("sagemaker", region)
-        self._logs = aws.client("logs", region)  # None where it may not be read
-        self._tokens: dict[str, str] = {}
+        self._log: job_log.Log | None = job_log.Log(name, aws.client("logs", region))
+        self._log_failures = 0  # looks in a row that read nothing of the log
+        self._printed: set[str] = set()  # why the log could not be read
         self._transitions = 0  # status changes that were printed
         self._failures = 0  # looks in a row without an answer
         self._wait_s = 0.0
         self._reported = time.monotonic()
 
     def look(self) -> None:
-        """Wait, ask for status and log once, and print what is new."""
+        """Wait, ask for the status and then for the log, and print what is new."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         if self._wait_s:
@@ -125,32 +128,51 @@ class Follower:
         self._wait_s = min(POLL_S * 2 ** min(self._failures, 6), LONGEST_WAIT_S)
         try:
             job = describe(self.outcome.name, self._sagemaker)
-            lines: list[Line] = []
-            if self._logs:
-                lines = job_log.new_lines(self.outcome.name, self._logs, self._tokens)
         except (BotoCoreError, ClientError) as problem:
-            self._go_on_after(problem)
+            if not aws.transient(problem):
+                raise
+            if not self._failures:
+                self.console.print(f"{aws.explain(problem)}; asking again until there is an answer")
+            self._failures += 1
             return
-        # The log comes later than the status: one more look after the job has ended.
-        self.ended = self.outcome.status in ENDED
+        had_ended = self.outcome.status in ENDED
         self._failures = 0
         self._wait_s = POLL_S
         self.outcome.job = job
         self._print_transitions()
-        self._print_lines(lines)
+        has_ended = self.outcome.status in ENDED
+        if self._log and has_ended and not had_ended:
+            self._log.restart()
+        is_read = self._read_log(has_ended)
+        # The log comes later than the status: one more look after the job has ended.
+        self.ended = had_ended and is_read
 
-    def _go_on_after(self, problem: Exception) -> None:
-        """Say once why AWS did not answer, and go on; raise what asking again does not cure."""
-        operation = getattr(problem, "operation_name", "")
-        if self._logs and aws.denied(problem) and "Log" in operation:
-            self.console.print(f"{aws.explain(problem)}; following the status alone")
-            self._logs = None
-        elif aws.transient(problem):
-            if not self._failures:
-                self.console.print(f"{aws.explain(problem)}; asking again until there is an answer")
-            self._failures += 1
-        else:
-            raise problem
+    def _read_log(self, has_ended: bool) -> bool:
+        """Print new lines, or why there are none; whether another look would bring no more."""
+        if not self._log:
+            return True
+        self._print_lines(self._log.new_lines())
+        problem = self._log.problem
+        if not problem:
+            self._log_failures = 0
+            if not self._log.complete:
+                self._wait_s = 0  # a long log is read at once
+            elif has_ended and not self.outcome.lines:
+                self._print_once(no_log(self.outcome.name))
+            return self._log.complete
+        self._log_failures = 0 if self._log.pages else self._log_failures + 1
+        if has_ended or not aws.missing(problem):  # a log group comes with the first job's log
+            self._print_once(f"{aws.explain(problem)}; the status is followed without the log")
+        if aws.denied(problem):
+            self._log = None
+            return True
+        is_lost = not aws.transient(problem) or self._log_failures > LOG_TRIES
+        return self._log.complete or is_lost
+
+    def _print_once(self, sentence: str) -> None:
+        if sentence not in self._printed:
+            self.console.print(sentence)
+        self._printed.add(sentence)
 
     def _print_transitions(self) -> None:
         job = self.outcome.job
@@ -185,18 +207,31 @@ def print_way_back(name: str, region: str, console: Any) -> None:
 
 
 def why(name: str, region: str) -> None:
-    """Print how a job ended, which rank failed first, and its last lines."""
-    from botocore.exceptions import ClientError
+    """Print how a job ended; of a failed one also which rank failed first, and its last lines.
 
+    AWS's reason comes from the status, and is printed whatever becomes of the log.
+    """
     console = terminal()
     outcome = Outcome(name, job=describe(name, aws.client("sagemaker", region)))
-    try:
-        outcome.add(job_log.new_lines(name, aws.client("logs", region), {}))
-    except ClientError as problem:
-        if not aws.denied(problem):
-            raise
-        console.print(f"{aws.explain(problem)}; what follows is from the status alone")
-    report_ending(outcome, console)
+    report_ending(outcome, region, console)
+    if outcome.status != "Failed":
+        return
+    log = job_log.Log(name, aws.client("logs", region), last_attempt=True)
+    while not (log.complete or log.problem):
+        outcome.add(log.new_lines())
+    if log.problem:
+        console.print(f"The log was not read to its end: {aws.explain(log.problem)}")
+    elif not outcome.lines:
+        console.print(no_log(name))
+    report_first_failure(outcome, console)
+
+
+def no_log(name: str) -> str:
+    """The sentence for a job without a line in CloudWatch Logs."""
+    return (
+        f"CloudWatch Logs holds no line of {name}: it wrote none, its log was deleted, or the "
+        "log's retention is over"
+    )
 
 
 def terminal() -> Any:
@@ -238,13 +273,16 @@ def progress(outcome: Outcome) -> str:
     return " · ".join(parts)
 
 
-def report_ending(outcome: Outcome, console: Any) -> None:
+def report_ending(outcome: Outcome, region: str, console: Any) -> None:
     """Print how the job ended, what is billed, and what to do next."""
     name, job = outcome.name, outcome.job
     if outcome.status == "Failed":
-        report_failure(outcome, console)
+        reason = job.get("FailureReason", "AWS gives no reason")
+        console.print(f"{name} failed: {reason}", style="bold red")
+        if cure := aws.cure_of(reason):
+            console.print(f"{cure[0].upper()}{cure[1:]}.")
     elif outcome.status == "Stopped":
-        cause = STOPPED_BY.get(job.get("SecondaryStatus", ""), "someone asked for it")
+        cause = STOPPED_BY.get(job.get("SecondaryStatus", "")) or last_message(job)
         checkpoints = job.get("CheckpointConfig", {}).get("S3Uri")
         resume = "It kept no checkpoints."
         if checkpoints:
@@ -255,16 +293,19 @@ def report_ending(outcome: Outcome, console: Any) -> None:
         console.print(f"{name} completed. To fetch its model: {fetch}", style="bold green")
     else:
         console.print(f"{name} has not ended: {progress(outcome)}", style="bold")
-    report_bill(job, console)
+    report_bill(outcome, region, console)
 
 
-def report_failure(outcome: Outcome, console: Any) -> None:
-    """Print AWS's reason, and the last lines of the rank that failed first."""
-    reason = outcome.job.get("FailureReason", "AWS gives no reason")
-    console.print(f"{outcome.name} failed: {reason}", style="bold red")
-    advice = cure_of(reason)
-    if advice:
-        console.print(advice)
+def last_message(job: dict[str, Any]) -> str:
+    """What AWS said last of a job's status; it names no other reason if a job waited too long."""
+    messages = [step.get("StatusMessage") for step in job.get("SecondaryStatusTransitions", [])]
+    return next(filter(None, reversed(messages)), "AWS gives no reason").rstrip(".")
+
+
+def report_first_failure(outcome: Outcome, console: Any) -> None:
+    """Print the last lines of the rank of a failed job that failed first."""
+    if outcome.status != "Failed":
+        return
     who, lines = job_log.first_failure(outcome.lines)
     if lines:
         console.print(f"The last lines of {who}, which failed first:", style="bold")
@@ -272,47 +313,47 @@ def report_failure(outcome: Outcome, console: Any) -> None:
             console.print(f"  {text}")
 
 
-# What AWS's reason of a failure says → what can be done. The first words are those of capacity
-# (https://repost.aws/knowledge-center/sagemaker-insufficient-capacity-error).
-CURES = {
-    r"CapacityError|[Ii]nsufficient ?(Instance)?Capacity|requested ML compute capacity": (
-        "AWS had no such instances free in the zones of your subnets. Send the job again later; "
-        'or name several types, instance_type = ["ml.p4d.24xlarge", "ml.p4de.24xlarge"]; or add '
-        "subnets of other zones, another region, or a training plan, which reserves capacity."
-    ),
-    r"ResourceLimitExceeded|service limit|account-level": (
-        "The account's quota is used up: ask for more in the Service Quotas console, or stop jobs."
-    ),
-    r"(?i)out of memory|OutOfMemory|Cannot allocate memory|exit code:? (137|-9)\b": (
-        "Memory did not suffice: lower batch_size and raise accumulate_grad_batches, which keeps "
-        "the global batch; or take instances with more memory."
-    ),
-    r"(?i)bus error|shared memory|/dev/shm": (
-        "The container's /dev/shm was full, and SageMaker has no setting for it: lower "
-        "num_workers or prefetching, or pass less through the loader's workers."
-    ),
-}
-
-
-def cure_of(reason: str) -> str:
-    """What can be done about a failure, by AWS's reason; empty where that is not known here."""
-    return next((cure for words, cure in CURES.items() if re.search(words, reason)), "")
-
-
-def report_bill(job: dict[str, Any], console: Any) -> None:
-    """Print how long the job trained and what is billed, once AWS says so."""
+def report_bill(outcome: Outcome, region: str, console: Any) -> None:
+    """Print how long the job trained, and what is billed of it and of its warm pool."""
+    job = outcome.job
     trained = job.get("TrainingTimeInSeconds")
     billed = job.get("BillableTimeInSeconds")
-    if not trained or billed is None:
-        return
-    saved = ""
-    if job.get("EnableManagedSpotTraining"):
-        saved = f"; spot saved {1 - billed / trained:.0%}"
     hosts = _hosts(job)
     instances = "1 instance" if hosts == 1 else f"{hosts} instances"
-    console.print(
-        f"It trained {clock(trained)} and is billed {clock(billed)} on {instances}{saved}."
-    )
+    if trained and billed is not None:
+        saved = ""
+        if job.get("EnableManagedSpotTraining"):
+            saved = f"; spot saved {1 - billed / trained:.0%}"
+        console.print(
+            f"It trained {clock(trained)} and is billed {clock(billed)} on {instances}{saved}."
+        )
+    if pool := warm_pool(job, instances, outcome.name, region):
+        console.print(pool)
+
+
+def warm_pool(job: dict[str, Any], instances: str, name: str, region: str) -> str:
+    """What is billed of the instances that wait for another job; empty if there are none.
+
+    A pool stays after a stop and after a failure of the algorithm, too
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html).
+    """
+    pool = job.get("WarmPoolStatus", {})
+    billed = f"billed {clock(pool.get('ResourceRetainedBillableTimeInSeconds', 0))} on {instances}"
+    kept = clock(job["ResourceConfig"].get("KeepAlivePeriodInSeconds", 0))
+    stop = f"python -m smlightning stop {name} --region {region}"
+    sentences = {
+        "Available": (
+            f"Its warm pool is {billed} so far, and goes on for up to {kept} after the job's end. "
+            f"To end it: {stop}"
+        ),
+        "InUse": (
+            f"Its warm pool is kept, and billed, for up to {kept} after the job's end. "
+            f"To end both: {stop}"
+        ),
+        "Reused": f"Its warm pool was {billed}, until {pool.get('ReusedByJob')} took it.",
+        "Terminated": f"Its warm pool was {billed}, and has ended.",
+    }
+    return sentences.get(pool.get("Status", ""), "")
 
 
 def _hosts(job: dict[str, Any]) -> int:
@@ -328,4 +369,4 @@ def clock(seconds: float) -> str:
 
 def url(region: str) -> str:
     """Where the AWS console shows training jobs."""
-    return f"https://{region}.console.aws.amazon.com/sagemaker/home?region={region}#/jobs"
+    return f"{aws.console(region)}#/jobs"

@@ -88,6 +88,19 @@ class Tune(Table):
     ranges: dict[str, Any] = key("", "option → values, or {min, max, scale}", default=dict)
 
 
+class Create(Table):
+    """Members of what `tune`, `deploy` and `register` create, by AWS's names."""
+
+    HyperParameterTuningJob: dict[str, Any] = key(
+        "", "members of CreateHyperParameterTuningJob", default=dict
+    )
+    Model: dict[str, Any] = key("", "members of CreateModel", default=dict)
+    EndpointConfig: dict[str, Any] = key("", "members of CreateEndpointConfig", default=dict)
+    Endpoint: dict[str, Any] = key("", "members of CreateEndpoint", default=dict)
+    TransformJob: dict[str, Any] = key("", "members of CreateTransformJob", default=dict)
+    ModelPackage: dict[str, Any] = key("", "members of CreateModelPackage", default=dict)
+
+
 class Job(Table):
     """Every answer that a job needs."""
 
@@ -168,6 +181,7 @@ class Job(Table):
     tags: dict[str, str] = key("Tags", "cost-allocation tags", default=dict, derived=True)
     request: dict[str, Any] = key("", "other members of CreateTrainingJob", default=dict)
     tune: Tune = key("", "a search", default=Tune)
+    create: Create = key("", "members of other requests, by kind", default=Create)
 
     def replace(self, **changes: Any) -> "Job":
         """A copy with other values for some keys, which are judged as a file's are.
@@ -207,7 +221,7 @@ KEY_OF_MEMBER = {entry.member: entry.path for entry in KEYS if entry.member}
 TABLES = {
     name
     for name, field in Job.model_fields.items()
-    if get_origin(field.annotation) is dict or name in ("spot", "network", "tune")
+    if get_origin(field.annotation) is dict or name in ("spot", "network", "tune", "create")
 }
 # Members that no key sets, and no [request] may: where their values come from.
 OTHER_SOURCES = {"AlgorithmSpecification.MetricDefinitions": "METRICS of src/options.py"}
@@ -281,6 +295,21 @@ def load(path: str | Path, project: Project) -> Job:
         JobError: with every problem of the file at once.
     """
     return from_table(_read(Path(path)), project)
+
+
+def members_to_create(path: Path) -> Create:
+    """[create] of a job.toml whose other tables may be wrong; empty if there is no such file.
+
+    Raises:
+        JobError: it is no TOML, or [create] is wrong.
+    """
+    table: dict[str, Any] = {"name": "", "region": ""}
+    if path.is_file():
+        table["create"] = _read(path).get("create", {})
+    try:
+        return Job.model_validate(table).create
+    except ValidationError as problems:
+        raise JobError(list(_findings(problems, table, None))) from None
 
 
 def from_table(table: dict[str, Any], project: Project) -> Job:
@@ -397,13 +426,29 @@ def _path(place: tuple[Any, ...]) -> str:
 def _unknown(place: tuple[Any, ...], value: Any, project: Project | None) -> Finding:
     """A key that job.toml does not have."""
     name, table = place[-1], Job if len(place) == 1 else Job.model_fields[place[0]].annotation
-    if place[0] == "tune" and isinstance(value, dict | list):
+    if place[0] == "tune" and (cure_of_member := _cure_of_tuning_member(name)):
+        cure = cure_of_member
+    elif place[0] == "tune" and isinstance(value, dict | list):
         cure = "set it in [tune.ranges]"
     else:
         known: Any = table
         misplaced = cure_for_misplaced_key(name, project) if project else ""
         cure = misplaced or cure_for_unknown_name(name, known.model_fields)
     return error(_path(place), f"job.toml has no such key, found {show(value)}", cure)
+
+
+def _cure_of_tuning_member(name: str) -> str:
+    """Where to write a member of CreateHyperParameterTuningJob that has a name like this, as in
+    strategy or early_stopping; empty if there is none.
+    """
+    flat = name.replace("_", "").lower()
+    request = aws.request_shape("HyperParameterTuningJob").members
+    config = "HyperParameterTuningJobConfig"
+    for table, members in ((f".{config}", request[config].members), ("", request)):
+        for member in members:
+            if len(flat) > 5 and flat in member.lower():
+                return f"set {member} in [create.HyperParameterTuningJob{table}]"
+    return ""
 
 
 def _at(table: dict[str, Any], place: tuple[Any, ...]) -> Any:

@@ -8,7 +8,9 @@ from typing import Any
 
 from smlightning.reports import log
 
-LOG_GROUP = "/aws/sagemaker/TrainingJobs"  # its streams: <job>/algo-<n>-<timestamp>, one a host
+# Its streams: <job>/algo-<n>-<timestamp>, one for each host and attempt.
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+MOST_PAGES = 100  # of one look
 # How a line names its rank: "[rank3]: " of torch before tracebacks, and of mpirun before every line
 # "[1,mpirank:3,algo-1]<stdout>:".
 RANK = re.compile(r"^\[rank(\d+)\]: ?|^\[\d+,(?:mpirank:)?(\d+)[^\]]*\]<std(?:out|err)>:\s?")
@@ -48,38 +50,90 @@ def metrics(line: Line, names: Iterable[str]) -> dict[str, float]:
     return values if values.keys() & set(names) else {}
 
 
-def new_lines(job_name: str, logs: Any, tokens: dict[str, str]) -> list[Line]:
-    """The lines of all hosts since the last call, in order of time.
+class Log:
+    """The log of one job in CloudWatch, read on from where the last look ended.
 
-    Args:
-        job_name: of the training job.
-        logs: a boto3 client of CloudWatch Logs.
-        tokens: where the reading of each stream stands. It moves on once all streams were read, so
-            no line is lost where one of them cannot be read.
+    Attributes:
+        problem: why the last look could not read on; None if nothing was in its way.
+        complete: whether the last look reached the end of every stream.
+        pages: how many pages the last look read.
     """
-    lines: list[Line] = []
-    position = dict(tokens)
-    try:
-        listing = logs.get_paginator("describe_log_streams")
-        pages = listing.paginate(logGroupName=LOG_GROUP, logStreamNamePrefix=f"{job_name}/")
-        streams = [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
-    except logs.exceptions.ResourceNotFoundException:
-        return []  # no job of this account has logged yet
-    for stream in streams:
-        host = "-".join(stream.rpartition("/")[2].split("-")[:2])
-        while True:
-            since = {"nextToken": position[stream]} if stream in position else {}
-            page = logs.get_log_events(
+
+    def __init__(self, job_name: str, client: Any, *, last_attempt: bool = False) -> None:
+        """`last_attempt` reads of each host only the stream that was made last."""
+        self.problem: Exception | None = None
+        self.complete = False
+        self.pages = 0
+        self._job_name = job_name
+        self._client = client
+        self._last_attempt = last_attempt
+        self._tokens: dict[str, str] = {}  # where the reading of each stream stands
+        self._finished: set[str] = set()  # streams that no line is added to any more
+        self._last: set[str] = set()  # the last stream of each host
+        self._unread: list[str] = []  # what is left of this round through the streams
+
+    def restart(self) -> None:
+        """Begin the next look with a new round through all streams that may have grown."""
+        self._unread = []
+
+    def new_lines(self) -> list[Line]:
+        """Lines that came since the last look, in order of time.
+
+        What was read before a problem is returned, and the next look goes on behind it. A look ends
+        after MOST_PAGES, so that somebody who follows a long log sees the job's status meanwhile.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        lines: list[Line] = []
+        self.problem, self.complete, self.pages = None, False, 0
+        try:
+            if not self._unread:
+                self._list_streams()
+            while self._unread and self.pages < MOST_PAGES:
+                if self._read_page(self._unread[0], lines):
+                    del self._unread[0]
+            self.complete = not self._unread
+        except (BotoCoreError, ClientError) as problem:
+            self.problem = problem
+        return sorted(lines, key=lambda line: line.time_ms)
+
+    def _list_streams(self) -> None:
+        """Begin a round with the streams that may have lines which were not read yet."""
+        pages = self._client.get_paginator("describe_log_streams").paginate(
+            logGroupName=LOG_GROUP, logStreamNamePrefix=f"{self._job_name}/"
+        )
+        names = [stream["logStreamName"] for page in pages for stream in page["logStreams"]]
+        names.sort(key=lambda name: name.rpartition("-")[2])  # by the time of the attempt
+        self._last = set({host_of(name): name for name in names}.values())
+        wanted = self._last if self._last_attempt else set(names)
+        self._unread = [name for name in names if name in wanted - self._finished]
+
+    def _read_page(self, stream: str, lines: list[Line]) -> bool:
+        """Append a page of the stream; whether it was the last one."""
+        token = self._tokens.get(stream)
+        since = {"nextToken": token} if token else {}
+        try:
+            page = self._client.get_log_events(
                 logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **since
             )
-            for event in page["events"]:
-                lines.append(Line(event["timestamp"], host, event["message"].rstrip()))
-            # At the end the token that was sent comes back; a page before the end may be empty.
-            if position.get(stream) == page["nextForwardToken"]:
-                break
-            position[stream] = page["nextForwardToken"]
-    tokens.update(position)
-    return sorted(lines, key=lambda line: line.time_ms)
+        except self._client.exceptions.ResourceNotFoundException as problem:  # deleted meanwhile
+            self.problem = problem
+            self._finished.add(stream)
+            return True
+        self.pages += 1
+        for event in page["events"]:
+            lines.append(Line(event["timestamp"], host_of(stream), event["message"].rstrip()))
+        self._tokens[stream] = page["nextForwardToken"]
+        # At the end the token that was sent comes back; a page before the end may be empty.
+        at_end = token == page["nextForwardToken"]
+        if at_end and stream not in self._last:
+            self._finished.add(stream)
+        return at_end
+
+
+def host_of(stream: str) -> str:
+    """The host that writes a stream, as in algo-1."""
+    return "-".join(stream.rpartition("/")[2].split("-")[:2])
 
 
 def first_failure(lines: list[Line], count: int = 20) -> tuple[str, list[str]]:

@@ -1,11 +1,12 @@
 """Jobs that were sent: listed, compared and stopped. None of it needs job.toml."""
 
 import sys
+import time
 from collections.abc import Collection
 from typing import Any
 
 from smlightning.launch import aws, resources
-from smlightning.launch.follow import ENDED, clock, describe
+from smlightning.launch.follow import ENDED, POLL_S, clock, describe
 
 LISTED = 20  # jobs in a table
 
@@ -80,13 +81,53 @@ def metrics(job: dict[str, Any]) -> dict[str, str]:
 
 
 def stop(name: str, region: str) -> str:
-    """Ask SageMaker to stop the job; what will happen, in words."""
+    """Stop the job, and end the warm pool that it keeps or has left; what happened, in words.
+
+    AWS ends a pool only once its job has ended and the pool is Available, which is waited for
+    (https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools-how-to-use.html).
+    """
     client = aws.client("sagemaker", region)
-    status = describe(name, client)["TrainingJobStatus"]
-    if status in ENDED:
-        return f"{name} has ended already: {status}"
-    client.stop_training_job(TrainingJobName=name)
-    return f"{name} is stopping; SageMaker gives it 120 s, and keeps its model and checkpoints"
+    job = describe(name, client)
+    stopped = f"{name} has ended already: {job['TrainingJobStatus']}"
+    if job["TrainingJobStatus"] not in ENDED:
+        client.stop_training_job(TrainingJobName=name)
+        stopped = f"{name} is stopping; SageMaker gives it 120 s, and keeps model and checkpoints"
+    if not job["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
+        return stopped
+    print(stopped, flush=True)
+    return end_warm_pool(name, client)
+
+
+def end_warm_pool(name: str, client: Any) -> str:
+    """End the warm pool of a job once the job has ended; what happened, in words.
+
+    Raises:
+        UserError: AWS does not end it, for the reason that it gives.
+    """
+    with aws.errors(f"the warm pool of {name} may be kept, and billed", "run stop again"):
+        job = describe(name, client)
+        if is_held(job):
+            print("waiting until the job has ended, to end its warm pool then", flush=True)
+        while is_held(job):
+            time.sleep(POLL_S)
+            try:
+                job = describe(name, client)
+            except Exception as problem:
+                if not aws.transient(problem):
+                    raise
+        status = job.get("WarmPoolStatus", {}).get("Status", "none")
+        if status != "Available":
+            return f"it left no warm pool to end: {status}"
+        client.update_training_job(
+            TrainingJobName=name, ResourceConfig={"KeepAlivePeriodInSeconds": 0}
+        )
+    return "its warm pool ends, and is billed no longer"
+
+
+def is_held(job: dict[str, Any]) -> bool:
+    """Whether a job still has its instances."""
+    pool = job.get("WarmPoolStatus", {}).get("Status")
+    return job["TrainingJobStatus"] not in ENDED or pool == "InUse"
 
 
 def print_rows(rows: list[dict[str, str]], none: str = "no jobs") -> None:

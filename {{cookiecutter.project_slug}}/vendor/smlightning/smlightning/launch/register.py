@@ -13,6 +13,8 @@ from smlightning.errors import UserError
 from smlightning.launch import aws, deploy, deploy_plan, jobs
 from smlightning.launch.deploy_plan import Deployment, Options
 from smlightning.launch.follow import describe
+from smlightning.launch.job import Create
+from smlightning.launch.request import with_members
 from smlightning.serving import JSON, JSON_LINES, PLAIN
 
 STAMP = re.compile(r"-\d{8}-\d{6}$")  # as `submit` and `tune` end a job's name
@@ -37,23 +39,30 @@ class Registration:
     cost: str
 
 
-def plan(job_name: str, region: str, options: Options, group: str = "") -> Registration:
+def plan(
+    job_name: str,
+    region: str,
+    options: Options,
+    group: str = "",
+    create: Create | None = None,
+) -> Registration:
     """A version of a package with the job's model.
 
     Args:
         job_name: of a job that has completed.
         region: where it ran.
         options: whose instance and image the version names.
-        group: of packages; empty: the job's name without its time.
+        group: of packages, by name or ARN; empty: the job's name without its time.
+        create: further members of the request.
 
     Raises:
-        UserError: the job has no model, the group's name is none, or it is registered already.
+        UserError: the job has no model, the group is none, the job is registered already, or a
+            member is wrong.
     """
     client = aws.client("sagemaker", region)
     job = describe(job_name, client)
     group = group or STAMP.sub("", job_name)
-    for violation in aws.violations(group, aws.shape("EntityName")):
-        raise UserError(f"--group {violation.problem}", violation.cure)
+    check_group(group, client)
     files = deploy_plan.plan(job_name, region, options, folder="registered")
     if aws.objects(files.archive, aws.client("s3", region)):
         raise UserError(
@@ -73,8 +82,32 @@ def plan(job_name: str, region: str, options: Options, group: str = "") -> Regis
         },
         "CustomerMetadataProperties": properties(job),
     }
+    request = with_members("ModelPackage", request, create or Create())
     cost = f"cost    a version of {group}: its archive in S3, {files.archive}, and nothing else"
     return Registration(files, group, request, cost)
+
+
+def check_group(group: str, client: Any) -> None:
+    """Check a group of packages: a name, or the ARN of one that exists, in any account.
+
+    Raises:
+        UserError: it is neither.
+    """
+    for violation in aws.violations(group, aws.shape("ArnOrName")):
+        raise UserError(
+            f"--group: {violation.problem}",
+            "give a name of at most 63 letters, digits "
+            "and hyphens, or the ARN of a model package group",
+        )
+    if not group.startswith("arn:"):
+        return
+    if f":{client.meta.region_name}:" not in group or ":model-package-group/" not in group:
+        raise UserError(
+            f"--group {group} is no model package group of {client.meta.region_name}",
+            "give the ARN of one, which ends in :model-package-group/NAME",
+        )
+    if not aws.call(client, "Describe", "ModelPackageGroup", group):
+        raise UserError(f"--group {group} does not exist", "create it, or give another")
 
 
 def properties(job: dict[str, Any]) -> dict[str, str]:
@@ -109,7 +142,10 @@ def register(registration: Registration, src: Path) -> str:
             aws.call(client, "Create", "ModelPackageGroup", group)
         return str(client.create_model_package(**registration.request)["ModelPackageArn"])
     except BaseException:
-        deploy.remove_objects(files.archive, files.region)
+        deploy.clean_up(
+            lambda: deploy.remove_objects(files.archive, files.region),
+            f"{files.archive} may be left: aws s3 rm --recursive {files.archive}",
+        )
         raise
 
 

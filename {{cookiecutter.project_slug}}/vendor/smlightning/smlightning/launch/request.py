@@ -13,12 +13,15 @@ from typing import Any
 from smlightning import hub
 from smlightning.launch import aws, configuration, images, launchers, resources
 from smlightning.launch.configuration import Configuration, merge
+from smlightning.launch.findings import error
 from smlightning.launch.job import (
     FILE_SYSTEM_CHANNEL,
     KEYS,
     S3_CHANNEL,
+    Create,
     Job,
     JobError,
+    leaves,
     request_problems,
 )
 from smlightning.project import Project
@@ -162,6 +165,39 @@ def set_member(members: dict[str, Any], path: str, value: Any) -> None:
     for table in tables:
         members = members.setdefault(table, {})
     members[name] = value
+
+
+# Members that a command sets by default, and that [create] may set otherwise.
+DEFAULTS = (
+    "ModelApprovalStatus",
+    "ModelPackageDescription",
+    "HyperParameterTuningJobConfig.Strategy",
+    "HyperParameterTuningJobConfig.TrainingJobEarlyStoppingType",
+)
+
+
+def with_members(kind: str, body: dict[str, Any], create: Create) -> dict[str, Any]:
+    """The request that creates something of this kind, with the members of [create].
+
+    Raises:
+        JobError: a command sets a member itself, or AWS's model does not allow it.
+    """
+    given: dict[str, Any] = getattr(create, kind)
+    taken = {f"{kind}Name", *(path for path, _ in leaves(body))} - set(DEFAULTS)
+    problems = [
+        error(f"create.{kind}.{path}", "the command sets it itself", "remove it")
+        for path, _ in leaves(given)
+        if path in taken
+    ]
+    merged, shape, name = merge(body, given), aws.request_shape(kind), {f"{kind}Name": "x"}
+    before = set(aws.violations({**name, **body}, shape))
+    for violation in aws.violations({**name, **merged}, shape):
+        if violation not in before:
+            key = f"create.{kind}.{violation.path}"
+            problems.append(error(key, violation.problem, violation.cure))
+    if problems:
+        raise JobError(problems)
+    return merged
 
 
 def output_path(job: Job, destination: Destination) -> str:

@@ -94,14 +94,15 @@ def types_of(config: Mapping[str, Any]) -> list[str]:
     return types_in(tuple(group for cluster in candidates(config) for group in cluster))
 
 
-def plans(config: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
-    """Each training plan of a ResourceConfig: its member, its ARN, and the types that it is for."""
+def plans(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Cluster]]:
+    """Each training plan of a ResourceConfig: its member, its ARN, and the hosts it is for."""
     if arn := config.get("TrainingPlanArn"):
-        yield "ResourceConfig.TrainingPlanArn", str(arn), types_of(config)
+        yield "ResourceConfig.TrainingPlanArn", str(arn), candidates(config)[0]
+    of_all = int(config.get("InstanceCount", 0))
     for preference in config.get(PREFERENCES, []):
         for arn in preference.get("TrainingPlanArns", []):
             member = f"ResourceConfig.{PREFERENCES}.TrainingPlanArns"
-            yield member, str(arn), [preference.get("InstanceType", "")]
+            yield member, str(arn), (_group(preference, of_all),)
 
 
 def _group(table: Mapping[str, Any], count: int) -> Group:

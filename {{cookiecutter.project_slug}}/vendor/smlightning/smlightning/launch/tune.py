@@ -13,7 +13,7 @@ from typing import Any
 from smlightning.errors import UserError
 from smlightning.launch import aws, request, resources, sending
 from smlightning.launch.findings import Finding, error, refused, warning
-from smlightning.launch.job import KEYS, Job, Value, leaves, show
+from smlightning.launch.job import KEYS, Job, JobError, Value, leaves, show
 from smlightning.launch.preflight.hyperparameters import CONFLICT, conflicts, hyperparameters
 from smlightning.launch.request import Destination
 from smlightning.options import Option, declared_options
@@ -195,7 +195,8 @@ def judged(
         body = tuning_request(job, project, destination, job_name(job))
     except UserError as failure:
         if not refused(findings):  # else it is one of these
-            findings.append(error("tune", failure.problem, failure.cure or "correct it"))
+            own = [error("tune", failure.problem, failure.cure or "correct it")]
+            findings += failure.findings if isinstance(failure, JobError) else own
         return findings, None
     limits = aws.violations(body, aws.shape("CreateHyperParameterTuningJobRequest"))
     findings += [
@@ -263,7 +264,9 @@ def tuning_request(
         },
         "TrainingJobDefinition": definition,
     }
-    return {**body, "Tags": single["Tags"]} if "Tags" in single else body
+    if "Tags" in single:
+        body["Tags"] = single["Tags"]
+    return request.with_members("HyperParameterTuningJob", body, job.create)
 
 
 def parameter_ranges(job: Job, project: Project) -> dict[str, list[dict[str, Any]]]:

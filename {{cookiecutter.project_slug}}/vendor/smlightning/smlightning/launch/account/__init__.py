@@ -7,6 +7,7 @@ from typing import Any
 from smlightning.launch import aws, request
 from smlightning.launch.account import named, network, permissions, quotas, storage
 from smlightning.launch.account.context import Context
+from smlightning.launch.connections import Connection
 from smlightning.launch.findings import Finding, from_error, skipped
 from smlightning.launch.job import Job
 
@@ -25,7 +26,12 @@ CHECKS: dict[str, AccountCheck] = {
 
 
 def check(
-    job: Job, body: dict[str, Any], *, tuning: bool = False, sender: str = ""
+    job: Job,
+    body: dict[str, Any],
+    *,
+    tuning: bool = False,
+    sender: str = "",
+    connections: tuple[Connection, ...] = (),
 ) -> list[Finding]:
     """The findings of every check; what could not be asked is said to be skipped.
 
@@ -34,6 +40,7 @@ def check(
         body: the request that would be sent.
         tuning: whether many such jobs are sent, some at a time.
         sender: the role that will send it, by name or ARN; empty: the caller will.
+        connections: what the job's processes connect to.
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
@@ -50,7 +57,9 @@ def check(
     role = body["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])
     if role.endswith(f"/{request.DRY_ROLE}"):
         role = ""
-    context = Context(job, body, identity, role, tuning=tuning, sender=sender)
+    context = Context(
+        job, body, identity, role, tuning=tuning, sender=sender, connections=connections
+    )
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda name: answered(name, context), CHECKS)
         return [finding for findings in answers for finding in findings]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smlightning.launch import aws, request
+from smlightning.launch.connections import Connection
 from smlightning.launch.job import Job
 
 OUTPUT = "request.OutputDataConfig.S3OutputPath"
@@ -19,6 +20,7 @@ class Context:
     role: str  # name or ARN of the job's role; empty: the caller's own
     tuning: bool = False  # many such jobs, some at a time
     sender: str = ""  # name or ARN of the role that will send it; empty: who asks
+    connections: tuple[Connection, ...] = ()  # what the job's processes connect to
 
     def client(self, service: str) -> Any:
         return aws.client(service, self.job.region)

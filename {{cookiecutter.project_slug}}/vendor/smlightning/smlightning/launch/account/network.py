@@ -1,4 +1,4 @@
-"""Whether the hosts of a job reach each other, S3 and a package index from its VPC."""
+"""Whether the hosts of a job reach each other, S3 and what else they need from its VPC."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from smlightning.launch import aws, instances, resources
 from smlightning.launch.account.context import Context
-from smlightning.launch.account.table import CODEARTIFACT
+from smlightning.launch.connections import PROXIES, Connection
 from smlightning.launch.findings import Finding, error, warning
 
 ALL_PORTS = (0, 65535)
@@ -45,7 +45,7 @@ def vpc(context: Context) -> Iterator[Finding]:
         yield from zones(context, subnets)
         yield from between_hosts(context, subnets, groups)
     # Last: where it may not be asked, what came before stays.
-    yield from way_out(context, ec2, subnets)
+    yield from way_out(context, Vpc.of(ec2, subnets), groups)
 
 
 # Private addresses of a host in its VPC: with EFA, and without
@@ -148,33 +148,125 @@ def may_let_through(rule: dict[str, Any]) -> bool:
     return bool(lists) or rule["IpProtocol"] == "tcp"
 
 
-def way_out(context: Context, ec2: Any, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
-    """The subnets lead to the internet, from which pip installs requirements.txt, and to S3."""
-    vpcs = sorted({subnet["VpcId"] for subnet in subnets})
-    within = {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
-    tables = ec2.describe_route_tables(**within)["RouteTables"]
-    for subnet in subnets:
-        routes = routes_of(subnet, tables)
-        # Without routes it is of a VPC that another account shares, whose tables may not be seen.
-        if not routes or leads_to_internet(routes):
+@dataclass(frozen=True)
+class Vpc:
+    """What leads out of a job's subnets.
+
+    Attributes:
+        closed: ID of a subnet → its routes, of which none leads to the internet.
+        endpoints: of the VPC, as AWS describes them.
+    """
+
+    closed: dict[str, list[dict[str, Any]]]
+    endpoints: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, ec2: Any, subnets: list[dict[str, Any]]) -> "Vpc":
+        """Ask AWS.
+
+        A subnet without routes is of a VPC that another account shares, whose tables and endpoints
+        may not be seen; it counts as open.
+        """
+        vpcs = sorted({subnet["VpcId"] for subnet in subnets})
+        within = {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
+        tables = ec2.describe_route_tables(**within)["RouteTables"]
+        routes = {subnet["SubnetId"]: routes_of(subnet, tables) for subnet in subnets}
+        closed = {name: of for name, of in routes.items() if of and not leads_to_internet(of)}
+        return cls(closed, ec2.describe_vpc_endpoints(**within)["VpcEndpoints"])
+
+    def services(self, service: str) -> list[dict[str, Any]]:
+        """Its endpoints for a service, on subnets: `secretsmanager` of any region's name for it."""
+        return [
+            endpoint
+            for endpoint in self.endpoints
+            if endpoint.get("ServiceName", "").endswith(f".{service}") and endpoint.get("SubnetIds")
+        ]
+
+
+def way_out(context: Context, vpc: Vpc, groups: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Subnets and security groups let the hosts reach S3, and what their processes connect to."""
+    yield from outbound(vpc, groups)
+    for subnet, routes in vpc.closed.items():
+        if any(gateway(route).startswith("vpce-") for route in routes) or vpc.services("s3"):
             continue
-        variables = context.request.get("Environment", {})
-        if not {"PIP_INDEX_URL", CODEARTIFACT} & variables.keys():
-            yield warning(
-                "network.subnets",
-                f"{subnet['SubnetId']} has no route to a NAT gateway: "
-                "pip cannot install requirements.txt",
-                "add one, or set PIP_INDEX_URL in [environment] to an index in your VPC",
-            )
-        if not leads_to_s3(routes, ec2, within):
-            # Other networks, to which its other routes lead, may have an endpoint.
-            level = warning if leads_elsewhere(routes) else error
-            yield level(
-                "network.subnets",
-                f"{subnet['SubnetId']} has neither an endpoint for S3 nor a NAT gateway: "
-                "hosts cannot read their data",
-                "add one of them",
-            )
+        # Other networks, to which its other routes lead, may have an endpoint.
+        level = warning if leads_elsewhere(routes) else error
+        yield level(
+            "network.subnets",
+            f"{subnet} has neither an endpoint for S3 nor a NAT gateway: "
+            "hosts cannot read their data",
+            "add one of them",
+        )
+    variables = context.request.get("Environment", {})
+    isolated = context.request.get("EnableNetworkIsolation")
+    if not vpc.closed or isolated or any(variables.get(name) for name in PROXIES):
+        return
+    for connection in context.connections:
+        if not may_reach(connection, vpc):
+            yield unreached(context, connection, vpc)
+
+
+def may_reach(connection: Connection, vpc: Vpc) -> bool:
+    """Whether a closed subnet leads to every service, or to a host that may be in the VPC."""
+    if connection.services:
+        return all(vpc.services(service) for service in connection.services)
+    return not connection.is_public
+
+
+def unreached(context: Context, connection: Connection, vpc: Vpc) -> Finding:
+    elsewhere = any(map(leads_elsewhere, vpc.closed.values()))
+    level = error if connection.needed and not elsewhere else warning
+    names = [f"{context.job.region}.{service}" for service in connection.services]
+    other = f"endpoints for {' and '.join(names)}" if names else ""
+    if connection.variable:
+        other = f"set {connection.variable} in [environment] to a host in your VPC"
+    cures = ["add a NAT gateway", other, connection.cure]
+    return level(
+        "network.subnets",
+        f"{connection.key} needs {connection.to}, to which nothing leads from "
+        f"{', '.join(vpc.closed)}",
+        ", or ".join(filter(None, cures)),
+    )
+
+
+PRIVATE = [ip_network(block) for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
+
+
+def outbound(vpc: Vpc, groups: list[dict[str, Any]]) -> Iterator[Finding]:
+    """A security group lets HTTPS out to S3, which has public addresses without an own endpoint.
+
+    A gateway endpoint changes routes, not addresses
+    (https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html).
+    """
+    rules = [rule for group in groups for rule in group["IpPermissionsEgress"] if is_https(rule)]
+    endpoints = vpc.services("s3")
+    addresses = [block["CidrIp"] for rule in rules for block in rule.get("IpRanges", [])]
+    others = any(rule.get("PrefixListIds") or rule.get("Ipv6Ranges") for rule in rules)
+    if others or any(endpoints or not is_private(block) for block in addresses):
+        return
+    own = {group["GroupId"] for group in groups}
+    named = {pair.get("GroupId") for rule in rules for pair in rule.get("UserIdGroupPairs", [])}
+    if named & {group["GroupId"] for each in endpoints for group in each.get("Groups", [])}:
+        return
+    # Another group, or a private address, may be that of a way which is not seen here.
+    level = warning if addresses or named - own else error
+    yield level(
+        "network.security_groups",
+        f"{', '.join(sorted(own))} has no outbound rule that lets HTTPS out to S3: hosts can "
+        "neither read their data nor store models",
+        "add one: outbound, TCP 443, to 0.0.0.0/0 or to the prefix list of S3 in your region",
+    )
+
+
+def is_https(rule: dict[str, Any]) -> bool:
+    """Whether a rule is about port 443 of TCP, too."""
+    if rule["IpProtocol"] == "-1":
+        return True
+    return rule["IpProtocol"] in ("tcp", "6") and rule["FromPort"] <= 443 <= rule["ToPort"]
+
+
+def is_private(block: str) -> bool:
+    return any(ip_network(block).subnet_of(private) for private in PRIVATE)  # type: ignore[arg-type]
 
 
 def routes_of(subnet: dict[str, Any], tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -204,16 +296,14 @@ def leads_to_internet(routes: list[dict[str, Any]]) -> bool:
     return any(not gateway(route).startswith("igw-") for route in default)
 
 
-def leads_to_s3(routes: list[dict[str, Any]], ec2: Any, within: dict[str, Any]) -> bool:
-    """Whether there is an endpoint for S3: a route's (vpce-), or one on the subnets."""
-    if any(gateway(route).startswith("vpce-") for route in routes):
-        return True
-    endpoints = ec2.describe_vpc_endpoints(**within)["VpcEndpoints"]
-    return any(
-        endpoint.get("ServiceName", "").endswith(".s3") and endpoint.get("SubnetIds")
-        for endpoint in endpoints
-    )
-
-
 def leads_elsewhere(routes: list[dict[str, Any]]) -> bool:
-    return not all(gateway(route).startswith(("local", "igw-")) for route in routes)
+    return not all(gateway(route).startswith(("local", "igw-", "vpce-")) for route in routes)
+
+
+def leads_to_networks(ec2: Any, vpcs: list[str]) -> bool:
+    """Whether a route of these VPCs leads to other networks: by peering, or a transit gateway."""
+    within = {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
+    tables = ec2.describe_route_tables(**within)["RouteTables"]
+    routes = [route for table in tables for route in table["Routes"]]
+    joined = ("VpcPeeringConnectionId", "TransitGatewayId", "CoreNetworkArn")
+    return not routes or any(route.get(member) for route in routes for member in joined)

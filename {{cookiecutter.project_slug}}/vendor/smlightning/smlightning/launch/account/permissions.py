@@ -1,16 +1,18 @@
 """Whether the role of a job is one, and whether it and the caller may do what the job needs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Any
 
+from smlightning.launch.account import storage
 from smlightning.launch.account.context import Context
 from smlightning.launch.account.table import (
     CALLER,
     DEPLOYER,
     ROLE,
     SAGEMAKER,
+    Condition,
     Facts,
     Need,
     context_of_request,
@@ -41,7 +43,9 @@ def permissions(context: Context) -> Iterator[Finding]:
         problem = f"{name} does not trust SageMaker"
         yield error("role", problem, f"let {SAGEMAKER} do sts:AssumeRole on it")
     arn = role["Arn"]
-    facts = facts_of(context, arn)
+    keys, not_seen = storage.data_keys(context)
+    yield from not_seen
+    facts = replace(facts_of(context, arn), data_keys=keys, key_arns=key_arns(context))
     yield from unknown_permissions(context, CALLER)
     try:
         caller = caller_arn(context, iam, arn)
@@ -113,6 +117,22 @@ def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
     return str(iam.get_role(RoleName=name)["Role"]["Arn"])
 
 
+def key_arns(context: Context) -> dict[str, str]:
+    """Alias in the request → ARN of its KMS key; `named.keys` reports what AWS does not answer."""
+    from botocore.exceptions import ClientError
+
+    output, resources = context.request["OutputDataConfig"], context.request["ResourceConfig"]
+    arns = {}
+    for key in (output.get("KmsKeyId", ""), resources.get("VolumeKmsKeyId", "")):
+        if "alias/" not in key:
+            continue
+        try:
+            arns[key] = context.client("kms").describe_key(KeyId=key)["KeyMetadata"]["Arn"]
+        except ClientError:
+            continue
+    return arns
+
+
 def facts_of(context: Context, role_arn: str) -> Facts:
     """What the table of permissions reads of a job that is about to be sent."""
     key = "HyperParameterTuningJobName" if context.tuning else "TrainingJobName"
@@ -122,8 +142,6 @@ def facts_of(context: Context, role_arn: str) -> Facts:
         partition=role_arn.split(":")[1],
         account=context.account,
         role=role_arn,
-        folders=context.addresses(),
-        output_key=context.output_key,
         job_name=str(context.request.get(key, "*")),
         tuning=context.tuning,
     )
@@ -217,19 +235,22 @@ REFUSED_WITHOUT = (
 def simulated(
     iam: Any, arn: str, wanted: list[Need], context: dict[str, Any], region: str
 ) -> dict[tuple[str, str], Answer]:
-    """(Action, resource) → what IAM's own simulation answers; one question for each set of ARNs."""
-    actions_on: dict[tuple[str, ...], list[str]] = {}
-    known = dict(context)
+    """(Action, resource) → what IAM's own simulation answers.
+
+    There is one question for each set of ARNs under the same condition.
+    """
+    actions_on: dict[tuple[tuple[str, ...], Condition], list[str]] = {}
     for need in wanted:
-        actions_on.setdefault(need.resources, []).append(need.action)
-        known.update(need.condition)
+        actions_on.setdefault((need.resources, need.condition), []).append(need.action)
     answers: dict[tuple[str, str], Answer] = {}
-    for resources, actions in actions_on.items():
+    for (resources, condition), actions in actions_on.items():
         question = {
             "PolicySourceArn": arn,
             "ActionNames": actions,
             "ResourceArns": list(resources),
-            "ContextEntries": context_entries(known | context_of_call(arn, resources[0], region)),
+            "ContextEntries": context_entries(
+                context | dict(condition) | context_of_call(arn, resources[0], region)
+            ),
         }
         for result in results(iam, question):
             action = result["EvalActionName"]

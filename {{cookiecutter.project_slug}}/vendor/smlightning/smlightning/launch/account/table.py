@@ -4,12 +4,13 @@ IAM's simulation is asked for it (permissions.py), and policies and the account'
 it (template.py). Pages are AWS's, below docs.aws.amazon.com.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from smlightning import stored_secrets
-from smlightning.launch import aws, images, inference_images, resources
+from smlightning.launch import images, inference_images, request, resources
 from smlightning.launch.job import Job
 from smlightning.stored_secrets import Reference
 
@@ -17,6 +18,8 @@ SAGEMAKER = "sagemaker.amazonaws.com"
 CODEARTIFACT = "CA_REPOSITORY_ARN"  # of the training toolkit, modules.py
 EVERY = "*"  # of an action that has no resources
 CALLER, ROLE = "caller", "role"
+LOOKER = "looker"  # who runs preflight and list, and changes nothing; a caller is one, too
+GROUP = "model-package-group"  # of an ARN
 DEPLOYER, ENDPOINT = "deployer", "endpoint"  # who deploys or registers, and its model's role
 # What `deploy` and `register` create, by IAM's names of the resources; the last is an endpoint,
 # too, whose answers are files in S3.
@@ -42,14 +45,15 @@ class Facts:
     partition: str
     account: str
     role: str  # ARN of the execution role
-    folders: dict[str, str]  # key of job.toml → address in S3 of data, output, checkpoints
-    output_key: str  # that of them by which output and code go
     job_name: str  # of the training job or the search; a pattern in a policy
     tuning: bool = False
+    senders: tuple[str, ...] = ()  # ARNs of those whose permissions preflight asks for
     inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
     transform: tuple[str, str] | None = None  # S3 addresses of `deploy --transform`
     package_group: str = "*"  # of `register --group`; a pattern in a policy
     created: frozenset[str] | None = None  # KINDS that are about to be created; None: any of them
+    data_keys: tuple[str, ...] = ()  # ARNs of KMS keys that data has; only AWS knows them
+    key_arns: Mapping[str, str] = field(default_factory=dict)  # alias in the request → KMS key
 
     def creates(self, kind: str) -> bool:
         """Whether one of KINDS is, or may be, created."""
@@ -61,33 +65,70 @@ class Facts:
         place = region or self.job.region
         return f"arn:{self.partition}:{service}:{place}:{account or self.account}:{name}"
 
-    def s3(self, path: str) -> str:
-        return f"arn:{self.partition}:s3:::{path}"
-
-    def objects(self, *keys: str) -> list[str]:
-        """ARNs of everything below the folders of these keys."""
-        paths = [
-            f"{self.folders[key].removeprefix('s3://').rstrip('/')}/"
-            for key in keys
-            if key in self.folders
-        ]
-        outermost = [
-            path
-            for path in paths
-            if not any(path.startswith(other) and path != other for other in paths)
-        ]
-        return [self.s3(f"{path}*") for path in outermost]
-
     @property
-    def channels(self) -> list[str]:
-        return [key for key in self.folders if key.startswith("channels.")]
+    def training_job(self) -> str:
+        """The name of the training job; of a search, the pattern of its training jobs' names."""
+        if self.tuning:
+            return f"{self.job_name.removesuffix('*')}*"
+        return str(self.request["TrainingJobName"])
+
+    def of_job(self, output: str, inside: str = "") -> "Location":
+        """The training job's folder below an S3 address, to which SageMaker adds the job's name."""
+        name = self.training_job
+        folder = f"{output.rstrip('/')}/{name}" + ("" if self.tuning else "/")
+        return self.location(f"{folder}{inside}")
+
+    def location(self, address: str, rest: str = "*") -> "Location":
+        """How IAM names an S3 address.
+
+        Args:
+            address: of a bucket, a directory bucket, or an access point's alias or ARN.
+            rest: of the keys that begin with the address; empty: one object.
+        """
+        path = address.removeprefix("s3://").replace(request.DRY_ACCOUNT, self.account)
+        if access_point := ACCESS_POINT.match(path):
+            return Location(
+                f"{access_point[1]}/{access_point[2]}", f"/object/{access_point[3]}{rest}"
+            )
+        name, _, key = path.partition("/")
+        if kind := DIRECTORY_KINDS.get(name.rpartition("--")[2]):
+            return Location(self.arn("s3express", f"{kind}/{name}"))
+        if alias := ALIAS.fullmatch(name):
+            # A name of more characters is cut.
+            cut = "*" if len(alias[1]) == LONGEST_IN_ALIAS else ""
+            return Location(self.arn("s3", f"accesspoint/{alias[1]}{cut}"), f"/object/{key}{rest}")
+        return Location(f"arn:{self.partition}:s3:::{name}", f"/{key}{rest}")
 
     @property
     def variables(self) -> dict[str, str]:
         return dict(self.request.get("Environment", {}))
 
 
+# userguide/access-points-naming.html: an ARN with a slash, or as boto3 takes it with a colon; an
+# alias is the name, 34 characters and -s3alias, 63 at most.
+ACCESS_POINT = re.compile(r"(arn:[^/]+:accesspoint)[/:]([^/]+)/?(?:object/)?(.*)")
+ALIAS = re.compile(r"(.+)-[a-z0-9]{34}-s3alias")
+LONGEST_IN_ALIAS = 63 - len("-s3alias") - 34 - 1
+# End of the name of what S3 Express has, and IAM's name of its kind.
+DIRECTORY_KINDS = {"x-s3": "bucket", "xa-s3": "accesspoint"}
+
+
+@dataclass(frozen=True)
+class Location:
+    """ARN of a bucket or access point, and what follows it in the ARNs of some of its objects.
+
+    A directory bucket's objects have no ARN: a session reads or writes all of them
+    (userguide/s3-express-security-iam.html).
+    """
+
+    bucket: str
+    keys: str = ""
+
+
 Resources = Callable[[Facts], list[str]]
+Places = Callable[[Facts], list[Location]]
+Condition = tuple[tuple[str, str], ...]  # (key of IAM's context, value)
+Conditions = Callable[[Facts], Condition]
 
 
 @dataclass(frozen=True)
@@ -99,15 +140,15 @@ class Permission:
             or the role that the model answers under.
         action: as IAM names it.
         resources: on which; none where the job does not need the permission.
-        condition: key → value of IAM's context, which a policy may be narrowed to.
         page: that says so.
+        condition: which a policy may be narrowed to.
     """
 
     who: str
     action: str
     resources: Resources
     page: str
-    condition: dict[str, str] = field(default_factory=dict)
+    condition: Conditions
 
 
 @dataclass(frozen=True)
@@ -117,16 +158,16 @@ class Need:
     who: str
     action: str
     resources: tuple[str, ...]
-    condition: tuple[tuple[str, str], ...]
+    condition: Condition
 
 
 def needs(facts: Facts, who: str) -> list[Need]:
     """What a job needs the caller, or its role, to be allowed."""
     required = []
-    for line in (*TABLE, *DEPLOYMENT):
+    for line in (*TABLE, *LOOKING, *DEPLOYMENT):
         resources = tuple(dict.fromkeys(line.resources(facts))) if line.who == who else ()
         if resources:
-            required.append(Need(who, line.action, resources, tuple(line.condition.items())))
+            required.append(Need(who, line.action, resources, line.condition(facts)))
     return required
 
 
@@ -138,7 +179,14 @@ def everything(facts: Facts) -> list[str]:
 
 
 def single_job(facts: Facts) -> list[str]:
-    return [] if facts.tuning else [facts.arn("sagemaker", f"training-job/{facts.job_name}")]
+    if facts.tuning:
+        return []
+    return [facts.arn("sagemaker", f"training-job/{facts.training_job}")]
+
+
+def keeping_job(facts: Facts) -> list[str]:
+    """The job, if it keeps a warm pool, which `stop` ends."""
+    return single_job(facts) if facts.job.keep_alive_s else []
 
 
 def search(facts: Facts) -> list[str]:
@@ -154,29 +202,104 @@ def execution_role(facts: Facts) -> list[str]:
     return [facts.role]
 
 
-def code(facts: Facts) -> list[str]:
-    return facts.objects(facts.output_key)
+def roles(facts: Facts) -> list[str]:
+    """The execution role, and the roles that send."""
+    return [arn for arn in principals(facts) if ":role" in arn]
 
 
-def read(facts: Facts) -> list[str]:
-    return facts.objects(*facts.channels, facts.output_key, "checkpoint_s3")
+def principals(facts: Facts) -> list[str]:
+    """The execution role, and who sends."""
+    return [facts.role, *facts.senders]
 
 
-def written(facts: Facts) -> list[str]:
-    return facts.objects(facts.output_key, "checkpoint_s3")
+# Places in S3. The job's own folder is named after it: its code, checkpoints, model and output.
 
 
-def checkpoints(facts: Facts) -> list[str]:
-    return facts.objects("checkpoint_s3")
+def own(facts: Facts) -> list[Location]:
+    """The job's own folder, where code and model are."""
+    return [facts.of_job(facts.request["OutputDataConfig"]["S3OutputPath"])]
 
 
-def buckets(facts: Facts) -> list[str]:
-    names = (aws.s3_location(uri)[0] for uri in facts.folders.values())
-    return [facts.s3(name) for name in dict.fromkeys(names)]
+def source(facts: Facts) -> list[Location]:
+    """The folder of the job's code (request.archive_uri)."""
+    return [facts.of_job(facts.request["OutputDataConfig"]["S3OutputPath"], "source/")]
 
 
-def logs(facts: Facts) -> list[str]:
+def checkpointed(facts: Facts) -> list[Location]:
+    """The folder of checkpoints, in the job's own or at an owner's address."""
+    address = facts.request.get("CheckpointConfig", {}).get("S3Uri", "")
+    return [facts.location(f"{address.rstrip('/')}/")] if address.startswith("s3://") else []
+
+
+def monitored(facts: Facts) -> list[Location]:
+    """Folders of profiler, debugger and TensorBoard (SDK v2, Estimator.latest_job_*_path)."""
+    members = ("ProfilerConfig", "DebugHookConfig", "TensorBoardOutputConfig")
+    addresses = (facts.request.get(member, {}).get("S3OutputPath", "") for member in members)
+    return [facts.of_job(address) for address in addresses if address]
+
+
+def outputs(facts: Facts) -> list[Location]:
+    return [*own(facts), *checkpointed(facts), *monitored(facts)]
+
+
+def inputs(facts: Facts) -> list[Location]:
+    """Objects of the channels, whose keys begin with the address (API_S3DataSource, S3Uri).
+
+    A manifest is one object. Which other ones it lists is not known here.
+    """
+    places = []
+    for channel in facts.request.get("InputDataConfig", []):
+        given = channel.get("DataSource", {}).get("S3DataSource", {})
+        address = str(given.get("S3Uri", ""))
+        if address.startswith("s3://"):
+            rest = "" if str(given.get("S3DataType", "")).endswith("ManifestFile") else "*"
+            places.append(facts.location(address, rest))
+    return places
+
+
+def places(facts: Facts) -> list[Location]:
+    return [*inputs(facts), *outputs(facts)]
+
+
+def objects(found: Places) -> Resources:
+    """Objects of the places, without those that another one's pattern holds."""
+
+    def resources(facts: Facts) -> list[str]:
+        patterns = [place.bucket + place.keys for place in found(facts) if place.keys]
+        folders = [pattern.removesuffix("*") for pattern in patterns if pattern.endswith("*")]
+        return [
+            pattern
+            for pattern in patterns
+            if not any(pattern.startswith(folder) and pattern != f"{folder}*" for folder in folders)
+        ]
+
+    return resources
+
+
+def buckets(found: Places) -> Resources:
+    """Buckets and access points of the places, whose objects are listed."""
+    return lambda facts: [place.bucket for place in found(facts) if place.keys]
+
+
+def directory_buckets(found: Places, *, unless: Places = lambda facts: []) -> Resources:
+    """Directory buckets of the places, without those of others."""
+
+    def resources(facts: Facts) -> list[str]:
+        others = [place.bucket for place in unless(facts)]
+        names = [place.bucket for place in found(facts) if not place.keys]
+        return [name for name in names if name not in others]
+
+    return resources
+
+
+def log_group(facts: Facts) -> list[str]:
     return [facts.arn("logs", "log-group:/aws/sagemaker/TrainingJobs*")]
+
+
+def log_streams(facts: Facts) -> list[str]:
+    """The streams of the job's hosts, which begin with the job's name."""
+    stream = f"{facts.job_name.removesuffix('*')}*"
+    return [facts.arn("logs", f"log-group:/aws/sagemaker/TrainingJobs:log-stream:{stream}")]
 
 
 def repository(facts: Facts) -> list[str]:
@@ -195,44 +318,102 @@ def repository_of(facts: Facts, uri: str) -> list[str]:
     ]
 
 
-def registry(facts: Facts) -> list[str]:
-    return [EVERY] if repository(facts) else []
-
-
 def network(facts: Facts) -> list[str]:
     return [EVERY] if facts.request.get("VpcConfig") else []
 
 
-def key_arn(facts: Facts, key: str) -> list[str]:
-    """The ARN of a KMS key; of an alias, whose key is not known here, every key of the account."""
+def interfaces(facts: Facts) -> list[str]:
+    """Network interfaces, which SageMaker creates for the hosts of a job in a VPC."""
+    return [facts.arn("ec2", "network-interface/*")] if network(facts) else []
+
+
+def interfaces_in_network(facts: Facts) -> list[str]:
+    """With the job's subnets and groups, which may be shared by another account."""
+    members = {"subnet": "Subnets", "security-group": "SecurityGroupIds"}
+    given = facts.request.get("VpcConfig", {})
+    places = [
+        facts.arn("ec2", f"{kind}/{name}", account="*")
+        for kind, member in members.items()
+        for name in given.get(member, [])
+    ]
+    return [*interfaces(facts), *places]
+
+
+def kms_key(facts: Facts, key: str) -> list[str]:
+    """The ARN of a KMS key; by an unknown alias any key, which `by_alias` narrows."""
     if not key:
         return []
-    if key.startswith("arn:") and ":alias/" not in key:
+    if key in facts.key_arns:
+        return [facts.key_arns[key]]
+    if ":alias/" in key:
+        return [f"{key.partition(':alias/')[0]}:key/*"]
+    if key.startswith("arn:"):
         return [key]
-    return [facts.arn("kms", "key/*" if "alias/" in key else f"key/{key}")]
+    return [facts.arn("kms", "key/*" if key.startswith("alias/") else f"key/{key}")]
 
 
-def output_key(facts: Facts) -> list[str]:
-    return key_arn(facts, str(facts.request["OutputDataConfig"].get("KmsKeyId", "")))
+def by_alias(key: str) -> Condition:
+    """The condition that a key has this alias; none for a key's ID or ARN.
+
+    No ARN of a policy takes an alias (kms/latest/developerguide/alias-authorization.html).
+    """
+    _, is_alias, name = key.partition("alias/")
+    return (("kms:ResourceAliases", f"alias/{name}"),) if is_alias else ()
 
 
-def disk_key(facts: Facts) -> list[str]:
-    return key_arn(facts, str(facts.request["ResourceConfig"].get("VolumeKmsKeyId", "")))
+def key_of_output(facts: Facts) -> str:
+    return str(facts.request["OutputDataConfig"].get("KmsKeyId", ""))
+
+
+def key_of_disk(facts: Facts) -> str:
+    return str(facts.request.get("ResourceConfig", {}).get("VolumeKmsKeyId", ""))
+
+
+def output_kms(facts: Facts) -> list[str]:
+    return kms_key(facts, key_of_output(facts))
+
+
+def output_alias(facts: Facts) -> Condition:
+    return by_alias(key_of_output(facts))
+
+
+def disk_kms(facts: Facts) -> list[str]:
+    return kms_key(facts, key_of_disk(facts))
+
+
+def disk_alias(facts: Facts) -> Condition:
+    return by_alias(key_of_disk(facts))
+
+
+def data_keys(facts: Facts) -> list[str]:
+    return list(facts.data_keys)
 
 
 def secrets(facts: Facts) -> list[str]:
-    """Secrets of Secrets Manager that the job's processes read; AWS adds six letters to names."""
+    """Secrets of Secrets Manager that the job's processes read.
+
+    AWS adds a hyphen and six characters to a name, and an ARN may be given without them
+    (secretsmanager/latest/userguide/troubleshoot.html).
+    """
     names = [secret.name for _, secret in secret_keys(facts.job) if not secret.is_parameter]
-    return [
-        name if name.startswith("arn:") else facts.arn("secretsmanager", f"secret:{name}-*")
+    arns = [
+        name if name.startswith("arn:") else facts.arn("secretsmanager", f"secret:{name}")
         for name in names
+    ]
+    is_whole = re.compile(r"arn:.+-[A-Za-z0-9]{6}")
+    return [
+        arn if name == arn and is_whole.fullmatch(arn) else f"{arn}-??????"
+        for name, arn in zip(names, arns, strict=True)
     ]
 
 
 def parameters(facts: Facts) -> list[str]:
     """Secrets of Parameter Store."""
     names = [secret.name for _, secret in secret_keys(facts.job) if secret.is_parameter]
-    return [facts.arn("ssm", f"parameter/{name.lstrip('/')}") for name in names]
+    return [
+        name if name.startswith("arn:") else facts.arn("ssm", f"parameter/{name.lstrip('/')}")
+        for name in names
+    ]
 
 
 def secret_keys(job: Job) -> list[tuple[str, Reference]]:
@@ -263,10 +444,6 @@ def packages_domain(facts: Facts) -> list[str]:
         place, _, path = arn.partition(":repository/")
         domains.append(f"{place}:domain/{path.split('/')[0]}")
     return domains
-
-
-def packages_token(facts: Facts) -> list[str]:
-    return [EVERY] if packages(facts) else []
 
 
 def remote_shell(facts: Facts) -> list[str]:
@@ -301,11 +478,11 @@ def hosts(facts: Facts) -> list[str]:
 
 def synchronous_endpoint(facts: Facts) -> list[str]:
     is_asynchronous = facts.created is not None and "asynchronous-endpoint" in facts.created
-    return [] if is_asynchronous else ENDPOINTS(facts)
+    return [] if is_asynchronous else deployed("endpoint")(facts)
 
 
 def asynchronous_endpoint(facts: Facts) -> list[str]:
-    return ENDPOINTS(facts) if facts.creates("asynchronous-endpoint") else []
+    return deployed("endpoint")(facts) if facts.creates("asynchronous-endpoint") else []
 
 
 def role_of_model(facts: Facts) -> list[str]:
@@ -321,17 +498,23 @@ def tagged_kinds(facts: Facts) -> list[str]:
 
 
 def package_group(facts: Facts) -> list[str]:
-    """The group of the registry, whose name `register --group` chooses."""
+    """The group of the registry that `register --group` names, by name or ARN."""
     if not facts.creates("model-package"):
         return []
-    return [facts.arn("sagemaker", f"model-package-group/{facts.package_group}")]
+    group = facts.package_group
+    return [group] if group.startswith("arn:") else [facts.arn("sagemaker", f"{GROUP}/{group}")]
+
+
+def new_package_group(facts: Facts) -> list[str]:
+    """The group, if it may have to be created: one that is named by ARN exists."""
+    return [] if facts.package_group.startswith("arn:") else package_group(facts)
 
 
 def package_version(facts: Facts) -> list[str]:
     """The group, and a version in it."""
-    versions = "*" if facts.package_group == "*" else f"{facts.package_group}/*"
-    group = package_group(facts)
-    return [*group, facts.arn("sagemaker", f"model-package/{versions}")] if group else []
+    groups = package_group(facts)
+    versions = [group.replace(f":{GROUP}/", ":model-package/") for group in groups]
+    return groups + [name if name.endswith("*") else f"{name}/*" for name in versions]
 
 
 def inference_repositories(facts: Facts) -> list[str]:
@@ -346,31 +529,68 @@ def inference_repositories(facts: Facts) -> list[str]:
     ]
 
 
-def read_by_model(facts: Facts) -> list[str]:
-    """What lies below the job's output, and objects that a batch transform's address begins."""
-    prefixes = [facts.transform[0].removeprefix("s3://")] if facts.transform else []
-    return [*code(facts), *(facts.s3(f"{prefix}*") for prefix in prefixes)]
+def read_by_model(facts: Facts) -> list[Location]:
+    """The job's own folder, and objects whose keys begin with a batch transform's address."""
+    addresses = [facts.transform[0]] if facts.transform else []
+    return [*own(facts), *map(facts.location, addresses)]
 
 
-def written_by_model(facts: Facts) -> list[str]:
-    """The same for answers, which are written into a folder."""
-    folders = [facts.transform[1].removeprefix("s3://").rstrip("/")] if facts.transform else []
-    beside = code(facts) if facts.creates("asynchronous-endpoint") else []
-    return [*beside, *(facts.s3(f"{folder}/*") for folder in folders)]
+def written_by_model(facts: Facts) -> list[Location]:
+    """Answers: of an asynchronous endpoint in the job's own folder, of a transform in another."""
+    addresses = [f"{facts.transform[1].rstrip('/')}/"] if facts.transform else []
+    answers = own(facts) if facts.creates("asynchronous-endpoint") else []
+    return [*answers, *map(facts.location, addresses)]
 
 
-def deployment_buckets(facts: Facts) -> list[str]:
-    names = (aws.s3_location(uri)[0] for uri in facts.transform or ())
-    return [*buckets(facts), *(facts.s3(name) for name in names)]
+def places_of_model(facts: Facts) -> list[Location]:
+    return [*read_by_model(facts), *written_by_model(facts)]
 
 
 def endpoint_logs(facts: Facts) -> list[str]:
-    groups = {"Endpoints": "endpoint", "TransformJobs": "transform-job"}
+    groups = {
+        f"Endpoints/{facts.job_name.lower().removesuffix('*')}": "endpoint",
+        "TransformJobs": "transform-job",
+    }
     return [
         facts.arn("logs", f"log-group:/aws/sagemaker/{group}*")
         for group, kind in groups.items()
         if facts.creates(kind)
     ]
+
+
+# What preflight looks up of what a request names (named.py, network.py).
+
+
+def private_image(facts: Facts) -> list[str]:
+    """The repository of an image that is not AWS's, of which ECR answers questions."""
+    image = str(facts.request["AlgorithmSpecification"].get("TrainingImage", ""))
+    return [] if images.aws_image(image) else repository(facts)
+
+
+def file_systems(kind: str) -> Resources:
+    """File systems of the channels, of a kind of AWS's."""
+
+    def resources(facts: Facts) -> list[str]:
+        service = "elasticfilesystem" if kind == "EFS" else "fsx"
+        sources = [c.get("DataSource", {}) for c in facts.request.get("InputDataConfig", [])]
+        systems = [source.get("FileSystemDataSource", {}) for source in sources]
+        return [
+            facts.arn(service, f"file-system/{system.get('FileSystemId', '')}")
+            for system in systems
+            if system.get("FileSystemType") == kind
+        ]
+
+    return resources
+
+
+def every(resources: Resources) -> Resources:
+    """Everything, of an action without resources, where there are some of these."""
+    return lambda facts: [EVERY] if resources(facts) else []
+
+
+def training_plans(facts: Facts) -> list[str]:
+    plans = resources.plans(facts.request.get("ResourceConfig", {}))
+    return [arn for _, arn, _ in plans]
 
 
 ROLES = "sagemaker/latest/dg/sagemaker-roles.html"
@@ -387,43 +607,78 @@ ASYNC = "sagemaker/latest/dg/async-inference-create-endpoint-prerequisites.html"
 PRICES = "service-authorization/latest/reference/list_awspricelist.html"
 IDENTITIES = "service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html"
 QUOTAS = "service-authorization/latest/reference/list_servicequotas.html"
-PASSED = {"iam:PassedToService": SAGEMAKER}
-BEARER = {"sts:AWSServiceName": "codeartifact.amazonaws.com"}
+USAGE = "AmazonCloudWatch/latest/monitoring/CloudWatch-Service-Quota-Integration.html"
+NETWORK = "service-authorization/latest/reference/list_amazonec2.html"
+REPOSITORIES = "service-authorization/latest/reference/list_amazonelasticcontainerregistry.html"
+SYSTEMS = "sagemaker/latest/dg/model-access-training-data.html"
+EXPRESS = "AmazonS3/latest/userguide/s3-express-security-iam.html"
 
 
-def _lines(who: str, actions: str, resources: Resources, page: str) -> Iterator[Permission]:
+def passed_to_sagemaker(facts: Facts) -> Condition:
+    return (("iam:PassedToService", SAGEMAKER),)
+
+
+def token_for_codeartifact(facts: Facts) -> Condition:
+    return (("sts:AWSServiceName", "codeartifact.amazonaws.com"),)
+
+
+def only_reads(facts: Facts) -> Condition:
+    """A session that is opened without a mode then reads (API_CreateSession, SessionMode)."""
+    return (("s3express:SessionMode", "ReadOnly"),)
+
+
+def unconditional(facts: Facts) -> Condition:
+    return ()
+
+
+def _lines(
+    who: str, actions: str, resources: Resources, page: str, condition: Conditions = unconditional
+) -> Iterator[Permission]:
     """A line for each action of one service, which is before the colon."""
     service, _, names = actions.partition(":")
     for name in names.split():
-        yield Permission(who, f"{service}:{name}", resources, page)
+        yield Permission(who, f"{service}:{name}", resources, page, condition)
 
 
 TABLE: tuple[Permission, ...] = (
     *_lines(CALLER, "sagemaker:CreateTrainingJob", single_job, IAM),
     *_lines(CALLER, "sagemaker:CreateHyperParameterTuningJob", search, IAM),
     *_lines(CALLER, "sagemaker:AddTags", tagged, IAM),
-    Permission(CALLER, "iam:PassRole", execution_role, PASSING, PASSED),
-    *_lines(CALLER, "s3:PutObject", code, S3),
-    *_lines(CALLER, "kms:GenerateDataKey Decrypt", output_key, S3),
+    *_lines(CALLER, "iam:PassRole", execution_role, PASSING, passed_to_sagemaker),
+    *_lines(CALLER, "s3:PutObject", objects(source), S3),
+    *_lines(CALLER, "s3express:CreateSession", directory_buckets(source), EXPRESS),
+    *_lines(CALLER, "kms:GenerateDataKey Decrypt", output_kms, S3, output_alias),
     *_lines(CALLER, "sagemaker:DescribeTrainingJob StopTrainingJob", single_job, IAM),
-    *_lines(CALLER, "logs:DescribeLogStreams GetLogEvents", logs, ROLES),
-    *_lines(ROLE, "s3:GetObject", read, ROLES),
-    *_lines(ROLE, "s3:PutObject", written, ROLES),
-    *_lines(ROLE, "s3:DeleteObject", checkpoints, RESUME),
-    *_lines(ROLE, "s3:ListBucket", buckets, ROLES),
-    *_lines(ROLE, "logs:CreateLogGroup CreateLogStream DescribeLogStreams", logs, ROLES),
-    *_lines(ROLE, "logs:PutLogEvents", logs, ROLES),
+    *_lines(CALLER, "sagemaker:UpdateTrainingJob", keeping_job, IAM),
+    *_lines(CALLER, "logs:DescribeLogStreams", log_group, ROLES),
+    *_lines(CALLER, "logs:GetLogEvents", log_streams, ROLES),
+    *_lines(ROLE, "s3:GetObject", objects(places), ROLES),
+    *_lines(ROLE, "s3:PutObject", objects(outputs), ROLES),
+    *_lines(ROLE, "s3:DeleteObject", objects(checkpointed), RESUME),
+    *_lines(ROLE, "s3:ListBucket", buckets(places), ROLES),
+    *_lines(
+        ROLE,
+        "s3express:CreateSession",
+        directory_buckets(inputs, unless=outputs),
+        EXPRESS,
+        only_reads,
+    ),
+    *_lines(ROLE, "s3express:CreateSession", directory_buckets(outputs), EXPRESS),
+    *_lines(ROLE, "logs:CreateLogGroup DescribeLogStreams", log_group, ROLES),
+    *_lines(ROLE, "logs:CreateLogStream PutLogEvents", log_streams, ROLES),
     *_lines(ROLE, "cloudwatch:PutMetricData", everything, ROLES),
-    *_lines(ROLE, "ecr:GetAuthorizationToken", registry, ROLES),
+    *_lines(ROLE, "ecr:GetAuthorizationToken", every(repository), ROLES),
     *_lines(ROLE, "ecr:BatchCheckLayerAvailability BatchGetImage", repository, ROLES),
     *_lines(ROLE, "ecr:GetDownloadUrlForLayer", repository, ROLES),
-    *_lines(ROLE, "ec2:CreateNetworkInterface DeleteNetworkInterface", network, ROLES),
-    *_lines(ROLE, "ec2:CreateNetworkInterfacePermission", network, ROLES),
-    *_lines(ROLE, "ec2:DeleteNetworkInterfacePermission", network, ROLES),
+    *_lines(ROLE, "ec2:CreateNetworkInterface", interfaces_in_network, ROLES),
+    *_lines(ROLE, "ec2:DeleteNetworkInterface", interfaces, ROLES),
+    *_lines(ROLE, "ec2:CreateNetworkInterfacePermission", interfaces, ROLES),
+    *_lines(ROLE, "ec2:DeleteNetworkInterfacePermission", interfaces, ROLES),
     *_lines(ROLE, "ec2:DescribeNetworkInterfaces DescribeVpcs DescribeSubnets", network, ROLES),
     *_lines(ROLE, "ec2:DescribeDhcpOptions DescribeSecurityGroups", network, ROLES),
-    *_lines(ROLE, "kms:Encrypt Decrypt GenerateDataKey", output_key, ROLES),
-    *_lines(ROLE, "kms:CreateGrant DescribeKey", disk_key, ROLES),
+    *_lines(ROLE, "kms:Encrypt Decrypt GenerateDataKey", output_kms, ROLES, output_alias),
+    *_lines(ROLE, "kms:CreateGrant DescribeKey", disk_kms, ROLES, disk_alias),
+    *_lines(ROLE, "kms:Decrypt", data_keys, ROLES),
     *_lines(ROLE, "secretsmanager:GetSecretValue", secrets, SECRETS),
     *_lines(ROLE, "ssm:GetParameter", parameters, SSM),
     *_lines(
@@ -436,57 +691,100 @@ TABLE: tuple[Permission, ...] = (
     *_lines(ROLE, "sagemaker:CallMlflowAppApi", tracking_app, MLFLOW),
     *_lines(ROLE, "codeartifact:GetAuthorizationToken", packages_domain, CODE),
     *_lines(ROLE, "codeartifact:GetRepositoryEndpoint ReadFromRepository", packages, CODE),
-    Permission(ROLE, "sts:GetServiceBearerToken", packages_token, CODE, BEARER),
+    *_lines(ROLE, "sts:GetServiceBearerToken", every(packages), CODE, token_for_codeartifact),
     *_lines(ROLE, "ssmmessages:CreateControlChannel CreateDataChannel", remote_shell, SHELL),
     *_lines(ROLE, "ssmmessages:OpenControlChannel OpenDataChannel", remote_shell, SHELL),
 )
 
 
-MODELS, TRANSFORMS = deployed("model"), deployed("transform-job")
-CONFIGS, ENDPOINTS = deployed("endpoint-config"), deployed("endpoint")
-CONFIGURED_ENDPOINTS = deployed("endpoint", "endpoint-config")
+# What preflight looks up, and what `list` reads. None of it changes anything, and preflight rejects
+# no job for the lack of it.
+LOOKING: tuple[Permission, ...] = (
+    *_lines(LOOKER, "iam:GetRole", roles, IDENTITIES),
+    *_lines(LOOKER, "iam:SimulatePrincipalPolicy", principals, IDENTITIES),
+    *_lines(LOOKER, "sagemaker:ListTrainingJobs", everything, IAM),
+    *_lines(LOOKER, "servicequotas:ListServiceQuotas", everything, QUOTAS),
+    *_lines(LOOKER, "servicequotas:ListAWSDefaultServiceQuotas", everything, QUOTAS),
+    *_lines(LOOKER, "cloudwatch:GetMetricData", everything, USAGE),
+    *_lines(LOOKER, "pricing:GetProducts", everything, PRICES),
+    *_lines(LOOKER, "s3:ListBucket", buckets(places), S3),
+    *_lines(LOOKER, "s3express:CreateSession", directory_buckets(places), EXPRESS, only_reads),
+    *_lines(LOOKER, "ec2:DescribeSubnets DescribeSecurityGroups", network, NETWORK),
+    *_lines(LOOKER, "ec2:DescribeRouteTables DescribeVpcEndpoints", network, NETWORK),
+    *_lines(LOOKER, "ecr:DescribeImages", private_image, REPOSITORIES),
+    *_lines(LOOKER, "elasticfilesystem:DescribeFileSystems", file_systems("EFS"), SYSTEMS),
+    *_lines(LOOKER, "elasticfilesystem:DescribeMountTargets", file_systems("EFS"), SYSTEMS),
+    *_lines(LOOKER, "fsx:DescribeFileSystems", every(file_systems("FSxLustre")), SYSTEMS),
+    *_lines(LOOKER, "kms:DescribeKey", output_kms, S3, output_alias),
+    *_lines(LOOKER, "kms:DescribeKey", disk_kms, S3, disk_alias),
+    *_lines(LOOKER, "secretsmanager:DescribeSecret", secrets, SECRETS),
+    *_lines(LOOKER, "ssm:DescribeParameters", every(parameters), SSM),
+    *_lines(LOOKER, "sagemaker:DescribeMlflowTrackingServer", tracking_server, IAM),
+    *_lines(LOOKER, "sagemaker:DescribeMlflowApp", tracking_app, IAM),
+    *_lines(LOOKER, "sagemaker:DescribeTrainingPlan", training_plans, IAM),
+)
+
+
 # What `deploy`, `undeploy` and `register` need: no job is refused for the lack of it.
 DEPLOYMENT: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", single_job, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModel DeleteModel", MODELS, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateEndpointConfig DeleteEndpointConfig", CONFIGS, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateEndpoint", CONFIGURED_ENDPOINTS, IAM),
-    *_lines(DEPLOYER, "sagemaker:DeleteEndpoint", ENDPOINTS, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateModel DeleteModel", deployed("model"), IAM),
+    *_lines(
+        DEPLOYER,
+        "sagemaker:CreateEndpointConfig DeleteEndpointConfig",
+        deployed("endpoint-config"),
+        IAM,
+    ),
+    *_lines(DEPLOYER, "sagemaker:CreateEndpoint", deployed("endpoint", "endpoint-config"), IAM),
+    *_lines(DEPLOYER, "sagemaker:DeleteEndpoint", deployed("endpoint"), IAM),
     *_lines(DEPLOYER, "sagemaker:DescribeModel", looked_for("model"), IAM),
     *_lines(DEPLOYER, "sagemaker:DescribeEndpointConfig", looked_for("endpoint-config"), IAM),
     *_lines(DEPLOYER, "sagemaker:DescribeEndpoint", looked_for("endpoint"), IAM),
     *_lines(DEPLOYER, "sagemaker:DescribeTransformJob", looked_for("transform-job"), IAM),
     *_lines(DEPLOYER, "sagemaker:InvokeEndpoint", synchronous_endpoint, IAM),
     *_lines(DEPLOYER, "sagemaker:InvokeEndpointAsync", asynchronous_endpoint, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateTransformJob StopTransformJob", TRANSFORMS, IAM),
+    *_lines(
+        DEPLOYER, "sagemaker:CreateTransformJob StopTransformJob", deployed("transform-job"), IAM
+    ),
     *_lines(DEPLOYER, "sagemaker:AddTags", tagged_kinds, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModelPackageGroup", package_group, IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateModelPackageGroup", new_package_group, IAM),
     *_lines(DEPLOYER, "sagemaker:DescribeModelPackageGroup", package_group, IAM),
     *_lines(DEPLOYER, "sagemaker:CreateModelPackage", package_version, IAM),
-    Permission(DEPLOYER, "iam:PassRole", role_of_model, PASSING, PASSED),
-    *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", code, S3),
-    *_lines(DEPLOYER, "s3:ListBucket", deployment_buckets, S3),
+    *_lines(DEPLOYER, "iam:PassRole", role_of_model, PASSING, passed_to_sagemaker),
+    *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", objects(own), S3),
+    *_lines(DEPLOYER, "s3:ListBucket", buckets(read_by_model), S3),
+    *_lines(DEPLOYER, "s3express:CreateSession", directory_buckets(own), EXPRESS),
     *_lines(DEPLOYER, "pricing:GetProducts", everything, PRICES),
-    *_lines(DEPLOYER, "iam:GetRole SimulatePrincipalPolicy", everything, IDENTITIES),
+    *_lines(DEPLOYER, "iam:GetRole", roles, IDENTITIES),
+    *_lines(DEPLOYER, "iam:SimulatePrincipalPolicy", principals, IDENTITIES),
     *_lines(DEPLOYER, "servicequotas:ListServiceQuotas", hosts, QUOTAS),
     *_lines(DEPLOYER, "servicequotas:ListAWSDefaultServiceQuotas", hosts, QUOTAS),
-    *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", output_key, S3),
-    *_lines(ENDPOINT, "s3:GetObject", read_by_model, ROLES),
-    *_lines(ENDPOINT, "s3:PutObject", written_by_model, ROLES),
-    *_lines(ENDPOINT, "s3:AbortMultipartUpload", written_by_model, ASYNC),
-    *_lines(ENDPOINT, "s3:ListBucket", deployment_buckets, ROLES),
+    *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", output_kms, S3, output_alias),
+    *_lines(ENDPOINT, "s3:GetObject", objects(read_by_model), ROLES),
+    *_lines(ENDPOINT, "s3:PutObject", objects(written_by_model), ROLES),
+    *_lines(ENDPOINT, "s3:AbortMultipartUpload", objects(written_by_model), ASYNC),
+    *_lines(ENDPOINT, "s3:ListBucket", buckets(places_of_model), ROLES),
+    *_lines(
+        ENDPOINT,
+        "s3express:CreateSession",
+        directory_buckets(read_by_model, unless=written_by_model),
+        EXPRESS,
+        only_reads,
+    ),
+    *_lines(ENDPOINT, "s3express:CreateSession", directory_buckets(written_by_model), EXPRESS),
     *_lines(ENDPOINT, "logs:CreateLogGroup CreateLogStream PutLogEvents", endpoint_logs, ROLES),
     *_lines(ENDPOINT, "logs:DescribeLogStreams", endpoint_logs, ROLES),
     *_lines(ENDPOINT, "cloudwatch:PutMetricData", everything, ROLES),
     *_lines(ENDPOINT, "ecr:GetAuthorizationToken", everything, ROLES),
     *_lines(ENDPOINT, "ecr:BatchCheckLayerAvailability", inference_repositories, ROLES),
     *_lines(ENDPOINT, "ecr:BatchGetImage GetDownloadUrlForLayer", inference_repositories, ROLES),
-    *_lines(ENDPOINT, "ec2:CreateNetworkInterface DeleteNetworkInterface", network, ROLES),
-    *_lines(ENDPOINT, "ec2:CreateNetworkInterfacePermission", network, ROLES),
-    *_lines(ENDPOINT, "ec2:DeleteNetworkInterfacePermission", network, ROLES),
+    *_lines(ENDPOINT, "ec2:CreateNetworkInterface", interfaces_in_network, ROLES),
+    *_lines(ENDPOINT, "ec2:DeleteNetworkInterface", interfaces, ROLES),
+    *_lines(ENDPOINT, "ec2:CreateNetworkInterfacePermission", interfaces, ROLES),
+    *_lines(ENDPOINT, "ec2:DeleteNetworkInterfacePermission", interfaces, ROLES),
     *_lines(ENDPOINT, "ec2:DescribeNetworkInterfaces DescribeVpcs DescribeSubnets", network, ROLES),
     *_lines(ENDPOINT, "ec2:DescribeDhcpOptions DescribeSecurityGroups", network, ROLES),
-    *_lines(ENDPOINT, "kms:Encrypt Decrypt GenerateDataKey", output_key, ROLES),
+    *_lines(ENDPOINT, "kms:Encrypt Decrypt GenerateDataKey", output_kms, ROLES, output_alias),
 )
 
 

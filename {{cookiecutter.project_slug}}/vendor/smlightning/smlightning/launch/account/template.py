@@ -4,75 +4,35 @@ Both are made of the table of permissions (table.py), so that they hold what pre
 no more. Nothing here asks AWS for anything.
 """
 
+import re
+from dataclasses import replace
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, configuration, deploy_plan, images, request
-from smlightning.launch import resources as hosts
+from smlightning.launch import aws, configuration, deploy_plan, images, request, tune
 from smlightning.launch.account.table import (
     CALLER,
     DEPLOYER,
     ENDPOINT,
-    EVERY,
+    LOOKER,
+    ROLE,
     SAGEMAKER,
+    Condition,
     Facts,
-    Need,
     needs,
-    secret_keys,
 )
+from smlightning.launch.findings import Finding, warning
 from smlightning.launch.job import Job
+from smlightning.launch.request import Destination
 from smlightning.project import Project
 
 ACCOUNT, PARTITION = "${AWS::AccountId}", "${AWS::Partition}"  # CloudFormation's own words
 GITHUB = "token.actions.githubusercontent.com"
 LONGEST_ROLE_NAME = 64
-
-# What preflight asks beside the simulation, and the commands that follow, list and price jobs.
-# None of it changes anything; AWS has no narrower resources for most of them.
-QUESTIONS = [
-    "iam:GetRole",
-    "iam:SimulatePrincipalPolicy",
-    "sagemaker:ListTrainingJobs",
-    "sagemaker:ListTags",
-    "servicequotas:ListServiceQuotas",
-    "servicequotas:ListAWSDefaultServiceQuotas",
-    "cloudwatch:GetMetricData",
-    "pricing:GetProducts",
-    "s3:ListBucket",
-]
-QUESTIONS_OF_NETWORK = [
-    "ec2:DescribeSubnets",
-    "ec2:DescribeSecurityGroups",
-    "ec2:DescribeRouteTables",
-    "ec2:DescribeVpcEndpoints",
-]
-
-
-def questions(given: Facts) -> dict[str, Any]:
-    """The statement with which preflight looks up what the job names (named.py, network.py)."""
-    job, body = given.job, given.request
-    resources = body["ResourceConfig"]
-    sources = [c.get("DataSource", {}) for c in body.get("InputDataConfig", [])]
-    systems = {source.get("FileSystemDataSource", {}).get("FileSystemType") for source in sources}
-    secrets = [secret for _, secret in secret_keys(job)]
-    image = str(body["AlgorithmSpecification"].get("TrainingImage", ""))
-    is_private_image = bool(images.ECR.match(image)) and not images.aws_image(image)
-    is_encrypted = body["OutputDataConfig"].get("KmsKeyId") or resources.get("VolumeKmsKeyId")
-    asked = {
-        "ecr:DescribeImages": is_private_image,
-        "elasticfilesystem:DescribeFileSystems": "EFS" in systems,
-        "fsx:DescribeFileSystems": "FSxLustre" in systems,
-        "kms:DescribeKey": is_encrypted,
-        "secretsmanager:DescribeSecret": not all(secret.is_parameter for secret in secrets),
-        "ssm:DescribeParameters": any(secret.is_parameter for secret in secrets),
-        "sagemaker:DescribeMlflowTrackingServer": ":mlflow-tracking-server/" in job.mlflow,
-        "sagemaker:DescribeMlflowApp": ":mlflow-app/" in job.mlflow,
-        "sagemaker:DescribeTrainingPlan": list(hosts.plans(resources)),
-    }
-    actions = QUESTIONS + [action for action, is_asked in asked.items() if is_asked]
-    if body.get("VpcConfig"):
-        actions += QUESTIONS_OF_NETWORK
-    return {"Effect": "Allow", "Action": sorted(actions), "Resource": [EVERY]}
+KEPT = {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"}
+WITHOUT_TAGS = ("AWS::S3::BucketPolicy", "AWS::IAM::Policy")  # types that AWS has no tags for
+# A key that has several values; the others have one.
+OPERATORS = {"kms:ResourceAliases": "ForAnyValue:StringEquals"}
 
 
 def facts(
@@ -81,6 +41,8 @@ def facts(
     *,
     account: str = ACCOUNT,
     partition: str = PARTITION,
+    path: str = "",
+    senders: tuple[str, ...] = (),
     image: str = "",
     transform: tuple[str, str] | None = None,
 ) -> Facts:
@@ -91,41 +53,52 @@ def facts(
         project: whose src/options.py names the metrics.
         account: its number.
         partition: of AWS's regions.
+        path: of the execution role; empty: as job.toml has it.
+        senders: ARNs of who sends the job, and may ask IAM about itself.
         image: that the model answers in; empty: AWS's own.
         transform: S3 addresses of a batch transform's input and output.
 
     Raises:
         UserError: no request can be built of this job.
     """
-    body = request.dry_run(job, project, name=f"{job.name}-*")
-    named = job.request.get("OutputDataConfig", {}).get("S3OutputPath")
-    key = "request.OutputDataConfig.S3OutputPath" if named else "bucket"
-    folders = {}
-    for channel in body.get("InputDataConfig", []):
-        uri = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
-        if channel["ChannelName"] in job.channels and uri:
-            folders[f"channels.{channel['ChannelName']}"] = uri
-    folders[key] = body["OutputDataConfig"]["S3OutputPath"]
-    checkpoints = body.get("CheckpointConfig", {}).get("S3Uri", "")
-    if checkpoints:
-        folders["checkpoint_s3"] = checkpoints
-    default = f"s3://sagemaker-{job.region}-"
-    for name, uri in folders.items():
-        if uri.startswith(default) and not job.bucket and not name.startswith("channels."):
-            # Which account it is, is the template's own to say.
-            folders[name] = default + account + uri.removeprefix(default)[12:]
+    own_path, name = role_name(job)
+    role = f"arn:{partition}:iam::{account}:role{path or own_path}{name}"
+    config = configuration.load(job.region)
+    bucket = job.bucket or config.bucket or f"sagemaker-{job.region}-{account}"
+    pattern = f"{job.name}-*"
+    destination = Destination(role, bucket, config)
     return Facts(
         job=job,
-        request=body,
+        request=request.training_request(job, project, destination, pattern),
         partition=partition,
         account=account,
-        role=f"arn:{partition}:iam::{account}:role/{role_path(job)}",
-        folders=folders,
-        output_key=key,
-        job_name=f"{job.name}-*",
+        role=role,
+        job_name=pattern,
+        senders=senders,
         inference_image=image,
         transform=transform,
     )
+
+
+def sender_arn(sender: str, account: str, partition: str) -> str:
+    """Who sends a job, of a role's name or a role's or user's ARN; empty: any user, itself."""
+    if sender.startswith("arn:"):
+        return sender
+    kind = f"role/{sender}" if sender else "user/${aws:username}"
+    return f"arn:{partition}:iam::{account}:{kind}"
+
+
+def not_granted(given: Facts) -> list[Finding]:
+    """What a job may need that its policies cannot hold."""
+    findings = []
+    for channel in given.request.get("InputDataConfig", []):
+        source = channel.get("DataSource", {}).get("S3DataSource", {})
+        if str(source.get("S3DataType", "")).endswith("ManifestFile"):
+            key = f"channels.{channel['ChannelName']}"
+            problem = "the role may read the manifest, and none of the objects that it lists"
+            cure = "allow s3:GetObject and s3:ListBucket on these in a policy of your own"
+            findings.append(warning(key, problem, cure))
+    return findings
 
 
 def refuse_deployment(who: str | None, image: str, transform: tuple[str, str] | None) -> None:
@@ -154,31 +127,38 @@ def refuse_deployment(who: str | None, image: str, transform: tuple[str, str] | 
     deploy_plan.refuse_transform(transform)
 
 
-def role_path(job: Job) -> str:
-    """The execution role's name, after its path where it has one."""
-    if job.role.startswith("arn:"):
-        return job.role.partition(":role/")[2]
-    return job.role or f"{job.name}-training"[:LONGEST_ROLE_NAME]
+def role_name(job: Job) -> tuple[str, str]:
+    """The execution role's path, which has a slash at both ends, and its name."""
+    given = job.role.partition(":role/")[2] if job.role.startswith("arn:") else job.role
+    path, _, name = given.rpartition("/")
+    return f"/{path}/" if path else "/", name or f"{job.name}-training"[:LONGEST_ROLE_NAME]
 
 
 def policy(given: Facts, who: str) -> dict[str, Any]:
-    """The policy of the caller or the role; actions on the same resources are one statement."""
+    """The policy of one of the table's; actions on the same resources are one statement."""
     statements: list[dict[str, Any]] = []
-    groups: dict[tuple[Any, ...], list[Need]] = {}
-    for need in needs(given, who):
-        groups.setdefault((need.resources, need.condition), []).append(need)
-    for (resources, condition), group in groups.items():
+    actions_on: dict[tuple[tuple[str, ...], Condition], set[str]] = {}
+    for kind in (given, search(given)) if given.job.tune.ranges else (given,):
+        for need in [*needs(kind, who), *(needs(kind, LOOKER) if who == CALLER else [])]:
+            actions_on.setdefault((need.resources, need.condition), set()).add(need.action)
+    for (resources, condition), actions in actions_on.items():
         statement: dict[str, Any] = {
             "Effect": "Allow",
-            "Action": sorted(need.action for need in group),
+            "Action": sorted(actions),
             "Resource": list(resources),
         }
         if condition:
-            statement["Condition"] = {"StringEquals": dict(condition)}
+            statement["Condition"] = {
+                OPERATORS.get(key, "StringEquals"): {key: value} for key, value in condition
+            }
         statements.append(statement)
-    if who == CALLER:
-        statements.append(questions(given))
     return {"Version": "2012-10-17", "Statement": statements}
+
+
+def search(given: Facts) -> Facts:
+    """What the table reads of `tune`, whose names hold less of the job's."""
+    stamp = len("-000000-000000")
+    return replace(given, tuning=True, job_name=f"{tune.job_name(given.job)[:-stamp]}-*")
 
 
 def account_of(job: Job) -> str:
@@ -198,40 +178,43 @@ def account_of(job: Job) -> str:
 
 
 def cloudformation(
-    job: Job, project: Project, *, github: str = "", existing_bucket: bool = False
+    job: Job,
+    project: Project,
+    *,
+    github: str = "",
+    without_ids: bool = False,
+    existing_bucket: bool = False,
 ) -> dict[str, Any]:
     """A template: execution role, bucket, and two roles that GitHub's workflows take on.
 
     Args:
         job: of job.toml.
         project: whose src/options.py names the metrics.
-        github: OWNER/REPOSITORY; empty: no such roles.
+        github: OWNER@ID/REPOSITORY@ID; empty: no such roles.
+        without_ids: github is OWNER/REPOSITORY, as GitHub has it of repositories from before
+            2026-07-15.
         existing_bucket: no bucket is created, as where the bucket is an organisation's, which the
             SDK's configuration file names.
 
     Raises:
         UserError: no request can be built of this job, or github is no repository.
     """
-    given = facts(job, project)
-    bucket = aws.s3_location(given.folders[given.output_key])[0]
-    path, _, name = role_path(job).rpartition("/")
+    path, name = role_name(job)
+    role_arn = f"arn:{PARTITION}:iam::{ACCOUNT}:role${{RolePath}}"
+    sender = f"{job.name}-github"
+    given = facts(
+        job, project, path="${RolePath}", senders=(f"{role_arn}{sender}",) if github else ()
+    )
+    address = given.request["OutputDataConfig"]["S3OutputPath"]
+    bucket = aws.s3_location(address)[0]
     exists = existing_bucket or bucket == configuration.load(job.region).bucket
-    resources: dict[str, Any] = {} if exists else {"Bucket": private_bucket(bucket)}
-    resources |= {
-        "TrainingRole": {
-            "Type": "AWS::IAM::Role",
-            "Properties": {
-                "RoleName": name,
-                "Path": f"/{path}/" if path else "/",
-                "AssumeRolePolicyDocument": trust(
-                    {"Service": SAGEMAKER},
-                    "sts:AssumeRole",
-                    {"StringEquals": {"aws:SourceAccount": filled(ACCOUNT)}},
-                ),
-                "Policies": [{"PolicyName": "training", "PolicyDocument": filled_policy(given)}],
-            },
-        },
+    exists = exists or not given.location(address).bucket.endswith(f":::{bucket}")
+    parameters = {
+        "RolePath": parameter("Path of the roles", path, AllowedPattern="/|/[!-~]+/"),
+        "PermissionsBoundary": parameter("ARN of the roles' permissions boundary; empty: none"),
     }
+    conditions: dict[str, Any] = {"HasBoundary": is_given("PermissionsBoundary")}
+    resources: dict[str, Any] = {}
     outputs = {
         "Role": {"Description": "role in job.toml", "Value": attribute("TrainingRole", "Arn")},
         "Bucket": {
@@ -239,97 +222,209 @@ def cloudformation(
             "Value": filled(bucket) if exists else {"Ref": "Bucket"},
         },
     }
-    template: dict[str, Any] = {
-        "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"What training jobs of {job.name} need, and no more",
-    }
+    if not exists:
+        parameters["BucketKey"] = parameter(
+            "ARN of the KMS key that encrypts the bucket by default; empty: S3's own",
+            AllowedPattern="|arn:[^:]+:kms:[^:]+:[0-9]{12}:key/.+",
+        )
+        conditions["HasBucketKey"] = is_given("BucketKey")
+        resources |= private_bucket(bucket)
+    from_sagemaker = trust(
+        {"Service": SAGEMAKER},
+        "sts:AssumeRole",
+        {"StringEquals": {"aws:SourceAccount": filled(ACCOUNT)}},
+    )
+    training = filled_policy(given, ROLE)
+    resources["TrainingRole"] = role(name, from_sagemaker, "training", training)
     if github:
-        template |= github_parts(resources, outputs, given, github)
-    return {**template, "Resources": resources, "Outputs": outputs}
+        subject = github_subject(github, without_ids=without_ids)
+        sending = filled_policy(given, CALLER)
+        looking = filled_policy(given, LOOKER)
+        resources |= github_resources(sender, subject, sending, looking)
+        outputs |= GITHUB_OUTPUTS
+        parameters |= GITHUB_PARAMETERS
+        conditions["NoProvider"] = {"Fn::Equals": [{"Ref": "ExistingProvider"}, ""]}
+    if not exists:
+        users = {"TrainingRole", "GitHubRole"} & resources.keys()
+        resources["BucketKeyPolicy"] = use_of_bucket_key(sorted(users))
+    for resource in resources.values():
+        if job.tags and resource["Type"] not in WITHOUT_TAGS:
+            tags = [{"Key": key, "Value": value} for key, value in job.tags.items()]
+            resource["Properties"]["Tags"] = tags
+    return {
+        "AWSTemplateFormatVersion": "2010-09-09",
+        "Description": f"What training jobs of {job.name} need",
+        "Parameters": parameters,
+        "Conditions": conditions,
+        "Resources": resources,
+        "Outputs": outputs,
+    }
+
+
+def parameter(description: str, default: str = "", **more: str) -> dict[str, str]:
+    return {"Type": "String", "Default": default, "Description": description, **more}
+
+
+def is_given(name: str) -> dict[str, Any]:
+    """The condition that a parameter is not empty."""
+    return {"Fn::Not": [{"Fn::Equals": [{"Ref": name}, ""]}]}
+
+
+def role(
+    name: str, trusted: dict[str, Any], policy_name: str, document: dict[str, Any]
+) -> dict[str, Any]:
+    """A role with one policy, below the path and the boundary of the template's parameters."""
+    return {
+        "Type": "AWS::IAM::Role",
+        "Properties": {
+            "RoleName": name,
+            "Path": {"Ref": "RolePath"},
+            "PermissionsBoundary": optional("HasBoundary", {"Ref": "PermissionsBoundary"}),
+            "AssumeRolePolicyDocument": trusted,
+            "Policies": [{"PolicyName": policy_name, "PolicyDocument": document}],
+        },
+    }
+
+
+def optional(condition: str, value: Any) -> dict[str, Any]:
+    return {"Fn::If": [condition, value, {"Ref": "AWS::NoValue"}]}
 
 
 def private_bucket(name: str) -> dict[str, Any]:
-    """A bucket that outlives its stack, since it holds models."""
+    """A bucket that outlives its stack, since it holds models, and takes no request without TLS."""
+    by_key = {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": {"Ref": "BucketKey"}}
+    encrypted = {"BucketKeyEnabled": True, "ServerSideEncryptionByDefault": by_key}
+    by_s3 = {"ServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
+    arn = attribute("Bucket", "Arn")
+    without_tls = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [arn, {"Fn::Sub": "${Bucket.Arn}/*"}],
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
     return {
-        "Type": "AWS::S3::Bucket",
-        "DeletionPolicy": "Retain",
-        "UpdateReplacePolicy": "Retain",
-        "Properties": {
-            "BucketName": filled(name),
-            "PublicAccessBlockConfiguration": {
-                "BlockPublicAcls": True,
-                "BlockPublicPolicy": True,
-                "IgnorePublicAcls": True,
-                "RestrictPublicBuckets": True,
+        "Bucket": {
+            "Type": "AWS::S3::Bucket",
+            **KEPT,
+            "Properties": {
+                "BucketName": filled(name),
+                "BucketEncryption": {
+                    "ServerSideEncryptionConfiguration": [
+                        {"Fn::If": ["HasBucketKey", encrypted, by_s3]}
+                    ]
+                },
+                "PublicAccessBlockConfiguration": {
+                    "BlockPublicAcls": True,
+                    "BlockPublicPolicy": True,
+                    "IgnorePublicAcls": True,
+                    "RestrictPublicBuckets": True,
+                },
+            },
+        },
+        "BucketPolicy": {
+            "Type": "AWS::S3::BucketPolicy",
+            **KEPT,
+            "Properties": {
+                "Bucket": {"Ref": "Bucket"},
+                "PolicyDocument": {"Version": "2012-10-17", "Statement": [without_tls]},
             },
         },
     }
 
 
-def github_parts(
-    resources: dict[str, Any], outputs: dict[str, Any], given: Facts, github: str
-) -> dict[str, Any]:
-    """Add two roles for GitHub's OIDC, with parameters and conditions for them.
+def github_subject(github: str, *, without_ids: bool) -> str:
+    """What begins the subject of a repository's tokens.
 
-    A pull request's workflow is its author's to change, so that its role may only look
-    (https://docs.github.com/actions/reference/security/oidc: ``sub`` of pull requests and of
-    branches). What runs on one branch may send. An account has one such provider at most, so that
-    an existing one can be named.
+    It has the IDs of owner and repository, which nobody else gets after a deletion or a change of
+    name, unless the repository is from before 2026-07-15
+    (https://github.blog/changelog/2026-04-23-immutable-subject-claims-for-github-actions-oidc-tokens/).
+
+    Raises:
+        UserError: it is no repository, or has no IDs.
     """
-    owner, _, repository = github.partition("/")
-    if not owner or not repository or "/" in repository:
-        raise UserError(f"--github {github} is no repository", "give OWNER/REPOSITORY")
-    resources["GitHubProvider"] = {
+    name = r"[\w.-]+"
+    if re.fullmatch(rf"{name}@\d+/{name}@\d+", github, re.ASCII):
+        return f"repo:{github}"
+    repository = re.sub(r"@\d+", "", github)
+    if not re.fullmatch(rf"{name}/{name}", repository, re.ASCII):
+        raise UserError(f"--github {github} is no repository", "give OWNER@ID/REPOSITORY@ID")
+    if without_ids and github == repository:
+        return f"repo:{github}"
+    printed = r"\(.owner.login)@\(.owner.id)/\(.name)@\(.id)"
+    raise UserError(
+        f"--github {github} lacks the IDs of owner and repository, which GitHub's tokens hold",
+        f"give what this prints: gh api repos/{repository} --jq '\"{printed}\"', or add "
+        "--without-ids for a repository from before 2026-07-15 that has not opted in",
+    )
+
+
+GITHUB_PARAMETERS = {
+    "ExistingProvider": parameter(
+        f"ARN of the account's OIDC provider for {GITHUB}, which a deleted stack leaves; "
+        "empty: create it"
+    ),
+    "Environment": parameter("The environment of the repository that sends jobs", "sagemaker"),
+    "Branch": parameter("The branch whose workflow sends jobs", "main"),
+}
+GITHUB_OUTPUTS = {
+    "GitHubPreflightRole": {
+        "Description": "AWS_PREFLIGHT_ROLE_ARN of the workflow, for pull requests",
+        "Value": {"Fn::GetAtt": ["GitHubPreflightRole", "Arn"]},
+    },
+    "GitHubRole": {
+        "Description": "AWS_ROLE_ARN of the workflow, which sends from one environment",
+        "Value": {"Fn::GetAtt": ["GitHubRole", "Arn"]},
+    },
+}
+
+
+def github_resources(
+    sender: str, subject: str, sending: dict[str, Any], looking: dict[str, Any]
+) -> dict[str, Any]:
+    """Two roles for GitHub's OIDC, and its provider.
+
+    A pull request's workflow is its author's to change, so that its role may only look. What one
+    branch runs in one environment, whose reviewers approve it, may send. An account has one such
+    provider, which other stacks may use: it outlives this one.
+
+    Args:
+        sender: name of the role that sends.
+        subject: begins the subject of the repository's tokens.
+        sending: the sender's policy.
+        looking: the policy of pull requests.
+    """
+    provider = {
         "Type": "AWS::IAM::OIDCProvider",
         "Condition": "NoProvider",
+        **KEPT,
         "Properties": {"Url": f"https://{GITHUB}", "ClientIdList": ["sts.amazonaws.com"]},
     }
-    looking = {"Version": "2012-10-17", "Statement": [questions(given)]}
-    branch = {"Fn::Sub": f"repo:{github}:ref:refs/heads/${{Branch}}"}
-    for role, subject, name, document in (
-        ("GitHubPreflightRole", f"repo:{github}:pull_request", "looking", looking),
-        ("GitHubRole", branch, "sending", filled_policy(given, CALLER)),
-    ):
-        audience = {f"{GITHUB}:aud": "sts.amazonaws.com"}
-        resources[role] = {
-            "Type": "AWS::IAM::Role",
-            "Properties": {
-                "AssumeRolePolicyDocument": trust(
-                    {"Federated": github_provider()},  # each its own: YAML would refer to one
-                    "sts:AssumeRoleWithWebIdentity",
-                    {"StringEquals": {**audience, f"{GITHUB}:sub": subject}},
-                ),
-                "Policies": [{"PolicyName": name, "PolicyDocument": document}],
-            },
+    of_pull_request = from_github({"sub": f"{subject}:pull_request"})
+    # With an environment the subject has no branch. AWS knows these claims of GitHub's, too
+    # (IAM/latest/UserGuide/reference_policies_iam-condition-keys.html, OIDC federation).
+    of_branch = from_github(
+        {
+            "sub": {"Fn::Sub": f"{subject}:environment:${{Environment}}"},
+            "ref": {"Fn::Sub": "refs/heads/${Branch}"},
         }
-    outputs["GitHubPreflightRole"] = {
-        "Description": "AWS_PREFLIGHT_ROLE_ARN of the workflow, for pull requests",
-        "Value": attribute("GitHubPreflightRole", "Arn"),
-    }
-    outputs["GitHubRole"] = {
-        "Description": "AWS_ROLE_ARN of the workflow, which sends from one branch",
-        "Value": attribute("GitHubRole", "Arn"),
-    }
+    )
     return {
-        "Parameters": {
-            "ExistingProvider": {
-                "Type": "String",
-                "Default": "",
-                "Description": f"ARN of the account's OIDC provider for {GITHUB}; empty: create it",
-            },
-            "Branch": {
-                "Type": "String",
-                "Default": "main",
-                "Description": "The branch whose workflow may send jobs",
-            },
-        },
-        "Conditions": {"NoProvider": {"Fn::Equals": [{"Ref": "ExistingProvider"}, ""]}},
+        "GitHubProvider": provider,
+        "GitHubPreflightRole": role(f"{sender}-preflight", of_pull_request, "looking", looking),
+        "GitHubRole": role(sender, of_branch, "sending", sending),
     }
 
 
-def github_provider() -> dict[str, Any]:
-    """The ARN of the account's OIDC provider for GitHub."""
-    return {"Fn::If": ["NoProvider", {"Ref": "GitHubProvider"}, {"Ref": "ExistingProvider"}]}
+def from_github(claims: dict[str, Any]) -> dict[str, Any]:
+    """Trust in tokens of GitHub's that have these claims."""
+    provider = {"Fn::If": ["NoProvider", {"Ref": "GitHubProvider"}, {"Ref": "ExistingProvider"}]}
+    wanted = {"aud": "sts.amazonaws.com", **claims}
+    return trust(
+        {"Federated": provider},
+        "sts:AssumeRoleWithWebIdentity",
+        {"StringEquals": {f"{GITHUB}:{claim}": value for claim, value in wanted.items()}},
+    )
 
 
 def trust(principal: dict[str, Any], action: str, condition: dict[str, Any]) -> dict[str, Any]:
@@ -343,7 +438,7 @@ def trust(principal: dict[str, Any], action: str, condition: dict[str, Any]) -> 
     return {"Version": "2012-10-17", "Statement": [statement]}
 
 
-def filled_policy(given: Facts, who: str = "role") -> dict[str, Any]:
+def filled_policy(given: Facts, who: str) -> dict[str, Any]:
     """The policy, whose ARNs CloudFormation completes."""
     document = policy(given, who)
     for statement in document["Statement"]:
@@ -351,9 +446,27 @@ def filled_policy(given: Facts, who: str = "role") -> dict[str, Any]:
     return document
 
 
+def use_of_bucket_key(roles: list[str]) -> dict[str, Any]:
+    """The policy of roles that read and write what the bucket's own key encrypts."""
+    use = {
+        "Effect": "Allow",
+        "Action": ["kms:Decrypt", "kms:GenerateDataKey"],
+        "Resource": [{"Ref": "BucketKey"}],
+    }
+    return {
+        "Type": "AWS::IAM::Policy",
+        "Condition": "HasBucketKey",
+        "Properties": {
+            "PolicyName": "bucket-key",
+            "PolicyDocument": {"Version": "2012-10-17", "Statement": [use]},
+            "Roles": [{"Ref": role} for role in roles],
+        },
+    }
+
+
 def filled(text: str) -> Any:
     """The text, where need be with CloudFormation's order to fill it in."""
-    return {"Fn::Sub": text} if "${AWS::" in text else text
+    return {"Fn::Sub": text} if "${" in text else text
 
 
 def attribute(resource: str, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import request, requirements
+from smlightning.launch import connections, request, requirements
 from smlightning.launch.findings import Finding, from_error, ordered, refused
 from smlightning.launch.job import Job, JobError
 from smlightning.launch.preflight import (
@@ -40,6 +40,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     cluster.capacity,
     image.image,
     image.options,
+    image.packages,
     settings.misplaced,
     settings.times,
     settings.spot,
@@ -65,6 +66,8 @@ REQUEST_CHECKS: tuple[RequestCheck, ...] = (
     members.limits,
     members.exclusive,
     members.environment,
+    members.isolation,
+    members.offline_hub,
     members.tags,
     members.arns,
     members.disk_key,
@@ -130,5 +133,6 @@ def run(
     findings += also
     findings += requirements.resolved(job, project, offline=offline)
     if body and not offline:
-        findings += account.check(job, body, sender=sender)
+        outside = connections.connections(job, body, project)
+        findings += account.check(job, body, sender=sender, connections=outside)
     return ordered(findings, accept)

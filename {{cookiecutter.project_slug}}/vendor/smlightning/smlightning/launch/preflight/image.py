@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import date
 
 from smlightning.errors import UserError
-from smlightning.launch import images, instances, launchers, resources
+from smlightning.launch import images, instances, launchers, requirements, resources
 from smlightning.launch.estimate import known
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
 from smlightning.launch.images import AwsImage, Profile
@@ -179,6 +179,15 @@ def settings_of_other_image(job: Job) -> dict[str, str]:
     if launchers.launcher(job) == "smddp":
         return {"distribution": "torch_distributed", "image": "auto"}
     return {"image": "auto"}
+
+
+def packages(job: Job, project: Project) -> Iterator[Finding]:
+    """AWS's images hold torch, and neither Lightning nor what else src/ imports."""
+    written = project.requirements.is_file() and requirements.lines(project.requirements)
+    if images.profile(job) and written == []:
+        problem = "it installs nothing, and AWS's images hold no pytorch-lightning"
+        cure = "name src/'s packages in it, or take an image of your own that holds them"
+        yield error(requirements.key_of(project), problem, cure)
 
 
 @for_all_candidates

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from smlightning.launch import aws, instances, launchers, requirements, resources
+from smlightning.launch import aws, connections, instances, launchers, resources
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import KEY_OF_MEMBER, Job, cure_for_misplaced_key
 from smlightning.launch.preflight.secrets import texts
@@ -165,13 +165,31 @@ def unusable(job: Job, project: Project) -> Iterator[Finding]:
         value, problem, cure = UNUSABLE.get(key.rpartition(".")[2], (None, "", ""))
         if value in ("", text):
             yield error(key, problem, cure)
-    if job.request.get("EnableNetworkIsolation") and requirements.asks_an_index(job, project):
-        yield error(
-            "request.EnableNetworkIsolation",
-            "an isolated container reaches no package index, so pip cannot install "
-            "src/requirements.txt",
-            "take an image that holds them, and empty the file",
-        )
+
+
+def isolation(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The processes of an isolated container connect to nothing beyond the job's hosts."""
+    if not request.get("EnableNetworkIsolation"):
+        return
+    for connection in connections.connections(job, request, project):
+        level = error if connection.needed else warning
+        problem = f"{connection.key} needs {connection.to}, which no isolated container reaches"
+        cure = f"{connection.cure}, or set it to false"
+        yield level("request.EnableNetworkIsolation", problem, cure)
+
+
+def offline_hub(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """A variable that keeps the hub's client offline goes with a cache that the container has."""
+    variables = request.get("Environment", {})
+    variable = connections.offline_variable(variables)
+    if not variable:
+        return
+    for key, name, is_certain in connections.hub_names(job, project):
+        is_mistake = is_certain and not connections.may_be_cached(job, variables)
+        level = error if is_mistake else warning
+        problem = f'{key} = "{name}" is on the Hugging Face hub, from which this keeps the job'
+        cure = "remove it, or set HF_HOME to the folder of a channel that holds the hub's cache"
+        yield level(f"environment.{variable}", problem, cure)
 
 
 def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:

@@ -1,0 +1,255 @@
+"""What a job's processes connect to, in an isolated container and in a closed VPC."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import boto3
+import pytest
+from moto_account import ACCOUNT, REGION, record, simulated
+from small_job import PROJECT
+
+from smlightning.launch import account, preflight, request
+from smlightning.launch.connections import connections
+from smlightning.launch.findings import Finding
+from smlightning.launch.job import Job, Network
+
+pytest_plugins = "moto_account"
+INDEX = {"PIP_INDEX_URL": "https://pip.example.internal/simple"}
+SERVER = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team"
+REPOSITORY = f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"
+ABROAD = f"arn:aws:secretsmanager:eu-west-1:{ACCOUNT}:secret:hub-AbCdEf"
+
+
+@dataclass(frozen=True)
+class Vpc:
+    """A VPC in moto: one subnet that leads nowhere, one security group."""
+
+    ec2: Any
+    id: str
+    subnet: str
+    table: str
+    group: str
+
+    @property
+    def network(self) -> Network:
+        return Network(subnets=[self.subnet], security_groups=[self.group])
+
+    def endpoints(self, *services: str) -> None:
+        """Interface endpoints on the subnet, with the hosts' own security group."""
+        for service in services:
+            self.ec2.create_vpc_endpoint(
+                VpcId=self.id,
+                ServiceName=f"com.amazonaws.{REGION}.{service}",
+                VpcEndpointType="Interface",
+                SubnetIds=[self.subnet],
+                SecurityGroupIds=[self.group],
+            )
+
+    def s3(self) -> None:
+        """A gateway endpoint, as AWS's guide on training in a VPC creates it."""
+        self.ec2.create_vpc_endpoint(
+            VpcId=self.id,
+            ServiceName=f"com.amazonaws.{REGION}.s3",
+            VpcEndpointType="Gateway",
+            RouteTableIds=[self.table],
+        )
+
+    def route(self, block: str, **target: str) -> None:
+        self.ec2.create_route(RouteTableId=self.table, DestinationCidrBlock=block, **target)
+
+    def let_out(self, *rules: dict[str, Any]) -> None:
+        """The group's only outbound rules are that for itself and these."""
+        everything = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+        self.ec2.revoke_security_group_egress(GroupId=self.group, IpPermissions=everything)
+        for rule in rules:
+            self.ec2.authorize_security_group_egress(GroupId=self.group, IpPermissions=[rule])
+
+
+@pytest.fixture
+def vpc(aws: boto3.Session) -> Vpc:
+    ec2 = aws.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24")["Subnet"]["SubnetId"]
+    of_vpc = [{"Name": "vpc-id", "Values": [vpc]}]
+    (table,) = ec2.describe_route_tables(Filters=of_vpc)["RouteTables"]
+    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)["GroupId"]
+    itself = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]  # as EFA needs it
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=itself)
+    ec2.authorize_security_group_egress(GroupId=group, IpPermissions=itself)
+    return Vpc(ec2, vpc, subnet, table["RouteTableId"], group)
+
+
+def findings(job: Job) -> list[Finding]:
+    """Of the account, for a job that is about to be sent."""
+    body = request.dry_run(job, PROJECT)
+    return account.check(job, body, connections=connections(job, body, PROJECT))
+
+
+def levels(job: Job) -> list[tuple[str, str]]:
+    return [(finding.level, finding.key) for finding in findings(job)]
+
+
+def test_a_closed_vpc_with_endpoints_and_an_index_of_its_own_passes(aws, good, vpc):
+    for name in ("team/wandb", "hub"):
+        aws.client("secretsmanager").create_secret(Name=name, SecretString="x")
+    vpc.s3()
+    vpc.endpoints("secretsmanager")
+    offline = {"WANDB_MODE": "offline", "HF_ENDPOINT": "https://hub.example.internal"}
+    job = good.replace(
+        network=vpc.network,
+        environment={**INDEX, **offline},
+        secrets={"WANDB_API_KEY": "team/wandb"},
+        hub_token_secret="hub",  # noqa: S106
+        hyperparameters={**good.hyperparameters, "model_name": "acme/model"},
+    )
+    assert levels(job) == []
+
+
+def test_a_closed_vpc_without_them_does_not(good, vpc):
+    """A private index stands for pip alone: every other connection is judged by itself."""
+    job = good.replace(
+        network=vpc.network,
+        environment=INDEX,
+        hyperparameters={**good.hyperparameters, "dataset": "stanfordnlp/imdb"},
+        hub_token_secret="ssm:/team/hub",  # noqa: S106
+    )
+    found = [finding for finding in findings(job) if finding.key == "network.subnets"]
+    assert [finding.level for finding in found] == ["error"] * 3
+    said = [finding.problem.split(",")[0] for finding in found]
+    assert said == [
+        f"{vpc.subnet} has neither an endpoint for S3 nor a NAT gateway: hosts cannot read their "
+        "data",
+        'hyperparameters.dataset needs huggingface.co ("stanfordnlp/imdb")',
+        "hub_token_secret needs Parameter Store",
+    ]
+
+
+Change = Callable[[Job], Job]
+
+
+def environment(**variables: str) -> Change:
+    return lambda job: job.replace(environment=variables)
+
+
+CLOSED: list[tuple[Change, str, tuple[str, ...]]] = [
+    # a job; the level of its finding, if it has one; the endpoints with which it has none
+    (environment(), "error", ()),
+    (environment(PIP_INDEX_URL="https://pypi.org/simple"), "error", ()),
+    (environment(PIP_EXTRA_INDEX_URL=INDEX["PIP_INDEX_URL"]), "", ()),
+    (environment(HTTPS_PROXY="http://proxy.example.internal:3128"), "", ()),
+    (
+        environment(CA_REPOSITORY_ARN=REPOSITORY),
+        "error",
+        ("codeartifact.api", "codeartifact.repositories"),
+    ),
+    (lambda job: job.replace(environment=INDEX, mlflow=SERVER), "error", ("experiments",)),
+    (lambda job: job.replace(environment=INDEX, hub_token_secret=ABROAD), "error", ()),
+    (lambda job: job.replace(environment={**INDEX, "WANDB_API_KEY": "x"}), "warning", ()),
+    (
+        lambda job: job.replace(
+            environment=INDEX, request={"RemoteDebugConfig": {"EnableRemoteDebug": True}}
+        ),
+        "warning",
+        ("ssmmessages",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "level", "services"), CLOSED)
+def test_a_closed_subnet_leads_to_what_the_vpc_has_an_endpoint_for(
+    good, vpc, monkeypatch, change: Change, level: str, services: tuple[str, ...]
+):
+    record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeMlflowTrackingServer={})
+    vpc.s3()
+    job = change(good.replace(network=vpc.network))
+    found = [finding for finding in findings(job) if finding.key == "network.subnets"]
+    assert [finding.level for finding in found] == [level] * bool(level)
+    if services:
+        assert all(service in found[0].cure for service in services)
+        vpc.endpoints(*services)
+        assert "network.subnets" not in [finding.key for finding in findings(job)]
+
+
+def test_routes_to_other_networks_make_a_warning_of_it(good, vpc):
+    vpc.s3()
+    job = good.replace(network=vpc.network)
+    assert levels(job) == [("error", "network.subnets")]
+    transit = vpc.ec2.create_transit_gateway()["TransitGateway"]["TransitGatewayId"]
+    vpc.route("10.9.0.0/16", TransitGatewayId=transit)
+    assert levels(job) == [("warning", "network.subnets")]
+
+
+def test_a_group_that_lets_out_to_itself_alone_reaches_no_s3(good, vpc):
+    """AWS's hint for EFA gives such a rule; a gateway endpoint leaves S3's addresses public."""
+    vpc.s3()
+    job = good.replace(network=vpc.network, environment=INDEX)
+    assert levels(job) == []
+    https = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443}
+    private = {**https, "IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
+    vpc.let_out()
+    assert levels(job) == [("error", "network.security_groups")]
+    vpc.ec2.authorize_security_group_egress(GroupId=vpc.group, IpPermissions=[private])
+    assert levels(job) == [("warning", "network.security_groups")]
+    of_s3 = {**https, "PrefixListIds": [{"PrefixListId": "pl-63a5400a"}]}
+    vpc.ec2.authorize_security_group_egress(GroupId=vpc.group, IpPermissions=[of_s3])
+    assert levels(job) == []
+
+
+def test_an_interface_endpoint_for_s3_in_the_hosts_group_is_reached_by_the_rule_for_itself(
+    good, vpc
+):
+    vpc.let_out()
+    job = good.replace(network=vpc.network, environment=INDEX)
+    assert ("error", "network.security_groups") in levels(job)
+    vpc.endpoints("s3")
+    assert levels(job) == []
+
+
+def test_rules_for_other_ports_let_no_https_out(good, vpc):
+    vpc.s3()
+    everywhere = [{"CidrIp": "0.0.0.0/0"}]
+    http = {"IpProtocol": "tcp", "FromPort": 80, "ToPort": 80, "IpRanges": everywhere}
+    vpc.let_out(http)
+    job = good.replace(network=vpc.network, environment=INDEX)
+    assert levels(job) == [("error", "network.security_groups")]
+
+
+ISOLATED = "request.EnableNetworkIsolation"
+OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/mine:7"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["error"]),  # pip
+        ({"environment": {"PIP_NO_INDEX": "1"}}, []),
+        ({"hyperparameters": {"dataset": "stanfordnlp/imdb"}}, ["error", "error"]),
+        ({"hyperparameters": {"dataset": "imdb"}}, ["error", "warning"]),  # may be built in
+        ({"hyperparameters": {"dataset": "words.csv"}}, ["error"]),
+        ({"environment": {"PIP_NO_INDEX": "1", **INDEX}, "mlflow": SERVER}, ["error"]),
+        ({"secrets": {"DB": "team/db", "API": "ssm:api"}}, ["error"] * 3),
+        ({"secrets": {"WANDB_API_KEY": "team/wandb"}}, ["error", "error", "warning"]),
+        (
+            {"image": OWN_IMAGE, "hyperparameters": {"model_name": "acme/model"}},
+            ["error", "warning"],  # the image may hold the model
+        ),
+    ],
+)
+def test_an_isolated_container_reaches_nothing(good, changes: dict[str, Any], expected: list[str]):
+    job = good.replace(**{"request": {"EnableNetworkIsolation": True}, **changes})
+    found, _ = preflight.offline_checks(job, PROJECT)
+    assert [each.level for each in found if each.key == ISOLATED] == expected
+    assert all(each.cure for each in found)
+    open_ = job.replace(request={})
+    assert ISOLATED not in [each.key for each in preflight.offline_checks(open_, PROJECT)[0]]
+
+
+def test_isolation_that_the_organisation_sets_counts(good, tmp_path, monkeypatch):
+    """The SDK's configuration file, of which job.toml holds nothing."""
+    config = tmp_path / "config.yaml"
+    config.write_text("SageMaker: {TrainingJob: {EnableNetworkIsolation: true}}\n")
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
+    found, body = preflight.offline_checks(good, PROJECT)
+    assert body and body["EnableNetworkIsolation"]
+    assert ISOLATED in [each.key for each in found]

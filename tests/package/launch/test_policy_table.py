@@ -1,0 +1,402 @@
+"""The table of permissions: each line is needed, the policies are enough, and they are no wider."""
+
+import json
+import re
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from moto_account import ACCOUNT, REGION, record
+from policies import ALLOWED, evaluate, listed, simulation
+from small_job import PROJECT
+from test_corpora import BASE, RIGHT
+from test_corpora import table as table_of
+
+from smlightning.launch import account, request, tune
+from smlightning.launch import job as jobs
+from smlightning.launch.account import table, template
+from smlightning.launch.account.permissions import facts_of, missing_permissions
+from smlightning.launch.account.table import Permission
+from smlightning.launch.aws import partition
+from smlightning.launch.findings import Finding
+from smlightning.launch.job import Job, Network, Tune
+
+pytest_plugins = "moto_account"
+
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/words"
+SENDER = f"arn:aws:iam::{ACCOUNT}:role/sending"
+KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
+OTHER_KEY = KEY.replace("1234abcd", "9999abcd")
+ANOTHERS = f"arn:aws:kms:{REGION}:999999999999:alias/theirs"
+OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
+TRANSFORM = ("s3://texts/new/part-", "s3://answers/new/")
+MLFLOW = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}"
+EXPRESS = "s3://words--use1-az4--x-s3"
+POINT = f"arn:aws:s3:{REGION}:{ACCOUNT}:accesspoint"
+ALIAS = f"team-words-{'a1' * 17}-s3alias"
+WHO = ("caller", "role", "deployer", "endpoint", "looker")
+
+
+def job(**changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "name": "words",
+        "region": REGION,
+        "instance_type": "ml.m5.4xlarge",
+        "instance_count": 2,
+        "role": ROLE,
+        "bucket": "words-bucket",
+        "channels": {"training": "s3://words-data/train/"},
+        "hyperparameters": {"dataset": "training"},
+    }
+    return Job(**{**values, **changes})
+
+
+def file_system(kind: str) -> dict[str, Any]:
+    return {
+        "file_system_id": "fs-0123456789abcdef0",
+        "file_system_type": kind,
+        "directory_path": "/data",
+    }
+
+
+IN_VPC = Network(subnets=["subnet-0123456789abcdef0"], security_groups=["sg-0123456789abcdef0"])
+JOBS = {
+    "small": job(),
+    "default bucket": job(bucket="", role="words"),
+    "full": job(
+        checkpoint_s3="s3://words-other/run1/",
+        keep_alive_s=600,
+        image=f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/train:1",
+        secrets={"HF_TOKEN": "hub", "WANDB_API_KEY": "team/wandb", "DB": "ssm:/team/db"},
+        mlflow=f"{MLFLOW}:mlflow-tracking-server/team",
+        environment={
+            "CA_REPOSITORY_ARN": f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"
+        },
+        network=IN_VPC,
+        tags={"project": "words"},
+        request={
+            "OutputDataConfig": {"KmsKeyId": KEY},
+            "ResourceConfig": {
+                "VolumeKmsKeyId": OTHER_KEY,
+                "TrainingPlanArn": f"{MLFLOW}:training-plan/one",
+            },
+            "RemoteDebugConfig": {"EnableRemoteDebug": True},
+        },
+    ),
+    "aliases": job(
+        mlflow=f"{MLFLOW}:mlflow-app/app-1",
+        request={
+            "OutputDataConfig": {"KmsKeyId": "alias/team"},
+            "ResourceConfig": {"VolumeKmsKeyId": ANOTHERS},
+        },
+    ),
+    "monitored": job(
+        request={
+            "ProfilerConfig": {"S3OutputPath": "s3://words-profiles/"},
+            "DebugHookConfig": {"S3OutputPath": "s3://words-tensors/hook"},
+            "TensorBoardOutputConfig": {"S3OutputPath": "s3://words-boards/"},
+        }
+    ),
+    "object": job(channels={"training": "s3://words-data/train.csv"}),
+    "manifest": job(
+        channels={
+            "training": {"s3_data": "s3://words-data/a.manifest", "s3_data_type": "ManifestFile"}
+        }
+    ),
+    "express": job(
+        bucket=EXPRESS.removeprefix("s3://"),
+        channels={"training": "s3://data--use1-az4--x-s3/train/"},
+    ),
+    "alias of an access point": job(channels={"training": f"s3://{ALIAS}/train/"}),
+    "access point": job(channels={"training": f"s3://{POINT}/team-words/train/"}),
+    "EFS": job(channels={"training": file_system("EFS")}, network=IN_VPC),
+    "FSx": job(channels={"training": file_system("FSxLustre")}, network=IN_VPC),
+}
+
+
+def patterns(given: Job) -> table.Facts:
+    """What policies are made of."""
+    return template.facts(
+        given,
+        PROJECT,
+        account=ACCOUNT,
+        partition=partition(given.region),
+        senders=(SENDER,),
+        image=OWN_IMAGE,
+        transform=TRANSFORM,
+    )
+
+
+def sent(given: Job) -> table.Facts:
+    """What preflight and deploy ask about: one job, with the options of a deployment."""
+    identity = {"UserId": "x", "Account": ACCOUNT, "Arn": SENDER}
+    role = given.role if given.role.startswith("arn:") else ROLE
+    context = account.Context(given, request.dry_run(given, PROJECT), identity, role)
+    options = {"senders": (SENDER,), "inference_image": OWN_IMAGE, "transform": TRANSFORM}
+    return replace(facts_of(context, role), **options)
+
+
+def own(given: Job) -> dict[str, Any]:
+    return {who: template.policy(patterns(given), who) for who in WHO}
+
+
+def variants(given: Job) -> list[tuple[table.Facts, table.Facts]]:
+    """What is needed, and what a policy is made of.
+
+    By a job, a search, a deployment to an endpoint, and a job whose data has a key.
+    """
+    wanted, allowed = sent(given), patterns(given)
+    search = {"tuning": True, "job_name": "words-260101-000000"}
+    kinds = {"created": frozenset({"model", "endpoint-config", "endpoint"}), "transform": None}
+    changes: list[dict[str, Any]] = [{}, search, kinds, {"data_keys": (KEY,)}]
+    return [(replace(wanted, **each), replace(allowed, **each)) for each in changes]
+
+
+def missing(given: table.Facts, who: str, policy: dict[str, Any]) -> list[Finding]:
+    answer = simulation({ROLE: [policy]})
+    iam = SimpleNamespace(simulate_principal_policy=lambda **asked: answer(asked))
+    values = table.context_of_request(given.request)
+    return list(missing_permissions(iam, who, ROLE, given, values))
+
+
+TABLES = ("TABLE", "LOOKING", "DEPLOYMENT")
+LINES = [(name, number) for name in TABLES for number in range(len(getattr(table, name)))]
+
+
+def label(line: tuple[str, int]) -> str:
+    found = getattr(table, line[0])[line[1]]
+    return f"{found.who}.{found.action}.{line[1]}"
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_with_its_policies_a_job_is_missing_nothing(name):
+    policies = own(JOBS[name])
+    for who in WHO:
+        assert missing(sent(JOBS[name]), who, policies[who]) == []
+
+
+def test_policies_have_iams_grammar(aws):
+    """As moto checks it, and within the size of a role's inline policies (10,240 characters)."""
+    iam = aws.client("iam")
+    for number, given in enumerate(JOBS.values()):
+        for who, document in own(given).items():
+            text = json.dumps(document, separators=(",", ":"))
+            iam.create_policy(PolicyName=f"{who}-{number}", PolicyDocument=text)
+            assert len(text) <= 10_240
+    with pytest.raises(iam.exceptions.MalformedPolicyDocumentException):
+        wrong = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:Get*"}]}
+        iam.create_policy(PolicyName="wrong", PolicyDocument=json.dumps(wrong))
+
+
+def test_with_its_policies_each_right_job_is_missing_nothing(tmp_path, monkeypatch):
+    """Of right_jobs.toml, with an organisation's configuration where the job has one."""
+    config = tmp_path / "config.yaml"
+    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
+    usual = {**BASE, "name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
+    for case in RIGHT:
+        defaults = {"TrainingJob": case.get("configuration", {})}
+        config.write_text(json.dumps({"SageMaker": defaults}))
+        given = jobs.from_table(table_of(case, usual), PROJECT)
+        for who in WHO:
+            found = missing(sent(given), who, template.policy(patterns(given), who))
+            assert found == [], case["what"]
+
+
+@pytest.mark.parametrize("line", LINES, ids=label)
+def test_without_a_line_some_job_is_missing_its_action(line, monkeypatch):
+    """The first job whose policy holds what the line alone allows."""
+    name, number = line
+    lines: tuple[Permission, ...] = getattr(table, name)
+    who, action = lines[number].who, lines[number].action
+    for wanted, allowed in (pair for given in JOBS.values() for pair in variants(given)):
+        if not lines[number].resources(wanted):
+            continue
+        with monkeypatch.context() as patch:
+            patch.setattr(table, name, lines[:number] + lines[number + 1 :])
+            policy = template.policy(allowed, who)
+        found = missing(wanted, who, policy)
+        assert [each.key for each in found] == [f"{who}.{action}"], found
+        assert action in found[0].problem and found[0].cure
+        return
+    pytest.fail("no job needs it")
+
+
+S3 = "arn:aws:s3:::"
+DEFAULT = f"{S3}sagemaker-{REGION}-{ACCOUNT}"
+STREAMS = f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:/aws/sagemaker/TrainingJobs:log-stream:"
+SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:"
+PARAMETER = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/"
+SUBNET = f"arn:aws:ec2:{REGION}:{ACCOUNT}:subnet/"
+DIRECTORY = f"arn:aws:s3express:{REGION}:{ACCOUNT}:bucket/"
+OBJECT = f"{POINT}/team-words/object/"
+# Job, action, what begins both ARNs, what the action is allowed on, and what next to it it is not.
+LIMITS = [
+    ("small", "s3:GetObject", S3, "words-bucket/words-2/source/x", "words-bucket/nlp-2/x"),
+    ("small", "s3:GetObject", S3, "words-data/train/x", "words-data/training/x"),
+    ("small", "s3:PutObject", S3, "words-bucket/words-2/output/x", "words-data/train/x"),
+    ("small", "s3:DeleteObject", f"{S3}words-bucket/words-2/", "checkpoints/x", "output/x"),
+    ("small", "s3:ListBucket", S3, "words-data", "another"),
+    ("default bucket", "s3:PutObject", DEFAULT, "/words-2/x", "/nlp-2/x"),
+    ("full", "s3:PutObject", S3, "words-other/run1/x", "words-other/run2/x"),
+    ("full", "secretsmanager:GetSecretValue", SECRET, "hub-AbCdEf", "hub-admin-AbCdEf"),
+    ("full", "ssm:GetParameter", PARAMETER, "team/db", "team/db2"),
+    ("full", "kms:Decrypt", "", KEY, OTHER_KEY),
+    ("full", "logs:PutLogEvents", STREAMS, "words-2/algo-1", "nlp-2/algo-1"),
+    ("full", "ec2:CreateNetworkInterface", SUBNET, "subnet-0123456789abcdef0", "subnet-1"),
+    ("monitored", "s3:PutObject", f"{S3}words-profiles/", "words-2/profiler-output/x", "x"),
+    ("monitored", "s3:PutObject", f"{S3}words-tensors/", "hook/words-2/x", "words-2/x"),
+    ("monitored", "s3:PutObject", f"{S3}words-boards/", "words-2/x", "nlp-2/x"),
+    ("object", "s3:GetObject", f"{S3}words-data/", "train.csv", "test.csv"),
+    ("manifest", "s3:GetObject", f"{S3}words-data/", "a.manifest", "a.manifest.old"),
+    ("express", "s3express:CreateSession", DIRECTORY, "words--use1-az4--x-s3", "x--a--x-s3"),
+    ("access point", "s3:GetObject", OBJECT, "train/x", "test/x"),
+    ("access point", "s3:ListBucket", POINT, "/team-words", "/team-words-2"),
+    ("alias of an access point", "s3:GetObject", OBJECT, "train/x", "test/x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "place", "inside", "outside"), LIMITS, ids=lambda value: str(value)[-40:]
+)
+def test_the_role_is_allowed_no_more_than_its_job(name, action, place, inside, outside):
+    policy = own(JOBS[name])["role"]
+    context = {"s3express:SessionMode": ["ReadWrite"]}
+    assert evaluate([policy], action, place + inside, context).decision == ALLOWED
+    assert evaluate([policy], action, place + outside, context).decision != ALLOWED
+
+
+def test_a_session_in_the_datas_directory_bucket_only_reads():
+    policy = own(JOBS["express"])["role"]
+    data = f"arn:aws:s3express:{REGION}:{ACCOUNT}:bucket/data--use1-az4--x-s3"
+    for mode, allowed in (("ReadOnly", True), ("ReadWrite", False)):
+        context = {"s3express:SessionMode": [mode]}
+        verdict = evaluate([policy], "s3express:CreateSession", data, context)
+        assert (verdict.decision == ALLOWED) == allowed
+
+
+@pytest.mark.parametrize("who", ["caller", "role", "deployer", "endpoint"])
+@pytest.mark.parametrize(
+    ("key", "account_of_key", "alias"),
+    [("alias/team", ACCOUNT, "alias/team"), (ANOTHERS, "999999999999", "alias/theirs")],
+)
+def test_an_alias_allows_the_keys_that_have_it(who, key, account_of_key, alias):
+    policy = own(job(request={"OutputDataConfig": {"KmsKeyId": key}}))[who]
+    arn = f"arn:aws:kms:{REGION}:{account_of_key}:key/1"
+    for aliases, allowed in (([alias], True), (["alias/x", alias], True), (["alias/x"], False)):
+        verdict = evaluate([policy], "kms:Decrypt", arn, {"kms:ResourceAliases": aliases})
+        assert (verdict.decision == ALLOWED) == allowed
+    assert evaluate([policy], "kms:Decrypt", arn, {}).decision != ALLOWED
+
+
+def test_preflight_asks_about_the_key_of_an_alias(aws, good, monkeypatch):
+    """A role that may use that key by its ARN, by its alias, or another key."""
+    kms = aws.client("kms")
+    key, other = (kms.create_key()["KeyMetadata"]["Arn"] for _ in range(2))
+    kms.create_alias(AliasName="alias/team", TargetKeyId=key)
+    wanted = good.replace(request={"OutputDataConfig": {"KmsKeyId": "alias/team"}})
+    body = request.dry_run(wanted, PROJECT)
+    policy = template.policy(patterns(wanted), "role")
+    use = {"Effect": "Allow", "Action": "kms:*"}
+    without_keys = [one for one in policy["Statement"] if "kms:Decrypt" not in one["Action"]]
+    for statements, allowed in (
+        (policy["Statement"], True),
+        ([*without_keys, {**use, "Resource": key}], True),
+        ([*without_keys, {**use, "Resource": other}], False),
+        (without_keys, False),
+    ):
+        answer = simulation({wanted.role: [{"Statement": statements}]})
+        record(monkeypatch, SimulatePrincipalPolicy=answer)
+        found = {each.key for each in account.check(wanted, body)}
+        denied = {f"role.kms:{name}" for name in ("Encrypt", "Decrypt", "GenerateDataKey")}
+        assert found & denied == (set() if allowed else denied)
+
+
+@pytest.mark.parametrize(
+    ("secret", "resource"),
+    [
+        ("team/wandb", f"{SECRET}team/wandb-??????"),
+        (f"{SECRET}team/wandb-AbCdEf", f"{SECRET}team/wandb-AbCdEf"),
+        (f"{SECRET}team/wandb", f"{SECRET}team/wandb-??????"),  # an ARN may lack its end
+        ("team/wandb:password", f"{SECRET}team/wandb-??????"),
+    ],
+)
+def test_a_secret_is_one_secret(secret, resource):
+    assert table.secrets(patterns(job(secrets={"KEY": secret}))) == [resource]
+
+
+def test_only_a_cut_name_of_an_access_point_is_a_pattern():
+    for name, arn in (("a" * 19, f"{POINT}/{'a' * 19}"), ("a" * 20, f"{POINT}/{'a' * 20}*")):
+        place = patterns(job()).location(f"s3://{name}-{'a1' * 17}-s3alias/x")
+        assert (place.bucket, place.keys) == (arn, "/object/x*")
+    colon = patterns(job()).location(f"s3://{POINT}:mine/x/")  # as boto3 takes it, too
+    assert colon == table.Location(f"{POINT}/mine", "/object/x/*")
+
+
+@pytest.mark.parametrize("name", ["words", "a-name-of-more-than-sixteen"])
+def test_a_job_with_ranges_may_also_be_tuned(name):
+    ranges = {"lr": {"min": 1e-4, "max": 1e-2}}
+    with_ranges = job(name=name, tune=Tune(ranges=ranges))
+    wanted = replace(sent(with_ranges), tuning=True, job_name=tune.job_name(with_ranges))
+    for who in WHO:
+        policy = template.policy(patterns(with_ranges), who)
+        assert missing(wanted, who, policy) == []
+        assert missing(sent(with_ranges), who, policy) == []
+    without = missing(wanted, "caller", template.policy(patterns(job(name=name)), "caller"))
+    assert "caller.sagemaker:CreateHyperParameterTuningJob" in [each.key for each in without]
+
+
+def test_a_manifest_is_reported_as_not_enough():
+    assert template.not_granted(patterns(JOBS["small"])) == []
+    (finding,) = template.not_granted(patterns(JOBS["manifest"]))
+    assert (finding.key, finding.level) == ("channels.training", "warning")
+
+
+# AWS's reference of actions, resources and condition keys, as cfn-lint has it.
+DOCUMENT = Path(__file__).parents[3] / "{{cookiecutter.project_slug}}/docs/recipes.md"
+# The only actions with resources that are allowed on every one: these have data sets, no metrics.
+WIDE = {"cloudwatch:GetMetricData", "cloudwatch:PutMetricData"}
+GROUP = "model-package-group/"  # which this reference lacks for CreateModelPackage
+
+
+def test_resources_are_those_that_aws_has_for_an_action():
+    """No `*` but for actions without resources, all of which are explained to the user.
+
+    Each ARN is one of the action's types.
+    """
+    cfnlint = pytest.importorskip("cfnlint")
+    file = Path(cfnlint.__file__).parent / "data" / "AdditionalSpecs" / "Policies.json"
+    services = json.loads(file.read_text(encoding="utf-8"))
+    wide, everywhere, seen = set(), set(), 0
+    for given in JOBS.values():
+        for policy in own(given).values():
+            for statement in policy["Statement"]:
+                for action in statement["Action"]:
+                    service, _, name = action.lower().partition(":")
+                    entry = services[service]
+                    kinds = entry["Actions"][name].get("Resources", [])
+                    forms = [
+                        form
+                        for kind in kinds
+                        for form in entry["Resources"].get(kind, {}).get("ARNFormats", [])
+                    ]
+                    for arn in listed(statement["Resource"]):
+                        seen += 1
+                        if arn == "*":
+                            everywhere.add(action)
+                            wide |= {action} if kinds else set()
+                        elif forms and GROUP not in arn:
+                            assert any(fits(arn, form) for form in forms), (action, arn)
+    assert wide == WIDE and seen > 1000
+    text = DOCUMENT.read_text(encoding="utf-8")
+    explained = re.findall(r"`([a-z0-9]+:[A-Za-z*]+)`", text)
+    known = [each for each in everywhere if any(fnmatch(each, one) for one in explained)]
+    assert sorted(known) == sorted(everywhere)
+
+
+def fits(arn: str, form: str) -> bool:
+    """Whether an ARN has a form of AWS's reference, as in arn:${Partition}:s3:::.*"""
+    literal = [re.escape(part) for part in re.split(r"\$\{\w+\}", form.removesuffix(".*"))]
+    return bool(re.match("[^:/]*".join(literal), arn))
