@@ -17,6 +17,7 @@ from smlightning.launch.job import Job, Network
 pytest_plugins = "moto_account"
 INDEX = {"PIP_INDEX_URL": "https://pip.example.internal/simple"}
 SERVER = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team"
+APP = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-1"
 REPOSITORY = f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"
 ABROAD = f"arn:aws:secretsmanager:eu-west-1:{ACCOUNT}:secret:hub-AbCdEf"
 
@@ -46,11 +47,11 @@ class Vpc:
                 SecurityGroupIds=[self.group],
             )
 
-    def s3(self) -> None:
-        """A gateway endpoint, as AWS's guide on training in a VPC creates it."""
+    def gateway(self, service: str) -> None:
+        """An endpoint by a route, as AWS's guide on training in a VPC creates it for S3."""
         self.ec2.create_vpc_endpoint(
             VpcId=self.id,
-            ServiceName=f"com.amazonaws.{REGION}.s3",
+            ServiceName=f"com.amazonaws.{REGION}.{service}",
             VpcEndpointType="Gateway",
             RouteTableIds=[self.table],
         )
@@ -93,7 +94,7 @@ def levels(job: Job) -> list[tuple[str, str]]:
 def test_a_closed_vpc_with_endpoints_and_an_index_of_its_own_passes(aws, good, vpc):
     for name in ("team/wandb", "hub"):
         aws.client("secretsmanager").create_secret(Name=name, SecretString="x")
-    vpc.s3()
+    vpc.gateway("s3")
     vpc.endpoints("secretsmanager")
     offline = {"WANDB_MODE": "offline", "HF_ENDPOINT": "https://hub.example.internal"}
     job = good.replace(
@@ -161,7 +162,7 @@ def test_a_closed_subnet_leads_to_what_the_vpc_has_an_endpoint_for(
     good, vpc, monkeypatch, change: Change, level: str, services: tuple[str, ...]
 ):
     record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeMlflowTrackingServer={})
-    vpc.s3()
+    vpc.gateway("s3")
     job = change(good.replace(network=vpc.network))
     found = [finding for finding in findings(job) if finding.key == "network.subnets"]
     assert [finding.level for finding in found] == [level] * bool(level)
@@ -171,8 +172,16 @@ def test_a_closed_subnet_leads_to_what_the_vpc_has_an_endpoint_for(
         assert "network.subnets" not in [finding.key for finding in findings(job)]
 
 
+def test_an_endpoint_for_another_service_leads_to_no_s3(good, vpc):
+    vpc.gateway("dynamodb")
+    job = good.replace(network=vpc.network, environment=INDEX)
+    assert levels(job) == [("error", "network.subnets")]
+    vpc.gateway("s3")
+    assert levels(job) == []
+
+
 def test_routes_to_other_networks_make_a_warning_of_it(good, vpc):
-    vpc.s3()
+    vpc.gateway("s3")
     job = good.replace(network=vpc.network)
     assert levels(job) == [("error", "network.subnets")]
     transit = vpc.ec2.create_transit_gateway()["TransitGateway"]["TransitGatewayId"]
@@ -182,7 +191,7 @@ def test_routes_to_other_networks_make_a_warning_of_it(good, vpc):
 
 def test_a_group_that_lets_out_to_itself_alone_reaches_no_s3(good, vpc):
     """AWS's hint for EFA gives such a rule; a gateway endpoint leaves S3's addresses public."""
-    vpc.s3()
+    vpc.gateway("s3")
     job = good.replace(network=vpc.network, environment=INDEX)
     assert levels(job) == []
     https = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443}
@@ -207,7 +216,7 @@ def test_an_interface_endpoint_for_s3_in_the_hosts_group_is_reached_by_the_rule_
 
 
 def test_rules_for_other_ports_let_no_https_out(good, vpc):
-    vpc.s3()
+    vpc.gateway("s3")
     everywhere = [{"CidrIp": "0.0.0.0/0"}]
     http = {"IpProtocol": "tcp", "FromPort": 80, "ToPort": 80, "IpRanges": everywhere}
     vpc.let_out(http)
@@ -228,6 +237,7 @@ OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/mine:7"
         ({"hyperparameters": {"dataset": "imdb"}}, ["error", "warning"]),  # may be built in
         ({"hyperparameters": {"dataset": "words.csv"}}, ["error"]),
         ({"environment": {"PIP_NO_INDEX": "1", **INDEX}, "mlflow": SERVER}, ["error"]),
+        ({"environment": {"PIP_NO_INDEX": "1"}, "mlflow": APP}, ["error"]),
         ({"secrets": {"DB": "team/db", "API": "ssm:api"}}, ["error"] * 3),
         ({"secrets": {"WANDB_API_KEY": "team/wandb"}}, ["error", "error", "warning"]),
         (

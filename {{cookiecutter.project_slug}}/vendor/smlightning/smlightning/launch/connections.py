@@ -28,7 +28,6 @@ PUBLIC = (
     "wandb.ai",
     "amazonaws.com",
     "sagemaker.aws",
-    "app.aws",
 )
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 # The hub's client reads them (huggingface_hub, constants.py): the first two keep it from the
@@ -174,13 +173,12 @@ def tracking(job: Job, variables: Variables) -> Iterator[Connection]:
     """Servers that get metrics: MLflow's, and Weights & Biases."""
     address = variables.get("MLFLOW_TRACKING_URI", "")
     key = "mlflow" if job.mlflow else "environment.MLFLOW_TRACKING_URI"
-    if address.startswith("arn:"):
-        region = (address.split(":") + [""] * 4)[3]
-        # Endpoints for servers are called so; of those for apps AWS's pages say nothing.
-        services = ("experiments",) if ":mlflow-tracking-server/" in address else ()
-        yield of_aws(job, region, "MLflow", *services, key=key, cure="remove it")
-    elif address.startswith("http"):
-        yield Connection(key, host_of(address), "remove it", host=host_of(address))
+    region = (address.split(":") + [""] * 4)[3]
+    if ":mlflow-tracking-server/" in address:
+        yield of_aws(job, region, "MLflow", "experiments", key=key, cure="remove it")
+    elif address:  # AWS's pages name no endpoint in a VPC for an app
+        host = host_of(address) or f"mlflow.sagemaker.{region or job.region}.app.aws"
+        yield Connection(key, host, "remove it", host=host)
     is_secret = WANDB in hub.secrets(dict(variables))
     if (is_secret or WANDB in variables) and variables.get("WANDB_MODE", "online") == "online":
         host = host_of(variables.get("WANDB_BASE_URL", "")) or "api.wandb.ai"
@@ -204,10 +202,9 @@ def remote_shell(request: Mapping[str, Any]) -> Iterator[Connection]:
 
 def of_aws(job: Job, region: str, to: str, *services: str, key: str, cure: str) -> Connection:
     """A connection to services of AWS, which have endpoints in a VPC of their own region."""
-    if services and region in ("", job.region):
+    if region in ("", job.region):
         return Connection(key, to, cure, services=services)
-    host = f"{services[0] if services else 'sagemaker'}.{region or job.region}.amazonaws.com"
-    return Connection(key, to, cure, host=host, needed=bool(services))
+    return Connection(key, f"{to} in {region}", cure, host=f"{services[0]}.{region}.amazonaws.com")
 
 
 def host_of(address: str) -> str:
