@@ -11,7 +11,7 @@ from small_job import PROJECT
 
 from smlightning.launch import account, preflight, request
 from smlightning.launch.connections import connections
-from smlightning.launch.findings import Finding
+from smlightning.launch.findings import Finding, refused
 from smlightning.launch.job import Job, Network
 
 pytest_plugins = "moto_account"
@@ -124,6 +124,17 @@ def test_a_closed_vpc_without_them_does_not(good, vpc):
         'hyperparameters.dataset needs huggingface.co ("stanfordnlp/imdb")',
         "hub_token_secret needs Parameter Store",
     ]
+
+
+def test_preflight_judges_the_network_of_whatever_the_job_connects_to(aws, good, vpc):
+    vpc.gateway("s3")
+    aws.client("secretsmanager").create_secret(Name="team/db", SecretString="x")
+    job = good.replace(network=vpc.network, environment=INDEX, secrets={"DB": "team/db"})
+    errors = [each for each in preflight.run(job, PROJECT) if each.level == "error"]
+    assert [each.key for each in errors] == ["network.subnets"]
+    assert errors[0].problem.startswith("secrets.DB needs Secrets Manager")
+    vpc.endpoints("secretsmanager")
+    assert not refused(preflight.run(job, PROJECT))
 
 
 Change = Callable[[Job], Job]
