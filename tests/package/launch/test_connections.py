@@ -108,7 +108,7 @@ def test_a_closed_vpc_with_endpoints_and_an_index_of_its_own_passes(aws, good, v
 
 
 def test_a_closed_vpc_without_them_does_not(good, vpc):
-    """A private index stands for pip alone: every other connection is judged by itself."""
+    """A private index serves only pip: every other connection is judged by itself."""
     job = good.replace(
         network=vpc.network,
         environment=INDEX,
@@ -200,7 +200,7 @@ def test_routes_to_other_networks_make_a_warning_of_it(good, vpc):
     assert levels(job) == [("warning", "network.subnets")]
 
 
-def test_a_group_that_lets_out_to_itself_alone_reaches_no_s3(good, vpc):
+def test_a_group_that_lets_out_only_to_itself_reaches_no_s3(good, vpc):
     """AWS's hint for EFA gives such a rule; a gateway endpoint leaves S3's addresses public."""
     vpc.gateway("s3")
     job = good.replace(network=vpc.network, environment=INDEX)

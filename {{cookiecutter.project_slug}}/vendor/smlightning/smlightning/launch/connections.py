@@ -166,7 +166,7 @@ def secrets(job: Job, variables: Variables) -> Iterator[Connection]:
         store, service = "Secrets Manager", "secretsmanager"
         if reference.is_parameter:
             store, service = "Parameter Store", "ssm"
-        yield of_aws(job, reference.region, store, service, key=key, cure="remove it")
+        yield of_aws(job, reference.region, store, service, key=key, cure=f"remove {key}")
 
 
 def tracking(job: Job, variables: Variables) -> Iterator[Connection]:
@@ -175,10 +175,10 @@ def tracking(job: Job, variables: Variables) -> Iterator[Connection]:
     key = "mlflow" if job.mlflow else "environment.MLFLOW_TRACKING_URI"
     region = (address.split(":") + [""] * 4)[3]
     if ":mlflow-tracking-server/" in address:
-        yield of_aws(job, region, "MLflow", "experiments", key=key, cure="remove it")
+        yield of_aws(job, region, "MLflow", "experiments", key=key, cure=f"remove {key}")
     elif address:  # AWS's pages name no endpoint in a VPC for an app
         host = host_of(address) or f"mlflow.sagemaker.{region or job.region}.app.aws"
-        yield Connection(key, host, "remove it", host=host)
+        yield Connection(key, host, f"remove {key}", host=host)
     is_secret = WANDB in hub.secrets(dict(variables))
     if (is_secret or WANDB in variables) and variables.get("WANDB_MODE", "online") == "online":
         host = host_of(variables.get("WANDB_BASE_URL", "")) or "api.wandb.ai"
@@ -197,7 +197,7 @@ def remote_shell(request: Mapping[str, Any]) -> Iterator[Connection]:
     if request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"):
         key = "request.RemoteDebugConfig.EnableRemoteDebug"
         services = ("ssmmessages",)
-        yield Connection(key, "Systems Manager", "remove it", services=services, needed=False)
+        yield Connection(key, "Systems Manager", f"remove {key}", services=services, needed=False)
 
 
 def of_aws(job: Job, region: str, to: str, *services: str, key: str, cure: str) -> Connection:
