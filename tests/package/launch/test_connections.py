@@ -13,6 +13,7 @@ from smlightning.launch import account, preflight, request
 from smlightning.launch.connections import connections
 from smlightning.launch.findings import Finding, refused
 from smlightning.launch.job import Job, Network
+from smlightning.launch.preflight import members
 
 pytest_plugins = "moto_account"
 INDEX = {"PIP_INDEX_URL": "https://pip.example.internal/simple"}
@@ -264,6 +265,20 @@ def test_an_isolated_container_reaches_nothing(good, changes: dict[str, Any], ex
     assert all(each.cure for each in found)
     open_ = job.replace(request={})
     assert ISOLATED not in [each.key for each in preflight.offline_checks(open_, PROJECT)[0]]
+
+
+ODD = (10**5000, "x" * 2400, f"a/{'b' * 300}", "\0", "http://[", "é/é")
+
+
+@pytest.mark.parametrize("number", range(len(ODD)))
+def test_an_odd_value_ends_in_no_stack_trace(good, number: int):
+    names = ("PIP_INDEX_URL", "HF_ENDPOINT", "MLFLOW_TRACKING_URI", "CA_REPOSITORY_ARN")
+    secrets = ("SECRET_FOR_DB", "HUB_TOKEN_SECRET")
+    options = {"dataset": ODD[number], "model_name": ODD[number]}
+    variables = {} if number == 0 else dict.fromkeys((*names, *secrets), ODD[number])
+    made = {"EnableNetworkIsolation": True, "Environment": variables}
+    found = list(members.isolation(good.replace(hyperparameters=options), made, PROJECT))
+    assert found and all("\n" not in str(each) for each in found)
 
 
 def test_isolation_that_the_organisation_sets_counts(good, tmp_path, monkeypatch):

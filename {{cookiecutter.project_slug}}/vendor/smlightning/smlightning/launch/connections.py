@@ -36,7 +36,9 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME")
 TRUE = ("1", "ON", "YES", "TRUE")
 # A name on the hub, and no file of data. Only one with an owner can be nothing else.
-REPOSITORY = re.compile(r"(?!.*\.(?:csv|tsv|jsonl?|parquet|arrow)$)[\w-][\w.-]*(?:/[\w.-]+)?")
+REPOSITORY = re.compile(
+    r"(?!.*\.(?:csv|tsv|jsonl?|parquet|arrow)$)[\w-][\w.-]{0,95}(?:/[\w.-]{1,96})?"
+)
 WANDB = "WANDB_API_KEY"
 ADDRESS = re.compile(r"https?://[^\s\"']+")
 
@@ -137,11 +139,11 @@ def hub_names(job: Job, project: Project) -> Iterator[tuple[str, str, bool]]:
             continue
         default = declared[option].default
         name = job.hyperparameters.get(option, default)
-        is_certain = "/" in str(name)
-        built_in = name == "training" or (name == default and not is_certain)
-        if not isinstance(name, str) or not REPOSITORY.fullmatch(name) or built_in:
+        if not isinstance(name, str) or not REPOSITORY.fullmatch(name):
             continue
-        if not (project.src / name).exists():
+        is_certain = "/" in name
+        is_built_in = name == "training" or (name == default and not is_certain)
+        if not is_built_in and not (project.src / name).exists():
             yield f"hyperparameters.{option}", name, is_certain
 
 
