@@ -361,7 +361,13 @@ def test_the_role_may_decrypt_data_that_has_a_customers_key(aws, good, monkeypat
     (finding,) = findings(job)
     assert (finding.level, finding.key) == ("warning", "role.kms:Decrypt")
     assert key in finding.problem
+    aws.client("kms").disable_key(KeyId=key.rpartition("/")[2])
+    record(monkeypatch, SimulatePrincipalPolicy=simulated())
+    (finding,) = findings(job)
+    assert (finding.level, finding.key) == ("error", "channels.training")
+    aws.client("kms").enable_key(KeyId=key.rpartition("/")[2])
     put(aws, "data/a.csv")
+    record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:Decrypt"))
     assert findings(job) == []  # which has no key
     encrypted(aws, key)
     owned = {"KeyMetadata": {"KeyManager": "AWS", "Arn": key, "KeyState": "Enabled"}}

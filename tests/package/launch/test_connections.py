@@ -11,12 +11,14 @@ from small_job import PROJECT
 
 from smlightning.launch import account, preflight, request
 from smlightning.launch.connections import connections
-from smlightning.launch.findings import Finding
+from smlightning.launch.findings import Finding, refused
 from smlightning.launch.job import Job, Network
+from smlightning.launch.preflight import members
 
 pytest_plugins = "moto_account"
 INDEX = {"PIP_INDEX_URL": "https://pip.example.internal/simple"}
 SERVER = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team"
+APP = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-1"
 REPOSITORY = f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"
 ABROAD = f"arn:aws:secretsmanager:eu-west-1:{ACCOUNT}:secret:hub-AbCdEf"
 
@@ -46,11 +48,11 @@ class Vpc:
                 SecurityGroupIds=[self.group],
             )
 
-    def s3(self) -> None:
-        """A gateway endpoint, as AWS's guide on training in a VPC creates it."""
+    def gateway(self, service: str) -> None:
+        """An endpoint by a route, as AWS's guide on training in a VPC creates it for S3."""
         self.ec2.create_vpc_endpoint(
             VpcId=self.id,
-            ServiceName=f"com.amazonaws.{REGION}.s3",
+            ServiceName=f"com.amazonaws.{REGION}.{service}",
             VpcEndpointType="Gateway",
             RouteTableIds=[self.table],
         )
@@ -93,7 +95,7 @@ def levels(job: Job) -> list[tuple[str, str]]:
 def test_a_closed_vpc_with_endpoints_and_an_index_of_its_own_passes(aws, good, vpc):
     for name in ("team/wandb", "hub"):
         aws.client("secretsmanager").create_secret(Name=name, SecretString="x")
-    vpc.s3()
+    vpc.gateway("s3")
     vpc.endpoints("secretsmanager")
     offline = {"WANDB_MODE": "offline", "HF_ENDPOINT": "https://hub.example.internal"}
     job = good.replace(
@@ -107,7 +109,7 @@ def test_a_closed_vpc_with_endpoints_and_an_index_of_its_own_passes(aws, good, v
 
 
 def test_a_closed_vpc_without_them_does_not(good, vpc):
-    """A private index stands for pip alone: every other connection is judged by itself."""
+    """A private index serves only pip: every other connection is judged by itself."""
     job = good.replace(
         network=vpc.network,
         environment=INDEX,
@@ -123,6 +125,17 @@ def test_a_closed_vpc_without_them_does_not(good, vpc):
         'hyperparameters.dataset needs huggingface.co ("stanfordnlp/imdb")',
         "hub_token_secret needs Parameter Store",
     ]
+
+
+def test_preflight_judges_the_network_of_whatever_the_job_connects_to(aws, good, vpc):
+    vpc.gateway("s3")
+    aws.client("secretsmanager").create_secret(Name="team/db", SecretString="x")
+    job = good.replace(network=vpc.network, environment=INDEX, secrets={"DB": "team/db"})
+    errors = [each for each in preflight.run(job, PROJECT) if each.level == "error"]
+    assert [each.key for each in errors] == ["network.subnets"]
+    assert errors[0].problem.startswith("secrets.DB needs Secrets Manager")
+    vpc.endpoints("secretsmanager")
+    assert not refused(preflight.run(job, PROJECT))
 
 
 Change = Callable[[Job], Job]
@@ -161,7 +174,7 @@ def test_a_closed_subnet_leads_to_what_the_vpc_has_an_endpoint_for(
     good, vpc, monkeypatch, change: Change, level: str, services: tuple[str, ...]
 ):
     record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeMlflowTrackingServer={})
-    vpc.s3()
+    vpc.gateway("s3")
     job = change(good.replace(network=vpc.network))
     found = [finding for finding in findings(job) if finding.key == "network.subnets"]
     assert [finding.level for finding in found] == [level] * bool(level)
@@ -171,8 +184,16 @@ def test_a_closed_subnet_leads_to_what_the_vpc_has_an_endpoint_for(
         assert "network.subnets" not in [finding.key for finding in findings(job)]
 
 
+def test_an_endpoint_for_another_service_leads_to_no_s3(good, vpc):
+    vpc.gateway("dynamodb")
+    job = good.replace(network=vpc.network, environment=INDEX)
+    assert levels(job) == [("error", "network.subnets")]
+    vpc.gateway("s3")
+    assert levels(job) == []
+
+
 def test_routes_to_other_networks_make_a_warning_of_it(good, vpc):
-    vpc.s3()
+    vpc.gateway("s3")
     job = good.replace(network=vpc.network)
     assert levels(job) == [("error", "network.subnets")]
     transit = vpc.ec2.create_transit_gateway()["TransitGateway"]["TransitGatewayId"]
@@ -180,9 +201,9 @@ def test_routes_to_other_networks_make_a_warning_of_it(good, vpc):
     assert levels(job) == [("warning", "network.subnets")]
 
 
-def test_a_group_that_lets_out_to_itself_alone_reaches_no_s3(good, vpc):
+def test_a_group_that_lets_out_only_to_itself_reaches_no_s3(good, vpc):
     """AWS's hint for EFA gives such a rule; a gateway endpoint leaves S3's addresses public."""
-    vpc.s3()
+    vpc.gateway("s3")
     job = good.replace(network=vpc.network, environment=INDEX)
     assert levels(job) == []
     https = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443}
@@ -207,7 +228,7 @@ def test_an_interface_endpoint_for_s3_in_the_hosts_group_is_reached_by_the_rule_
 
 
 def test_rules_for_other_ports_let_no_https_out(good, vpc):
-    vpc.s3()
+    vpc.gateway("s3")
     everywhere = [{"CidrIp": "0.0.0.0/0"}]
     http = {"IpProtocol": "tcp", "FromPort": 80, "ToPort": 80, "IpRanges": everywhere}
     vpc.let_out(http)
@@ -228,6 +249,7 @@ OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/mine:7"
         ({"hyperparameters": {"dataset": "imdb"}}, ["error", "warning"]),  # may be built in
         ({"hyperparameters": {"dataset": "words.csv"}}, ["error"]),
         ({"environment": {"PIP_NO_INDEX": "1", **INDEX}, "mlflow": SERVER}, ["error"]),
+        ({"environment": {"PIP_NO_INDEX": "1"}, "mlflow": APP}, ["error"]),
         ({"secrets": {"DB": "team/db", "API": "ssm:api"}}, ["error"] * 3),
         ({"secrets": {"WANDB_API_KEY": "team/wandb"}}, ["error", "error", "warning"]),
         (
@@ -243,6 +265,20 @@ def test_an_isolated_container_reaches_nothing(good, changes: dict[str, Any], ex
     assert all(each.cure for each in found)
     open_ = job.replace(request={})
     assert ISOLATED not in [each.key for each in preflight.offline_checks(open_, PROJECT)[0]]
+
+
+ODD = (10**5000, "x" * 2400, f"a/{'b' * 300}", "\0", "http://[", "é/é")
+
+
+@pytest.mark.parametrize("number", range(len(ODD)))
+def test_an_odd_value_ends_in_no_stack_trace(good, number: int):
+    names = ("PIP_INDEX_URL", "HF_ENDPOINT", "MLFLOW_TRACKING_URI", "CA_REPOSITORY_ARN")
+    secrets = ("SECRET_FOR_DB", "HUB_TOKEN_SECRET")
+    options = {"dataset": ODD[number], "model_name": ODD[number]}
+    variables = {} if number == 0 else dict.fromkeys((*names, *secrets), ODD[number])
+    made = {"EnableNetworkIsolation": True, "Environment": variables}
+    found = list(members.isolation(good.replace(hyperparameters=options), made, PROJECT))
+    assert found and all("\n" not in str(each) for each in found)
 
 
 def test_isolation_that_the_organisation_sets_counts(good, tmp_path, monkeypatch):

@@ -28,7 +28,6 @@ PUBLIC = (
     "wandb.ai",
     "amazonaws.com",
     "sagemaker.aws",
-    "app.aws",
 )
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 # The hub's client reads them (huggingface_hub, constants.py): the first two keep it from the
@@ -37,7 +36,9 @@ OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME")
 TRUE = ("1", "ON", "YES", "TRUE")
 # A name on the hub, and no file of data. Only one with an owner can be nothing else.
-REPOSITORY = re.compile(r"(?!.*\.(?:csv|tsv|jsonl?|parquet|arrow)$)[\w-][\w.-]*(?:/[\w.-]+)?")
+REPOSITORY = re.compile(
+    r"(?!.*\.(?:csv|tsv|jsonl?|parquet|arrow)$)[\w-][\w.-]{0,95}(?:/[\w.-]{1,96})?"
+)
 WANDB = "WANDB_API_KEY"
 ADDRESS = re.compile(r"https?://[^\s\"']+")
 
@@ -138,11 +139,11 @@ def hub_names(job: Job, project: Project) -> Iterator[tuple[str, str, bool]]:
             continue
         default = declared[option].default
         name = job.hyperparameters.get(option, default)
-        is_certain = "/" in str(name)
-        built_in = name == "training" or (name == default and not is_certain)
-        if not isinstance(name, str) or not REPOSITORY.fullmatch(name) or built_in:
+        if not isinstance(name, str) or not REPOSITORY.fullmatch(name):
             continue
-        if not (project.src / name).exists():
+        is_certain = "/" in name
+        is_built_in = name == "training" or (name == default and not is_certain)
+        if not is_built_in and not (project.src / name).exists():
             yield f"hyperparameters.{option}", name, is_certain
 
 
@@ -167,20 +168,19 @@ def secrets(job: Job, variables: Variables) -> Iterator[Connection]:
         store, service = "Secrets Manager", "secretsmanager"
         if reference.is_parameter:
             store, service = "Parameter Store", "ssm"
-        yield of_aws(job, reference.region, store, service, key=key, cure="remove it")
+        yield of_aws(job, reference.region, store, service, key=key, cure=f"remove {key}")
 
 
 def tracking(job: Job, variables: Variables) -> Iterator[Connection]:
     """Servers that get metrics: MLflow's, and Weights & Biases."""
     address = variables.get("MLFLOW_TRACKING_URI", "")
     key = "mlflow" if job.mlflow else "environment.MLFLOW_TRACKING_URI"
-    if address.startswith("arn:"):
-        region = (address.split(":") + [""] * 4)[3]
-        # Endpoints for servers are called so; of those for apps AWS's pages say nothing.
-        services = ("experiments",) if ":mlflow-tracking-server/" in address else ()
-        yield of_aws(job, region, "MLflow", *services, key=key, cure="remove it")
-    elif address.startswith("http"):
-        yield Connection(key, host_of(address), "remove it", host=host_of(address))
+    region = (address.split(":") + [""] * 4)[3]
+    if ":mlflow-tracking-server/" in address:
+        yield of_aws(job, region, "MLflow", "experiments", key=key, cure=f"remove {key}")
+    elif address:  # AWS's pages name no endpoint in a VPC for an app
+        host = host_of(address) or f"mlflow.sagemaker.{region or job.region}.app.aws"
+        yield Connection(key, host, f"remove {key}", host=host)
     is_secret = WANDB in hub.secrets(dict(variables))
     if (is_secret or WANDB in variables) and variables.get("WANDB_MODE", "online") == "online":
         host = host_of(variables.get("WANDB_BASE_URL", "")) or "api.wandb.ai"
@@ -199,15 +199,14 @@ def remote_shell(request: Mapping[str, Any]) -> Iterator[Connection]:
     if request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"):
         key = "request.RemoteDebugConfig.EnableRemoteDebug"
         services = ("ssmmessages",)
-        yield Connection(key, "Systems Manager", "remove it", services=services, needed=False)
+        yield Connection(key, "Systems Manager", f"remove {key}", services=services, needed=False)
 
 
 def of_aws(job: Job, region: str, to: str, *services: str, key: str, cure: str) -> Connection:
     """A connection to services of AWS, which have endpoints in a VPC of their own region."""
-    if services and region in ("", job.region):
+    if region in ("", job.region):
         return Connection(key, to, cure, services=services)
-    host = f"{services[0] if services else 'sagemaker'}.{region or job.region}.amazonaws.com"
-    return Connection(key, to, cure, host=host, needed=bool(services))
+    return Connection(key, f"{to} in {region}", cure, host=f"{services[0]}.{region}.amazonaws.com")
 
 
 def host_of(address: str) -> str:

@@ -74,8 +74,8 @@ SERVER = Kind(
     "sagemaker",
     "describe_mlflow_tracking_server",
     state="TrackingServerStatus",
-    usable=("Created", "Started", "Updated", "UpdateFailed", "MaintenanceComplete", "StopFailed"),
-    lost=("Stopping", "Stopped", "StartFailed", "CreateFailed", "Deleting", "DeleteFailed"),
+    usable=("Created", "Started", "Updated", "UpdateFailed", "MaintenanceComplete"),
+    lost=("Stopping", "Stopped", "StartFailed", "CreateFailed", "Deleting"),
     cure="start it (aws sagemaker start-mlflow-tracking-server), or name another",
 )
 APP = Kind(
@@ -83,7 +83,7 @@ APP = Kind(
     "describe_mlflow_app",
     state="Status",
     usable=("Created", "Updated", "UpdateFailed"),
-    lost=("CreateFailed", "Deleting", "DeleteFailed", "Deleted"),
+    lost=("CreateFailed", "Deleting", "Deleted"),
 )
 # A job that names a plan which has not begun waits for it
 # (https://docs.aws.amazon.com/sagemaker/latest/dg/training-plan-details-using-api-cli-sdk.html).
@@ -136,7 +136,9 @@ def ask(
     if state in kind.lost:
         return answer, [error(key, f"{what} is {state}", kind.cure)]
     if state is not None and state not in kind.usable:
-        return answer, [warning(key, f"{what} is {state}", "see that it is ready before the job")]
+        return answer, [
+            warning(key, f"{what} is {state}", "see that it is ready when the job starts")
+        ]
     return answer, []
 
 

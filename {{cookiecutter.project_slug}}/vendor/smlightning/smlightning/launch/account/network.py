@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import ip_network
+from ipaddress import IPv4Network, ip_network
 from typing import Any
 
 from smlightning.launch import aws, instances, resources
@@ -45,7 +45,7 @@ def vpc(context: Context) -> Iterator[Finding]:
         yield from zones(context, subnets)
         yield from between_hosts(context, subnets, groups)
     # Last: where it may not be asked, what came before stays.
-    yield from way_out(context, Vpc.of(ec2, subnets), groups)
+    yield from way_out(context, ec2, subnets, groups)
 
 
 # Private addresses of a host in its VPC: with EFA, and without
@@ -160,34 +160,44 @@ class Vpc:
     closed: dict[str, list[dict[str, Any]]]
     endpoints: list[dict[str, Any]]
 
-    @classmethod
-    def of(cls, ec2: Any, subnets: list[dict[str, Any]]) -> "Vpc":
-        """Ask AWS.
-
-        A subnet without routes is of a VPC that another account shares, whose tables and endpoints
-        may not be seen; it counts as open.
-        """
-        vpcs = sorted({subnet["VpcId"] for subnet in subnets})
-        within = {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
-        tables = ec2.describe_route_tables(**within)["RouteTables"]
-        routes = {subnet["SubnetId"]: routes_of(subnet, tables) for subnet in subnets}
-        closed = {name: of for name, of in routes.items() if of and not leads_to_internet(of)}
-        return cls(closed, ec2.describe_vpc_endpoints(**within)["VpcEndpoints"])
-
-    def services(self, service: str) -> list[dict[str, Any]]:
-        """Its endpoints for a service, on subnets: `secretsmanager` of any region's name for it."""
+    def of_service(self, service: str) -> list[dict[str, Any]]:
+        """Its endpoints for a service, which is the end of their name, as `secretsmanager`."""
         return [
             endpoint
             for endpoint in self.endpoints
-            if endpoint.get("ServiceName", "").endswith(f".{service}") and endpoint.get("SubnetIds")
+            if endpoint.get("ServiceName", "").endswith(f".{service}")
         ]
 
+    def on_subnets(self, service: str) -> list[dict[str, Any]]:
+        """Those of them that have addresses in the VPC; the others are targets of routes."""
+        return [endpoint for endpoint in self.of_service(service) if endpoint.get("SubnetIds")]
 
-def way_out(context: Context, vpc: Vpc, groups: list[dict[str, Any]]) -> Iterator[Finding]:
+
+def way_out(
+    context: Context, ec2: Any, subnets: list[dict[str, Any]], groups: list[dict[str, Any]]
+) -> Iterator[Finding]:
     """Subnets and security groups let the hosts reach S3, and what their processes connect to."""
-    yield from outbound(vpc, groups)
+    vpcs = sorted({subnet["VpcId"] for subnet in subnets})
+    within = {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
+    tables = ec2.describe_route_tables(**within)["RouteTables"]
+    routes_from = {subnet["SubnetId"]: routes_of(subnet, tables) for subnet in subnets}
+    # Without routes it is of a VPC that another account shares, whose tables and endpoints may not
+    # be seen.
+    closed = {
+        name: routes
+        for name, routes in routes_from.items()
+        if routes and not leads_to_internet(routes)
+    }
+    rules = [rule for group in groups for rule in group["IpPermissionsEgress"] if is_https(rule)]
+    is_open = any(map(lets_out_to_the_public, rules))
+    if is_open and not closed:
+        return
+    vpc = Vpc(closed, ec2.describe_vpc_endpoints(**within)["VpcEndpoints"])
+    if not is_open:
+        yield from outbound(vpc, groups, rules)
+    gateways = {endpoint["VpcEndpointId"] for endpoint in vpc.of_service("s3")}
     for subnet, routes in vpc.closed.items():
-        if any(gateway(route).startswith("vpce-") for route in routes) or vpc.services("s3"):
+        if vpc.on_subnets("s3") or gateways & set(map(gateway, routes)):
             continue
         # Other networks, to which its other routes lead, may have an endpoint.
         level = warning if leads_elsewhere(routes) else error
@@ -209,7 +219,7 @@ def way_out(context: Context, vpc: Vpc, groups: list[dict[str, Any]]) -> Iterato
 def may_reach(connection: Connection, vpc: Vpc) -> bool:
     """Whether a closed subnet leads to every service, or to a host that may be in the VPC."""
     if connection.services:
-        return all(vpc.services(service) for service in connection.services)
+        return all(vpc.on_subnets(service) for service in connection.services)
     return not connection.is_public
 
 
@@ -229,27 +239,26 @@ def unreached(context: Context, connection: Connection, vpc: Vpc) -> Finding:
     )
 
 
-PRIVATE = [ip_network(block) for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
+PRIVATE = [IPv4Network(block) for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
 
 
-def outbound(vpc: Vpc, groups: list[dict[str, Any]]) -> Iterator[Finding]:
-    """A security group lets HTTPS out to S3, which has public addresses without an own endpoint.
+def outbound(
+    vpc: Vpc, groups: list[dict[str, Any]], rules: list[dict[str, Any]]
+) -> Iterator[Finding]:
+    """Security groups without a way for HTTPS to the public let it out to an endpoint for S3.
 
-    A gateway endpoint changes routes, not addresses
+    A gateway endpoint is none: it changes routes, and S3's addresses stay public
     (https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html).
     """
-    rules = [rule for group in groups for rule in group["IpPermissionsEgress"] if is_https(rule)]
-    endpoints = vpc.services("s3")
-    addresses = [block["CidrIp"] for rule in rules for block in rule.get("IpRanges", [])]
-    others = any(rule.get("PrefixListIds") or rule.get("Ipv6Ranges") for rule in rules)
-    if others or any(endpoints or not is_private(block) for block in addresses):
-        return
+    endpoints = vpc.on_subnets("s3")
     own = {group["GroupId"] for group in groups}
     named = {pair.get("GroupId") for rule in rules for pair in rule.get("UserIdGroupPairs", [])}
-    if named & {group["GroupId"] for each in endpoints for group in each.get("Groups", [])}:
+    has_addresses = any(rule.get("IpRanges") for rule in rules)
+    of_endpoints = {group["GroupId"] for each in endpoints for group in each.get("Groups", [])}
+    if named & of_endpoints or (endpoints and has_addresses):
         return
     # Another group, or a private address, may be that of a way which is not seen here.
-    level = warning if addresses or named - own else error
+    level = warning if has_addresses or named - own else error
     yield level(
         "network.security_groups",
         f"{', '.join(sorted(own))} has no outbound rule that lets HTTPS out to S3: hosts can "
@@ -258,15 +267,18 @@ def outbound(vpc: Vpc, groups: list[dict[str, Any]]) -> Iterator[Finding]:
     )
 
 
+def lets_out_to_the_public(rule: dict[str, Any]) -> bool:
+    """Whether a rule names public addresses; those of a prefix list, and IPv6's, may be."""
+    blocks = [IPv4Network(block["CidrIp"]) for block in rule.get("IpRanges", [])]
+    are_private = all(any(map(block.subnet_of, PRIVATE)) for block in blocks)
+    return bool(rule.get("PrefixListIds") or rule.get("Ipv6Ranges")) or not are_private
+
+
 def is_https(rule: dict[str, Any]) -> bool:
     """Whether a rule is about port 443 of TCP, too."""
     if rule["IpProtocol"] == "-1":
         return True
     return rule["IpProtocol"] in ("tcp", "6") and rule["FromPort"] <= 443 <= rule["ToPort"]
-
-
-def is_private(block: str) -> bool:
-    return any(ip_network(block).subnet_of(private) for private in PRIVATE)  # type: ignore[arg-type]
 
 
 def routes_of(subnet: dict[str, Any], tables: list[dict[str, Any]]) -> list[dict[str, Any]]:

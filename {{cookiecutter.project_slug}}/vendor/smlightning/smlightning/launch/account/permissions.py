@@ -43,8 +43,8 @@ def permissions(context: Context) -> Iterator[Finding]:
         problem = f"{name} does not trust SageMaker"
         yield error("role", problem, f"let {SAGEMAKER} do sts:AssumeRole on it")
     arn = role["Arn"]
-    keys, not_seen = storage.data_keys(context)
-    yield from not_seen
+    keys, problems = storage.data_keys(context)
+    yield from problems
     facts = replace(facts_of(context, arn), data_keys=keys, key_arns=key_arns(context))
     yield from unknown_permissions(context, CALLER)
     try:

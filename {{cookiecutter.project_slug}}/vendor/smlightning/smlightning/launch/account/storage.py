@@ -6,10 +6,12 @@ from typing import Any
 
 from smlightning.launch import aws
 from smlightning.launch.account.context import Context
-from smlightning.launch.findings import Finding, error, skipped, warning
+from smlightning.launch.account.named import KEY, Kind, ask
+from smlightning.launch.findings import Finding, error, warning
 
 # Classes of storage from which nothing can be read before it is restored (S3's API, GetObject).
 ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")
+OBJECT = Kind("s3", "head_object")
 
 
 @dataclass(frozen=True)
@@ -60,31 +62,29 @@ def data(key: str, uri: str, s3: Any) -> Iterator[Finding]:
 
 
 def data_keys(context: Context) -> tuple[tuple[str, ...], list[Finding]]:
-    """ARNs of customers' KMS keys that the first object of each channel has, and what was not seen.
+    """ARNs of customers' KMS keys that the first object of each channel has, and what is wrong.
 
     AWS's own key is left out: S3 uses it for everybody who may read the object
     (https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html).
     """
     from botocore.exceptions import ClientError
 
-    s3, kms = context.client("s3"), context.client("kms")
     keys: list[str] = []
     problems: list[Finding] = []
     for channel, uri in context.addresses().items():
-        if not is_data(channel):
-            continue
         try:
-            for item in aws.objects(uri, s3)[:1]:
-                bucket = aws.s3_location(uri)[0]
-                key = s3.head_object(Bucket=bucket, Key=item["Key"]).get("SSEKMSKeyId")
-                if key and kms.describe_key(KeyId=key)["KeyMetadata"]["KeyManager"] == "CUSTOMER":
+            objects = aws.objects(uri, context.client("s3")) if is_data(channel) else []
+        except ClientError:
+            continue  # `buckets` reports it
+        for item in objects[:1]:
+            where = {"Bucket": aws.s3_location(uri)[0], "Key": item["Key"]}
+            answer, found = ask(context, channel, f"the encryption of {uri}", OBJECT, **where)
+            problems += found
+            if key := answer.get("SSEKMSKeyId"):
+                answer, found = ask(context, channel, f"KMS key {key} of {uri}", KEY, KeyId=key)
+                problems += found
+                if answer.get("KeyMetadata", {}).get("KeyManager") == "CUSTOMER":
                     keys.append(key)
-        except ClientError as refusal:
-            if aws.denied(refusal):
-                problem = f"how {uri} is encrypted was not looked up: these credentials may not"
-                cure = "see that the job's role may decrypt it, if it has a key of yours"
-                problems.append(skipped(channel, problem, cure))
-            # Anything else, a missing bucket say, is a finding of `buckets`.
     return tuple(dict.fromkeys(keys)), problems
 
 

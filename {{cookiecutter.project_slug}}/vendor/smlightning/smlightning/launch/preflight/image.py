@@ -183,8 +183,10 @@ def settings_of_other_image(job: Job) -> dict[str, str]:
 
 def packages(job: Job, project: Project) -> Iterator[Finding]:
     """AWS's images hold torch, and neither Lightning nor what else src/ imports."""
-    written = project.requirements.is_file() and requirements.lines(project.requirements)
-    if images.profile(job) and written == []:
+    if not images.profile(job) or not project.requirements.is_file():
+        return
+    written = requirements.lines(project.requirements)
+    if all(requirements.OPTION.match(line) for line in written):
         problem = "it installs nothing, and AWS's images hold no pytorch-lightning"
         cure = "name src/'s packages in it, or take an image of your own that holds them"
         yield error(requirements.key_of(project), problem, cure)

@@ -174,7 +174,7 @@ def isolation(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
     for connection in connections.connections(job, request, project):
         level = error if connection.needed else warning
         problem = f"{connection.key} needs {connection.to}, which no isolated container reaches"
-        cure = f"{connection.cure}, or set it to false"
+        cure = f"{connection.cure}, or set EnableNetworkIsolation to false"
         yield level("request.EnableNetworkIsolation", problem, cure)
 
 
@@ -187,7 +187,7 @@ def offline_hub(job: Job, request: dict[str, Any], project: Project) -> Iterator
     for key, name, is_certain in connections.hub_names(job, project):
         is_mistake = is_certain and not connections.may_be_cached(job, variables)
         level = error if is_mistake else warning
-        problem = f'{key} = "{name}" is on the Hugging Face hub, from which this keeps the job'
+        problem = f'{key} = "{name}" is on the Hugging Face hub, and this keeps the job offline'
         cure = "remove it, or set HF_HOME to the folder of a channel that holds the hub's cache"
         yield level(f"environment.{variable}", problem, cure)
 
