@@ -10,9 +10,8 @@ from moto_account import ACCOUNT, REGION, record, refusal
 from small_job import GOOD, PROJECT
 
 from smlightning.errors import UserError
-from smlightning.launch import account, request, sending
+from smlightning.launch import account, aws, request, sending
 from smlightning.launch import aws as launch_aws
-from smlightning.launch import aws, request, sending
 
 pytest_plugins = "moto_account"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/training"
@@ -142,6 +141,8 @@ def test_of_a_directory_bucket_no_attributes_are_asked(
     assert account.check(wanted, request.dry_run(wanted, PROJECT)) == []
     assert asked["ListObjectsV2"]["Bucket"] == bucket
     assert ("OptionalObjectAttributes" in asked["ListObjectsV2"]) == (bucket != EXPRESS)
+
+
 @pytest.mark.parametrize(
     ("code", "message", "cure"),
     [

@@ -156,8 +156,8 @@ def add_account(command: argparse.ArgumentParser) -> None:
         "--sender",
         default="",
         metavar="ROLE",
-        help="with --policy caller and --policy deployer: the role or user that gets the policy, so "
-        "that preflight may ask IAM about it (a user about itself)",
+        help="with --policy caller or deployer: the role or user that gets the policy, so that "
+        "preflight may ask IAM about it (a user about itself)",
     )
     add("--image", default="", metavar="URI", help="with --policy endpoint: of deploy --image")
     add(
