@@ -142,11 +142,6 @@ def single_job(facts: Facts) -> list[str]:
     return [] if facts.tuning else [facts.arn("sagemaker", f"training-job/{facts.job_name}")]
 
 
-def keeping_job(facts: Facts) -> list[str]:
-    """The job, if it keeps a warm pool, which `stop` ends."""
-    return single_job(facts) if facts.job.keep_alive_s else []
-
-
 def search(facts: Facts) -> list[str]:
     name = f"hyper-parameter-tuning-job/{facts.job_name}"
     return [facts.arn("sagemaker", name)] if facts.tuning else []
@@ -418,7 +413,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(CALLER, "s3:PutObject", code, S3),
     *_lines(CALLER, "kms:GenerateDataKey Decrypt", output_key, S3),
     *_lines(CALLER, "sagemaker:DescribeTrainingJob StopTrainingJob", single_job, IAM),
-    *_lines(CALLER, "sagemaker:UpdateTrainingJob", keeping_job, IAM),
     *_lines(CALLER, "logs:DescribeLogStreams GetLogEvents", logs, ROLES),
     *_lines(ROLE, "s3:GetObject", read, ROLES),
     *_lines(ROLE, "s3:PutObject", written, ROLES),
