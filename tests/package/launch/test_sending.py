@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 from moto_account import ACCOUNT, REGION, record, refusal
 from small_job import GOOD, PROJECT
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, request, sending
+from smlightning.launch import request, sending
 
 pytest_plugins = "moto_account"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/training"
@@ -106,27 +105,3 @@ def test_the_upload_is_encrypted_with_the_outputs_key(
     put = asked["PutObject"]
     assert (put["ServerSideEncryption"], put["SSEKMSKeyId"]) == ("aws:kms", "alias/mine")
     assert put["ExpectedBucketOwner"] == ACCOUNT
-
-
-@pytest.mark.parametrize(
-    ("code", "message", "cure"),
-    [
-        (
-            "ResourceLimitExceeded",
-            "The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 "
-            "Instances, with current utilization of 0 Instances and a request delta of 2 "
-            "Instances. Please use AWS Service Quotas to request an increase for this quota.",
-            "Service Quotas",
-        ),
-        ("ThrottlingException", "Rate exceeded", "in a minute"),
-        ("InternalFailure", "", "in a minute"),
-        ("ValidationException", "Could not assume role", "correct what it names"),
-    ],
-)
-def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
-    code: str, message: str, cure: str
-) -> None:
-    """CreateTrainingJob's errors and AWS's common ones (API_CreateTrainingJob, CommonErrors)."""
-    failure = ClientError({"Error": {"Code": code, "Message": message}}, "CreateTrainingJob")
-    known = aws.explain(failure)
-    assert cure in known.cure and (message.rstrip(".") or code) in known.problem
