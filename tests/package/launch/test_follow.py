@@ -472,6 +472,30 @@ def test_the_bill_of_a_warm_pool_is_printed(
 
 
 @pytest.mark.parametrize(
+    ("code", "message", "cure"),
+    [
+        (
+            "ResourceLimitExceeded",
+            "The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 "
+            "Instances, with current utilization of 0 Instances and a request delta of 2 "
+            "Instances. Please use AWS Service Quotas to request an increase for this quota.",
+            "Service Quotas",
+        ),
+        ("ThrottlingException", "Rate exceeded", "in a minute"),
+        ("InternalFailure", "", "in a minute"),
+        ("ValidationException", "Could not assume role", "correct what it names"),
+    ],
+)
+def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
+    code: str, message: str, cure: str
+) -> None:
+    """CreateTrainingJob's errors and AWS's common ones (API_CreateTrainingJob, CommonErrors)."""
+    failure = ClientError({"Error": {"Code": code, "Message": message}}, "CreateTrainingJob")
+    known = explain(failure)
+    assert cure in known.cure and (message.rstrip(".") or code) in known.problem
+
+
+@pytest.mark.parametrize(
     ("reason", "word"),
     [
         (
@@ -494,27 +518,3 @@ def test_the_bill_of_a_warm_pool_is_printed(
 def test_a_failure_of_capacity_or_memory_says_what_can_be_done(reason, word):
     advice = cure_of(reason)
     assert word in advice and bool(advice) == bool(word)
-
-
-@pytest.mark.parametrize(
-    ("code", "message", "cure"),
-    [
-        (
-            "ResourceLimitExceeded",
-            "The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 "
-            "Instances, with current utilization of 0 Instances and a request delta of 2 "
-            "Instances. Please use AWS Service Quotas to request an increase for this quota.",
-            "Service Quotas",
-        ),
-        ("ThrottlingException", "Rate exceeded", "in a minute"),
-        ("InternalFailure", "", "in a minute"),
-        ("ValidationException", "Could not assume role", "correct what it names"),
-    ],
-)
-def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
-    code: str, message: str, cure: str
-) -> None:
-    """CreateTrainingJob's errors and AWS's common ones (API_CreateTrainingJob, CommonErrors)."""
-    failure = ClientError({"Error": {"Code": code, "Message": message}}, "CreateTrainingJob")
-    known = explain(failure)
-    assert cure in known.cure and (message.rstrip(".") or code) in known.problem

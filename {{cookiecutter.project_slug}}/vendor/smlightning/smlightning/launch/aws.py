@@ -23,7 +23,7 @@ TRANSIENT = re.compile(
     r"|ServiceUnavailable|Internal(Failure|Err)"
 )
 
-WRONG_TYPE = "correct its type"
+WRONG_TYPE, ADD_IT = "correct its type", "add it"
 TYPES = {
     "string": str,
     "integer": int,
@@ -216,7 +216,7 @@ def _members(value: dict[str, Any], model: Any, path: str) -> Iterator[Violation
     for key in model.required_members:
         if key not in value:
             inner = f"{path}.{key}" if path else key
-            yield Violation(inner, "is missing, and AWS requires it", "add it")
+            yield Violation(inner, "is missing, and AWS requires it", ADD_IT)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any
 
 from smlightning.launch import aws, instances, launchers, requirements, resources
 from smlightning.launch.findings import Finding, error, warning
-from smlightning.launch.job import KEY_OF_MEMBER, Job, cure_for_misplaced_key
+from smlightning.launch.job import KEY_OF_MEMBER, Create, Job, cure_for_misplaced_key
 from smlightning.launch.preflight.secrets import texts
 from smlightning.launch.preflight.settings import S3_EXAMPLE
 from smlightning.project import Project
@@ -199,6 +199,14 @@ def tags(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
         if str(tag["Key"]).lower().startswith("aws:"):
             problem = "AWS keeps tags that begin with aws: to itself"
             yield error(f"tags.{tag['Key']}", problem, "rename it")
+
+
+def created(job: Job, project: Project) -> Iterator[Finding]:
+    """Members of [create] against AWS's model, as far as they are judged without the rest."""
+    for kind in Create.model_fields:
+        for violation in aws.violations(getattr(job.create, kind), aws.request_shape(kind)):
+            if violation.cure != aws.ADD_IT:  # a command adds what AWS requires
+                yield error(f"create.{kind}.{violation.path}", violation.problem, violation.cure)
 
 
 def arns(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
