@@ -455,6 +455,7 @@ def test_the_console_of_each_partition_has_its_address(region, host):
             "stop language-id",
         ),
         (None, (), "warm pool"),
+        ({"Status": "InUse", "keep_alive_s": 0}, (), "warm pool"),
     ],
 )
 @pytest.mark.parametrize("command", ["why", "attach"])
@@ -463,7 +464,8 @@ def test_the_bill_of_a_warm_pool_is_printed(
 ):
     """WarmPoolStatus as API_WarmPoolStatus documents it; moto has none."""
     job = aws.client("sagemaker").describe_training_job(TrainingJobName=sent.training_job_name)
-    job["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 21600
+    kept = (pool or {}).get("keep_alive_s", 21600)
+    job["ResourceConfig"]["KeepAlivePeriodInSeconds"] = kept
     job |= {"WarmPoolStatus": pool} if pool else {}
     record(monkeypatch, DescribeTrainingJob=lambda _: job)
     main([command, sent.training_job_name, "--region", REGION])
@@ -512,6 +514,8 @@ def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
             "InternalServerError: We encountered an internal error. Please try again.",
             "RetryStrategy",
         ),
+        ("AlgorithmError: DistBackendError: ncclInternalError: Internal check failed", ""),
+        ("AlgorithmError: hub: 500 InternalServerError", ""),
         ("AlgorithmError: ValueError: nan", ""),
     ],
 )

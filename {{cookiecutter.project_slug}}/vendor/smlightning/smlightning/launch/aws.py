@@ -356,11 +356,13 @@ CURES = {
         "the container's /dev/shm was full, and SageMaker has no setting for it: lower "
         "num_workers or prefetching, or pass less through the loader's workers"
     ),
-    r"InternalServerError": (
+    r"^InternalServerError": (
         "it is a fault within AWS: do it again. SageMaker repeats such a job itself where job.toml "
         "has MaximumRetryAttempts = 3 below [request.RetryStrategy]"
     ),
-    TRANSIENT.pattern: "AWS is busy, or limits how often it is called: do it again in a minute",
+    rf"^\w*({TRANSIENT.pattern})": (
+        "AWS is busy, or limits how often it is called: do it again in a minute"
+    ),
     r"log (group|stream) does not exist": (
         "the log was deleted, its retention is over, or no host has written to it"
     ),

@@ -88,8 +88,7 @@ def check_group(group: str, client: Any) -> None:
     for violation in aws.violations(group, aws.shape("ArnOrName")):
         raise UserError(
             f"--group: {violation.problem}",
-            "give a name of at most 63 letters, digits "
-            "and hyphens, or the ARN of a model package group",
+            "give a name of at most 63 letters, digits and hyphens, or the ARN of a group",
         )
     if not group.startswith("arn:"):
         return

@@ -193,20 +193,20 @@ def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator
         yield warning("environment.NCCL_DEBUG", problem, "remove it; under mpirun it arrives")
 
 
-def tags(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """Tags that only AWS may set."""
-    for tag in request.get("Tags", []):
-        if str(tag["Key"]).lower().startswith("aws:"):
-            problem = "AWS keeps tags that begin with aws: to itself"
-            yield error(f"tags.{tag['Key']}", problem, "rename it")
-
-
 def created(job: Job, project: Project) -> Iterator[Finding]:
     """Members of [create] against AWS's model, as far as they are judged without the rest."""
     for kind in Create.model_fields:
         for violation in aws.violations(getattr(job.create, kind), aws.request_shape(kind)):
             if violation.cure != aws.ADD_IT:  # a command adds what AWS requires
                 yield error(f"create.{kind}.{violation.path}", violation.problem, violation.cure)
+
+
+def tags(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """Tags that only AWS may set."""
+    for tag in request.get("Tags", []):
+        if str(tag["Key"]).lower().startswith("aws:"):
+            problem = "AWS keeps tags that begin with aws: to itself"
+            yield error(f"tags.{tag['Key']}", problem, "rename it")
 
 
 def arns(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
