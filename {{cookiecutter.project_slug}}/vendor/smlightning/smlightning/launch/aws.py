@@ -50,19 +50,22 @@ def client(service: str, region: str) -> Any:
 
 
 @functools.cache
-def shape(name: str) -> Any:
-    """A shape of botocore's model of SageMaker, with its limits."""
+def model() -> Any:
+    """botocore's model of SageMaker, which takes a moment to read."""
     import botocore.session
 
-    return botocore.session.get_session().get_service_model("sagemaker").shape_for(name)
+    return botocore.session.get_session().get_service_model("sagemaker")
+
+
+@functools.cache
+def shape(name: str) -> Any:
+    """A shape of botocore's model of SageMaker, with its limits."""
+    return model().shape_for(name)
 
 
 def request_shape(kind: str) -> Any:
     """The shape of the request that creates something of this kind, as in EndpointConfig."""
-    import botocore.session
-
-    model = botocore.session.get_session().get_service_model("sagemaker")
-    return model.operation_model(f"Create{kind}").input_shape
+    return model().operation_model(f"Create{kind}").input_shape
 
 
 class Violation(NamedTuple):
