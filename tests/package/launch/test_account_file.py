@@ -42,7 +42,6 @@ def full() -> Job:
         channels={"training": "s3://words-data/train/"},
         hyperparameters={"dataset": "training"},
         checkpoint_s3="s3://words-other/run1/",
-        keep_alive_s=600,
         secrets={"HF_TOKEN": "hub", "WANDB_API_KEY": "team/wandb"},
         mlflow=f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team",
         environment={

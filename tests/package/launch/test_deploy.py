@@ -500,29 +500,6 @@ def test_a_wrong_member_of_create_is_an_error_before_anything_is_made(
     assert not {"PutObject", "CreateModel"} & asked.keys()
 
 
-@pytest.mark.parametrize(
-    ("image", "registry"),
-    [
-        ("public.ecr.aws/deep-learning-containers/pytorch:2.13-cu133-amzn2023-sagemaker", IMAGES),
-        (f"{IMAGES}/pytorch@sha256:{'0' * 64}", IMAGES),
-        (
-            "111122223333.dkr.ecr.us-east-1.amazonaws.com/aws/pytorch-training:2.10.0-gpu-py313",
-            None,
-        ),
-    ],
-)
-def test_a_job_in_a_copy_of_awss_image_is_deployed(account, monkeypatch, image, registry):
-    """From the public gallery, and from an organisation's mirror, by the same registry's image."""
-    sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].algorithm_specification[
-        "TrainingImage"
-    ] = image
-    asked = record(monkeypatch)
-    assert run("deploy") == 0
-    made = asked["CreateModel"]["PrimaryContainer"]["Image"]
-    assert made == f"{registry or image.rpartition('/')[0]}/ray:serve-ml-sagemaker-cpu-v1"
-    assert run("undeploy") == 0
-
-
 def test_a_cleanup_that_fails_does_not_hide_why_it_was_needed(account, capsys, monkeypatch):
     upload = refusal("SlowDown", "PutObject")
     record(monkeypatch, PutObject=upload, DescribeModel=[ABSENT, refused("DescribeModel")])

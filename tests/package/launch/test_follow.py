@@ -12,7 +12,7 @@ from options import METRICS
 from smlightning.__main__ import main
 from smlightning.errors import UserError
 from smlightning.launch import follow, job_log
-from smlightning.launch.aws import cure_of
+from smlightning.launch.aws import cure_of, explain
 
 pytest_plugins = ("moto_account", "sent_job")
 
@@ -455,6 +455,7 @@ def test_the_console_of_each_partition_has_its_address(region, host):
             "stop language-id",
         ),
         (None, (), "warm pool"),
+        ({"Status": "InUse", "keep_alive_s": 0}, (), "warm pool"),
     ],
 )
 @pytest.mark.parametrize("command", ["why", "attach"])
@@ -463,12 +464,37 @@ def test_the_bill_of_a_warm_pool_is_printed(
 ):
     """WarmPoolStatus as API_WarmPoolStatus documents it; moto has none."""
     job = aws.client("sagemaker").describe_training_job(TrainingJobName=sent.training_job_name)
-    job["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 21600
+    kept = (pool or {}).get("keep_alive_s", 21600)
+    job["ResourceConfig"]["KeepAlivePeriodInSeconds"] = kept
     job |= {"WarmPoolStatus": pool} if pool else {}
     record(monkeypatch, DescribeTrainingJob=lambda _: job)
     main([command, sent.training_job_name, "--region", REGION])
     text = capsys.readouterr().out
     assert all(words in text for words in printed) and absent not in text
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "cure"),
+    [
+        (
+            "ResourceLimitExceeded",
+            "The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 "
+            "Instances, with current utilization of 0 Instances and a request delta of 2 "
+            "Instances. Please use AWS Service Quotas to request an increase for this quota.",
+            "Service Quotas",
+        ),
+        ("ThrottlingException", "Rate exceeded", "in a minute"),
+        ("InternalFailure", "", "in a minute"),
+        ("ValidationException", "Could not assume role", "correct what it names"),
+    ],
+)
+def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
+    code: str, message: str, cure: str
+) -> None:
+    """CreateTrainingJob's errors and AWS's common ones (API_CreateTrainingJob, CommonErrors)."""
+    failure = ClientError({"Error": {"Code": code, "Message": message}}, "CreateTrainingJob")
+    known = explain(failure)
+    assert cure in known.cure and (message.rstrip(".") or code) in known.problem
 
 
 @pytest.mark.parametrize(
@@ -488,6 +514,8 @@ def test_the_bill_of_a_warm_pool_is_printed(
             "InternalServerError: We encountered an internal error. Please try again.",
             "RetryStrategy",
         ),
+        ("AlgorithmError: DistBackendError: ncclInternalError: Internal check failed", ""),
+        ("AlgorithmError: hub: 500 InternalServerError", ""),
         ("AlgorithmError: ValueError: nan", ""),
     ],
 )

@@ -1,19 +1,16 @@
 """Jobs that were sent: remembered, compared and stopped."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from moto.sagemaker.models import sagemaker_backends
 from moto_account import ACCOUNT, REGION, record, refusal
-from small_job import PROJECT
 
 from smlightning import project as projects
 from smlightning.__main__ import main
 from smlightning.errors import UserError
 from smlightning.launch import fetch, follow, history, jobs
-from smlightning.launch.account import table, template
 
 pytest_plugins = ("moto_account", "sent_job")
 
@@ -138,14 +135,3 @@ def test_a_job_that_is_not_there(aws):
     for command in commands:
         with pytest.raises(UserError, match=f'"nope" in {REGION}'):
             command("nope", REGION)
-
-
-@pytest.mark.parametrize("keep_alive_s", [0, 600])
-def test_only_a_job_with_a_warm_pool_needs_the_permission_to_end_it(aws, good, keep_alive_s):
-    given = template.facts(
-        good.replace(keep_alive_s=keep_alive_s), PROJECT, account=ACCOUNT, partition="aws"
-    )
-    needed = [need for need in table.needs(given, "caller") if "Update" in need.action]
-    policy = json.dumps(template.policy(given, "caller"))
-    assert len(needed) == bool(keep_alive_s)
-    assert ("sagemaker:UpdateTrainingJob" in policy) == bool(keep_alive_s)

@@ -86,7 +86,7 @@ def test_pages_of_the_api_are_those_of_its_shapes() -> None:
     client = aws.shape("CreateTrainingJobRequest")
     model = client._shape_resolver  # the model that the shape is of
     known = set(model._shape_map)
-    missing = {each for each in named if not {each, f"{each}Request"} & known}
+    missing = {each for each in named if not {each, f"{each}Request", f"{each}Input"} & known}
     assert not missing
 
 

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 from moto_account import ACCOUNT, REGION, record, refusal
 from small_job import GOOD, PROJECT
 
 from smlightning.errors import UserError
-from smlightning.launch import account, aws, request, sending
+from smlightning.launch import account, request, sending
 from smlightning.launch import aws as launch_aws
 
 pytest_plugins = "moto_account"
@@ -141,27 +140,3 @@ def test_of_a_directory_bucket_no_attributes_are_asked(
     assert account.check(wanted, request.dry_run(wanted, PROJECT)) == []
     assert asked["ListObjectsV2"]["Bucket"] == bucket
     assert ("OptionalObjectAttributes" in asked["ListObjectsV2"]) == (bucket != EXPRESS)
-
-
-@pytest.mark.parametrize(
-    ("code", "message", "cure"),
-    [
-        (
-            "ResourceLimitExceeded",
-            "The account-level service limit 'ml.p4d.24xlarge for training job usage' is 0 "
-            "Instances, with current utilization of 0 Instances and a request delta of 2 "
-            "Instances. Please use AWS Service Quotas to request an increase for this quota.",
-            "Service Quotas",
-        ),
-        ("ThrottlingException", "Rate exceeded", "in a minute"),
-        ("InternalFailure", "", "in a minute"),
-        ("ValidationException", "Could not assume role", "correct what it names"),
-    ],
-)
-def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
-    code: str, message: str, cure: str
-) -> None:
-    """CreateTrainingJob's errors and AWS's common ones (API_CreateTrainingJob, CommonErrors)."""
-    failure = ClientError({"Error": {"Code": code, "Message": message}}, "CreateTrainingJob")
-    known = aws.explain(failure)
-    assert cure in known.cure and (message.rstrip(".") or code) in known.problem

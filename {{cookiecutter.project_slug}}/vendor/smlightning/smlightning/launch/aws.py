@@ -24,7 +24,7 @@ TRANSIENT = re.compile(
     r"|ServiceUnavailable|Internal(Failure|Err)"
 )
 
-WRONG_TYPE = "correct its type"
+WRONG_TYPE, ADD_IT = "correct its type", "add it"
 TYPES = {
     "string": str,
     "integer": int,
@@ -86,19 +86,22 @@ def client(service: str, region: str) -> Any:
 
 
 @functools.cache
-def shape(name: str) -> Any:
-    """A shape of botocore's model of SageMaker, with its limits."""
+def model() -> Any:
+    """botocore's model of SageMaker, which takes a moment to read."""
     import botocore.session
 
-    return botocore.session.get_session().get_service_model("sagemaker").shape_for(name)
+    return botocore.session.get_session().get_service_model("sagemaker")
+
+
+@functools.cache
+def shape(name: str) -> Any:
+    """A shape of botocore's model of SageMaker, with its limits."""
+    return model().shape_for(name)
 
 
 def request_shape(kind: str) -> Any:
     """The shape of the request that creates something of this kind, as in EndpointConfig."""
-    import botocore.session
-
-    model = botocore.session.get_session().get_service_model("sagemaker")
-    return model.operation_model(f"Create{kind}").input_shape
+    return model().operation_model(f"Create{kind}").input_shape
 
 
 class Violation(NamedTuple):
@@ -252,7 +255,7 @@ def _members(value: dict[str, Any], model: Any, path: str) -> Iterator[Violation
     for key in model.required_members:
         if key not in value:
             inner = f"{path}.{key}" if path else key
-            yield Violation(inner, "is missing, and AWS requires it", "add it")
+            yield Violation(inner, "is missing, and AWS requires it", ADD_IT)
 
 
 @functools.cache
@@ -402,11 +405,13 @@ CURES = {
         "the container's /dev/shm was full, and SageMaker has no setting for it: lower "
         "num_workers or prefetching, or pass less through the loader's workers"
     ),
-    r"InternalServerError": (
+    r"^InternalServerError": (
         "it is a fault within AWS: do it again. SageMaker repeats such a job itself where job.toml "
         "has MaximumRetryAttempts = 3 below [request.RetryStrategy]"
     ),
-    TRANSIENT.pattern: "AWS is busy, or limits how often it is called: do it again in a minute",
+    rf"^\w*({TRANSIENT.pattern})": (
+        "AWS is busy, or limits how often it is called: do it again in a minute"
+    ),
     r"log (group|stream) does not exist": (
         "the log was deleted, its retention is over, or no host has written to it"
     ),

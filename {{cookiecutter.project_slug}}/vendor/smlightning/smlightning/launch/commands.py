@@ -357,9 +357,9 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
         transform=tuple(arguments.transform) if arguments.transform else None,
         image=arguments.image,
         asynchronous=arguments.asynchronous,
+        create=job.members_to_create(arguments.job or project.job_file),
     )
-    create = job.members_to_create(arguments.job or project.job_file)
-    deployment = plan(arguments.name, region, options, create=create)
+    deployment = plan(arguments.name, region, options)
     if deployment.warning:
         print(f"warning {deployment.warning}")
     if refused(deploy_check.check(deployment), arguments.accept):
@@ -376,9 +376,12 @@ def register(arguments: argparse.Namespace, project: Project, region: str) -> in
     from smlightning.launch import deploy_check, register
     from smlightning.launch.deploy_plan import Options
 
-    options = Options(instance=arguments.instance, image=arguments.image)
-    create = job.members_to_create(arguments.job or project.job_file)
-    registration = register.plan(arguments.name, region, options, arguments.group, create)
+    options = Options(
+        instance=arguments.instance,
+        image=arguments.image,
+        create=job.members_to_create(arguments.job or project.job_file),
+    )
+    registration = register.plan(arguments.name, region, options, arguments.group)
     if refused(deploy_check.check(registration.files, group=registration.group), arguments.accept):
         return 1
     print(registration.cost)

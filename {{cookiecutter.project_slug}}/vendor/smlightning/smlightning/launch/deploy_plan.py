@@ -8,12 +8,12 @@ SageMaker model, and an endpoint with its configuration or a transform job.
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, fetch, images, inference_images, instances, price
+from smlightning.launch import aws, fetch, inference_images, instances, price
 from smlightning.launch.constants import DEFAULT_INSTANCE
 from smlightning.launch.findings import cure_for_unknown_name
 from smlightning.launch.follow import describe
@@ -43,6 +43,7 @@ class Options:
     transform: tuple[str, str] | None = None  # S3 addresses of input and output
     image: str = ""  # for inference; empty: AWS's own for PyTorch
     asynchronous: bool = False  # an endpoint whose requests and answers are files in S3
+    create: Create = field(default_factory=Create)  # further members of the requests
 
     @property
     def server(self) -> Server:
@@ -76,17 +77,10 @@ class Deployment:
     exchange: str = ""
 
 
-def plan(
-    job_name: str,
-    region: str,
-    options: Options,
-    folder: str = "deploy",
-    create: Create | None = None,
-) -> Deployment:
+def plan(job_name: str, region: str, options: Options, folder: str = "deploy") -> Deployment:
     """An endpoint, on instances or serverless, or a batch transform, of the job's model.
 
-    The archive is put into ``folder``, beside the job's own. ``create`` has further members of the
-    requests, by kind.
+    The archive is put into ``folder``, beside the job's own.
 
     Raises:
         UserError: the options contradict each other or the job, the job has no model, there is no
@@ -109,7 +103,7 @@ def plan(
     if trained.endswith(".tar.gz") or options.serverless or options.transform:
         archive += "model.tar.gz"  # these take no folder (API_ModelDataSource)
     key = job["OutputDataConfig"].get("KmsKeyId", "")
-    requests = {"Model": model_request(job_name, region, job, archive, options)}
+    requests = {"Model": model_request(job_name, job, archive, options)}
     memory_gb = 0
     if options.transform:
         requests["TransformJob"] = transform_request(name, region, options, *options.transform, key)
@@ -124,7 +118,7 @@ def plan(
         requests["EndpointConfig"]["AsyncInferenceConfig"] = asynchronous(exchange, key)
     tags = job_tags(client, job)
     requests = {
-        kind: with_members(kind, {**body, "Tags": tags}, create or Create())
+        kind: with_members(kind, {**body, "Tags": tags}, options.create)
         for kind, body in requests.items()
     }
     image = requests["Model"]["PrimaryContainer"]["Image"]
@@ -208,7 +202,7 @@ def trained_model(job_name: str, region: str, job: dict[str, Any]) -> tuple[str,
 
 
 def model_request(
-    job_name: str, region: str, job: dict[str, Any], archive: str, options: Options
+    job_name: str, job: dict[str, Any], archive: str, options: Options
 ) -> dict[str, Any]:
     """CreateModel: the inference image of the job's registry, with the job's role and network.
 
@@ -216,10 +210,8 @@ def model_request(
         UserError: the job trained in an image of its owner's, or isolated, and no image for
             inference is named.
     """
-    registry, _, image = job["AlgorithmSpecification"]["TrainingImage"].rpartition("/")
-    if registry == images.PUBLIC:  # an endpoint's is of its region (API_ContainerDefinition)
-        registry = images.registry(region)
-    if not options.image and not re.match(r"pytorch(-training)?[:@]", image):
+    registry, _, image = job["AlgorithmSpecification"]["TrainingImage"].partition("/")
+    if not options.image and not image.startswith(("pytorch:", "pytorch-training:")):
         raise UserError(
             f"{job_name} trained in {image}, not in AWS's image",
             "name one for inference with --image",

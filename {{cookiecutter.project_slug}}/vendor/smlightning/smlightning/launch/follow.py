@@ -14,6 +14,7 @@ from smlightning.reports import curves
 ENDED = ("Completed", "Failed", "Stopped")
 POLL_S = 5.0  # between two looks; AWS throttles more
 LONGEST_WAIT_S = 60.0  # between two looks while AWS does not answer
+KEEP_ALIVE = "KeepAlivePeriodInSeconds"  # of ResourceConfig
 LOG_TRIES = 3  # looks in a row that read nothing of the log of a job that has ended
 PROGRESS_S = 60.0  # between two lines of progress where there is no live line: notebooks and files
 
@@ -162,12 +163,12 @@ class Follower:
             return self._log.complete
         self._log_failures = 0 if self._log.pages else self._log_failures + 1
         if has_ended or not aws.missing(problem):  # a log group comes with the first job's log
-            self._print_once(f"{aws.explain(problem)}; the status is followed without the log")
+            self._print_once(f"{aws.explain(problem)}; the status is followed meanwhile")
         if aws.denied(problem):
             self._log = None
             return True
-        is_lost = not aws.transient(problem) or self._log_failures > LOG_TRIES
-        return self._log.complete or is_lost
+        is_hopeless = not aws.transient(problem) or self._log_failures > LOG_TRIES
+        return self._log.complete or (is_hopeless and not self._log.pages)
 
     def _print_once(self, sentence: str) -> None:
         if sentence not in self._printed:
@@ -337,9 +338,11 @@ def warm_pool(job: dict[str, Any], instances: str, name: str, region: str) -> st
     A pool stays after a stop and after a failure of the algorithm, too
     (https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html).
     """
-    pool = job.get("WarmPoolStatus", {})
+    pool, keep_alive_s = job.get("WarmPoolStatus", {}), job["ResourceConfig"].get(KEEP_ALIVE, 0)
+    if pool.get("Status") == "InUse" and not keep_alive_s:
+        return ""  # an earlier job's, which ends with this one
     billed = f"billed {clock(pool.get('ResourceRetainedBillableTimeInSeconds', 0))} on {instances}"
-    kept = clock(job["ResourceConfig"].get("KeepAlivePeriodInSeconds", 0))
+    kept = clock(keep_alive_s)
     stop = f"python -m smlightning stop {name} --region {region}"
     sentences = {
         "Available": (

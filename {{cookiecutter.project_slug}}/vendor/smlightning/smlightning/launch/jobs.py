@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from smlightning.launch import aws, resources
-from smlightning.launch.follow import ENDED, POLL_S, clock, describe
+from smlightning.launch.follow import ENDED, KEEP_ALIVE, POLL_S, clock, describe
 
 LISTED = 20  # jobs in a table
 
@@ -92,7 +92,7 @@ def stop(name: str, region: str) -> str:
     if job["TrainingJobStatus"] not in ENDED:
         client.stop_training_job(TrainingJobName=name)
         stopped = f"{name} is stopping; SageMaker gives it 120 s, and keeps model and checkpoints"
-    if not job["ResourceConfig"].get("KeepAlivePeriodInSeconds"):
+    if not job["ResourceConfig"].get(KEEP_ALIVE):
         return stopped
     print(stopped, flush=True)
     return end_warm_pool(name, client)
@@ -118,9 +118,7 @@ def end_warm_pool(name: str, client: Any) -> str:
         status = job.get("WarmPoolStatus", {}).get("Status", "none")
         if status != "Available":
             return f"it left no warm pool to end: {status}"
-        client.update_training_job(
-            TrainingJobName=name, ResourceConfig={"KeepAlivePeriodInSeconds": 0}
-        )
+        client.update_training_job(TrainingJobName=name, ResourceConfig={KEEP_ALIVE: 0})
     return "its warm pool ends, and is billed no longer"
 
 

@@ -13,7 +13,6 @@ from smlightning.errors import UserError
 from smlightning.launch import aws, deploy, deploy_plan, jobs
 from smlightning.launch.deploy_plan import Deployment, Options
 from smlightning.launch.follow import describe
-from smlightning.launch.job import Create
 from smlightning.launch.request import with_members
 from smlightning.serving import JSON, JSON_LINES, PLAIN
 
@@ -39,21 +38,14 @@ class Registration:
     cost: str
 
 
-def plan(
-    job_name: str,
-    region: str,
-    options: Options,
-    group: str = "",
-    create: Create | None = None,
-) -> Registration:
+def plan(job_name: str, region: str, options: Options, group: str = "") -> Registration:
     """A version of a package with the job's model.
 
     Args:
         job_name: of a job that has completed.
         region: where it ran.
-        options: whose instance and image the version names.
+        options: whose instance and image the version names, and further members of its request.
         group: of packages, by name or ARN; empty: the job's name without its time.
-        create: further members of the request.
 
     Raises:
         UserError: the job has no model, the group is none, the job is registered already, or a
@@ -82,7 +74,7 @@ def plan(
         },
         "CustomerMetadataProperties": properties(job),
     }
-    request = with_members("ModelPackage", request, create or Create())
+    request = with_members("ModelPackage", request, options.create)
     cost = f"cost    a version of {group}: its archive in S3, {files.archive}, and nothing else"
     return Registration(files, group, request, cost)
 
@@ -96,8 +88,7 @@ def check_group(group: str, client: Any) -> None:
     for violation in aws.violations(group, aws.shape("ArnOrName")):
         raise UserError(
             f"--group: {violation.problem}",
-            "give a name of at most 63 letters, digits "
-            "and hyphens, or the ARN of a model package group",
+            "give a name of at most 63 letters, digits and hyphens, or the ARN of a group",
         )
     if not group.startswith("arn:"):
         return

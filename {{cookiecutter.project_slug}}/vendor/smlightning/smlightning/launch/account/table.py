@@ -19,7 +19,6 @@ CODEARTIFACT = "CA_REPOSITORY_ARN"  # of the training toolkit, modules.py
 EVERY = "*"  # of an action that has no resources
 CALLER, ROLE = "caller", "role"
 LOOKER = "looker"  # who runs preflight and list, and changes nothing; a caller is one, too
-GROUP = "model-package-group"  # of an ARN
 DEPLOYER, ENDPOINT = "deployer", "endpoint"  # who deploys or registers, and its model's role
 # What `deploy` and `register` create, by IAM's names of the resources; the last is an endpoint,
 # too, whose answers are files in S3.
@@ -502,7 +501,8 @@ def package_group(facts: Facts) -> list[str]:
     if not facts.creates("model-package"):
         return []
     group = facts.package_group
-    return [group] if group.startswith("arn:") else [facts.arn("sagemaker", f"{GROUP}/{group}")]
+    by_name = facts.arn("sagemaker", f"model-package-group/{group}")
+    return [group if group.startswith("arn:") else by_name]
 
 
 def new_package_group(facts: Facts) -> list[str]:
@@ -513,7 +513,7 @@ def new_package_group(facts: Facts) -> list[str]:
 def package_version(facts: Facts) -> list[str]:
     """The group, and a version in it."""
     groups = package_group(facts)
-    versions = [group.replace(f":{GROUP}/", ":model-package/") for group in groups]
+    versions = [group.replace(":model-package-group/", ":model-package/") for group in groups]
     return groups + [name if name.endswith("*") else f"{name}/*" for name in versions]
 
 

@@ -47,6 +47,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     settings.names,
     settings.checkpoints,
     settings.network,
+    members.created,
     channels.keys,
     channels.addresses,
     channels.channel_names,

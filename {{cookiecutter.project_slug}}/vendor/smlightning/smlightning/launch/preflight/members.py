@@ -7,7 +7,7 @@ from typing import Any
 
 from smlightning.launch import aws, connections, instances, launchers, resources
 from smlightning.launch.findings import Finding, error, warning
-from smlightning.launch.job import KEY_OF_MEMBER, Job, cure_for_misplaced_key
+from smlightning.launch.job import KEY_OF_MEMBER, Create, Job, cure_for_misplaced_key
 from smlightning.launch.preflight.secrets import texts
 from smlightning.launch.preflight.settings import S3_EXAMPLE
 from smlightning.project import Project
@@ -209,6 +209,14 @@ def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator
     if is_set_by_toolkit and variables.get("NCCL_DEBUG", "WARN") != "WARN":
         problem = f"the toolkit sets NCCL_DEBUG to WARN under {launcher}"
         yield warning("environment.NCCL_DEBUG", problem, "remove it; under mpirun it arrives")
+
+
+def created(job: Job, project: Project) -> Iterator[Finding]:
+    """Members of [create] against AWS's model, as far as they are judged without the rest."""
+    for kind in Create.model_fields:
+        for violation in aws.violations(getattr(job.create, kind), aws.request_shape(kind)):
+            if violation.cure != aws.ADD_IT:  # a command adds what AWS requires
+                yield error(f"create.{kind}.{violation.path}", violation.problem, violation.cure)
 
 
 def tags(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
