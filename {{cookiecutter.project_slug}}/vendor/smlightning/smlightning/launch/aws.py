@@ -153,21 +153,34 @@ def _text(value: str, model: Any, path: str) -> Iterator[Violation]:
     """A text against the model's pattern, or its enumeration."""
     if len(value) > model.metadata.get("max", len(value)):
         return  # said already
-    pattern = re.sub(r"\\p\{(.)\}", _unicode_class, model.metadata.get("pattern", ""))
-    if pattern and not re.fullmatch(pattern, value):
+    pattern = compiled(model.metadata.get("pattern", ""))
+    if pattern and not pattern.fullmatch(value):
         if len(value) < model.metadata.get("min", 0):
             return  # said already
-        problem = f'"{value[:80]}" does not match {pattern}'
-        cure = _cure_without_arn(value, model) or _cure_of_pattern(value, pattern)
+        problem = f'"{value[:80]}" does not match {pattern.pattern}'
+        cure = _cure_without_arn(value, model) or _cure_of_pattern(value, pattern.pattern)
         yield Violation(path, problem, cure)
     elif model.enum and value not in model.enum:
         problem = f'"{value[:80]}" is not known to the installed botocore'
         yield Violation(path, problem, cure_for_unknown_name(value, model.enum))
 
 
-def _unicode_class(match: re.Match[str]) -> str:
-    r"""Java's \p{L}, \p{N} and \p{Z}, which Python's patterns do not have."""
-    return {"L": r"\w", "N": r"\d"}.get(match[1], r"\s")
+# Java's classes of characters, which Python's patterns do not have, as ones that hold at least as
+# much; each other one, as punctuation and symbols, is about as much as \S.
+JAVA_CLASSES = {"L": r"\w", "N": r"\w", "Z": r"\s", "Alnum": "A-Za-z0-9"}
+
+
+@functools.cache
+def compiled(pattern: str) -> re.Pattern[str] | None:
+    """A pattern of AWS's model; None where there is none, or Python cannot read it.
+
+    Three of botocore 1.44 cannot be read: two have `${1,128}` at their end, and one has surrogates.
+    """
+    python = re.sub(r"\\p\{(\w+)\}", lambda name: JAVA_CLASSES.get(name[1], r"\S"), pattern)
+    try:
+        return re.compile(python) if python else None
+    except re.error:
+        return None
 
 
 def _cure_of_pattern(value: str, pattern: str) -> str:
@@ -233,7 +246,22 @@ def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dic
 
 
 def s3_uri(text: str) -> bool:
+    """Whether it is an address in S3, by AWS's own patterns (API_S3DataSource, S3Uri; the bucket's
+    by botocore.handlers.VALID_BUCKET, or an access point's ARN).
+    """
+    return bool(re.fullmatch(r"s3://([\w.-]{1,255}|arn:[^/]+)(/.*)?", text, re.ASCII))
+
+
+def usual_s3_uri(text: str) -> bool:
+    """Whether a bucket of today may have the name, and the key has no space. In us-east-1 buckets
+    from before March 2018 may have capitals and underscores (S3's user guide, Bucket naming rules).
+    """
     return bool(re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?", text))
+
+
+def is_directory_bucket(uri: str) -> bool:
+    """Whether an address is in a bucket of S3 Express One Zone (Directory bucket naming rules)."""
+    return s3_location(uri)[0].endswith("--x-s3")
 
 
 def s3_location(uri: str) -> tuple[str, str]:

@@ -89,7 +89,7 @@ def training_request(
     Raises:
         UserError: no request can be built of this job.
     """
-    if problems := request_problems(job.request):
+    if problems := request_problems(job):
         raise JobError(problems)
     stated = members_as_they_stand(job)
     request: dict[str, Any] = {
@@ -221,7 +221,7 @@ def channel(name: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
     entry: dict[str, Any] = {"ChannelName": name}
     if known is FILE_SYSTEM_CHANNEL:
         table = {"file_system_access_mode": "ro", **table}
-    else:
+    elif _sources(table) <= {"S3DataSource"}:
         table = {"s3_data_type": "S3Prefix", "distribution": "FullyReplicated", **table}
     for key, value in table.items():
         if key in known:
@@ -231,7 +231,14 @@ def channel(name: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
 
 def channel_keys(table: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a channel that is a table, and the member that each sets."""
-    return FILE_SYSTEM_CHANNEL if "file_system_id" in table else S3_CHANNEL
+    on_file_system = "file_system_id" in table or "FileSystemDataSource" in _sources(table)
+    return FILE_SYSTEM_CHANNEL if on_file_system else S3_CHANNEL
+
+
+def _sources(table: Mapping[str, Any]) -> set[str]:
+    """The members of a channel's DataSource that job.toml sets by AWS's names."""
+    given = table.get("DataSource", {})
+    return set(given) if isinstance(given, dict) else set()
 
 
 def hyperparameters(job: Job) -> dict[str, Any]:
