@@ -5,7 +5,6 @@ import datetime
 import io
 import json
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,9 @@ def set_at(table: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 def toml(value: Any) -> str:
     """A value in TOML; a table in one line."""
     if isinstance(value, dict):
-        entries = (f"{json.dumps(name, ensure_ascii=False)} = {toml(v)}" for name, v in value.items())
+        entries = (
+            f"{json.dumps(name, ensure_ascii=False)} = {toml(v)}" for name, v in value.items()
+        )
         return f"{{ {', '.join(entries)} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(toml, value))}]"
@@ -155,3 +156,43 @@ def test_no_value_of_job_toml_gives_a_stack_trace(first, tmp_path):
 def test_no_one_of_5000_values_gives_a_stack_trace(tmp_path):
     for seed in range(5000):
         assert set(statuses(seed, tmp_path)) <= {0, 1}, odd_job(seed)
+
+
+def test_each_pattern_of_aws_is_compiled_or_passed_over():
+    """Java's classes are translated; what Python cannot read limits nothing."""
+    model = botocore.session.get_session().get_service_model("sagemaker")
+    shapes = {name: model.shape_for(name).metadata for name in model.shape_names}
+    patterns = {name: limits["pattern"] for name, limits in shapes.items() if "pattern" in limits}
+    unreadable = {name for name, pattern in patterns.items() if not aws.compiled(pattern)}
+    assert len(patterns) > 400
+    assert unreadable == {
+        *("AthenaCatalog", "AthenaDatabase", "Catalog", "Database", "TableName"),
+        *("CustomerMetadataKey", "CustomerMetadataValue"),
+    } & set(patterns)
+
+
+@pytest.mark.parametrize(
+    ("shape", "right", "wrong"),
+    [
+        (
+            "TrainingRepositoryCredentialsProviderArn",
+            "arn:aws:lambda:us-east-1:123456789012:function:registry",
+            "arn:aws_x:lambda:us-east-1:123456789012:function:registry",
+        ),
+        ("TagValue", "größer ²: a+b=c", "a;b"),
+        ("CognitoUserGroup", "Gruppe-№1", "two words"),
+    ],
+)
+def test_classes_of_java_hold_what_aws_takes(shape, right, wrong):
+    assert not list(aws.violations(right, aws.shape(shape)))
+    assert list(aws.violations(wrong, aws.shape(shape)))
+
+
+def test_account_names_a_value_of_a_wrong_type(tmp_path, capsys):
+    file = tmp_path / "job.toml"
+    lines = {**BASE, "channels": {"training": {"s3_data": 5}}}
+    file.write_text("".join(f"{json.dumps(key)} = {toml(item)}\n" for key, item in lines.items()))
+    assert main(["account", "--job", str(file)]) == 1
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "channels.training.DataSource.S3DataSource.S3Uri" in shown.err

@@ -492,7 +492,7 @@ def registry_for_inference(uri: str, region: str) -> str:
     """
     if uri.startswith(f"{PUBLIC}/"):
         return registry(region)
-    place, _, name = uri.rpartition("/")
+    place = uri.rpartition("/")[0]
     image = aws_image(uri, place)
     is_of_aws = image and image.profile and re.search(r"-(cpu|gpu|cu\d+)\b", image.tag)
     return place if is_of_aws else ""

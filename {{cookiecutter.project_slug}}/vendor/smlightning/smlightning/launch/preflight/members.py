@@ -106,7 +106,7 @@ def documented(job: Job, request: dict[str, Any], project: Project) -> Iterator[
     output, profiler = request["OutputDataConfig"], request.get("ProfilerConfig", {})
     if output.get("KmsKeyId") and aws.is_directory_bucket(output["S3OutputPath"]):
         problem = "S3 Express One Zone takes no KMS key for output"  # OutputDataConfig, KmsKeyId
-        yield error(key_of("OutputDataConfig.KmsKeyId"), problem, "remove it, or take another bucket")
+        yield error(key_of("OutputDataConfig.KmsKeyId"), problem, "remove it")
     interval = profiler.get("ProfilingIntervalInMilliseconds", INTERVALS[0])
     if interval not in INTERVALS:
         yield error(
