@@ -259,15 +259,15 @@ def usual_s3_uri(text: str) -> bool:
     return bool(re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?", text))
 
 
-def is_directory_bucket(uri: str) -> bool:
-    """Whether an address is in a bucket of S3 Express One Zone (Directory bucket naming rules)."""
-    return s3_location(uri)[0].endswith("--x-s3")
-
-
 def s3_location(uri: str) -> tuple[str, str]:
     """Bucket and key of an S3 address."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return bucket, key
+
+
+def directory_bucket(name: str) -> bool:
+    """Whether a bucket is one of S3 Express (s3/latest/userguide/directory-bucket-naming-rules)."""
+    return name.endswith("--x-s3")
 
 
 def objects(uri: str, s3: Any) -> list[dict[str, Any]]:

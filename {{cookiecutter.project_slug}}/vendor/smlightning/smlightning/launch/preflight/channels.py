@@ -44,7 +44,7 @@ def addresses(job: Job, body: dict[str, Any], project: Project) -> Iterator[Find
         if source.get("S3DataType") == "ManifestFile" and folder:
             problem = f'"{address}" is a folder, and a manifest is one file'
             yield error(key, problem, "give the file's address")
-        elif aws.is_directory_bucket(address) and not folder:
+        elif aws.directory_bucket(aws.s3_location(address)[0]) and not folder:
             # ListObjectsV2: "only prefixes that end in a delimiter (/) are supported".
             problem = f'"{address}" is in S3 Express One Zone, and its prefix ends in no slash'
             yield error(key, problem, "name a folder, with / at its end")

@@ -104,7 +104,8 @@ def exclusive(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
 def documented(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """What AWS rejects by the documentation of a member, of which its model holds no limit."""
     output, profiler = request["OutputDataConfig"], request.get("ProfilerConfig", {})
-    if output.get("KmsKeyId") and aws.is_directory_bucket(output["S3OutputPath"]):
+    bucket = aws.s3_location(output["S3OutputPath"])[0]
+    if output.get("KmsKeyId") and aws.directory_bucket(bucket):
         problem = "S3 Express One Zone takes no KMS key for output"  # OutputDataConfig, KmsKeyId
         yield error(key_of("OutputDataConfig.KmsKeyId"), problem, "remove it")
     interval = profiler.get("ProfilingIntervalInMilliseconds", INTERVALS[0])
