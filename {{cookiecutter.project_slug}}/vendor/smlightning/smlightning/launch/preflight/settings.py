@@ -102,12 +102,12 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def s3_address(key: str, address: str) -> Iterator[Finding]:
-    """Whether a text is an address in S3: AWS's patterns reject it, or it only looks strange."""
+    """An error for a text that AWS's patterns reject, a warning for an unusual address."""
     if aws.usual_s3_uri(address):
         return
     if aws.s3_uri(address) or S3_HOST.fullmatch(address):
-        problem = f'"{address}" is unusual: a bucket has small letters, digits, dots and hyphens'
-        yield warning(key, problem, f"check that it exists; most addresses are {S3_EXAMPLE}")
+        problem = f'"{address}" has what few addresses have: capitals, underscores, spaces, https'
+        yield warning(key, problem, f"correct it unless it is meant, {S3_EXAMPLE}")
     else:
         yield error(key, f'"{address}" is not an S3 address', S3_EXAMPLE)
 
