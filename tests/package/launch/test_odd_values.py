@@ -146,15 +146,12 @@ def statuses(seed: int, folder: Path) -> list[int]:
         return [main([*command, "--job", str(file)]) for command in COMMANDS]
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize(
+    "first",
+    [0, 20, 40, *(pytest.param(n, marks=pytest.mark.long) for n in range(60, 5000, 20))],
+)
 def test_no_value_of_job_toml_gives_a_stack_trace(first, tmp_path):
     for seed in range(first, first + 20):
-        assert set(statuses(seed, tmp_path)) <= {0, 1}, odd_job(seed)
-
-
-@pytest.mark.long
-def test_no_one_of_5000_values_gives_a_stack_trace(tmp_path):
-    for seed in range(5000):
         assert set(statuses(seed, tmp_path)) <= {0, 1}, odd_job(seed)
 
 
@@ -165,10 +162,9 @@ def test_each_pattern_of_aws_is_compiled_or_passed_over():
     patterns = {name: limits["pattern"] for name, limits in shapes.items() if "pattern" in limits}
     unreadable = {name for name, pattern in patterns.items() if not aws.compiled(pattern)}
     assert len(patterns) > 400
-    assert unreadable == {
-        *("AthenaCatalog", "AthenaDatabase", "Catalog", "Database", "TableName"),
-        *("CustomerMetadataKey", "CustomerMetadataValue"),
-    } & set(patterns)
+    surrogates = {"AthenaCatalog", "Catalog", "Database", "TableName"}  # [\uD800\uDC00-…]
+    counted_end = {"CustomerMetadataKey", "CustomerMetadataValue"}  # …${1,128}
+    assert unreadable == surrogates | counted_end
 
 
 @pytest.mark.parametrize(
