@@ -348,11 +348,11 @@ def test_buckets_and_channels(aws, good, monkeypatch):
     assert "checkpoint_s3: bucket far-away is in eu-west-1, the job in us-east-1" in found[2]
     elsewhere = {"OutputDataConfig": {"S3OutputPath": "s3://absent-bucket/x"}}
     wanted = good.replace(
-        bucket="", request=elsewhere, channels={"training": "s3://a_b/x"}, checkpoint_s3=""
+        bucket="", request=elsewhere, channels={"training": "s3://a b/x"}, checkpoint_s3=""
     )
     assert [
         line.split(",")[0] for line in findings(wanted)
-    ] == [  # nothing of a_b, which is no bucket's name
+    ] == [  # nothing of "a b", which is no bucket's name
         "error   request.OutputDataConfig.S3OutputPath: bucket absent-bucket does not exist; "
         "create it in the job's region",
     ]

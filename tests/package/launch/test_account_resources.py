@@ -9,7 +9,7 @@ import pytest
 from moto_account import ACCOUNT, REGION, record, refusal, simulated
 from small_job import PROJECT
 
-from smlightning.launch import account, preflight, request
+from smlightning.launch import account, images, preflight, request
 from smlightning.launch.account import named
 from smlightning.launch.findings import Finding, refused
 from smlightning.launch.job import Channel, Job, Network
@@ -71,6 +71,27 @@ def test_a_folder_to_resume_from_that_is_empty_is_warned_of(aws, good):
     assert (finding.key, finding.level) == ("checkpoint_s3", "warning")
     put(aws, "runs/frist/last.ckpt")
     assert findings(job) == []
+
+
+@pytest.mark.parametrize("name", ["acme_data_lake", "AcmeDataLake"])
+def test_aws_decides_on_a_bucket_with_an_old_name(aws, good, monkeypatch, name):
+    """boto3 sends HeadBucket for it, and the answer counts."""
+    job = of_training(good, f"s3://{name}/my data/")
+    (finding,) = findings(job)
+    assert (finding.key, finding.level) == ("channels.training", "error") and name in str(finding)
+    head = {"BucketRegion": REGION, "ResponseMetadata": {"HTTPHeaders": {}}}
+    listed = {"Contents": [{"Key": "my data/a.csv", "Size": 4}]}
+    record(monkeypatch, HeadBucket=head, ListObjectsV2=listed)
+    assert findings(job) == []
+
+
+def test_an_image_that_a_mirror_has_not_is_warned_of(aws, good):
+    """A pull-through cache gets it at the first pull; of an own image it is an error."""
+    job = good.replace(registry=f"{REGISTRY}/mirror", distribution="torch_distributed")
+    (finding,) = findings(job)
+    assert (finding.key, finding.level) == ("image", "warning")
+    (finding,) = findings(good.replace(image=f"{REGISTRY}/mirror/{images.CURRENT.gpu}"))
+    assert (finding.key, finding.level) == ("image", "error")
 
 
 def own_image(aws: boto3.Session, job: Job) -> Job:

@@ -52,6 +52,19 @@ def test_an_unknown_command_is_answered_by_the_nearest(capsys):
     assert '"sbmit"' in said and "submit?" in said and len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        (["submit", "--dryrun"], "--dry-run"),
+        (["preflight", "--ofline"], "--offline"),
+        (["deploy", "a-job", "--instances", "ml.g5.xlarge"], "--instance"),
+    ],
+)
+def test_an_unknown_option_is_answered_by_the_nearest(capsys, words, nearest):
+    assert main(words) == 2
+    assert f"did you mean {nearest}?" in capsys.readouterr().err
+
+
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "boto3", None)

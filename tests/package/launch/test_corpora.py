@@ -71,7 +71,7 @@ def name(case: dict[str, Any]) -> str:
 
 
 def test_there_are_enough_of_both_and_no_two_are_the_same():
-    assert len(RIGHT) >= 80 and len(MISTAKES) >= 120
+    assert len(RIGHT) >= 130 and len(MISTAKES) >= 190
     for cases in (RIGHT, MISTAKES):
         told = {"what": "", "page": "", "says": ""}
         contents = [json.dumps({**case, **told}, sort_keys=True) for case in cases]

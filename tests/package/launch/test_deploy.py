@@ -298,6 +298,25 @@ def test_ctrl_c_stops_a_transform(account, monkeypatch):
     assert asked["StopTransformJob"]["TransformJobName"].startswith(JOB) and left(account) == []
 
 
+@pytest.mark.parametrize(
+    ("trained", "registry"),
+    [
+        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/mirror", None),
+        ("public.ecr.aws/deep-learning-containers", IMAGES),
+    ],
+)
+def test_a_job_of_a_mirror_is_deployed_from_there(account, monkeypatch, trained, registry):
+    """SageMaker hosts no image of the public registry: AWS's own in the region takes its place."""
+    train(account, "mirrored", f"{trained}/pytorch:2.13-cu133-amzn2023-sagemaker")
+    key = "mirrored/output/model.tar.gz"
+    kept = account.client("s3").get_object(Bucket="language-id", Key=TRAINED)["Body"].read()
+    account.client("s3").put_object(Bucket="language-id", Key=key, Body=kept)
+    asked = record(monkeypatch)
+    assert main(["deploy", "mirrored", "--region", REGION, "--yes"]) == 0
+    image = asked["CreateModel"]["PrimaryContainer"]["Image"]
+    assert image.startswith(f"{registry or trained}/ray:")
+
+
 def test_a_job_that_cannot_be_deployed_is_refused_in_a_sentence(account, capsys):
     train(account, "own", "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1")
     account.client("s3").put_object(Bucket="language-id", Key="own/output/model.tar.gz", Body=b"x")

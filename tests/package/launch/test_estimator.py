@@ -17,7 +17,19 @@ from small_job import GOOD, PROJECT
 
 from smlightning import project as projects
 from smlightning.errors import UserError
-from smlightning.launch import archive, estimator, images, job, request
+from smlightning.launch import (
+    archive,
+    aws,
+    deploy,
+    deploy_check,
+    deploy_plan,
+    estimator,
+    findings,
+    images,
+    job,
+    register,
+    request,
+)
 
 CASES = [
     path
@@ -168,3 +180,27 @@ def test_the_notebook_writes_out_this_estimator() -> None:
 def test_the_session_reports_nothing() -> None:
     configuration = estimator.session(GOOD).sagemaker_config
     assert configuration["SageMaker"]["PythonSDK"]["Modules"]["TelemetryOptOut"] is True
+
+
+@pytest.mark.parametrize("word", ["deploy", "register"])
+@pytest.mark.parametrize("level", ["error", "warning"])
+def test_a_cell_stops_where_a_check_found_an_error(monkeypatch, capsys, word, level) -> None:
+    """The cells of deploy and register create nothing then; with a warning they do."""
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"]]
+    (cell,) = [cell for cell in cells if f"{word}_it = False" in cell]
+    (start,) = [cell for cell in cells if "deploy_it = False" in cell]
+    planned = SimpleNamespace(cost="cost    1 USD", files=None, group="")
+    found = [findings.Finding(level, "quota", "it is 0", "ask for more")]
+    made = []
+    monkeypatch.setattr(deploy_plan, "plan", lambda *_: planned)
+    monkeypatch.setattr(register, "plan", lambda *_: planned)
+    monkeypatch.setattr(register, "next_step", lambda *_: "registered")
+    monkeypatch.setattr(deploy_check, "check", lambda *_, **__: found)
+    monkeypatch.setattr(deploy, "deploy", lambda *_: made.append("deploy"))
+    monkeypatch.setattr(register, "register", lambda *_: made.append("register"))
+    names = {"aws": aws, "findings": findings, "job": GOOD, "name": NAME, "project": PROJECT}
+    exec(start, names)  # noqa: S102  the notebook's own cell: its imports
+    exec(cell.replace(f"{word}_it = False", f"{word}_it = True"), names)  # noqa: S102
+    assert made == ([] if level == "error" else [word])
+    assert "quota" in capsys.readouterr().out

@@ -197,3 +197,53 @@ def test_the_stop_forwarding_entry_ends_with_the_scripts_own_status(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     for _ in range(3):
         assert subprocess.run(launchers.FORWARDING).returncode == status
+
+
+MIRROR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/mirror"
+AWS_REGISTRY = "763104351884.dkr.ecr.eu-west-1.amazonaws.com"
+
+
+def test_an_image_from_a_mirror_is_aws_image() -> None:
+    """Versions, launcher and requirements are those of the image, by profile and by address."""
+    wanted = GOOD.replace(region="eu-west-1", registry=MIRROR, distribution="torch_distributed")
+    assert images.image_uri(wanted) == f"{MIRROR}/{images.CURRENT.gpu}"
+    assert images.profile(wanted) == images.CURRENT
+    older = wanted.replace(image=f"{MIRROR}/pytorch-training:2.8.0-gpu-py312-cu129-sagemaker")
+    profile = images.profile(older)
+    assert profile and (profile.torch, profile.toolkit) == ("2.8.0", "5.1.1")
+    assert images.profile(older.replace(registry="")) is None
+
+
+@pytest.mark.parametrize(
+    ("image", "registry"),
+    [
+        (f"{AWS_REGISTRY}/{images.CURRENT.gpu}", AWS_REGISTRY),
+        (f"{AWS_REGISTRY}/pytorch-training:2.8.0-gpu-py312", AWS_REGISTRY),
+        (f"{MIRROR}/{images.CURRENT.gpu}", MIRROR),
+        (f"{MIRROR}/{images.SMDDP.gpu}@sha256:{'0' * 64}", MIRROR),
+        (f"public.ecr.aws/deep-learning-containers/{images.CURRENT.gpu}", AWS_REGISTRY),
+        (f"{MIRROR}/mine:1", ""),
+        (f"{MIRROR}/pytorch:mine", ""),
+        (f"{AWS_REGISTRY}/huggingface-pytorch-training:2.8.0-gpu-py312", ""),
+    ],
+)
+def test_the_registry_for_inference_is_the_training_images_own(image: str, registry: str) -> None:
+    assert images.registry_for_inference(image, "eu-west-1") == registry
+
+
+@pytest.mark.parametrize(
+    ("uri", "right"),
+    [
+        (f"{MIRROR}/mine", True),
+        ("registry.acme.example:5000/ml/train:1.0-rc_1", True),
+        (f"{MIRROR}/a__b/c.d-e:1@sha256:{'a' * 64}", True),
+        (f"{MIRROR}/mine:", False),
+        (f"{MIRROR}/mine@sha256:abc", False),
+        (f"{MIRROR}/Mine:1", False),
+        (f"{MIRROR}/mine:1:2", False),
+        ("mine:1", False),
+        (f"{MIRROR}//mine", False),
+    ],
+)
+def test_an_address_of_an_image_is_read_as_docker_reads_it(uri: str, right: bool) -> None:
+    assert bool(images.REFERENCE.fullmatch(uri)) == right

@@ -161,7 +161,11 @@ def test_mlflow_is_told_to_the_container(good, tmp_path, monkeypatch):
 
 
 def test_a_channel_may_be_streamed_or_a_file_system(good):
-    data = {"s3_data": "s3://bucket/x/", "input_mode": "FastFile", "s3_data_type": "ManifestFile"}
+    data = {
+        "s3_data": "s3://bucket/x.manifest",
+        "input_mode": "FastFile",
+        "s3_data_type": "ManifestFile",
+    }
     wanted = good.replace(
         hyperparameters={"dataset": "training"}, channels={"training": data}, network=NETWORK
     )

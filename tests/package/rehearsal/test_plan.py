@@ -91,6 +91,8 @@ def test_a_channel_that_the_job_lacks_is_refused_with_its_nearest_name(tmp_path:
 def test_a_channel_is_a_folder_here_or_stays_an_address(tmp_path: Path) -> None:
     plan = planned(tmp_path, job=CHANNEL)
     assert (plan.channels, plan.remote_channels) == ({}, {"training": "s3://bucket/data/"})
+    by_member = CHANNEL.replace("training =", "training.DataSource.S3DataSource.S3Uri =")
+    assert planned(tmp_path, job=by_member).remote_channels == plan.remote_channels
     plan = planned(tmp_path, "--channel", f"training={tmp_path}", job=CHANNEL)
     assert (plan.channels, plan.remote_channels) == ({"training": tmp_path}, {})
 

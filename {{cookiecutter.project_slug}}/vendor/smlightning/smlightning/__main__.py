@@ -3,6 +3,7 @@
 import argparse
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,6 +102,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--yes", action="store_true", help="do not ask whether the price is right"
             )
+        command.set_defaults(usage=command.format_usage)
     return main
 
 
@@ -234,8 +236,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             from smlightning.rehearsal import main as rehearse
 
             return rehearse(words[1:])
-        arguments = parser().parse_args(words)
-
+        arguments, unknown = parser().parse_known_args(words)
+        if unknown:
+            options = re.findall(r"--[\w-]+", arguments.usage())
+            problem = f'{arguments.command} has no option "{unknown[0]}"'
+            print_error(UserError(problem, cure_for_unknown_name(unknown[0], options)))
+            return 2
         from smlightning.launch import commands
 
         return commands.run(arguments)

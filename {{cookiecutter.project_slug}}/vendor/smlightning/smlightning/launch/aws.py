@@ -301,6 +301,16 @@ def call(client: Any, verb: str, kind: str, name: str, **parameters: Any) -> dic
 
 
 def s3_uri(text: str) -> bool:
+    """Whether it is an address in S3, by AWS's own patterns (API_S3DataSource, S3Uri; the bucket's
+    by botocore.handlers.VALID_BUCKET, or an access point's ARN).
+    """
+    return bool(re.fullmatch(r"s3://([\w.-]{1,255}|arn:[^/]+)(/.*)?", text, re.ASCII))
+
+
+def usual_s3_uri(text: str) -> bool:
+    """Whether a bucket of today may have the name, and the key has no space. In us-east-1 buckets
+    from before March 2018 may have capitals and underscores (S3's user guide, Bucket naming rules).
+    """
     return bool(re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?", text))
 
 

@@ -112,6 +112,10 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     who, image = arguments.policy, arguments.image
     transform = tuple(arguments.transform) if arguments.transform else None
     template.refuse_deployment(who, image, transform)
+    results, body = preflight.offline_checks(wanted, project)
+    if body is None:  # and so nothing is known of what the job needs
+        refused([finding for finding in results if finding.level == "error"], ())
+        return 1
     if not who:
         import yaml
 

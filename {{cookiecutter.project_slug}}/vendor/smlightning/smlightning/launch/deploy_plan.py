@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, fetch, inference_images, instances, price
+from smlightning.launch import aws, fetch, images, inference_images, instances, price
 from smlightning.launch.constants import DEFAULT_INSTANCE
 from smlightning.launch.findings import cure_for_unknown_name
 from smlightning.launch.follow import describe
@@ -210,10 +210,12 @@ def model_request(
         UserError: the job trained in an image of its owner's, or isolated, and no image for
             inference is named.
     """
-    registry, _, image = job["AlgorithmSpecification"]["TrainingImage"].partition("/")
-    if not options.image and not image.startswith(("pytorch:", "pytorch-training:")):
+    image = job["AlgorithmSpecification"]["TrainingImage"]
+    region = job["TrainingJobArn"].split(":")[3]
+    registry = images.registry_for_inference(image, region)
+    if not options.image and not registry:
         raise UserError(
-            f"{job_name} trained in {image}, not in AWS's image",
+            f"{job_name} trained in {image.partition('/')[2]}, not in AWS's image",
             "name one for inference with --image",
         )
     if not options.image and job.get("EnableNetworkIsolation"):

@@ -89,15 +89,13 @@ def refused(findings: Iterable[Finding]) -> bool:
 
 
 def raise_if_errors(findings: Iterable[Finding]) -> None:
-    """Refuse to go on with a job that has errors; for a notebook's cell before it sends the job.
+    """Stop where a check found an error; for a notebook's cell, before it sends or creates.
 
     Raises:
         UserError: there is an error among the findings.
     """
     if refused(findings):
-        raise UserError(
-            "preflight or the rehearsal refuses this job", "fix its errors and run all cells again"
-        )
+        raise UserError("a check found errors", "correct them, and run its cells again")
 
 
 def cure_for_unknown_name(value: str, known: Iterable[str]) -> str:

@@ -352,7 +352,7 @@ def profile(job: Job) -> Profile | None:
         return IMAGE_OF_LAUNCHER.get(launchers.launcher(job), CURRENT)
     if job.image in PROFILES:
         return PROFILES[job.image]
-    image = aws_image(job.image)
+    image = aws_image(job.image, job.registry)
     return image.profile if image else None
 
 
@@ -366,7 +366,8 @@ def image_uri(job: Job) -> str:
     if family is None or "/" in job.image:
         return job.image
     for_gpus = resources.gpus(job) != 0
-    return f"{registry(job.region)}/{family.gpu if for_gpus else family.cpu}"
+    place = job.registry or registry(job.region)
+    return f"{place}/{family.gpu if for_gpus else family.cpu}"
 
 
 def registry(region: str) -> str:
@@ -388,6 +389,12 @@ def registry(region: str) -> str:
 
 PUBLIC = "public.ecr.aws/deep-learning-containers"
 ECR = re.compile(r"(\d{12})\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.[a-z0-9.-]+/([^:@]+)(?::([^@]+))?")
+# An image's address, [host[:port]/]path[:tag][@digest] (github.com/distribution/reference).
+REFERENCE = re.compile(
+    r"[A-Za-z0-9.-]+(:\d+)?(/[a-z0-9]+((\.|__?|-+)[a-z0-9]+)*)+"
+    r"(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
 VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
 # The SDK's lists end at 2.2 (fw_utils.SM_DATAPARALLEL_SUPPORTED_FRAMEWORK_VERSIONS), SMDDP's page
 # of images at 2.3.0; the Dockerfiles of 2.4 and 2.5 still install it (2.5.0 and 2.6.0).
@@ -459,12 +466,33 @@ def is_fixed_build(uri: str) -> bool:
     return bool(re.search(r"@sha256:|-v\d+\.\d+|-\d{4}-\d\d-\d\d", uri))
 
 
-def aws_image(uri: str) -> AwsImage | None:
-    """The image at an address, where it is one of AWS's own; None for others."""
-    if uri.startswith(f"{PUBLIC}/"):
-        repository, _, tag = uri.removeprefix(f"{PUBLIC}/").partition("@")[0].partition(":")
-        return AwsImage("", "", repository, tag)
+def aws_image(uri: str, mirror: str = "") -> AwsImage | None:
+    """The image at an address, where it is one of AWS's own; None for others.
+
+    Args:
+        uri: its address.
+        mirror: a registry that holds AWS's images under their own names.
+    """
+    for registry_without_account in filter(None, (PUBLIC, mirror)):
+        if uri.startswith(f"{registry_without_account}/"):
+            name = uri.removeprefix(f"{registry_without_account}/").partition("@")[0]
+            repository, _, tag = name.partition(":")
+            return AwsImage("", "", repository, tag)
     address = ECR.fullmatch(uri.partition("@")[0])
     if not address or address[1] not in REGISTRIES.values():
         return None
     return AwsImage(address[1], address[2], address[3], address[4] or "")
+
+
+def registry_for_inference(uri: str, region: str) -> str:
+    """The registry that AWS's images for inference are in, next to a training image.
+
+    A job of which only the image's address is known may have trained in a mirror of AWS's: there
+    repository and tag are AWS's. Empty where the image is none of AWS's.
+    """
+    if uri.startswith(f"{PUBLIC}/"):
+        return registry(region)
+    place = uri.rpartition("/")[0]
+    image = aws_image(uri, place)
+    is_of_aws = image and image.profile and re.search(r"-(cpu|gpu|cu\d+)\b", image.tag)
+    return place if is_of_aws else ""

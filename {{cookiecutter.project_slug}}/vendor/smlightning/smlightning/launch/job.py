@@ -124,6 +124,7 @@ class Job(Table):
         default="auto",
         derived=True,
     )
+    registry: str = key("", "a mirror of AWS's registry, without repository or tag", default="")
     role: str = key("RoleArn", "execution role", default="", derived=True)
     bucket: str = key("", "for code, models and checkpoints", default="")
     volume_gb: int = key(
@@ -320,7 +321,7 @@ def from_table(table: dict[str, Any], project: Project) -> Job:
         job = _validated(current, project)
     except JobError as wrong:
         raise JobError([*findings, *wrong.findings]) from None
-    findings += request_problems(job.request)
+    findings += request_problems(job)
     if findings:
         raise JobError(findings)
     return job
@@ -497,19 +498,24 @@ def _estimator_table(table: Any, project: Project) -> Iterator[Finding]:
         yield error(f"estimator.{name}", problem, cure)
 
 
-def request_problems(request: dict[str, Any]) -> list[Finding]:
+def request_problems(job: Job) -> list[Finding]:
     """What [request] may not hold: a member that job.toml has a key for, or that is no table."""
-    problems = []
+    problems, request = [], job.request
+    keys = {
+        member: key
+        for member, key in KEY_OF_MEMBER.items()
+        if key != "forward_stop" or job.forward_stop  # else the image's owner may have one
+    }
     for path, value in leaves(request):
-        above = next((member for member in _parents(path) if member in KEY_OF_MEMBER), "")
+        above = next((member for member in _parents(path) if member in keys), "")
         elsewhere = next((member for member in _parents(path) if member in OTHER_SOURCES), "")
         if above:
-            cure = f"set {_shown_path(KEY_OF_MEMBER[above])}"
+            cure = f"set {_shown_path(keys[above])}"
             problems.append(error(f"request.{path}", "job.toml has a key of its own for it", cure))
         elif elsewhere:
             cure = f"set {OTHER_SOURCES[elsewhere]}"
             problems.append(error(f"request.{path}", "it is set elsewhere", cure))
-        elif any(member.startswith(f"{path}.") for member in KEY_OF_MEMBER) and value != {}:
+        elif any(member.startswith(f"{path}.") for member in keys) and value != {}:
             problem = f"found {show(value)}, expected a table of its members"
             problems.append(error(f"request.{path}", problem, f"write them below [request.{path}]"))
     if request and not problems:
@@ -578,8 +584,6 @@ def cure_for_misplaced_key(name: str, project: Project) -> str:
 
 def _members() -> set[str]:
     """The members of CreateTrainingJob, by AWS's names."""
-    from smlightning.launch import aws
-
     return set(aws.shape("CreateTrainingJobRequest").members)
 
 

@@ -92,7 +92,7 @@ def training_request(
     Raises:
         UserError: no request can be built of this job.
     """
-    if problems := request_problems(job.request):
+    if problems := request_problems(job):
         raise JobError(problems)
     stated = members_as_they_stand(job)
     request: dict[str, Any] = {
@@ -257,7 +257,7 @@ def channel(name: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
     entry: dict[str, Any] = {"ChannelName": name}
     if known is FILE_SYSTEM_CHANNEL:
         table = {"file_system_access_mode": "ro", **table}
-    else:
+    elif _sources(table) <= {"S3DataSource"}:
         table = {"s3_data_type": "S3Prefix", "distribution": "FullyReplicated", **table}
     for key, value in table.items():
         if key in known:
@@ -265,9 +265,24 @@ def channel(name: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
     return merge(entry, {key: value for key, value in table.items() if key not in known})
 
 
+def channel_address(name: str, given: str | Mapping[str, Any]) -> str:
+    """The S3 address of a channel; empty where it has none."""
+    value: Any = channel(name, given)
+    for member in S3_CHANNEL["s3_data"].split("."):
+        value = value.get(member, "") if isinstance(value, dict) else ""
+    return str(value)
+
+
 def channel_keys(table: Mapping[str, Any]) -> dict[str, str]:
     """The keys of a channel that is a table, and the member that each sets."""
-    return FILE_SYSTEM_CHANNEL if "file_system_id" in table else S3_CHANNEL
+    on_file_system = "file_system_id" in table or "FileSystemDataSource" in _sources(table)
+    return FILE_SYSTEM_CHANNEL if on_file_system else S3_CHANNEL
+
+
+def _sources(table: Mapping[str, Any]) -> set[str]:
+    """The members of a channel's DataSource that job.toml sets by AWS's names."""
+    given = table.get("DataSource", {})
+    return set(given) if isinstance(given, dict) else set()
 
 
 def hyperparameters(job: Job) -> dict[str, Any]:

@@ -222,14 +222,8 @@ def hyperparameter(text: str) -> str | int | float | bool:
 
 def remote_channels(job: Job, folders: Mapping[str, Path]) -> dict[str, str]:
     """The job's channels for which no folder is given: address by name."""
-    addresses = {}
-    for name, channel in job.channels.items():
-        if name not in folders:
-            if isinstance(channel, str):
-                addresses[name] = channel
-            else:
-                addresses[name] = str(channel.get("s3_data", ""))
-    return addresses
+    given = {name: channel for name, channel in job.channels.items() if name not in folders}
+    return {name: request.channel_address(name, channel) for name, channel in given.items()}
 
 
 def refuse_source(source: Path) -> None:

@@ -1,14 +1,15 @@
 """What is wrong with a job before it is paid for: job.toml, the request, and src/.
 
 A check is a function that yields findings. Those of JOB_CHECKS read the job and the project; those
-of REQUEST_CHECKS judge the very request that is sent, and run where one can be built of the job.
+of REQUEST_CHECKS judge the very request that is sent, and run where one can be built of the job
+and its values are of AWS's types.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import connections, request, requirements
+from smlightning.launch import aws, connections, request, requirements
 from smlightning.launch.findings import Finding, from_error, ordered, refused
 from smlightning.launch.job import Job, JobError
 from smlightning.launch.preflight import (
@@ -49,7 +50,6 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     settings.network,
     members.created,
     channels.keys,
-    channels.addresses,
     channels.channel_names,
     channels.unread_channels,
     channels.option_paths,
@@ -60,19 +60,19 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     source.code,
     source.monitor,
     requirements.named,
-    members.output,
     members.unusable,
 )
 REQUEST_CHECKS: tuple[RequestCheck, ...] = (
-    members.limits,
     members.exclusive,
     members.environment,
     members.isolation,
     members.offline_hub,
     members.tags,
-    members.arns,
+    members.partitions,
+    members.documented,
     members.disk_key,
     secrets.visible,
+    channels.addresses,
     channels.file_systems,
     channels.groups,
     members.places,
@@ -103,6 +103,9 @@ def offline_checks(
     except UserError as failure:
         if not refused(findings):
             findings.append(from_error("job.toml", failure))
+        return findings, None
+    findings += members.limits(job, body, project)
+    if aws.wrong_types(body, aws.shape("CreateTrainingJobRequest")):
         return findings, None
     for check in REQUEST_CHECKS:
         findings += check(job, body, project)

@@ -9,7 +9,7 @@ from smlightning.launch import aws, images, request, resources
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, warning
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import paths
-from smlightning.launch.preflight.settings import S3_EXAMPLE
+from smlightning.launch.preflight.settings import s3_address
 from smlightning.options import Option, declared_options
 from smlightning.project import Project
 
@@ -21,32 +21,44 @@ def keys(job: Job, project: Project) -> Iterator[Finding]:
         if isinstance(given, str):
             continue
         known = request.channel_keys(given)
+        if given.get("ChannelName", name) != name:
+            problem = f"it renames the channel, and src/ looks for {name}"
+            cure = "remove it, and give the channel that name under [channels]"
+            yield error(f"channels.{name}.ChannelName", problem, cure)
         for key in given:
             if key not in known and key not in members:
                 problem = "a channel has no such key"
                 yield error(f"channels.{name}.{key}", problem, cure_for_unknown_name(key, known))
 
 
-def addresses(job: Job, project: Project) -> Iterator[Finding]:
-    """The address of each channel, and that the checkpoints are kept elsewhere."""
-    for name, given in job.channels.items():
-        key = f"channels.{name}"
-        table: dict[str, Any] = given if isinstance(given, dict) else {"s3_data": given}
-        address = str(table.get("s3_data", ""))
-        if "file_system_id" in table:
-            continue  # see file_systems
-        if not aws.s3_uri(address):
-            yield error(key, f'"{address}" is not an S3 address', S3_EXAMPLE)
+def addresses(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """The address of each channel in S3, and that the checkpoints are kept elsewhere."""
+    checkpoints = body.get("CheckpointConfig", {}).get("S3Uri", "")
+    for channel in body.get("InputDataConfig", []):
+        source = channel.get("DataSource", {}).get("S3DataSource")
+        if source is None:
+            continue
+        key, address = f"channels.{channel['ChannelName']}", source.get("S3Uri", "")
+        folder = address.endswith("/") or address.count("/") < 3
+        yield from s3_address(key, address)
+        if source.get("S3DataType") == "ManifestFile" and folder:
+            problem = f'"{address}" is a folder, and a manifest is one file'
+            yield error(key, problem, "give the file's address")
+        elif aws.directory_bucket(aws.s3_location(address)[0]) and not folder:
+            # ListObjectsV2: "only prefixes that end in a delimiter (/) are supported".
+            problem = f'"{address}" is in S3 Express One Zone, and its prefix ends in no slash'
+            yield error(key, problem, "name a folder, with / at its end")
         elif re.search(r"[*?]|\{.*\}", address):
             problem = f'"{address}" has a wildcard, which S3 takes for a letter'
             yield error(key, problem, "name the folder, or the beginning that its keys share")
-        elif aws.s3_uri(job.checkpoint_s3) and overlap(address, job.checkpoint_s3):
+        elif aws.s3_uri(checkpoints) and overlap(address, checkpoints):
             problem = f"it and {key} overlap, and checkpoints would be data"
             yield error("checkpoint_s3", problem, "name another folder")
 
 
 def file_systems(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
     """A file system is reached in a VPC, whoever names it: job.toml, or an organisation's file."""
+    usual_mode = body["AlgorithmSpecification"]["TrainingInputMode"]
     for channel in body.get("InputDataConfig", []):
         system = channel.get("DataSource", {}).get("FileSystemDataSource", {})
         key = f"channels.{channel['ChannelName']}"
@@ -55,7 +67,10 @@ def file_systems(job: Job, body: dict[str, Any], project: Project) -> Iterator[F
         if not body.get("VpcConfig"):
             problem = "a file system can be reached in your VPC alone"
             yield error(key, problem, "fill [network]")
-        path = str(system.get("DirectoryPath", "/"))
+        if channel.get("InputMode", usual_mode) == "FastFile":
+            problem = "FastFile streams from S3, and a file system is mounted as it is"
+            yield error(key, problem, 'set input_mode = "File", or remove it')
+        path = system.get("DirectoryPath", "/")
         if not path.startswith("/"):
             problem = f'directory_path "{path}" does not begin with a slash'
             example = '"/<mount name>/data"' if system.get("FileSystemType") != "EFS" else '"/data"'
@@ -99,24 +114,31 @@ def channel_names(job: Job, project: Project) -> Iterator[Finding]:
         names_of.setdefault(variable, name)
 
 
-def texts_of_options(job: Job, project: Project) -> dict[str, str]:
-    """Option → value, of the options of train.py whose value is a text."""
+def texts_of_options(job: Job, project: Project) -> Iterator[tuple[str, str, str]]:
+    """Key, option and value of each option of train.py whose value is a text, in a search too."""
     declared = declared_options(project.options().classes)
     values = {name: option.default for name, option in declared.items()}
-    values.update(job.hyperparameters)
-    return {name: value for name, value in values.items() if isinstance(value, str)}
+    for name, value in {**values, **job.hyperparameters}.items():
+        if isinstance(value, str):
+            yield f"hyperparameters.{name}", name, value
+    for name, tried in job.tune.ranges.items():
+        for value in tried if isinstance(tried, list) else ():
+            if isinstance(value, str):
+                yield f"tune.ranges.{name}", name, value
 
 
 def unread_channels(job: Job, project: Project) -> Iterator[Finding]:
     """Every host downloads each channel, so one that nothing reads is a mistake."""
-    values = texts_of_options(job, project).values()
+    values = {(option, value) for _, option, value in texts_of_options(job, project)}
+    texts = {value for _, value in values}
     files = project.src.glob("*.py")
     code = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
     for name in job.channels:
         folder = f"{paths.CHANNELS}{name}"
-        by_path = any(f"{value}/".startswith(f"{folder}/") for value in values)
-        by_name = name in values and (name == "training" or "SM_CHANNEL_" in code)
-        if by_path or by_name or f"SM_CHANNEL_{name.upper()}" in code:
+        by_path = any(f"{text}/".startswith(f"{folder}/") for text in texts)
+        by_name = name in texts and "SM_CHANNEL_" in code
+        by_dataset = name == paths.DATASET and ("dataset", name) in values
+        if by_path or by_name or by_dataset or f"SM_CHANNEL_{name.upper()}" in code:
             continue
         cure = 'set hyperparameters.dataset = "training"'
         if name != "training":
@@ -130,9 +152,12 @@ def unread_channels(job: Job, project: Project) -> Iterator[Finding]:
 def option_paths(job: Job, project: Project) -> Iterator[Finding]:
     """What an option reads is in a channel or in the image, and not on this machine."""
     declared = declared_options(project.options().classes)
-    for option, value in texts_of_options(job, project).items():
-        key, channel = f"hyperparameters.{option}", paths.channel_of(value)
-        if channel:
+    for key, option, value in texts_of_options(job, project):
+        channel = paths.channel_of(option, value)
+        if option == "model_name" and value in {*job.channels, paths.DATASET}:
+            problem = f'"{value}" is the name of a channel, and {option} reads a folder'
+            yield error(key, problem, f'write "{paths.CHANNELS}{value}"')
+        elif channel:
             if channel not in job.channels:
                 yield missing_channel(key, channel, job)
         elif value.startswith("s3://"):

@@ -168,6 +168,9 @@ def capacity(job: Job, project: Project) -> Iterator[Finding]:
     MaxPendingTimeInSeconds.
     """
     sent, jobs = resources.members(job), resources.alternatives(job)
+    if job.instance_type and resources.member(job, "InstanceType") != "ResourceConfig.InstanceType":
+        problem = f"{resources.key(job, 'InstanceType')} replaces it"
+        yield warning("instance_type", problem, "remove it")
     least, most = PENDING_S
     if job.max_pending_s and not least <= job.max_pending_s <= most:
         problem = f"{job.max_pending_s} is not from {least} to {most}"

@@ -22,12 +22,34 @@ LIGHTNING_NEEDS = (2, 1)  # the oldest torch of the pytorch-lightning in src/req
 def image(job: Job, project: Project) -> Iterator[Finding]:
     """A profile of this project, or an image in the job's region."""
     if job.image == "auto" or job.image in images.PROFILES:
+        if job.registry:
+            yield from address("registry", f"{job.registry}/{images.CURRENT.gpu}", job)
         yield from of_profile(job, images.profile(job))
     elif "/" in job.image:
         yield from image_of_owner(job)
     else:
         problem = f'"{job.image}" is neither a profile nor an image\'s URI'
         yield error("image", problem, cure_for_unknown_name(job.image, ["auto", *images.PROFILES]))
+
+
+def address(key: str, uri: str, job: Job) -> Iterator[Finding]:
+    """An image's address: it is one, in a registry that SageMaker reaches, in the job's region."""
+    ecr = images.ECR.match(uri)
+    if not images.REFERENCE.fullmatch(uri):
+        problem = f'"{getattr(job, key)}" is not the address of an image'
+        example = "<account>.dkr.ecr.<region>.amazonaws.com/<repository>"
+        yield error(key, problem, f"as in {example}" + (":<tag>" if key == "image" else ""))
+    elif not ecr and not images.aws_image(uri) and not from_private_registry(job):
+        yield error(
+            key,
+            f'"{getattr(job, key)}" is not in Amazon ECR',
+            "push it to Amazon ECR; a registry in your VPC needs "
+            'TrainingRepositoryAccessMode = "Vpc" in '
+            "[request.AlgorithmSpecification.TrainingImageConfig]",
+        )
+    elif ecr and ecr[2] != job.region:
+        problem = f"it is in {ecr[2]} and the job in {job.region}"
+        yield error(key, problem, "name the one in the job's region")
 
 
 def of_profile(job: Job, profile: Profile | None) -> Iterator[Finding]:
@@ -40,19 +62,12 @@ def of_profile(job: Job, profile: Profile | None) -> Iterator[Finding]:
 
 def image_of_owner(job: Job) -> Iterator[Finding]:
     """An image's URI: what can be told from its address."""
-    address = images.ECR.match(job.image)
-    image = images.aws_image(job.image)
-    if not address and not image and not from_private_registry(job):
-        yield error(
-            "image",
-            f'"{job.image}" is not in Amazon ECR',
-            "push it to Amazon ECR; a registry in your VPC needs "
-            'TrainingRepositoryAccessMode = "Vpc" in '
-            "[request.AlgorithmSpecification.TrainingImageConfig]",
-        )
-    elif address and address[2] != job.region:
-        problem = f"it is in {address[2]} and the job in {job.region}"
-        yield error("image", problem, "name the one in the job's region")
+    image = images.aws_image(job.image, job.registry)
+    wrong = list(address("image", job.image, job))
+    if job.registry and not job.image.startswith(f"{job.registry}/"):
+        yield warning("registry", "it has no effect, since image names another", "remove it")
+    if wrong:
+        yield from wrong
     elif resources.gpus(job) != 0 and names_cpu(job.image):
         problem = f"its tag says CPU, and the GPUs of {kinds(job)} would idle"
         yield error("image", problem, "take a GPU image")

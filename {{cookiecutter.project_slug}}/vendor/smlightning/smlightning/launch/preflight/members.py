@@ -9,13 +9,20 @@ from smlightning.launch import aws, connections, instances, launchers, resources
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import KEY_OF_MEMBER, Create, Job, cure_for_misplaced_key
 from smlightning.launch.preflight.secrets import texts
-from smlightning.launch.preflight.settings import S3_EXAMPLE
+from smlightning.launch.preflight.settings import s3_address
 from smlightning.project import Project
 
 OUTPUT = "OutputDataConfig.S3OutputPath"
 DISK_KEY = "ResourceConfig.VolumeKmsKeyId"
 ARN = re.compile(r"arn:(aws[a-z-]*):[\w-]*:([\w-]*):")
-WITH_ARNS = ("RoleArn", "OutputDataConfig", "ResourceConfig")  # members that hold ARNs
+AWS_HOST = re.compile(r"\.(amazonaws\.com(?:\.cn)?)(?=[:/]|$)")
+OF_REGION = ("OutputDataConfig", "ResourceConfig")  # members whose ARNs are of the job's region
+OF_OWNER = ("Environment", "HyperParameters", "Tags")  # members whose values are the owner's own
+INTERVALS = (100, 200, 500, 1000, 5000, 60_000)  # ProfilerConfig, ProfilingIntervalInMilliseconds
+# Variables by which libraries choose the network between hosts.
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+FILES_OF_PROFILES = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
 
 PIPE = (
     "Pipe",
@@ -94,6 +101,22 @@ def exclusive(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
             yield error(key, "AWS does not take it from a job of this project", "remove it")
 
 
+def documented(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """What AWS rejects by the documentation of a member, of which its model holds no limit."""
+    output, profiler = request["OutputDataConfig"], request.get("ProfilerConfig", {})
+    bucket = aws.s3_location(output["S3OutputPath"])[0]
+    if output.get("KmsKeyId") and aws.directory_bucket(bucket):
+        problem = "S3 Express One Zone takes no KMS key for output"  # OutputDataConfig, KmsKeyId
+        yield error(key_of("OutputDataConfig.KmsKeyId"), problem, "remove it")
+    interval = profiler.get("ProfilingIntervalInMilliseconds", INTERVALS[0])
+    if interval not in INTERVALS:
+        yield error(
+            "request.ProfilerConfig.ProfilingIntervalInMilliseconds",
+            f"{aws.show_number(interval)} is none of AWS's intervals",
+            f"take one of {', '.join(map(str, INTERVALS))}",
+        )
+
+
 def is_set(value: Any, path: str) -> bool:
     """Whether a request has the member, in a list at least once."""
     if isinstance(value, list):
@@ -125,26 +148,32 @@ def key_of(path: str) -> str:
     return f"request.{path}"
 
 
-def output(job: Job, project: Project) -> Iterator[Finding]:
-    """The folder that [request] names for models and code."""
-    folder = job.request.get("OutputDataConfig", {}).get("S3OutputPath", "")
-    if folder and not aws.s3_uri(str(folder)):
-        yield error(f"request.{OUTPUT}", f'"{folder}" is not an S3 address', S3_EXAMPLE)
-
-
 def places(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """Output does not lie in a folder of data: the next job would take models for data."""
+    """Output is an address in S3 that lies neither in data nor in the checkpoints: the next job
+    would take models for data, and every host would download them with its checkpoints.
+    """
     output = request["OutputDataConfig"]["S3OutputPath"]
     named = job.request.get("OutputDataConfig", {}).get("S3OutputPath")
-    for name, given in job.channels.items():
-        table: dict[str, Any] = given if isinstance(given, dict) else {"s3_data": given}
-        folder = str(table.get("s3_data", ""))
-        if aws.s3_uri(folder) and f"{output.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/"):
+    key = f"request.{OUTPUT}" if named else "bucket"
+    if named:
+        yield from s3_address(key, output)
+    for channel in request.get("InputDataConfig", []):
+        folder = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
+        name = channel["ChannelName"]
+        if name in job.channels and aws.s3_uri(folder) and within(output, folder):
             yield error(
-                f"request.{OUTPUT}" if named else "bucket",
+                key,
                 f"{output} lies in channels.{name} ({folder}), so that models become its data",
                 "name a folder beside the data, or the data's own folder in the channel",
             )
+    if aws.s3_uri(job.checkpoint_s3) and within(output, job.checkpoint_s3):
+        problem = f"{output} lies in it, and every host downloads what it holds"
+        yield error("checkpoint_s3", problem, "name a folder next to the output")
+
+
+def within(inner: str, outer: str) -> bool:
+    """Whether a folder in S3 lies in another, or is the same."""
+    return f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/")
 
 
 def default_buckets(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -205,6 +234,14 @@ def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator
         level = warning if launcher == "none" else error
         problem = "a process is started for each GPU of the host, and this hides some from it"
         yield level("environment.CUDA_VISIBLE_DEVICES", problem, "take a smaller instance")
+    for name in PROFILES:
+        if name in variables and not any(file in variables for file in FILES_OF_PROFILES):
+            problem = "the hosts have no profile of AWS, and use the job's role"
+            yield error(f"environment.{name}", problem, "remove it")
+    for name in INTERFACES:
+        if variables.get(name) in ("lo", "=lo") and resources.host_count(job) > 1:
+            problem = "hosts do not reach each other by the interface lo"
+            yield error(f"environment.{name}", problem, "remove it")
     is_set_by_toolkit = launcher in ("torch_distributed", "none")
     if is_set_by_toolkit and variables.get("NCCL_DEBUG", "WARN") != "WARN":
         problem = f"the toolkit sets NCCL_DEBUG to WARN under {launcher}"
@@ -227,20 +264,27 @@ def tags(job: Job, request: dict[str, Any], project: Project) -> Iterator[Findin
             yield error(f"tags.{tag['Key']}", problem, "rename it")
 
 
-def arns(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """ARNs are of the job's region and partition; China and GovCloud have other partitions."""
-    partition = aws.partition(job.region)
-    holders = {"mlflow": job.mlflow, **{member: request[member] for member in WITH_ARNS}}
-    for path, text in texts(holders):
-        match = ARN.match(text)
-        if not match:
-            continue
-        key = "mlflow" if path == "mlflow" else key_of(path)
-        if match[1] != partition:
-            problem = f'"{text}" is of partition {match[1]}, and {job.region} is in {partition}'
-            yield error(key, problem, "take one from there")
-        elif match[2] not in ("", job.region) and key != "mlflow":  # which is asked where it is
-            problem = f'"{text}" is in {match[2]}, and the job in {job.region}'
+def partitions(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
+    """ARNs and hosts of AWS are of the job's partition: China and GovCloud have their own. What
+    encrypts or holds capacity is of its region, too.
+    """
+    partition, suffix = aws.partition(job.region), aws.dns_suffix(job.region)
+    named = {"mlflow": job.mlflow, "hub_token_secret": job.hub_token_secret, "secrets": job.secrets}
+    members = {member: value for member, value in request.items() if member not in OF_OWNER}
+    for path, text in texts({**named, "environment": job.environment, **members}):
+        member = path.partition(".")[0]
+        key = key_of(path) if member in members else path
+        owners = member == "environment" and path != "environment.CA_REPOSITORY_ARN"
+        level = warning if owners else error
+        arn, host = ARN.match(text), AWS_HOST.search(text)
+        if arn and arn[1] != partition:
+            problem = f'"{text}" is of partition {arn[1]}, and {job.region} is in {partition}'
+            yield level(key, problem, "take one from there")
+        elif host and host[1] != suffix:
+            problem = f'"{text}" is of {host[1]}, and the hosts of {job.region} are of {suffix}'
+            yield level(key, problem, "take one from there")
+        elif arn and member in OF_REGION and arn[2] not in ("", job.region):
+            problem = f'"{text}" is in {arn[2]}, and the job in {job.region}'
             yield error(key, problem, "take one of the job's region")
 
 
@@ -250,8 +294,12 @@ def disk_key(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fi
     clusters = resources.candidates(request["ResourceConfig"])
     types = [[group.instance_type for group in cluster] for cluster in clusters]
     with_nvme = [kinds for kinds in types if all(map(instances.nvme, kinds))]
+    shown = " and ".join(dict.fromkeys(with_nvme[0])) if with_nvme else ""
+    if with_nvme and job.volume_gb != Job.model_fields["volume_gb"].default:
+        # ResourceConfig, VolumeSizeInGB: "Available storage is fixed to the NVMe-type instance's".
+        problem = f"{shown} has NVMe disks of a fixed size, and AWS adds no other"
+        yield warning("volume_gb", problem, "remove it, and see that the disks are large enough")
     if disk and with_nvme:
-        shown = " and ".join(dict.fromkeys(with_nvme[0]))
         problem = f"{shown} encrypts its own NVMe disks, and AWS refuses a key"
         yield error(f"request.{DISK_KEY}", problem, "remove it")
     elif "alias/" in disk:

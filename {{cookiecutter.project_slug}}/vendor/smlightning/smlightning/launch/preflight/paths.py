@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 CHANNELS = "/opt/ml/input/data/"  # where the container finds them
+DATASET = "training"  # the channel that --dataset names (data/tables.py, CHANNEL)
 DATA_FILE = re.compile(
     r".*\.(csv|tsv|jsonl|parquet|arrow|npy|npz|h5|zip|gz|ckpt|pth?|safetensors)", re.I
 )
@@ -54,10 +55,10 @@ def in_every_container(text: str) -> bool:
     return text.startswith("/opt/ml/") or text.strip("/.") in ("", "tmp", "dev/shm")
 
 
-def channel_of(text: str) -> str:
-    """The channel that an option's value reads; empty for none."""
-    if text == "training":
-        return "training"
+def channel_of(option: str, text: str) -> str:
+    """The channel that an option with this value reads; empty for none."""
+    if option == "dataset" and text == DATASET:
+        return DATASET
     if text.startswith(CHANNELS):
         return text.removeprefix(CHANNELS).split("/")[0]
     return ""

@@ -12,9 +12,10 @@ from smlightning.stored_secrets import REFERENCE
 
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
 S3_EXAMPLE = 'as in "s3://bucket/folder/"'
+# Addresses of S3's own hosts, which AWS's patterns take in place of s3://.
+S3_HOST = re.compile(r"https://[\w.-]*\bs3\b[\w.-]*\.amazonaws\.com(\.cn)?/.*", re.ASCII)
 
 ROLE = re.compile(r"(arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+|[\w+=,.@-]{1,64})?", re.ASCII)
-BUCKET = re.compile(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])?")
 MLFLOW = re.compile(r"(arn:[\w-]+:sagemaker:[\w-]+:\d{12}:mlflow-(app|tracking-server)/.+)?")
 # As AWS's toolkit reads it (sagemaker-training 5.1.4, modules.py).
 REPOSITORY = re.compile(r"arn:[^:]+:codeartifact:[^:]+:[^:]+:repository/[^/]+/.+")
@@ -78,9 +79,11 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
     if not ROLE.fullmatch(job.role):
         problem = f'"{job.role}" is neither ARN nor name'
         yield error("role", problem, "arn:aws:iam::<12 digits>:role/<name>")
-    if not BUCKET.fullmatch(job.bucket):
+    if job.bucket and ("/" in job.bucket or not aws.s3_uri(f"s3://{job.bucket}")):
         problem = f'"{job.bucket}" is not the name of a bucket'
-        yield error("bucket", problem, "the name alone: no s3://, no folder")
+        yield error("bucket", problem, "give only the name: no s3://, no folder")
+    elif job.bucket:
+        yield from s3_address("bucket", f"s3://{job.bucket}")
     if not MLFLOW.fullmatch(job.mlflow):
         problem = f'"{job.mlflow}" names no server'
         yield error("mlflow", problem, "give the ARN of your MLflow tracking server or app")
@@ -96,6 +99,17 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
         problem = f'"{repository}" is not the ARN of a repository in CodeArtifact'
         example = "arn:aws:codeartifact:<region>:<account>:repository/<domain>/<repository>"
         yield error("environment.CA_REPOSITORY_ARN", problem, f"as in {example}")
+
+
+def s3_address(key: str, address: str) -> Iterator[Finding]:
+    """An error for a text that AWS's patterns reject, a warning for an unusual address."""
+    if aws.usual_s3_uri(address):
+        return
+    if aws.s3_uri(address) or S3_HOST.fullmatch(address):
+        problem = f'"{address}" has what few addresses have: capitals, underscores, spaces, https'
+        yield warning(key, problem, f"correct it unless it is meant, {S3_EXAMPLE}")
+    else:
+        yield error(key, f'"{address}" is not an S3 address', S3_EXAMPLE)
 
 
 def secrets(job: Job) -> Iterator[Finding]:
@@ -130,9 +144,8 @@ def checkpoints(job: Job, project: Project) -> Iterator[Finding]:
     folder = job.checkpoint_s3
     if folder in ("", "auto"):
         return
-    if not aws.s3_uri(folder):
-        yield error("checkpoint_s3", f'"{folder}" is not an S3 address', S3_EXAMPLE)
-    elif not re.fullmatch(r"s3://[^/]+/.*[^/].*", folder):
+    yield from s3_address("checkpoint_s3", folder)
+    if aws.s3_uri(folder) and not re.fullmatch(r"s3://[^/]+/.*[^/].*", folder):
         problem = f"{folder} is a whole bucket, and every host would download it"
         yield error("checkpoint_s3", problem, "name a folder in it")
 
