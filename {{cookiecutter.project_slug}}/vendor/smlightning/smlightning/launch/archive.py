@@ -118,6 +118,8 @@ def copy(source: Path, into: Path, without: Collection[str] = ()) -> Path:
 def copy_package(into: Path) -> Path:
     """Copy the package's training part into a folder, for an estimator's `dependencies`.
 
+    The notebook of smlightning 1.0.0, which is its owner's, calls it.
+
     Returns:
         The copy, `into`/smlightning.
     """
