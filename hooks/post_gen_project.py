@@ -5,8 +5,11 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
+# cookiecutter leaves this rendered copy, which holds every answer, in the temporary folder.
+Path(__file__).unlink()
 
 # A template that is worked on holds caches, and cookiecutter copies whatever it finds. Caches
 # only: where a project is generated over an older one, everything else is its owner's.
@@ -36,6 +39,20 @@ def git(*arguments: str) -> str:
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
+def without_credentials(url: str) -> str:
+    """A git address without user, password and query, any of which may be a token.
+
+    ssh keeps its user, whom the server asks for.
+    """
+    parts = urlsplit(url)
+    if not parts.netloc:  # a folder, or git@host:path
+        return url
+    user, _, host = parts.netloc.rpartition("@")
+    if user and parts.scheme.endswith("ssh"):
+        host = f"{user.partition(':')[0]}@{host}"
+    return parts._replace(netloc=host, query="", fragment="").geturl()
+
+
 # `make update` asks cruft, which wants to know the repository and commit of the template; cruft,
 # where it generates, notes both itself. cookiecutter names a folder as it was typed: relative to
 # where it was called, of which PWD is left.
@@ -46,7 +63,7 @@ if git("-C", str(template), "ls-files", "cookiecutter.json"):
     url = (
         str(template.resolve())
         if local
-        else git("-C", str(template), "remote", "get-url", "origin")
+        else without_credentials(git("-C", str(template), "remote", "get-url", "origin"))
     )
     answers = {key: value for key, value in ANSWERS.items() if not key.startswith("_")}
     link = {

@@ -1,14 +1,21 @@
-"""Refuses answers that would not work later: one line per problem, and nothing is generated."""
+"""Rejects answers that would not work later: one line per problem, and nothing is generated.
+
+Answers to prompts and of `--replay-file` are data. Those given as KEY=VALUE are not: cookiecutter
+renders them as templates before any hook, and a template may run any code (SECURITY.md).
+"""
 
 import json
 import keyword
 import re
 import sys
 import unicodedata
+from pathlib import Path
 
 # `tojson` writes every quote inside an answer as \" and every control character as an escape, and
 # a raw string keeps them so; no answer can end this string, and none is ever executed.
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
+# cookiecutter leaves this rendered copy, which holds every answer, in the temporary folder.
+Path(__file__).unlink()
 
 # A folder of these names on sys.path, or as the working directory, hides the module that the
 # project imports.
@@ -36,6 +43,13 @@ ADDRESS = r"[^\s@\"\\<>,;]+@[^\s@\"\\<>,;]+\.[^\s@\"\\<>,;]+"
 REGION = r"[a-z]{2,4}(?:-[a-z]+)+-[0-9]"
 INSTANCE = r"ml\.[a-z0-9-]+\.[a-z0-9-]+"
 COUNT = r"[1-9][0-9]{0,2}"
+# As cookiecutter.json lists them; an answer of --replay-file may be any other.
+CHOICES = {
+    "task": ("text-classification", "language-model"),
+    "license": ("MIT", "Apache-2.0", "BSD-3-Clause", "proprietary"),
+    "distribution": ("auto", "smddp", "torch_distributed", "pytorchddp", "none"),
+    "spot": (False, True),
+}
 
 
 def slug_problems(slug: str) -> list[str]:
@@ -63,7 +77,15 @@ def problems(answers: dict) -> list[str]:
     """What is wrong with the answers, a sentence each: what was found, what is expected."""
     found = []
     for key, value in answers.items():
-        if key.startswith("_") or not isinstance(value, str):
+        if key.startswith("_"):
+            continue
+        if key in CHOICES:
+            if value not in CHOICES[key]:
+                choices = ", ".join(map(str, CHOICES[key]))
+                found.append(f"{key}: found {value!r}; expected one of {choices}.")
+            continue
+        if not isinstance(value, str):
+            found.append(f"{key}: found {value!r}; expected text.")
             continue
         # Joiners are part of Persian words and of emoji; other format characters reorder or hide
         # what is read.
@@ -81,7 +103,7 @@ def problems(answers: dict) -> list[str]:
         elif len(value) > 200:
             found.append(f"{key}: found {len(value)} characters; expected at most 200.")
 
-    found += slug_problems(answers["project_slug"])
+    found += slug_problems(str(answers["project_slug"]))
     patterns = {
         "author_email": (ADDRESS, "an address such as you@example.com"),
         "aws_region": (REGION, "a region such as us-east-1"),
@@ -92,7 +114,7 @@ def problems(answers: dict) -> list[str]:
         answer = str(answers[key])
         if not re.fullmatch(pattern, answer):
             found.append(f"{key}: found {answer!r}; expected {expected}.")
-    count, instance = str(answers["instance_count"]), answers["instance_type"]
+    count, instance = str(answers["instance_count"]), str(answers["instance_type"])
     if answers["distribution"] == "none" and re.fullmatch(COUNT, count) and count != "1":
         found.append(
             f"distribution: found 'none' with {count} instances; expected a launcher, since "

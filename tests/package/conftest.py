@@ -30,7 +30,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))
 # The answers that job.toml asks for; nothing else of a project has to be generated.
 ANSWERS = {
     "project_slug": "language-identification",
-    "__job_name": "language-identification",
     "aws_region": "us-east-1",
     "instance_type": "ml.g5.12xlarge",
     "instance_count": "2",

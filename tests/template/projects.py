@@ -69,6 +69,24 @@ def bake(directory: Path, **answers: object) -> Project:
     return Project(Path(path))
 
 
+def git(folder: Path, *words: str) -> None:
+    name = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.com"]
+    subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
+
+
+def commit_all(folder: Path, subject: str) -> None:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-m", subject)
+
+
+def copy_template(folder: Path) -> Path:
+    """The checkout as it is now, in a folder of its own without what is not kept in git."""
+    kept_out = shutil.ignore_patterns(
+        ".git", ".venv", "build", "*cache*", ".hypothesis", "*.egg-info"
+    )
+    return shutil.copytree(TEMPLATE, folder, ignore=kept_out, dirs_exist_ok=True)
+
+
 def weights(path: Path) -> dict[str, bytes]:
     """A saved byte CNN's weights, as bytes."""
     tensors = load_file(path / "model" / "model.safetensors")

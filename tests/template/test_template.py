@@ -15,8 +15,9 @@ import pytest
 import yaml
 from cookiecutter.exceptions import FailedHookException
 from cookiecutter.main import cookiecutter
+from jinja2.exceptions import UndefinedError
 
-from projects import PACKAGE, TEMPLATE, Project, bake
+from projects import PACKAGE, TEMPLATE, Project, bake, commit_all, copy_template, git
 from smlightning.launch.account import template
 
 SOURCE = next(TEMPLATE.glob("{{*}}"))  # what is generated, before it is
@@ -127,16 +128,6 @@ def test_what_runs_is_the_same_bytes_whatever_the_answers(tmp_path: Path) -> Non
     assert not [name for name in one if "cache" in name or "egg-info" in name]
 
 
-def git(folder: Path, *words: str) -> None:
-    name = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.com"]
-    subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
-
-
-def commit_all(folder: Path, subject: str) -> None:
-    git(folder, "add", "-A")
-    git(folder, "commit", "-m", subject)
-
-
 def generate_and_commit(template: Path, folder: Path) -> Project:
     """A project of the template in ``folder``, as its owner would keep it in git."""
     made = Project(Path(cookiecutter(str(template), no_input=True, output_dir=str(folder))))
@@ -148,14 +139,6 @@ def generate_and_commit(template: Path, folder: Path) -> Project:
 def append(path: Path, line: str) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
-
-
-def copy_template(folder: Path) -> Path:
-    """The checkout as it is now, in a folder of its own without what is not kept in git."""
-    kept_out = shutil.ignore_patterns(
-        ".git", ".venv", "build", "*cache*", ".hypothesis", "*.egg-info"
-    )
-    return shutil.copytree(TEMPLATE, folder, ignore=kept_out, dirs_exist_ok=True)
 
 
 def test_an_update_renews_the_package_and_leaves_the_owners_files(tmp_path: Path) -> None:
@@ -267,7 +250,6 @@ def test_odd_answers_pass_preflight(tmp_path: Path) -> None:
         ({"project_slug": "-x"}, "project_slug: found '-x'"),
         ({"project_slug": "x-"}, "project_slug: found 'x-'"),
         ({"project_slug": "1x"}, "project_slug: found '1x'"),
-        ({"project_slug": "../x"}, "project_slug: found '../x'"),
         ({"project_slug": "x" * 41}, "found 41 characters; expected at most 40"),
         ({"project_slug": "lambda"}, "a keyword of Python"),
         ({"project_slug": "torch"}, "a module the project imports"),
@@ -307,6 +289,16 @@ def test_a_bad_answer_is_one_line_and_leaves_nothing(
         len([line for line in error.splitlines() if line.startswith("  ") and said in line]) == 1
     ), error
     assert "Nothing was generated; 1 answer to mend" in error and "Traceback" not in error
+    assert [p.name for p in tmp_path.rglob("*")] == ["place"]
+
+
+@pytest.mark.parametrize("slug", ["../x/y", "a/b", "a\\b", "/tmp/x/y"])  # noqa: S108
+def test_a_slug_with_a_slash_ends_before_a_folder_is_made(slug: str, tmp_path: Path) -> None:
+    """As cookiecutter makes all its parents, and removes only the last."""
+    place = tmp_path / "place"
+    place.mkdir()
+    with pytest.raises(UndefinedError, match="project_slug: found a slash"):
+        bake(place, project_slug=slug)
     assert [p.name for p in tmp_path.rglob("*")] == ["place"]
 
 

@@ -42,13 +42,12 @@ NOTEBOOK = SRC.parent / "launch.ipynb"
 
 
 def written_out(
-    wanted: job.Job, made: dict[str, Any], session: Any, package: Path
+    wanted: job.Job, made: dict[str, Any], session: Any, code: Path
 ) -> sagemaker.pytorch.PyTorch:
     """The estimator of the notebook's cell."""
     return sagemaker.pytorch.PyTorch(
         entry_point="train.py",
-        source_dir=str(SRC),
-        dependencies=[str(package)],
+        source_dir=str(code),
         image_uri=images.image_uri(wanted),
         hyperparameters=request.hyperparameters(wanted),
         metric_definitions=request.metric_definitions(PROJECT),
@@ -104,7 +103,7 @@ def test_the_estimator_sends_the_request(
     wanted = job.from_table(case["job"], PROJECT)
     made = request.dry_run(wanted, PROJECT, NAME)
     session = estimator.session(wanted)
-    sdk_estimator = written_out(wanted, made, session, archive.copy_package(tmp_path))
+    sdk_estimator = written_out(wanted, made, session, archive.copy(SRC, tmp_path / "code"))
     sdk_estimator._prepare_for_training(NAME)
     arguments = _TrainingJob.get_train_args(sdk_estimator, estimator.inputs(wanted), None)
     assert session.get_train_request(**arguments) == made
@@ -114,8 +113,8 @@ def test_the_estimators_archive_holds_the_same_files(
     tmp_path: Path, uploads: dict[str, Any]
 ) -> None:
     made = request.dry_run(GOOD, PROJECT, NAME)
-    package = archive.copy_package(tmp_path)
-    sdk_estimator = written_out(GOOD, made, estimator.session(GOOD), package)
+    code = archive.copy(SRC, tmp_path / "code")
+    sdk_estimator = written_out(GOOD, made, estimator.session(GOOD), code)
     sdk_estimator._prepare_for_training(NAME)
     assert uploads["uri"] == json.loads(made["HyperParameters"]["sagemaker_submit_directory"])
     assert uploads["extra"] == {"ServerSideEncryption": "aws:kms"}
@@ -134,7 +133,7 @@ def test_the_estimator_sends_instance_groups(tmp_path: Path, uploads: dict[str, 
     wanted = GOOD.replace(request={"ResourceConfig": {"InstanceGroups": groups}})
     made = request.dry_run(wanted, PROJECT, NAME)
     session = estimator.session(wanted)
-    sdk_estimator = written_out(wanted, made, session, archive.copy_package(tmp_path))
+    sdk_estimator = written_out(wanted, made, session, archive.copy(SRC, tmp_path / "code"))
     sdk_estimator._prepare_for_training(NAME)
     arguments = _TrainingJob.get_train_args(sdk_estimator, estimator.inputs(wanted), None)
     sent = session.get_train_request(**arguments)

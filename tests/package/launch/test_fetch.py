@@ -36,6 +36,9 @@ def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
         archive(("link", tarfile.LNKTYPE, b"../../evil")),
         archive(("dev", tarfile.CHRTYPE, b"")),
         archive(("fifo", tarfile.FIFOTYPE, b"")),
+        archive(("link", tarfile.LNKTYPE, b"nothing")),
+        archive(("d/" * 1500 + "f", tarfile.REGTYPE, b"x")),
+        archive(*(("/".join("d" * n), tarfile.DIRTYPE, b"") for n in range(1, 1200))),
         archive(("config.json", tarfile.REGTYPE, b"x" * 10_000))[:60],
         b"no archive",
         b"",
@@ -47,6 +50,9 @@ def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
         "hard link",
         "device",
         "fifo",
+        "hard link to nothing",
+        "a file in 1500 folders",
+        "1200 folders within each other",
         "cut off",
         "text",
         "empty",
@@ -57,6 +63,17 @@ def test_fetch_refuses_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
     with pytest.raises(UserError, match="archive"):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
     assert not list((tmp_path / "models").iterdir()) and not list(tmp_path.glob("evil"))
+
+
+def test_an_archive_for_which_memory_does_not_suffice_is_a_sentence(monkeypatch, tmp_path):
+    (tmp_path / "archive").write_bytes(archive(("config.json", tarfile.REGTYPE, b"{}")))
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(tarfile.TarFile, "getmembers", fail)
+    with pytest.raises(UserError, match="MemoryError"):
+        fetch.unpack(tmp_path / "archive", tmp_path / "target")
 
 
 def test_fetch_refuses_symbolic_links(aws, sent, tmp_path):

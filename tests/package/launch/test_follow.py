@@ -522,3 +522,18 @@ def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
 def test_a_failure_of_capacity_or_memory_says_what_can_be_done(reason, word):
     advice = cure_of(reason)
     assert word in advice and bool(advice) == bool(word)
+
+
+def test_log_and_reason_reach_the_terminal_without_control_characters(aws, sent, capsys):
+    hostile = "Error: a\x1b[2Jb\x1b]0;title\x07c\x9b31m\u202ed"
+    sent.training_job_status = sent.secondary_status = "Failed"
+    sent.failure_reason = hostile
+    name = sent.training_job_name
+    log(aws, name, "algo-1", hostile, f"Traceback (most recent call last): {hostile}")
+    for command in ("why", "attach", "compare", "list"):
+        others = [name] if command == "compare" else []
+        words = [] if command == "list" else [name, *others]
+        main([command, *words, "--region", REGION])
+        printed = "".join(capsys.readouterr())
+        assert printed and not set(printed) & set("\x1b\x07\x9b\u202e"), command
+        assert command in ("compare", "list") or r"a\x1b[2Jb" in printed

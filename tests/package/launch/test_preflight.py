@@ -489,7 +489,8 @@ def test_source_folder(good, tmp_path):
         (folder / name).touch()
     assert not list(source.files(good, here))
     (folder / "train.csv").touch()
-    (folder / ".env").touch()
+    (folder / ".env").write_text("KEY = 'AKIAABCDEFGHIJKLMNOP'")  # which no archive holds
+    (folder / "id_rsa").touch()
     (folder / "keys.py").write_text("KEY = 'AKIAABCDEFGHIJKLMNOP'")
     (folder / "a.ipynb").write_text('{"cells": [{"outputs": [{"output_type": "stream"}]}]}')
     (folder / "link.py").symlink_to(tmp_path / "elsewhere")
@@ -502,7 +503,7 @@ def test_source_folder(good, tmp_path):
     found = {f.key for f in source.files(good, here)}
     assert found == {
         "src/train.csv",
-        "src/.env",
+        "src/id_rsa",
         "src/keys.py",
         "src/a.ipynb",
         "src/b.ipynb",

@@ -14,8 +14,9 @@ import pytest
 import small
 from small_rehearsal import small_plan
 
+from smlightning.launch import archive
 from smlightning.launch.launchers import FORWARDING
-from smlightning.rehearsal.hosts import FOLDERS, Host, copy_code, resources
+from smlightning.rehearsal.hosts import FOLDERS, NOT_COPIED, Host, resources
 from smlightning.testing.processes import free_port
 
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -39,7 +40,7 @@ def create_container(folder: Path) -> tuple[Path, Path]:
         (host.base / name).mkdir(parents=True)
     request = {"ResourceConfig": {"InstanceType": "ml.c5.xlarge"}}
     plan = small_plan(1, 1, request=request)
-    copy_code(plan, host.base / "code")
+    archive.copy(plan.source, host.base / "code", NOT_COPIED)
     options = {
         **small.options(folder),
         "epochs": 500,

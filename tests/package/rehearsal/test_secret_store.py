@@ -60,6 +60,30 @@ def test_who_has_not_the_hosts_access_key_is_refused(monkeypatch: pytest.MonkeyP
         assert not store.reads and key not in repr(other)
 
 
+def test_nobody_makes_the_store_read_more_than_a_call_needs() -> None:
+    """The answer comes without the body: of a caller without the key, and of a large one."""
+    with secret_store.serve({"team/wandb": VALUE}) as store:
+        key = f"AWS4-HMAC-SHA256 Credential={store.access_key}/x/us-east-1/secretsmanager/a"
+        for authorization, length, expected in (
+            ("", "99999999999", secret_store.NO_CREDENTIAL),
+            (key, "99999999999", secret_store.TOO_LARGE),
+            (key, str(secret_store.MOST_BYTES + 1), secret_store.TOO_LARGE),
+            (key, "9" * 5000, secret_store.TOO_LARGE),
+            (key, "-1", secret_store.TOO_LARGE),
+            (key, "", secret_store.TOO_LARGE),
+        ):
+            connection = http.client.HTTPConnection(
+                store.address.removeprefix("http://"), timeout=10
+            )
+            connection.putrequest("POST", "/")
+            connection.putheader("Authorization", authorization)
+            connection.putheader("Content-Length", length)
+            connection.endheaders()
+            assert json.loads(connection.getresponse().read())["__type"] == expected
+            connection.close()
+        assert not store.reads
+
+
 def test_two_variables_of_one_secret_have_its_value() -> None:
     names = {"ONE": "team/a", "TWO": "team/a", "DB": "ssm:/db"}
     for shell in ({"ONE": VALUE}, {"TWO": VALUE}, {"ONE": VALUE, "TWO": VALUE}):

@@ -12,6 +12,7 @@ from smlightning import __version__
 from smlightning.errors import UserError
 from smlightning.launch.constants import DEFAULT_INSTANCE
 from smlightning.launch.findings import cure_for_unknown_name, print_error
+from smlightning.terminal import printable_output
 
 DESCRIPTION = "Check, rehearse, send, follow and fetch SageMaker training jobs."
 EPILOG = """\
@@ -222,8 +223,13 @@ def add_hosts(command: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command's exit status, as the help says."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run a command, which prints no control characters; its exit status, as the help says."""
+    with printable_output():
+        return run(list(sys.argv[1:] if argv is None else argv))
+
+
+def run(words: list[str]) -> int:
+    """The exit status of a command line."""
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         print_error(
             UserError(

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from smlightning.terminal import printable, printable_output
+
 RESUME = "start the command again with --resume auto"
 MORE_MEMORY = (
     "lower batch_size and raise accumulate_grad_batches, which keeps the global batch; "
@@ -123,8 +125,8 @@ class UserError(Exception):
         return [f"error: {self}"]
 
     def __str__(self) -> str:
-        """Both in one sentence, as they are printed."""
-        return f"{self.problem}; {self.cure}" if self.cure else self.problem
+        """Both in one sentence, as they are printed: what was found may be anybody's text."""
+        return printable(f"{self.problem}; {self.cure}" if self.cure else self.problem)
 
 
 def as_user_error(error: BaseException) -> UserError | None:
@@ -283,7 +285,8 @@ def run_command(body: Callable[[], None]) -> int:
     sentence, 130 where Ctrl-C ended it.
     """
     try:
-        body()
+        with printable_output():
+            body()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `| head` has read enough

@@ -1,13 +1,15 @@
-"""The code that a job gets: `sourcedir.tar.gz` with src/, and beside it the package smlightning.
+"""The code that a job gets: `sourcedir.tar.gz` with src/ and the package smlightning.
 
 SageMaker's toolkit unpacks it to /opt/ml/code, which is on the path there. The package travels
-along, so that nothing has to be downloaded for it and a closed VPC works. The SDK's estimator makes
-the same archive from `dependencies=[...]` (fw_utils.tar_and_upload_dir).
+along, so that nothing has to be downloaded for it and a closed VPC works. `submit` sends `files`;
+deploy, register, a rehearsal and the SDK's estimator use a copy of them.
 """
 
 import gzip
+import re
 import shutil
 import tarfile
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,10 +20,16 @@ from smlightning.files import ensure_dir
 PACKAGE = Path(smlightning.__file__).parent  # in vendor/, or where pip has installed it
 # Parts of the package that a training process never imports.
 LEFT_OUT = {"launch", "ports.py", "rehearsal", "testing", "__main__.py"}
+# Names of files with keys: of SSH, PuTTY, PKCS #12, Java, KeePass, and logins of AWS and Google.
+KEY_FILE = re.compile(
+    r"id_(rsa|dsa|ecdsa|ed25519)(_sk)?|.*\.(ppk|p12|pfx|jks|kdbx)|credentials(\.json)?", re.I
+)
 
 
 def files(source: Path) -> dict[str, Path]:
     """Each file of the archive, by its name in it, in the archive's order.
+
+    Links, files of keys and whatever `listed` leaves out are not among them.
 
     Args:
         source: the owner's modules, the project's src/.
@@ -29,23 +37,39 @@ def files(source: Path) -> dict[str, Path]:
     Raises:
         UserError: src/ has a module that would hide the package.
     """
-    contents = {path.relative_to(source).as_posix(): path for path in files_below(source)}
+    contents = {
+        path.relative_to(source).as_posix(): path
+        for path in listed(source)
+        if not path.is_symlink() and not KEY_FILE.fullmatch(path.name)
+    }
     for name in ("smlightning", "smlightning.py"):
         if (source / name).exists():
             raise UserError(
                 f"{source.name}/{name} would hide the package smlightning in the container",
                 "give it another name",
             )
-    for path in package_files():
-        contents[f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"] = path
-    return dict(sorted(contents.items()))
+    return dict(sorted({**contents, **package_files()}.items()))
 
 
-def package_files() -> list[Path]:
-    """The files of the package that training needs."""
-    return [
-        path for path in files_below(PACKAGE) if path.relative_to(PACKAGE).parts[0] not in LEFT_OUT
-    ]
+def listed(source: Path) -> Iterator[Path]:
+    """Files and links below src/, sorted, but for those in a part whose name begins with a dot.
+
+    Such parts are of tools: .git, .npmrc, .env, .ipynb_checkpoints.
+    """
+    for path in sorted(source.rglob("*")):
+        parts = path.relative_to(source).parts
+        is_hidden = "__pycache__" in parts or any(part.startswith(".") for part in parts)
+        if not is_hidden and (path.is_symlink() or path.is_file()):
+            yield path
+
+
+def package_files() -> dict[str, Path]:
+    """Each file of the package that training needs, by its name in the archive."""
+    return {
+        f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}": path
+        for path in files_below(PACKAGE)
+        if path.relative_to(PACKAGE).parts[0] not in LEFT_OUT
+    }
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -70,16 +94,41 @@ def write(file: BinaryIO, source: Path) -> None:
                 archive.addfile(entry, content)
 
 
+def copy(source: Path, into: Path, without: Collection[str] = ()) -> Path:
+    """Copy the archive's files into a folder, in place of what it holds.
+
+    Args:
+        source: the owner's modules, the project's src/.
+        into: the folder.
+        without: names of files and folders that are not copied.
+
+    Returns:
+        `into`.
+    """
+    contents = {
+        name: path
+        for name, path in files(source).items()
+        if {*without}.isdisjoint(Path(name).parts)
+    }
+    shutil.rmtree(into, ignore_errors=True)  # of an earlier job, perhaps
+    _copy(contents, into)
+    return into
+
+
 def copy_package(into: Path) -> Path:
-    """Copy the package's training part into a folder, for the estimator's `dependencies`.
+    """Copy the package's training part into a folder, for an estimator's `dependencies`.
+
+    The notebook of smlightning 1.0.0, which is its owner's, calls it.
 
     Returns:
         The copy, `into`/smlightning.
     """
-    copy = ensure_dir(into) / PACKAGE.name
-    shutil.rmtree(copy, ignore_errors=True)  # of another version, perhaps
-    for path in package_files():
-        target = copy / path.relative_to(PACKAGE)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    return copy
+    shutil.rmtree(into / PACKAGE.name, ignore_errors=True)  # of another version, perhaps
+    _copy(package_files(), into)
+    return into / PACKAGE.name
+
+
+def _copy(contents: dict[str, Path], into: Path) -> None:
+    for name, path in contents.items():
+        ensure_dir((into / name).parent)
+        shutil.copy(path, into / name)

@@ -353,6 +353,7 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
     from smlightning.launch import deploy_check
     from smlightning.launch.deploy import deploy
     from smlightning.launch.deploy_plan import Options, plan
+    from smlightning.launch.preflight import source
 
     options = Options(
         instance=arguments.instance,
@@ -366,7 +367,8 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
     deployment = plan(arguments.name, region, options)
     if deployment.warning:
         print(f"warning {deployment.warning}")
-    if refused(deploy_check.check(deployment), arguments.accept):
+    results = [*source.uploaded(project.src, source.SERVING), *deploy_check.check(deployment)]
+    if refused(results, arguments.accept):
         return 1
     print(deployment.cost)
     if not confirmed("Make it?", arguments.yes):
@@ -379,6 +381,7 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
 def register(arguments: argparse.Namespace, project: Project, region: str) -> int:
     from smlightning.launch import deploy_check, register
     from smlightning.launch.deploy_plan import Options
+    from smlightning.launch.preflight import source
 
     options = Options(
         instance=arguments.instance,
@@ -386,7 +389,9 @@ def register(arguments: argparse.Namespace, project: Project, region: str) -> in
         create=job.members_to_create(arguments.job or project.job_file),
     )
     registration = register.plan(arguments.name, region, options, arguments.group)
-    if refused(deploy_check.check(registration.files, group=registration.group), arguments.accept):
+    results = [*source.uploaded(project.src, source.SERVING)]
+    results += deploy_check.check(registration.files, group=registration.group)
+    if refused(results, arguments.accept):
         return 1
     print(registration.cost)
     if not confirmed("Register it?", arguments.yes):

@@ -4,14 +4,15 @@ import shutil
 import sys
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smlightning.errors import UserError
+from smlightning.errors import UserError, root_cause
 from smlightning.launch import aws
 from smlightning.launch.follow import ENDED, describe
+
+MOST_FOLDERS = 100  # Python's own functions make and remove them by recursion
 
 
 def fetch(name: str, region: str, target: Path) -> Path:
@@ -139,7 +140,8 @@ def unpack(archive: Path, target: Path) -> None:
     Symbolic links, by which archives have got past it (CVE-2025-4517), are refused before.
 
     Raises:
-        UserError: the archive is damaged, too large for the disk, or refused; Python has no filter.
+        UserError: the archive is damaged, too large for the disk, or rejected; Python has no
+            filter.
     """
     if not hasattr(tarfile, "data_filter"):  # before 3.11.4
         raise UserError(
@@ -149,18 +151,35 @@ def unpack(archive: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            if sum(member.size for member in tar) > shutil.disk_usage(target).free:
-                raise UserError(
-                    f"the archive needs more than is free on the disk of {target}",
-                    "free some, or name a folder on another disk with --to",
-                )
-            if any(member.issym() for member in tar):
-                raise UserError(
-                    "the archive holds symbolic links, which a model has not",
-                    "save copies of the files when training ends",
-                )
+            refuse_members(tar.getmembers(), target)
             tar.extractall(target, filter="data")
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # of crafted headers tarfile raises KeyError and MemoryError too
         raise UserError(
-            f"the archive cannot be unpacked ({error})", "fetch it again, or see what was saved"
+            f"the archive cannot be unpacked ({root_cause(error)})",
+            "fetch it again, or see what was saved",
         ) from error
+
+
+def refuse_members(members: list[tarfile.TarInfo], target: Path) -> None:
+    """Reject an archive before anything of it is written.
+
+    Raises:
+        UserError: it is too large, or has symbolic links or folders within too many others.
+    """
+    if sum(member.size for member in members) > shutil.disk_usage(target).free:
+        raise UserError(
+            f"the archive needs more than is free on the disk of {target}",
+            "free some, or name a folder on another disk with --to",
+        )
+    if any(member.issym() for member in members):
+        raise UserError(
+            "the archive holds symbolic links, which a model has not",
+            "save copies of the files when training ends",
+        )
+    if any(member.name.count("/") > MOST_FOLDERS for member in members):
+        raise UserError(
+            f"the archive holds files in more than {MOST_FOLDERS} folders within each other",
+            "save them in fewer when training ends",
+        )

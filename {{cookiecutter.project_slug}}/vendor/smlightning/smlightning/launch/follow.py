@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smlightning import terminal as terminals
 from smlightning.errors import UserError
 from smlightning.launch import aws, job_log, resources
 from smlightning.launch.job_log import Line
@@ -237,11 +238,10 @@ def no_log(name: str) -> str:
 
 def terminal() -> Any:
     """A console that prints plain lines, in notebooks and files too."""
-    from rich.console import Console
-
     # A notebook's output claims to be a terminal.
-    live = None if sys.stdout is sys.__stdout__ else False
-    return Console(
+    stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
+    live = None if stream is sys.__stdout__ else False
+    return terminals.console(
         highlight=False, markup=False, soft_wrap=True, force_terminal=live, force_jupyter=False
     )
 

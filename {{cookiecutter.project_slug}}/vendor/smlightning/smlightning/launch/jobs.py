@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from smlightning import terminal
 from smlightning.launch import aws, resources
 from smlightning.launch.follow import ENDED, KEEP_ALIVE, POLL_S, clock, describe
 
@@ -135,7 +136,6 @@ def print_rows(rows: list[dict[str, str]], none: str = "no jobs") -> None:
         rows: of equal keys.
         none: what is printed where there are none.
     """
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Column, Table
 
@@ -143,4 +143,5 @@ def print_rows(rows: list[dict[str, str]], none: str = "no jobs") -> None:
     table = Table(*(Column(name, overflow="fold") for name in names))
     for row in rows:
         table.add_row(*map(escape, row.values()))
-    Console(width=None if sys.stdout.isatty() else 120, force_jupyter=False).print(table)
+    width = None if sys.stdout.isatty() else 120
+    terminal.console(width=width, force_jupyter=False).print(table)

@@ -15,6 +15,7 @@ from smlightning.launch.inference_images import RAY, Server
 TRAINED = "trained"  # as ray_serving.py looks for it, which only Ray's image can import
 CODE = "code"  # where both images look for handlers, and for requirements.txt
 CONFIGURATION = "config.yaml"
+UNNEEDED = ("train.py",)  # of src/: an endpoint does not train
 
 
 def pack(trained: Path, packed: Path, src: Path, server: Server, gpus: int = 0) -> None:
@@ -50,13 +51,9 @@ def pack(trained: Path, packed: Path, src: Path, server: Server, gpus: int = 0) 
 def add_code(folder: Path, src: Path, server: Server, gpus: int = 0) -> None:
     """Put src/, the package's training part, and Ray's configuration beside a model."""
     code = folder / CODE
-    if code.is_dir():
-        shutil.rmtree(code)
-    if code.exists():
+    if code.is_file():
         raise UserError("the model has a file named code", "save it under another name")
-    unneeded = shutil.ignore_patterns("train.py", "__pycache__", ".*")
-    shutil.copytree(src, code, ignore=unneeded)
-    archive.copy_package(code)
+    archive.copy(src, code, UNNEEDED)
     if server is RAY:
         (folder / CONFIGURATION).write_text(configuration(gpus), encoding="utf-8")
 

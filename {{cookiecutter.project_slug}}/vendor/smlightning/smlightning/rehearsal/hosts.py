@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ INSTANCE_GROUP = "homogeneousCluster"  # SageMaker's name where the request has 
 # Below /opt/ml, of which each host has its own.
 FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints", "home")
 # Of the archive: what the toolkit would install here, and what a run or a tool has left in it.
-NOT_COPIED = ("requirements.txt", "outputs", "prepared", ".*")
+NOT_COPIED = ("requirements.txt", "outputs", "prepared")
 
 
 @dataclass
@@ -61,7 +60,7 @@ def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Ho
             (host.base / name).mkdir(parents=True)
         if restored:
             shutil.copytree(restored, host.base / "checkpoints", dirs_exist_ok=True)
-        copy_code(plan, host.base / "code")
+        archive.copy(plan.source, host.base / "code", NOT_COPIED)
         for channel, folder in plan.channels.items():
             link = host.base / "input/data" / channel
             link.symlink_to(folder.resolve(), target_is_directory=True)
@@ -70,20 +69,6 @@ def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Ho
         (run / name).mkdir()
     copy_stubs(plan, run / "stubs")
     return hosts
-
-
-def copy_code(plan: Plan, into: Path) -> None:
-    """The files of the job's archive: the folder with train.py, and the package beside it."""
-    for name, path in archive.files(plan.source).items():
-        if not is_skipped(name):
-            copy = into / name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, copy)
-
-
-def is_skipped(name: str) -> bool:
-    """Whether a part of a file's path is one of NOT_COPIED."""
-    return any(fnmatchcase(part, pattern) for part in Path(name).parts for pattern in NOT_COPIED)
 
 
 def copy_stubs(plan: Plan, into: Path) -> None:

@@ -28,6 +28,8 @@ GET_PARAMETER, NO_PARAMETER = "AmazonSSM.GetParameter", "ParameterNotFound"
 # (https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html).
 CREDENTIAL = re.compile(r"Credential=([^/,\s]+)/")
 NO_CREDENTIAL = "UnrecognizedClientException"
+TOO_LARGE = "RequestEntityTooLargeException"
+MOST_BYTES = 2**16  # of a call, which names a secret
 
 
 @dataclass
@@ -148,12 +150,20 @@ def serve(values: Mapping[str, str]) -> Iterator[Store]:
         return
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = 10  # seconds without a byte, after which a caller is left
+
         def do_POST(self) -> None:
-            given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if store.knows(self.headers.get("Authorization", "")):
-                status, answer = store.answer(self.headers.get("X-Amz-Target", ""), given)
-            else:
+            length = self.headers.get("Content-Length", "")
+            is_short = re.fullmatch(r"\d{1,6}", length) and int(length) <= MOST_BYTES
+            # Read also of who is rejected: else closing the connection might cut the answer off.
+            given = self.rfile.read(int(length)) if is_short else b""
+            if not store.knows(self.headers.get("Authorization", "")):
                 status, answer = 400, {"__type": NO_CREDENTIAL}
+            elif not is_short:
+                status, answer = 413, {"__type": TOO_LARGE}
+            else:
+                call = self.headers.get("X-Amz-Target", "")
+                status, answer = store.answer(call, json.loads(given))
             body = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/x-amz-json-1.1")

@@ -78,7 +78,7 @@ class TrainingRecorder(pl.Callback):
 
 
 def train(write: Write, options: dict[str, Any], kill_at: int) -> None:
-    """Run src/train.py with a Recorder before its own callbacks."""
+    """Run src/train.py with a TrainingRecorder before its own callbacks."""
     recorder = TrainingRecorder(write, kill_at)
 
     class RecordedTrainer(pl.Trainer):

@@ -12,7 +12,7 @@ from smlightning.testing.processes import KILLED, Record, run_ranks
 def train(
     folder: Path, options: dict[str, Any], world_size: int = 1, kill_at: int = 0
 ) -> list[Record]:
-    """Train in ``folder``; what each rank recorded (``recording.Recorder``), with its ``log``.
+    """Train in ``folder``; each rank's record (``recording.TrainingRecorder``), with its ``log``.
 
     Args:
         kill_at: SIGKILL ends every rank after so many batches or more, once there is a checkpoint

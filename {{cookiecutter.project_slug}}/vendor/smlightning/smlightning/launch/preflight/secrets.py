@@ -9,21 +9,78 @@ from smlightning.launch.findings import Finding, error
 from smlightning.launch.job import Job
 from smlightning.project import Project
 
-# Keys of AWS, private keys, tokens of Slack, Hugging Face, GitHub, OpenAI, passwords in addresses.
-SECRET = re.compile(
-    r"A[KS]IA[0-9A-Z]{16}|-----BEGIN [A-Z ]*PRIVATE KEY|\bxox[abp]-"
-    r"|\b(hf_|gh[pousr]_|github_pat_|sk-)[A-Za-z0-9_-]{30,}|://[^/\s:@]+:[^/\s@]+@"
+# Texts that are secrets by their form, as their issuers document it. A pattern that begins with
+# letters, and not with \b, is found fast in a large file.
+FORMATS = (
+    r"A[KS]IA[0-9A-Z]{16}",  # AWS
+    r"-----BEGIN [A-Z ]*PRIVATE KEY",
+    r"PuTTY-User-Key-File-\d",
+    r"xox[abeprs]-[\w-]{10}",  # Slack
+    r"xapp-\d-\w",
+    r"hooks\.slack\.com/(services|workflows)/\w",
+    r"discord(app)?\.com/api/webhooks/\d",
+    r"\bhf_\w{30}",  # Hugging Face
+    r"gh[pousr]_\w{30}",  # GitHub
+    r"github_pat_\w{30}",
+    r"\bsk[-_][\w-]{30}",  # OpenAI and others
+    r"[sr]k_(live|test)_\w{16}",  # Stripe
+    r"gl(pat|dt|rt|cbt|ptt|soat|ffct)-[\w-]{20}",  # GitLab
+    r"AIza[\w-]{35}",  # Google
+    r"GOCSPX-[\w-]{20}",
+    r"ya29\.[\w-]{20}",
+    r"npm_[A-Za-z0-9]{36}",
+    r"pypi-AgE[\w-]{20}",
+    r"eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10}",  # a JSON Web Token
+    r"dapi[0-9a-f]{32}",  # Databricks
+    r"\bSG\.[\w-]{16,}\.[\w-]{16}",  # SendGrid
+    r"do[opr]_v1_[0-9a-f]{40}",  # DigitalOcean
+    r"\bhv[sbr]\.[\w-]{20}",  # Vault
+    r"[?&]sig=[\w%+/-]{40}",  # a shared access signature of Azure
+    r"AccountKey=[\w+/]{40}",
+    r"SharedAccessKey=[\w+/]{40}",
+    r"\b\d{8,10}:AA[\w-]{32}",  # Telegram
+    r"shp(at|ca|pa|ss)_[0-9a-f]{32}",  # Shopify
+    # A password in an address, but no place for one: {password}, %s, $PASSWORD, <password>.
+    r"://[^/\s:@\"'{}<>$]+:(?!pass(word)?@|\*+@)[^/\s@\"'{}<>$%]+@",
 )
+# Names in lower case, with underscores between their words.
+PASSWORD_NAME = re.compile(r"(^|_)(password|passwd|passphrase|passcode|pwd)s?(_|$)")
 SECRET_NAME = re.compile(
-    r"(^|_)(secret|token|password|passwd|api_?key|access_key|credentials?)(_|$)", re.I
+    r"(^|_)(secret|token|auth|credentials?|(\w*_)?(db|user)?pass"
+    r"|(\w*_)?(secret|api|access|private|signing|encryption|wandb)_?key)(_|$)"
 )
-# A name that says of a secret where it is: SECRET_ARN, TOKEN_FILE, or a tokenizer's EOS_TOKEN_ID.
-REFERENCE_NAME = re.compile(r"_(arns?|names?|ids?|files?|path|folder|dir|ur[il]|key_spec)$", re.I)
-ONE_WORD = re.compile(r"(?!arn:)[^\s/<>|\[\]{}]+")
-SECRET_FILE = re.compile(
-    r"\.env(\..+)?|.*\.(pem|key|p12)|id_(rsa|ed25519|ecdsa)|credentials(\.json)?|\.netrc", re.I
+KEY_NAME = re.compile(r"key$")  # a sort_key too: only what looks random is a secret
+# A name that says of a secret where it is or what it is like: SECRET_ARN, TOKEN_FILE, EOS_TOKEN_ID.
+REFERENCE_NAME = re.compile(
+    r"_(arns?|names?|ids?|files?|path|folder|dir|ur[il]|key_spec|env|var|field|column|type|policy)$"
 )
-SHORTEST = 9  # characters of a secret that is told by its name alone
+ONE_WORD = re.compile(r"(?!arn:|ssm:|\.*/|~|\w+://)[^\s<>|\[\]{}]{8,}")
+PLACEHOLDER = re.compile(r"(?i)x+|\*+|changeme|(your|my|example|dummy|fake|test)[_-][\w-]*")
+AWS_SECRET = re.compile(r"[A-Za-z0-9+/]{40}")
+RANDOM = re.compile(r"(?=(\w*?\d){3})(?=(\w*?[A-Za-z]){3})[A-Za-z0-9]{16,}")
+# NAME = "text", NAME: str = "text", "name": "text", environ["NAME"] = "text", f("NAME", "text").
+QUOTED = re.compile(
+    r"""
+    (?<![\w.-])(?P<name>[A-Za-z][\w.-]{1,60})["']?\]?\s{0,9}
+    (?::\s?[\w.\[\]\ |]{1,30}=|[=:,])\s{0,9}
+    [rbu]?(?P<quote>["'])(?P<text>[^"'\n]{8,200})(?P=quote)
+    """,
+    re.VERBOSE,
+)
+# NAME=text of .env and .ini, name: text of YAML.
+BARE = re.compile(
+    r"""
+    ^[\s-]{0,60}(export\s)?(?P<name>[A-Za-z][\w.-]{1,60})\s{0,9}
+    [=:]\s{0,9}
+    (?P<text>[^\s"'\#]{8,200})\s*(\#.*)?$
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+ASSIGNMENTS = {
+    **dict.fromkeys((".py", ".toml", ".json", ".ipynb"), (QUOTED,)),
+    **dict.fromkeys((".yaml", ".yml", ".env", ".ini", ".cfg", ".conf"), (QUOTED, BARE)),
+}
+MOST_CHARACTERS = 2**20  # of a file whose assignments are read; code has fewer
 
 
 def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -40,13 +97,13 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
     for key, text in texts(shown):
         if key in names:
             # It holds the name of a secret; a token itself is the mistake.
-            if SECRET.search(text):
+            if forms(text):
                 yield error(
                     names[key],
                     "looks like a secret, and the AWS console shows it",
                     "keep it in Secrets Manager, and give the name of that secret here",
                 )
-        elif SECRET.search(text) or told_by_name(key, text):
+        elif forms(text) or told_by_name(key, text):
             yield error(
                 key,
                 "looks like a secret, and the AWS console shows it",
@@ -55,16 +112,60 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
             )
 
 
+def forms(text: str) -> list[int]:
+    """Where in a text the first secret of each form begins."""
+    found = (re.search(pattern, text) for pattern in FORMATS)
+    return [match.start() for match in found if match]
+
+
 def told_by_name(key: str, text: str) -> bool:
     """Whether the name of a value says that it is a secret, and the value can be one.
 
-    A secret is one word of letters and digits; the name, the ARN, the address or the path of a
-    secret is not, nor is a word of a vocabulary, as </s>.
+    The name, the ARN, the address or the path of a secret is none, nor is a word of a vocabulary,
+    as </s>, or a place for a secret, as "your-token".
     """
-    name = key.rpartition(".")[2]
-    if not SECRET_NAME.search(name) or REFERENCE_NAME.search(name) or len(text) < SHORTEST:
+    name = words(key.rpartition(".")[2])
+    if REFERENCE_NAME.search(name) or not ONE_WORD.fullmatch(text) or PLACEHOLDER.fullmatch(text):
         return False
-    return bool(ONE_WORD.fullmatch(text) and re.search("[A-Za-z]", text) and re.search(r"\d", text))
+    if PASSWORD_NAME.search(name):
+        return words(text) not in name and not re.fullmatch(r"[a-z-]+/[a-z/-]+(:\w+)?", text)
+    if SECRET_NAME.search(name):
+        has_both = re.search("[A-Za-z]", text) and re.search(r"\d", text)
+        return bool(AWS_SECRET.fullmatch(text) or (has_both and "/" not in text))
+    return bool(KEY_NAME.search(name) and RANDOM.search(text))
+
+
+def words(name: str) -> str:
+    """A name in lower case with underscores between its words: db_password of dbPassword."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+", "_", name).lower()
+
+
+def line_of_secret(text: str, suffix: str) -> int:
+    """The first line of a file that holds a secret; 0 where none does.
+
+    Args:
+        text: the whole file's.
+        suffix: of the file's name, which tells how it assigns values to names.
+    """
+    at = forms(text)
+    if len(text) <= MOST_CHARACTERS:
+        for pattern in ASSIGNMENTS.get(suffix, ()):
+            at += [
+                match.start()
+                for match in pattern.finditer(text)
+                if told_by_name(match["name"], match["text"]) and is_random(match["text"])
+            ]
+    return text.count("\n", 0, min(at)) + 1 if at else 0
+
+
+def is_random(text: str) -> bool:
+    """Whether a text is no name of something, as the values of code's variables mostly are.
+
+    A digit between letters, or a sign that no name has, makes a password of a word.
+    """
+    if RANDOM.search(text) or AWS_SECRET.fullmatch(text):
+        return True
+    return bool(re.search(r"[a-z]\d+[a-z]|[!@#$^&*+=?]", text, re.I))
 
 
 def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

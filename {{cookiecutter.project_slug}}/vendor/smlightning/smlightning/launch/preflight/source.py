@@ -2,34 +2,45 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from smlightning.launch import archive
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import Job
+from smlightning.launch.preflight import secrets
 from smlightning.launch.preflight.paths import DATA_FILE
-from smlightning.launch.preflight.secrets import SECRET, SECRET_FILE
 from smlightning.project import Project
 
-NEEDED = ("train.py", "requirements.txt")
+TRAINING = ("train.py", "requirements.txt")
+SERVING = ("predict.py",)
 MAX_MB = 50  # ample for code; every host downloads and unpacks it before training
 
 
 def files(job: Job, project: Project) -> Iterator[Finding]:
-    """Each file of src/, and all of them together."""
-    folder = project.src
-    for name in NEEDED:
+    """What keeps src/ from being a job's code."""
+    yield from uploaded(project.src, TRAINING)
+
+
+def uploaded(folder: Path, needed: Collection[str]) -> Iterator[Finding]:
+    """What is wrong with the files of src/ that `archive.files` would upload, and with links.
+
+    Args:
+        folder: the project's src/.
+        needed: names of the files that the container looks for.
+    """
+    for name in needed:
         if not (folder / name).is_file():
             yield error(f"{folder.name}/{name}", "is missing", "the container looks for it there")
     size = 0
-    for path in sorted(folder.rglob("*")):
-        if "__pycache__" in path.parts:
-            continue
+    for path in archive.listed(folder):
         name = path.relative_to(folder.parent).as_posix()
         if path.is_symlink():
             problem = "is a link, which leads nowhere in the container"
             yield error(name, problem, "put the file itself there")
-        elif path.is_file():
+        elif archive.KEY_FILE.fullmatch(path.name):
+            yield error(name, "is a file of keys, which no archive takes", "move it out of src/")
+        else:
             size += path.stat().st_size
             yield from file(path, name)
     if size > MAX_MB * 2**20:
@@ -42,9 +53,10 @@ def file(path: Path, name: str) -> Iterator[Finding]:
     text = ""
     if path.stat().st_size <= MAX_MB * 2**20:  # a larger one is refused for its size
         text = path.read_text(encoding="utf-8", errors="replace")
-    if SECRET_FILE.fullmatch(path.name) or SECRET.search(text):
-        yield error(name, "looks like a secret, and would be uploaded", "move it out of src/")
-    elif DATA_FILE.fullmatch(path.name):
+    if line := secrets.line_of_secret(text, path.suffix):
+        problem = f"line {line} looks like a secret, and would be uploaded"
+        yield error(name, problem, "keep it in Secrets Manager, named in [secrets]")
+    elif DATA_FILE.fullmatch(path.name) or text.startswith("SQLite format 3\0"):
         problem = "is data, and would go to every host as code"
         yield error(name, problem, "put it into S3 and under [channels]")
     elif path.suffix == ".ipynb" and '"output_type"' in text:
@@ -60,15 +72,16 @@ HOSTS_AS_NUMBER = re.compile(
 
 def code(job: Job, project: Project) -> Iterator[Finding]:
     """The Python files of src/: they can be parsed, and follow no advice that is out of date."""
-    for path in sorted(project.src.rglob("*.py")):
+    for path in archive.listed(project.src):
+        if path.suffix != ".py" or path.is_symlink():
+            continue
         name = path.relative_to(project.src.parent).as_posix()
         try:
             text = path.read_text(encoding="utf-8")
             tree = ast.parse(text)
-        except (OSError, ValueError, SyntaxError) as failure:  # a link is said elsewhere
+        except (OSError, ValueError, SyntaxError) as failure:
             line = f" (line {failure.lineno})" if isinstance(failure, SyntaxError) else ""
-            if not path.is_symlink():
-                yield error(name, f"is not Python: {failure.args[0]}{line}", "correct it")
+            yield error(name, f"is not Python: {failure.args[0]}{line}", "correct it")
             continue
         yield from outdated(tree, name)
         if HOSTS_AS_NUMBER.search(text):

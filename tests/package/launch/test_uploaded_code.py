@@ -1,0 +1,243 @@
+"""What submit, deploy and register upload of a src/ that holds secrets, links and data."""
+
+import io
+import shutil
+import sqlite3
+import tarfile
+from pathlib import Path
+
+import boto3
+import pytest
+from moto_account import good
+from small_job import PROJECT
+from test_deploy import JOB, account, run
+
+from smlightning.launch import archive, request, sending
+from smlightning.launch.findings import ordered, refused
+from smlightning.launch.job import Job
+from smlightning.launch.preflight import secrets, source
+from smlightning.project import Project
+
+__all__ = ["account", "good"]  # fixtures
+
+# Written in parts: whoever scans this repository for secrets finds none.
+KEY = "-----BEGIN " + "OPENSSH PRIVATE KEY-----\n"
+WANDB = "0123456789abcdef" * 2 + "01234567"
+JWT = "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiJzb21lYm9keSJ9." + "c2lnbmF0dXJlc2lnbmF0dXJl"
+HIDDEN = {
+    ".git/config": "[remote]\n  url = https://me:" + "pa55word@example.com/a.git\n",
+    ".git/HEAD": "ref: refs/heads/main\n",
+    ".npmrc": "//registry.npmjs.org/:_authToken=npm_" + "a1" * 18,
+    ".pypirc": "[pypi]\npassword = pypi-" + "AgEIcHlwaS5vcmcCJDU2",
+    ".env": f"WANDB_API_KEY={WANDB}\n",
+    ".netrc": "machine example.com login me password pa55word\n",
+    ".aws/credentials": "[default]\naws_access_key_id = x\n",
+    ".ipynb_checkpoints/train-checkpoint.py": "",
+    "tools/.cache/token": "hf_" + "b2" * 17,
+}
+SECRETS = {
+    "token.txt": "glpat-" + "c3" * 10,
+    "settings.py": f'import os\nWANDB_API_KEY = "{WANDB}"\n',
+    "secrets.yaml": 'db:\n  user: me\n  password: "tr0ub4dor/and-3"\n',
+    "prod.env": "export DB_PASS=tr0ub4dor&3\n",
+    "jwt.json": f'{{"session": "{JWT}"}}',
+    "gcp.json": '{"type": "service_account", "private_key": "-----BEGIN ' + 'PRIVATE KEY-----"}',
+    "server.pem": KEY,
+    "conf/job.ini": "[wandb]\nsigning_key = " + "Zm9vYmFyMTIzNDU2Nzg5MDEy" + "\n",
+}
+KEYS = {"id_rsa": KEY, "conf/store.p12": "x", "credentials.json": "{}"}
+LINKS = {"link.txt": "/etc/passwd", "linkdir": "/etc/ssl", "gone.py": "nowhere"}
+DATA = ("users.db", "data.csv")
+INNOCENT = {
+    "conf/model.yaml": "token: <eos>\npad_token: '[PAD]'\nsort_key: number_of_tokens\n",
+    "ca.pem": "-----BEGIN CERTIFICATE-----\n",
+    "extra.py": 'password = getpass("password: ")\naddress = f"https://{user}:{token}@{host}"\n',
+}
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """The template's own src/ and 25 files and links that no archive should hold."""
+    left_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PROJECT.src, tmp_path / "src", ignore=left_out)
+    shutil.copy(PROJECT.job_file, tmp_path)
+    src = tmp_path / "src"
+    for name, text in {**HIDDEN, **SECRETS, **KEYS, **INNOCENT}.items():
+        (src / name).parent.mkdir(parents=True, exist_ok=True)
+        (src / name).write_text(text)
+    for name, target in LINKS.items():
+        (src / name).symlink_to(target)
+    with sqlite3.connect(src / "users.db") as database:
+        database.execute("create table users (name text)")
+    (src / "data.csv").touch()
+    assert len({*HIDDEN, *SECRETS, *KEYS, *LINKS, *DATA}) == 25
+    monkeypatch.setenv("SMLIGHTNING_PROJECT", str(tmp_path))
+    return Project(tmp_path)
+
+
+REPORTED = {f"src/{name}" for name in (*SECRETS, *KEYS, *LINKS, *DATA)}
+
+
+def names_in(session: boto3.Session, key: str) -> set[str]:
+    """Names of what an archive in S3 holds, but for folders and the package."""
+    body = session.client("s3").get_object(Bucket="language-id", Key=key)["Body"].read()
+    with tarfile.open(fileobj=io.BytesIO(body)) as tar:
+        return {member.name.removeprefix("./") for member in tar if not member.isdir()}
+
+
+def own(names: set[str], folder: str = "") -> set[str]:
+    """Those of src/."""
+    inside = {name.removeprefix(folder) for name in names if name.startswith(folder)}
+    return {name for name in inside if not name.startswith("smlightning/")}
+
+
+def test_links_keys_and_hidden_files_are_in_none_of_the_three_archives(
+    account: boto3.Session, good: Job, planted: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not even where every finding is accepted."""
+    found = ordered([*source.files(good, planted), *source.code(good, planted)])
+    assert {finding.key for finding in found} == REPORTED and refused(found)
+    of_template = {path.name for path in PROJECT.src.iterdir() if path.is_file()}
+    expected = {*of_template, *INNOCENT, *SECRETS, *DATA}
+
+    uri = sending.upload(good, planted, request.dry_destination(good), JOB, {})
+    sent = names_in(account, uri.removeprefix("s3://language-id/"))
+    assert own(sent) == expected
+
+    accepted = [word for key in REPORTED for word in ("--accept", key)]
+    for command, folder in (("deploy", "deploy"), ("register", "registered")):
+        assert run(command, "--yes") == 1
+        lines = capsys.readouterr().err.splitlines()
+        errors = {line.split()[1].rstrip(":") for line in lines if line.startswith("error")}
+        assert errors == REPORTED
+        stored = account.client("s3").list_objects_v2(Bucket="language-id")["Contents"]
+        assert not [item for item in stored if f"/{folder}/" in item["Key"]]
+        assert run(command, "--yes", *accepted) == 0, capsys.readouterr().err
+        capsys.readouterr()
+        stored = account.client("s3").list_objects_v2(Bucket="language-id")["Contents"]
+        (key,) = [item["Key"] for item in stored if f"/{folder}/" in item["Key"]]
+        packed = names_in(account, key)
+        assert own(packed, "code/") == expected - {"train.py"}
+        assert {name.removeprefix("code/") for name in packed if "smlightning/" in name} == {
+            name for name in sent if name.startswith("smlightning/")
+        }
+
+
+def test_the_templates_own_code_holds_no_secret(good: Job) -> None:
+    for task in (PROJECT.src, *PROJECT.root.glob("tasks/*/src")):
+        assert not list(source.uploaded(task, ()))
+    assert not [
+        path
+        for path in archive.package_files().values()
+        if secrets.line_of_secret(path.read_text(encoding="utf-8"), path.suffix)
+    ]
+
+
+def test_without_predict_py_nothing_is_deployed(
+    account: boto3.Session, planted: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(planted.src)
+    planted.src.mkdir()
+    assert run("deploy", "--yes") == 1
+    assert "error   src/predict.py" in capsys.readouterr().err
+
+
+FORMATS = [
+    "AKIA" + "ABCDEFGHIJKLMNOP",
+    "ASIA" + "ABCDEFGHIJKLMNOP",
+    "-----BEGIN " + "RSA PRIVATE KEY-----",
+    "-----BEGIN " + "PRIVATE KEY-----",
+    "xoxb-" + "123456789012-1234567890123-abc",
+    "xapp-" + "1-A0123-456-abc",
+    "https://hooks.slack.com/" + "services/T000/B000/abc",
+    "hf_" + "aB3" * 12,
+    "ghp_" + "aB3" * 12,
+    "github_pat_" + "11ABC_" + "aB3" * 12,
+    "sk-" + "aB3" * 16,
+    "sk-proj-" + "aB3" * 16,
+    "sk_live_" + "aB3" * 8,
+    "glpat-" + "aB3x" * 5,
+    "AIza" + "aB3x-" * 7,
+    "npm_" + "aB3" * 12,
+    "pypi-" + "AgEIcHlwaS5vcmc" + "aB3" * 12,
+    JWT,
+    "dapi" + "0123456789abcdef" * 2,
+    "SG." + "aB3x" * 5 + "." + "aB3x" * 10,
+    "dop_v1_" + "0123456789abcdef" * 4,
+    "hvs." + "aB3x" * 6,
+    "https://a.blob.core.windows.net/b?sv=1&sig=" + "aB3x" * 10 + "%3D",
+    "DefaultEndpointsProtocol=https;AccountKey=" + "aB3x" * 21 + "==",
+    "123456789:" + "AA" + "aB3x-" * 6 + "abc",
+    "https://me:" + "pa55word@example.com/simple",
+    "GOCSPX-" + "aB3x" * 7,
+]
+
+
+@pytest.mark.parametrize("text", FORMATS)
+def test_a_secret_is_known_by_its_form_under_any_name(text: str) -> None:
+    for suffix, line in ((".txt", text), (".py", f'x = "{text}"'), (".yaml", f"x: {text}")):
+        assert secrets.line_of_secret(f"\n{line}\n", suffix) == 2
+    assert secrets.forms(text)
+
+
+NAMES = [
+    "password", "DB_PASS", "db_password", "passphrase", "pwd", "DB_PWD", "auth", "private_key",
+    "wandb_key", "WANDB_API_KEY", "secretkey", "secret_key", "signing_key", "apikey", "api-key",
+    "accessKey", "client_secret", "token", "authToken", "credentials",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_secret_is_known_by_its_name(name: str) -> None:
+    assert secrets.told_by_name(f"environment.{name}", WANDB)
+    assert secrets.told_by_name(name, "tr0ub4dor-and-3")
+    for suffix, line in (
+        (".py", f'{name.replace("-", "_")}: str = "{WANDB}"'),
+        (".py", f"os.environ['{name}'] = '{WANDB}'"),
+        (".py", f'os.environ.setdefault("{name}", "{WANDB}")'),
+        (".json", f'{{"{name}": "{WANDB}"}}'),
+        (".toml", f'{name} = "{WANDB}"'),
+        (".yaml", f"- {name}: {WANDB}  # mine"),
+        (".env", f"export {name}={WANDB}"),
+        (".ini", f"{name} = {WANDB}"),
+    ):
+        assert secrets.line_of_secret(f"# a\n{line}\n", suffix) == 2, line
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG/" + "bPxRfiCYEXAMPLEKEY"),
+        ("aws_secret_access_key", "wJalrXUtnFEMIxKxMDENGx" + "bPxRfiCYEXAMPLEKEY"),
+        ("DB_PASSWORD", "CorrectHorseBattery"),
+        ("DB_PASSWORD", "Tr0ub/dor"),
+        ("DB_PASSWORD", "abcdef1!"),
+        ("DB_PASSWORD", "myTr0ubadour"),
+    ],
+)
+def test_a_password_needs_no_digit_and_may_have_slashes(name: str, text: str) -> None:
+    assert secrets.told_by_name(name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("eos_token", "<|endoftext2|>"),
+        ("max_tokens", "100000000"),
+        ("token_type", "bearer_2_token"),
+        ("sort_key", "sentence_number_1"),
+        ("text_key", "sentence1"),
+        ("DB_PASSWORD", "team/db:password"),
+        ("DB_PASSWORD", "db_password"),
+        ("DB_PASSWORD", "/run/secrets/db1"),
+        ("DB_PASSWORD", "ssm:/team/db1"),
+        ("API_KEY", "your-api-key-1"),
+        ("WANDB_API_KEY_FILE", "wandb0key"),
+        ("SECRET_ARN", "arn:aws:secretsmanager:us-east-1:123456789012:secret:db-AbCdEf"),
+        ("monkey", "banana123456"),
+        ("compass", "north_1234"),
+    ],
+)
+def test_a_name_or_a_place_of_a_secret_is_none(name: str, text: str) -> None:
+    assert not secrets.told_by_name(name, text)
+    assert not secrets.line_of_secret(f'{name} = "{text}"\n', ".py")

@@ -1,0 +1,58 @@
+"""Text from elsewhere (labels, file names, logs, answers of AWS) as a terminal may show it.
+
+A control character in it could move the cursor, hide what is printed, or write to the clipboard.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+CONTROLS = (*range(9), *range(11, 32), *range(127, 160))  # of C0 all but tab and line feed; C1
+REVERSALS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # of the direction of text
+ESCAPES = {
+    **{code: f"\\x{code:02x}" for code in CONTROLS},
+    **{code: f"\\u{code:04x}" for code in REVERSALS},
+}
+
+
+def printable(text: str) -> str:
+    """The text with each control character as an escape: ``\\x1b`` in four characters."""
+    return text.translate(ESCAPES)
+
+
+class PrintableStream:
+    """A text stream that writes control characters as escapes.
+
+    rich, which sends its own for colours, writes to the stream itself (``rich_proxied_file``) and
+    gets its texts from `console`.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        return int(self.rich_proxied_file.write(printable(text)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextlib.contextmanager
+def printable_output() -> Iterator[None]:
+    """While the body runs, what it prints has no control characters."""
+    out: Any = PrintableStream(sys.stdout)
+    err: Any = PrintableStream(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+
+
+def console(**options: Any) -> Any:
+    """A console of rich whose texts have no control characters; ``options`` are rich's."""
+    from rich.console import Console
+
+    class PrintableConsole(Console):
+        def render_str(self, text: str, **more: Any) -> Any:
+            return super().render_str(printable(text), **more)
+
+    return PrintableConsole(**options)
