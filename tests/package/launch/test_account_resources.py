@@ -81,7 +81,7 @@ def test_aws_decides_on_a_bucket_with_an_old_name(aws, good, monkeypatch, name):
     assert (finding.key, finding.level) == ("channels.training", "error") and name in str(finding)
     head = {"BucketRegion": REGION, "ResponseMetadata": {"HTTPHeaders": {}}}
     listed = {"Contents": [{"Key": "my data/a.csv", "Size": 4}]}
-    record(monkeypatch, HeadBucket=head, ListObjectsV2=listed)
+    record(monkeypatch, HeadBucket=head, ListObjectsV2=listed, HeadObject={})
     assert findings(job) == []
 
 

@@ -135,7 +135,7 @@ def test_of_a_directory_bucket_no_attributes_are_asked(
 ) -> None:
     """It does not support OptionalObjectAttributes (API_ListObjectsV2)."""
     found = {"Contents": [{"Key": "data/x", "Size": 1}]}
-    asked = record(monkeypatch, HeadBucket={}, ListObjectsV2=found)
+    asked = record(monkeypatch, HeadBucket={}, ListObjectsV2=found, HeadObject={})
     wanted = GOOD.replace(channels={"training": f"s3://{bucket}/data/"}, hyperparameters={})
     assert account.check(wanted, request.dry_run(wanted, PROJECT)) == []
     assert asked["ListObjectsV2"]["Bucket"] == bucket
