@@ -150,6 +150,7 @@ CLOSED = "Connection was likely closed. Did the remote server shutdown or crash?
         (DistBackendError(f"{NCCL_SETUP}Failed to recv, got 0 bytes. {CLOSED}"), True),
         (DistBackendError(f"{NCCL_SETUP}wait timeout after 600000ms, keys: /default_pg/0"), True),
         (DistBackendError(f"{NCCL_SETUP}Broken pipe"), True),
+        (DistBackendError(f"{NCCL_SETUP}Socket Timeout"), True),
         (DistBackendError("NCCL communicator was aborted on rank 1."), True),
         (RuntimeError("NCCL error: unhandled cuda error"), False),
         (ValueError("Connection reset by peer"), False),
