@@ -168,6 +168,11 @@ def test_the_reason_that_nccl_gives_is_one_line() -> None:
     assert errors.nccl_reason(ValueError("first\nsecond")) == ""
 
 
+def test_an_error_is_one_line_whatever_a_file_is_called() -> None:
+    error = UserError("\x1b[2Jno data in a\n  b.csv\x85", "rename\tit")
+    assert str(error) == "\\x1b[2Jno data in a b.csv\\x85; rename\\tit"
+
+
 def test_a_notebook_shows_the_sentence() -> None:
     assert UserError("no data", "bring some")._render_traceback_() == ["error: no data; bring some"]
 

@@ -105,6 +105,12 @@ MISTAKES: tuple[tuple[type[Exception], str, str, str], ...] = (
 )
 
 
+def printable(text: str) -> str:
+    """The text on one line, its control characters escaped: file names and data may hold such."""
+    line = re.sub(r"\s*[\r\n]\s*", " ", text)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: ascii(found[0])[1:-1], line)
+
+
 class UserError(Exception):
     """Something that the person running this can mend.
 
@@ -115,8 +121,8 @@ class UserError(Exception):
 
     def __init__(self, problem: str, cure: str) -> None:
         super().__init__(problem, cure)
-        self.problem = problem
-        self.cure = cure
+        self.problem = printable(problem)
+        self.cure = printable(cure)
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a stack trace (IPython's custom rendering)."""

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from smlightning import hub
-from smlightning.errors import UserError, root_cause
+from smlightning.errors import UserError, printable, root_cause
 
 CHANNEL = "training"  # as --dataset: the job's channel of that name
 
@@ -332,8 +332,10 @@ def _warn_of_versions(split: str, files: list[Path]) -> None:
             is_part = re.fullmatch(r"[-_.]?[\d_.-]+(of[\d_.-]+)?", rest)
             if first and file.with_name(first) in paths and not is_part:
                 print(
-                    f"warning: {file} is read for {split} beside {first}{file.suffix}; take it "
-                    "out of the folder if it is another version of it",
+                    printable(
+                        f"warning: {file} is read for {split} beside {first}{file.suffix}; take it "
+                        "out of the folder if it is another version of it"
+                    ),
                     file=sys.stderr,
                 )
 
@@ -470,12 +472,20 @@ def _read_parquet(file: Path, columns: Sequence[Column]) -> Pieces:
     """Texts stay in their dictionaries until they are given: a few bytes may repeat a long one."""
     import pyarrow.parquet as pq
 
-    schema = pq.read_schema(file)
+    metadata = pq.read_metadata(file)
+    schema = metadata.schema.to_arrow_schema()
     needed = find_columns(schema.names, columns, str(file))
-    with pq.ParquetFile(file, read_dictionary=needed) as table:
-        groups = [table.metadata.row_group(group) for group in range(table.num_row_groups)]
-        widths = [group.total_byte_size // max(1, group.num_rows) for group in groups]
-        rows = min(PIECE, max(1, LARGE // max(1, *widths, 1)))
+    for name in needed:
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind):
+            problem = f"{file}: {name!r} is a {str(kind)[:40]}; expected text or a number"
+            raise UserError(problem, "name another column")
+    leaves = map(metadata.schema.column, range(metadata.num_columns))
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    width = max([1, *(group.total_byte_size // max(1, group.num_rows) for group in groups)])
+    rows = min(PIECE, max(1, LARGE // width))
+    with pq.ParquetFile(file, read_dictionary=sorted({*needed} & {*texts})) as table:
         for batch in table.iter_batches(rows, columns=needed):
             arrays = _class_names(schema, {name: batch.column(name) for name in needed})
             yield from _written_out(arrays)

@@ -91,7 +91,7 @@ def check_texts(values: pa.Array, column: str, split: str, row: int | np.ndarray
     if wrong < 0:
         return values
     value = values[wrong].as_py()
-    text = f"{value!r}, a {type(value).__name__}"
+    text = f"a {type(value).__name__}"
     if value is None:
         text = "null"
     elif value == "":
