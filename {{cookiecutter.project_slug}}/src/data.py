@@ -167,7 +167,7 @@ def encode_labels(values: pa.Array, codes: dict[str, int]) -> np.ndarray:
     if pa.types.is_nested(values.type):
         problem = "A label is a list or a struct; expected text or a number"
         raise UserError(problem, "name another column with --label_column")
-    if isinstance(values.type, pa.BaseExtensionType):  # of datasets, for a jsonl column
+    if isinstance(values.type, pa.BaseExtensionType):  # of datasets, for json on the hub
         problem = "The labels are of several types; expected text or numbers, of one type"
         raise UserError(problem, "write all of them as text")
     encoded = values.dictionary_encode()

@@ -174,11 +174,12 @@ def test_pieces_are_small_whatever_the_file_has() -> None:
     table = pa.table({"body": ["x"] * many, "kind": ["y"] * many})
     pq.write_table(table, "a.parquet", row_group_size=many)
     write_csv("b.csv", [("x", "y")] * many)
-    for name in ("a.parquet", "b.csv"):
+    write_json("c.jsonl", *[{"body": "x", "kind": "y"}] * many)
+    for name in ("a.parquet", "b.csv", "c.jsonl"):
         source = tables.find_source(name)
         pieces = tables.read(source, (BODY, KIND), Path("scratch"))["train"]
         sizes = [len(body) for body, _ in pieces]
-        assert sum(sizes) == many and max(sizes) <= tables.PIECE
+        assert sum(sizes) == many and max(sizes) <= tables.PIECE and min(sizes) > 0
 
 
 def test_what_datasets_leaves_beside_its_data_is_not_data() -> None:

@@ -412,7 +412,7 @@ def _json_pieces(file: Path) -> Iterator[tuple[list[int], list[dict[str, Any]]]]
     """The numbers of consecutive records, and these: at most PIECE, fewer if they are large."""
     numbers: list[int] = []
     records: list[dict[str, Any]] = []
-    size = 0
+    size = number = 0
     for number, length, record in _json_records(file):
         if isinstance(record, str):  # of a list of texts
             record = {"text": record}
@@ -421,10 +421,11 @@ def _json_pieces(file: Path) -> Iterator[tuple[list[int], list[dict[str, Any]]]]
         numbers.append(number)
         records.append(record)
         size += length
-        if len(records) == PIECE or size > LARGE:
+        if len(records) == PIECE or size > 4 * BLOCK:
             yield numbers, records
             numbers, records, size = [], [], 0
-    yield numbers, records
+    if records or not number:  # an empty file has no columns
+        yield numbers, records
 
 
 def _json_records(file: Path) -> Iterator[tuple[int, int, Any]]:
