@@ -167,6 +167,10 @@ def test_numbers_of_classes_become_their_names(form: str) -> None:
 def test_other_types_are_given_as_they_are() -> None:
     pq.write_table(pa.table({"body": ["x", "y"], "kind": [1.5, None]}), "a.PARQUET")
     assert read("a.PARQUET") == {"train": [("x", 1.5), ("y", None)]}
+    kinds = pa.array(["a", None]).dictionary_encode()  # as of pandas' categories
+    pq.write_table(pa.table({"body": ["x", "y"], "kind": kinds}), "b.parquet")
+    (pieces,) = tables.read(tables.find_source("b.parquet"), (BODY, KIND), Path())["train"]
+    assert rows_of(pieces) == [("x", "a"), ("y", None)] and pieces[1].type == pa.string()
 
 
 def test_pieces_are_small_whatever_the_file_has() -> None:
@@ -305,10 +309,13 @@ print(bytes_read // 2**20, round(peak() - before))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_short_parquet_of_long_texts_is_read_in_little_memory() -> None:
+@pytest.mark.parametrize("store_schema", [True, False])
+def test_a_short_parquet_of_long_texts_is_read_in_little_memory(store_schema: bool) -> None:
     """A dictionary's one text of 4 MB is in each of 8,192 rows: 32 GiB, of a file of some kB."""
-    text = pa.DictionaryArray.from_arrays(pa.array([0] * 8192, pa.int32()), ["x" * 2**22])
-    pq.write_table(pa.table({"body": text}), "a.parquet", compression="zstd")
+    indices = pa.array([0] + [1] * 8191, pa.int32())
+    text = pa.DictionaryArray.from_arrays(indices, ["short", "x" * 2**22])
+    table = pa.table({"body": text})
+    pq.write_table(table, "a.parquet", compression="zstd", store_schema=store_schema)
     assert Path("a.parquet").stat().st_size < 10_000
     command = [sys.executable, "-c", READ, "a.parquet"]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100).stdout

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -470,7 +469,7 @@ def _json_list(stream: BinaryIO) -> Iterator[tuple[int, Any]]:
 
 
 def _read_parquet(file: Path, columns: Sequence[Column]) -> Pieces:
-    """Texts stay in their dictionaries until they are given: a few bytes may repeat a long one."""
+    """Fewer rows at a time if texts are long: a dictionary's text may be in every row."""
     import pyarrow.parquet as pq
 
     metadata = pq.read_metadata(file)
@@ -483,30 +482,22 @@ def _read_parquet(file: Path, columns: Sequence[Column]) -> Pieces:
             raise UserError(problem, "name another column")
     leaves = map(metadata.schema.column, range(metadata.num_columns))
     texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    width = max([1, *(group.total_byte_size // max(1, group.num_rows) for group in groups)])
-    rows = min(PIECE, max(1, LARGE // width))
-    with pq.ParquetFile(file, read_dictionary=sorted({*needed} & {*texts})) as table:
-        for batch in table.iter_batches(rows, columns=needed):
-            arrays = _class_names(schema, {name: batch.column(name) for name in needed})
-            yield from _written_out(arrays)
-
-
-def _written_out(arrays: list[pa.Array]) -> Pieces:
-    """Pieces without dictionaries, of at most LARGE bytes unless one row has more."""
-    sizes = np.zeros(len(arrays[0]), np.int64)
-    for array in arrays:
-        if isinstance(array, pa.DictionaryArray) and array.type.value_type in TEXTS:
-            lengths = pc.fill_null(pc.binary_length(array.dictionary), 0)
-            taken = pc.fill_null(lengths.take(array.indices), 0)
-            sizes += taken.to_numpy(zero_copy_only=False)
-    cuts = np.flatnonzero(np.diff(sizes.cumsum() // LARGE)) + 1
-    for start, end in itertools.pairwise([0, *cuts.tolist(), len(sizes)]):
-        parts = [array[start:end] for array in arrays]
-        yield [
-            part.dictionary_decode() if isinstance(part, pa.DictionaryArray) else part
-            for part in parts
-        ]
+    encoded = pq.ParquetFile(file, read_dictionary=sorted({*needed} & {*texts}))
+    table = pq.ParquetFile(file)
+    for group in range(metadata.num_row_groups):
+        sizes = metadata.row_group(group)
+        longest = sizes.total_byte_size // max(1, sizes.num_rows)
+        for batch in itertools.islice(encoded.iter_batches(1, [group], needed), 1):
+            for column in batch.columns:  # with all of its dictionary
+                if isinstance(column, pa.DictionaryArray) and column.type.value_type in TEXTS:
+                    longest = max(longest, pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
+        rows = max(1, min(PIECE, LARGE // max(1, longest)))
+        for batch in table.iter_batches(rows, [group], needed):
+            arrays = {name: batch.column(name) for name in needed}
+            for name, array in arrays.items():
+                if isinstance(array, pa.DictionaryArray):  # as of pandas' categories
+                    arrays[name] = array.dictionary_decode()
+            yield _class_names(schema, arrays)
 
 
 def _read_csv(file: Path, columns: Sequence[Column]) -> Pieces:
