@@ -31,6 +31,9 @@ from smlightning.cluster import session
 from smlightning.data import draws
 from smlightning.data.batches import GlobalBatches
 from smlightning.errors import as_user_error
+from smlightning.reports.history import MetricHistory
+from smlightning.reports.lines import LogLines
+from smlightning.reports.progress import ProgressReport
 from smlightning.testing import owner, recording
 from smlightning.testing.processes import KILLED, Record, run_ranks
 from smlightning.training.buckets import BucketOrder
@@ -219,6 +222,7 @@ def train(
     seed: int = 5,
     model: type = Seen,
     data: type = Rows,
+    logger: Any = False,
     **options: Any,
 ) -> None:
     """Two epochs with these callbacks."""
@@ -232,7 +236,7 @@ def train(
             devices=devices,
             num_nodes=num_nodes,
             max_epochs=2,
-            logger=False,
+            logger=logger,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -423,6 +427,29 @@ def make_mistake(write: Callable[[Record], Any], name: str) -> None:
         assert refused, error
         problem, cure = refused.problem, refused.cure
     write({"problem": problem, "cure": cure})
+
+
+class Quiet(Seen):
+    """Steps by itself; rank 0 gives a loss for one batch of each epoch, rank 1 for none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+        return torch.tensor(3.0) if self.global_rank == 0 and batch_idx == 0 else None
+
+
+def train_quietly(write: Callable[[Record], Any]) -> None:
+    """With lines of two steps; records their losses, and what a checkpoint would hold."""
+    report = ProgressReport(2, Path(), MetricHistory())
+    logger = LogLines(report.history)
+    train(lambda seen: None, "shuffled", [StepSeed(5), report], model=Quiet, logger=logger)
+    losses = [row["train/loss"] for row in report.history.rows]
+    write({"losses": losses, "state": report.state_dict()["loss"]})
 
 
 def record_environment(write: Callable[[dict[str, Any]], Any]) -> None:

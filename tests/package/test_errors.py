@@ -150,6 +150,7 @@ CLOSED = "Connection was likely closed. Did the remote server shutdown or crash?
         (DistBackendError(f"{NCCL_SETUP}Failed to recv, got 0 bytes. {CLOSED}"), True),
         (DistBackendError(f"{NCCL_SETUP}wait timeout after 600000ms, keys: /default_pg/0"), True),
         (DistBackendError(f"{NCCL_SETUP}Broken pipe"), True),
+        (DistBackendError(f"{NCCL_SETUP}Socket Timeout"), True),
         (DistBackendError("NCCL communicator was aborted on rank 1."), True),
         (RuntimeError("NCCL error: unhandled cuda error"), False),
         (ValueError("Connection reset by peer"), False),
@@ -165,6 +166,11 @@ def test_the_reason_that_nccl_gives_is_one_line() -> None:
     assert errors.nccl_reason(RuntimeError("first\nLast error:\nat the end")) == "at the end"
     assert errors.nccl_reason(RuntimeError("first\nLast error:\n")) == ""
     assert errors.nccl_reason(ValueError("first\nsecond")) == ""
+
+
+def test_an_error_is_one_line_whatever_a_file_is_called() -> None:
+    error = UserError("\x1b[2Jno data in a\n  b.csv\x85", "rename\tit")
+    assert str(error) == "\\x1b[2Jno data in a b.csv\\x85; rename\\tit"
 
 
 def test_a_notebook_shows_the_sentence() -> None:

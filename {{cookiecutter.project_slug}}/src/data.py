@@ -23,6 +23,7 @@ from options import DataOptions
 from smlightning.data import batches, store, tables, text
 from smlightning.errors import UserError
 from smlightning.pretrained import PretrainedTokenizer, tokenizer_files
+from smlightning.terminal import one_line
 
 VERSION = 8  # of what prepare_data writes; another number prepares all data anew
 BUILTIN = "cldr"
@@ -165,9 +166,9 @@ def encode_rows(
 def encode_labels(values: pa.Array, codes: dict[str, int]) -> np.ndarray:
     """(N,) int32: each label's code, -1 where it is null, empty or NaN. Adds new labels' codes."""
     if pa.types.is_nested(values.type):
-        problem = f"A label is {values[0].as_py()!r}, a {values.type}; expected text or a number"
+        problem = "A label is a list or a struct; expected text or a number"
         raise UserError(problem, "name another column with --label_column")
-    if isinstance(values.type, pa.BaseExtensionType):  # of datasets, for a jsonl column
+    if isinstance(values.type, pa.BaseExtensionType):  # of datasets, for json on the hub
         problem = "The labels are of several types; expected text or numbers, of one type"
         raise UserError(problem, "write all of them as text")
     encoded = values.dictionary_encode()
@@ -206,8 +207,15 @@ def check_labels(folder: Path, names: list[str], known: int) -> None:
         problem = f"The data has a single label, {names[0]!r}; two or more are needed"
         raise UserError(problem, wrong_column)
     elif split != "train" and len(names) > known:
-        problem = f"The label {names[known]!r} of the {split} split does not occur in training"
+        problem = f"The label {names[known][:40]!r} of the {split} split is not in training"
         raise UserError(problem, "add or remove it")
+    for code, name in enumerate(names[known:], known):
+        if one_line(name) != name:
+            row = (labels == code).argmax() + 1
+            problem = (
+                f"Row {row} of the {split} split: the label {name[:40]!r} has a control character"
+            )
+            raise UserError(problem, "write labels as printable text on one line")
 
 
 def stored_splits(folder: Path) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 from options import SAMPLE
 from smlightning.errors import run_command
 from smlightning.serving import input_fn, output_fn, refusal, worker_device
+from smlightning.terminal import one_line
 from smlightning.training import imports
 
 __all__ = ["input_fn", "main", "model_fn", "output_fn", "predict", "predict_fn"]
@@ -97,7 +98,12 @@ def main() -> int:
         trained = model_fn(arguments.model_dir)
         lines = texts or (line.rstrip("\r\n") for line in sys.stdin)
         for text, answers in predict(lines, trained, arguments.top, 1 if is_typed else 256):
-            print(text, *(f"{label} {score:.3f}" for label, score in answers), sep="\t", flush=True)
+            print(
+                text,
+                *(f"{one_line(label)} {score:.3f}" for label, score in answers),
+                sep="\t",
+                flush=True,
+            )
 
     return run_command(answer)
 

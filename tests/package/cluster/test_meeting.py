@@ -6,10 +6,15 @@ import socket
 import struct
 import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
+
+import pytest
 
 import forked
 from smlightning import rehearsal
+from smlightning.cluster import rendezvous
+from smlightning.cluster.location import LAUNCHERS
 from smlightning.testing.environment import of_tests
 from smlightning.testing.processes import free_port
 
@@ -78,6 +83,69 @@ def test_an_address_that_answers_once_is_not_waited_for_longer(tmp_path: Path) -
     status, said = rank.wait(100)
     assert status == 1 and "rank 0 on host algo-1 did not come and answer at" in said, said
     assert int(said.split()[-2]) <= 17, said
+
+
+LISTENERS = """
+import json, os, sys, time
+import torch.distributed
+import dist
+with dist.session() as cluster:
+    torch.distributed.init_process_group(
+        "gloo", rank=cluster.rank, world_size=cluster.world_size  # as Lightning does
+    )
+    if cluster.rank == 0:
+        lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/net/{kind}")]
+        port = f"{int(os.environ['MASTER_PORT']):04X}"
+        places = [words[1].rpartition(":") for words in lines if words[3] == "0A"]  # LISTEN
+        print("listens:", json.dumps([address for address, _, at in places if at == port]))
+    torch.distributed.barrier()
+"""
+LOOPBACK = "0100007F"  # 127.0.0.1, as the kernel of a little-endian machine writes it
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
+@pytest.mark.parametrize("launcher", ["mpirun", "variables"])
+def test_the_ranks_store_listens_at_the_main_address_only(launcher: str, tmp_path: Path) -> None:
+    """Under torchrun the agent keeps it."""
+    port, ranks = free_port(), []
+    for rank in range(2):
+        environment = dict(
+            of_tests(os.environ),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            CUDA_VISIBLE_DEVICES="",
+            RANK=str(rank),
+            WORLD_SIZE="2",
+        )
+        place = LAUNCHERS["mpirun" if launcher == "mpirun" else "torchrun"]
+        for name, value in zip(astuple(place), (rank, 2, rank, 2), strict=True):
+            environment[name] = str(value)
+        ranks.append(forked.start(LISTENERS, tmp_path / str(rank), environment))
+    statuses, said = forked.wait_for_all(ranks, 200)
+    assert statuses == (0, 0), said
+    (line,) = [line for line in said[0].splitlines() if line.startswith("listens: ")]
+    assert json.loads(line.removeprefix("listens: ")) == [LOOPBACK]
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "is_bound"),
+    [
+        ("algo-1", "127.0.0.1", False),  # Debian's name for itself: other hosts come by another
+        ("service", "192.0.2.1", False),  # not an address of this machine
+        ("localhost", "127.0.0.1", True),
+        ("127.0.0.2", "127.0.0.2", True),  # a host of a rehearsal
+    ],
+)
+def test_the_store_binds_to_an_address_of_this_machine(
+    host: str, address: str, is_bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    listener = rendezvous._listen(host, 0)
+    assert (listener is not None) is is_bound
+    if listener:
+        assert listener.getsockname()[0] == address
+        listener.close()
 
 
 CONTRACT = """

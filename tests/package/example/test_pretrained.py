@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 import data
 import model
-from smlightning import pretrained
+from smlightning import hub, pretrained
 from smlightning.errors import UserError
 from smlightning.outline import outline
 from smlightning.pretrained import PretrainedTokenizer
@@ -98,6 +99,31 @@ def test_a_checkpoint_without_a_tokenizer_is_refused(tiny_bert: str) -> None:
     with pytest.raises(UserError) as refusal:
         PretrainedTokenizer("bare")
     assert "'bare'" in refusal.value.problem and "tokenizer.json" in refusal.value.cure
+
+
+def test_a_failed_look_up_of_the_hub_holds_for_one_read_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    answers: list[Any] = [OSError("Temporary failure in name resolution"), []]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "getproxies", dict)
+
+    def look_up(*_: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(hub.socket, "getaddrinfo", look_up)
+    seen = []
+    for _ in range(2):
+        with hub.errors("problem"):
+            seen.append((constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
+    assert seen == [(True, True), (False, False)] and not answers
 
 
 def test_a_name_that_no_hub_gives() -> None:

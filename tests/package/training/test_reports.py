@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning import callbacks, profilers
 
+from rank_training import ranks, train_quietly
 from small_training import (
     BATCHES,
     SIZE,
@@ -41,6 +42,11 @@ def test_a_training_loss_that_the_model_logs_is_warned_of(
     fit(Own)
     warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning: ")]
     assert len([line for line in warnings if "train/loss" in line]) == 1
+
+
+def test_a_rank_without_a_loss_in_an_interval_keeps_no_other_waiting(tmp_path: Path) -> None:
+    first, _ = ranks(train_quietly, tmp_path, 2)
+    assert first["losses"] == [3.0, 3.0] and first["state"] == 0.0, "one line an epoch"
 
 
 def test_the_rate_of_a_line_is_that_of_its_step(fit: Fit) -> None:

@@ -195,7 +195,9 @@ MANY = [{"text": "x", "label": i} for i in range(1200)]
         (lambda: jsonl("a.jsonl", *GOOD, {"text": "", "label": "a"}), "text is empty"),
         (lambda: jsonl("a.jsonl", *GOOD, {"text": "x", "label": None}), "Row 31"),
         (lambda: parquet("a.parquet", [1.0, 0.0, 1.0, 0.0, math.nan]), "Row 5"),
-        (lambda: parquet("a.parquet", [[1], [2]]), "label is [1]"),
+        (lambda: parquet("a.parquet", [[1], [2]]), "'label' is a list"),
+        (lambda: jsonl("a.jsonl", *GOOD, {"text": "x", "label": "a\x1b[2J"}), "Row 31"),
+        (lambda: jsonl("a.jsonl", *GOOD, {"text": "x", "label": "a\nb"}), "Row 31"),
         (lambda: jsonl("a.jsonl", *MANY), "1,200 different values"),
         (lambda: jsonl("a.jsonl", *MANY[:120]), "120 different values"),  # a swapped column
         (unseen, "'c' of the test split"),

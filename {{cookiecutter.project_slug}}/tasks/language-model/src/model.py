@@ -42,11 +42,20 @@ class Block(nn.Module):
         self.out = nn.Linear(width, width)
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """(B, L, width) and which token sees which, as of `document_mask` → (B, L, width)."""
+    def forward(
+        self, x: torch.Tensor, mask: torch.Tensor, cache: list[torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """(B, L, width) and which token sees which, as of `document_mask` → (B, L, width).
+
+        ``cache`` holds the keys and values of the tokens before ``x``; those of ``x`` are added.
+        """
         heads = self.qkv(self.norms["attend"](x)).unflatten(2, (3, self.heads, -1))
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(query, key, value, mask)
+        heads = heads.permute(2, 0, 3, 1, 4)
+        query, known = heads[0], heads[1:]
+        if cache is not None:
+            known = torch.cat([*cache, known], 3)
+            cache[:] = [known]
+        seen = F.scaled_dot_product_attention(query, known[0], known[1], mask)
         x = x + self._drop(self.out(seen.transpose(1, 2).flatten(2)))
         return x + self._drop(self.narrow(F.gelu(self.widen(self.norms["widen"](x)))))
 
@@ -90,8 +99,7 @@ class ByteTransformer(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """(B, L) ids and their numbers in their document → (B, L, 257) logits of what follows."""
-        x = self.embed(input_ids) + self.places(position_ids)
-        x = x + self.grams(self._grams(input_ids, position_ids).flatten(0, 1)).view_as(x)
+        x = self._embedded(input_ids, position_ids)
         mask = document_mask(position_ids, x)
         for block in self.blocks:
             if self.checkpointing and self.training:
@@ -99,6 +107,31 @@ class ByteTransformer(nn.Module):
             else:
                 x = block(x, mask)
         return self.predict(self.norm(x))
+
+    def following(self, ids: list[int], cache: list[list[torch.Tensor]]) -> torch.Tensor:
+        """(257,) logits of what follows ``ids``, the last `max_length` of a document.
+
+        ``cache`` is an empty list, or what the call for ids before these has left in it. Once the
+        window moves, every place is another one, and all of it is computed again.
+        """
+        seen = cache[0][0].shape[3] if cache else 0
+        if len(ids) > self.config["max_length"]:
+            ids, seen = ids[-self.config["max_length"] :], 0
+        if not seen:
+            cache[:] = [[] for _ in self.blocks]
+        window = torch.tensor([ids], device=self.embed.weight.device)
+        places = torch.arange(len(ids), device=window.device)[None]
+        start = max(0, seen - self.config["longest_gram"] + 1)  # of the first new token's n-grams
+        x = self._embedded(window[:, start:], places[:, start:])[:, seen - start :]
+        mask = document_mask(places, x)[:, :, seen:]
+        for block, known in zip(self.blocks, cache, strict=True):
+            x = block(x, mask, known)
+        return self.predict(self.norm(x[0, -1]))
+
+    def _embedded(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """(B, L, width): each byte, its place and its n-grams."""
+        x = self.embed(input_ids) + self.places(position_ids)
+        return x + self.grams(self._grams(input_ids, position_ids).flatten(0, 1)).view_as(x)
 
     def _grams(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """(B, L, sizes): the bucket of each n-gram, n = 2, 3, …, that ends there, from 1; 0 where

@@ -3,11 +3,16 @@
 On SageMaker (`python -m smlightning deploy JOB`) the inference image calls this file's `model_fn`,
 `input_fn`, `predict_fn` and `output_fn`. A request holds texts as JSON ("…", {"text": "…",
 "max_tokens": 50, "temperature": 0.8, "top_k": 50, "seed": 0}, or a list of these), JSON lines, or
-plain lines; the answer to each is {"continuation": "…"}.
+plain lines; the answer to each is {"continuation": "…"}. The `max_tokens` of all texts of a request
+are at most MOST_TOKENS together, else its status is 400. SageMaker waits 60 s for an answer: after
+SECONDS each continuation ends where it is, and its answer holds "incomplete": true.
 """
 
 import argparse
+import contextlib
+import math
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +26,9 @@ from smlightning.training import imports
 __all__ = ["input_fn", "main", "model_fn", "output_fn", "predict", "predict_fn"]
 
 INCOMPLETE = "\ufffd"  # what stands for a character of which bytes are missing
+MOST_TOKENS = 2048  # of a request
+# Of a request; SageMaker's own limit, of 60 s, is in its API's InvokeEndpoint.
+SECONDS = 50.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +58,14 @@ def model_fn(model_dir: str | Path, context: Any = None) -> Any:
     return network.to(worker_device(context)), tokens
 
 
-def predict(text: str, trained: Any, sampling: Sampling | None = None) -> Iterator[str]:
+def predict(
+    text: str, trained: Any, sampling: Sampling | None = None, deadline: float = math.inf
+) -> Iterator[str]:
     """The continuation of a text, piece by piece, until the document, `max_tokens` or the positions
     that a checkpoint has end. Of a model trained with `--prompt_column`: the answer to it.
+
+    Args:
+        deadline: no token is computed after this time of `time.monotonic`.
 
     Raises:
         UserError: the text is longer than the checkpoint takes.
@@ -63,42 +76,49 @@ def predict(text: str, trained: Any, sampling: Sampling | None = None) -> Iterat
     sampling = sampling or Sampling()
     random = torch.Generator().manual_seed(sampling.seed)
     ids = tokens.beginning(text)
-    first, said = len(ids), ""
+    first = len(ids)
     longest = getattr(network.config, "max_position_embeddings", None) or sys.maxsize
     if first > longest:
         raise UserError(f"the text has {first} tokens, and the model takes {longest}", "shorten it")
     following = next_logits(network, ids)
+    # ids[before:given] were given last. They are decoded again with what follows them, on which
+    # blanks between tokens depend.
+    before = given = first
     for _ in range(min(sampling.max_tokens, longest - first + 1)):
+        if time.monotonic() > deadline:
+            break
         token = draw(next(following), sampling, random)
         if token in (tokens.start, *tokens.end):
             break
         ids.append(token)
-        whole = tokens.decode(ids[first:])
-        if not whole.endswith(INCOMPLETE):
-            yield whole[len(said) :]
-            said = whole
-    yield tokens.decode(ids[first:])[len(said) :]
+        piece = tokens.decode(ids[before:])
+        if not piece.endswith(INCOMPLETE):
+            yield piece[len(tokens.decode(ids[before:given])) :]
+            before, given = given, len(ids)
+    yield tokens.decode(ids[before:])[len(tokens.decode(ids[before:given])) :]
 
 
 def next_logits(network: Any, ids: list[int]) -> Iterator[Any]:
-    """The logits of what follows ``ids``, to which the caller appends a token each time."""
+    """The logits of what follows ``ids``, to which the caller appends a token each time.
+
+    A cache holds what was computed of the tokens before.
+    """
     import torch
 
     import model
 
     device = next(network.parameters()).device
     cache, seen = None, 0
+    known: list[list[Any]] = []
     while True:
         with torch.inference_mode():
             if isinstance(network, model.ByteTransformer):
-                window = torch.tensor([ids[-network.config["max_length"] :]], device=device)
-                places = torch.arange(window.shape[1], device=device)[None]
-                out = model.logits(network, window, places)
-            else:  # a cache holds what was computed of the tokens before
+                logits = network.following(ids, known)
+            else:
                 given = torch.tensor([ids[seen:]], device=device)
                 answer = network(input_ids=given, past_key_values=cache, use_cache=True)
-                out, cache, seen = answer.logits, answer.past_key_values, len(ids)
-        yield out[0, -1].float().cpu()
+                logits, cache, seen = answer.logits[0, -1], answer.past_key_values, len(ids)
+        yield logits.float().cpu()
 
 
 def draw(logits: Any, sampling: Sampling, random: Any) -> int:
@@ -114,16 +134,39 @@ def draw(logits: Any, sampling: Sampling, random: Any) -> int:
     return int(torch.multinomial(probabilities, 1, generator=random))
 
 
-def predict_fn(records: list[Any], trained: Any) -> list[dict[str, str]]:
+def predict_fn(records: list[Any], trained: Any) -> list[dict[str, Any]]:
     """The answer to each record of a request; status 400 where one cannot be answered."""
-    answers = []
+    deadline = time.monotonic() + SECONDS
+    requests = []
     for number, record in enumerate(records, 1):
-        try:
-            text, sampling = parsed(record)
-            answers.append({"continuation": "".join(predict(text, trained, sampling))})
-        except UserError as error:
-            raise refusal(400, f"record {number}: {error}") from None
+        with bad_request(f"record {number}: "):
+            requests.append(parsed(record))
+    most = sum(sampling.max_tokens for _, sampling in requests)
+    if most > MOST_TOKENS:
+        raise refusal(
+            400,
+            f"max_tokens of {len(requests)} records is {most} in all, and a request may have "
+            f"{MOST_TOKENS}; lower it, or send fewer records at a time",
+        )
+    answers = []
+    for number, (text, sampling) in enumerate(requests, 1):
+        with bad_request(f"record {number}: "):
+            answer: dict[str, Any] = {
+                "continuation": "".join(predict(text, trained, sampling, deadline))
+            }
+            if time.monotonic() > deadline:
+                answer["incomplete"] = True
+            answers.append(answer)
     return answers
+
+
+@contextlib.contextmanager
+def bad_request(beginning: str) -> Iterator[None]:
+    """Turn a UserError into the answer with status 400."""
+    try:
+        yield
+    except UserError as error:
+        raise refusal(400, f"{beginning}{error}") from None
 
 
 def parsed(record: Any) -> tuple[str, Sampling]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from smlightning import hub
 from smlightning.errors import UserError, root_cause
 from smlightning.files import ADAPTER_BASE, ADAPTER_CONFIG, ADAPTER_WEIGHTS, NETWORK_CONFIG
 from smlightning.outline import builds_outline
@@ -171,7 +172,8 @@ def _read_again(net: Any, names: Iterable[str]) -> dict[str, torch.Tensor]:
     """
     kind = type(net.get_base_model())
     try:
-        with torch.device("cpu"):
+        local = Path(net.name_or_path).exists()
+        with hub.reachable_or_cached(local), torch.device("cpu"):
             base = kind.from_pretrained(
                 net.name_or_path,
                 config=net.config,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from smlightning.terminal import printable, printable_output
+from smlightning.terminal import one_line, printable_output
 
 RESUME = "start the command again with --resume auto"
 MORE_MEMORY = (
@@ -117,16 +117,16 @@ class UserError(Exception):
 
     def __init__(self, problem: str, cure: str) -> None:
         super().__init__(problem, cure)
-        self.problem = problem
-        self.cure = cure
+        self.problem = one_line(problem)
+        self.cure = one_line(cure)
 
     def _render_traceback_(self) -> list[str]:
         """What a notebook shows in place of a stack trace (IPython's custom rendering)."""
         return [f"error: {self}"]
 
     def __str__(self) -> str:
-        """Both in one sentence, as they are printed: what was found may be anybody's text."""
-        return printable(f"{self.problem}; {self.cure}" if self.cure else self.problem)
+        """Both in one sentence, as they are printed."""
+        return f"{self.problem}; {self.cure}" if self.cure else self.problem
 
 
 def as_user_error(error: BaseException) -> UserError | None:

@@ -123,9 +123,6 @@ def errors(problem: str, local: bool = False) -> Iterator[None]:
 
     A UserError stays as it is.
 
-    Where there is no network the client looks in its cache at once: it would otherwise retry for
-    half a minute.
-
     Args:
         local: what is read is a folder of this machine, for which no network is needed.
 
@@ -135,21 +132,41 @@ def errors(problem: str, local: bool = False) -> Iterator[None]:
     import huggingface_hub
 
     huggingface_hub.logging.set_verbosity_error()
-    if not local and not _reachable(huggingface_hub.constants.ENDPOINT):
-        import datasets
+    with reachable_or_cached(local) as is_online:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # the hub, the network and each file type have their own
+            reason = root_cause(error)
+            if not is_online:
+                reason = "not in the cache, and no network or HF_HUB_OFFLINE"
+            cure = "check the name" if local else "check the name and the network"
+            raise UserError(f"{problem} ({reason})", cure) from error
 
-        huggingface_hub.constants.HF_HUB_OFFLINE = True
-        datasets.config.HF_HUB_OFFLINE = True
+
+@contextlib.contextmanager
+def reachable_or_cached(local: bool = False) -> Iterator[bool]:
+    """In here the client reads its cache only, if the hub's name does not resolve now.
+
+    It would otherwise retry for half a minute. The value is whether the client may ask the hub.
+
+    Args:
+        local: as in `errors`.
+    """
+    from huggingface_hub import constants
+
+    if local or constants.HF_HUB_OFFLINE or _reachable(constants.ENDPOINT):
+        yield local or not constants.HF_HUB_OFFLINE
+        return
+    import datasets
+
+    before = datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # the hub, the network and each file type have their own
-        reason = root_cause(error)
-        if huggingface_hub.constants.HF_HUB_OFFLINE and not local:
-            reason = "not in the cache, and no network or HF_HUB_OFFLINE"
-        cure = "check the name" if local else "check the name and the network"
-        raise UserError(f"{problem} ({reason})", cure) from error
+        yield False
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = False, before
 
 
 def _reachable(address: str) -> bool:

@@ -205,9 +205,10 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
 
     tokenizer = None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            name, model_max_length=max_length, trust_remote_code=False
-        )
+        with hub.reachable_or_cached(local=Path(name).exists()):
+            tokenizer = AutoTokenizer.from_pretrained(
+                name, model_max_length=max_length, trust_remote_code=False
+            )
     except Exception as error:  # the weights of a run are worth more than its tokenizer's files
         reason = f"the tokenizer of {name!r} cannot be read ({root_cause(error)})"
         print(f"warning: {reason}; copy its files to {directory}", file=sys.stderr)

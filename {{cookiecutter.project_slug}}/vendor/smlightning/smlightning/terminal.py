@@ -4,6 +4,7 @@ A control character in it could move the cursor, hide what is printed, or write 
 """
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,11 @@ ESCAPES = {
 def printable(text: str) -> str:
     """The text with each control character as an escape: ``\\x1b`` in four characters."""
     return text.translate(ESCAPES)
+
+
+def one_line(text: str) -> str:
+    """The printable text on one line: each line break with the spaces around it is a space."""
+    return printable(re.sub(r"\s*[\r\n]\s*", " ", text)).replace("\t", r"\t")
 
 
 class PrintableStream:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from smlightning.checkpoints import files
 from smlightning.data import documents as packing
 from smlightning.errors import UserError
 from smlightning.options import parse_command_line
+from smlightning.serving import Refusal
 
 
 def packed(tokens: Any, texts: list[str], prompts: list[str] | None = None) -> dict[str, Any]:
@@ -185,6 +187,65 @@ def test_a_continuation_is_a_function_of_its_seed(tmp_path: Path) -> None:
     assert said(0, temperature=0.0) == said(1, temperature=0.0) == said(1, top_k=1)
     (answer,) = predict.predict_fn([{"text": "al", "max_tokens": 5, "seed": 1}], trained)
     assert isinstance(answer["continuation"], str)
+
+
+@pytest.mark.parametrize("kind", ["bytelm", "checkpoint"])
+def test_a_cache_changes_no_logits(kind: str, checkpoint: str) -> None:
+    """Also where the byte transformer's window moves."""
+    torch.manual_seed(0)
+    net: Any = model.ByteTransformer(width=16, layers=2, heads=2, max_length=24).eval()
+    torch.nn.init.normal_(net.grams.weight)  # zeros would hide a wrong n-gram
+    if kind == "checkpoint":
+        net, _ = model.load(Path(checkpoint))
+    first, *more = torch.randint(3, 29, (40,)).split([9, *[1] * 31])
+    ids = first.tolist()
+    following = predict.next_logits(net, ids)
+    for token in more:
+        window = torch.tensor([ids if kind == "checkpoint" else ids[-24:]])
+        expected = model.logits(net, window, torch.arange(window.shape[1])[None])[0, -1]
+        torch.testing.assert_close(next(following), expected, atol=1e-5, rtol=1e-5)
+        ids += token.tolist()
+
+
+@pytest.mark.parametrize("kind", ["bytelm", "checkpoint"])
+def test_pieces_are_the_text_of_all_tokens(
+    kind: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net: Any = model.ByteTransformer(width=16, layers=1, heads=2).eval()
+    tokens = data.tokens_of("bytelm")
+    ids = [byte + 1 for byte in "a ñ €\U0001f600 \n b".encode()] + [256, 98, 240]  # not UTF-8
+    if kind == "checkpoint":
+        net, tokens = model.load(Path(checkpoint))
+        ids = tokens.encode(["one two a third text. the last"], 99)[0].tolist()
+    left = [*ids, tokens.start]
+    monkeypatch.setattr(predict, "draw", lambda *_: left.pop(0))
+    pieces = list(predict.predict("a", (net, tokens)))
+    assert "".join(pieces) == tokens.decode(ids) and len(pieces) > 5
+
+
+def test_a_request_has_a_ceiling_of_tokens_for_all_its_records() -> None:
+    for counts in ([2**62], [2000, 49]):
+        with pytest.raises(Refusal) as refused:
+            predict.predict_fn([{"text": "a", "max_tokens": many} for many in counts], None)
+        assert refused.value.status == 400 and str(sum(counts)) in str(refused.value)
+
+
+def test_a_request_is_answered_before_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is there, which is marked; of other records nothing is computed any more."""
+    net = model.ByteTransformer(width=16, layers=1, heads=2, max_length=2048).eval()
+    trained = net, data.tokens_of("bytelm")
+    request = {"text": "a", "max_tokens": 1000, "temperature": 1e9}
+    monkeypatch.setattr(predict, "draw", lambda *_: 98)
+    (whole,) = predict.predict_fn([request], trained)
+    assert whole == {"continuation": "a" * 1000}
+    now = iter(range(1000))
+    monkeypatch.setattr(predict, "SECONDS", 20)
+    monkeypatch.setattr(predict, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    answers = predict.predict_fn([request, request], trained)
+    assert answers == [
+        {"continuation": "a" * 20, "incomplete": True},
+        {"continuation": "", "incomplete": True},
+    ]
 
 
 def test_a_text_that_is_longer_than_a_checkpoint_is_refused_and_a_continuation_ends_there(

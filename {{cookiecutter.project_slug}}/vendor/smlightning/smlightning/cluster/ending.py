@@ -22,10 +22,11 @@ ARRIVAL_SECONDS = 30.0  # for the other ranks to come to the end
 
 CONNECTION_ENDED = r"[Cc]onnection (reset|closed|refused|was likely closed)|Broken pipe"
 # ncclRemoteError; what NCCL's transports report of a socket (nccl: src/misc/socket.cc); and torch,
-# where another rank does not give it NCCL's id (TCPStore.cpp) or this one's watchdog ended NCCL.
+# where another rank does not give it NCCL's id (TCPStore.cpp; old torch: Socket Timeout) or this
+# one's watchdog ended NCCL.
 NCCL_LOST_A_RANK = (
     r"ncclRemoteError|remote process (exited|exiting)|wait timeout after \d+ms"
-    rf"|NCCL communicator was aborted|{CONNECTION_ENDED}"
+    rf"|got error: Socket Timeout|NCCL communicator was aborted|{CONNECTION_ENDED}"
 )
 
 CAUSE_KEY = "cause"  # the first failure; the hang watchdog reads it

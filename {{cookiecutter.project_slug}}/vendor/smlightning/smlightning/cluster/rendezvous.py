@@ -4,6 +4,8 @@ The store is a TCPStore. It needs no process group: it works before there is one
 """
 
 import contextlib
+import errno
+import ipaddress
 import json
 import os
 import re
@@ -13,6 +15,7 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning
 import torch
@@ -185,7 +188,12 @@ def _try_store(
     host: str, port: int, is_keeper: bool, seconds: float
 ) -> torch.distributed.TCPStore | None:
     """The store, None where it does not answer in time."""
+    options: dict[str, Any] = {}
     try:
+        listener = _listen(host, port) if is_keeper else None
+        if listener:
+            # libuv's backend takes no socket before torch 2.6.
+            options = {"master_listen_fd": listener.detach(), "use_libuv": False}
         return torch.distributed.TCPStore(
             host,
             port,
@@ -193,13 +201,31 @@ def _try_store(
             timeout=timedelta(seconds=seconds),
             wait_for_workers=False,
             multi_tenant=True,
+            **options,
         )
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         if re.search("EADDRINUSE|already in use", str(error)):
             raise ClusterError(
                 f"MASTER_PORT={port} is taken on {host}:{port}", "end what listens there"
             ) from None
         return None
+
+
+def _listen(host: str, port: int) -> socket.socket | None:
+    """A socket that only the network of ``host`` reaches: the store has no password.
+
+    None where this machine has no such address, as behind a Kubernetes service, or where the
+    host's own name is a loopback address, as on Debian: then the store listens on all.
+    """
+    kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if ipaddress.ip_address(address[0]).is_loopback and host not in (address[0], "localhost"):
+        return None
+    try:
+        return socket.create_server(address[:2], family=kind, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
 
 
 def _of_this_attempt(store: torch.distributed.Store) -> RankStore:

@@ -9,8 +9,10 @@ Memory does not grow with the data. This file knows which columns are needed, no
 """
 
 import codecs
+import contextlib
 import csv
 import glob
+import itertools
 import json
 import os
 import re
@@ -19,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +29,7 @@ import pyarrow.csv
 
 from smlightning import hub
 from smlightning.errors import UserError, root_cause
+from smlightning.terminal import one_line
 
 CHANNEL = "training"  # as --dataset: the job's channel of that name
 
@@ -68,6 +71,18 @@ SEARCHED = 1 << 18  # bytes of csv that are searched for stray marks at a time
 QUOTED = re.compile(rb'"(?<=[,\r\n]")[^"]*+(?:""[^"]*+)*+(?:(")|\Z)')
 ENDS = (b",", b"\r", b"\n", b"")  # of a field
 WIDEST = 100  # columns of a tsv searched for swallowed rows: RE2 repeats at most 1,000 times
+
+TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+LARGE = 1 << 26  # bytes of a piece, or of a line of json
+JSON_KINDS = {
+    type(None): "null",
+    str: "text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 
 Pieces = Iterator[list[pa.Array]]
 """Consecutive rows of a split: an array per column, all of one length, at most PIECE."""
@@ -219,7 +234,7 @@ def _saved_names(folder: Path) -> set[str]:
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         return {file["filename"] for file in state["_data_files"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
 
@@ -317,8 +332,10 @@ def _warn_of_versions(split: str, files: list[Path]) -> None:
             is_part = re.fullmatch(r"[-_.]?[\d_.-]+(of[\d_.-]+)?", rest)
             if first and file.with_name(first) in paths and not is_part:
                 print(
-                    f"warning: {file} is read for {split} beside {first}{file.suffix}; take it "
-                    "out of the folder if it is another version of it",
+                    one_line(
+                        f"warning: {file} is read for {split} beside {first}{file.suffix}; take it "
+                        "out of the folder if it is another version of it"
+                    ),
                     file=sys.stderr,
                 )
 
@@ -338,33 +355,155 @@ def _read_files(files: list[Path], columns: Sequence[Column], scratch: Path) -> 
     for file in files:
         form = FORMATS[file.suffix.lower()]
         try:
-            if form == "csv":
-                yield from _read_csv(file, columns)
+            if form == "arrow":
+                yield from _read_arrow(file, columns, scratch)
             else:
-                yield from _read_with_datasets(form, file, columns, scratch)
+                reader = {"csv": _read_csv, "json": _read_json, "parquet": _read_parquet}[form]
+                yield from reader(file, columns)
         except UserError:
             raise
         except Exception as error:  # each reader has exceptions of its own
-            reason = _wrong_line(file) if file.suffix.lower() == ".jsonl" else ""
-            problem = f"{file} could not be read as {form} ({reason or root_cause(error)})"
-            raise UserError(problem, "check the file") from error
+            reason = _wrong_row(file) if form == "csv" else ""
+            raise _unreadable(file, reason or root_cause(error)) from error
 
 
-def _wrong_line(file: Path) -> str:
-    """The first line that is no JSON: readers count from the block that they are in."""
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                json.loads(line or b"null")
-            except ValueError as error:
-                if line.strip():
-                    return f"line {number}: {error}"
-    return ""
+def _unreadable(file: Path, reason: str) -> UserError:
+    form = FORMATS[file.suffix.lower()]
+    return UserError(f"{file} could not be read as {form} ({reason})", "check the file")
+
+
+def _read_json(file: Path, columns: Sequence[Column]) -> Pieces:
+    """A line for each record, or a list of them.
+
+    Not by pyarrow's reader: deep nesting ends its process, and it makes columns of all keys.
+    """
+    needed: list[str] = []
+    kinds: dict[str, str] = {}  # of each column's values
+    for numbers, records in _json_pieces(file):
+        if not needed:
+            names = dict.fromkeys(name for record in records for name in record)
+            needed = find_columns([*names], columns, str(file))
+        arrays = []
+        for name in needed:
+            values = [record.get(name) for record in records]
+            if {JSON_KINDS[kind] for kind in set(map(type, values))} - {"null", kinds.get(name)}:
+                _check_kinds(file, name, numbers, values, kinds)
+            arrays.append(pa.array(values))
+        yield arrays
+
+
+def _check_kinds(
+    file: Path, name: str, numbers: list[int], values: list[Any], kinds: dict[str, str]
+) -> None:
+    """Check that a column has texts, or numbers, or truth values only; ``kinds`` learns which."""
+    for number, value in zip(numbers, values, strict=True):
+        kind = JSON_KINDS[type(value)]
+        expected = "text or a number"
+        if kind in ("text", "a number", "true or false"):
+            expected = kinds.setdefault(name, kind)
+        if kind not in ("null", expected):
+            raise UserError(
+                f"{file}, record {number}: {name!r} is {kind}; expected {expected}",
+                "write all of them as text, or name another column",
+            )
+
+
+def _json_pieces(file: Path) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
+    """The numbers of consecutive records, and these: at most PIECE, fewer if they are large."""
+    numbers: list[int] = []
+    records: list[dict[str, Any]] = []
+    size = number = 0
+    for number, length, record in _json_records(file):
+        if isinstance(record, str):  # of a list of texts
+            record = {"text": record}
+        if not isinstance(record, dict):
+            raise _unreadable(file, f"record {number} is no object")
+        numbers.append(number)
+        records.append(record)
+        size += length
+        if len(records) == PIECE or size > 4 * BLOCK:
+            yield numbers, records
+            numbers, records, size = [], [], 0
+    if records or not number:  # an empty file has no columns
+        yield numbers, records
+
+
+def _json_records(file: Path) -> Iterator[tuple[int, int, Any]]:
+    """Each record's number, from 1 (its line's, or its place in a list), its length, and itself."""
+    number = 0
+    try:
+        with file.open("rb") as stream:
+            beginning = stream.read(64).removeprefix(codecs.BOM_UTF8).lstrip()
+            stream.seek(0)
+            records = _json_list if beginning.startswith(b"[") else _json_lines
+            for length, record in records(stream):
+                number += 1
+                if length:
+                    yield number, length, record
+    except RecursionError:
+        raise _unreadable(file, f"record {number + 1} is nested too deeply") from None
+    except ValueError as error:
+        raise _unreadable(file, f"record {number + 1}: {error}") from None
+
+
+def _json_lines(stream: BinaryIO) -> Iterator[tuple[int, Any]]:
+    """The length and the record of each line; length 0: it is blank."""
+    stream.seek(len(codecs.BOM_UTF8) * (stream.read(3) == codecs.BOM_UTF8))
+    while line := stream.readline(LARGE + 1):
+        if len(line) > LARGE:
+            raise ValueError(f"it is longer than {LARGE:,} bytes")
+        yield (0, None) if line.isspace() else (len(line), json.loads(line))
+
+
+def _json_list(stream: BinaryIO) -> Iterator[tuple[int, Any]]:
+    """The length and the value of each record of a list, of which the text is held in memory."""
+    text = stream.read().decode("utf-8-sig")
+    between = re.compile(r"[\s,]*")
+    decoder = json.JSONDecoder()
+    at = text.index("[") + 1
+    while True:
+        start = between.match(text, at).end()  # type: ignore[union-attr]
+        if text[start : start + 1] == "]":
+            return
+        record, at = decoder.raw_decode(text, start)
+        yield at - start, record
+
+
+def _read_parquet(file: Path, columns: Sequence[Column]) -> Pieces:
+    """Fewer rows at a time if texts are long: a dictionary's text may be in every row."""
+    import pyarrow.parquet as pq
+
+    metadata = pq.read_metadata(file)
+    schema = metadata.schema.to_arrow_schema()
+    needed = find_columns(schema.names, columns, str(file))
+    for name in needed:
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind):
+            problem = f"{file}: {name!r} is a {str(kind)[:40]}; expected text or a number"
+            raise UserError(problem, "name another column")
+    leaves = map(metadata.schema.column, range(metadata.num_columns))
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    encoded = pq.ParquetFile(file, read_dictionary=sorted({*needed} & {*texts}))
+    table = pq.ParquetFile(file)
+    for group in range(metadata.num_row_groups):
+        sizes = metadata.row_group(group)
+        longest = sizes.total_byte_size // max(1, sizes.num_rows)
+        for batch in itertools.islice(encoded.iter_batches(1, [group], needed), 1):
+            for column in batch.columns:  # with all of its dictionary
+                if isinstance(column, pa.DictionaryArray) and column.type.value_type in TEXTS:
+                    longest = max(longest, pc.max(pc.binary_length(column.dictionary)).as_py() or 0)
+        rows = max(1, min(PIECE, LARGE // max(1, longest)))
+        for batch in table.iter_batches(rows, [group], needed):
+            arrays = {name: batch.column(name) for name in needed}
+            for name, array in arrays.items():
+                if isinstance(array, pa.DictionaryArray):  # as of pandas' categories
+                    arrays[name] = array.dictionary_decode()
+            yield _class_names(schema, arrays)
 
 
 def _read_csv(file: Path, columns: Sequence[Column]) -> Pieces:
     """Every column is text: a reader that guesses makes 7 of 007, and nothing of NA (Namibia)."""
-    separator = "\t" if file.suffix.lower() == ".tsv" else ","
+    separator = _separator(file)
     with file.open(newline="", encoding="utf-8-sig") as lines:
         names = next(csv.reader(lines, delimiter=separator), [])
     needed = find_columns(names, columns, str(file))
@@ -374,6 +513,7 @@ def _read_csv(file: Path, columns: Sequence[Column]) -> Pieces:
     if separator == "\t" and len(set(names)) == len(names) <= WIDEST:
         searched = names
     include = searched or needed
+    rows = 0
     batches = pyarrow.csv.open_csv(
         file,
         pyarrow.csv.ReadOptions(block_size=BLOCK),
@@ -384,9 +524,34 @@ def _read_csv(file: Path, columns: Sequence[Column]) -> Pieces:
     )
     for batch in batches:
         for position, name in enumerate(searched):
-            _refuse_swallowed_rows(batch.column(name), position, len(names), file)
+            _refuse_swallowed_rows(batch.column(name), position, len(names), file, rows)
+        rows += len(batch)
         for at in range(0, len(batch), PIECE):
             yield [batch.column(name)[at : at + PIECE] for name in needed]
+
+
+def _wrong_row(file: Path) -> str:
+    """Which row of a csv has too few fields or too many; pyarrow's own error quotes the row."""
+    wrong: list[pyarrow.csv.InvalidRow] = []
+
+    def keep(row: pyarrow.csv.InvalidRow) -> str:
+        wrong.append(row)
+        return "error"
+
+    options = pyarrow.csv.ParseOptions(
+        delimiter=_separator(file), newlines_in_values=True, invalid_row_handler=keep
+    )
+    one_thread = pyarrow.csv.ReadOptions(use_threads=False, block_size=BLOCK)  # counts the rows
+    with contextlib.suppress(pa.ArrowException):
+        for _ in pyarrow.csv.open_csv(file, one_thread, options):
+            pass
+    for row in wrong:
+        return f"row {row.number}: {row.actual_columns} fields; expected {row.expected_columns}"
+    return ""
+
+
+def _separator(file: Path) -> str:
+    return "\t" if file.suffix.lower() == ".tsv" else ","
 
 
 def _refuse_stray_marks(file: Path) -> None:
@@ -406,10 +571,9 @@ def _refuse_stray_marks(file: Path) -> None:
                     judged = start - 1  # it may go on
                 elif field[1] is None or text[end : end + 1] not in ENDS:
                     line = done + text.count(b"\n", 0, start)
-                    shown = text[start : start + 40].split(b"\n")[0].decode("utf-8", "replace")
                     raise UserError(
-                        f"{file}, line {line}: a quotation mark begins the field {shown.strip()}… "
-                        "and no mark ends it before a comma or the line's end",
+                        f"{file}, line {line}: a quotation mark begins a field, and no mark ends "
+                        "it before a comma or the line's end",
                         "double a field's own marks and quote it, or save the data as jsonl or "
                         "parquet",
                     )
@@ -417,7 +581,9 @@ def _refuse_stray_marks(file: Path) -> None:
             rest = text[judged:]
 
 
-def _refuse_swallowed_rows(fields: pa.Array, position: int, columns: int, file: Path) -> None:
+def _refuse_swallowed_rows(
+    fields: pa.Array, position: int, columns: int, file: Path, rows: int
+) -> None:
     """Refuse a tsv in which a quotation mark that quotes nothing opens a field.
 
     Many a tsv quotes nothing. Such a field goes on to the next row with a quotation mark, so it
@@ -427,6 +593,7 @@ def _refuse_swallowed_rows(fields: pa.Array, position: int, columns: int, file: 
         fields: the values of a column.
         position: how many columns are before it.
         columns: how many the table has.
+        rows: how many are before them.
     """
     tabs = "[^\t\n]*(\t[^\t\n]*)"
     rest = f"{tabs}{{{columns - 1 - position}}}"
@@ -435,27 +602,22 @@ def _refuse_swallowed_rows(fields: pa.Array, position: int, columns: int, file: 
     matches = pc.match_substring_regex(fields, f"^{rest}\n({whole}\n)*{begun}$")
     row = pc.index(matches, True).as_py()
     if row >= 0:
-        start = fields[row].as_py()[:40]
         raise UserError(
-            f"{file}: a quotation mark opens the field {start!r}… and takes in rows up to the "
-            "next one",
+            f"{file}, row {rows + row + 1}: a quotation mark opens field {position + 1} and takes "
+            "in rows up to the next one",
             "double a field's own marks and quote it, or save the data as jsonl or parquet",
         )
 
 
-def _read_with_datasets(form: str, file: Path, columns: Sequence[Column], scratch: Path) -> Pieces:
+def _read_arrow(file: Path, columns: Sequence[Column], scratch: Path) -> Pieces:
     import datasets
 
-    options: dict[str, Any] = {}
-    if form == "parquet":
-        options["batch_size"] = PIECE  # else row groups, of any size
     rows = datasets.load_dataset(
-        form,
+        "arrow",
         data_files=glob.escape(str(file)),
         split="train",
         streaming=True,
         cache_dir=str(scratch),
-        **options,
     )
     yield from _pieces(rows, columns, str(file))
 
@@ -481,19 +643,27 @@ def _read_hub(source: Source, columns: Sequence[Column]) -> dict[str, Pieces]:
 
 def _pieces(rows: Any, columns: Sequence[Column], table_name: str) -> Pieces:
     """The pieces of a data set of `datasets`, streamed or memory-mapped."""
+    for table in rows.with_format("arrow").iter(PIECE):
+        needed = find_columns(table.column_names, columns, table_name)
+        arrays = {name: table[name].combine_chunks() for name in needed}
+        yield _class_names(table.schema, arrays)
+
+
+def _class_names(schema: pa.Schema, arrays: dict[str, pa.Array]) -> list[pa.Array]:
+    """The columns, with names where `datasets` has written numbers of classes."""
+    if b"huggingface" not in (schema.metadata or {}):
+        return [*arrays.values()]
     import datasets
 
-    for table in rows.with_format("arrow").iter(PIECE):
-        features = datasets.Features.from_arrow_schema(table.schema)
-        arrays = []
-        for name in find_columns(table.column_names, columns, table_name):
-            array = table[name].combine_chunks()
-            classes = getattr(features[name], "names", None)
-            if classes:  # numbers of classes; -1 is a class that is kept secret
-                known = pc.if_else(pc.greater_equal(array, 0), array, None)
-                array = pa.array(classes).take(known)
-            arrays.append(array)
-        yield arrays
+    features = datasets.Features.from_arrow_schema(schema)
+    named = []
+    for name, array in arrays.items():
+        classes = getattr(features[name], "names", None)
+        if classes:  # -1 is a class that is kept secret
+            known = pc.if_else(pc.greater_equal(array, 0), array, None)
+            array = pa.array(classes).take(known)
+        named.append(array)
+    return named
 
 
 def find_columns(names: Sequence[str], columns: Sequence[Column], table_name: str) -> list[str]:
@@ -515,7 +685,8 @@ def find_columns(names: Sequence[str], columns: Sequence[Column], table_name: st
                 f"{table_name} has no columns: it is empty, or its first line is",
                 "begin it with a line of the columns' names",
             )
-        table = f"{table_name} has columns {', '.join(map(repr, names))}"
+        shown = ", ".join(map(repr, names))
+        table = f"{table_name} has columns {shown if len(shown) <= 400 else f'{shown[:400]}…'}"
         if len(names) == 1 and len(columns) > 1:
             cure = f"separate columns by commas, or by tabs in a .tsv file; or {cure}"
         if column.given:

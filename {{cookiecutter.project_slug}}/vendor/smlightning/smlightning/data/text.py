@@ -77,7 +77,7 @@ def check_texts(values: pa.Array, column: str, split: str, row: int | np.ndarray
         UserError: a value is missing, empty or no text; it names the first such row.
     """
     kind = values.type
-    if isinstance(kind, pa.BaseExtensionType):  # of datasets, for a jsonl column
+    if isinstance(kind, pa.BaseExtensionType):  # of datasets, for json on the hub
         problem = f"The {column}s of the {split} split are of several types; expected text"
         raise UserError(problem, "write all of them as text")
     is_text = (
@@ -91,7 +91,7 @@ def check_texts(values: pa.Array, column: str, split: str, row: int | np.ndarray
     if wrong < 0:
         return values
     value = values[wrong].as_py()
-    text = f"{value!r}, a {type(value).__name__}"
+    text = f"a {type(value).__name__}"
     if value is None:
         text = "null"
     elif value == "":

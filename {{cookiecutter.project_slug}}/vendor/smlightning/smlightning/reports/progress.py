@@ -27,7 +27,8 @@ class Interval:
     """What this rank has trained on since the last line."""
 
     loss: torch.Tensor | float = 0.0  # sum over batches; a tensor stays on its device
-    batches: int = 0
+    losses: float = 0.0  # batches that gave a loss
+    batches: int = 0  # all, equally many on every rank
     samples: int = 0
     waited: float = 0.0  # seconds in which the loader was asked for the next batch
     since: float = field(default_factory=lambda: time.perf_counter())
@@ -67,9 +68,10 @@ class ProgressReport(pl.Callback):
         self.total_steps = int(trainer.estimated_stepping_batches)
         if trainer.is_global_zero:
             print(self._describe(trainer, pl_module), flush=True)
-        self.interval = Interval(batches=round(self.resumed_batches * self.accumulate))
+        self.interval = Interval(batches=math.ceil(self.resumed_batches))
         if trainer.is_global_zero:
             self.interval.loss = self.resumed_loss * self.world_size
+            self.interval.losses = self.resumed_batches * self.accumulate * self.world_size
         loop_state.watch_fetching(trainer, self._ask, self._receive)
 
     def _ask(self) -> None:
@@ -116,7 +118,8 @@ class ProgressReport(pl.Callback):
         loss = outputs.get("loss")
         if loss is not None:  # training_step may skip a batch
             self.interval.loss = self.interval.loss + loss.detach()
-            self.interval.batches += 1
+            self.interval.losses += 1
+        self.interval.batches += 1
         self.interval.samples += _size(batch)
         is_step = (batch_idx + 1) % self.accumulate == 0 or trainer.is_last_batch
         if is_step and (loop_state.steps(trainer) + 1) % self.every == 0:
@@ -137,8 +140,10 @@ class ProgressReport(pl.Callback):
         if not self.interval.batches:
             return
         seconds = time.perf_counter() - self.interval.since
-        loss, waited = self._over_ranks(min(self.interval.waited / seconds, 1.0))
-        loss *= self.accumulate / self.interval.batches
+        loss, losses, waited = self._over_ranks(min(self.interval.waited / seconds, 1.0))
+        if not losses:
+            return
+        loss *= self.accumulate / losses
         metrics = {
             "train/loss": loss,
             "lr": self.lr,
@@ -154,15 +159,15 @@ class ProgressReport(pl.Callback):
             refuse_diverged_weights(trainer.lightning_module, index + 1)
         self.interval = Interval()
 
-    def _over_ranks(self, waited: float) -> tuple[float, float]:
-        """The mean over the ranks of the interval's sum of losses, and of ``waited``.
+    def _over_ranks(self, waited: float) -> list[float]:
+        """The means over the ranks: of the sum of losses, of their number, and of ``waited``.
 
         Collective, and one reduction: each costs the ranks a round trip.
         """
         loss = torch.as_tensor(self.interval.loss, dtype=torch.float32).reshape(())
-        both = torch.stack([loss, loss.new_tensor(waited)])
-        loss_of_all, waited_of_all = (collectives.all_sum(both) / self.world_size).tolist()
-        return loss_of_all, waited_of_all
+        others = loss.new_tensor([self.interval.losses, waited])
+        means = collectives.all_sum(torch.cat([loss[None], others])) / self.world_size
+        return means.tolist()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -191,11 +196,11 @@ class ProgressReport(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The rows, and the open interval of all ranks. Collective."""
-        is_open = self.interval.batches > 0
+        loss, losses, _ = self._over_ranks(0.0) if self.interval.batches else (0.0, 0.0, 0.0)
         return {
             "rows": self.history.rows,
-            "loss": self._over_ranks(0.0)[0] if is_open else 0.0,
-            "batches": self.interval.batches / self.accumulate,
+            "loss": loss,
+            "batches": losses / self.accumulate,
             "lr": self.lr,
         }
 
