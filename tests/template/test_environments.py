@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,12 +24,22 @@ assert trainer.global_step == 2
 GROUPS = {  # command: the groups of pyproject.toml that it installs
     "train": {"train"},
     "predict": {"train"},
-    "rehearse": {"train", "rehearsal", "open-mpi"},
+    "rehearse": {"train", "open-mpi"},
+    "preflight": set(),
+    "launch": set(),
+    "notebook": {"train", "open-mpi", "notebook"},
+    "test": {"train", "open-mpi", "dev"},
+    "lint": {"train", "open-mpi", "dev"},
+}
+EXTRAS = {  # command: the extras with which it installs the package in vendor/
+    "train": {"train"},
+    "predict": {"train"},
+    "rehearse": {"train", "rehearsal"},
     "preflight": {"launch"},
     "launch": {"launch"},
-    "notebook": {"train", "rehearsal", "open-mpi", "notebook"},
-    "test": {"train", "rehearsal", "open-mpi", "launch", "dev"},
-    "lint": {"train", "rehearsal", "open-mpi", "launch", "dev"},
+    "notebook": {"train", "rehearsal", "launch"},
+    "test": {"train", "rehearsal", "launch", "testing"},
+    "lint": {"train", "rehearsal", "launch", "testing"},
 }
 
 
@@ -64,6 +75,8 @@ def test_a_command_installs_what_it_needs_and_no_more(
     words = said.split()
     groups = {after for word, after in itertools.pairwise(words) if word == "--group"}
     assert {group.rpartition(":")[2] for group in groups} == GROUPS[command]
+    extras = set(re.findall(r"--editable '\./vendor/smlightning\[(\w+)\]'", said))
+    assert extras == EXTRAS[command] and said.count("smlightning[") == len(extras)
     assert ("--requirement requirements.txt" in said) == ("train" in GROUPS[command])
     assert ("/uv pip install" in said) == uv
 
@@ -82,7 +95,6 @@ def test_what_training_needs_is_installed_from_src_wherever_the_environment_lies
         line = f'echo "{name}: $PWD: $*" >> "{calls}"'
         (programs / name).write_text(f"#!/bin/sh\n{line}\necho --group\n")
         (programs / name).chmod(0o755)
-    (programs.parent / ".package").touch()
     command = ["make", "train", *([f"VENV={programs.parent}"] if absolute else [])]
     path = os.pathsep.join([str(programs), os.defpath])
     subprocess.run(command, cwd=project.path, env={"PATH": path}, check=True)
