@@ -58,6 +58,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     source.code,
     source.monitor,
     requirements.named,
+    requirements.locked,
     members.output,
     members.unusable,
 )
