@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
 
 from projects import Project, bake, hide
+from smlightning.launch import requirements
 
 STOCK = """
 import tempfile, torch
@@ -107,3 +109,40 @@ def test_what_training_needs_is_installed_from_src_wherever_the_environment_lies
 def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:
     hidden = hide(tmp_path, "torch", "pytorch_lightning", "datasets", "moto", "sagemaker")
     project.run("python", "-m", "smlightning", "preflight", "--offline", **hidden)
+
+
+def test_what_is_pinned_with_hashes_stays_when_more_is_installed(tmp_path: Path) -> None:
+    """Every installation has those versions as constraints; a plain requirements.txt gives none."""
+    project = bake(tmp_path)
+    made = project.path / "made"
+    (made / "bin").mkdir(parents=True)
+    command = ("make", "VENV=made", "-o", "made/bin/python", "-W", "src/requirements.txt")
+    project.run(*command, "made/pins.txt")
+    pins = (made / "pins.txt").read_text().splitlines()
+    lines = requirements.lines(project.path / "src" / "requirements.txt")
+    assert pins == [line.partition(" --hash")[0].strip() for line in lines] and len(pins) > 50
+    steps = project.run(*command[:4], "-n", "setup").stdout
+    installs = re.findall(r"-m pip .* install .*", steps.replace("\\\n", " "))
+    assert len(installs) >= 10
+    assert all(f'--constraint "{made}/pins.txt"' in line for line in installs)
+    (project.path / "src" / "requirements.txt").write_text("rich==14.3.4\n./wheels/mine.whl\n")
+    project.run(*command, "made/pins.txt")
+    assert (made / "pins.txt").read_text() == ""
+
+
+def test_the_workflow_that_may_send_a_job_installs_with_hashes_all_that_it_needs(
+    tmp_path: Path,
+) -> None:
+    """Its own steps, in an environment of their own; nothing is built."""
+    project = bake(tmp_path)
+    steps = re.findall(r"- run: python -m (pip .*)", project.read(".github/workflows/job.yml"))
+    assert steps and all("--require-hashes --only-binary=:all:" in step for step in steps)
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    clean = {"PATH": os.defpath, "PYTHONPATH": "vendor/smlightning", "HOME": str(tmp_path)}
+    preflight = ["smlightning", "preflight", "--offline"]
+    for words in (steps[0].split(), preflight):
+        ended = subprocess.run(
+            [python, "-m", *words], cwd=project.path, env=clean, capture_output=True, text=True
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
