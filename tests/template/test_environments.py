@@ -10,6 +10,7 @@ import venv
 from pathlib import Path
 
 import pytest
+import yaml
 
 from projects import Project, bake, hide
 from smlightning.launch import requirements
@@ -135,8 +136,11 @@ def test_the_workflow_that_may_send_a_job_installs_with_hashes_all_that_it_needs
 ) -> None:
     """Its own steps, in an environment of their own; nothing is built."""
     project = bake(tmp_path)
-    steps = re.findall(r"- run: python -m (pip .*)", project.read(".github/workflows/job.yml"))
+    jobs = yaml.safe_load(project.read(".github/workflows/job.yml"))["jobs"].values()
+    runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    steps = [run.removeprefix("python -m ") for run in runs if "install" in run]
     assert steps and all("--require-hashes --only-binary=:all:" in step for step in steps)
+    assert not any(re.search(r"\bmake\b", run) for run in runs)  # which would install more
     venv.create(tmp_path / "venv", with_pip=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     clean = {"PATH": os.defpath, "PYTHONPATH": "vendor/smlightning", "HOME": str(tmp_path)}
