@@ -52,7 +52,7 @@ class Project:
     def make(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run make in this environment, where everything is installed already."""
         installed = []
-        for name in ("package", "train", "rehearsal", "open-mpi", "launch", "notebook", "dev"):
+        for name in ("train", "rehearsal", "open-mpi", "launch", "notebook", "dev"):
             installed += ["-o", f"{ENVIRONMENT}/.{name}"]
         installed += ["-o", f"{ENVIRONMENT}/.update"]
         return self.run("make", *words, f"VENV={ENVIRONMENT}", *installed, check=check)

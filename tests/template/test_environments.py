@@ -2,14 +2,18 @@
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
+import yaml
 
 from projects import Project, bake, hide
+from smlightning.launch import requirements
 
 STOCK = """
 import tempfile, torch
@@ -23,12 +27,22 @@ assert trainer.global_step == 2
 GROUPS = {  # command: the groups of pyproject.toml that it installs
     "train": {"train"},
     "predict": {"train"},
-    "rehearse": {"train", "rehearsal", "open-mpi"},
+    "rehearse": {"train", "open-mpi"},
+    "preflight": set(),
+    "launch": set(),
+    "notebook": {"train", "open-mpi", "notebook"},
+    "test": {"train", "open-mpi", "dev"},
+    "lint": {"train", "open-mpi", "dev"},
+}
+EXTRAS = {  # command: the extras with which it installs the package in vendor/
+    "train": {"train"},
+    "predict": {"train"},
+    "rehearse": {"train", "rehearsal"},
     "preflight": {"launch"},
     "launch": {"launch"},
-    "notebook": {"train", "rehearsal", "open-mpi", "notebook"},
-    "test": {"train", "rehearsal", "open-mpi", "launch", "dev"},
-    "lint": {"train", "rehearsal", "open-mpi", "launch", "dev"},
+    "notebook": {"train", "rehearsal", "launch"},
+    "test": {"train", "rehearsal", "launch", "testing"},
+    "lint": {"train", "rehearsal", "launch", "testing"},
 }
 
 
@@ -64,6 +78,8 @@ def test_a_command_installs_what_it_needs_and_no_more(
     words = said.split()
     groups = {after for word, after in itertools.pairwise(words) if word == "--group"}
     assert {group.rpartition(":")[2] for group in groups} == GROUPS[command]
+    extras = set(re.findall(r"--editable '\./vendor/smlightning\[(\w+)\]'", said))
+    assert extras == EXTRAS[command] and said.count("smlightning[") == len(extras)
     assert ("--requirement requirements.txt" in said) == ("train" in GROUPS[command])
     assert ("/uv pip install" in said) == uv
 
@@ -82,7 +98,6 @@ def test_what_training_needs_is_installed_from_src_wherever_the_environment_lies
         line = f'echo "{name}: $PWD: $*" >> "{calls}"'
         (programs / name).write_text(f"#!/bin/sh\n{line}\necho --group\n")
         (programs / name).chmod(0o755)
-    (programs.parent / ".package").touch()
     command = ["make", "train", *([f"VENV={programs.parent}"] if absolute else [])]
     path = os.pathsep.join([str(programs), os.defpath])
     subprocess.run(command, cwd=project.path, env={"PATH": path}, check=True)
@@ -95,3 +110,43 @@ def test_what_training_needs_is_installed_from_src_wherever_the_environment_lies
 def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:
     hidden = hide(tmp_path, "torch", "pytorch_lightning", "datasets", "moto", "sagemaker")
     project.run("python", "-m", "smlightning", "preflight", "--offline", **hidden)
+
+
+def test_what_is_pinned_with_hashes_stays_when_more_is_installed(tmp_path: Path) -> None:
+    """Every installation has those versions as constraints; a plain requirements.txt gives none."""
+    project = bake(tmp_path)
+    made = project.path / "made"
+    (made / "bin").mkdir(parents=True)
+    command = ("make", "VENV=made", "-o", "made/bin/python", "-W", "src/requirements.txt")
+    project.run(*command, "made/pins.txt")
+    pins = (made / "pins.txt").read_text().splitlines()
+    lines = requirements.lines(project.path / "src" / "requirements.txt")
+    assert pins == [line.partition(" --hash")[0].strip() for line in lines] and len(pins) > 50
+    steps = project.run(*command[:4], "-n", "setup").stdout
+    installs = re.findall(r"pip (?:.* )?install --quiet .*", steps.replace("\\\n", " "))
+    assert len(installs) >= 10
+    assert all(f'--constraint "{made}/pins.txt"' in line for line in installs)
+    (project.path / "src" / "requirements.txt").write_text("rich==14.3.4\n./wheels/mine.whl\n")
+    project.run(*command, "made/pins.txt")
+    assert (made / "pins.txt").read_text() == ""
+
+
+def test_the_workflow_that_may_send_a_job_installs_with_hashes_all_that_it_needs(
+    tmp_path: Path,
+) -> None:
+    """Its own steps, in an environment of their own; nothing is built."""
+    project = bake(tmp_path)
+    jobs = yaml.safe_load(project.read(".github/workflows/job.yml"))["jobs"].values()
+    runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
+    steps = [run.removeprefix("python -m ") for run in runs if "install" in run]
+    assert steps and all("--require-hashes --only-binary=:all:" in step for step in steps)
+    assert not any(re.search(r"\bmake\b", run) for run in runs)  # which would install more
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    clean = {"PATH": os.defpath, "PYTHONPATH": "vendor/smlightning", "HOME": str(tmp_path)}
+    preflight = ["smlightning", "preflight", "--offline"]
+    for words in (steps[0].split(), preflight):
+        ended = subprocess.run(
+            [python, "-m", *words], cwd=project.path, env=clean, capture_output=True, text=True
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr

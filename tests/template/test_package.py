@@ -24,9 +24,9 @@ EXTRAS = {"train", "launch", "simulation", "rehearsal", "testing"}
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, by the one command that vendor/smlightning/README.md names."""
     project = bake(tmp_path_factory.mktemp("wheel"))
-    command = "python -m pip wheel --quiet --no-deps --wheel-dir dist vendor/smlightning"
+    command = "python -m pip wheel --quiet --no-deps --wheel-dir vendor vendor/smlightning"
     project.run(*command.split())
-    (path,) = (project.path / "dist").glob("*.whl")
+    (path,) = (project.path / "vendor").glob("*.whl")
     left = [path.name for path in (project.path / "vendor" / "smlightning").iterdir()]
     assert set(left) <= {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "smlightning"}
     return path
@@ -97,7 +97,7 @@ def without_time(request: str) -> str:
 
 
 def test_a_project_without_vendor(wheel: Path, tmp_path: Path, words: Path) -> None:
-    """As with an organisation's index: the same archive and request, and training runs."""
+    """With its wheel in place of the folder: the same archive and request, and training runs."""
     project = bake(tmp_path)
     before = project.run("python", "-m", "smlightning", "submit", "--dry-run").stdout
     archive_before = project.run("python", "-c", DIGEST_OF_THE_ARCHIVE).stdout
@@ -105,7 +105,7 @@ def test_a_project_without_vendor(wheel: Path, tmp_path: Path, words: Path) -> N
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
     install += ["--find-links", str(wheel.parent), "--target", str(site), "smlightning"]
     subprocess.run(install, check=True, capture_output=True)
-    shutil.rmtree(project.path / "vendor")
+    shutil.rmtree(project.path / "vendor" / "smlightning")
     installed = {"PYTHONPATH": str(site)}
     where = project.run("python", "-c", "import smlightning as s; print(s.__file__)", **installed)
     assert where.stdout.startswith(str(site))
@@ -116,5 +116,9 @@ def test_a_project_without_vendor(wheel: Path, tmp_path: Path, words: Path) -> N
     options = ["--dataset", str(words), "--epochs", "1", "--output_dir", "out"]
     said = project.run("python", "src/train.py", *options, **installed).stdout
     assert said.splitlines()[-1].startswith("test/accuracy ")
-    steps = project.make("-n", "train", "-W", "pyproject.toml").stdout
-    assert "--editable" not in steps
+    fresh = ("make", "-n", "train", f"VENV={tmp_path / 'fresh'}")
+    steps = project.run(*fresh, check=False)
+    assert steps.returncode and "vendor/" in steps.stderr  # and no index is asked
+    shutil.copy(wheel, project.path / "vendor")
+    steps = project.run(*fresh)
+    assert f"'./vendor/{wheel.name}[train]'" in steps.stdout and "--editable" not in steps.stdout

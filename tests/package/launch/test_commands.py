@@ -70,10 +70,10 @@ def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, capsys):
         patch.setitem(sys.modules, "boto3", None)
         assert main(["list"]) == 1
     said = capsys.readouterr().err
-    assert "boto3" in said and "make setup" in said and "smlightning[launch]" in said
+    assert "boto3" in said and "make setup" in said and "vendor/smlightning[launch]" in said
     for module, extra in command_line.EXTRAS.items():
         missing = command_line.missing(ModuleNotFoundError(name=f"{module}.part"))
-        assert module in missing.problem and f"smlightning[{extra}]" in missing.cure
+        assert module in missing.problem and f"vendor/smlightning[{extra}]" in missing.cure
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_documents_name_the_images_as_the_table_does() -> None:
             *(defect.name for defect in smddp.defects(WRITTEN) if defect.security),
         ],
         "launch.ipynb": [f"SMDDP ends with torch {smddp.torch}"],
-        "src/requirements.txt": [f"torch {oldest} to {newest}"],
+        "src/requirements.in": [f"torch {oldest} to {newest}"],
     }
     for name, sentences in expected.items():
         text = " ".join((template / name).read_text(encoding="utf-8").split())

@@ -2,6 +2,7 @@
 machine's. Every index here is a folder of the test's own.
 """
 
+import hashlib
 import http.server
 import threading
 import zipfile
@@ -10,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from small_job import GOOD
+from small_job import GOOD, PROJECT
 
 from smlightning.launch import requirements
 from smlightning.launch.findings import Finding
@@ -330,10 +331,13 @@ MISSED = "ERROR: No matching distribution found for mine"
 
 def other_pip(folder: Path, markers: str, **errors: str) -> None:
     """A package pip whose commands end with these errors."""
-    packages = ("pip", "pip/_vendor", "pip/_vendor/packaging", "pip/_internal", "pip/_internal/cli")
-    for package in packages:
+    parts = ("cli", "operations", "utils")
+    packages = ("pip", "pip/_vendor", "pip/_vendor/packaging", "pip/_internal")
+    for package in (*packages, *(f"pip/_internal/{part}" for part in parts)):
         (folder / package).mkdir(parents=True)
         (folder / package / "__init__.py").touch()
+    for module, name in (("operations/prepare", "RequirementPreparer"), ("utils/hashes", "Hashes")):
+        (folder / f"pip/_internal/{module}.py").write_text(f"class {name}:\n    pass\n")
     (folder / "pip/_vendor/packaging/markers.py").write_text(markers)
     main = f"def main(words):\n    name = next(word for word in words if word in {errors})\n"
     main += f"    sys.stderr.write({errors}[name])\n    return 2\n"
@@ -361,3 +365,95 @@ def test_a_pip_that_cannot_resolve_for_the_image_rejects_no_job(
     monkeypatch.syspath_prepend(tmp_path / "other")
     [found] = judged(project, "mine")
     assert found.level == "skipped" and reason in found.problem
+
+
+def hashed(path: Path, line: str = "") -> str:
+    """A line of a requirements.txt with the hash of a file: its name and version, or another."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return f"{line or '=='.join(path.name.split('-')[:2])} --hash=sha256:{digest}"
+
+
+@pytest.mark.parametrize("option", ["", "--require-hashes\n"])
+def test_what_pip_would_install_has_a_hash_where_one_has(
+    option: str, project: Project, files: Path, simple: str
+) -> None:
+    """pip installs nothing where a package that it would download has none, or another."""
+    part = wheel(files, "part", "1.0")
+    whole = wheel(files, "whole", "1.0", "part", "torch>=2")
+    index(files.parent / "simple", part, whole)
+    settings = {"PIP_INDEX_URL": simple}
+    complete = f"{option}{hashed(whole)}\n{hashed(part)}"
+    assert not judged(project, complete, **settings)
+    [found] = judged(project, option + hashed(whole), **settings)
+    assert found.level == "error" and "part 1.0" in found.problem and "make lock" in found.cure
+    other = hashed(part, "whole==1.0") + "\n" + hashed(part)
+    [found] = judged(project, other, **settings)
+    assert found.level == "error" and "whole 1.0" in found.problem
+    assert not judged(project, "whole\npart", **settings)  # no hash at all
+
+
+def test_a_hash_chooses_among_the_files_of_a_version(
+    project: Project, files: Path, simple: str
+) -> None:
+    mine = wheel(files, "mine", "1.0")
+    other = mine.with_name("mine-1.0-9-py3-none-any.whl")
+    other.write_bytes(wheel(files / "other", "mine", "1.0", "torch>=99").read_bytes())
+    page = files.parent / "simple" / "mine" / "index.html"
+    page.parent.mkdir()
+    for path in (mine, other):
+        digest = hashed(path).rpartition(":")[2]
+        with page.open("a") as text:
+            text.write(f'<a href="{path.as_uri()}#sha256={digest}">{path.name}</a>\n')
+    assert not judged(project, hashed(mine), PIP_INDEX_URL=simple)
+    [found] = judged(project, "mine==1.0", PIP_INDEX_URL=simple)  # the build with the higher tag
+    assert "torch 99.0, as mine asks" in found.problem
+
+
+def test_wheels_of_src_and_source_archives_may_have_hashes(
+    project: Project, files: Path, simple: str, tmp_path: Path
+) -> None:
+    path = wheel(project.src / "wheels", "mine", "1.0")
+    line = "./wheels/mine-1.0-py3-none-any.whl"
+    assert not judged(project, hashed(path, line), PIP_INDEX_URL=simple)
+    source = archive(files, "oldfashioned", "4.9.3")
+    index(tmp_path / "simple", source)
+    [found] = judged(project, hashed(source, "oldfashioned==4.9.3"), PIP_INDEX_URL=simple)
+    assert found.level == "skipped" and "oldfashioned 4.9.3" in found.problem
+
+
+SOME = "sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    "asked, pinned, problem",
+    [
+        (None, f"rich==14.3.4 --hash={SOME}", ""),
+        (None, "rich==14.3.4\ntqdm", ""),
+        (None, f"rich==14.3.4 --hash={SOME}\ntqdm==4.67.3", "tqdm==4.67.3"),
+        (None, f"rich==14.3.4 --hash={SOME}\ntqdm==4.67.3 ; sys_platform == 'win32'", ""),
+        (None, f"rich==14.3.4 --hash={SOME}\ntorch>=2", ""),  # the image has it
+        ("rich[jupyter]>=14  # why", f"rich==14.3.4 \\\n    --hash={SOME}\n    # via x", ""),
+        ("rich>=15", f"rich==14.3.4 --hash={SOME}", "rich>=15"),
+        ("rich>=15", "rich==14.3.4", ""),  # no longer compiled from it
+        ("rich\nwandb", f"rich==14.3.4 --hash={SOME}", "wandb"),
+        ("rich\nwandb ; python_version < '3.12'", f"rich==14.3.4 --hash={SOME}", ""),
+    ],
+)
+def test_without_an_index_a_file_is_compared_with_what_it_was_compiled_from(
+    asked: str | None, pinned: str, problem: str, project: Project
+) -> None:
+    project.requirements.write_text(pinned + "\n")
+    if asked:
+        project.requirements.with_suffix(".in").write_text(asked + "\n")
+    found = list(requirements.locked(JOB, project))
+    assert levels(found) == ["error"] * bool(problem)
+    assert all(problem in each.problem and "make lock" in each.cure for each in found)
+
+
+def test_the_shipped_file_is_compiled_and_pins_nothing_of_the_image() -> None:
+    for profile in PROFILES:
+        job = JOB.replace(image=profile)
+        assert requirements.hashes(job, PROJECT)
+        assert not [*requirements.named(job, PROJECT), *requirements.locked(job, PROJECT)]
+        pins = dict(requirements.wanted(job, PROJECT.requirements))
+        assert all("--hash=" in line for line in pins) and len(pins) > 50

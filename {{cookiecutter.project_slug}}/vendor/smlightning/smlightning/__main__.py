@@ -269,7 +269,7 @@ def missing(error: ModuleNotFoundError) -> UserError:
     extra = EXTRAS.get(module)
     cure = "run make setup"
     if extra:
-        cure += f", or pip install 'smlightning[{extra}]'"
+        cure += f", or pip install -e 'vendor/smlightning[{extra}]'"
     return UserError(f"{module} is not installed in this Python", cure)
 
 

@@ -2,7 +2,8 @@
 
 An environment's Python runs this file by its path. pip comes from FOLDER and sees the environment's
 packages only, as with `pip --python`; MARKERS, in JSON, are what environment markers compare with,
-for which pip has no option.
+for which pip has no option. Hashes of a requirements file choose among the files of an index, and
+are not compared with a file's content, for which pip would download every package.
 """
 
 import json
@@ -32,5 +33,10 @@ _ = markers.default_environment  # AttributeError: another pip, which would igno
 markers.default_environment = lambda: json.loads(MARKERS)
 
 from pip._internal.cli.main import main  # noqa: E402
+from pip._internal.operations.prepare import RequirementPreparer  # noqa: E402
+from pip._internal.utils.hashes import Hashes  # noqa: E402
+
+RequirementPreparer.require_hashes = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
+RequirementPreparer._get_linked_req_hashes = lambda *_: Hashes({})  # type: ignore[method-assign]
 
 sys.exit(main(ARGUMENTS))

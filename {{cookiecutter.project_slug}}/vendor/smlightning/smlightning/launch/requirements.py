@@ -86,6 +86,7 @@ OPTION = re.compile(
     + r"|-c|--(constraint|no-binary|only-binary|prefer-binary|require-hashes|use-feature)"
     r"(?=[\s=]|$)"
 )
+HASH = re.compile(r"--hash[= ](\w+:[0-9a-fA-F]+)")
 INCLUDED = re.compile(r"(?=-).*?(?<!\S)(?:-r|--requirement(?=[\s=]))[\s=]*(.+)")
 INDEX_ADDRESS = re.compile(r"(?<!\S)(-i|--(extra-)?index-url)[\s=]*\S+")
 ADDRESS = re.compile(r"(?<!\w)(?!file:)[a-z][a-z+]*://")  # not of this machine
@@ -179,11 +180,11 @@ def markers(python: str) -> dict[str, str]:
     }
 
 
-def wanted(job: Job, project: Project) -> Iterator[tuple[str, Requirement]]:
-    """Lines of requirements.txt that name a package, and whose marker holds in the job's image."""
+def wanted(job: Job, path: Path) -> Iterator[tuple[str, Requirement]]:
+    """Lines of a file that name a package, and whose marker holds in the job's image."""
     profile = images.profile(job)
     python = profile.python if profile else f"{sys.version_info.major}.{sys.version_info.minor}"
-    for line in lines(project.requirements):
+    for line in lines(path):
         found = requirement_of(line)
         if found and (found.marker is None or found.marker.evaluate(markers(python))):
             yield line, found
@@ -191,13 +192,14 @@ def wanted(job: Job, project: Project) -> Iterator[tuple[str, Requirement]]:
 
 def lists(job: Job, project: Project, package: str) -> bool:
     """Whether requirements.txt names the package for the job's image."""
-    return any(canonicalize_name(found.name) == package for _, found in wanted(job, project))
+    found = (found for _, found in wanted(job, project.requirements))
+    return any(canonicalize_name(requirement.name) == package for requirement in found)
 
 
 def named(job: Job, project: Project) -> Iterator[Finding]:
     """Lines of requirements.txt that ask for another build than the one that the image brings."""
     packages = packages_of(job)
-    for line, found in wanted(job, project):
+    for line, found in wanted(job, project.requirements):
         package = canonicalize_name(found.name)
         if OF_THE_IMAGE.match(package) and not satisfied(found, packages.get(package)):
             problem = f'"{line}" would replace {torch_of_image(job)}'
@@ -229,8 +231,41 @@ def asks_an_index(job: Job, project: Project) -> bool:
     unnamed = any(not OPTION.match(line) and not requirement_of(line) for line in written)
     return unnamed or any(
         not satisfied(found, packages.get(canonicalize_name(found.name)))
-        for _, found in wanted(job, project)
+        for _, found in wanted(job, project.requirements)
     )
+
+
+def hashes(job: Job, project: Project) -> dict[str, set[str]]:
+    """Package → hashes that requirements.txt allows; empty where pip asks for none.
+
+    As soon as one line has a hash, pip installs only packages with one.
+    """
+    allowed: dict[str, set[str]] = {}
+    for line, found in wanted(job, project.requirements):
+        allowed.setdefault(canonicalize_name(found.name), set()).update(HASH.findall(line))
+    return allowed if any(allowed.values()) else {}
+
+
+def locked(job: Job, project: Project) -> Iterator[Finding]:
+    """Every package has a hash if one has, and what requirements.in asks for is pinned."""
+    allowed = hashes(job, project)
+    if not allowed:
+        return
+    key, source = key_of(project), project.requirements.with_suffix(".in")
+    cure = f"name it in {source.parent.name}/{source.name} and run make lock"
+    packages, pins = packages_of(job), {}
+    for line, found in wanted(job, project.requirements):
+        name = canonicalize_name(found.name)
+        pins[name] = next((each.version for each in found.specifier if each.operator == "=="), None)
+        if not allowed[name] and not satisfied(found, packages.get(name)):
+            problem = f'"{line}" has no hash and other lines have, so pip installs none of them'
+            yield error(key, problem, f"{cure}, or remove every hash")
+    for line, asked in wanted(job, source):
+        name = canonicalize_name(asked.name)
+        pin = pins.get(name)
+        if name not in pins or (pin and not asked.specifier.contains(pin, prereleases=True)):
+            problem = f'"{line}" of {source.name} is not what it pins ({pin or "nothing"})'
+            yield error(key, problem, "run make lock")
 
 
 def key_of(project: Project) -> str:
@@ -270,6 +305,7 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
     for package in resolution.built:
         problem = f"{package} has no wheel for the image, so pip builds it in the container"
         yield skipped(key, problem, "see that it builds there, and does not replace torch")
+    yield from unhashed(hashes(job, project), resolution, key)
     packages = [item["metadata"] for item in resolution.installs]
     replaced = [package for package in packages if OF_THE_IMAGE.match(package["name"])]
     if replaced:
@@ -282,6 +318,23 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
             f"{package['name']} {package['version']}{asks} would replace {torch_of_image(job)}",
             "pin a version that accepts the image's torch",
         )
+
+
+def unhashed(allowed: dict[str, set[str]], resolution: Resolution, key: str) -> Iterator[Finding]:
+    """The first package that pip would download, and that none of the file's hashes allows."""
+    if not allowed:
+        return
+    of_no_file = {text.partition(" ")[0] for text in resolution.built}
+    for item in resolution.installs:
+        name, version = canonicalize_name(item["metadata"]["name"]), item["metadata"]["version"]
+        digests = item["download_info"].get("archive_info", {}).get("hashes", {})
+        known = {f"{kind}:{digest}" for kind, digest in digests.items()}
+        given = allowed.get(name, set())
+        unlike = given and not any(text.partition(":")[0] in digests for text in given)
+        if name not in of_no_file and not unlike and not given & known:
+            problem = f"{name} {version} has no hash that fits, and pip installs nothing without"
+            yield error(key, problem, "run make lock, or remove every hash")
+            return
 
 
 def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] | None:

@@ -96,8 +96,12 @@ def create(folder: Path, image: Profile, root: Path, environment: Mapping[str, s
         run([*install, torch], root)
     with tempfile.TemporaryDirectory() as temporary:
         run([*install, torch, *package(root, Path(temporary))], root)
-    # In src/, as the container does: requirements.txt may name wheels there.
-    run([*install, torch, "--requirement", "requirements.txt"], root / "src", environment)
+        # As a constraint, since torch has no hash, and pip wants one where the file has some.
+        constraint = Path(temporary) / "torch.txt"
+        constraint.write_text(torch)
+        install_file = [*install, "--constraint", str(constraint), "--requirement"]
+        # In src/, as the container does: requirements.txt may name wheels there.
+        run([*install_file, "requirements.txt"], root / "src", environment)
     run([*install, *toolkit(image)], root)
     # It pins more than it needs.
     container = f"sagemaker-pytorch-training=={image.pytorch_toolkit or '3.0.0'}"

@@ -60,6 +60,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     source.code,
     source.monitor,
     requirements.named,
+    requirements.locked,
     members.unusable,
 )
 REQUEST_CHECKS: tuple[RequestCheck, ...] = (

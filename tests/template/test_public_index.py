@@ -1,0 +1,225 @@
+"""No command takes `smlightning` from an index, where anybody may publish a package of that name.
+
+An index on this machine has a foreign 99.0 and a foreign build of this very version, and knows
+every other package from the index that this machine reaches.
+"""
+
+import base64
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uv
+
+from projects import Project, bake
+from smlightning import __version__
+
+FOREIGN = ("99.0", f"{__version__}-9")  # the second is a build of this version, which pip prefers
+OURS = "vendor/smlightning"
+WHERE = "import smlightning as s; print(getattr(s, 'FOREIGN', s.__file__))"
+
+
+def foreign_wheel(folder: Path, version: str) -> None:
+    """A wheel that says by its module that it is foreign; it has every extra."""
+    info = f"smlightning-{version.partition('-')[0]}.dist-info"
+    extras = "".join(f"Provides-Extra: {name}\n" for name in ("train", "launch", "testing"))
+    files = {
+        "smlightning/__init__.py": f"FOREIGN = {version!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: smlightning\n"
+        f"Version: {version.partition('-')[0]}\n{extras}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = ""
+    for name, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
+        record += f"{name},sha256={digest.decode()},{len(text)}\n"
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n"
+    with zipfile.ZipFile(folder / f"smlightning-{version}-py3-none-any.whl", "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+
+
+def upstream() -> str:
+    return os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The index's address; the last two tests show that its foreign package is installable."""
+    files = tmp_path_factory.mktemp("foreign")
+    for version in FOREIGN:
+        foreign_wheel(files, version)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            words = self.path.strip("/").split("/")
+            if words[0] == "files":
+                body = (files / words[1]).read_bytes()
+            elif words == ["simple", "smlightning"]:
+                names = sorted(path.name for path in files.iterdir())
+                body = "".join(f'<a href="/files/{name}">{name}</a>' for name in names).encode()
+            else:
+                self.send_response(302)
+                self.send_header("Location", f"{upstream()}/{words[1]}/")
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html" if words[0] == "simple" else "binary/zip")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/simple"
+        server.shutdown()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Project:
+    return bake(tmp_path)
+
+
+def run(project: Project, *words: str, index: str, **variables: str) -> str:
+    """What a command prints that knows one index and nothing of this machine's pip and uv."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PIP_", "UV_", "PYTHON", "VIRTUAL_ENV"))
+    }
+    given = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": index, "UV_DEFAULT_INDEX": index}
+    ended = subprocess.run(
+        [uv.find_uv_bin() if word == "uv" else word for word in words],
+        cwd=project.path,
+        env=clean | given | variables,
+        text=True,
+        capture_output=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def packages(project: Project) -> dict[str, dict[str, str]]:
+    """Package → source in the project's uv.lock."""
+    lock = tomllib.loads(project.read("uv.lock"))
+    return {package["name"]: package["source"] for package in lock["package"]}
+
+
+def name_it(project: Project) -> None:
+    """An owner's line that names the package in a group that uv reads."""
+    path = project.path / "pyproject.toml"
+    named = '[dependency-groups]\nown = ["smlightning"]'
+    path.write_text(path.read_text().replace("[dependency-groups]", named, 1))
+
+
+def remove(project: Project, line: str) -> None:
+    path = project.path / "pyproject.toml"
+    text = path.read_text()
+    assert text.count(line) == 1
+    path.write_text(text.replace(line, ""))
+
+
+SOURCE = 'smlightning = { path = "vendor/smlightning", editable = true }'
+
+
+def test_uv_locks_and_installs_the_projects_own_package(fresh: Project, index: str) -> None:
+    run(fresh, "uv", "lock", index=index)
+    assert "smlightning" not in packages(fresh)  # since no group names it
+    name_it(fresh)
+    run(fresh, "uv", "sync", "--only-group", "own", index=index)
+    assert packages(fresh)["smlightning"] == {"editable": OURS}
+    where = run(fresh, ".venv/bin/python", "-c", WHERE, index=index).strip()
+    assert where == str(fresh.path / OURS / "smlightning" / "__init__.py")
+
+
+def test_without_its_source_uv_takes_the_foreign_one(fresh: Project, index: str) -> None:
+    """The control: the index's package is one that uv would install."""
+    name_it(fresh)
+    remove(fresh, SOURCE)
+    run(fresh, "uv", "sync", "--only-group", "own", index=index)
+    assert packages(fresh)["smlightning"] == {"registry": index}
+    assert run(fresh, ".venv/bin/python", "-c", WHERE, index=index).strip() == FOREIGN[0]
+
+
+def report(project: Project, index: str, *words: str) -> dict[str, str]:
+    """Package → version that pip would install."""
+    path = project.path / "report.json"
+    command = ("-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed")
+    run(project, sys.executable, *command, "--report", str(path), *words, index=index)
+    installs = json.loads(path.read_text())["install"]
+    return {item["metadata"]["name"]: item["metadata"]["version"] for item in installs}
+
+
+def test_no_dependency_group_brings_it(fresh: Project, index: str) -> None:
+    groups = tomllib.loads(fresh.read("pyproject.toml"))["dependency-groups"]
+    words = [word for name in sorted(groups) for word in ("--group", name)]
+    found = report(fresh, index, *words)
+    assert {"torch", "ruff"} <= found.keys() and "smlightning" not in found
+    name_it(fresh)  # the control
+    assert report(fresh, index, "--group", "own")["smlightning"] == FOREIGN[0]
+
+
+ARCHIVE = """
+from smlightning.launch import archive
+from smlightning.project import find
+with open("code.tar.gz", "wb") as file:
+    archive.write(file, find().src)
+"""
+
+
+@pytest.mark.parametrize("tool", ["pip", "uv"])
+@pytest.mark.parametrize("kind", ["folder", "wheel"])
+def test_make_installs_the_projects_own_package(
+    kind: str, tool: str, fresh: Project, index: str
+) -> None:
+    """And a job's archive, made there, holds it."""
+    ours = (fresh.path / OURS / "smlightning" / "__init__.py").read_bytes()
+    if kind == "wheel":
+        write_wheel(fresh, "vendor")
+        shutil.rmtree(fresh.path / OURS)
+        remove(fresh, SOURCE)
+    path = os.environ["PATH"]
+    if tool == "uv":
+        programs = fresh.path / "programs"
+        programs.mkdir()
+        (programs / "uv").symlink_to(uv.find_uv_bin())
+        path = f"{programs}{os.pathsep}{path}"
+    only_uv = {"PIP_INDEX_URL": ""} if tool == "uv" else {}
+    run(fresh, "make", ".venv/.launch", index=index, PATH=path, **only_uv)
+    where = run(fresh, ".venv/bin/python", "-c", WHERE, index=index).strip()
+    assert where.startswith(str(fresh.path)) and (OURS in where) == (kind == "folder")
+    run(fresh, ".venv/bin/python", "-c", ARCHIVE, index=index)
+    with tarfile.open(fresh.path / "code.tar.gz") as archive:
+        member = archive.extractfile("smlightning/__init__.py")
+        assert member and member.read() == ours
+
+
+def write_wheel(project: Project, folder: str) -> None:
+    command = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder)
+    run(project, *command, OURS, index=upstream())
+
+
+def test_a_folder_of_wheels_next_to_an_index_brings_the_foreign_build(
+    fresh: Project, index: str
+) -> None:
+    """The control: why the package's README names no folder and no version for pip to look up."""
+    write_wheel(fresh, "dist")
+    words = ("-m", "pip", "install", "--quiet", "--no-deps", "--target", "site")
+    command = (sys.executable, *words, "--find-links", "dist", f"smlightning=={__version__}")
+    run(fresh, *command, index=index)
+    where = run(fresh, sys.executable, "-c", WHERE, index=index, PYTHONPATH="site").strip()
+    assert where == FOREIGN[1]
