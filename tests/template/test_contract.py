@@ -16,7 +16,7 @@ UNLOADED = ("model.py", "            net.load_state_dict(", "            str(")
 SILENT = ("predict.py", "[*arguments.text, SAMPLE] if arguments.sample else ", "")
 UNUSED = ("model.py", "self.options.weight_decay", "0.01")
 UNUSED_IN_DATA = ("data.py", "tokens, self.options.max_length, codes", "tokens, 1000, codes")
-UNREAD = ("train.py", "training.val_check_steps", "0")
+UNREAD = ("train.py", "training.accumulate_grad_batches", "1")
 ONCE = ("data.py", "self.prepare_data_per_node = True", "self.prepare_data_per_node = False")
 MUTANTS = [  # faults that do not hide each other share a project, and its runs
     {"every_sample_reaches_one_rank": UNDIVIDED, "a_resumed_run_ends": UNSTEADY},

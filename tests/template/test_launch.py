@@ -311,7 +311,7 @@ s3 = boto3.client("s3", "us-east-1")
 s3.create_bucket(Bucket="language-id")
 from smlightning.launch import account, deploy_check
 from collections import defaultdict
-allowed = account.permissions.Answer(allowed=True, missing=())
+allowed = account.permissions.Answer(allowed=True, missing=(), limit="")
 # moto knows neither IAM's simulation
 account.permissions.simulated = lambda *_: defaultdict(lambda: allowed)
 account.CHECKS["quota"] = lambda _: []  # nor the quotas of SageMaker

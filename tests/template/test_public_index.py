@@ -78,7 +78,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             self.send_header("Content-Type", "text/html" if words[0] == "simple" else "binary/zip")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -165,8 +165,8 @@ class ProgressReport(pl.Callback):
         Collective, and one reduction: each costs the ranks a round trip.
         """
         loss = torch.as_tensor(self.interval.loss, dtype=torch.float32).reshape(())
-        others = loss.new_tensor([self.interval.losses, waited])
-        means = collectives.all_sum(torch.cat([loss[None], others])) / self.world_size
+        losses, share = loss.new_tensor(self.interval.losses), loss.new_tensor(waited)
+        means = collectives.all_sum(torch.stack([loss, losses, share])) / self.world_size
         return means.tolist()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
