@@ -4,6 +4,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ def test_a_control_character_is_an_escape_and_other_text_stays() -> None:
     assert terminal.printable(plain) == plain
 
 
+def test_line_breaks_become_spaces_in_a_time_that_grows_with_the_text() -> None:
+    assert terminal.one_line("  a \r\n\t \n b\tc  d\n") == r"  a b\tc  d "
+    began = time.process_time()
+    assert terminal.one_line(" " * 100_000 + "a") == " " * 100_000 + "a"
+    assert time.process_time() - began < 1
+
+
 def test_a_mistake_is_printed_without_control_characters() -> None:
     assert is_clean(str(UserError(f"label {HOSTILE}", "correct it")))
 
@@ -71,6 +79,7 @@ def test_rich_prints_clean_texts_and_tables_in_colour(capsys: pytest.CaptureFixt
 
 SCRIPT = """
 import sys
+import time
 from smlightning.errors import run_command
 run_command(lambda: print(sys.stdin.read()))
 """

@@ -24,7 +24,12 @@ def printable(text: str) -> str:
 
 def one_line(text: str) -> str:
     """The printable text on one line: each line break with the spaces around it is a space."""
-    return printable(re.sub(r"\s*[\r\n]\s*", " ", text)).replace("\t", r"\t")
+    joined = re.sub(r"\s+", _space_of_line_break, text)  # r"\s*\n\s*" takes quadratic time
+    return printable(joined).replace("\t", r"\t")
+
+
+def _space_of_line_break(spaces: re.Match[str]) -> str:
+    return " " if "\n" in spaces[0] or "\r" in spaces[0] else spaces[0]
 
 
 class PrintableStream:
