@@ -519,6 +519,32 @@ def test_a_wrong_member_of_create_is_an_error_before_anything_is_made(
     assert not {"PutObject", "CreateModel"} & asked.keys()
 
 
+OF_MODEL = "create.Model.PrimaryContainer.Environment.DB_PASSWORD"
+
+
+@pytest.mark.parametrize(
+    ("command", "member", "is_created"),
+    [
+        ("deploy", OF_MODEL, True),
+        ("register", OF_MODEL, True),
+        ("register", "create.ModelPackage.CustomerMetadataProperties.token", True),
+        ("deploy", "create.ModelPackage.CustomerMetadataProperties.token", False),
+    ],
+)
+def test_a_secret_in_create_is_an_error_before_anything_is_made(
+    account, capsys, monkeypatch, tmp_path, command, member, is_created
+):
+    words = [command, *created(tmp_path / "job.toml", f"{member} = 's3cr3t-s3cr3t'\n")]
+    if command == "register":
+        words.append("--yes")
+    asked = record(monkeypatch)
+    assert run(*words) == int(is_created)
+    assert (f"error   {member}: " in capsys.readouterr().err) == is_created
+    if is_created:
+        assert not {"PutObject", "CreateModel", "CreateModelPackageGroup"} & asked.keys()
+        assert run(*words, "--accept", member) == 0
+
+
 def test_a_cleanup_that_fails_does_not_hide_why_it_was_needed(account, capsys, monkeypatch):
     upload = refusal("SlowDown", "PutObject")
     record(monkeypatch, PutObject=upload, DescribeModel=[ABSENT, refused("DescribeModel")])

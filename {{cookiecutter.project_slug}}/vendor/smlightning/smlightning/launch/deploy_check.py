@@ -1,4 +1,4 @@
-"""What is in the way of a planned deployment or registration in this AWS account.
+"""What is in the way of a planned deployment or registration: its members, and the AWS account.
 
 Asked before anything is uploaded or created; the questions change nothing.
 """
@@ -23,6 +23,7 @@ from smlightning.launch.account.table import (
 from smlightning.launch.deploy_plan import Deployment
 from smlightning.launch.findings import Finding, error, from_error, ordered, skipped
 from smlightning.launch.job import Job
+from smlightning.launch.preflight import secrets
 
 KINDS = {
     "Model": "model",
@@ -44,7 +45,7 @@ CALLED = (
 
 
 def check(deployment: Deployment, *, group: str = "") -> list[Finding]:
-    """The findings of role, permissions and quota; what could not be asked is said to be skipped.
+    """The findings of members, role, permissions and quota; `skipped` what could not be asked.
 
     Args:
         deployment: as it is planned.
@@ -53,7 +54,8 @@ def check(deployment: Deployment, *, group: str = "") -> list[Finding]:
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    findings: list[Finding] = []
+    kinds = ("Model", "ModelPackage") if group else deployment.requests
+    findings = [*secrets.created(deployment.options.create, kinds)]
     for key, ask in (("permissions", permissions), ("quota", quota)):
         try:
             findings += ask(deployment, group)

@@ -1,12 +1,12 @@
 """Secrets where they would be seen: in what the AWS console shows of a job, and in src/."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from smlightning import hub
 from smlightning.launch.findings import Finding, error
-from smlightning.launch.job import Job
+from smlightning.launch.job import Create, Job
 from smlightning.project import Project
 
 # Texts that are secrets by their form, as their issuers document it. A pattern that begins with
@@ -80,6 +80,7 @@ ASSIGNMENTS = {
     **dict.fromkeys((".py", ".toml", ".json", ".ipynb"), (QUOTED,)),
     **dict.fromkeys((".yaml", ".yml", ".env", ".ini", ".cfg", ".conf"), (QUOTED, BARE)),
 }
+SHOWN = "looks like a secret, and the AWS console shows it"
 MOST_CHARACTERS = 2**20  # of a file whose assignments are read; code has fewer
 
 
@@ -91,25 +92,27 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
     shown = {
         "hyperparameters": job.hyperparameters,
         "environment": request.get("Environment", {}),
-        "tags": {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])},
+        "tags": request.get("Tags", []),
         "request": job.request,
+        "tune.ranges": job.tune.ranges,
     }
     for key, text in texts(shown):
         if key in names:
             # It holds the name of a secret; a token itself is the mistake.
             if forms(text):
-                yield error(
-                    names[key],
-                    "looks like a secret, and the AWS console shows it",
-                    "keep it in Secrets Manager, and give the name of that secret here",
-                )
+                cure = "keep it in Secrets Manager, and give the name of that secret here"
+                yield error(names[key], SHOWN, cure)
         elif forms(text) or told_by_name(key, text):
-            yield error(
-                key,
-                "looks like a secret, and the AWS console shows it",
-                "keep it in Secrets Manager, and name that secret in [secrets]: "
-                'VARIABLE = "name of the secret"',
-            )
+            cure = "keep it in Secrets Manager, and name that secret in [secrets]: "
+            yield error(key, SHOWN, f'{cure}VARIABLE = "name of the secret"')
+    yield from created(job.create, Create.model_fields)
+
+
+def created(create: Create, kinds: Iterable[str]) -> Iterator[Finding]:
+    """No secret in the members of [create] for these kinds."""
+    for key, text in texts({f"create.{kind}": getattr(create, kind) for kind in kinds}):
+        if forms(text) or told_by_name(key, text):
+            yield error(key, SHOWN, "keep it in Secrets Manager, and let the code read it there")
 
 
 def forms(text: str) -> list[int]:
@@ -169,10 +172,15 @@ def is_random(text: str) -> bool:
 
 
 def texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in tables and lists, after the names of the tables and the key that lead to it."""
+    """Every text in tables and lists, after the names of the tables and the key that lead to it.
+
+    A tag's name is the key of its value.
+    """
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):
+        if value.keys() == {"Key", "Value"}:
+            value = {value["Key"]: value["Value"]}
         for name, item in value.items():
             yield from texts(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list):
