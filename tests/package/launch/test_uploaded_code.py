@@ -213,6 +213,8 @@ def test_a_secret_is_known_by_its_name(name: str) -> None:
         ("DB_PASSWORD", "Tr0ub/dor"),
         ("DB_PASSWORD", "abcdef1!"),
         ("DB_PASSWORD", "myTr0ubadour"),
+        ("DB_PASS", "abcdefgh"),
+        ("dbPass", "abcdefgh"),
     ],
 )
 def test_a_password_needs_no_digit_and_may_have_slashes(name: str, text: str) -> None:
@@ -236,6 +238,14 @@ def test_a_password_needs_no_digit_and_may_have_slashes(name: str, text: str) ->
         ("SECRET_ARN", "arn:aws:secretsmanager:us-east-1:123456789012:secret:db-AbCdEf"),
         ("monkey", "banana123456"),
         ("compass", "north_1234"),
+        ("AUTH_REGION", "us-east-1"),
+        ("AUTH_METHOD", "oauth2-pkce"),
+        ("SECRET_STORE", "vault-v2-eu"),
+        ("PASSWORD_HASHER", "pbkdf2_sha256"),
+        ("API_KEY_HEADER", "X-Api-Key-V2"),
+        ("pad_token", "PADDING00"),
+        ("auth", "team-2-eu-west"),
+        ("first_pass", "sequential"),
     ],
 )
 def test_a_name_or_a_place_of_a_secret_is_none(name: str, text: str) -> None:

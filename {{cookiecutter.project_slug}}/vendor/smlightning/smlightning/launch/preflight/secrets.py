@@ -44,15 +44,16 @@ FORMATS = (
     r"://[^/\s:@\"'{}<>$]+:(?!pass(word)?@|\*+@)[^/\s@\"'{}<>$%]+@",
 )
 # Names in lower case, with underscores between their words.
-PASSWORD_NAME = re.compile(r"(^|_)(password|passwd|passphrase|passcode|pwd)s?(_|$)")
+PASSWORD_NAME = re.compile(r"(^|_)((password|passwd|passphrase|passcode|pwd)s?|(db|user)_?pass)(_|$)")
 SECRET_NAME = re.compile(
-    r"(^|_)(secret|token|auth|credentials?|(\w*_)?(db|user)?pass"
+    r"(^|_)(secret|token|auth|credentials?|pass"
     r"|(\w*_)?(secret|api|access|private|signing|encryption|wandb)_?key)(_|$)"
 )
 KEY_NAME = re.compile(r"key$")  # a sort_key too: only what looks random is a secret
 # A name that says of a secret where it is or what it is like: SECRET_ARN, TOKEN_FILE, EOS_TOKEN_ID.
 REFERENCE_NAME = re.compile(
-    r"_(arns?|names?|ids?|files?|path|folder|dir|ur[il]|key_spec|env|var|field|column|type|policy)$"
+    r"_(arns?|names?|ids?|files?|path|folder|dir|ur[il]|key_spec|env|var|field|column|type|policy"
+    r"|region|method|store|header|hasher)$"
 )
 ONE_WORD = re.compile(r"(?!arn:|ssm:|\.*/|~|\w+://)[^\s<>|\[\]{}]{8,}")
 PLACEHOLDER = re.compile(r"(?i)x+|\*+|changeme|(your|my|example|dummy|fake|test)[_-][\w-]*")
@@ -134,7 +135,8 @@ def told_by_name(key: str, text: str) -> bool:
         return words(text) not in name and not re.fullmatch(r"[a-z-]+/[a-z/-]+(:\w+)?", text)
     if SECRET_NAME.search(name):
         has_both = re.search("[A-Za-z]", text) and re.search(r"\d", text)
-        return bool(AWS_SECRET.fullmatch(text) or (has_both and "/" not in text))
+        is_text = has_both and "/" not in text and is_random(text)
+        return bool(AWS_SECRET.fullmatch(text) or is_text)
     return bool(KEY_NAME.search(name) and RANDOM.search(text))
 
 
@@ -152,6 +154,7 @@ def line_of_secret(text: str, suffix: str) -> int:
     """
     at = forms(text)
     if len(text) <= MOST_CHARACTERS:
+        # In a file a password's name goes with words, too: those of a form, or of a translation.
         for pattern in ASSIGNMENTS.get(suffix, ()):
             at += [
                 match.start()
