@@ -353,7 +353,6 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
     from smlightning.launch import deploy_check
     from smlightning.launch.deploy import deploy
     from smlightning.launch.deploy_plan import Options, plan
-    from smlightning.launch.preflight import source
 
     options = Options(
         instance=arguments.instance,
@@ -367,8 +366,7 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
     deployment = plan(arguments.name, region, options)
     if deployment.warning:
         print(f"warning {deployment.warning}")
-    results = [*source.uploaded(project.src, source.SERVING), *deploy_check.check(deployment)]
-    if refused(results, arguments.accept):
+    if refused(deploy_check.check(deployment, src=project.src), arguments.accept):
         return 1
     print(deployment.cost)
     if not confirmed("Make it?", arguments.yes):
@@ -381,7 +379,6 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
 def register(arguments: argparse.Namespace, project: Project, region: str) -> int:
     from smlightning.launch import deploy_check, register
     from smlightning.launch.deploy_plan import Options
-    from smlightning.launch.preflight import source
 
     options = Options(
         instance=arguments.instance,
@@ -389,8 +386,8 @@ def register(arguments: argparse.Namespace, project: Project, region: str) -> in
         create=job.members_to_create(arguments.job or project.job_file),
     )
     registration = register.plan(arguments.name, region, options, arguments.group)
-    results = [*source.uploaded(project.src, source.SERVING)]
-    results += deploy_check.check(registration.files, group=registration.group)
+    group, src = registration.group, project.src
+    results = deploy_check.check(registration.files, group=group, src=src)
     if refused(results, arguments.accept):
         return 1
     print(registration.cost)

@@ -1,9 +1,10 @@
-"""What is in the way of a planned deployment or registration: its members, and the AWS account.
+"""What is in the way of a planned deployment or registration: its code and members, the account.
 
 Asked before anything is uploaded or created; the questions change nothing.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from smlightning.launch import aws
 from smlightning.launch.account.context import Context
@@ -23,7 +24,7 @@ from smlightning.launch.account.table import (
 from smlightning.launch.deploy_plan import Deployment
 from smlightning.launch.findings import Finding, error, from_error, ordered, skipped
 from smlightning.launch.job import Job
-from smlightning.launch.preflight import secrets
+from smlightning.launch.preflight import secrets, source
 
 KINDS = {
     "Model": "model",
@@ -44,18 +45,21 @@ CALLED = (
 )
 
 
-def check(deployment: Deployment, *, group: str = "") -> list[Finding]:
-    """The findings of members, role, permissions and quota; `skipped` what could not be asked.
+def check(deployment: Deployment, *, group: str = "", src: Path | None = None) -> list[Finding]:
+    """The findings of code, members, role, permissions and quota; `skipped` what could not be asked.
 
     Args:
         deployment: as it is planned.
         group: of model packages, in which its archive and image become a version, and nothing
             else is created; empty: all of it is.
+        src: folder of the code that would be uploaded; None: it is not checked.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
     kinds = ("Model", "ModelPackage") if group else deployment.requests
     findings = [*secrets.created(deployment.options.create, kinds)]
+    if src:
+        findings += source.uploaded(src, source.SERVING)
     for key, ask in (("permissions", permissions), ("quota", quota)):
         try:
             findings += ask(deployment, group)
