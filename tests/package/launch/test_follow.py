@@ -67,6 +67,14 @@ def test_following_a_job_to_its_end(aws, sent, monkeypatch):
     assert "epoch 1 of 6 · step 2 · train/loss 1.5" in follow.progress(outcome)
 
 
+def test_the_live_line_takes_no_text_for_markup(aws, sent):
+    sent.hyper_parameters = {"epochs": "[/red]"}
+    log(aws, sent.training_job_name, "algo-1", "step=1 epoch=1 train/loss=1.5")
+    screen = console()
+    follow.follow(sent.training_job_name, REGION, METRICS, console=screen)
+    assert "completed" in screen.file.getvalue()
+
+
 def test_an_empty_page_is_not_the_logs_end(aws, sent, monkeypatch):
     log(aws, sent.training_job_name, "algo-1", "one")
     event, pages = {"timestamp": 1, "message": "two"}, []

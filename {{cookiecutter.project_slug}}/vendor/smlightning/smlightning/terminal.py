@@ -6,7 +6,7 @@ A control character in it could move the cursor, hide what is printed, or write 
 import contextlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 CONTROLS = (*range(9), *range(11, 32), *range(127, 160))  # of C0 all but tab and line feed; C1
@@ -35,15 +35,24 @@ def _space_of_line_break(spaces: re.Match[str]) -> str:
 class PrintableStream:
     """A text stream that writes control characters as escapes.
 
-    rich, which sends its own for colours, writes to the stream itself (``rich_proxied_file``) and
-    gets its texts from `console`.
+    A progress bar may return to the beginning of a line that is empty or its own. rich, which sends
+    escape sequences for colours, writes to the stream itself (``rich_proxied_file``) and gets its
+    texts from `console`.
     """
 
     def __init__(self, stream: Any) -> None:
         self.rich_proxied_file = stream
+        self._is_bar = True  # whether the current line holds nothing or a progress bar
 
     def write(self, text: str) -> int:
-        return int(self.rich_proxied_file.write(printable(text)))
+        start = "\r" if self._is_bar and text.startswith("\r") else ""
+        if text:
+            self._is_bar = text.endswith("\n") or (bool(start) and "\n" not in text)
+        return int(self.rich_proxied_file.write(start + printable(text.removeprefix(start))))
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)
@@ -61,9 +70,11 @@ def printable_output() -> Iterator[None]:
 def console(**options: Any) -> Any:
     """A console of rich whose texts have no control characters; ``options`` are rich's."""
     from rich.console import Console
+    from rich.segment import Segment
 
     class PrintableConsole(Console):
-        def render_str(self, text: str, **more: Any) -> Any:
-            return super().render_str(printable(text), **more)
+        def render(self, renderable: Any, options: Any = None) -> Any:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else printable(text), style, control)
 
     return PrintableConsole(**options)

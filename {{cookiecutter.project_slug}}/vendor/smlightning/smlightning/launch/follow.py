@@ -94,7 +94,7 @@ def follow(
             while not follower.ended:
                 follower.look()
                 if outcome.job:
-                    status.update(progress(outcome))
+                    status.update(follower.console.render_str(progress(outcome)))
                     follower.print_progress()
     except BaseException:  # Ctrl-C, or credentials that expired meanwhile
         if outcome.job and outcome.status not in ENDED:
