@@ -46,7 +46,7 @@ CALLED = (
 
 
 def check(deployment: Deployment, *, group: str = "", src: Path | None = None) -> list[Finding]:
-    """The findings of code, members, role, permissions and quota; `skipped` what could not be asked.
+    """Findings of code, members, role, permissions and quota; `skipped` what could not be asked.
 
     Args:
         deployment: as it is planned.

@@ -44,7 +44,9 @@ FORMATS = (
     r"://[^/\s:@\"'{}<>$]+:(?!pass(word)?@|\*+@)[^/\s@\"'{}<>$%]+@",
 )
 # Names in lower case, with underscores between their words.
-PASSWORD_NAME = re.compile(r"(^|_)((password|passwd|passphrase|passcode|pwd)s?|(db|user)_?pass)(_|$)")
+PASSWORD_NAME = re.compile(
+    r"(^|_)((password|passwd|passphrase|passcode|pwd)s?|(db|user)_?pass)(_|$)"
+)
 SECRET_NAME = re.compile(
     r"(^|_)(secret|token|auth|credentials?|pass"
     r"|(\w*_)?(secret|api|access|private|signing|encryption|wandb)_?key)(_|$)"
