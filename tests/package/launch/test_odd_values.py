@@ -184,6 +184,18 @@ def test_classes_of_java_hold_what_aws_takes(shape, right, wrong):
     assert list(aws.violations(wrong, aws.shape(shape)))
 
 
+@pytest.mark.parametrize(
+    ("shape", "wrong", "problem"),
+    [
+        ("TrainingInstanceCount", "x", "'x' is not an integer"),
+        ("TagValue", 3, "'3' is not a string"),
+    ],
+)
+def test_a_wrong_type_has_its_article(shape, wrong, problem):
+    (violation,) = aws.violations(wrong, aws.shape(shape))
+    assert violation.problem == problem
+
+
 def test_account_names_a_value_of_a_wrong_type(tmp_path, capsys):
     file = tmp_path / "job.toml"
     lines = {**BASE, "channels": {"training": {"s3_data": 5}}}

@@ -125,7 +125,9 @@ def violations(value: Any, model: Any, path: str = "") -> Iterator[Violation]:
     """
     expected = TYPES.get(model.type_name)
     if expected and not _is_a(value, expected):
-        yield Violation(path, f"{_shown(value)} is not a {model.type_name}", WRONG_TYPE)
+        article = "an" if model.type_name == "integer" else "a"
+        problem = f"{_shown(value)} is not {article} {model.type_name}"
+        yield Violation(path, problem, WRONG_TYPE)
         return
     yield from _size(value, model, path)
     if isinstance(value, str):
