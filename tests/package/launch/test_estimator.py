@@ -181,6 +181,16 @@ def test_the_session_reports_nothing() -> None:
     assert configuration["SageMaker"]["PythonSDK"]["Modules"]["TelemetryOptOut"] is True
 
 
+def test_the_session_has_the_jobs_region_and_leaves_the_shared_one(monkeypatch) -> None:
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    aws.use_profile("")
+    made = estimator.session(GOOD.replace(region="eu-west-1"))
+    assert made.boto_region_name == made.sagemaker_client.meta.region_name == "eu-west-1"
+    assert aws.session().region_name == "us-west-2"
+    assert made.boto_session.get_credentials() is aws.session().get_credentials()  # one sign-in
+    aws.use_profile("")
+
+
 @pytest.mark.parametrize("word", ["deploy", "register"])
 @pytest.mark.parametrize("level", ["error", "warning"])
 def test_a_cell_stops_where_a_check_found_an_error(monkeypatch, capsys, word, level) -> None:

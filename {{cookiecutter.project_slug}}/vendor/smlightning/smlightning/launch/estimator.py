@@ -27,6 +27,7 @@ def session(job: Job) -> Any:
     """A session of the SDK in the job's region, which reports nothing of its use to AWS."""
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # v2 is chosen knowingly
     logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output
+    import boto3
     import sagemaker
     from sagemaker.config import load_sagemaker_config
 
@@ -36,10 +37,11 @@ def session(job: Job) -> Any:
     configuration.setdefault("SchemaVersion", "1.0")
     sdk = configuration.setdefault("SageMaker", {}).setdefault("PythonSDK", {})
     sdk.setdefault("Modules", {})["TelemetryOptOut"] = True
-    shared = aws.session()  # a second one would ask for a second code of MFA
-    shared._session.set_config_variable("region", job.region)
+    shared = aws.session()
+    own = boto3.Session(profile_name=shared._session.profile, region_name=job.region)
+    own._session._credentials = shared.get_credentials()  # one code of MFA serves both
     return sagemaker.Session(
-        shared,
+        own,
         sagemaker_config=configuration,
         default_bucket=job.bucket or None,
     )
