@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import botocore.client
@@ -268,6 +269,21 @@ def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
         assert callers.keys() == {key}
         assert history.entries(PROJECT)[-1]["profile"] == given
     assert (tmp_path / "two").exists() and not (tmp_path / "one").exists()
+
+
+def test_the_rehearsal_after_preflight_uses_its_profile(monkeypatch, tmp_path, capsys):
+    job_file = edited(tmp_path / "job.toml", {**JOBS, **P4D, "profile": "one"})
+    started: list[list[str]] = []
+    monkeypatch.setattr(
+        "smlightning.launch.commands.subprocess",
+        SimpleNamespace(
+            run=lambda command, **_: started.append(command) or SimpleNamespace(returncode=0)
+        ),
+    )
+    words = ["preflight", "--offline", "--rehearse", "--job", str(job_file)]
+    for given in ([], ["--profile="]):
+        assert main([*words, *given]) == 0, capsys.readouterr()
+    assert "--profile=" in started[1] and not any("--profile" in word for word in started[0])
 
 
 def test_a_profile_that_does_not_exist_is_named_with_its_key(configure, tmp_path, capsys):

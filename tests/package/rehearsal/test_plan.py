@@ -75,6 +75,16 @@ def test_a_job_that_is_not_there_is_named(tmp_path: Path) -> None:
         planned(tmp_path, "--job", "/nowhere.toml")
 
 
+def test_a_profile_replaces_the_jobs_and_an_empty_one_means_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+    monkeypatch.setattr(planning.aws, "use_profile", used.append)
+    for given in ([], ["--profile", "two"], ["--profile="]):
+        planned(tmp_path, *given, job=f'profile = "one"\n{JOB}')
+    assert used == ["one", "two", ""]
+
+
 def test_what_the_toolkit_would_install_is_refused(tmp_path: Path) -> None:
     source = stranger(tmp_path / "code")
     (source / "setup.py").touch()

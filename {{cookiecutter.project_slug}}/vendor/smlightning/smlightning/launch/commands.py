@@ -92,6 +92,8 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
     if not arguments.rehearse:
         return 0
     command = preflight.rehearsal(wanted, project, job_file)
+    if arguments.profile is not None:
+        command.append(f"--profile={arguments.profile}")
     for channel in arguments.channel:
         command += ["--channel", channel]
     return subprocess.run(command, cwd=project.root).returncode

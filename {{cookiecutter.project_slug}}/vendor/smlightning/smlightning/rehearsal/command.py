@@ -75,6 +75,7 @@ def add_cluster(command: argparse.ArgumentParser) -> None:
 def add_code_and_data(command: argparse.ArgumentParser) -> None:
     add = command.add_argument_group("code and data").add_argument
     add("--job", type=Path, metavar="FILE", help="the job (job.toml)")
+    add("--profile", metavar="NAME", help="of AWS's configuration, in place of job.toml's")
     add("--source-dir", type=Path, metavar="DIR", help="the folder with train.py (src)")
     add(
         "--channel",

@@ -50,7 +50,7 @@ def make_plan(
     source = arguments.source_dir or project.src
     of_project = source.resolve() == project.src.resolve()
     job = jobs.load(arguments.job or project.job_file, project)
-    aws.use_profile(job.profile)
+    aws.use_profile(job.profile if arguments.profile is None else arguments.profile)
     cluster = chosen_cluster(arguments, job)
     refuse_source(source)
     refuse_numbers(arguments, cluster)
