@@ -26,6 +26,7 @@ from smlightning.launch import aws as launch_aws
 pytest_plugins = "moto_account"
 
 Configure = Callable[..., None]
+GUIDE = Path(__file__).parents[3] / "{{cookiecutter.project_slug}}/docs/sdk_v3.md"
 COMMANDS = (["preflight"], ["submit", "--yes", "--no-follow"])
 # A credential process that notes each of its starts, and gives another key each time.
 PROCESS = """
@@ -269,6 +270,29 @@ def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
         assert callers.keys() == {key}
         assert history.entries(PROJECT)[-1]["profile"] == given
     assert (tmp_path / "two").exists() and not (tmp_path / "one").exists()
+
+
+def test_the_guide_to_version_3_of_the_sdk_signs_in_once_with_the_jobs_profile(
+    configure, process, callers, good, monkeypatch, tmp_path
+):
+    configure(process("team"))
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good.replace(profile="team"))
+
+    def create(session: Any, region: str, **_: Any) -> Any:
+        session.client("sts", region_name=region).get_caller_identity()
+        return SimpleNamespace(wait=lambda: None)
+
+    resources = SimpleNamespace(TrainingJob=SimpleNamespace(create=create))
+    codec = SimpleNamespace(transform=lambda request, shape: {})
+    core = "sagemaker.core"
+    for name in (core, f"{core}.utils", f"{core}.utils.code_injection"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, f"{core}.resources", resources)
+    monkeypatch.setitem(sys.modules, f"{core}.utils.code_injection.codec", codec)
+    guide = GUIDE.read_text(encoding="utf-8")
+    exec(guide.split("```python\n")[1].split("```")[0], {})  # noqa: S102  the guide's own code
+    assert callers.keys() == {"KEY0"} and "GetCallerIdentity" in callers["KEY0"]
+    assert (tmp_path / "team").read_text() == "x"
 
 
 def test_the_rehearsal_after_preflight_uses_its_profile(monkeypatch, tmp_path, capsys):
