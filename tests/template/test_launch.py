@@ -315,7 +315,7 @@ allowed = account.permissions.Answer(allowed=True, missing=(), limit="")
 # moto knows neither IAM's simulation
 account.permissions.simulated = lambda *_: defaultdict(lambda: allowed)
 account.CHECKS["quota"] = lambda _: []  # nor the quotas of SageMaker
-deploy_check.granted = lambda context, names: dict.fromkeys(names, 1.0)
+deploy_check.granted = lambda context, names: dict.fromkeys(names, {"Value": 1.0})
 """
 # The same account, as a kernel sees it that was started after a job was sent from another one.
 ACCOUNT_OF_BEFORE = """
