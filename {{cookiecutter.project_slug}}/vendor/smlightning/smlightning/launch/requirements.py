@@ -263,7 +263,9 @@ def locked(job: Job, project: Project) -> Iterator[Finding]:
     for line, asked in wanted(job, source):
         name = canonicalize_name(asked.name)
         pin = pins.get(name)
-        if name not in pins or (pin and not asked.specifier.contains(pin, prereleases=True)):
+        if name not in pins and OF_THE_IMAGE.match(name):
+            yield error(key, f'"{line}" of {source.name} is the image\'s', "remove that line")
+        elif name not in pins or (pin and not asked.specifier.contains(pin, prereleases=True)):
             problem = f'"{line}" of {source.name} is not what it pins ({pin or "nothing"})'
             yield error(key, problem, "run make lock")
 
