@@ -478,6 +478,14 @@ def test_no_policy_is_printed_of_a_name_that_iam_takes_for_a_pattern(full, key, 
         assert [finding.key for finding in raised.value.findings] == [key]
 
 
+def test_of_a_role_that_is_none_nothing_is_printed(full, monkeypatch, capsys):
+    wrong = full.replace(role="arn:aws")
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: wrong)
+    assert main(["account", "--policy", "role"]) == 1
+    printed = capsys.readouterr()
+    assert "error   role:" in printed.err and not printed.out
+
+
 def test_patterns_elsewhere_are_no_matter_of_a_policy(full):
     job = full.replace(
         environment={"FILES": "*.txt"},
