@@ -36,10 +36,27 @@ WITHOUT_TAGS = ("AWS::S3::BucketPolicy", "AWS::IAM::Policy")  # types that AWS h
 # What IAM takes for a pattern or a variable in the ARN of a policy.
 PATTERN = re.compile(r"[*?]|\$\{")
 # Keys of job.toml and members of [request] whose texts become ARNs.
-NAMING_KEYS = ("name", "role", "bucket", "image", "registry", "checkpoint_s3", "hub_token_secret")
-NAMING_KEYS += ("mlflow", "channels", "secrets")
-NAMING_MEMBERS = ("OutputDataConfig", "ResourceConfig", "VpcConfig", "CheckpointConfig")
-NAMING_MEMBERS += ("ProfilerConfig", "DebugHookConfig", "TensorBoardOutputConfig")
+NAMING_KEYS = (
+    "name",
+    "role",
+    "bucket",
+    "image",
+    "registry",
+    "checkpoint_s3",
+    "hub_token_secret",
+    "mlflow",
+    "channels",
+    "secrets",
+)
+NAMING_MEMBERS = (
+    "OutputDataConfig",
+    "ResourceConfig",
+    "VpcConfig",
+    "CheckpointConfig",
+    "ProfilerConfig",
+    "DebugHookConfig",
+    "TensorBoardOutputConfig",
+)
 # A key that has several values; the others have one.
 OPERATORS = {"kms:ResourceAliases": "ForAnyValue:StringEquals"}
 
