@@ -113,8 +113,10 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     transform = tuple(arguments.transform) if arguments.transform else None
     template.refuse_deployment(who, image, transform)
     results, body = preflight.offline_checks(wanted, project)
-    if body is None:  # and so nothing is known of what the job needs
-        refused([finding for finding in results if finding.level == "error"], ())
+    wrong = [finding for finding in results if finding.level == "error"]
+    # Then it is not known what the job needs, or for which account.
+    if body is None or any(finding.key == "role" for finding in wrong):
+        refused(wrong, ())
         return 1
     if not who:
         import yaml

@@ -12,6 +12,7 @@ from smlightning.errors import UserError
 from smlightning.launch import aws, configuration, deploy_plan, images, request, tune
 from smlightning.launch.account.table import (
     CALLER,
+    CODEARTIFACT,
     DEPLOYER,
     ENDPOINT,
     LOOKER,
@@ -21,8 +22,9 @@ from smlightning.launch.account.table import (
     Facts,
     needs,
 )
-from smlightning.launch.findings import Finding, warning
-from smlightning.launch.job import Job
+from smlightning.launch.findings import Finding, error, warning
+from smlightning.launch.job import Job, JobError
+from smlightning.launch.preflight.secrets import texts
 from smlightning.launch.request import Destination
 from smlightning.project import Project
 
@@ -31,6 +33,30 @@ GITHUB = "token.actions.githubusercontent.com"
 LONGEST_ROLE_NAME = 64
 KEPT = {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"}
 WITHOUT_TAGS = ("AWS::S3::BucketPolicy", "AWS::IAM::Policy")  # types that AWS has no tags for
+# What IAM takes for a pattern or a variable in the ARN of a policy.
+PATTERN = re.compile(r"[*?]|\$\{")
+# Keys of job.toml and members of [request] whose texts become ARNs.
+NAMING_KEYS = (
+    "name",
+    "role",
+    "bucket",
+    "image",
+    "registry",
+    "checkpoint_s3",
+    "hub_token_secret",
+    "mlflow",
+    "channels",
+    "secrets",
+)
+NAMING_MEMBERS = (
+    "OutputDataConfig",
+    "ResourceConfig",
+    "VpcConfig",
+    "CheckpointConfig",
+    "ProfilerConfig",
+    "DebugHookConfig",
+    "TensorBoardOutputConfig",
+)
 # A key that has several values; the others have one.
 OPERATORS = {"kms:ResourceAliases": "ForAnyValue:StringEquals"}
 
@@ -59,8 +85,9 @@ def facts(
         transform: S3 addresses of a batch transform's input and output.
 
     Raises:
-        UserError: no request can be built of this job.
+        UserError: no request can be built of this job, or a policy would allow more than it names.
     """
+    refuse_patterns(job)
     own_path, name = role_name(job)
     role = f"arn:{partition}:iam::{account}:role{path or own_path}{name}"
     config = configuration.load(job.region)
@@ -78,6 +105,25 @@ def facts(
         inference_image=image,
         transform=transform,
     )
+
+
+def refuse_patterns(job: Job) -> None:
+    """Refuse names of resources that IAM would take for patterns, of resources of others too.
+
+    Raises:
+        JobError: job.toml has some.
+    """
+    named: dict[str, Any] = {key: getattr(job, key) for key in NAMING_KEYS}
+    named["network"] = job.network.model_dump()
+    repository = {CODEARTIFACT: job.environment.get(CODEARTIFACT, "")}
+    members = {name: job.request[name] for name in NAMING_MEMBERS if name in job.request}
+    problems = [
+        error(key, f'"{text}" is a pattern in a policy, of more than it names', "name one resource")
+        for key, text in texts({**named, "environment": repository, "request": members})
+        if PATTERN.search(text)
+    ]
+    if problems:
+        raise JobError(problems)
 
 
 def sender_arn(sender: str, account: str, partition: str) -> str:

@@ -42,6 +42,7 @@ FORMATS = (
     r"shp(at|ca|pa|ss)_[0-9a-f]{32}",  # Shopify
     # A password in an address, but no place for one: {password}, %s, $PASSWORD, <password>.
     r"://[^/\s:@\"'{}<>$]+:(?!pass(word)?@|\*+@)[^/\s@\"'{}<>$%]+@",
+    r"://(?=[^/\s@]{0,99}\d)\w{20,}@",  # a token alone, as Gemfury and Azure DevOps take it
 )
 # Names in lower case, with underscores between their words.
 PASSWORD_NAME = re.compile(r"(^|_)(password|passwd|passphrase|passcode|pwd)s?(_|$)")
@@ -54,7 +55,7 @@ KEY_NAME = re.compile(r"key$")  # a sort_key too: only what looks random is a se
 REFERENCE_NAME = re.compile(
     r"_(arns?|names?|ids?|files?|path|folder|dir|ur[il]|key_spec|env|var|field|column|type|policy)$"
 )
-ONE_WORD = re.compile(r"(?!arn:|ssm:|\.*/|~|\w+://)[^\s<>|\[\]{}]{8,}")
+ONE_WORD = re.compile(r"(?!arn:|ssm:|\.*/|~|\$|\w+://)[^\s<>|\[\]{}]{8,}")
 PLACEHOLDER = re.compile(r"(?i)x+|\*+|changeme|(your|my|example|dummy|fake|test)[_-][\w-]*")
 AWS_SECRET = re.compile(r"[A-Za-z0-9+/]{40}")
 RANDOM = re.compile(r"(?=(\w*?\d){3})(?=(\w*?[A-Za-z]){3})[A-Za-z0-9]{16,}")
@@ -63,7 +64,7 @@ QUOTED = re.compile(
     r"""
     (?<![\w.-])(?P<name>[A-Za-z][\w.-]{1,60})["']?\]?\s{0,9}
     (?::\s?[\w.\[\]\ |]{1,30}=|[=:,])\s{0,9}
-    [rbu]?(?P<quote>["'])(?P<text>[^"'\n]{8,200})(?P=quote)
+    [rbuf]{0,2}(?P<quote>["'])(?P<text>[^"'\n]{8,200})(?P=quote)
     """,
     re.VERBOSE,
 )
@@ -78,7 +79,7 @@ BARE = re.compile(
 )
 ASSIGNMENTS = {
     **dict.fromkeys((".py", ".toml", ".json", ".ipynb"), (QUOTED,)),
-    **dict.fromkeys((".yaml", ".yml", ".env", ".ini", ".cfg", ".conf"), (QUOTED, BARE)),
+    **dict.fromkeys((".yaml", ".yml", ".env", ".ini", ".cfg", ".conf", ".sh"), (QUOTED, BARE)),
 }
 MOST_CHARACTERS = 2**20  # of a file whose assignments are read; code has fewer
 
@@ -147,9 +148,11 @@ def line_of_secret(text: str, suffix: str) -> int:
         text: the whole file's.
         suffix: of the file's name, which tells how it assigns values to names.
     """
+    if suffix.lower() == ".ipynb":  # code in JSON
+        text = text.replace('\\"', '"')
     at = forms(text)
     if len(text) <= MOST_CHARACTERS:
-        for pattern in ASSIGNMENTS.get(suffix, ()):
+        for pattern in ASSIGNMENTS.get(suffix.lower(), ()):
             at += [
                 match.start()
                 for match in pattern.finditer(text)
