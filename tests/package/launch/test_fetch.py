@@ -111,7 +111,7 @@ def test_a_python_that_cannot_refuse_is_told(monkeypatch, tmp_path):
     assert "3.11.4" in raised.value.cure
 
 
-@pytest.mark.parametrize("key", ["m/a/b", "m/\0", f"m/{'a' * 300}", "m/\udc80", "m/../../up"])
+@pytest.mark.parametrize("key", ["m/a/b", "m/\0", f"m/{'a' * 300}", "m/\ud800", "m/../../up"])
 def test_a_key_that_cannot_be_a_file_ends_in_a_sentence(key: str, tmp_path: Path) -> None:
     """S3's keys are any text, and "a" may lie next to "a/b"."""
 
