@@ -394,12 +394,20 @@ def test_the_role_may_decrypt_data_that_has_a_customers_key(aws, good, monkeypat
     owned = {"KeyMetadata": {"KeyManager": "AWS", "Arn": key, "KeyState": "Enabled"}}
     record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:Decrypt"), DescribeKey=owned)
     assert findings(job) == []  # alias/aws/s3, which S3 uses for who may read the object
-    record(
-        monkeypatch,
-        SimulatePrincipalPolicy=simulated("kms:Decrypt"),
-        HeadObject=refusal("403", "HeadObject"),
-    )
-    assert [(each.level, each.key) for each in findings(job)] == [("skipped", "channels.training")]
+
+
+@pytest.mark.parametrize("code", ["403", "400", "404"])  # denied, SSE-C, deleted meanwhile
+def test_objects_that_are_not_described_leave_the_permissions_checked(aws, good, monkeypatch, code):
+    """The account's own roles may not read data, and then each channel's object is refused."""
+    put(aws, "data/a.csv")
+    job = of_training(good, "s3://language-id/data/")
+    job = job.replace(channels={**job.channels, "more": "s3://language-id/data/"})
+    answers = {"HeadObject": refusal(code, "HeadObject")}
+    record(monkeypatch, SimulatePrincipalPolicy=simulated("iam:PassRole"), **answers)
+    denied, unknown = sorted(findings(job), key=lambda each: each.key)
+    assert (denied.level, denied.key) == ("error", "caller.iam:PassRole")
+    assert (unknown.level, unknown.key) == ("skipped", "channels")
+    assert "channels.training, channels.more" in unknown.problem and code in unknown.problem
 
 
 def test_a_group_of_two_types_passes_where_both_have_a_quota(aws, good, monkeypatch):
