@@ -266,7 +266,11 @@ def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
         callers.clear()
         assert main(["submit", "--yes", "--no-follow", *words]) == 0, capsys.readouterr()
         assert callers.keys() == {key}
-        assert history.entries(PROJECT)[-1]["profile"] == given
+        sent = history.entries(PROJECT)[-1]
+        assert sent["profile"] == given
+        callers.clear()
+        assert main(["stop", sent["name"], "--job", str(job_file)]) == 0  # as it was sent
+        assert ("ENVIRONMENT" in callers) == (key == "ENVIRONMENT")
     assert (tmp_path / "two").exists() and not (tmp_path / "one").exists()
 
 

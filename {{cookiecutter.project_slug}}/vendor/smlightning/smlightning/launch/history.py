@@ -84,11 +84,14 @@ def region_of(
 def profile_of(
     project: Project, name: str = "", *, given: str | None = None, job_file: Path | None = None
 ) -> str:
-    """The profile of AWS's configuration: as given, as remembered, else as job.toml says."""
+    """The profile of AWS's configuration: as given, as remembered, else as job.toml says.
+
+    A job may have been sent without one, which counts as well.
+    """
     if given is not None:
         return given
     sent = {entry["name"]: entry["profile"] for entry in entries(project)}
-    return sent.get(name) or value_in(job_file or project.job_file, "profile")
+    return sent[name] if name in sent else value_in(job_file or project.job_file, "profile")
 
 
 def value_in(job_file: Path, key: str) -> str:
