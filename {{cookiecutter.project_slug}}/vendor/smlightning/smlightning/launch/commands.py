@@ -111,7 +111,7 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     wanted = job.load(arguments.job or project.job_file, project)
     who, image = arguments.policy, arguments.image
     transform = tuple(arguments.transform) if arguments.transform else None
-    template.refuse_deployment(who, image, transform)
+    template.refuse_options(who, arguments.sender, image, transform)
     results, body = preflight.offline_checks(wanted, project)
     wrong = [finding for finding in results if finding.level == "error"]
     # Then it is not known what the job needs, or for which account.

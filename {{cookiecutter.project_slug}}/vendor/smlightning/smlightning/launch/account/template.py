@@ -147,17 +147,25 @@ def not_granted(given: Facts) -> list[Finding]:
     return findings
 
 
-def refuse_deployment(who: str | None, image: str, transform: tuple[str, str] | None) -> None:
-    """Refuse options of `deploy` that the policy asked for cannot hold.
+def refuse_options(
+    who: str | None, sender: str, image: str, transform: tuple[str, str] | None
+) -> None:
+    """Refuse options that the policy asked for cannot hold.
 
     Args:
         who: the policy is for; None: no policy alone.
+        sender: whom preflight asks IAM about; empty: nobody.
         image: that the model answers in; empty: AWS's own.
         transform: S3 addresses of a batch transform's input and output.
 
     Raises:
         UserError: an option belongs to another policy, or its value is of no use to one.
     """
+    if sender and who not in (CALLER, DEPLOYER):
+        raise UserError(
+            "--sender is read for who sends or deploys alone",
+            "add --policy caller or --policy deployer",
+        )
     if image and who != ENDPOINT:
         raise UserError("--image is read by the model's role alone", "add --policy endpoint")
     if image and not images.ECR.match(image):
