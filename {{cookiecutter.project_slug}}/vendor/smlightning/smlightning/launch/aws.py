@@ -37,18 +37,20 @@ TYPES = {
 
 
 _profile = ""
+_profile_key = ""  # what names it
 _creating = threading.Lock()
 
 
-def use_profile(name: str) -> None:
+def use_profile(name: str, key: str = "profile in job.toml") -> None:
     """Sign in anew, with a profile of AWS's configuration, for all clients of a command.
 
     Args:
         name: as `aws configure list-profiles` prints it; empty: as AWS's own tools choose, by the
             environment.
+        key: what names it, for the sentence about one that does not exist.
     """
-    global _profile
-    _profile = name
+    global _profile, _profile_key
+    _profile, _profile_key = name, key
     session.cache_clear()
 
 
@@ -446,7 +448,7 @@ def explain(failure: Exception) -> UserError:
         return UserError("the credentials of the MFA code have expired", cure)
     if isinstance(failure, e.ProfileNotFound):
         said = str(failure)
-        key = "profile in job.toml" if _profile else "AWS_PROFILE"
+        key = _profile_key if _profile else "AWS_PROFILE"
         cure = f"set {key} to one that aws configure list-profiles prints"
         return UserError(f"{said[:1].lower()}{said[1:]}", cure)
     if isinstance(failure, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):

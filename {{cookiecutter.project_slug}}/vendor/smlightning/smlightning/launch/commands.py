@@ -30,10 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.command in COMMANDS:
             project = projects.find()
             project.add_src_to_path()
-            aws.use_profile(history.profile_of(project, given=given, job_file=job_file))
+            history.use_profile(project, given=given, job_file=job_file)
             return COMMANDS[arguments.command](arguments, project)
         project = project_or_folder()
-        aws.use_profile(history.profile_of(project, name, given=given, job_file=job_file))
+        history.use_profile(project, name, given=given, job_file=job_file)
         region = history.region_of(project, name, given=arguments.region, job_file=job_file)
         return COMMANDS_OF_JOBS[arguments.command](arguments, project, region)
 
