@@ -331,9 +331,18 @@ def objects(uri: str, s3: Any) -> list[dict[str, Any]]:
     """The first objects at an S3 address, without empty ones; of archived ones whether a copy that
     can be read was restored (S3's API, RestoreStatus), which a directory bucket does not answer.
     """
+    return not_empty(s3.list_objects_v2(**listing(uri)))
+
+
+def listing(uri: str) -> dict[str, Any]:
+    """The parameters of ListObjectsV2 for `objects`."""
     bucket, prefix = s3_location(uri)
     more = {} if directory_bucket(bucket) else {"OptionalObjectAttributes": ["RestoreStatus"]}
-    listed = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, **more)
+    return {"Bucket": bucket, "Prefix": prefix, **more}
+
+
+def not_empty(listed: dict[str, Any]) -> list[dict[str, Any]]:
+    """The objects of ListObjectsV2's answer that have a size."""
     return [item for item in listed.get("Contents", []) if item["Size"]]
 
 

@@ -38,18 +38,18 @@ def buckets(context: Context) -> Iterator[Finding]:
             if first:  # said for the first key that names the bucket
                 yield unfit(key, bucket, region)
         elif is_data(key):
-            yield from data(key, uri, s3)
+            yield from data(key, uri, context)
         elif key == "checkpoint_s3" and context.job.checkpoint_s3 not in ("", "auto"):
-            yield from resumed(uri, s3)
+            yield from resumed(uri, context)
 
 
 def is_data(key: str) -> bool:
     return key.startswith("channels.")
 
 
-def data(key: str, uri: str, s3: Any) -> Iterator[Finding]:
+def data(key: str, uri: str, context: Context) -> Iterator[Finding]:
     """The first objects of a channel."""
-    objects = aws.objects(uri, s3)
+    objects = context.objects(uri)
     if not objects:
         yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
         return
@@ -76,7 +76,7 @@ def data_keys(context: Context) -> tuple[tuple[str, ...], list[Finding]]:
     unknown: dict[str, str] = {}  # channel → AWS's code for why its object is not described
     for channel, uri in context.addresses().items():
         try:
-            objects = aws.objects(uri, context.client("s3")) if is_data(channel) else []
+            objects = context.objects(uri) if is_data(channel) else []
         except ClientError:
             continue  # `buckets` reports it
         for item in objects[:1]:
@@ -105,9 +105,9 @@ def is_archived(item: dict[str, Any]) -> bool:
     return item.get("StorageClass") in ARCHIVED and not restored
 
 
-def resumed(uri: str, s3: Any) -> Iterator[Finding]:
+def resumed(uri: str, context: Context) -> Iterator[Finding]:
     """The folder of an earlier job's checkpoints."""
-    objects = aws.objects(uri, s3)
+    objects = context.objects(uri)
     if not objects:
         problem = f"there is nothing at {uri}, so training begins at step 0"
         yield warning("checkpoint_s3", problem, "correct the address, if it is to resume there")
