@@ -322,6 +322,11 @@ def s3_location(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
+def within(inner: str, outer: str) -> bool:
+    """Whether a folder in S3 lies in another, or is the same."""
+    return f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/")
+
+
 def directory_bucket(name: str) -> bool:
     """Whether a bucket is one of S3 Express (s3/latest/userguide/directory-bucket-naming-rules)."""
     return name.endswith("--x-s3")

@@ -160,20 +160,15 @@ def places(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
     for channel in request.get("InputDataConfig", []):
         folder = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
         name = channel["ChannelName"]
-        if name in job.channels and aws.s3_uri(folder) and within(output, folder):
+        if name in job.channels and aws.s3_uri(folder) and aws.within(output, folder):
             yield error(
                 key,
                 f"{output} lies in channels.{name} ({folder}), so that models become its data",
                 "name a folder beside the data, or the data's own folder in the channel",
             )
-    if aws.s3_uri(job.checkpoint_s3) and within(output, job.checkpoint_s3):
+    if aws.s3_uri(job.checkpoint_s3) and aws.within(output, job.checkpoint_s3):
         problem = f"{output} lies in it, and every host downloads what it holds"
         yield error("checkpoint_s3", problem, "name a folder next to the output")
-
-
-def within(inner: str, outer: str) -> bool:
-    """Whether a folder in S3 lies in another, or is the same."""
-    return f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/")
 
 
 def default_buckets(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
