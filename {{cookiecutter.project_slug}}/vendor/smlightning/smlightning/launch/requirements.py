@@ -60,7 +60,8 @@ OF_THE_JOB = frozenset(
     IGNORE_REQUIRES_PYTHON UPLOADED_PRIOR_TO
     """.split()  # noqa: SIM905
 )
-CODEARTIFACT = "CA_REPOSITORY_ARN"  # the training toolkit then gives pip an index with a token
+# The training toolkit (modules.py) then gives pip an index with a token.
+CODEARTIFACT = "CA_REPOSITORY_ARN"
 CONTAINER_ONLY = "/opt/ml/"
 NO_INDEX = re.compile(
     r"(?i)connection (broken|error)|timed out|Could not fetch URL \S+ (?!404)"

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, configuration, deploy_plan, images, request, tune
+from smlightning.launch import aws, configuration, deploy_plan, images, request, requirements, tune
 from smlightning.launch.account.table import (
     CALLER,
-    CODEARTIFACT,
     DEPLOYER,
     ENDPOINT,
     LOOKER,
@@ -115,7 +114,8 @@ def refuse_patterns(job: Job) -> None:
     """
     named: dict[str, Any] = {key: getattr(job, key) for key in NAMING_KEYS}
     named["network"] = job.network.model_dump()
-    repository = {CODEARTIFACT: job.environment.get(CODEARTIFACT, "")}
+    variable = requirements.CODEARTIFACT
+    repository = {variable: job.environment.get(variable, "")}
     members = {name: job.request[name] for name in NAMING_MEMBERS if name in job.request}
     problems = [
         error(key, f'"{text}" is a pattern in a policy, of more than it names', "name one resource")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from smlightning.launch import aws, connections, instances, launchers, resources
+from smlightning.launch import aws, connections, instances, launchers, requirements, resources
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import KEY_OF_MEMBER, Create, Job, cure_for_misplaced_key
 from smlightning.launch.preflight.secrets import texts
@@ -269,7 +269,7 @@ def partitions(job: Job, request: dict[str, Any], project: Project) -> Iterator[
     for path, text in texts({**named, "environment": job.environment, **members}):
         member = path.partition(".")[0]
         key = key_of(path) if member in members else path
-        owners = member == "environment" and path != "environment.CA_REPOSITORY_ARN"
+        owners = member == "environment" and path != f"environment.{requirements.CODEARTIFACT}"
         level = warning if owners else error
         arn, host = ARN.match(text), AWS_HOST.search(text)
         if arn and arn[1] != partition:

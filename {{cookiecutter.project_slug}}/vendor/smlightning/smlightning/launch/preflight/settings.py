@@ -96,11 +96,11 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
         problem = f'"{job.hub_token_secret}" names no secret'
         yield error("hub_token_secret", problem, REFERENCE_CURE)
     yield from secrets(job)
-    repository = job.environment.get("CA_REPOSITORY_ARN", "")
+    repository = job.environment.get(requirements.CODEARTIFACT, "")
     if repository and not REPOSITORY.fullmatch(repository):
         problem = f'"{repository}" is not the ARN of a repository in CodeArtifact'
         example = "arn:aws:codeartifact:<region>:<account>:repository/<domain>/<repository>"
-        yield error("environment.CA_REPOSITORY_ARN", problem, f"as in {example}")
+        yield error(f"environment.{requirements.CODEARTIFACT}", problem, f"as in {example}")
 
 
 def s3_address(key: str, address: str) -> Iterator[Finding]:
