@@ -441,7 +441,9 @@ def assert_sent_as_it_lies_here(project: Project, folder: Path) -> None:
     with tarfile.open(folder / "sourcedir.tar.gz") as tar:
         tar.extractall(code, filter="data")
     files = {
-        path.relative_to(source) for path in source.rglob("*") if path.suffix in (".py", ".txt")
+        path.relative_to(source)
+        for path in source.rglob("*")
+        if path.suffix in (".py", ".txt", ".in")
     }
     sent_files = {
         path.relative_to(code)

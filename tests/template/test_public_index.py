@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import uv
 
-from projects import Project, bake
+from projects import ENVIRONMENT, Project, bake
 from smlightning import __version__
 
 FOREIGN = ("99.0", f"{__version__}-9")  # the second is a build of this version, which pip prefers
@@ -156,6 +156,17 @@ def test_without_its_source_uv_takes_the_foreign_one(fresh: Project, index: str)
     run(fresh, "uv", "sync", "--only-group", "own", index=index)
     assert packages(fresh)["smlightning"] == {"registry": index}
     assert run(fresh, ".venv/bin/python", "-c", WHERE, index=index).strip() == FOREIGN[0]
+
+
+def test_make_lock_asks_the_index_of_pip(fresh: Project) -> None:
+    """uv itself would ask PyPI for what may be the name of an internal package."""
+    nobody = "http://127.0.0.1:9/simple"
+    installed = [part for name in (".lock", "pins.txt") for part in ("-o", f"{ENVIRONMENT}/{name}")]
+    command = ("make", "lock", f"VENV={ENVIRONMENT}", *installed, "ARGS=--upgrade-package rich")
+    before = fresh.read("src/requirements.txt")
+    ended = fresh.run(*command, check=False, PIP_INDEX_URL=nobody, PIP_CONFIG_FILE=os.devnull)
+    assert ended.returncode and nobody in ended.stderr
+    assert fresh.read("src/requirements.txt") == before
 
 
 def report(project: Project, index: str, *words: str) -> dict[str, str]:

@@ -56,7 +56,7 @@ def choose_strategy(
     bucket_cap_mb: int = 25,
     shard_size: int = 0,
 ) -> Strategy:
-    """The strategy that the table above names. One process ignores the options of many."""
+    """The strategy of the table above. One process needs none of the options of many."""
     if cluster.backend == "none":
         return OneProcess(cluster)
     if strategy == "fsdp":

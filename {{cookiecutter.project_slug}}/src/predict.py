@@ -99,7 +99,7 @@ def main() -> int:
         lines = texts or (line.rstrip("\r\n") for line in sys.stdin)
         for text, answers in predict(lines, trained, arguments.top, 1 if is_typed else 256):
             print(
-                text,
+                one_line(text),
                 *(f"{one_line(label)} {score:.3f}" for label, score in answers),
                 sep="\t",
                 flush=True,

@@ -44,9 +44,12 @@ def train(**given: Any) -> None:
             accumulate_grad_batches=training.accumulate_grad_batches,
             gradient_clip_val=training.gradient_clip_val,
             log_every_n_steps=training.log_every,
+            num_sanity_val_steps=1,  # shows before training whether validation logs MONITOR
+            enable_progress_bar=sys.stdout.isatty(),
+            enable_model_summary=False,
+            profiler=run.profiler,
             callbacks=[*run.callbacks()],  # yours follow here
             logger=[*run.loggers()],  # and here
-            **run.trainer_arguments(),
         )
         run.train_test_save(trainer, model, data)
     run.finish()

@@ -263,6 +263,22 @@ def test_json_is_read_as_lines_and_as_a_list(name: str, content: str) -> None:
     assert read(name) == {"train": [("x", 1), (None, 2.5)]}
 
 
+@pytest.mark.parametrize(
+    ("content", "record"),
+    [
+        ('[{"body": "x", "kind": 1}]\n[{"body": "y", "kind": 2}]', 2),
+        ('[{"body": "x", "kind": 1} {"body": "y", "kind": 2}]', 2),
+        ('[{"body": "x", "kind": 1}, , {"body": "y", "kind": 2}]', 2),
+        ('[{"body": "x", "kind": 1},]', 2),
+        ('[{"body": "x", "kind": 1}', 2),
+    ],
+)
+def test_a_list_of_json_is_read_whole_or_rejected(content: str, record: int) -> None:
+    Path("list.json").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError, match=f"list.json.*record {record}"):
+        read("list.json")
+
+
 def test_what_json_holds_as_text_stays_text() -> None:
     rows = [("2020-01-01", "007"), ("1", "true")]
     path = write_json("a.jsonl", *({"body": body, "kind": kind} for body, kind in rows))

@@ -43,6 +43,14 @@ def test_a_network_is_read_where_another_device_is_the_default(tiny_bert: str) -
     assert net.config.num_labels == 2
 
 
+def test_weights_that_are_no_safetensors_are_rejected(tiny_bert: str, tmp_path: Path) -> None:
+    net = pretrained.network(CLASSIFIER, tiny_bert, num_labels=2)
+    net.config.save_pretrained(tmp_path)
+    torch.save(net.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"no file named model\.safetensors"):
+        pretrained.network(CLASSIFIER, str(tmp_path))
+
+
 def test_an_outline_of_a_checkpoint_has_its_shapes_and_reads_no_weights(tiny_bert: str) -> None:
     whole = pretrained.network(CLASSIFIER, tiny_bert, num_labels=4)
     with outline():

@@ -148,11 +148,11 @@ def test_predict_reads_standard_input(
     run(words, max_steps=12)
     capfd.readouterr()
     monkeypatch.setattr("sys.argv", ["predict.py", "--top", "1"])
-    typed = "αβγδ\nabcd\r\n".encode() + b"caf\xe9\n"
+    typed = "αβγδ\nabcd\r\n".encode() + b"caf\xe9\n\x1b]0;\tx\x07\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
     assert predict.main() == 0
     lines = [line.split("\t") for line in capfd.readouterr().out.splitlines()]
-    assert [text for text, _ in lines] == ["αβγδ", "abcd", "caf\ufffd"]
+    assert [text for text, _ in lines] == ["αβγδ", "abcd", "caf\ufffd", r"\x1b]0;\tx\x07"]
     assert re.fullmatch(r"greek 0\.\d{3}|greek 1\.000", lines[0][1])
 
 

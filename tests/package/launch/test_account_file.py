@@ -20,7 +20,7 @@ from smlightning.launch.account import table, template
 from smlightning.launch.account.permissions import facts_of, missing_permissions
 from smlightning.launch.account.table import context_of_request
 from smlightning.launch.findings import Finding
-from smlightning.launch.job import Job, Network
+from smlightning.launch.job import Job, JobError, Network
 
 pytest_plugins = "moto_account"
 
@@ -405,7 +405,7 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
     with_transform = ["--transform", *TRANSFORM]
     options = {"deployer": with_transform, "endpoint": [*with_transform, "--image", OWN_IMAGE]}
     for who in WHOSE:
-        sender = ["--sender", "sending"]
+        sender = ["--sender", "sending"] if who in ("caller", "deployer") else []
         assert main(["account", "--policy", who, *sender, *options.get(who, [])]) == 0
         document = json.loads(capsys.readouterr().out)
         given = replace(facts(full), senders=(f"arn:aws:iam::{ACCOUNT}:role/sending",))
@@ -422,19 +422,81 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    ("option", "who", "image", "transform"),
+    ("who", "words"),
     [
-        ("--image", None, OWN_IMAGE, None),
-        ("--image", "deployer", OWN_IMAGE, None),
-        ("--image mine:1", "endpoint", "mine:1", None),
-        ("--transform", "role", "", TRANSFORM),
-        ("--transform answers", "endpoint", "", ("s3://texts/", "answers")),
+        (None, ["--image", OWN_IMAGE]),
+        ("deployer", ["--image", OWN_IMAGE]),
+        ("endpoint", ["--image", "mine:1"]),
+        ("role", ["--transform", *TRANSFORM]),
+        ("endpoint", ["--transform", "s3://texts/", "answers"]),
+        ("endpoint", ["--transform", "s3://texts/", "s3://a/*"]),
+        (None, ["--sender", "sending"]),
+        ("role", ["--sender", "sending"]),
     ],
 )
-def test_an_option_of_no_use_to_a_policy_is_refused(option, who, image, transform):
-    with pytest.raises(UserError) as raised:
-        template.refuse_deployment(who, image, transform)
-    assert raised.value.problem.startswith(f"{option} ") and raised.value.cure
+def test_an_option_of_no_use_to_a_policy_is_refused(full, monkeypatch, capsys, who, words):
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: full)
+    assert main(["account", *(["--policy", who] if who else []), *words]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {words[0]} ") and "; " in said
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("name", {"name": "*"}),
+        ("role", {"role": f"arn:aws:iam::{ACCOUNT}:role/*"}),
+        ("role", {"role": "*"}),
+        ("bucket", {"bucket": "*"}),
+        ("image", {"image": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/*:1"}),
+        ("checkpoint_s3", {"checkpoint_s3": "s3://*/run1"}),
+        ("checkpoint_s3", {"checkpoint_s3": "s3://words-other/run?/"}),
+        ("checkpoint_s3", {"checkpoint_s3": "s3://words-other/${aws:username}"}),
+        ("hub_token_secret", {"hub_token_secret": "*"}),
+        ("mlflow", {"mlflow": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/*"}),
+        ("channels.training", {"channels": {"training": "s3://words-data/*"}}),
+        ("channels.training.s3_data", {"channels": {"training": {"s3_data": "s3://*/"}}}),
+        ("secrets.DB", {"secrets": {"DB": "team/*"}}),
+        ("secrets.DB", {"secrets": {"DB": "ssm:/team/*"}}),
+        ("network.subnets", {"network": Network(subnets=["*"], security_groups=["sg-1"])}),
+        (
+            "environment.CA_REPOSITORY_ARN",
+            {"environment": {"CA_REPOSITORY_ARN": "arn:aws:codeartifact:a:1:repository/team/*"}},
+        ),
+        (
+            "request.OutputDataConfig.KmsKeyId",
+            {"request": {"OutputDataConfig": {"KmsKeyId": "*"}}},
+        ),
+        (
+            "request.ProfilerConfig.S3OutputPath",
+            {"request": {"ProfilerConfig": {"S3OutputPath": "s3://*/"}}},
+        ),
+    ],
+)
+def test_no_policy_is_printed_of_a_name_that_iam_takes_for_a_pattern(full, key, given):
+    job = full.replace(**given)
+    for make in (facts, lambda job: template.cloudformation(job, PROJECT)):
+        with pytest.raises(JobError) as raised:
+            make(job)
+        assert [finding.key for finding in raised.value.findings] == [key]
+
+
+def test_of_a_role_that_is_none_nothing_is_printed(full, monkeypatch, capsys):
+    wrong = full.replace(role="arn:aws")
+    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: wrong)
+    assert main(["account", "--policy", "role"]) == 1
+    printed = capsys.readouterr()
+    assert "error   role:" in printed.err and not printed.out
+
+
+def test_patterns_elsewhere_are_no_matter_of_a_policy(full):
+    job = full.replace(
+        environment={"FILES": "*.txt"},
+        hyperparameters={"pattern": "*"},
+        tags={"what": "a?"},
+        request={"AlgorithmSpecification": {"ContainerArguments": ["*"]}},
+    )
+    assert template.policy(facts(job), "role")
 
 
 def test_an_organisations_bucket_is_there_already(full, tmp_path, monkeypatch):

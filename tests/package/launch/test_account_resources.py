@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import boto3
+import botocore.client
 import botocore.session
 import pytest
 from moto_account import ACCOUNT, REGION, record, refusal, simulated
@@ -340,13 +341,59 @@ def test_a_lustre_file_system_is_named_by_its_mount_and_in_the_jobs_vpc(aws, goo
     system["VpcId"] = "vpc-0123456789abcdef0"
     ((level, problem),) = of_channel(job)
     assert level == "error" and "vpc-0123456789abcdef0" in problem
+
+
+@pytest.mark.parametrize(
+    ("block", "target", "level"),
+    [
+        ("10.9.0.0/16", "TransitGatewayId", "warning"),  # it may lead there
+        ("10.9.0.0/16", "GatewayId", "warning"),  # a VPN's
+        ("10.9.0.0/16", "NatGatewayId", "warning"),  # a private one
+        ("0.0.0.0/0", "NatGatewayId", "error"),  # to the internet
+    ],
+)
+def test_a_file_system_of_another_vpc_needs_a_route_to_it(
+    aws, good, monkeypatch, block, target, level
+):
+    job = of_training(in_vpc(aws, good), LUSTRE)
+    system = {"Lifecycle": "AVAILABLE", "VpcId": "vpc-0123456789abcdef0"}
+    described = {"FileSystems": [system]}
+    record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeFileSystems=described)
     ec2 = aws.client("ec2")
-    transit = ec2.create_transit_gateway()["TransitGateway"]["TransitGatewayId"]
+    (subnet, *_) = job.network.subnets
+    gateway = {
+        "TransitGatewayId": lambda: ec2.create_transit_gateway()["TransitGateway"],
+        "GatewayId": lambda: ec2.create_vpn_gateway(Type="ipsec.1")["VpnGateway"],
+        "NatGatewayId": lambda: ec2.create_nat_gateway(SubnetId=subnet)["NatGateway"],
+    }[target]()
+    name = gateway.get(target) or gateway["VpnGatewayId"]
     of_vpc = [{"Name": "vpc-id", "Values": [vpc_of(aws, job)]}]
     (table,) = ec2.describe_route_tables(Filters=of_vpc)["RouteTables"]
-    way = {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": "10.9.0.0/16"}
-    ec2.create_route(**way, TransitGatewayId=transit)
-    assert [level for level, _ in of_channel(job)] == ["warning"]  # it may lead there
+    way = {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": block}
+    ec2.create_route(**way, **{target: name})
+    assert [found for found, _ in of_channel(job)] == [level]
+
+
+def test_aws_is_asked_nothing_twice(aws, good, monkeypatch):
+    """The checks run at once, and share answers and refusals."""
+    put(aws, "data/a.csv")
+    job = alias(aws, of_training(in_vpc(aws, good), "s3://language-id/data/"))
+    job = job.replace(channels={**job.channels, "files": LUSTRE})
+    elsewhere = {"Lifecycle": "AVAILABLE", "VpcId": "vpc-0123456789abcdef0"}
+    described = {"FileSystems": [elsewhere]}
+    record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeFileSystems=described)
+    asked: list[str] = []
+    call = botocore.client.BaseClient._make_api_call
+
+    def counting(client: Any, operation: str, arguments: dict[str, Any]) -> Any:
+        asked.append(f"{operation} {arguments}")
+        return call(client, operation, arguments)
+
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counting)
+    findings(job)
+    assert {each for each in asked if asked.count(each) > 1} == set()
+    for name in ("DescribeKey", "ListObjectsV2", "DescribeSubnets", "DescribeRouteTables"):
+        assert any(each.startswith(name) for each in asked)
 
 
 def test_efs_has_a_mount_target_in_the_zones_of_the_jobs_subnets(aws, good, monkeypatch):
@@ -394,12 +441,20 @@ def test_the_role_may_decrypt_data_that_has_a_customers_key(aws, good, monkeypat
     owned = {"KeyMetadata": {"KeyManager": "AWS", "Arn": key, "KeyState": "Enabled"}}
     record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:Decrypt"), DescribeKey=owned)
     assert findings(job) == []  # alias/aws/s3, which S3 uses for who may read the object
-    record(
-        monkeypatch,
-        SimulatePrincipalPolicy=simulated("kms:Decrypt"),
-        HeadObject=refusal("403", "HeadObject"),
-    )
-    assert [(each.level, each.key) for each in findings(job)] == [("skipped", "channels.training")]
+
+
+@pytest.mark.parametrize("code", ["403", "400", "404"])  # denied, SSE-C, deleted meanwhile
+def test_objects_that_are_not_described_leave_the_permissions_checked(aws, good, monkeypatch, code):
+    """The account's own roles may not read data, and then each channel's object is refused."""
+    put(aws, "data/a.csv")
+    job = of_training(good, "s3://language-id/data/")
+    job = job.replace(channels={**job.channels, "more": "s3://language-id/data/"})
+    answers = {"HeadObject": refusal(code, "HeadObject")}
+    record(monkeypatch, SimulatePrincipalPolicy=simulated("iam:PassRole"), **answers)
+    denied, unknown = sorted(findings(job), key=lambda each: each.key)
+    assert (denied.level, denied.key) == ("error", "caller.iam:PassRole")
+    assert (unknown.level, unknown.key) == ("skipped", "channels")
+    assert "channels.training, channels.more" in unknown.problem and code in unknown.problem
 
 
 def test_a_group_of_two_types_passes_where_both_have_a_quota(aws, good, monkeypatch):

@@ -65,6 +65,22 @@ def test_an_unknown_option_is_answered_by_the_nearest(capsys, words, nearest):
     assert f"did you mean {nearest}?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["stop", "a", "b"], 'stop has no place for "b"; remove it'),
+        (["list", "a", "--regoin", "x"], 'list has no place for "a"; remove it'),
+        (["--bogus", "list"], 'there is no option "--bogus" before a command; known are --help'),
+        (["--verison", "list"], "did you mean --version?"),
+        (["--dry-run", "submit"], 'option "--dry-run" before a command; write it after submit'),
+        (["--region=x", "list"], 'option "--region=x" before a command; write it after list'),
+    ],
+)
+def test_a_word_without_a_place_is_called_what_it_is(capsys, words, said):
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_what_is_not_installed_is_named_with_its_extra(monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "boto3", None)

@@ -157,6 +157,8 @@ CLOSED: list[tuple[Change, str, tuple[str, ...]]] = [
         ("codeartifact.api", "codeartifact.repositories"),
     ),
     (lambda job: job.replace(environment=INDEX, mlflow=SERVER), "error", ("experiments",)),
+    (lambda job: job.replace(environment=INDEX, mlflow=APP), "error", ()),
+    (environment(PIP_INDEX_URL="https://pip.s3.cn-north-1.amazonaws.com.cn/simple"), "error", ()),
     (lambda job: job.replace(environment=INDEX, hub_token_secret=ABROAD), "error", ()),
     (lambda job: job.replace(environment={**INDEX, "WANDB_API_KEY": "x"}), "warning", ()),
     (
@@ -173,7 +175,12 @@ CLOSED: list[tuple[Change, str, tuple[str, ...]]] = [
 def test_a_closed_subnet_leads_to_what_the_vpc_has_an_endpoint_for(
     good, vpc, monkeypatch, change: Change, level: str, services: tuple[str, ...]
 ):
-    record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeMlflowTrackingServer={})
+    record(
+        monkeypatch,
+        SimulatePrincipalPolicy=simulated(),
+        DescribeMlflowTrackingServer={},
+        DescribeMlflowApp={},
+    )
     vpc.gateway("s3")
     job = change(good.replace(network=vpc.network))
     found = [finding for finding in findings(job) if finding.key == "network.subnets"]

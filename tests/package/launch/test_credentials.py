@@ -268,7 +268,11 @@ def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
         callers.clear()
         assert main(["submit", "--yes", "--no-follow", *words]) == 0, capsys.readouterr()
         assert callers.keys() == {key}
-        assert history.entries(PROJECT)[-1]["profile"] == given
+        sent = history.entries(PROJECT)[-1]
+        assert sent["profile"] == given
+        callers.clear()
+        assert main(["stop", sent["name"], "--job", str(job_file)]) == 0  # as it was sent
+        assert ("ENVIRONMENT" in callers) == (key == "ENVIRONMENT")
     assert (tmp_path / "two").exists() and not (tmp_path / "one").exists()
 
 
@@ -316,6 +320,11 @@ def test_a_profile_that_does_not_exist_is_named_with_its_key(configure, tmp_path
     assert main(["preflight", "--job", str(job_file)]) == 1
     (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("error")]
     assert "absent" in line and "profile in job.toml" in line
+    history.remember(PROJECT, "a-job", REGION, profile="absent")
+    for words in (["list", "--profile", "absent", "--region", REGION], ["stop", "a-job"]):
+        assert main([*words, "--job", str(job_file)]) == 1
+        said = capsys.readouterr().err
+        assert "absent" in said and "set --profile to one" in said and "job.toml" not in said
 
 
 def test_the_way_to_sign_in_is_that_of_the_job_files_profile(configure):

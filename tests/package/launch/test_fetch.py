@@ -1,6 +1,7 @@
 """Fetching a job's model, and archives that may not be unpacked."""
 
 import tarfile
+from pathlib import Path
 
 import pytest
 from moto_account import REGION
@@ -108,3 +109,19 @@ def test_a_python_that_cannot_refuse_is_told(monkeypatch, tmp_path):
     with pytest.raises(UserError) as raised:
         fetch.unpack(tmp_path / "archive", tmp_path / "target")
     assert "3.11.4" in raised.value.cure
+
+
+@pytest.mark.parametrize("key", ["m/a/b", "m/\0", f"m/{'a' * 300}", "m/\ud800", "m/../../up"])
+def test_a_key_that_cannot_be_a_file_ends_in_a_sentence(key: str, tmp_path: Path) -> None:
+    """S3's keys are any text, and "a" may lie next to "a/b"."""
+
+    class Bucket:
+        def download_file(self, bucket: str, name: str, path: str) -> None:
+            Path(path).write_text(name)
+
+    listed = [{"Key": name} for name in ("m/a", key)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetch, "all_objects", lambda uri, s3: listed)
+        with pytest.raises(UserError, match="s3://bucket/"):
+            fetch.download_folder(Bucket(), "s3://bucket/m/", tmp_path / "model")
+    assert [path.name for path in tmp_path.rglob("*")] == ["model", "a"]

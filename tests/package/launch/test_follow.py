@@ -394,6 +394,26 @@ def test_why_reads_only_the_last_attempt(aws, sent, monkeypatch, capsys):
     assert main(["why", name, "--region", REGION]) == 0 and streams.calls == 0
 
 
+def test_why_reads_past_a_stream_that_was_deleted_meanwhile(aws, sent, monkeypatch, capsys):
+    """Its look ends after 100 pages, and 60 hosts have 120."""
+    name = sent.training_job_name
+    streams = Streams(name, 60, 1)
+    sent.training_job_status = sent.secondary_status = "Failed"
+    sent.failure_reason = "AlgorithmError: ValueError: nan"
+    streams.lines[streams.names[-1]] = ["[rank59]: ValueError: nan"]
+
+    def get(arguments: dict[str, Any]) -> Any:
+        if arguments["logStreamName"] == streams.names[0]:
+            return refusal("ResourceNotFoundException", "GetLogEvents")
+        return streams.get(arguments)
+
+    record(monkeypatch, DescribeLogStreams=streams.describe, GetLogEvents=get)
+    assert main(["why", name, "--region", REGION]) == 0
+    text = capsys.readouterr().out
+    assert "rank 59 on" in text
+    assert text.count("A part of the log is gone") == 1 and "not read to its end" not in text
+
+
 def test_attaching_to_a_job_of_two_thousand_streams_reaches_its_end(aws, sent, monkeypatch):
     """Throttled now and then, as AWS does: lines before it are kept, and the status is printed."""
     name, screen = sent.training_job_name, console()

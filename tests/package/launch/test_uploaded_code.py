@@ -1,6 +1,7 @@
 """What submit, deploy and register upload of a src/ that holds secrets, links and data."""
 
 import io
+import json
 import shutil
 import sqlite3
 import tarfile
@@ -178,6 +179,36 @@ def test_a_secret_is_known_by_its_form_under_any_name(text: str) -> None:
     for suffix, line in ((".txt", text), (".py", f'x = "{text}"'), (".yaml", f"x: {text}")):
         assert secrets.line_of_secret(f"\n{line}\n", suffix) == 2
     assert secrets.forms(text)
+
+
+def test_a_token_in_the_place_of_a_user_is_known_and_a_name_there_is_not() -> None:
+    assert secrets.forms("https://" + "aB3x" * 6 + "@pypi.fury.io/me/")
+    assert not secrets.forms("ssh://" + "abcd" * 6 + "@host/path")
+    assert not secrets.forms("https://${TOKEN_OF_THE_TEAMS_INDEX_1}@pypi.fury.io/me/")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("requirements.txt", "--index-url https://aws:" + "pa55word@example.com/simple"),
+        ("run.sh", f"export WANDB_API_KEY={WANDB}"),
+        ("prod.env", f"WANDB_API_KEY={WANDB}"),
+        ("settings.PY", f'WANDB_API_KEY = f"{WANDB}"'),
+        ("train.ipynb", json.dumps({"source": [f'WANDB_API_KEY = "{WANDB}"\n']})),
+    ],
+)
+def test_a_secret_is_known_in_every_encoding_that_tools_write(
+    tmp_path: Path, name: str, text: str, encoding: str
+) -> None:
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / name).write_bytes((mark + text).encode(encoding))
+    (finding,) = source.file(tmp_path / name, name)
+    assert "line 1 looks like a secret" in finding.problem
+
+
+def test_a_variable_that_is_set_from_another_is_no_secret() -> None:
+    assert not secrets.line_of_secret("export WANDB_API_KEY=$WANDB_KEY_OF_TEAM_1\n", ".sh")
 
 
 NAMES = [

@@ -13,7 +13,7 @@ import contextlib
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,15 @@ def model_fn(model_dir: str | Path, context: Any = None) -> Any:
 
 def predict(
     text: str, trained: Any, sampling: Sampling | None = None, deadline: float = math.inf
-) -> Iterator[str]:
+) -> Generator[str, None, bool]:
     """The continuation of a text, piece by piece, until the document, `max_tokens` or the positions
     that a checkpoint has end. Of a model trained with `--prompt_column`: the answer to it.
 
     Args:
         deadline: no token is computed after this time of `time.monotonic`.
+
+    Returns:
+        Whether the deadline ended it.
 
     Raises:
         UserError: the text is longer than the checkpoint takes.
@@ -84,8 +87,10 @@ def predict(
     # ids[before:given] were given last. They are decoded again with what follows them, on which
     # blanks between tokens depend.
     before = given = first
+    late = False
     for _ in range(min(sampling.max_tokens, longest - first + 1)):
-        if time.monotonic() > deadline:
+        late = time.monotonic() > deadline
+        if late:
             break
         token = draw(next(following), sampling, random)
         if token in (tokens.start, *tokens.end):
@@ -96,6 +101,7 @@ def predict(
             yield piece[len(tokens.decode(ids[before:given])) :]
             before, given = given, len(ids)
     yield tokens.decode(ids[before:])[len(tokens.decode(ids[before:given])) :]
+    return late
 
 
 def next_logits(network: Any, ids: list[int]) -> Iterator[Any]:
@@ -151,13 +157,19 @@ def predict_fn(records: list[Any], trained: Any) -> list[dict[str, Any]]:
     answers = []
     for number, (text, sampling) in enumerate(requests, 1):
         with bad_request(f"record {number}: "):
-            answer: dict[str, Any] = {
-                "continuation": "".join(predict(text, trained, sampling, deadline))
-            }
-            if time.monotonic() > deadline:
-                answer["incomplete"] = True
-            answers.append(answer)
+            answers.append(answer(predict(text, trained, sampling, deadline)))
     return answers
+
+
+def answer(pieces: Generator[str, None, bool]) -> dict[str, Any]:
+    """The continuation that `predict` gives, marked if the deadline ended it."""
+    text = []
+    while True:
+        try:
+            text.append(next(pieces))
+        except StopIteration as end:
+            late = {"incomplete": True} if end.value else {}
+            return {"continuation": "".join(text), **late}
 
 
 @contextlib.contextmanager

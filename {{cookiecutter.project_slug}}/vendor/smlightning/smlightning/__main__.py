@@ -244,9 +244,7 @@ def run(words: list[str]) -> int:
             return rehearse(words[1:])
         arguments, unknown = parser().parse_known_args(words)
         if unknown:
-            options = re.findall(r"--[\w-]+", arguments.usage())
-            problem = f'{arguments.command} has no option "{unknown[0]}"'
-            print_error(UserError(problem, cure_for_unknown_name(unknown[0], options)))
+            print_error(unexpected(unknown[0], arguments, before_command=unknown[0] == words[0]))
             return 2
         from smlightning.launch import commands
 
@@ -261,6 +259,21 @@ def run(words: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     return 1
+
+
+def unexpected(word: str, arguments: argparse.Namespace, *, before_command: bool) -> UserError:
+    """What is wrong with a word that the command line has no place for."""
+    command, name = arguments.command, word.partition("=")[0]
+    options = re.findall(r"--[\w-]+", arguments.usage())
+    if not word.startswith("-"):
+        problem = f'{command} has no place for "{word}"'
+        return UserError(problem, f"remove it, or see smlightning {command} --help")
+    if not before_command:
+        return UserError(f'{command} has no option "{word}"', cure_for_unknown_name(name, options))
+    cure = cure_for_unknown_name(name, ["--help", "--version"])
+    if name in options:
+        cure = f"write it after {command}"
+    return UserError(f'there is no option "{word}" before a command', cure)
 
 
 def missing(error: ModuleNotFoundError) -> UserError:

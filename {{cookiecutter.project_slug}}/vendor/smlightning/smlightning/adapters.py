@@ -180,6 +180,7 @@ def _read_again(net: Any, names: Iterable[str]) -> dict[str, torch.Tensor]:
                 ignore_mismatched_sizes=True,  # the head, which is trained
                 dtype=torch.float32,
                 trust_remote_code=False,
+                use_safetensors=True,
             )
         return {
             name: base.get_parameter(

@@ -142,6 +142,7 @@ def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> An
                 ignore_mismatched_sizes=True,  # a head trained for another task is replaced
                 dtype=torch.float32,
                 trust_remote_code=False,
+                use_safetensors=True,  # else transformers takes a pickle where there is no other
             )
             net = adapters.merged(net, folder) if folder else net
     if net.config.pad_token_id is None:  # decoders look for the last token that is not padding

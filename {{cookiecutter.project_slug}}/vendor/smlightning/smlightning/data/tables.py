@@ -5,7 +5,8 @@
     for (texts,) in splits["train"]:               # a pyarrow array per column, at most PIECE rows
         ...
 
-Memory does not grow with the data. This file knows which columns are needed, not what they mean.
+Memory does not grow with the data, except for a list in a json file. This file knows which columns
+are needed, not what they mean.
 """
 
 import codecs
@@ -74,6 +75,7 @@ WIDEST = 100  # columns of a tsv searched for swallowed rows: RE2 repeats at mos
 
 TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 LARGE = 1 << 26  # bytes of a piece, or of a line of json
+JSON_BLANKS = re.compile(r"[ \t\r\n]*")  # RFC 8259, section 2
 JSON_KINDS = {
     type(None): "null",
     str: "text",
@@ -458,15 +460,24 @@ def _json_lines(stream: BinaryIO) -> Iterator[tuple[int, Any]]:
 def _json_list(stream: BinaryIO) -> Iterator[tuple[int, Any]]:
     """The length and the value of each record of a list, of which the text is held in memory."""
     text = stream.read().decode("utf-8-sig")
-    between = re.compile(r"[\s,]*")
     decoder = json.JSONDecoder()
-    at = text.index("[") + 1
-    while True:
-        start = between.match(text, at).end()  # type: ignore[union-attr]
-        if text[start : start + 1] == "]":
-            return
+
+    def after_blanks(at: int) -> int:
+        return JSON_BLANKS.match(text, at).end()  # type: ignore[union-attr]
+
+    at = after_blanks(text.index("[") + 1)
+    following = "]" if text.startswith("]", at) else ","
+    while following == ",":
+        start = at
         record, at = decoder.raw_decode(text, start)
         yield at - start, record
+        at = after_blanks(at)
+        following = text[at : at + 1]
+        at = after_blanks(at + 1) if following == "," else at
+    if following != "]":
+        raise ValueError("expected a comma or the end of the list before it")
+    if after_blanks(at + 1) < len(text):
+        raise ValueError("expected nothing after the end of the list")
 
 
 def _read_parquet(file: Path, columns: Sequence[Column]) -> Pieces:

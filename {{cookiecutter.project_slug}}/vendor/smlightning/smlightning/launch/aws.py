@@ -37,18 +37,20 @@ TYPES = {
 
 
 _profile = ""
+_profile_key = ""  # what names it
 _creating = threading.Lock()
 
 
-def use_profile(name: str) -> None:
+def use_profile(name: str, key: str = "profile in job.toml") -> None:
     """Sign in anew, with a profile of AWS's configuration, for all clients of a command.
 
     Args:
         name: as `aws configure list-profiles` prints it; empty: as AWS's own tools choose, by the
             environment.
+        key: what names it, for the sentence about one that does not exist.
     """
-    global _profile
-    _profile = name
+    global _profile, _profile_key
+    _profile, _profile_key = name, key
     session.cache_clear()
 
 
@@ -322,6 +324,11 @@ def s3_location(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
+def within(inner: str, outer: str) -> bool:
+    """Whether a folder in S3 lies in another, or is the same."""
+    return f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/")
+
+
 def directory_bucket(name: str) -> bool:
     """Whether a bucket is one of S3 Express (s3/latest/userguide/directory-bucket-naming-rules)."""
     return name.endswith("--x-s3")
@@ -331,9 +338,18 @@ def objects(uri: str, s3: Any) -> list[dict[str, Any]]:
     """The first objects at an S3 address, without empty ones; of archived ones whether a copy that
     can be read was restored (S3's API, RestoreStatus), which a directory bucket does not answer.
     """
+    return not_empty(s3.list_objects_v2(**listing(uri)))
+
+
+def listing(uri: str) -> dict[str, Any]:
+    """The parameters of ListObjectsV2 for `objects`."""
     bucket, prefix = s3_location(uri)
     more = {} if directory_bucket(bucket) else {"OptionalObjectAttributes": ["RestoreStatus"]}
-    listed = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, **more)
+    return {"Bucket": bucket, "Prefix": prefix, **more}
+
+
+def not_empty(listed: dict[str, Any]) -> list[dict[str, Any]]:
+    """The objects of ListObjectsV2's answer that have a size."""
     return [item for item in listed.get("Contents", []) if item["Size"]]
 
 
@@ -448,7 +464,7 @@ def explain(failure: Exception) -> UserError:
         return UserError("the credentials of the MFA code have expired", cure)
     if isinstance(failure, e.ProfileNotFound):
         said = str(failure)
-        key = "profile in job.toml" if _profile else "AWS_PROFILE"
+        key = _profile_key if _profile else "AWS_PROFILE"
         cure = f"set {key} to one that aws configure list-profiles prints"
         return UserError(f"{said[:1].lower()}{said[1:]}", cure)
     if isinstance(failure, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):

@@ -30,10 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.command in COMMANDS:
             project = projects.find()
             project.add_src_to_path()
-            aws.use_profile(history.profile_of(project, given=given, job_file=job_file))
+            history.use_profile(project, given=given, job_file=job_file)
             return COMMANDS[arguments.command](arguments, project)
         project = project_or_folder()
-        aws.use_profile(history.profile_of(project, name, given=given, job_file=job_file))
+        history.use_profile(project, name, given=given, job_file=job_file)
         region = history.region_of(project, name, given=arguments.region, job_file=job_file)
         return COMMANDS_OF_JOBS[arguments.command](arguments, project, region)
 
@@ -113,10 +113,12 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     wanted = job.load(arguments.job or project.job_file, project)
     who, image = arguments.policy, arguments.image
     transform = tuple(arguments.transform) if arguments.transform else None
-    template.refuse_deployment(who, image, transform)
+    template.refuse_options(who, arguments.sender, image, transform)
     results, body = preflight.offline_checks(wanted, project)
-    if body is None:  # and so nothing is known of what the job needs
-        refused([finding for finding in results if finding.level == "error"], ())
+    wrong = [finding for finding in results if finding.level == "error"]
+    # Then it is not known what the job needs, or for which account.
+    if body is None or any(finding.key == "role" for finding in wrong):
+        refused(wrong, ())
         return 1
     if not who:
         import yaml

@@ -27,6 +27,8 @@ PUBLIC = (
     "huggingface.co",
     "wandb.ai",
     "amazonaws.com",
+    "amazonaws.com.cn",
+    "app.aws",  # of AWS's own applications, as mlflow.sagemaker.us-east-1.app.aws
     "sagemaker.aws",
 )
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")

@@ -174,9 +174,14 @@ def refuse_transform(addresses: tuple[str, str] | None) -> None:
     """Refuse what cannot be a batch transform's input or output.
 
     Raises:
-        UserError: it is no address in S3.
+        UserError: it is no address in S3, or has a wildcard.
     """
     for uri in addresses or ():
+        if re.search(r"[*?]", uri):  # a policy would take it for one, too
+            raise UserError(
+                f"--transform {uri} has a wildcard, which S3 takes for a letter",
+                "name the folder, or the beginning that its keys share",
+            )
         if not aws.s3_uri(uri):
             raise UserError(
                 f"--transform {uri} is not an S3 address", 'as in "s3://bucket/folder/"'

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smlightning.errors import UserError, root_cause
+from smlightning.errors import UserError, is_disk_full, root_cause
 from smlightning.launch import aws
 from smlightning.launch.follow import ENDED, describe
 
@@ -113,7 +113,7 @@ def download_folder(s3: Any, uri: str, folder: Path) -> bool:
     """Download everything below an S3 address; False if there is nothing.
 
     Raises:
-        UserError: a key leads out of the folder.
+        UserError: a key leads out of the folder, or cannot be a file's path.
     """
     bucket, prefix = aws.s3_location(uri)
     has_objects = False
@@ -122,13 +122,18 @@ def download_folder(s3: Any, uri: str, folder: Path) -> bool:
         if not name or name.endswith("/"):  # what a console writes for a folder
             continue
         target = folder / name
-        if not target.resolve().is_relative_to(folder.resolve()):
-            raise UserError(
-                f"s3://{bucket}/{item['Key']} would be written outside of {folder}",
-                "remove that object, or download the others by aws s3 cp",
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        s3.download_file(bucket, item["Key"], str(target))
+        cure = "remove that object, or download the others by aws s3 cp"
+        try:
+            if not target.resolve().is_relative_to(folder.resolve()):
+                problem = f"s3://{bucket}/{item['Key']} would be written outside of {folder}"
+                raise UserError(problem, cure)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            s3.download_file(bucket, item["Key"], str(target))
+        except (OSError, ValueError) as error:  # a key is any text: too long, with NUL, a folder's
+            if is_disk_full(error):
+                raise
+            problem = f"s3://{bucket}/{item['Key']!r} cannot be a file in {folder} ({error})"
+            raise UserError(problem, cure) from None
         has_objects = True
     return has_objects
 

@@ -155,6 +155,8 @@ class Follower:
             return True
         self._print_lines(self._log.new_lines())
         problem = self._log.problem
+        if self._log.lost:
+            self._print_once(lost(self._log.lost))
         if not problem:
             self._log_failures = 0
             if not self._log.complete:
@@ -221,11 +223,18 @@ def why(name: str, region: str) -> None:
     log = job_log.Log(name, aws.client("logs", region), last_attempt=True)
     while not (log.complete or log.problem):
         outcome.add(log.new_lines())
+    if log.lost:
+        console.print(lost(log.lost))
     if log.problem:
         console.print(f"The log was not read to its end: {aws.explain(log.problem)}")
     elif not outcome.lines:
         console.print(no_log(name))
     report_first_failure(outcome, console)
+
+
+def lost(answer: Exception) -> str:
+    """The sentence for a stream that was deleted while the log was read."""
+    return f"A part of the log is gone, and the rest is read: {aws.explain(answer)}"
 
 
 def no_log(name: str) -> str:

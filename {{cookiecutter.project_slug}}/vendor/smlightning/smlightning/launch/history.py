@@ -81,14 +81,26 @@ def region_of(
     return str(region)
 
 
+def use_profile(
+    project: Project, name: str = "", *, given: str | None = None, job_file: Path | None = None
+) -> None:
+    """Sign in with a job's profile, which `--profile` replaces, in job.toml or as remembered."""
+    is_sent = any(entry["name"] == name for entry in entries(project))
+    key = "--profile" if is_sent or given is not None else "profile in job.toml"
+    aws.use_profile(profile_of(project, name, given=given, job_file=job_file), key)
+
+
 def profile_of(
     project: Project, name: str = "", *, given: str | None = None, job_file: Path | None = None
 ) -> str:
-    """The profile of AWS's configuration: as given, as remembered, else as job.toml says."""
+    """The profile of AWS's configuration: as given, as remembered, else as job.toml says.
+
+    A job may have been sent without one, which counts as well.
+    """
     if given is not None:
         return given
     sent = {entry["name"]: entry["profile"] for entry in entries(project)}
-    return sent.get(name) or value_in(job_file or project.job_file, "profile")
+    return sent[name] if name in sent else value_in(job_file or project.job_file, "profile")
 
 
 def value_in(job_file: Path, key: str) -> str:

@@ -396,6 +396,14 @@ REFERENCE = re.compile(
     re.ASCII,
 )
 VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
+# A tag of theirs for training, of which owners choose none by chance: up to 2.10 with its Python,
+# then without; a build's day and version may follow
+# (https://aws.github.io/deep-learning-containers/reference/available_images/).
+AWS_TAG = re.compile(
+    r"\d+\.\d+(\.\d+)?-(gpu|cpu|cu\d+)(-py3\d+)?(-cu\d+)?-(ubuntu\d\d\.04|amzn\d+)-sagemaker"
+    r"(-v\d+(\.\d+)*)?(-\d{4}-\d\d-\d\d-[\d-]+)?",
+    re.ASCII,
+)
 # The SDK's lists end at 2.2 (fw_utils.SM_DATAPARALLEL_SUPPORTED_FRAMEWORK_VERSIONS), SMDDP's page
 # of images at 2.3.0; the Dockerfiles of 2.4 and 2.5 still install it (2.5.0 and 2.6.0).
 _NEWEST_WITH_SMDDP = SMDDP.version
@@ -488,11 +496,12 @@ def registry_for_inference(uri: str, region: str) -> str:
     """The registry that AWS's images for inference are in, next to a training image.
 
     A job of which only the image's address is known may have trained in a mirror of AWS's: there
-    repository and tag are AWS's. Empty where the image is none of AWS's.
+    repository and tag are AWS's, as a whole. Empty where the image is none of AWS's.
     """
     if uri.startswith(f"{PUBLIC}/"):
         return registry(region)
     place = uri.rpartition("/")[0]
-    image = aws_image(uri, place)
-    is_of_aws = image and image.profile and re.search(r"-(cpu|gpu|cu\d+)\b", image.tag)
+    own = aws_image(uri)
+    image = own or aws_image(uri, place)
+    is_of_aws = image and image.profile and (own or AWS_TAG.fullmatch(image.tag))
     return place if is_of_aws else ""

@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from smlightning.launch import aws
 from smlightning.reports import log
 
 # Its streams: <job>/algo-<n>-<timestamp>, one for each host and attempt.
@@ -55,6 +56,7 @@ class Log:
 
     Attributes:
         problem: why the last look could not read on; None if nothing was in its way.
+        lost: what AWS answered of a stream that was deleted before its end; the others are read on.
         complete: whether the last look reached the end of every stream.
         pages: how many pages the last look read.
     """
@@ -62,6 +64,7 @@ class Log:
     def __init__(self, job_name: str, client: Any, *, last_attempt: bool = False) -> None:
         """`last_attempt` reads of each host only the stream that was made last."""
         self.problem: Exception | None = None
+        self.lost: Exception | None = None
         self.complete = False
         self.pages = 0
         self._job_name = job_name
@@ -110,14 +113,18 @@ class Log:
 
     def _read_page(self, stream: str, lines: list[Line]) -> bool:
         """Append a page of the stream; whether it was the last one."""
+        from botocore.exceptions import ClientError
+
         token = self._tokens.get(stream)
         since = {"nextToken": token} if token else {}
         try:
             page = self._client.get_log_events(
                 logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True, **since
             )
-        except self._client.exceptions.ResourceNotFoundException as problem:  # deleted meanwhile
-            self.problem = problem
+        except ClientError as problem:
+            if not aws.missing(problem):
+                raise
+            self.lost = problem
             self._finished.add(stream)
             return True
         self.pages += 1

@@ -60,7 +60,8 @@ OF_THE_JOB = frozenset(
     IGNORE_REQUIRES_PYTHON UPLOADED_PRIOR_TO
     """.split()  # noqa: SIM905
 )
-CODEARTIFACT = "CA_REPOSITORY_ARN"  # the training toolkit then gives pip an index with a token
+# The training toolkit (modules.py) then gives pip an index with a token.
+CODEARTIFACT = "CA_REPOSITORY_ARN"
 CONTAINER_ONLY = "/opt/ml/"
 NO_INDEX = re.compile(
     r"(?i)connection (broken|error)|timed out|Could not fetch URL \S+ (?!404)"
@@ -263,7 +264,9 @@ def locked(job: Job, project: Project) -> Iterator[Finding]:
     for line, asked in wanted(job, source):
         name = canonicalize_name(asked.name)
         pin = pins.get(name)
-        if name not in pins or (pin and not asked.specifier.contains(pin, prereleases=True)):
+        if name not in pins and OF_THE_IMAGE.match(name):
+            yield error(key, f'"{line}" of {source.name} is the image\'s', "remove that line")
+        elif name not in pins or (pin and not asked.specifier.contains(pin, prereleases=True)):
             problem = f'"{line}" of {source.name} is not what it pins ({pin or "nothing"})'
             yield error(key, problem, "run make lock")
 

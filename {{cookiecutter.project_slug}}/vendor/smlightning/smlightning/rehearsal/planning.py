@@ -13,7 +13,7 @@ from typing import Any
 from smlightning import hub
 from smlightning.cluster.location import SMDDP_INSTANCES, runs_smddp
 from smlightning.errors import UserError
-from smlightning.launch import aws, images, launchers, request, resources
+from smlightning.launch import aws, images, launchers, request, requirements, resources
 from smlightning.launch import job as jobs
 from smlightning.launch.job import Job, channel_folders
 from smlightning.launch.preflight.hyperparameters import hyperparameters as judged_options
@@ -185,7 +185,7 @@ def with_secrets(
 
 
 # Beginnings of variables that would reach out of this machine: an MLflow server, CodeArtifact.
-ELSEWHERE = ("MLFLOW_", "CA_REPOSITORY_ARN")
+ELSEWHERE = ("MLFLOW_", requirements.CODEARTIFACT)
 
 
 def hyperparameters(words: Sequence[str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def mlflow_loggers(options: Mapping[str, Any], env: MutableMapping[str, str]) ->
     except ModuleNotFoundError:
         raise UserError(
             "MLFLOW_TRACKING_URI is set, but mlflow is not installed",
-            "add sagemaker-mlflow to src/requirements.in, which brings mlflow, or unset it",
+            "add sagemaker-mlflow, which brings mlflow, to what src/ requires, or unset it",
         ) from None
     except Exception as error:  # of mlflow, of the network, or of a store
         reason = root_cause(error).replace(server, "its address")  # which may hold a password

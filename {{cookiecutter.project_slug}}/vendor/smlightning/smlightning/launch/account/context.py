@@ -1,6 +1,8 @@
 """What every check of the account reads: a job, its request, and who asks."""
 
-from dataclasses import dataclass
+import json
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from smlightning.launch import aws, request
@@ -21,9 +23,34 @@ class Context:
     tuning: bool = False  # many such jobs, some at a time
     sender: str = ""  # name or ARN of the role that will send it; empty: who asks
     connections: tuple[Connection, ...] = ()  # what the job's processes connect to
+    _answers: dict[str, Future[Any]] = field(default_factory=dict, init=False, repr=False)
 
     def client(self, service: str) -> Any:
         return aws.client(service, self.job.region)
+
+    def ask(self, service: str, operation: str, region: str = "", **parameters: Any) -> Any:
+        """AWS's answer, or its refusal; the checks, which run at once, share it.
+
+        Args:
+            service: of boto3.
+            operation: its method.
+            region: where it is asked; empty: the job's.
+            parameters: of the operation.
+        """
+        question = json.dumps([service, operation, region, parameters], sort_keys=True)
+        mine: Future[Any] = Future()
+        answer = self._answers.setdefault(question, mine)
+        if answer is mine:  # nobody has asked yet
+            try:
+                client = aws.client(service, region or self.job.region)
+                mine.set_result(getattr(client, operation)(**parameters))
+            except BaseException as refusal:
+                mine.set_exception(refusal)
+        return answer.result()
+
+    def objects(self, uri: str) -> list[dict[str, Any]]:
+        """As `aws.objects`."""
+        return aws.not_empty(self.ask("s3", "list_objects_v2", **aws.listing(uri)))
 
     @property
     def account(self) -> str:

@@ -122,9 +122,8 @@ def ask(
     import jmespath
     from botocore.exceptions import ClientError
 
-    client = aws.client(kind.service, region) if region else context.client(kind.service)
     try:
-        answer: dict[str, Any] = getattr(client, kind.operation)(**parameters)
+        answer: dict[str, Any] = context.ask(kind.service, kind.operation, region, **parameters)
     except ClientError as refusal:
         if aws.denied(refusal):
             problem = f"{what} was not looked up: these credentials may not"
@@ -244,7 +243,9 @@ def of_vpc(
     mine = {place["VpcId"] for place in places}
     if not mine or mine & set(vpcs):
         return
-    level = warning if network.leads_to_networks(context.client("ec2"), sorted(mine)) else error
+    routes = network.routes(context, places)
+    unsure = any(not ways or network.leads_elsewhere(ways) for ways in routes.values())
+    level = warning if unsure else error
     problem = f"{what} is in {', '.join(sorted(set(vpcs)))}, the job in {', '.join(sorted(mine))}"
     yield level(key, problem, "take subnets of its VPC")
 

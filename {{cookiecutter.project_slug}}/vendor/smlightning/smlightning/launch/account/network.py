@@ -20,10 +20,10 @@ def vpc(context: Context) -> Iterator[Finding]:
     network = context.request.get("VpcConfig")
     if not network:
         return
-    ec2 = context.client("ec2")
     try:
-        subnets = ec2.describe_subnets(SubnetIds=network["Subnets"])["Subnets"]
-        answer = ec2.describe_security_groups(GroupIds=network["SecurityGroupIds"])
+        subnets = context.ask("ec2", "describe_subnets", SubnetIds=network["Subnets"])["Subnets"]
+        names = network["SecurityGroupIds"]
+        answer = context.ask("ec2", "describe_security_groups", GroupIds=names)
         groups = answer["SecurityGroups"]
     except ClientError as refusal:
         if not aws.code(refusal).endswith((".NotFound", ".Malformed")):
@@ -45,7 +45,7 @@ def vpc(context: Context) -> Iterator[Finding]:
         yield from zones(context, subnets)
         yield from between_hosts(context, subnets, groups)
     # Last: where it may not be asked, what came before stays.
-    yield from way_out(context, ec2, subnets, groups)
+    yield from way_out(context, subnets, groups)
 
 
 # Private addresses of a host in its VPC: with EFA, and without
@@ -174,33 +174,29 @@ class Vpc:
 
 
 def way_out(
-    context: Context, ec2: Any, subnets: list[dict[str, Any]], groups: list[dict[str, Any]]
+    context: Context, subnets: list[dict[str, Any]], groups: list[dict[str, Any]]
 ) -> Iterator[Finding]:
     """Subnets and security groups let the hosts reach S3, and what their processes connect to."""
-    vpcs = sorted({subnet["VpcId"] for subnet in subnets})
-    within = {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
-    tables = ec2.describe_route_tables(**within)["RouteTables"]
-    routes_from = {subnet["SubnetId"]: routes_of(subnet, tables) for subnet in subnets}
-    # Without routes it is of a VPC that another account shares, whose tables and endpoints may not
-    # be seen.
     closed = {
-        name: routes
-        for name, routes in routes_from.items()
-        if routes and not leads_to_internet(routes)
+        name: ways
+        for name, ways in routes(context, subnets).items()
+        if ways and not leads_to_internet(ways)
     }
     rules = [rule for group in groups for rule in group["IpPermissionsEgress"] if is_https(rule)]
     is_open = any(map(lets_out_to_the_public, rules))
     if is_open and not closed:
         return
-    vpc = Vpc(closed, ec2.describe_vpc_endpoints(**within)["VpcEndpoints"])
+    vpc = Vpc(
+        closed, context.ask("ec2", "describe_vpc_endpoints", **within(subnets))["VpcEndpoints"]
+    )
     if not is_open:
         yield from outbound(vpc, groups, rules)
     gateways = {endpoint["VpcEndpointId"] for endpoint in vpc.of_service("s3")}
-    for subnet, routes in vpc.closed.items():
-        if vpc.on_subnets("s3") or gateways & set(map(gateway, routes)):
+    for subnet, ways in vpc.closed.items():
+        if vpc.on_subnets("s3") or gateways & set(map(gateway, ways)):
             continue
         # Other networks, to which its other routes lead, may have an endpoint.
-        level = warning if leads_elsewhere(routes) else error
+        level = warning if leads_elsewhere(ways) else error
         yield level(
             "network.subnets",
             f"{subnet} has neither an endpoint for S3 nor a NAT gateway: "
@@ -281,6 +277,20 @@ def is_https(rule: dict[str, Any]) -> bool:
     return rule["IpProtocol"] in ("tcp", "6") and rule["FromPort"] <= 443 <= rule["ToPort"]
 
 
+def within(subnets: list[dict[str, Any]]) -> dict[str, Any]:
+    """Parameters that ask for what is in the subnets' VPCs."""
+    vpcs = sorted({subnet["VpcId"] for subnet in subnets})
+    return {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
+
+
+def routes(context: Context, subnets: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """ID of a subnet → its routes. Without any it is of a VPC that another account shares, whose
+    tables and endpoints may not be seen.
+    """
+    tables = context.ask("ec2", "describe_route_tables", **within(subnets))["RouteTables"]
+    return {subnet["SubnetId"]: routes_of(subnet, tables) for subnet in subnets}
+
+
 def routes_of(subnet: dict[str, Any], tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The routes of the subnet's own tables, else of its VPC's main one."""
     associated: list[dict[str, Any]] = []
@@ -299,23 +309,22 @@ def gateway(route: dict[str, Any]) -> str:
     return str(route.get("GatewayId", ""))
 
 
+DEFAULT = "0.0.0.0/0"
+
+
 def leads_to_internet(routes: list[dict[str, Any]]) -> bool:
     """Whether there is a default route other than an internet gateway's (igw-).
 
     SageMaker's hosts have no public address, so an internet gateway alone lets nothing through.
     """
-    default = [route for route in routes if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
+    default = [route for route in routes if route.get("DestinationCidrBlock") == DEFAULT]
     return any(not gateway(route).startswith("igw-") for route in default)
 
 
 def leads_elsewhere(routes: list[dict[str, Any]]) -> bool:
-    return not all(gateway(route).startswith(("local", "igw-", "vpce-")) for route in routes)
-
-
-def leads_to_networks(ec2: Any, vpcs: list[str]) -> bool:
-    """Whether a route of these VPCs leads to other networks: by peering, or a transit gateway."""
-    within = {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
-    tables = ec2.describe_route_tables(**within)["RouteTables"]
-    routes = [route for table in tables for route in table["Routes"]]
-    joined = ("VpcPeeringConnectionId", "TransitGatewayId", "CoreNetworkArn")
-    return not routes or any(route.get(member) for route in routes for member in joined)
+    """Whether a route leads to other networks than the VPC and the internet."""
+    return any(
+        not gateway(route).startswith(("local", "igw-", "vpce-"))
+        and not (route.get("NatGatewayId") and route.get("DestinationCidrBlock") == DEFAULT)
+        for route in routes
+    )

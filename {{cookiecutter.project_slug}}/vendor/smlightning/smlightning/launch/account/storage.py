@@ -6,12 +6,11 @@ from typing import Any
 
 from smlightning.launch import aws
 from smlightning.launch.account.context import Context
-from smlightning.launch.account.named import KEY, Kind, ask
-from smlightning.launch.findings import Finding, error, warning
+from smlightning.launch.account.named import KEY, ask
+from smlightning.launch.findings import Finding, error, skipped, warning
 
 # Classes of storage from which nothing can be read before it is restored (S3's API, GetObject).
 ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")
-OBJECT = Kind("s3", "head_object")
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,18 @@ def buckets(context: Context) -> Iterator[Finding]:
             if first:  # said for the first key that names the bucket
                 yield unfit(key, bucket, region)
         elif is_data(key):
-            yield from data(key, uri, s3)
+            yield from data(key, uri, context)
         elif key == "checkpoint_s3" and context.job.checkpoint_s3 not in ("", "auto"):
-            yield from resumed(uri, s3)
+            yield from resumed(uri, context)
 
 
 def is_data(key: str) -> bool:
     return key.startswith("channels.")
 
 
-def data(key: str, uri: str, s3: Any) -> Iterator[Finding]:
+def data(key: str, uri: str, context: Context) -> Iterator[Finding]:
     """The first objects of a channel."""
-    objects = aws.objects(uri, s3)
+    objects = context.objects(uri)
     if not objects:
         yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
         return
@@ -64,6 +63,9 @@ def data(key: str, uri: str, s3: Any) -> Iterator[Finding]:
 def data_keys(context: Context) -> tuple[tuple[str, ...], list[Finding]]:
     """ARNs of customers' KMS keys that the first object of each channel has, and what is wrong.
 
+    Who runs preflight need not be allowed to read data; all channels without an answer are one
+    finding.
+
     AWS's own key is left out: S3 uses it for everybody who may read the object
     (https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html).
     """
@@ -71,20 +73,29 @@ def data_keys(context: Context) -> tuple[tuple[str, ...], list[Finding]]:
 
     keys: list[str] = []
     problems: list[Finding] = []
+    unknown: dict[str, str] = {}  # channel → AWS's code for why its object is not described
     for channel, uri in context.addresses().items():
         try:
-            objects = aws.objects(uri, context.client("s3")) if is_data(channel) else []
+            objects = context.objects(uri) if is_data(channel) else []
         except ClientError:
             continue  # `buckets` reports it
         for item in objects[:1]:
             where = {"Bucket": aws.s3_location(uri)[0], "Key": item["Key"]}
-            answer, found = ask(context, channel, f"the encryption of {uri}", OBJECT, **where)
-            problems += found
+            try:
+                answer = context.client("s3").head_object(**where)
+            except ClientError as refusal:
+                unknown[channel] = aws.code(refusal)
+                continue
             if key := answer.get("SSEKMSKeyId"):
                 answer, found = ask(context, channel, f"KMS key {key} of {uri}", KEY, KeyId=key)
                 problems += found
                 if answer.get("KeyMetadata", {}).get("KeyManager") == "CUSTOMER":
                     keys.append(key)
+    if unknown:
+        codes = ", ".join(dict.fromkeys(unknown.values()))
+        problem = f"the encryption of {', '.join(unknown)} was not looked up (HeadObject: {codes})"
+        cure = "see that the role may use their KMS keys, or allow s3:GetObject (docs/recipes.md)"
+        problems.append(skipped("channels", problem, cure))
     return tuple(dict.fromkeys(keys)), problems
 
 
@@ -94,9 +105,9 @@ def is_archived(item: dict[str, Any]) -> bool:
     return item.get("StorageClass") in ARCHIVED and not restored
 
 
-def resumed(uri: str, s3: Any) -> Iterator[Finding]:
+def resumed(uri: str, context: Context) -> Iterator[Finding]:
     """The folder of an earlier job's checkpoints."""
-    objects = aws.objects(uri, s3)
+    objects = context.objects(uri)
     if not objects:
         problem = f"there is nothing at {uri}, so training begins at step 0"
         yield warning("checkpoint_s3", problem, "correct the address, if it is to resume there")

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smlightning import stored_secrets
-from smlightning.launch import images, inference_images, request, resources
+from smlightning.launch import images, inference_images, request, requirements, resources
 from smlightning.launch.job import Job
 from smlightning.stored_secrets import Reference
 
 SAGEMAKER = "sagemaker.amazonaws.com"
-CODEARTIFACT = "CA_REPOSITORY_ARN"  # of the training toolkit, modules.py
 EVERY = "*"  # of an action that has no resources
 CALLER, ROLE = "caller", "role"
 LOOKER = "looker"  # who runs preflight and list, and changes nothing; a caller is one, too
@@ -432,7 +431,7 @@ def tracking_app(facts: Facts) -> list[str]:
 
 def packages(facts: Facts) -> list[str]:
     """The repository of CodeArtifact that pip asks."""
-    repository_arn = facts.variables.get(CODEARTIFACT, "")
+    repository_arn = facts.variables.get(requirements.CODEARTIFACT, "")
     return [repository_arn] if repository_arn else []
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, configuration, deploy_plan, images, request, tune
+from smlightning.launch import aws, configuration, deploy_plan, images, request, requirements, tune
 from smlightning.launch.account.table import (
     CALLER,
     DEPLOYER,
@@ -21,8 +21,9 @@ from smlightning.launch.account.table import (
     Facts,
     needs,
 )
-from smlightning.launch.findings import Finding, warning
-from smlightning.launch.job import Job
+from smlightning.launch.findings import Finding, error, warning
+from smlightning.launch.job import Job, JobError
+from smlightning.launch.preflight.secrets import texts
 from smlightning.launch.request import Destination
 from smlightning.project import Project
 
@@ -31,6 +32,30 @@ GITHUB = "token.actions.githubusercontent.com"
 LONGEST_ROLE_NAME = 64
 KEPT = {"DeletionPolicy": "Retain", "UpdateReplacePolicy": "Retain"}
 WITHOUT_TAGS = ("AWS::S3::BucketPolicy", "AWS::IAM::Policy")  # types that AWS has no tags for
+# What IAM takes for a pattern or a variable in the ARN of a policy.
+PATTERN = re.compile(r"[*?]|\$\{")
+# Keys of job.toml and members of [request] whose texts become ARNs.
+NAMING_KEYS = (
+    "name",
+    "role",
+    "bucket",
+    "image",
+    "registry",
+    "checkpoint_s3",
+    "hub_token_secret",
+    "mlflow",
+    "channels",
+    "secrets",
+)
+NAMING_MEMBERS = (
+    "OutputDataConfig",
+    "ResourceConfig",
+    "VpcConfig",
+    "CheckpointConfig",
+    "ProfilerConfig",
+    "DebugHookConfig",
+    "TensorBoardOutputConfig",
+)
 # A key that has several values; the others have one.
 OPERATORS = {"kms:ResourceAliases": "ForAnyValue:StringEquals"}
 
@@ -59,8 +84,9 @@ def facts(
         transform: S3 addresses of a batch transform's input and output.
 
     Raises:
-        UserError: no request can be built of this job.
+        UserError: no request can be built of this job, or a policy would allow more than it names.
     """
+    refuse_patterns(job)
     own_path, name = role_name(job)
     role = f"arn:{partition}:iam::{account}:role{path or own_path}{name}"
     config = configuration.load(job.region)
@@ -78,6 +104,26 @@ def facts(
         inference_image=image,
         transform=transform,
     )
+
+
+def refuse_patterns(job: Job) -> None:
+    """Refuse names of resources that IAM would take for patterns, of resources of others too.
+
+    Raises:
+        JobError: job.toml has some.
+    """
+    named: dict[str, Any] = {key: getattr(job, key) for key in NAMING_KEYS}
+    named["network"] = job.network.model_dump()
+    variable = requirements.CODEARTIFACT
+    repository = {variable: job.environment.get(variable, "")}
+    members = {name: job.request[name] for name in NAMING_MEMBERS if name in job.request}
+    problems = [
+        error(key, f'"{text}" is a pattern in a policy, of more than it names', "name one resource")
+        for key, text in texts({**named, "environment": repository, "request": members})
+        if PATTERN.search(text)
+    ]
+    if problems:
+        raise JobError(problems)
 
 
 def sender_arn(sender: str, account: str, partition: str) -> str:
@@ -101,17 +147,25 @@ def not_granted(given: Facts) -> list[Finding]:
     return findings
 
 
-def refuse_deployment(who: str | None, image: str, transform: tuple[str, str] | None) -> None:
-    """Refuse options of `deploy` that the policy asked for cannot hold.
+def refuse_options(
+    who: str | None, sender: str, image: str, transform: tuple[str, str] | None
+) -> None:
+    """Refuse options that the policy asked for cannot hold.
 
     Args:
         who: the policy is for; None: no policy alone.
+        sender: whom preflight asks IAM about; empty: nobody.
         image: that the model answers in; empty: AWS's own.
         transform: S3 addresses of a batch transform's input and output.
 
     Raises:
         UserError: an option belongs to another policy, or its value is of no use to one.
     """
+    if sender and who not in (CALLER, DEPLOYER):
+        raise UserError(
+            "--sender is read for who sends or deploys alone",
+            "add --policy caller or --policy deployer",
+        )
     if image and who != ENDPOINT:
         raise UserError("--image is read by the model's role alone", "add --policy endpoint")
     if image and not images.ECR.match(image):

@@ -51,7 +51,9 @@ def addresses(job: Job, body: dict[str, Any], project: Project) -> Iterator[Find
         elif re.search(r"[*?]|\{.*\}", address):
             problem = f'"{address}" has a wildcard, which S3 takes for a letter'
             yield error(key, problem, "name the folder, or the beginning that its keys share")
-        elif aws.s3_uri(checkpoints) and overlap(address, checkpoints):
+        elif aws.s3_uri(checkpoints) and (
+            aws.within(address, checkpoints) or aws.within(checkpoints, address)
+        ):
             problem = f"it and {key} overlap, and checkpoints would be data"
             yield error("checkpoint_s3", problem, "name another folder")
 
@@ -92,12 +94,6 @@ def groups(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding
         else:
             problem = f"hosts of {', '.join(sorted(names - set(given)))} would not get it"
         yield error(key, problem, "remove its instance groups, so that every host gets it")
-
-
-def overlap(first: str, second: str) -> bool:
-    """Whether one of two folders in S3 lies in the other."""
-    first, second = f"{first.rstrip('/')}/", f"{second.rstrip('/')}/"
-    return first.startswith(second) or second.startswith(first)
 
 
 def channel_names(job: Job, project: Project) -> Iterator[Finding]:

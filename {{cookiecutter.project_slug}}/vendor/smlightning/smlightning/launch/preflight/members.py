@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from smlightning.launch import aws, connections, instances, launchers, resources
+from smlightning.launch import aws, connections, instances, launchers, requirements, resources
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import KEY_OF_MEMBER, Create, Job, cure_for_misplaced_key
 from smlightning.launch.preflight.secrets import texts
@@ -160,20 +160,15 @@ def places(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
     for channel in request.get("InputDataConfig", []):
         folder = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
         name = channel["ChannelName"]
-        if name in job.channels and aws.s3_uri(folder) and within(output, folder):
+        if name in job.channels and aws.s3_uri(folder) and aws.within(output, folder):
             yield error(
                 key,
                 f"{output} lies in channels.{name} ({folder}), so that models become its data",
                 "name a folder beside the data, or the data's own folder in the channel",
             )
-    if aws.s3_uri(job.checkpoint_s3) and within(output, job.checkpoint_s3):
+    if aws.s3_uri(job.checkpoint_s3) and aws.within(output, job.checkpoint_s3):
         problem = f"{output} lies in it, and every host downloads what it holds"
         yield error("checkpoint_s3", problem, "name a folder next to the output")
-
-
-def within(inner: str, outer: str) -> bool:
-    """Whether a folder in S3 lies in another, or is the same."""
-    return f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/")
 
 
 def default_buckets(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
@@ -274,7 +269,7 @@ def partitions(job: Job, request: dict[str, Any], project: Project) -> Iterator[
     for path, text in texts({**named, "environment": job.environment, **members}):
         member = path.partition(".")[0]
         key = key_of(path) if member in members else path
-        owners = member == "environment" and path != "environment.CA_REPOSITORY_ARN"
+        owners = member == "environment" and path != f"environment.{requirements.CODEARTIFACT}"
         level = warning if owners else error
         arn, host = ARN.match(text), AWS_HOST.search(text)
         if arn and arn[1] != partition:

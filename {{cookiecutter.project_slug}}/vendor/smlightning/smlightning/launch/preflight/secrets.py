@@ -42,6 +42,7 @@ FORMATS = (
     r"shp(at|ca|pa|ss)_[0-9a-f]{32}",  # Shopify
     # A password in an address, but no place for one: {password}, %s, $PASSWORD, <password>.
     r"://[^/\s:@\"'{}<>$]+:(?!pass(word)?@|\*+@)[^/\s@\"'{}<>$%]+@",
+    r"://(?=[^/\s@]{0,99}\d)\w{20,}@",  # a token alone, as Gemfury and Azure DevOps take it
 )
 # Names in lower case, with underscores between their words.
 PASSWORD_NAME = re.compile(
@@ -57,7 +58,7 @@ REFERENCE_NAME = re.compile(
     r"_(arns?|names?|ids?|files?|path|folder|dir|ur[il]|key_spec|env|var|field|column|type|policy"
     r"|region|method|store|header|hasher)$"
 )
-ONE_WORD = re.compile(r"(?!arn:|ssm:|\.*/|~|\w+://)[^\s<>|\[\]{}]{8,}")
+ONE_WORD = re.compile(r"(?!arn:|ssm:|\.*/|~|\$|\w+://)[^\s<>|\[\]{}]{8,}")
 PLACEHOLDER = re.compile(r"(?i)x+|\*+|changeme|(your|my|example|dummy|fake|test)[_-][\w-]*")
 AWS_SECRET = re.compile(r"[A-Za-z0-9+/]{40}")
 RANDOM = re.compile(r"(?=(\w*?\d){3})(?=(\w*?[A-Za-z]){3})[A-Za-z0-9]{16,}")
@@ -66,7 +67,7 @@ QUOTED = re.compile(
     r"""
     (?<![\w.-])(?P<name>[A-Za-z][\w.-]{1,60})["']?\]?\s{0,9}
     (?::\s?[\w.\[\]\ |]{1,30}=|[=:,])\s{0,9}
-    [rbu]?(?P<quote>["'])(?P<text>[^"'\n]{8,200})(?P=quote)
+    [rbuf]{0,2}(?P<quote>["'])(?P<text>[^"'\n]{8,200})(?P=quote)
     """,
     re.VERBOSE,
 )
@@ -81,7 +82,7 @@ BARE = re.compile(
 )
 ASSIGNMENTS = {
     **dict.fromkeys((".py", ".toml", ".json", ".ipynb"), (QUOTED,)),
-    **dict.fromkeys((".yaml", ".yml", ".env", ".ini", ".cfg", ".conf"), (QUOTED, BARE)),
+    **dict.fromkeys((".yaml", ".yml", ".env", ".ini", ".cfg", ".conf", ".sh"), (QUOTED, BARE)),
 }
 SHOWN = "looks like a secret, and the AWS console shows it"
 MOST_CHARACTERS = 2**20  # of a file whose assignments are read; code has fewer
@@ -154,10 +155,12 @@ def line_of_secret(text: str, suffix: str) -> int:
         text: the whole file's.
         suffix: of the file's name, which tells how it assigns values to names.
     """
+    if suffix.lower() == ".ipynb":  # code in JSON
+        text = text.replace('\\"', '"')
     at = forms(text)
     if len(text) <= MOST_CHARACTERS:
         # In a file a password's name goes with words, too: those of a form, or of a translation.
-        for pattern in ASSIGNMENTS.get(suffix, ()):
+        for pattern in ASSIGNMENTS.get(suffix.lower(), ()):
             at += [
                 match.start()
                 for match in pattern.finditer(text)

@@ -88,17 +88,19 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
         problem = f'"{job.mlflow}" names no server'
         yield error("mlflow", problem, "give the ARN of your MLflow tracking server or app")
     elif job.mlflow and not has_mlflow_client(job, project):
-        cure = "add sagemaker-mlflow to src/requirements.in, then run make lock"
+        compiled = (project.src / "requirements.in").is_file()
+        name = "requirements.in, then run make lock" if compiled else project.requirements.name
+        cure = f"add sagemaker-mlflow to src/{name}"
         yield error("mlflow", "the container has no client for it", cure)
     if job.hub_token_secret and not REFERENCE.fullmatch(job.hub_token_secret):
         problem = f'"{job.hub_token_secret}" names no secret'
         yield error("hub_token_secret", problem, REFERENCE_CURE)
     yield from secrets(job)
-    repository = job.environment.get("CA_REPOSITORY_ARN", "")
+    repository = job.environment.get(requirements.CODEARTIFACT, "")
     if repository and not REPOSITORY.fullmatch(repository):
         problem = f'"{repository}" is not the ARN of a repository in CodeArtifact'
         example = "arn:aws:codeartifact:<region>:<account>:repository/<domain>/<repository>"
-        yield error("environment.CA_REPOSITORY_ARN", problem, f"as in {example}")
+        yield error(f"environment.{requirements.CODEARTIFACT}", problem, f"as in {example}")
 
 
 def s3_address(key: str, address: str) -> Iterator[Finding]:

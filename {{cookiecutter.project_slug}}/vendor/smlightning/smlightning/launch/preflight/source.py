@@ -1,6 +1,7 @@
 """src/ as it goes to S3: complete, small, and without data, secrets or links."""
 
 import ast
+import codecs
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -52,7 +53,7 @@ def file(path: Path, name: str) -> Iterator[Finding]:
     """What a file of src/ should not be."""
     text = ""
     if path.stat().st_size <= MAX_MB * 2**20:  # a larger one is refused for its size
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding=encoding(path), errors="replace")
     if line := secrets.line_of_secret(text, path.suffix):
         problem = f"line {line} looks like a secret, and would be uploaded"
         yield error(name, problem, "keep it in Secrets Manager, named in [secrets]")
@@ -62,6 +63,13 @@ def file(path: Path, name: str) -> Iterator[Finding]:
     elif path.suffix == ".ipynb" and '"output_type"' in text:
         problem = "has outputs, which may hold data or secrets"
         yield error(name, problem, "clear them, or move it out of src/")
+
+
+def encoding(path: Path) -> str:
+    """How a file's text is encoded: UTF-16 as PowerShell writes and pip reads it, else UTF-8."""
+    with path.open("rb") as file:
+        is_utf_16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return "utf-16" if is_utf_16 else "utf-8-sig"
 
 
 OLD_SMDDP = "smdistributed.dataparallel.torch.distributed"
