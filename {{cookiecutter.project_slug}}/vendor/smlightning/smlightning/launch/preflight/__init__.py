@@ -59,6 +59,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     source.files,
     source.code,
     source.monitor,
+    requirements.of_pip,
     requirements.named,
     requirements.locked,
     members.unusable,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from smlightning import hub
+from smlightning.launch import requirements
 from smlightning.launch.findings import Finding, error
 from smlightning.launch.job import Job
 from smlightning.project import Project
@@ -107,9 +108,16 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
             yield error(
                 key,
                 "looks like a secret, and the AWS console shows it",
-                "keep it in Secrets Manager, and name that secret in [secrets]: "
-                'VARIABLE = "name of the secret"',
+                cure(key.rpartition(".")[2]),
             )
+
+
+def cure(variable: str) -> str:
+    """Where a secret goes: pip reads its variables before the processes read secrets."""
+    if requirements.BEFORE_TRAINING.fullmatch(variable) or requirements.PROXY.fullmatch(variable):
+        return f"for pip, {requirements.WITHOUT_LOGIN}"
+    kept = "keep it in Secrets Manager, and name that secret in [secrets]"
+    return f'{kept}: VARIABLE = "name of the secret"'
 
 
 def forms(text: str) -> list[int]:
