@@ -169,9 +169,8 @@ def network(job: Job, project: Project) -> Iterator[Finding]:
             if not re.fullmatch(rf"{start}[0-9a-f]{{8,17}}", identifier):
                 problem = f'"{identifier}" is not one\'s ID'
                 yield error(f"network.{key}", problem, f"as in {start}0123456789abcdef0")
-    if bool(job.network.subnets) != bool(job.network.security_groups):
-        yield error(
-            "network",
-            "found subnets without security_groups, or the reverse, which AWS refuses",
-            "give both, or neither",
-        )
+    missing = [key for key, identifiers, _ in kinds if not identifiers]
+    if len(missing) == 1:
+        given = next(key for key, identifiers, _ in kinds if identifiers)
+        problem = f"{given} without {missing[0]}, which AWS refuses"
+        yield error("network", problem, f"give {missing[0]}, too, or remove {given}")
