@@ -492,3 +492,11 @@ def test_other_variables_of_sagemaker_reach_no_count(monkeypatch, tmp_path):
         known._ask({}, PROJECT, {"training": tmp_path})
     assert "SM_MODEL_DIR" not in seen and seen["SM_CHANNEL_TRAINING"] == str(tmp_path)
     assert str(Path(known.__file__).parents[3]) in seen["PYTHONPATH"].split(os.pathsep)
+
+
+def test_a_channels_data_is_asked_for(tmp_path, monkeypatch, capsys):
+    """train.py would ask for a path, which job.toml cannot take."""
+    changes = {"hyperparameters.dataset": "training", "channels.training": "s3://bucket/a/"}
+    path = edited(tmp_path / "job.toml", changes)
+    assert main(["estimate", "--job", str(path)]) == 1
+    assert "--channel training=FOLDER" in capsys.readouterr().err

@@ -579,3 +579,35 @@ def test_the_cure_for_a_path_of_this_machine_names_a_channel_that_the_option_rea
 ) -> None:
     assert channels.channel_for(option) == channel
     assert channels.value_for(option) == value
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"network": {"subnets": NETWORK.subnets}}, "without security_groups"),
+        ({"network": {"security_groups": NETWORK.security_groups}}, "without subnets"),
+        ({"role": "my role"}, "neither ARN nor name"),
+        ({"checkpoint_s3": "checkpoints"}, "is not an S3 address"),
+        (
+            {"channels": {"training": "/data"}, "hyperparameters": {"dataset": "training"}},
+            "is not an S3 address",
+        ),
+        (
+            {
+                "region": "eu-central1",
+                "bucket": "sagemaker-eu-central-1-123456789012",
+                "registry": "123456789012.dkr.ecr.eu-central-1.amazonaws.com/mirror",
+                "request": {"OutputDataConfig": {"KmsKeyId": "arn:aws:kms:eu-central-1:1:key/x"}},
+            },
+            "did you mean eu-central-1?",
+        ),
+    ],
+)
+def test_a_mistake_has_one_error(good, changes, words):
+    table = {**good.model_dump(exclude_defaults=True), "distribution": "torch_distributed"}
+    wanted = job.from_table(
+        {**table, "instance_type": "ml.g5.12xlarge", **changes}, projects.find()
+    )
+    found, _ = preflight.offline_checks(wanted, projects.find())
+    errors = [str(finding) for finding in found if finding.level == "error"]
+    assert len(errors) == 1 and words in errors[0], errors

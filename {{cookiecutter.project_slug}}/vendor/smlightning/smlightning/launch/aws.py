@@ -24,7 +24,7 @@ TRANSIENT = re.compile(
     r"|ServiceUnavailable|Internal(Failure|Err)"
 )
 
-WRONG_TYPE, ADD_IT = "correct its type", "add it"
+WRONG_TYPE, ADD_IT, CHANGE_IT = "correct its type", "add it", "change it"
 TYPES = {
     "string": str,
     "integer": int,
@@ -35,6 +35,13 @@ TYPES = {
     "structure": dict,
 }
 
+# What the API's pages say of KmsKeyId: ID or ARN of a key, or of an alias.
+_UUID = "-".join(rf"[0-9a-fA-F]{{{count}}}" for count in (8, 4, 4, 4, 12))
+KMS_KEY = re.compile(
+    rf"{_UUID}|mrk-[0-9a-f]{{32}}|alias/[\w/-]+"
+    r"|arn:[\w-]+:kms:[\w-]+:\d+:(key|alias)/[\w/-]+",
+    re.ASCII,
+)
 
 _profile = ""
 _profile_key = ""  # what names it
@@ -212,6 +219,9 @@ def _text(value: str, model: Any, path: str) -> Iterator[Violation]:
         problem = f'"{value[:80]}" does not match {pattern.pattern}'
         cure = _cure_without_arn(value, model) or _cure_of_pattern(value, pattern.pattern)
         yield Violation(path, problem, cure)
+    elif model.name == "KmsKeyId" and value and not KMS_KEY.fullmatch(value):
+        problem = f'"{value[:80]}" is neither ID nor ARN of a KMS key'
+        yield Violation(path, problem, 'as in "arn:aws:kms:…:key/…" or, an alias, "alias/…"')
     elif model.enum and value not in model.enum:
         problem = f'"{value[:80]}" is not known to the installed botocore'
         yield Violation(path, problem, cure_for_unknown_name(value, model.enum))
@@ -239,11 +249,11 @@ def _cure_of_pattern(value: str, pattern: str) -> str:
     """Which characters to take out, where the pattern is a class of characters and that alone."""
     allowed = re.fullmatch(r"\(?(\[[^[]+\])[*+]\)?", pattern)
     if not allowed:
-        return "change it"
+        return CHANGE_IT
     wrong = [
         repr(character) for character in dict.fromkeys(value) if not re.match(allowed[1], character)
     ]
-    return f"take out {', '.join(wrong)}" if wrong else "change it"
+    return f"take out {', '.join(wrong)}" if wrong else CHANGE_IT
 
 
 def _members(value: dict[str, Any], model: Any, path: str) -> Iterator[Violation]:
@@ -260,6 +270,16 @@ def _members(value: dict[str, Any], model: Any, path: str) -> Iterator[Violation
         if key not in value:
             inner = f"{path}.{key}" if path else key
             yield Violation(inner, "is missing, and AWS requires it", ADD_IT)
+
+
+@functools.cache
+def regions() -> list[str]:
+    """Those in which the installed botocore knows SageMaker."""
+    import botocore.session
+
+    known = botocore.session.get_session()
+    partitions = known.get_available_partitions()
+    return [name for each in partitions for name in known.get_available_regions("sagemaker", each)]
 
 
 @functools.cache

@@ -5,6 +5,7 @@ packages that it ran with (rehearsal/installed_requirements.py), by the same `OF
 """
 
 import ast
+import difflib
 import json
 import os
 import re
@@ -19,12 +20,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from smlightning.launch import images
-from smlightning.launch.findings import Finding, error, skipped
+from smlightning.launch.findings import Finding, error, refused, skipped, warning
 from smlightning.launch.images import Profile
 from smlightning.launch.job import Job
 from smlightning.project import Project
@@ -63,6 +65,37 @@ OF_THE_JOB = frozenset(
 # The training toolkit (modules.py) then gives pip an index with a token.
 CODEARTIFACT = "CA_REPOSITORY_ARN"
 CONTAINER_ONLY = "/opt/ml/"
+CODE = re.compile(r"(file://)?/opt/ml/code(?=[/\s]|$)")  # src/, in the container
+# Every variable that pip 26.3 reads for `pip install`: of each of its long options.
+OF_PIP = frozenset(
+    f"PIP_{name}"
+    for name in """
+    ABI ALL_RELEASES BREAK_SYSTEM_PACKAGES BUILD_CONSTRAINT CACHE_DIR CERT CHECK_BUILD_DEPENDENCIES
+    CLIENT_CERT COMPILE CONFIG_FILE CONFIG_SETTINGS CONSTRAINT DEBUG DEFAULT_TIMEOUT
+    DISABLE_PIP_VERSION_CHECK DRY_RUN EDITABLE EXISTS_ACTION EXTRA_INDEX_URL FIND_LINKS
+    FORCE_REINSTALL GROUP HELP IGNORE_INSTALLED IGNORE_REQUIRES_PYTHON IMPLEMENTATION INDEX_URL
+    ISOLATED KEYRING_PROVIDER LOCAL_LOG LOG LOG_FILE NO_BINARY NO_BUILD_ISOLATION NO_CACHE_DIR
+    NO_CLEAN NO_COLOR NO_COMPILE NO_DEPENDENCIES NO_DEPS NO_INDEX NO_INPUT NO_PROXY_ENV
+    NO_PYTHON_VERSION_WARNING NO_REQUIRE_HASHES NO_USER NO_WARN_CONFLICTS NO_WARN_SCRIPT_LOCATION
+    ONLY_BINARY ONLY_DEPENDENCIES ONLY_DEPS ONLY_FINAL PLATFORM PRE PREFER_BINARY PREFIX
+    PROGRESS_BAR PROXY PYPI_URL PYTHON PYTHON_VERSION QUIET REFRESH_PACKAGE REPORT REQUIRE_HASHES
+    REQUIRE_VENV REQUIRE_VIRTUALENV REQUIREMENT REQUIREMENTS_FROM_SCRIPT RESUME_RETRIES RETRIES ROOT
+    ROOT_USER_ACTION SOURCE SOURCE_DIR SOURCE_DIRECTORY SRC TARGET TIMEOUT TRUSTED_HOST UPGRADE
+    UPGRADE_STRATEGY UPLOADED_PRIOR_TO USE_DEPRECATED USE_FEATURE USE_PEP517 USER VERBOSE VERSION
+    """.split()  # noqa: SIM905
+)
+# What pip is told before train.py starts, and reads its secrets.
+BEFORE_TRAINING = re.compile(rf"(PIP|UV)_\w+|{CODEARTIFACT}")
+PROXY = re.compile(r"(?i)(https?|all)_proxy")
+WITHOUT_LOGIN = (
+    f"take a repository of CodeArtifact ({CODEARTIFACT} in [environment]), wheels in src/, or an "
+    "index in your VPC that asks for no login"
+)
+NOT_TRUSTED = (
+    "begins with http://, and pip passes over such an index",
+    "write https://, or set PIP_TRUSTED_HOST to its host",
+)
+NO_SCHEME = ("begins with no https://, so that pip looks for a folder", "write all of the address")
 NO_INDEX = re.compile(
     r"(?i)connection (broken|error)|timed out|Could not fetch URL \S+ (?!404)"
     r"|HTTP error (?!404)|Could not resolve host|unable to access"
@@ -207,6 +240,50 @@ def named(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key_of(project), problem, "remove that line: the image brings it")
 
 
+def of_pip(job: Job, project: Project) -> Iterator[Finding]:
+    """Variables that pip reads: its own names, and addresses that it asks."""
+    for name in job.environment:
+        read = name.startswith("PIP_") and name.upper() in OF_PIP
+        similar = difflib.get_close_matches(name.upper(), OF_PIP, n=1, cutoff=0.85)
+        if name.upper().startswith("PIP_") and not read and similar:
+            problem, cure = "pip reads no such variable", f"did you mean {similar[0]}?"
+            yield warning(f"environment.{name}", problem, cure)
+    # A file of pip's, which an image of one's own may hold, can trust hosts.
+    may_trust = images.profile(job) is None or "PIP_CONFIG_FILE" in job.environment
+    level = error if asks_an_index(job, project) and not may_trust else warning
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        key, value = f"environment.{name}", job.environment.get(name)
+        if value is None:
+            continue
+        if not value.strip():
+            yield warning(key, "is empty, and pip ignores it", "remove it")
+        elif job.environment.get(CODEARTIFACT) and name == "PIP_INDEX_URL":
+            # As -i of pip's command line (sagemaker-training 5.1.4, modules.py).
+            problem = f"it has no effect, since the toolkit gives pip the index of {CODEARTIFACT}"
+            yield warning(key, problem, "remove one of them")
+        else:
+            wrong = (wrong_index(address, job, project) for address in value.split())
+            yield from (level(key, *each) for each in dict.fromkeys(wrong) if each)
+
+
+def wrong_index(address: str, job: Job, project: Project) -> tuple[str, str] | None:
+    """Problem and cure of an index's address at which pip does not look, or finds nothing."""
+    if not re.match(r"(?i)(\w+://|file:)", address):
+        is_path = address.startswith(("/", ".")) or (project.src / address).exists()
+        return None if is_path else NO_SCHEME
+    try:
+        parts = urlsplit(address)
+        host = parts.hostname or ""
+        named = {host, f"{host}:{parts.port}"}
+    except ValueError:
+        return "is no address", "correct it"
+    trusted = set(job.environment.get("PIP_TRUSTED_HOST", "").split())
+    for line in lines(project.requirements):
+        trusted.update(re.findall(r"^--trusted-host[\s=]+(\S+)", line))
+    is_local = re.fullmatch(r"localhost|::1|127(\.\d+){3}", host) is not None
+    return NOT_TRUSTED if parts.scheme == "http" and not is_local | bool(named & trusted) else None
+
+
 def satisfied(wanted: Requirement, version: str | None) -> bool:
     """Whether a version that is in the image meets a requirement; None: there is none.
 
@@ -293,6 +370,8 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
     key, profile = key_of(project), images.profile(job)
     if not project.requirements.is_file() or any(named(job, project)):
         return
+    if refused(of_pip(job, project)):
+        return
     if profile is None:
         problem = "not resolved: the image's versions are not known"
         yield skipped(key, problem, "see that it does not replace torch")
@@ -351,7 +430,7 @@ def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] |
     if job.environment.get(CODEARTIFACT):
         problem = "not resolved: CodeArtifact answers who has its token"
         return problem, "see that it does not replace torch"
-    values = [value for name, value in job.environment.items() if name in OF_THE_JOB]
+    values = of_the_job(in_src(job.environment)).values()
     if any(CONTAINER_ONLY in text for text in (*lines(project.requirements), *values)):
         problem = f"not resolved: it names a path below {CONTAINER_ONLY}, which is not here"
         return problem, "write paths inside src/ relative to src/"
@@ -418,7 +497,7 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
         links.mkdir()
         log = folder / "log"
         log.touch()
-        pip = Pip(python, profile, project.src, variables(job.environment, way), log)
+        pip = Pip(python, profile, project.src, variables(in_src(job.environment), way), log)
         report = folder / "report.json"
         built: dict[str, str] = {}
         while True:
@@ -492,6 +571,11 @@ def variables(environment: Mapping[str, str], way: Mapping[str, str]) -> dict[st
         **way,
         **of_the_job(environment),
     }
+
+
+def in_src(environment: Mapping[str, str]) -> dict[str, str]:
+    """A container's variables where pip runs in src/, and not in the container's copy of it."""
+    return {name: CODE.sub(".", value) for name, value in environment.items()}
 
 
 def of_the_job(environment: Mapping[str, str]) -> dict[str, str]:

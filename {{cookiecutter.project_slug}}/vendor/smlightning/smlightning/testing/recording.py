@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,10 @@ class TrainingRecorder(pl.Callback):
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         if not trainer.sanity_checking:
-            self.seen["validated"].append(numbers(trainer.callback_metrics))
+            metrics = numbers(trainer.callback_metrics)
+            for name in of_lightning(trainer):
+                metrics.pop(name, None)
+            self.seen["validated"].append(metrics)
             self.seen["weights"].append(digests(module.state_dict()))
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
@@ -129,6 +132,15 @@ def digests(tensors: dict[str, Any]) -> dict[str, Any]:
 def whole(tensor: Any) -> Any:
     """A sharded tensor (a DTensor) gathered, which every rank has to do; others as they are."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def of_lightning(trainer: Any) -> Iterator[str]:
+    """What LearningRateMonitor, alone of Lightning's callbacks, puts among the metrics."""
+    for callback in trainer.callbacks:
+        if isinstance(callback, pl.callbacks.LearningRateMonitor):
+            yield from callback.lrs
+            yield from callback.last_momentum_values
+            yield from callback.last_weight_decay_values
 
 
 def numbers(metrics: Any) -> dict[str, float]:

@@ -15,6 +15,7 @@ from smlightning.launch.estimate.known import Known
 from smlightning.launch.estimate.sizes import Run, gib
 from smlightning.launch.follow import describe
 from smlightning.launch.job import Job
+from smlightning.launch.preflight import paths
 from smlightning.project import Project
 
 
@@ -27,6 +28,9 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
     job = jobs.load(arguments.job or project.job_file, project)
     options = estimates.options_of(job, project, arguments.options)
     channels = jobs.channel_folders(arguments.channel, job)
+    if options.get("dataset") == paths.DATASET and paths.DATASET not in channels:
+        problem = f"dataset {paths.DATASET} is a channel of the job, whose data is not here"
+        raise UserError(problem, f"name a folder with some of it: --channel {paths.DATASET}=FOLDER")
     known = estimates.counted(job, project, options, channels)
     if not arguments.options:
         estimates.remember(known, job, project, options, channels)

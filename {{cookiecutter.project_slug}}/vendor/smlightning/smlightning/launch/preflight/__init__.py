@@ -59,6 +59,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     source.files,
     source.code,
     source.monitor,
+    requirements.of_pip,
     requirements.named,
     requirements.locked,
     members.unusable,
@@ -105,12 +106,12 @@ def offline_checks(
         if not refused(findings):
             findings.append(from_error("job.toml", failure))
         return findings, None
-    findings += members.limits(job, body, project)
+    limits = list(members.limits(job, body, project))
     if aws.wrong_types(body, aws.shape("CreateTrainingJobRequest")):
-        return findings, None
+        return [*findings, *limits], None
     for check in REQUEST_CHECKS:
         findings += check(job, body, project)
-    return findings, body
+    return [*findings, *members.unsaid(limits, findings)], body
 
 
 def run(

@@ -19,14 +19,8 @@ WITHOUT_IMAGE = ("trn", "p6e-gb200")  # Trainium, and ARM: AWS's images here are
 
 def region(job: Job, project: Project) -> Iterator[Finding]:
     """SageMaker is in the region."""
-    import botocore.session
-
-    session = botocore.session.get_session()
-    regions: list[str] = []
-    for partition in session.get_available_partitions():
-        regions += session.get_available_regions("sagemaker", partition)
-    if job.region not in regions:
-        cure = cure_for_unknown_name(job.region, regions)
+    if job.region not in aws.regions():
+        cure = cure_for_unknown_name(job.region, aws.regions())
         yield error(
             "region",
             f'"{job.region}" is not a region of SageMaker',

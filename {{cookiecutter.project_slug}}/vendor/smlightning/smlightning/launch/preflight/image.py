@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import date
 
 from smlightning.errors import UserError
-from smlightning.launch import images, instances, launchers, requirements, resources
+from smlightning.launch import aws, images, instances, launchers, requirements, resources
 from smlightning.launch.estimate import known
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
 from smlightning.launch.images import AwsImage, Profile
@@ -47,7 +47,7 @@ def address(key: str, uri: str, job: Job) -> Iterator[Finding]:
             'TrainingRepositoryAccessMode = "Vpc" in '
             "[request.AlgorithmSpecification.TrainingImageConfig]",
         )
-    elif ecr and ecr[2] != job.region:
+    elif ecr and ecr[2] != job.region and job.region in aws.regions():
         problem = f"it is in {ecr[2]} and the job in {job.region}"
         yield error(key, problem, "name the one in the job's region")
 

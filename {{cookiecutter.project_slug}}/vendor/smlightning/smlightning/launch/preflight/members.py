@@ -86,6 +86,17 @@ def limits(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
         yield replace(finding, cure=cure) if cure else finding
 
 
+def unsaid(limits: list[Finding], findings: list[Finding]) -> list[Finding]:
+    """Limits without those whose bare pattern or missing member an error already says in words."""
+    errors = [f"{finding.key}." for finding in findings if finding.level == "error"]
+    return [
+        limit
+        for limit in limits
+        if limit.cure not in (aws.CHANGE_IT, aws.ADD_IT)
+        or not any(f"{limit.key}.".startswith(key) for key in errors)
+    ]
+
+
 def exclusive(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """Members that AWS does not take together."""
     for path, other in EXCLUSIVE:
@@ -157,6 +168,8 @@ def places(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
     key = f"request.{OUTPUT}" if named else "bucket"
     if named:
         yield from s3_address(key, output)
+        if job.bucket and aws.s3_location(output)[0] != job.bucket:
+            yield warning("bucket", f"it has no effect, since {key} names another", "remove it")
     for channel in request.get("InputDataConfig", []):
         folder = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
         name = channel["ChannelName"]
@@ -178,7 +191,7 @@ def default_buckets(job: Job, request: dict[str, Any], project: Project) -> Iter
         addresses[path] = text
     for key, address in addresses.items():
         match = re.match(r"s3://sagemaker-([a-z]{2,5}(?:-[a-z]+)+-\d)-\d{12}", address)
-        if match and match[1] != job.region:
+        if match and match[1] != job.region and job.region in aws.regions():
             problem = f"{match[0].removeprefix('s3://')} is in {match[1]}, the job in {job.region}"
             yield error(key, problem, "take a bucket in the job's region")
 
@@ -263,6 +276,8 @@ def partitions(job: Job, request: dict[str, Any], project: Project) -> Iterator[
     """ARNs and hosts of AWS are of the job's partition: China and GovCloud have their own. What
     encrypts or holds capacity is of its region, too.
     """
+    if job.region not in aws.regions():  # said already
+        return
     partition, suffix = aws.partition(job.region), aws.dns_suffix(job.region)
     named = {"mlflow": job.mlflow, "hub_token_secret": job.hub_token_secret, "secrets": job.secrets}
     members = {member: value for member, value in request.items() if member not in OF_OWNER}

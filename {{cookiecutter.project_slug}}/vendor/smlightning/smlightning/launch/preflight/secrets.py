@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from smlightning import hub
+from smlightning.launch import requirements
 from smlightning.launch.findings import Finding, error
 from smlightning.launch.job import Create, Job
 from smlightning.project import Project
@@ -104,11 +105,10 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
         if key in names:
             # It holds the name of a secret; a token itself is the mistake.
             if forms(text):
-                cure = "keep it in Secrets Manager, and give the name of that secret here"
-                yield error(names[key], SHOWN, cure)
+                there = "keep it in Secrets Manager, and give the name of that secret here"
+                yield error(names[key], SHOWN, there)
         elif forms(text) or told_by_name(key, text):
-            cure = "keep it in Secrets Manager, and name that secret in [secrets]: "
-            yield error(key, SHOWN, f'{cure}VARIABLE = "name of the secret"')
+            yield error(key, SHOWN, cure(key.rpartition(".")[2]))
     yield from created(job.create, Create.model_fields)
 
 
@@ -117,6 +117,14 @@ def created(create: Create, kinds: Iterable[str]) -> Iterator[Finding]:
     for key, text in texts({f"create.{kind}": getattr(create, kind) for kind in kinds}):
         if forms(text) or told_by_name(key, text):
             yield error(key, SHOWN, "keep it in Secrets Manager, and let the code read it there")
+
+
+def cure(variable: str) -> str:
+    """Where a secret goes: pip reads its variables before the processes read secrets."""
+    if requirements.BEFORE_TRAINING.fullmatch(variable) or requirements.PROXY.fullmatch(variable):
+        return f"for pip, {requirements.WITHOUT_LOGIN}"
+    kept = "keep it in Secrets Manager, and name that secret in [secrets]"
+    return f'{kept}: VARIABLE = "name of the secret"'
 
 
 def forms(text: str) -> list[int]:

@@ -95,7 +95,7 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
     if job.hub_token_secret and not REFERENCE.fullmatch(job.hub_token_secret):
         problem = f'"{job.hub_token_secret}" names no secret'
         yield error("hub_token_secret", problem, REFERENCE_CURE)
-    yield from secrets(job)
+    yield from secrets(job, project)
     repository = job.environment.get(requirements.CODEARTIFACT, "")
     if repository and not REPOSITORY.fullmatch(repository):
         problem = f'"{repository}" is not the ARN of a repository in CodeArtifact'
@@ -114,7 +114,7 @@ def s3_address(key: str, address: str) -> Iterator[Finding]:
         yield error(key, f'"{address}" is not an S3 address', S3_EXAMPLE)
 
 
-def secrets(job: Job) -> Iterator[Finding]:
+def secrets(job: Job, project: Project) -> Iterator[Finding]:
     """[secrets]: variables that processes may have, each with the name of a secret."""
     for variable, name in job.secrets.items():
         key = f"secrets.{variable}"
@@ -126,6 +126,12 @@ def secrets(job: Job) -> Iterator[Finding]:
         elif launchers.reserves(variable):
             problem = "the launcher or SageMaker's toolkit sets it on each host"
             yield error(key, problem, "give it another name")
+        elif requirements.BEFORE_TRAINING.fullmatch(variable):
+            problem = "pip runs before training reads its secrets, and would not get it"
+            yield error(key, problem, f"remove it, and {requirements.WITHOUT_LOGIN}")
+        elif requirements.PROXY.fullmatch(variable) and requirements.asks_an_index(job, project):
+            problem = "training gets it, and pip, which runs before, does not"
+            yield warning(key, problem, f"for packages, {requirements.WITHOUT_LOGIN}")
         elif variable == hub.TOKEN and job.hub_token_secret:
             yield error(key, "hub_token_secret is the same secret", "set one of them")
         if not REFERENCE.fullmatch(name):
@@ -163,9 +169,8 @@ def network(job: Job, project: Project) -> Iterator[Finding]:
             if not re.fullmatch(rf"{start}[0-9a-f]{{8,17}}", identifier):
                 problem = f'"{identifier}" is not one\'s ID'
                 yield error(f"network.{key}", problem, f"as in {start}0123456789abcdef0")
-    if bool(job.network.subnets) != bool(job.network.security_groups):
-        yield error(
-            "network",
-            "found subnets without security_groups, or the reverse, which AWS refuses",
-            "give both, or neither",
-        )
+    missing = [key for key, identifiers, _ in kinds if not identifiers]
+    if len(missing) == 1:
+        given = next(key for key, identifiers, _ in kinds if identifiers)
+        problem = f"{given} without {missing[0]}, which AWS refuses"
+        yield error("network", problem, f"give {missing[0]}, too, or remove {given}")

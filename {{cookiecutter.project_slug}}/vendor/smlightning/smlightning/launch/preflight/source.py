@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from smlightning.launch import archive
+from smlightning.launch import archive, requirements
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import secrets
@@ -56,7 +56,9 @@ def file(path: Path, name: str) -> Iterator[Finding]:
         text = path.read_text(encoding=encoding(path), errors="replace")
     if line := secrets.line_of_secret(text, path.suffix):
         problem = f"line {line} looks like a secret, and would be uploaded"
-        yield error(name, problem, "keep it in Secrets Manager, named in [secrets]")
+        cure = "keep it in Secrets Manager, named in [secrets]"
+        of_pip = re.fullmatch(r"requirements\S*\.(txt|in)|pip\.conf", path.name)
+        yield error(name, problem, requirements.WITHOUT_LOGIN if of_pip else cure)
     elif DATA_FILE.fullmatch(path.name) or text.startswith("SQLite format 3\0"):
         problem = "is data, and would go to every host as code"
         yield error(name, problem, "put it into S3 and under [channels]")
