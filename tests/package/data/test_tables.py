@@ -298,7 +298,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_json_is_refused_in_a_sentence(name: str) -> None:
-    """Of pyarrow's reader the first ended the process, and the keys had no end in 45 s."""
+    """pyarrow's reader crashed on the first, and read the keys for more than 45 s."""
     write_lines(name, HOSTILE[name])
     began = time.process_time()
     with pytest.raises(UserError) as refused:

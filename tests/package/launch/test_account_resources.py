@@ -286,7 +286,7 @@ PLAN_KEY = "request.ResourceConfig.TrainingPlanArn"
         ({"TargetResources": ["hyperpod-cluster"]}, "error"),
         ({"TotalInstanceCount": 1, "AvailableInstanceCount": 1}, "error"),
         ({"Status": "Active", "TotalInstanceCount": 4, "AvailableInstanceCount": 1}, "warning"),
-        # Before a plan begins none of its instances is free, and its jobs wait.
+        # Jobs wait until the plan begins; before that it reports no free instance.
         ({"Status": "Scheduled", "TotalInstanceCount": 4, "AvailableInstanceCount": 0}, ""),
     ],
 )
@@ -445,7 +445,7 @@ def test_the_role_may_decrypt_data_that_has_a_customers_key(aws, good, monkeypat
 
 @pytest.mark.parametrize("code", ["403", "400", "404"])  # denied, SSE-C, deleted meanwhile
 def test_objects_that_are_not_described_leave_the_permissions_checked(aws, good, monkeypatch, code):
-    """The account's own roles may not read data, and then each channel's object is refused."""
+    """The account's own roles may not read data, so AWS denies the question for each channel."""
     put(aws, "data/a.csv")
     job = of_training(good, "s3://language-id/data/")
     job = job.replace(channels={**job.channels, "more": "s3://language-id/data/"})

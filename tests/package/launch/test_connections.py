@@ -1,4 +1,4 @@
-"""What a job's processes connect to, in an isolated container and in a closed VPC."""
+"""Preflight finds connections that an isolated container or a closed VPC does not allow."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ def vpc(aws: boto3.Session) -> Vpc:
 
 
 def findings(job: Job) -> list[Finding]:
-    """Of the account, for a job that is about to be sent."""
+    """Findings of the account's checks for a job."""
     body = request.dry_run(job, PROJECT)
     return account.check(job, body, connections=connections(job, body, PROJECT))
 

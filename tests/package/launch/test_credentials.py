@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 from moto_account import ACCOUNT, REGION, record, refusal
 from small_job import PROJECT, edited
 
+import smlightning
 from smlightning.__main__ import main
 from smlightning.errors import UserError
 from smlightning.launch import account, estimator, history, request
@@ -26,7 +27,7 @@ from smlightning.launch import aws as launch_aws
 pytest_plugins = "moto_account"
 
 Configure = Callable[..., None]
-GUIDE = Path(__file__).parents[3] / "{{cookiecutter.project_slug}}/docs/sdk_v3.md"
+GUIDE = Path(smlightning.__file__).parents[3] / "docs" / "sdk_v3.md"
 COMMANDS = (["preflight"], ["submit", "--yes", "--no-follow"])
 # A credential process that notes each of its starts, and gives another key each time.
 PROCESS = """
@@ -112,7 +113,7 @@ def callers(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 def test_one_code_of_mfa_serves_all_clients_of_a_command(
     configure, good, prompts, monkeypatch, command, capsys
 ):
-    """Each of the checks, which run in threads, has clients of its own."""
+    """Checks run in threads, and each makes its own clients."""
     configure(WITH_CODE, "mfa")
     asked = record(monkeypatch)
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
@@ -258,7 +259,7 @@ def test_without_a_profile_the_environment_decides(configure, process, callers, 
 def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
     configure, process, callers, monkeypatch, tmp_path, capsys
 ):
-    """As in a workflow, which has credentials of its own and no profile of the job file's name."""
+    """A workflow has its own credentials and no profile with the name in the job file."""
     configure("".join(map(process, ("one", "two"))))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVIRONMENT")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")

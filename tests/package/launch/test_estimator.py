@@ -215,7 +215,7 @@ def test_a_cell_stops_at_a_secret_in_src(monkeypatch, capsys, tmp_path, word) ->
 
 
 def run_cell(monkeypatch: pytest.MonkeyPatch, word: str, project: projects.Project) -> list[str]:
-    """What the notebook's cell of deploy or register creates for a project."""
+    """Run the notebook's cell of deploy or register, and record what it creates."""
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in notebook["cells"]]
     (cell,) = [cell for cell in cells if f"{word}_it = False" in cell]

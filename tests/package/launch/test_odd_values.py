@@ -138,7 +138,7 @@ COMMANDS = (
 
 
 def statuses(seed: int, folder: Path) -> list[int]:
-    """What each command exits with on an odd job."""
+    """The exit status of each command for an odd job."""
     file = folder / "job.toml"
     lines = [f"{json.dumps(key)} = {toml(value)}\n" for key, value in odd_job(seed).items()]
     file.write_text("".join(lines), encoding="utf-8")

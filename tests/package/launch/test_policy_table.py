@@ -15,6 +15,7 @@ from small_job import PROJECT
 from test_corpora import BASE, RIGHT
 from test_corpora import table as table_of
 
+import smlightning
 from smlightning.launch import account, request, tune
 from smlightning.launch import job as jobs
 from smlightning.launch.account import table, template
@@ -355,7 +356,7 @@ def test_a_manifest_is_reported_as_not_enough():
 
 
 # AWS's reference of actions, resources and condition keys, as cfn-lint has it.
-DOCUMENT = Path(__file__).parents[3] / "{{cookiecutter.project_slug}}/docs/recipes.md"
+DOCUMENT = Path(smlightning.__file__).parents[3] / "docs" / "recipes.md"
 # The only actions with resources that are allowed on every one: these have data sets, no metrics.
 WIDE = {"cloudwatch:GetMetricData", "cloudwatch:PutMetricData"}
 GROUP = "model-package-group/"  # which this reference lacks for CreateModelPackage

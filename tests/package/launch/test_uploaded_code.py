@@ -182,9 +182,9 @@ def test_a_secret_is_known_by_its_form_under_any_name(text: str) -> None:
 
 
 def test_a_token_in_the_place_of_a_user_is_known_and_a_name_there_is_not() -> None:
-    assert secrets.forms("https://" + "aB3x" * 6 + "@pypi.fury.io/me/")
+    assert secrets.forms("https://" + "aB3x" * 6 + "@packages.example.com/me/")
     assert not secrets.forms("ssh://" + "abcd" * 6 + "@host/path")
-    assert not secrets.forms("https://${TOKEN_OF_THE_TEAMS_INDEX_1}@pypi.fury.io/me/")
+    assert not secrets.forms("https://${TOKEN_OF_THE_TEAMS_INDEX_1}@packages.example.com/me/")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])

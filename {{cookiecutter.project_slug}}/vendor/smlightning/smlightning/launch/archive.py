@@ -115,19 +115,6 @@ def copy(source: Path, into: Path, without: Collection[str] = ()) -> Path:
     return into
 
 
-def copy_package(into: Path) -> Path:
-    """Copy the package's training part into a folder, for an estimator's `dependencies`.
-
-    The notebook of smlightning 1.0.0, which is its owner's, calls it.
-
-    Returns:
-        The copy, `into`/smlightning.
-    """
-    shutil.rmtree(into / PACKAGE.name, ignore_errors=True)  # of another version, perhaps
-    _copy(package_files(), into)
-    return into / PACKAGE.name
-
-
 def _copy(contents: dict[str, Path], into: Path) -> None:
     for name, path in contents.items():
         ensure_dir((into / name).parent)

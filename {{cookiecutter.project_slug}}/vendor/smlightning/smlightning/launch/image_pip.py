@@ -36,7 +36,8 @@ from pip._internal.cli.main import main  # noqa: E402
 from pip._internal.operations.prepare import RequirementPreparer  # noqa: E402
 from pip._internal.utils.hashes import Hashes  # noqa: E402
 
-RequirementPreparer.require_hashes = property(lambda _: False, lambda *_: None)  # type: ignore[assignment]
+no_hashes = property(lambda _: False, lambda *_: None)
+RequirementPreparer.require_hashes = no_hashes  # type: ignore[assignment]
 RequirementPreparer._get_linked_req_hashes = lambda *_: Hashes({})  # type: ignore[method-assign]
 
 sys.exit(main(ARGUMENTS))

@@ -392,7 +392,7 @@ def github_subject(github: str, *, without_ids: bool) -> str:
 
     It has the IDs of owner and repository, which nobody else gets after a deletion or a change of
     name, unless the repository is from before 2026-07-15
-    (https://github.blog/changelog/2026-04-23-immutable-subject-claims-for-github-actions-oidc-tokens/).
+    (github.blog/changelog/2026-04-23-immutable-subject-claims-for-github-actions-oidc-tokens).
 
     Raises:
         UserError: it is no repository, or has no IDs.
