@@ -142,7 +142,7 @@ def run(
             time.sleep(0.01)  # or this step's checkpoint is left out, as on a slow disk
         finished_batch(self, trainer, *args)
         if trainer.global_step == crash_at:
-            self.writer.finish()
+            self._wait_until_written()  # by every rank: one that left would end rank 0's write
             raise Crash
 
     pl.Trainer = RecordedTrainer  # type: ignore[misc]
