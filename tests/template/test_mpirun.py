@@ -40,6 +40,7 @@ def two_host_plan(project: Project, distribution: str, processes: int, words: Pa
         source,
         request.dry_run(job, projects.Project(project.path)),
         timeout=300,
+        real_mpirun=True,
     )
 
 
@@ -56,7 +57,7 @@ def name_hosts(hosts: list[Host], names: list[str]) -> None:
 def variables(plan: Plan, run: Path, host: Host, name: str) -> dict[str, str]:
     """The host's, and what two_hosts.py needs to build it."""
     return {
-        **container_environment(plan, run, host, 7777, real_mpirun=True),
+        **container_environment(plan, run, host),
         "GLOO_SOCKET_IFNAME": "eth0",
         "NAME": name,
         "ADDRESS": ADDRESS.format(host.number),

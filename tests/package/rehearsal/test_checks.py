@@ -1,4 +1,4 @@
-"""Each check: good evidence passes, and each fault fails the check that is named for it."""
+"""Good evidence passes every check, and each fault fails its own check."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -141,7 +141,7 @@ def test_what_smddps_stub_refused_is_a_failure(tmp_path: Path) -> None:
     plan = replace(PLAN, distribution="smddp")
     attempt = succeeded(tmp_path)
     assert by_name(checks.judge(plan, attempt))["smddp-contract"].verdict == PASSED
-    refused = replace(attempt, refusals=["SMDDP does not support: ReduceOp"])
+    refused = replace(attempt, violations=["SMDDP does not support: ReduceOp"])
     check = by_name(checks.judge(plan, refused))["smddp-contract"]
     assert check.verdict == FAILED and "ReduceOp" in check.detail
 
@@ -258,7 +258,7 @@ REPEATED = [["a", "a"]] * 4
         (saw(ABCD, EFGH, ABCD[1:], told=False), FAILED, "ranks 0 and 2 both saw 1 of 1 batches"),
         (saw(ABCD, [["d", "b"], ["a", "c"]]), FAILED, "ranks 0 and 1 both saw 4 of 4 samples"),
         (saw(ABCD, [["d", "b"], ["g", "h"]]), PASSED, "2 of 6 samples"),
-        (saw(REPEATED, REPEATED), SKIPPED, "recur"),
+        (saw(REPEATED, REPEATED), SKIPPED, "equal batches"),
         (saw([], []), SKIPPED, "no batch"),
         (GOOD[:1], SKIPPED, "one rank"),
         (sampled(2, 65, 1), PASSED, "1 of 65 samples"),

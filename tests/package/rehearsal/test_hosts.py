@@ -1,4 +1,4 @@
-"""Hosts: folders, files, code and variables as SageMaker gives them, by the request."""
+"""Folders, files, code and variables of the hosts, as SageMaker gives them by the request."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_rehearsal import small_plan, small_request
 
-from smlightning.rehearsal import mpirun
+from smlightning import hub
 from smlightning.rehearsal.environment import container_environment
 from smlightning.rehearsal.faults import upload_checkpoints
 from smlightning.rehearsal.hosts import Host, create_hosts
@@ -35,7 +35,7 @@ def configuration(host: Host) -> dict[str, dict[str, object]]:
 
 
 def variables(plan: Plan, run: Path, host: Host) -> dict[str, str]:
-    return container_environment(plan, run, host, 7777, real_mpirun=False, shell=SHELL)
+    return container_environment(plan, run, host, shell=SHELL)
 
 
 def test_the_request_is_followed(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_request_is_followed(tmp_path: Path) -> None:
     assert of_host["NCCL_DEBUG"] == "INFO" and of_host["AWS_REGION"] == "eu-west-1"
 
 
-def test_the_layout_is_sagemakers(tmp_path: Path) -> None:
+def test_each_host_has_sagemakers_folders_and_addresses(tmp_path: Path) -> None:
     data = tmp_path / "my data"
     data.mkdir()
     hosts = create_hosts(small_plan(3, 2, "smddp", channels={"training": data}), tmp_path)
@@ -70,7 +70,6 @@ def test_the_layout_is_sagemakers(tmp_path: Path) -> None:
     assert all(of_host["hosts"] == addresses for of_host in resources)
     for host in hosts:
         assert (host.base / "input/data/training").resolve() == data.resolve()
-        assert all((host.base / name).is_dir() for name in ("model", "output/data", "checkpoints"))
 
 
 OF_GROUPS = """
@@ -161,7 +160,7 @@ def test_an_option_or_variable_with_a_channels_folder_is_given_the_local_one(
 
 
 def test_the_environment_is_the_containers(tmp_path: Path) -> None:
-    """Nothing of this shell but what Python and the network need, unless it is let in by name."""
+    """From this shell come only variables of the network and those of the plan."""
     plan = small_plan(2, 2)
     host = create_hosts(plan, tmp_path)[1]
     of_host = variables(plan, tmp_path, host)
@@ -170,9 +169,22 @@ def test_the_environment_is_the_containers(tmp_path: Path) -> None:
     assert of_host["PYTHONPATH"] == str(tmp_path / "stubs")
     assert of_host["CUDA_VISIBLE_DEVICES"] == ""
     assert of_host["HOME"] == str(host.base / "home") and not list((host.base / "home").iterdir())
-    let_in = replace(plan, inherit=["HF_TOKEN", "HOME"])
-    of_host = variables(let_in, tmp_path, host)
-    assert {of_host["HF_TOKEN"], of_host["HOME"]} == {"of this shell"}
+    of_host = variables(replace(plan, inherit=["HF_HOME", "HOME"]), tmp_path, host)
+    assert {of_host["HF_HOME"], of_host["HOME"]} == {"of this shell"}
+
+
+def test_only_the_first_process_of_a_host_reads_its_secrets(tmp_path: Path) -> None:
+    request = small_request(1, "none", secrets={"DB": "ssm:/team/db", "KEY": "team/key:x"})
+    plan = small_plan(1, 1, request=request, secrets=["DB", "KEY"])
+    [host] = create_hosts(plan, tmp_path)
+    shell = {"DB": "first", "KEY": "second"}
+    of_host = container_environment(plan, tmp_path, host, shell)
+    assert not {"DB", "KEY"} & of_host.keys()
+    other = dict(of_host)
+    hub.sign_in(0, of_host)
+    hub.sign_in(1, other)
+    assert (of_host["DB"], of_host["KEY"]) == ("first", "second")
+    assert not {"DB", "KEY"} & other.keys()
 
 
 @pytest.mark.parametrize(
@@ -186,10 +198,9 @@ def test_the_environment_is_the_containers(tmp_path: Path) -> None:
 def test_aws_own_entry_runs_where_nothing_is_replaced(
     distribution: str, port: int, entry: str, tmp_path: Path
 ) -> None:
-    plan = small_plan(1, 1, distribution)
+    plan = small_plan(1, 1, distribution, port=port)
     [host] = create_hosts(plan, tmp_path)
-    of_host = container_environment(plan, tmp_path, host, port, real_mpirun=False)
-    assert of_host["SAGEMAKER_TRAINING_MODULE"] == entry
+    assert variables(plan, tmp_path, host)["SAGEMAKER_TRAINING_MODULE"] == entry
 
 
 @pytest.mark.parametrize("distribution", ["smddp", "pytorchddp", "torch_distributed"])
@@ -209,15 +220,3 @@ def test_what_s3_kept_is_restored_on_every_host(tmp_path: Path) -> None:
     again = create_hosts(plan, tmp_path / "again", kept)
     texts = [(host.base / "checkpoints/of-rank-0").read_text() for host in again]
     assert texts == ["host 1", "host 1"]
-
-
-def test_the_reason_for_going_without_mpirun_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "sshd" in mpirun.why_not(hosts=2)
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setattr(mpirun, "OPEN_MPI", tmp_path)
-    assert str(tmp_path) in mpirun.why_not(hosts=1)
-    (tmp_path / "bin/mpirun").touch()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "unshare" in mpirun.why_not(hosts=1)

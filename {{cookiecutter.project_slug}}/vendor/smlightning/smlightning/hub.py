@@ -46,10 +46,12 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
             continue
         key = "hub_token_secret" if variable == TOKEN else f"secrets.{variable}"
         setting = f"{key} = {name}"
-        reference = stored_secrets.parse(name)
-        if reference.whole not in texts:
-            texts[reference.whole] = stored_text(setting, reference, env.get("AWS_REGION"))
-        value = value_of_key(setting, reference.key, texts[reference.whole])
+        value = env.get(stored_secrets.REHEARSED + variable)
+        if value is None:
+            reference = stored_secrets.parse(name)
+            if reference.whole not in texts:
+                texts[reference.whole] = stored_text(setting, reference, env.get("AWS_REGION"))
+            value = value_of_key(setting, reference.key, texts[reference.whole])
         env[variable] = (
             token(setting, value) if variable == TOKEN else variable_value(setting, value)
         )

@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+# Before a variable's name: its value in a rehearsal, where the secret is not read from AWS.
+REHEARSED = "REHEARSAL_SECRET_"
 PARAMETER = "ssm:"  # before a name in Parameter Store
 FIELDS_OF_ARN = 7  # arn:aws:secretsmanager:region:account:secret:name
 _PLACE = r"(?:arn:[\w-]+:secretsmanager:[\w-]+:\d{12}:secret:)?[\w/+=.@-]+"

@@ -1,14 +1,13 @@
-"""Running the job: once, or interrupted, undisturbed and restarted."""
+"""Runs the job: once, or interrupted, undisturbed and restarted."""
 
 import contextlib
-import os
 import queue
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from smlightning.rehearsal import checks, evidence, faults, mpirun, processes
@@ -17,7 +16,6 @@ from smlightning.rehearsal.environment import container_environment
 from smlightning.rehearsal.evidence import Attempt
 from smlightning.rehearsal.hosts import Host, create_hosts
 from smlightning.rehearsal.plan import Plan
-from smlightning.rehearsal.secret_store import Store
 
 TOOLKIT = "sagemaker_training.cli.train"  # the console script `train` of the container
 INTERVAL = 0.2  # seconds between two looks at the hosts
@@ -25,67 +23,53 @@ TOOLKITS_REMARK = "sagemaker-training-toolkit INFO"
 LISTING_BEGINS, LISTING_ENDS = "Training Env:", "Invoking script with"  # of all variables
 
 Lines = Generator[tuple[Host, str], None, None]
-# Shows an attempt's lines while they come: its name, the plan, the hosts, the lines.
+# Prints an attempt's lines while they come: its name, the plan, the hosts, the lines.
 Show = Callable[[str, Plan, Sequence[Host], Lines], None]
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What the attempts of a rehearsal share of this machine."""
-
-    folder: Path
-    port: int
-    real_mpirun: bool
-    store: Store = field(default_factory=Store)  # without a secret
-
-
-def run_plan(plan: Plan, cluster: Machine, show: Show) -> tuple[Attempt, list[Check]]:
+def run_plan(plan: Plan, folder: Path, show: Show) -> tuple[Attempt, list[Check]]:
     """Run the job as planned; the last attempt, and the verdicts in the order of the report."""
     if plan.fault and plan.fault.interrupts:
-        return run_interrupted(plan, cluster, show)
-    attempt = run_attempt(plan, cluster, "job", show)
+        return run_interrupted(plan, folder, show)
+    attempt = run_attempt(plan, folder / "job", show)
     return attempt, checks.judge(plan, attempt)
 
 
-def run_interrupted(plan: Plan, cluster: Machine, show: Show) -> tuple[Attempt, list[Check]]:
-    """The job with an interruption; then undisturbed, and restarted from what S3 has of it."""
-    interrupted = run_attempt(plan, cluster, "interrupted", show)
+def run_interrupted(plan: Plan, folder: Path, show: Show) -> tuple[Attempt, list[Check]]:
+    """Run the job with an interruption, then undisturbed, then restarted from its checkpoints."""
+    interrupted = run_attempt(plan, folder / "interrupted", show)
     verdicts = checks.judge_interruption(plan, interrupted)
     if verdicts[0].verdict != checks.PASSED:
         return replace(interrupted, ranks=()), verdicts
     whole = replace(plan, fault=None)
-    undisturbed = run_attempt(whole, cluster, "undisturbed", show)
-    kept = faults.upload_checkpoints(interrupted.hosts, cluster.folder / "s3")
-    restarted = run_attempt(whole, cluster, "restarted", show, kept)
+    undisturbed = run_attempt(whole, folder / "undisturbed", show)
+    kept = faults.upload_checkpoints(interrupted.hosts, folder / "s3")
+    restarted = run_attempt(whole, folder / "restarted", show, kept)
     verdicts += checks.judge(whole, restarted)
     verdicts += checks.judge_restart(restarted, undisturbed)
     return restarted, verdicts
 
 
-def run_attempt(
-    plan: Plan, cluster: Machine, name: str, show: Show, restored: Path | None = None
-) -> Attempt:
-    """Run the job once in a folder of this name, and read what it left."""
-    folder = cluster.folder / name
+def run_attempt(plan: Plan, folder: Path, show: Show, restored: Path | None = None) -> Attempt:
+    """Run the job once in a folder, and read what it left."""
     hosts = create_hosts(plan, folder, restored)
-    with contextlib.closing(run_hosts(plan, folder, hosts, cluster)) as lines:
-        show(name, plan, hosts, lines)
+    with contextlib.closing(run_hosts(plan, folder, hosts)) as lines:
+        show(folder.name, plan, hosts, lines)
     ranks = evidence.read_ranks(folder)
-    return Attempt(folder, hosts, ranks, restored, evidence.read_refusals(folder))
+    return Attempt(folder, hosts, ranks, restored, evidence.read_violations(folder))
 
 
-def run_hosts(plan: Plan, folder: Path, hosts: Sequence[Host], cluster: Machine) -> Lines:
+def run_hosts(plan: Plan, folder: Path, hosts: Sequence[Host]) -> Lines:
     """Start every host and yield its lines as they come, and an empty line each 0.2 s of silence.
 
-    Ends when all hosts have ended. Whatever happens, no process of the rehearsal is left when the
-    iterator is closed.
+    Ends when all hosts have ended. Closing the iterator ends every process of the rehearsal.
     """
     lines: queue.Queue[tuple[Host, str]] = queue.Queue()
     readers = []
     started = looked = time.time()
     try:
         for host in hosts:
-            start_host(plan, folder, host, cluster)
+            start_host(plan, folder, host)
             reader = threading.Thread(target=read_output, args=(host, lines), daemon=True)
             reader.start()
             readers.append(reader)
@@ -98,7 +82,7 @@ def run_hosts(plan: Plan, folder: Path, hosts: Sequence[Host], cluster: Machine)
             if time.time() > looked + INTERVAL:  # also while a host never falls silent
                 looked = time.time()
                 running = look_at_hosts(plan, folder, hosts, started)
-        processes.end_all(folder)  # one that is left would keep the readers waiting
+        processes.end_all(folder)  # a process that is left would keep the readers waiting
         for reader in readers:
             reader.join(5)
         while not lines.empty():
@@ -107,23 +91,16 @@ def run_hosts(plan: Plan, folder: Path, hosts: Sequence[Host], cluster: Machine)
         processes.end_all(folder)
 
 
-def start_host(plan: Plan, folder: Path, host: Host, cluster: Machine) -> None:
+def start_host(plan: Plan, folder: Path, host: Host) -> None:
     """Start the container's entry point, the request's or the image's, as the host's process."""
-    host.command = entry_point(plan, cluster.real_mpirun)
+    host.command = entry_point(plan)
     command = host.command
-    if cluster.real_mpirun:
+    if plan.real_mpirun:
         command = mpirun.with_opt_ml(folder, host.base, command)
     host.process = subprocess.Popen(
         command,
         cwd=host.base,
-        env=container_environment(
-            plan,
-            folder,
-            host,
-            cluster.port,
-            cluster.real_mpirun,
-            store=cluster.store.variables(os.environ),
-        ),
+        env=container_environment(plan, folder, host),
         start_new_session=True,  # Ctrl-C reaches the rehearsal, which then ends them in order
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -133,17 +110,17 @@ def start_host(plan: Plan, folder: Path, host: Host, cluster: Machine) -> None:
     )
 
 
-def entry_point(plan: Plan, real_mpirun: bool) -> list[str]:
+def entry_point(plan: Plan) -> list[str]:
     """The command of process 1. Hosts that share /proc look at their own part of it (faults.py)."""
     if not plan.entrypoint:
         return [sys.executable, "-m", TOOLKIT]
-    if real_mpirun:
+    if plan.real_mpirun:
         return plan.entrypoint
     return [part.replace("/proc/", "processes/") for part in plan.entrypoint]
 
 
 def look_at_hosts(plan: Plan, folder: Path, hosts: Sequence[Host], started: float) -> bool:
-    """Note which hosts have ended, interrupt the one that is to be; False when all have ended."""
+    """Note which hosts have ended, carry out an interruption; False when all have ended."""
     for host in hosts:
         if host.exit_code is None and host.process and host.process.poll() is not None:
             host.exit_code = host.process.returncode
@@ -163,14 +140,14 @@ def look_at_hosts(plan: Plan, folder: Path, hosts: Sequence[Host], started: floa
 
 
 def time_limit(plan: Plan, hosts: Sequence[Host], started: float) -> float:
-    """When the hosts that still run are ended: sooner once one has failed or was interrupted."""
+    """When running hosts are ended: sooner once one has failed or was interrupted."""
     failed = [host.ended_at for host in hosts if host.exit_code]
     failed += [host.interrupted_at for host in hosts if host.interrupted_at]
     return min([started + plan.timeout, *(at + plan.grace for at in failed)])
 
 
 def read_output(host: Host, lines: "queue.Queue[tuple[Host, str]]") -> None:
-    """Write all output to the host's log.txt; pass on what is not the toolkit's own remark."""
+    """Write all output to the host's log.txt; pass on all but the toolkit's own remarks."""
     assert host.process and host.process.stdout
     listing = False
     with (host.base / "log.txt").open("w") as log:

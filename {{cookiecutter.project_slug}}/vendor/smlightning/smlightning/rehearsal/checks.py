@@ -1,27 +1,30 @@
-"""What must be true of an attempt: checks with stable names, each from evidence to a verdict.
+"""The checks of an attempt: each turns its evidence into a verdict under a stable name.
 
-A check is a function of the plan and an attempt; its name, which reports and their readers rely
-on, is its key in the tables at the end.
+A check is a function of the plan and an attempt. Its name, on which readers of the JSON report
+rely, is its key in the tables at the end.
 """
 
 import itertools
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 
-from smlightning.rehearsal import prediction
+from smlightning.rehearsal.environment import container_environment
 from smlightning.rehearsal.evidence import FOR_ALL_NODES, Attempt, Rank
 from smlightning.rehearsal.hosts import Host
 from smlightning.rehearsal.plan import KILL_RANK, LOSE_HOST, Fault, Plan
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-# Of what a rank sees in an epoch so much may be there twice; of more nothing is concluded.
+# If a larger part of a rank's epoch repeats itself, ranks cannot be compared.
 RECURRING = 0.1
-SHARED_SAMPLES = 0.5  # of the smaller one's; two ranks with more in common see the same data
+SHARED_SAMPLES = 0.5  # part of a rank's samples; two ranks that share more see the same data
 FAILURE_REASON = 1024  # characters of output/failure that SageMaker shows
+PREDICTION = 120  # seconds
 # A shard below a job's folder, or one that is being written, by its rank (checkpoints/files.py).
 SHARD = re.compile(r"checkpoints/\.?\d{6,}-(?:best-)?(\d{5})-of-\d{5}.*\.shard")
 FAILED_BEFORE = "the job failed before"
@@ -38,12 +41,18 @@ class Check:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What a check concludes, before it has its name."""
+    """The conclusion of a check, before it has its name."""
 
     verdict: str
     detail: str
-    # The evidence is not complete: no fault of its own if a host failed, else a failure.
+    # Evidence is missing: skipped if a host failed, else a failure.
     incomplete: bool = False
+
+    def named(self, name: str, attempt: Attempt) -> Check:
+        """The check of this name."""
+        if self.incomplete and not attempt.succeeded:
+            return Check(name, SKIPPED, FAILED_BEFORE)
+        return Check(name, self.verdict, self.detail)
 
 
 Judge = Callable[[Plan, Attempt], Conclusion]
@@ -64,35 +73,29 @@ def incomplete(detail: str) -> Conclusion:
 def judge(plan: Plan, attempt: Attempt) -> list[Check]:
     """Every check of an attempt that was not interrupted, in the order of the report."""
     if plan.fault:
-        return named(AFTER_A_FAULT, plan, attempt)
+        return judged(AFTER_A_FAULT, plan, attempt)
     checks = dict(OF_A_JOB)
     if plan.distribution != "smddp":
         del checks["smddp-contract"]
-    return named(checks, plan, attempt)
+    return judged(checks, plan, attempt)
 
 
 def judge_interruption(plan: Plan, interrupted: Attempt) -> list[Check]:
     """Whether an interrupted attempt ended as it should."""
-    return named(OF_AN_INTERRUPTION, plan, interrupted)
+    return judged({"ends-in-time": ends_after_interruption}, plan, interrupted)
 
 
 def judge_restart(restarted: Attempt, undisturbed: Attempt) -> list[Check]:
-    """Whether a restarted attempt resumed, and ended as one that was not interrupted."""
-    outcomes = {
-        "resumes-from-checkpoint": resumes_from_checkpoint(restarted),
-        "weights-as-undisturbed": weights_as_undisturbed(restarted, undisturbed),
-    }
-    return [with_name(name, outcome, restarted) for name, outcome in outcomes.items()]
+    """Whether a restarted attempt resumed, and ended like an undisturbed one."""
+    weights = weights_as_undisturbed(restarted, undisturbed)
+    return [
+        resumes_from_checkpoint(restarted).named("resumes-from-checkpoint", restarted),
+        weights.named("weights-as-undisturbed", restarted),
+    ]
 
 
-def named(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Check]:
-    return [with_name(name, check(plan, attempt), attempt) for name, check in table.items()]
-
-
-def with_name(name: str, outcome: Conclusion, attempt: Attempt) -> Check:
-    if outcome.incomplete and not attempt.succeeded:
-        return Check(name, SKIPPED, FAILED_BEFORE)
-    return Check(name, outcome.verdict, outcome.detail)
+def judged(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Check]:
+    return [check(plan, attempt).named(name, attempt) for name, check in table.items()]
 
 
 # How the hosts ended.
@@ -110,16 +113,17 @@ def hosts_succeeded(plan: Plan, attempt: Attempt) -> Conclusion:
 
 
 def cause_line(failure: str | None) -> str:
-    """The first line of a failure file that says something."""
+    """The first line of a failure file that gives a cause."""
     for line in (failure or "").splitlines():
         text = line.strip()
         if not re.match(r"(ExitCode|\w+Error:$|$)", text):
-            return shorten(text.removeprefix('ErrorMessage "'), 400, placeholder=" …")
+            text = text.removeprefix('ErrorMessage "').rstrip('"; ')
+            return shorten(text, 400, placeholder=" …")
     return ""
 
 
 def success_or_failure_file(plan: Plan, attempt: Attempt) -> Conclusion:
-    """``output/success`` after exit 0, ``output/failure`` after anything else."""
+    """``output/success`` after exit 0, else ``output/failure``."""
     wrong = []
     for host in attempt.hosts:
         present = [name for name in ("success", "failure") if host.output(name) is not None]
@@ -128,11 +132,11 @@ def success_or_failure_file(plan: Plan, attempt: Attempt) -> Conclusion:
     return passed_if(not wrong, f"not on hosts {wrong}" if wrong else "one per host, the right one")
 
 
-# Which ranks there were.
+# The ranks.
 
 
 def world_size(plan: Plan, attempt: Attempt) -> Conclusion:
-    """All ranks say the planned one."""
+    """All ranks have the planned world size."""
     expected = f"expected {plan.world_size}"
     if not attempt.ranks:
         return incomplete(f"no rank reached a Trainer; {expected}")
@@ -142,7 +146,7 @@ def world_size(plan: Plan, attempt: Attempt) -> Conclusion:
 
 
 def ranks_complete(plan: Plan, attempt: Attempt) -> Conclusion:
-    """Each rank from 0 to world size - 1 is there once."""
+    """Each rank from 0 to world size - 1 exists once."""
     ranks = [rank.rank for rank in attempt.ranks]
     expected = list(range(plan.world_size))
     some_are_absent = len(set(ranks)) == len(ranks) and set(ranks) < set(expected)
@@ -151,130 +155,106 @@ def ranks_complete(plan: Plan, attempt: Attempt) -> Conclusion:
 
 
 def node_ranks(plan: Plan, attempt: Attempt) -> Conclusion:
-    """Node and local rank follow from the host that the process ran on."""
+    """Node and local rank match the host that the process ran on."""
     wrong = []
     for rank in attempt.ranks:
         host = rank.host + 1
         if rank.node_rank != rank.host:
             wrong.append(f"rank {rank.rank} on host {host} says node rank {rank.node_rank}")
         if rank.rank != rank.host * plan.processes + rank.local_rank:
-            local = f"with local rank {rank.local_rank}"
-            wrong.append(f"rank {rank.rank} is on host {host} {local}")
+            wrong.append(f"rank {rank.rank} is on host {host} with local rank {rank.local_rank}")
     if wrong:
         return Conclusion(FAILED, "; ".join(wrong))
     if len(attempt.ranks) < plan.world_size:
-        reached = f"{len(attempt.ranks)} of {plan.world_size} ranks"
-        return incomplete(f"{reached} reached a Trainer")
+        return incomplete(f"{len(attempt.ranks)} of {plan.world_size} ranks reached a Trainer")
     return Conclusion(PASSED, f"0 to {plan.hosts - 1}")
 
 
-# What they were given, and what they computed.
+# Their data, and their results.
 
 
 def prepare_data_once_per_node(plan: Plan, attempt: Attempt) -> Conclusion:
-    """In each of Trainer's runs once per node, by local rank 0.
+    """Local rank 0 calls prepare_data once per node in each of Trainer's runs.
 
-    ``test`` on SMDDP finds the data prepared by ``fit``.
+    Calls for all nodes belong to rank 0. ``test`` on SMDDP finds the data prepared by ``fit``.
     """
     if not any(rank.prepare_data for rank in attempt.ranks):
         return skipped("no prepare_data was called")
-    wrong = [wrong_call(rank, call, n) for rank, call, n in excess_calls(attempt.ranks)]
-    if wrong:
-        return Conclusion(FAILED, "; ".join(wrong))
-    leaders = [rank.prepare_data for rank in attempt.ranks if rank.local_rank == 0]
-    per_node = [without_calls_for_all(calls) for calls in leaders]
-    if any(calls != per_node[0] for calls in per_node):
-        return incomplete(f"calls differ between nodes: {per_node}")
-    return Conclusion(PASSED, ", ".join(leaders[0]))
-
-
-def without_calls_for_all(calls: Sequence[str]) -> list[str]:
-    """Without those for all nodes, which only rank 0 makes."""
-    return [call for call in calls if not call.endswith(FOR_ALL_NODES)]
-
-
-def excess_calls(ranks: Sequence[Rank]) -> list[tuple[Rank, str, int]]:
-    """Calls of prepare_data that were too many: (who, which, how often)."""
-    excess = []
-    for rank in ranks:
+    wrong = []
+    per_node = []
+    for rank in attempt.ranks:
         for call, times in Counter(rank.prepare_data).items():
             number = rank.rank if call.endswith(FOR_ALL_NODES) else rank.local_rank
             if times > 1 or number != 0:
-                excess.append((rank, call, times))
-    return excess
-
-
-def wrong_call(rank: Rank, call: str, times: int) -> str:
-    return f"rank {rank.rank} (local rank {rank.local_rank}) called {call} {times} times"
+                who = f"rank {rank.rank} (local rank {rank.local_rank})"
+                wrong.append(f"{who} called {call} {times} times")
+        if rank.local_rank == 0:
+            calls = [call for call in rank.prepare_data if not call.endswith(FOR_ALL_NODES)]
+            per_node.append(calls)
+    if wrong:
+        return Conclusion(FAILED, "; ".join(wrong))
+    if any(calls != per_node[0] for calls in per_node):
+        return incomplete(f"calls differ between nodes: {per_node}")
+    return Conclusion(PASSED, ", ".join(attempt.ranks[0].prepare_data))
 
 
 def data_divided(plan: Plan, attempt: Attempt) -> Conclusion:
     """No two ranks saw the same batch in the first epoch, nor mostly the same samples.
 
-    A batch of one sample counts as that sample, since samplers repeat up to world size - 1 of them
-    to give every rank as many.
+    A batch of one sample counts as that sample, since samplers repeat up to world size - 1 samples
+    to give every rank the same number.
     """
     if plan.world_size == 1:
         return skipped("one rank has all of the data")
-    ranks = attempt.ranks
-    pairs = [
-        compare_data(one, other, plan.world_size) for one, other in itertools.combinations(ranks, 2)
-    ]
-    if all(pair is None for pair in pairs):
-        if any(rank.batches for rank in ranks):
-            return skipped("the same batches recur on a rank by themselves")
-        return skipped("no batch was seen")
-    kind = "samples" if any(rank.samples for rank in ranks) else "batches"
-    holders = Counter(
-        digest
-        for rank in ranks
-        for digest in set(rank.samples if kind == "samples" else batch_digests(rank))
-    )
+    pairs = itertools.combinations(attempt.ranks, 2)
+    compared = [shared_data(one, other, plan.world_size) for one, other in pairs]
+    if all(pair is None for pair in compared):
+        seen = any(rank.batches for rank in attempt.ranks)
+        return skipped("each rank sees equal batches again and again" if seen else "no batch")
+    kind = "samples" if any(rank.samples for rank in attempt.ranks) else "batches"
+    holders: Counter[str] = Counter()
+    for rank in attempt.ranks:
+        holders.update(set(rank.samples if kind == "samples" else batch_digests(rank)))
     repeated = sum(number > 1 for number in holders.values())
-    shared = [sentence for sentence in pairs if sentence]
+    shared = [sentence for sentence in compared if sentence]
     total = f"{repeated} of {len(holders)} {kind} on more than one rank"
     return passed_if(not shared, "; ".join([total, *shared[:3]]))
 
 
-def compare_data(one: Rank, other: Rank, ranks: int) -> str | None:
-    """What two ranks both saw and should not have; empty: nothing; None: it cannot be told."""
+def shared_data(one: Rank, other: Rank, ranks: int) -> str | None:
+    """The data that two ranks share and should not; empty: none; None: they cannot be compared."""
     both = f"ranks {one.rank} and {other.rank} both saw"
-    known = False
-    if may_compare(batches := (batch_digests(one), batch_digests(other))):
-        known = True
-        common, size = overlap(*batches)
+    batches = batch_digests(one), batch_digests(other)
+    samples = one.samples, other.samples
+    if may_compare(*batches):
+        common = len(set(batches[0]) & set(batches[1]))
         if common:
-            return f"{both} {common} of {size} batches"
-    if may_compare(samples := (one.samples, other.samples)):
-        known = True
-        common, size = overlap(*samples)
+            return f"{both} {common} of {min(map(len, batches))} batches"
+    if may_compare(*samples):
+        common = len(set(samples[0]) & set(samples[1]))
+        size = min(map(len, samples))
         if common > SHARED_SAMPLES * size and common >= ranks:
             return f"{both} {common} of {size} samples"
-    return "" if known else None
+    return "" if may_compare(*batches) or may_compare(*samples) else None
 
 
 def batch_digests(rank: Rank) -> list[str]:
-    """Batches of more samples than one, or of a number that is not known."""
+    """Digests of the batches, without those of a single sample."""
     return [digest for digest, size in rank.batches if size != 1]
 
 
-def may_compare(seen: tuple[Sequence[str], Sequence[str]]) -> bool:
-    """Whether both saw something, and little of it twice by themselves."""
+def may_compare(*seen: Sequence[str]) -> bool:
+    """Whether each rank saw data, little of it twice."""
     return all(part and len(set(part)) >= (1 - RECURRING) * len(part) for part in seen)
 
 
-def overlap(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
-    """How many both have, and how many the smaller one has."""
-    return len(set(one) & set(other)), min(len(one), len(other))
-
-
 def weights_identical(plan: Plan, attempt: Attempt) -> Conclusion:
-    """All ranks ended with the same weights, those trained and those tested."""
+    """All ranks ended with the same weights, both trained and tested."""
     by_weights: dict[str | None, list[int]] = {}
     for rank in attempt.ranks:
         by_weights.setdefault(rank.weights, []).append(rank.rank)
     if not by_weights or None in by_weights:
-        return ended_too_early(by_weights.get(None))
+        return incomplete(f"ranks {by_weights.get(None, 'all')} ended without weights")
     details = [f"{weights} on ranks {ranks}" for weights, ranks in by_weights.items()]
     return same_or_incomplete(len(by_weights) == 1, "; ".join(details))
 
@@ -283,10 +263,10 @@ def metrics_identical(plan: Plan, attempt: Attempt) -> Conclusion:
     """All ranks have the same metrics of validation and test."""
     ranks = attempt.ranks
     if not ranks:
-        return ended_too_early(None)
-    if not any(rank.metrics for rank in ranks):
-        return skipped("none was logged in validation or test")
+        return incomplete("no rank reached a Trainer")
     names = sorted({name for rank in ranks for name in rank.metrics})
+    if not names:
+        return skipped("none was logged in validation or test")
     differing = []
     for name in names:
         values = [rank.metrics.get(name) for rank in ranks]
@@ -298,82 +278,86 @@ def metrics_identical(plan: Plan, attempt: Attempt) -> Conclusion:
     return Conclusion(PASSED, ", ".join(values_of_all))
 
 
-def ended_too_early(ranks: list[int] | None) -> Conclusion:
-    return incomplete(f"ranks {ranks or 'all'} ended before there were any")
-
-
 def same_or_incomplete(same: bool, detail: str) -> Conclusion:
-    """Ranks that failed did so at different steps."""
+    """Ranks that failed did so at different steps: their difference proves nothing."""
     return Conclusion(PASSED, detail) if same else incomplete(detail)
 
 
-# What they left behind.
+# Their files.
 
 
 def one_writer(plan: Plan, attempt: Attempt) -> Conclusion:
-    """Artifacts and checkpoints come from one rank; other hosts have but what was restored.
+    """One rank writes artifacts and checkpoints; other hosts have only restored files.
 
-    Of a sharded run each rank writes its own shards beside them.
+    In a sharded run each rank also writes its own shards, on its own host.
     """
-    wrote = [(rank.rank, files) for rank in attempt.ranks if (files := _files_but_shards(rank))]
+    details = []
+    writers = 0
+    for rank in attempt.ranks:
+        files = [name for name in rank.files if rank_of_shard(name) != rank.rank]
+        if files:
+            writers += 1
+            details.append(f"rank {rank.rank} wrote {len(files)} files, {files[0]} first")
     elsewhere = files_of_other_hosts(attempt)
-    details = [f"rank {rank} wrote {len(files)} files, {files[0]} first" for rank, files in wrote]
     if elsewhere:
         details.append(f"not on host 1: {', '.join(elsewhere[:3])}")
     if not details:
         return incomplete("no rank wrote anything")
-    one = len({rank for rank, _ in wrote}) == 1 and not elsewhere
-    return passed_if(one, "; ".join(details))
+    return passed_if(writers == 1 and not elsewhere, "; ".join(details))
 
 
-def _files_but_shards(rank: Rank) -> list[str]:
-    """What a rank wrote beside its own shards."""
-    return [name for name in rank.files if _rank_of_shard(name) != rank.rank]
-
-
-def _rank_of_shard(name: str) -> int | None:
-    """Whose shard a file below `checkpoints` is; None where it is none."""
+def rank_of_shard(name: str) -> int | None:
+    """The rank of a shard below a job's folder; None for another file."""
     match = SHARD.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def files_of_other_hosts(attempt: Attempt) -> list[str]:
-    """What hosts beyond the first have where SageMaker keeps what a job leaves behind, but for the
-    shards of their own ranks.
-    """
+    """Result files on hosts beyond the first, without restored ones and shards of their ranks."""
     host_of: dict[int | None, int] = {rank.rank: rank.host for rank in attempt.ranks}
     restored = set()
     if attempt.restored:
         restored = {path.relative_to(attempt.restored) for path in attempt.restored.rglob("*")}
-    files = []
-    for number, host in enumerate(attempt.hosts[1:], 1):
+    found = []
+    for host in attempt.hosts[1:]:
         for folder in ("model", "checkpoints", "output/data"):
-            kept = host.base / folder
-            files += [
-                str(path.relative_to(attempt.folder))
-                for path in kept.rglob("*")
-                if path.is_file()
-                and path.relative_to(kept) not in restored
-                and host_of.get(_rank_of_shard(path.relative_to(host.base).as_posix())) != number
-            ]
-    return files
+            for path in (host.base / folder).rglob("*"):
+                shard = rank_of_shard(path.relative_to(host.base).as_posix())
+                is_own = host_of.get(shard) == host.index
+                is_restored = path.relative_to(host.base / folder) in restored
+                if path.is_file() and not is_own and not is_restored:
+                    found.append(str(path.relative_to(attempt.folder)))
+    return found
 
 
 def smddp_contract(plan: Plan, attempt: Attempt) -> Conclusion:
-    """The stub refuses what SMDDP's documentation does not allow."""
-    refusals = "; ".join(attempt.refusals)
-    return passed_if(not refusals, refusals or "the stub refused nothing")
+    """The job makes no call that SMDDP's documentation excludes."""
+    violations = "; ".join(attempt.violations)
+    return passed_if(not violations, violations or "every call is supported")
 
 
 def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
     """``predict.py --sample`` answers the project's own sample input with the trained model."""
+    host = attempt.hosts[0]
+    program = host.base / "code" / "predict.py"
     if not attempt.succeeded:
         return skipped(FAILED_BEFORE)
-    if not prediction.program(attempt).is_file():
+    if not program.is_file():
         return skipped("no predict.py in the source folder")
-    ended = prediction.predict_sample(plan, attempt)
-    if ended is None:
-        return Conclusion(FAILED, f"predict.py did not answer in {prediction.TIMEOUT} s")
+    command = [sys.executable, str(program), "--model_dir", str(host.base / "model"), "--sample"]
+    variables = container_environment(plan, attempt.folder, host)
+    variables["PYTHONPATH"] = ""  # without the stubs
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=attempt.folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=PREDICTION,
+        )
+    except subprocess.TimeoutExpired:
+        return Conclusion(FAILED, f"predict.py did not answer in {PREDICTION} s")
     if ended.returncode == 2 and "--sample" in ended.stderr:
         return skipped("predict.py has no option --sample, which would answer a sample input")
     output = ended.stdout if ended.returncode == 0 else ended.stderr
@@ -397,11 +381,11 @@ def resumes_from_checkpoint(restarted: Attempt) -> Conclusion:
 
 
 def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Conclusion:
-    """The weights are those of the job that was not interrupted."""
+    """The weights are those of the undisturbed job."""
     again = {rank.weights or "none" for rank in restarted.ranks}
-    alone = {rank.weights or "none" for rank in undisturbed.ranks}
-    equal = again == alone and len(again) == 1 and "none" not in again
-    detail = f"{', '.join(sorted(again))} restarted and {', '.join(sorted(alone))} undisturbed"
+    before = {rank.weights or "none" for rank in undisturbed.ranks}
+    equal = again == before and len(again) == 1 and "none" not in again
+    detail = f"{', '.join(sorted(again))} restarted and {', '.join(sorted(before))} undisturbed"
     return same_or_incomplete(equal, detail)
 
 
@@ -409,7 +393,7 @@ def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Conclusi
 
 
 def ends_after_fault(plan: Plan, attempt: Attempt) -> Conclusion:
-    """Every host ended by itself, in the time it had after a rank's fault."""
+    """Every host ended by itself soon after a rank's fault."""
     times = [rank.fault_at for rank in attempt.ranks if rank.fault_at is not None]
     if not times:
         return Conclusion(FAILED, f"rank {fault_of(plan).target} never reached its fault")
@@ -417,7 +401,7 @@ def ends_after_fault(plan: Plan, attempt: Attempt) -> Conclusion:
 
 
 def ends_after_interruption(plan: Plan, attempt: Attempt) -> Conclusion:
-    """Every host ended by itself, in the time it had after one was stopped or lost, and failed."""
+    """Every host failed by itself soon after one was stopped or lost."""
     fault = fault_of(plan)
     target = attempt.hosts[fault.target]
     ended = f"hosts ended with {[host.exit_code for host in attempt.hosts]}"
@@ -427,7 +411,7 @@ def ends_after_interruption(plan: Plan, attempt: Attempt) -> Conclusion:
             place = "step 2 with a checkpoint (-- --checkpoint_steps 1 writes some)"
         return Conclusion(FAILED, f"host {target.number} never reached {place}: {ended}")
     if any(host.exit_code == 0 for host in attempt.hosts):
-        return Conclusion(FAILED, f"one ended as if nothing had happened: {ended}")
+        return Conclusion(FAILED, f"a host succeeded in spite of the interruption: {ended}")
     return ended_in_time(attempt.hosts, target.interrupted_at)
 
 
@@ -439,7 +423,7 @@ def ended_in_time(hosts: Sequence[Host], start: float) -> Conclusion:
 def failure_names_cause(plan: Plan, attempt: Attempt) -> Conclusion:
     """The part of output/failure that SageMaker shows as FailureReason names the rank."""
     fault = fault_of(plan)
-    # A host whose only rank was killed has nobody left to write it.
+    # A host whose only rank was killed has no process left to write it.
     silent_host = fault.target if fault.kind == KILL_RANK and plan.processes == 1 else None
     writing = [host for host in attempt.hosts if host.index != silent_host] or attempt.hosts
     name = re.compile(rf"\brank\s*:?\s*{fault.target}\b")
@@ -482,4 +466,3 @@ AFTER_A_FAULT: dict[str, Judge] = {
     "ends-in-time": ends_after_fault,
     "failure-names-cause": failure_names_cause,
 }
-OF_AN_INTERRUPTION: dict[str, Judge] = {"ends-in-time": ends_after_interruption}

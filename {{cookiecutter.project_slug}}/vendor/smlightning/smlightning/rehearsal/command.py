@@ -1,4 +1,4 @@
-"""``python -m smlightning rehearse``: the job's cluster on this machine, before it is paid for."""
+"""``python -m smlightning rehearse``: simulates the job's cluster on this machine."""
 
 import argparse
 import json
@@ -20,26 +20,28 @@ if TYPE_CHECKING:
     from smlightning.rehearsal.plan import Plan
 
 DESCRIPTION = """\
-Simulate the job's cluster on this machine, before it is paid for.
+Simulate the job's cluster on this machine before you pay for it.
 
 SageMaker's own training toolkit starts src/train.py on several hosts, which are loopback
-addresses of this machine; the ranks train over gloo on the CPU. Ranks, weights and outputs
-are verified. No job is sent; of a channel's data a sample may come from S3.
+addresses of this machine; the ranks train over gloo on the CPU. The command verifies ranks,
+weights and outputs. It sends no job; S3 is read only for a sample of a channel's data.
 
   python -m smlightning rehearse --hosts 2 --processes 2
   python -m smlightning rehearse --distribution smddp -- --epochs 1 --lr 1e-3
   python -m smlightning rehearse --hosts 2 --stop-host 2
 """
 EPILOG = """\
-What is not given comes from job.toml.
+Defaults come from job.toml.
 
 exit status: 0 if every host succeeded and every check passed, 1 if not, 2 for a mistake on
 this command line or in job.toml, 130 after Ctrl-C.
 """
+# Launchers by the names that people know, and the distributions that use them.
+LAUNCHERS = {"torchrun": "torch_distributed", "mpirun": "pytorchddp"}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; what follows ``--`` are hyperparameters."""
+    """The command line; hyperparameters follow ``--``."""
     command = argparse.ArgumentParser(
         prog="python -m smlightning rehearse",
         usage="%(prog)s [options] [-- --epochs 1 --lr 1e-3 ...]",
@@ -48,93 +50,67 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_cluster(command)
-    add_code_and_data(command)
-    add_faults(command)
-    add_output(command)
-    return command
-
-
-def add_cluster(command: argparse.ArgumentParser) -> None:
     add = command.add_argument_group("the cluster").add_argument
     add("--hosts", type=int, metavar="N", help="hosts (instance_count)")
     add("--processes", type=int, metavar="N", help="processes per host, one for each GPU (2)")
-    add(
-        "--distribution",
-        choices=DISTRIBUTIONS,
-        metavar="NAME",
-        help=f"how SageMaker starts the script: {', '.join(DISTRIBUTIONS)}",
-    )
-    add(
-        "--image-versions",
-        action="store_true",
-        help="run with the image's torch, in an environment that pip makes once",
-    )
+    names = f"how SageMaker starts the script: {', '.join(DISTRIBUTIONS)}"
+    add("--distribution", type=distribution, metavar="NAME", help=names)
+    pip = "run with the image's torch, in an environment that pip fills once"
+    add("--image-versions", action="store_true", help=pip)
 
-
-def add_code_and_data(command: argparse.ArgumentParser) -> None:
     add = command.add_argument_group("code and data").add_argument
     add("--job", type=Path, metavar="FILE", help="the job (job.toml)")
-    add("--profile", metavar="NAME", help="of AWS's configuration, in place of job.toml's")
+    add("--profile", metavar="NAME", help="profile of AWS's configuration, instead of job.toml's")
     add("--source-dir", type=Path, metavar="DIR", help="the folder with train.py (src)")
-    add(
-        "--channel",
-        action="append",
-        default=[],
-        metavar="NAME=DIR",
-        help="a channel's data; without it a sample comes from S3",
-    )
-    add(
-        "--inherit",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a variable of this shell that the hosts get, too; one of [secrets] they read "
-        "from a stub of Secrets Manager",
-    )
-    add(
-        "--batches",
-        type=int,
-        metavar="N",
-        help="of one epoch, of validation and of test (20); 0: all of all epochs",
-    )
+    sample = "a channel's data; the default is a sample from S3"
+    add("--channel", action="append", default=[], metavar="NAME=DIR", help=sample)
+    inherit = "give the hosts this variable of your shell; it can stand for a secret of [secrets]"
+    add("--inherit", action="append", default=[], metavar="NAME", help=inherit)
+    limit = "limit for one epoch, validation and test (20); 0: all batches of all epochs"
+    add("--batches", type=int, metavar="N", help=limit)
     add("hyperparameters", nargs="*", metavar="-- --NAME VALUE", help="options of train.py")
 
-
-def add_faults(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("what goes wrong in the middle of training, one at a time")
-    add = group.add_argument
+    add = command.add_argument_group("faults in the middle of training, one at a time").add_argument
     add("--fail-rank", type=int, metavar="R", help="rank R, from 0, raises an error")
-    add("--kill-rank", type=int, metavar="R", help="rank R is killed")
-    add(
-        "--stop-host",
-        type=int,
-        metavar="N",
-        help="host N, from 1, gets SIGTERM; the job starts again, and its weights are compared",
-    )
-    add(
-        "--lose-host",
-        type=int,
-        metavar="N",
-        help="the same with a host that is killed, once there is a checkpoint",
-    )
+    add("--kill-rank", type=int, metavar="R", help="kill rank R")
+    stop = "host N, from 1, gets SIGTERM; then the job starts again, and weights are compared"
+    add("--stop-host", type=int, metavar="N", help=stop)
+    lose = "the same, but host N is killed once there is a checkpoint"
+    add("--lose-host", type=int, metavar="N", help=lose)
 
-
-def add_output(command: argparse.ArgumentParser) -> None:
     add = command.add_argument_group("time and output").add_argument
     add("--timeout", type=float, default=1800, metavar="S", help="end after S seconds (1800)")
-    add("--json", type=Path, metavar="FILE", help="write what each rank saw, and the verdicts")
+    add("--json", type=Path, metavar="FILE", help="write the verdicts and each rank's facts")
     add("--keep", type=Path, metavar="DIR", help="keep the hosts' folders and complete logs")
+    return command
+
+
+def distribution(name: str) -> str:
+    """The name; a wrong one ends the command with the nearest right one."""
+    if name in DISTRIBUTIONS:
+        return name
+    right = LAUNCHERS.get(name)
+    cure = f"use {right}" if right else f"use one of {', '.join(DISTRIBUTIONS)}"
+    raise argparse.ArgumentTypeError(f"{name!r} is not a distribution of SageMaker; {cure}")
+
+
+def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line's values; a mistake ends the process with status 2."""
+    command = parser()
+    arguments, unknown = command.parse_known_args(argv)
+    if unknown:
+        command.error(f"unknown option {unknown[0]}; options of train.py follow --")
+    return arguments
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command's exit status, as the help says."""
-    arguments = parser().parse_args(argv)
+    """The command's exit status, as the help lists them."""
+    arguments = read_arguments(argv)
     for number in END_SIGNALS:
         signal.signal(number, interrupt)
     run: Path | None = None
     try:
-        # Here, so that --help does not wait for them.
+        # Imported here, so that --help answers at once.
         from smlightning import project
         from smlightning.rehearsal import report
         from smlightning.rehearsal.planning import make_plan
@@ -152,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
         print_error(error)
         return 2
     except OSError as error:
-        cure = "" if run else "; a rehearsal needs a temporary folder that it can write to (TMPDIR)"
+        cure = "" if run else "; a rehearsal needs a writable temporary folder (TMPDIR)"
         print(f"error: {error}{cure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -166,14 +142,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def interrupt(*_: object) -> None:
-    """Signals that end the rehearsal: as Ctrl-C, once. Cleaning up takes seconds."""
+    """End the rehearsal as Ctrl-C does, once: cleaning up takes seconds."""
     for number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def run_with_image_versions(argv: Sequence[str], root: Path, plan: "Plan") -> None:
-    """Go on in the image's environment, as the same process, so that signals reach it."""
+    """Continue in the image's environment, as the same process, so that signals reach it."""
     from smlightning.rehearsal.image import image_python
 
     python = str(image_python(plan.image, root, plan.request.get("Environment", {})))

@@ -1,4 +1,4 @@
-"""The environment of a host's processes: a container's, by the request and the rehearsal."""
+"""The environment of a host's processes: the container's, by the request, and the stubs'."""
 
 import os
 import site
@@ -10,6 +10,7 @@ from smlightning.cluster.location import DEFAULT_PORT
 from smlightning.rehearsal import mpirun
 from smlightning.rehearsal.hosts import LOOPBACK, Host, with_local_channels
 from smlightning.rehearsal.plan import Plan
+from smlightning.stored_secrets import REHEARSED
 
 CONTAINER = "sagemaker_pytorch_container.training:main"  # AWS's own entry of the PyTorch image
 STUB = "mpirun_stub:main"  # the same with what this machine lacks replaced
@@ -36,20 +37,11 @@ INHERITED = {
 
 
 def container_environment(
-    plan: Plan,
-    run: Path,
-    host: Host,
-    port: int,
-    real_mpirun: bool,
-    shell: Mapping[str, str] = os.environ,
-    store: Mapping[str, str] | None = None,
+    plan: Plan, run: Path, host: Host, shell: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The variables of a host's processes; the later of two of one name wins.
+    """The variables of a host's processes; the later of two with one name wins.
 
-    Nothing of the shell is among them but INHERITED and what the plan lets in by name.
-
-    Args:
-        store: what leads to the stub of Secrets Manager.
+    From the shell come only INHERITED and the variables that the plan lists.
     """
     inherited = {
         name: value
@@ -62,9 +54,10 @@ def container_environment(
         "HOME": str(host.base / "home"),  # without your caches, tokens and credentials
         "PYTHONUSERBASE": site.getuserbase(),
         **inherited,
+        **{REHEARSED + name: shell[name] for name in plan.secrets},
         **with_local_channels(plan, plan.request.get("Environment", {}), as_json=False),
-        **(mpirun.variables() if real_mpirun else {}),
-        **search_paths(run, real_mpirun, inherited.get("PATH", os.defpath)),
+        **(mpirun.variables() if plan.real_mpirun else {}),
+        **search_paths(plan, run, inherited.get("PATH", os.defpath)),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(run / "tmp"),
@@ -72,22 +65,21 @@ def container_environment(
         "CUDA_VISIBLE_DEVICES": "",
         "AWS_REGION": plan.region,
         "AWS_EC2_METADATA_DISABLED": "true",
-        **(store or {}),
         "SAGEMAKER_BASE_DIR": str(host.base),
-        "SAGEMAKER_TRAINING_MODULE": container_entry(plan, port),
-        "PET_MASTER_PORT": str(port),  # one host: the toolkit names no port to torchrun
-        **rehearsal_variables(plan, run, host, port, real_mpirun),
+        "SAGEMAKER_TRAINING_MODULE": container_entry(plan),
+        "PET_MASTER_PORT": str(plan.port),  # one host: the toolkit gives torchrun no port
+        **stub_variables(plan, run, host),
     }
 
 
-def search_paths(run: Path, real_mpirun: bool, path: str) -> dict[str, str]:
-    """Programs and modules, the stubs first.
+def search_paths(plan: Plan, run: Path, path: str) -> dict[str, str]:
+    """PATH and PYTHONPATH, the stubs first.
 
-    The package is not among the modules: each host imports the one beside its train.py.
+    PYTHONPATH does not hold the package: each host imports the copy next to its train.py.
     """
     programs = [run / "stubs" / "bin", Path(sys.executable).parent]
     modules = [run / "stubs"]
-    if real_mpirun:
+    if plan.real_mpirun:
         programs.append(mpirun.OPEN_MPI / "bin")
         modules += mpirun.python_paths()
     return {
@@ -96,27 +88,25 @@ def search_paths(run: Path, real_mpirun: bool, path: str) -> dict[str, str]:
     }
 
 
-def container_entry(plan: Plan, port: int) -> str:
-    """What the toolkit calls: AWS's own entry, unless something of this machine is replaced."""
-    replaced = port != DEFAULT_PORT or plan.distribution in mpirun.LAUNCHED
+def container_entry(plan: Plan) -> str:
+    """AWS's own entry, or the stub's if something of this machine is replaced."""
+    replaced = plan.port != DEFAULT_PORT or plan.distribution in mpirun.LAUNCHED
     return STUB if replaced else CONTAINER
 
 
-def rehearsal_variables(
-    plan: Plan, run: Path, host: Host, port: int, real_mpirun: bool
-) -> dict[str, str]:
-    """What the stubs read."""
+def stub_variables(plan: Plan, run: Path, host: Host) -> dict[str, str]:
+    """The variables that the stubs read."""
     fault = f"{plan.fault.kind} {plan.fault.target}" if plan.fault else ""
     processes = 0 if plan.distribution == "none" else plan.processes
     return {
         "REHEARSAL_PYTHON": sys.executable,
-        "REHEARSAL_PORT": str(port),
+        "REHEARSAL_PORT": str(plan.port),
         "REHEARSAL_HOST": str(host.index),
         "REHEARSAL_BASE": str(host.base),
         "REHEARSAL_EVIDENCE": str(run / "evidence"),
         "REHEARSAL_BATCHES": str(plan.batches),
         "REHEARSAL_FAULT": fault,
         "REHEARSAL_PROCESSES": str(processes),  # GPUs that nvidia-smi's stub lists
-        "REHEARSAL_WITHOUT_MPIRUN": "" if real_mpirun else "1",
+        "REHEARSAL_WITHOUT_MPIRUN": "" if plan.real_mpirun else "1",
         "REHEARSAL_SINGLE_HOST": "1" if plan.hosts == 1 else "",
     }

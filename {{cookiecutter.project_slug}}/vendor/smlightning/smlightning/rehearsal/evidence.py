@@ -1,4 +1,4 @@
-"""What each rank of an attempt noted about itself; stubs/rehearsal_recorder.py writes it."""
+"""The facts that each rank of an attempt noted about itself (stubs/rehearsal_recorder.py)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,9 @@ from typing import Any
 
 from smlightning.rehearsal.hosts import Host
 
-# Digests of what a rank was given: thousands, which the check data-divided alone reads.
+# Thousands of digests, which only the check data-divided reads.
 NOT_REPORTED = ("batches", "samples")
-# How the recorder marks prepare_data_per_node=False: rank 0 alone calls it.
+# How the recorder marks prepare_data_per_node=False: only rank 0 calls it.
 FOR_ALL_NODES = "for all nodes"
 
 
@@ -25,21 +25,20 @@ class Rank:
     world_size: int
     current_host: str = ""  # SM_CURRENT_HOST
     package: str = ""  # the file of smlightning that it imported; empty: none
-    prepare_data: Sequence[str] = ()  # calls: whose, in which of Trainer's runs
+    prepare_data: Sequence[str] = ()  # calls: class, and which of Trainer's runs
     metrics: Mapping[str, float] = field(default_factory=dict)  # of validation and test
-    files: Sequence[str] = ()  # written where SageMaker keeps what a job leaves behind
+    files: Sequence[str] = ()  # written where SageMaker keeps a job's results
     weights: str | None = None  # digests; None: it ended before there were any
     first_step: int | None = None  # where fit() began
     fault_at: float | None = None  # when it carried out its fault, in seconds of time.time()
-    batches: Sequence[tuple[str, int]] = ()  # digest and number of samples, 0 where not known
+    batches: Sequence[tuple[str, int]] = ()  # digest and number of samples, 0 if unknown
     samples: Sequence[str] = ()  # digests
 
     def report(self) -> dict[str, Any]:
-        """What the JSON report holds of the rank."""
-        facts = asdict(self)
+        """The rank's facts in the JSON report."""
         return {
             name: value
-            for name, value in facts.items()
+            for name, value in asdict(self).items()
             if value is not None and name not in NOT_REPORTED
         }
 
@@ -52,7 +51,7 @@ class Attempt:
     hosts: Sequence[Host]
     ranks: Sequence[Rank] = ()
     restored: Path | None = None  # the checkpoints that its hosts had from the beginning
-    refusals: Sequence[str] = ()  # sentences of SMDDP's stub
+    violations: Sequence[str] = ()  # calls that SMDDP does not support
 
     @property
     def succeeded(self) -> bool:
@@ -66,6 +65,6 @@ def read_ranks(folder: Path) -> list[Rank]:
     return sorted(ranks, key=lambda rank: (rank.rank, rank.host))
 
 
-def read_refusals(folder: Path) -> list[str]:
-    """What SMDDP's stub refused, each sentence once."""
-    return sorted({path.read_text() for path in folder.glob("evidence/refused-*")})
+def read_violations(folder: Path) -> list[str]:
+    """The errors of SMDDP's stub, each once."""
+    return sorted({path.read_text() for path in folder.glob("evidence/smddp-*")})

@@ -1,6 +1,6 @@
-"""A host that is stopped or lost in the middle of training, and what S3 keeps of it.
+"""Stops or kills a host in the middle of training, and keeps its checkpoints as S3 does.
 
-The other faults, an error and a killed rank, are carried out by stubs/rehearsal_recorder.py.
+stubs/rehearsal_recorder.py carries out the other faults: an error, and a killed rank.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from smlightning.rehearsal.plan import LOSE_HOST, STOP_HOST, Fault
 
 
 def may_interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
-    """Whether the host is in training; if it is to be lost, also whether there is a checkpoint."""
+    """Whether the host is in training and, if it will be lost, there is a checkpoint."""
     if not (run / "evidence" / f"in-training-{fault.target}").exists():
         return False
     if fault.kind == STOP_HOST:
@@ -23,10 +23,10 @@ def may_interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
 
 
 def interrupt(fault: Fault, run: Path, host: Host) -> None:
-    """Kill all that runs on the host, or send SIGTERM to its entry point as SageMaker does.
+    """Kill the host's processes, or send SIGTERM to its entry point as SageMaker does.
 
-    The entry point looks for the script in /proc, which hosts of one machine share: it is shown
-    ``processes/`` with links to the host's own instead.
+    The entry point looks for the script in /proc, which the hosts share: here it looks in
+    ``processes/``, which links to the processes of this host.
     """
     running = processes.of_run(run, host.index)
     if fault.kind == LOSE_HOST:
@@ -41,9 +41,9 @@ def interrupt(fault: Fault, run: Path, host: Host) -> None:
 
 
 def upload_checkpoints(hosts: Sequence[Host], into: Path) -> Path:
-    """What S3 holds after an attempt: the checkpoints of every host, in one folder.
+    """Copy the checkpoints of every host into one folder, as to S3.
 
-    Of two files with one name the first host's stays.
+    If two hosts have a file with the same name, the first host's stays.
     """
     for host in reversed(hosts):
         shutil.copytree(host.base / "checkpoints", into, dirs_exist_ok=True)

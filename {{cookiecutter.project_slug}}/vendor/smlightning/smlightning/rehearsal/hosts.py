@@ -15,10 +15,10 @@ from smlightning.rehearsal.plan import Plan
 
 STUBS = Path(__file__).parent / "stubs"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
-INSTANCE_GROUP = "homogeneousCluster"  # SageMaker's name where the request has no groups
-# Below /opt/ml, of which each host has its own.
+INSTANCE_GROUP = "homogeneousCluster"  # SageMaker's name if the request has no groups
+# Below /opt/ml, which each host has for itself.
 FOLDERS = ("input/config", "input/data", "model", "output/data", "checkpoints", "home")
-# Of the archive: what the toolkit would install here, and what a run or a tool has left in it.
+# The toolkit would install the first here; runs and tools leave the others in src/.
 NOT_COPIED = ("requirements.txt", "outputs", "prepared")
 
 
@@ -28,27 +28,27 @@ class Host:
 
     index: int
     address: str
-    base: Path  # stands for /opt/ml
+    base: Path  # in place of /opt/ml
     command: list[str] = field(default_factory=list)
     process: "subprocess.Popen[str] | None" = None
     exit_code: int | None = None
     ended_at: float = 0.0  # seconds of time.time(), as interrupted_at
-    overdue: bool = False  # was ended because its time was over
-    interrupted_at: float = 0.0  # when it was stopped or killed, as planned; 0: not
+    overdue: bool = False  # ended because its time was over
+    interrupted_at: float = 0.0  # when it was stopped or killed as planned; 0: never
 
     @property
     def number(self) -> int:
-        """As people count: from 1."""
+        """The host as people count: from 1."""
         return self.index + 1
 
     def output(self, name: str) -> str | None:
-        """Text of ``output/success`` or ``output/failure``; None where there is none."""
+        """Text of ``output/success`` or ``output/failure``; None if it does not exist."""
         path = self.base / "output" / name
         return path.read_text(errors="replace") if path.is_file() else None
 
 
 def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Host]:
-    """The hosts of one attempt in the folder ``run``, as they are before training.
+    """The hosts of one attempt in the folder ``run``, before training.
 
     Args:
         restored: checkpoints of an earlier attempt, which SageMaker puts on every host.
@@ -72,13 +72,13 @@ def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Ho
 
 
 def copy_stubs(plan: Plan, into: Path) -> None:
-    """Those of what the job's image would hold: SMDDP is in the image of one distribution alone."""
+    """Copy the stubs of what the job's image holds: SMDDP only for its own distribution."""
     absent = [] if plan.distribution == "smddp" else ["smddprun", "smdistributed"]
     shutil.copytree(STUBS, into, ignore=shutil.ignore_patterns("__pycache__", *absent))
 
 
 def write_configuration(plan: Plan, host: Host, addresses: list[str]) -> None:
-    """``input/config``: hyperparameters, resources and channels, in the form of SageMaker's API."""
+    """Write hyperparameters, resources and channels as SageMaker's ``input/config``."""
     content = {
         "hyperparameters": hyperparameters(plan, host),
         "resourceconfig": resources(plan, host, addresses),
@@ -89,13 +89,13 @@ def write_configuration(plan: Plan, host: Host, addresses: list[str]) -> None:
 
 
 def hyperparameters(plan: Plan, host: Host) -> dict[str, str]:
-    """The request's, in their encoding; the code is in a folder here, and on S3 in the request."""
+    """The request's, with the code in a local folder in place of S3."""
     values = with_local_channels(plan, plan.request["HyperParameters"], as_json=True)
     return {**values, "sagemaker_submit_directory": json.dumps(str(host.base / "code"))}
 
 
 def resources(plan: Plan, host: Host, addresses: list[str]) -> dict[str, Any]:
-    """resourceconfig.json, with loopback addresses in place of ``algo-1``, ``algo-2`` and so on."""
+    """resourceconfig.json, with loopback addresses in place of ``algo-1``, ``algo-2``, …"""
     groups = []
     rest = addresses
     for group in plan.cluster:
@@ -132,13 +132,13 @@ def input_data(plan: Plan) -> dict[str, dict[str, str]]:
 
 
 def with_local_channels(plan: Plan, values: Mapping[str, str], as_json: bool) -> dict[str, str]:
-    """Values in which each channel's folder of this machine replaces the container's.
+    """The values, with each channel's local folder in place of the container's.
 
-    Options are compared when a run resumes, so they have to be equal on every host and after a
-    restart: not a path in /opt/ml, which is elsewhere for each host.
+    A resuming run compares options, so they are equal on every host and after a restart: not a
+    path in /opt/ml, which lies elsewhere for each host.
 
     Args:
-        as_json: the values are JSON, so that the folder is written as inside a JSON text.
+        as_json: whether the values are JSON.
     """
     local = dict(values)
     for name, folder in plan.channels.items():

@@ -1,4 +1,4 @@
-"""A real mpirun for a rehearsal on one host: whether it runs here, and the mounts it needs."""
+"""A real mpirun for a rehearsal on one host: whether it runs here, and its mounts."""
 
 import os
 import shutil
@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-# mpirun and mpi4py in an environment of their own, which the Makefile installs: beside torch they
-# would abort a stock Trainer() that no mpirun started.
+# mpirun and mpi4py in an environment of their own, which the Makefile installs: next to torch
+# they would abort a stock Trainer() without mpirun.
 OPEN_MPI = Path(sys.prefix) / "open-mpi"
-LAUNCHED = ("smddp", "pytorchddp")  # distributions whose script mpirun starts
+LAUNCHED = ("smddp", "pytorchddp")  # distributions that use mpirun
 
 # The library that the toolkit preloads reads /opt/ml whatever SAGEMAKER_BASE_DIR says. A tmpfs with
 # all of /opt bound into it makes room for it without touching the disk.
@@ -25,7 +25,7 @@ shift 2; exec "$@"
 
 
 def why_not(hosts: int) -> str:
-    """Why so many hosts cannot be started by a real mpirun here; empty if they can."""
+    """Why a real mpirun cannot start this number of hosts here; empty if it can."""
     if hosts > 1:
         return "several hosts would need an sshd on each"
     if not (OPEN_MPI / "bin" / "mpirun").is_file():
@@ -38,18 +38,18 @@ def why_not(hosts: int) -> str:
 
 
 def with_opt_ml(run: Path, base: Path, command: list[str]) -> list[str]:
-    """The command where ``base`` is mounted as /opt/ml; mounts and processes end with it."""
+    """The command with ``base`` mounted as /opt/ml; mounts and processes end with it."""
     return _unshare(MOUNT, str(run), str(base), *command)
 
 
 def variables() -> dict[str, str]:
-    """What Open MPI and mpi4py need to know, installed where no linker looks for them."""
+    """Variables by which Open MPI and mpi4py are found outside the linker's paths."""
     library = OPEN_MPI / "lib" / "libmpi.so.40"
     return {"MPI4PY_LIBMPI": str(library), "OPAL_PREFIX": str(OPEN_MPI)}
 
 
 def python_paths() -> list[Path]:
-    """Where mpi4py lies."""
+    """Folders with mpi4py."""
     return list((OPEN_MPI / "lib").glob("python*/site-packages"))
 
 

@@ -1,4 +1,4 @@
-"""What is rehearsed: the request, the cluster, the data, and what goes wrong."""
+"""The plan of a rehearsal: the request, the cluster, the data, and what goes wrong."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smlightning.cluster.location import DEFAULT_PORT
 from smlightning.launch import resources
 from smlightning.launch.images import Profile
 from smlightning.launch.resources import Cluster
@@ -19,20 +20,20 @@ FAULTS = (FAIL_RANK, KILL_RANK, STOP_HOST, LOSE_HOST)
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong in the middle of training, and where."""
+    """A fault in the middle of training, and its place."""
 
     kind: str  # one of FAULTS
     target: int  # a rank; for stop-host and lose-host the host's index, from 0
 
     @property
     def interrupts(self) -> bool:
-        """Whether the job is started again afterwards, as after a loss of spot capacity."""
+        """Whether the job starts again afterwards, as after a spot interruption."""
         return self.kind in (STOP_HOST, LOSE_HOST)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A rehearsal: one request on so many hosts of so many processes."""
+    """One request, played on a number of hosts and processes."""
 
     hosts: int
     processes: int  # per host, as many as it would have GPUs
@@ -40,15 +41,17 @@ class Plan:
     source: Path  # the folder with train.py
     request: Mapping[str, Any]  # CreateTrainingJob's
     channels: Mapping[str, Path] = field(default_factory=dict)  # folders of this machine
-    remote_channels: Mapping[str, str] = field(default_factory=dict)  # on S3: to be sampled
+    remote_channels: Mapping[str, str] = field(default_factory=dict)  # name → S3 address
     inherit: Sequence[str] = ()  # variables of this shell that the hosts get too
-    secrets: Mapping[str, str] = field(default_factory=dict)  # variable here → name in its store
-    image: Profile | None = None  # what is in the job's image, where that is known
-    notes: Sequence[str] = ()  # what the report says beside the verdicts
+    secrets: Sequence[str] = ()  # variables of this shell that stand for the job's secrets
+    image: Profile | None = None  # versions in the job's image, if known
+    notes: Sequence[str] = ()  # printed before training
     fault: Fault | None = None
-    batches: int = 0  # of one epoch, of validation and of test; 0: as many as train.py takes
+    batches: int = 0  # limit for one epoch, validation and test; 0: train.py decides
     timeout: float = 1800.0  # seconds
     grace: float = 60.0  # seconds that the other hosts have to end after one has failed
+    port: int = DEFAULT_PORT  # where the ranks meet
+    real_mpirun: bool = False  # whether mpirun itself starts the ranks
 
     @property
     def world_size(self) -> int:
@@ -56,7 +59,7 @@ class Plan:
 
     @property
     def cluster(self) -> Cluster:
-        """The groups of hosts, in the order of the hosts."""
+        """Groups of hosts, in the order of the hosts."""
         return resources.candidates(self.request["ResourceConfig"])[0]
 
     @property
@@ -65,5 +68,5 @@ class Plan:
 
     @property
     def entrypoint(self) -> list[str]:
-        """The container's entry point, where the request replaces the image's."""
+        """The request's entry point; empty: the image's."""
         return list(self.request["AlgorithmSpecification"].get("ContainerEntrypoint") or [])

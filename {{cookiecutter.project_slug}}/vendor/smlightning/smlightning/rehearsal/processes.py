@@ -1,4 +1,4 @@
-"""The processes of a rehearsal: which they are, and how they are ended."""
+"""Finds and ends the processes of a rehearsal."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import psutil
 
-# Signals by which a person or a system ends the rehearsal. Windows has no SIGHUP.
+# Signals that end the rehearsal. Windows has no SIGHUP.
 END_SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
@@ -21,8 +21,8 @@ PATIENCE = 3.0  # seconds between SIGTERM and SIGKILL, and after that
 def of_run(run: Path, host: int | None = None) -> "list[psutil.Process]":
     """The processes of the rehearsal in folder ``run``, or of one host's index.
 
-    Their environment tells. Their parents would not: torchrun's workers have sessions of their
-    own, and the children of a killed process have no parent.
+    Their environment marks them. Parents and sessions do not: torchrun's workers have sessions of
+    their own, and the children of a killed process have no parent.
     """
     import psutil
 
@@ -40,7 +40,7 @@ def of_run(run: Path, host: int | None = None) -> "list[psutil.Process]":
 
 
 def send(receivers: "Iterable[psutil.Process]", number: signal.Signals) -> None:
-    """Send a signal to those that still run."""
+    """Send a signal to the processes that still run."""
     import psutil
 
     for process in receivers:

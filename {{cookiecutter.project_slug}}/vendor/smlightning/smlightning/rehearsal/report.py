@@ -1,13 +1,13 @@
-"""A rehearsal from its beginning to its report: what is printed, and what is written as JSON."""
+"""A rehearsal from its beginning to its report: the printed table, and the JSON."""
 
 import dataclasses
+import functools
 import importlib.util
-import os
 import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,35 +16,19 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from smlightning import ports, stored_secrets
+from smlightning import ports
 from smlightning.cluster.location import DEFAULT_PORT
 from smlightning.errors import UserError
-from smlightning.rehearsal import attempts, checks, mpirun, samples, secret_store
-from smlightning.rehearsal.attempts import Lines, Machine
+from smlightning.rehearsal import attempts, checks, mpirun, samples
+from smlightning.rehearsal.attempts import Lines
 from smlightning.rehearsal.checks import Check
-from smlightning.rehearsal.evidence import Attempt
 from smlightning.rehearsal.hosts import Host
-from smlightning.rehearsal.installed_requirements import requirements_keep_torch
 from smlightning.rehearsal.plan import STOP_HOST, Plan
 
 NEEDED = ("sagemaker_training", "sagemaker_pytorch_container", "psutil")
 HOST_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
 VERDICT_COLOURS = {checks.PASSED: "green", checks.FAILED: "red", checks.SKIPPED: "yellow"}
 ONLY_WIRING = "SMDDP was a stub over gloo: this verifies the wiring, not SMDDP itself."
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a rehearsal says of itself before it begins."""
-
-    launcher: str  # what starts the script
-    real_mpirun: bool
-    stubs: list[str]  # of what AWS alone has
-    versions: dict[str, str]
-
-    def title(self, plan: Plan) -> str:
-        size = f"{plan.hosts} hosts × {plan.processes} processes"
-        return f"{size}, {plan.distribution}, started by {self.launcher}"
 
 
 def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[str, Any]:
@@ -54,52 +38,43 @@ def rehearse(plan: Plan, folder: Path, console: Console | None = None) -> dict[s
         The JSON report.
 
     Raises:
-        UserError: something that a rehearsal needs is not installed, or a channel has no data.
+        UserError: a package that a rehearsal needs is missing, or a channel has no data.
     """
-    refuse_missing_modules()
+    check_modules()
     console = console or terminal()
-    setting = describe(plan)
-    plan, notes = with_samples(plan, folder / "channels", opening_notes(plan, setting))
-    title = setting.title(plan)
+    launcher, real_mpirun = find_launcher(plan)
+    stubs = ["SMDDP", "smddprun", "nvidia-smi"] if plan.distribution == "smddp" else ["nvidia-smi"]
+    title = f"{counted(plan.hosts, 'host')} × {counted(plan.processes, 'process', 'es')}"
+    title += f", {plan.distribution}, started by {launcher}"
+    versions = versions_of(plan)
+    channels, samples_notes = sample_channels(plan, folder / "channels")
+    notes = [*opening_notes(plan, versions), *samples_notes]
     started = time.time()
-    values = secret_store.contents(plan.secrets, os.environ)
-    with ports.claimed([DEFAULT_PORT]) as port, secret_store.serve(values) as store:
-        console.print(f"{title}; stubs: {', '.join(setting.stubs)}; port {port}", style="bold")
+    with ports.claimed([DEFAULT_PORT]) as port:
+        console.print(f"{title}; stubs: {', '.join(stubs)}; port {port}", style="bold")
         console.print(*notes, sep="\n", style="dim")
-        cluster = Machine(folder, port, setting.real_mpirun, store)
-        printer = Printer(console)
-        last, verdicts = attempts.run_plan(plan, cluster, printer.show)
+        plan = replace(plan, channels=channels, port=port, real_mpirun=real_mpirun)
+        last, verdicts = attempts.run_plan(plan, folder, functools.partial(show, console))
     seconds = time.time() - started
-    image_torch = plan.image.torch if plan.image else setting.versions["torch"]
-    packages, verdict = requirements_keep_torch(plan.source / "requirements.txt", image_torch)
-    verdicts.append(verdict)
     console.print(table(f"{title}, {seconds:.0f} s", verdicts))
     if plan.distribution == "smddp":
         console.print(ONLY_WIRING, style="dim")
+    failed = [check.name for check in verdicts if check.verdict == checks.FAILED]
+    if failed:
+        console.print(f"the rehearsal failed: {', '.join(failed)}", style="red")
     return {
-        "ok": last.succeeded and not any(check.verdict == checks.FAILED for check in verdicts),
+        "ok": last.succeeded and not failed,
         "hosts": plan.hosts,
         "processes": plan.processes,
         "distribution": plan.distribution,
-        "launcher": setting.launcher,
-        "mpirun": setting.real_mpirun,
-        "stubs": setting.stubs,
+        "launcher": launcher,
+        "mpirun": real_mpirun,
+        "stubs": stubs,
         "port": port,
         "seconds": round(seconds, 1),
-        "versions": setting.versions,
+        "versions": versions,
         "notes": notes,
-        "secrets": {
-            variable: store.reads[secret_store.place(stored_secrets.parse(text))]
-            for variable, text in plan.secrets.items()
-        },
-        "requirements": packages,
-        **outcome(last, verdicts),
-    }
-
-
-def outcome(last: Attempt, verdicts: Sequence[Check]) -> dict[str, Any]:
-    """How the last attempt ended, by host, check and rank."""
-    return {
+        "secrets": list(plan.secrets),
         "exit_codes": [host.exit_code for host in last.hosts],
         "failures": [host.output("failure") for host in last.hosts],
         "checks": [dataclasses.asdict(check) for check in verdicts],
@@ -107,7 +82,13 @@ def outcome(last: Attempt, verdicts: Sequence[Check]) -> dict[str, Any]:
     }
 
 
-def refuse_missing_modules() -> None:
+def counted(number: int, word: str, ending: str = "s") -> str:
+    """The number with the word in its singular or plural."""
+    return f"{number} {word}{ending if number != 1 else ''}"
+
+
+def check_modules() -> None:
+    """Raise UserError if a package that a rehearsal needs is missing."""
     for module in NEEDED:
         if importlib.util.find_spec(module) is None:
             problem = f"{module}, which a rehearsal needs, is not installed"
@@ -115,8 +96,9 @@ def refuse_missing_modules() -> None:
 
 
 def terminal() -> Console:
-    """Colours on a terminal alone, whatever FORCE_COLOR says: notebooks set it, and a spinner
-    would fill their output."""
+    """A console with colours only on a terminal: notebooks set FORCE_COLOR, and a spinner would
+    fill their output.
+    """
     is_terminal = sys.stdout.isatty()
     return Console(
         highlight=False,
@@ -126,41 +108,36 @@ def terminal() -> Console:
     )
 
 
-def describe(plan: Plan) -> Setting:
-    """The launcher, stubs and versions of this rehearsal."""
-    launcher = {"torch_distributed": "torchrun", "none": "no launcher"}.get(
-        plan.distribution, "mpirun"
-    )
-    real_mpirun = False
-    if plan.distribution in mpirun.LAUNCHED:
-        reason = mpirun.why_not(plan.hosts)
-        real_mpirun = not reason
-        if reason:
-            launcher = f"mpirun's environment without mpirun ({reason})"
-    stubs = ["SMDDP", "smddprun", "nvidia-smi"] if plan.distribution == "smddp" else ["nvidia-smi"]
-    if plan.secrets:
-        stubs.append("Secrets Manager")
-    versions = {
+def find_launcher(plan: Plan) -> tuple[str, bool]:
+    """What starts the script, and whether that is a real mpirun."""
+    if plan.distribution not in mpirun.LAUNCHED:
+        return ("torchrun" if plan.distribution == "torch_distributed" else "no launcher"), False
+    reason = mpirun.why_not(plan.hosts)
+    if reason:
+        return f"mpirun's environment without mpirun ({reason})", False
+    return "mpirun", True
+
+
+def versions_of(plan: Plan) -> dict[str, str]:
+    """Versions here and in the job's image; an empty text is an unknown version."""
+    image = plan.image
+    return {
         "torch": version("torch"),
         "python": platform.python_version(),
         "toolkit": version("sagemaker_training"),
-        "image_torch": plan.image.torch if plan.image else "",
-        "image_python": plan.image.python if plan.image else "",
-        "image_toolkit": (plan.image.toolkit if plan.image else None) or "",
+        "image_torch": image.torch if image else "",
+        "image_python": image.python if image else "",
+        "image_toolkit": (image.toolkit or "") if image else "",
     }
-    return Setting(launcher, real_mpirun, stubs, versions)
 
 
-def opening_notes(plan: Plan, setting: Setting) -> list[str]:
-    """What differs from the job on SageMaker."""
-    image = "versions that are not known here"
+def opening_notes(plan: Plan, versions: dict[str, str]) -> list[str]:
+    """How the rehearsal differs from the job on SageMaker."""
+    here = "torch {torch} on Python {python}, toolkit {toolkit}".format(**versions)
+    image = "unknown versions"
     if plan.image:
-        image = f"torch {plan.image.torch} on Python {plan.image.python}"
-        if plan.image.toolkit:
-            image += f", toolkit {plan.image.toolkit}"
-    versions = setting.versions
-    here = f"torch {versions['torch']} on Python {versions['python']}"
-    here += f", toolkit {versions['toolkit']}"
+        image = "torch {image_torch} on Python {image_python}".format(**versions)
+        image += f", toolkit {versions['image_toolkit'] or 'unknown'}"
     notes = [f"runs {here}; the job's image has {image}", *plan.notes]
     if plan.batches:
         most = f"one epoch of at most {plan.batches} batches"
@@ -168,40 +145,34 @@ def opening_notes(plan: Plan, setting: Setting) -> list[str]:
     return notes
 
 
-def with_samples(plan: Plan, folder: Path, notes: Sequence[str]) -> tuple[Plan, list[str]]:
-    """The plan with all channels in folders of this machine, and the notes with what was copied."""
+def sample_channels(plan: Plan, folder: Path) -> tuple[dict[str, Path], list[str]]:
+    """A local folder for each channel, and notes on the samples that were copied from S3."""
     channels = dict(plan.channels)
-    all_notes = list(notes)
+    notes = []
     for name, address in plan.remote_channels.items():
         channels[name] = folder / name
         copied = samples.copy_sample(name, address, plan.region, channels[name])
-        all_notes.append(f"channel {name}: {copied}; --channel {name}=DIR takes a local folder")
-    return replace(plan, channels=channels, remote_channels={}), all_notes
+        notes.append(f"channel {name}: {copied}; --channel {name}=DIR uses a local folder")
+    return channels, notes
 
 
-@dataclass(frozen=True)
-class Printer:
-    """Prints what the hosts of an attempt print."""
-
-    console: Console
-
-    def show(self, name: str, plan: Plan, hosts: Sequence[Host], lines: Lines) -> None:
-        """Each line with its host; on a terminal a line below tells the time and who has ended."""
-        self.console.print(f"{name}{interruption(plan)}", style="bold")
-        started = time.monotonic()
-        with self.console.status("", refresh_per_second=4) as status:
-            for host, line in lines:
-                ended = sum(other.exit_code is not None for other in hosts)
-                seconds = time.monotonic() - started
-                status.update(f"{seconds:.0f} s, {ended} of {plan.hosts} hosts ended")
-                if line:
-                    colour = HOST_COLOURS[host.index % len(HOST_COLOURS)]
-                    prefix = Text(f"host {host.number} ", colour)
-                    self.console.print(prefix.append_text(Text.from_ansi(line)))
+def show(console: Console, name: str, plan: Plan, hosts: Sequence[Host], lines: Lines) -> None:
+    """Print each line with its host; on a terminal a last line shows the time and who has ended."""
+    console.print(f"{name}{interruption(plan)}", style="bold")
+    started = time.monotonic()
+    with console.status("", refresh_per_second=4) as status:
+        for host, line in lines:
+            ended = sum(other.exit_code is not None for other in hosts)
+            seconds = time.monotonic() - started
+            status.update(f"{seconds:.0f} s, {ended} of {counted(plan.hosts, 'host')} ended")
+            if line:
+                colour = HOST_COLOURS[host.index % len(HOST_COLOURS)]
+                prefix = Text(f"host {host.number} ", colour)
+                console.print(prefix.append_text(Text.from_ansi(line)))
 
 
 def interruption(plan: Plan) -> str:
-    """What the attempt's heading says of the host that will be interrupted."""
+    """The part of an attempt's heading about the host that will be interrupted."""
     if not plan.fault or not plan.fault.interrupts:
         return ""
     end = "stopped" if plan.fault.kind == STOP_HOST else "lost"
@@ -209,7 +180,7 @@ def interruption(plan: Plan) -> str:
 
 
 def table(title: str, verdicts: Sequence[Check]) -> Table:
-    """The checks, as they are printed at the end."""
+    """The checks as they are printed at the end."""
     columns = (Column("check", no_wrap=True), "verdict", Column("detail", overflow="fold"))
     rows = Table(*columns, title=title, title_justify="left", title_style="bold")
     for check in verdicts:

@@ -1,4 +1,4 @@
-"""A small part of a channel's data on S3, where no folder of this machine is given for it."""
+"""A sample of a channel's data from S3, for a channel without a local folder."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from smlightning.errors import UserError
 from smlightning.launch import aws
 
 MIB = 2**20
+LINES = (".csv", ".tsv", ".jsonl", ".txt")  # the beginning of such a file is valid data, too
 
 
 @dataclass(frozen=True)
@@ -22,19 +23,16 @@ class Limits:
     copied: int = 200  # objects
 
 
-LINES = (".csv", ".tsv", ".jsonl", ".txt")  # of these the beginning is data, too
-
-
 def copy_sample(
     name: str, address: str, region: str, into: Path, limits: Limits | None = None
 ) -> str:
-    """Copy objects from all over the listing of an address into a folder, named as SageMaker would.
+    """Copy objects from all over an address's listing into a folder, as SageMaker names them.
 
     Returns:
-        How much was copied, as a sentence's part.
+        How much was copied, for a note.
 
     Raises:
-        UserError: there is no access, or nothing that is small enough.
+        UserError: there is no access, or no object that is small enough.
     """
     limits = limits or Limits()
     instead = f"give a local folder with some of its data: --channel {name}=DIR"
@@ -44,7 +42,9 @@ def copy_sample(
     size = copied = 0
     with aws.errors(f"channel {name} = {address} cannot be read", instead):
         s3 = aws.client("s3", region)
-        for key, bytes_of_object in spread_objects(s3, bucket, prefix, limits):
+        listed = list(islice(objects(s3, bucket, prefix), limits.listed))
+        step = -(-len(listed) // limits.copied) or 1  # rounded up; each class may have its folder
+        for key, bytes_of_object in listed[::step]:
             path = into / relative_name(key, prefix)
             whole = not key.endswith(LINES) or bytes_of_object <= limits.beginning
             too_large = size + (bytes_of_object if whole else 0) > limits.channel
@@ -62,15 +62,8 @@ def copy_sample(
     return f"{copied} objects of {address}, {size / MIB:.1f} MiB"
 
 
-def spread_objects(s3: Any, bucket: str, prefix: str, limits: Limits) -> list[tuple[str, int]]:
-    """Keys and sizes at equal distances in the listing: each class may lie in its own folder."""
-    listed = list(islice(objects(s3, bucket, prefix), limits.listed))
-    step = -(-len(listed) // limits.copied) or 1  # rounded up
-    return listed[::step]
-
-
 def objects(s3: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Keys and sizes of all that is not empty."""
+    """Keys and sizes of all objects that are not empty."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
     for page in pages:
         for item in page.get("Contents", []):
@@ -80,15 +73,14 @@ def objects(s3: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
 
 def relative_name(key: str, prefix: str) -> str:
     """The object's path in the channel's folder: below a folder's prefix, else its last part."""
-    if prefix.endswith("/"):
-        return key.removeprefix(prefix)
-    if key.startswith(f"{prefix}/"):
-        return key.removeprefix(f"{prefix}/")
+    folder = prefix if prefix.endswith("/") else f"{prefix}/"
+    if key.startswith(folder):
+        return key.removeprefix(folder)
     return key.rpartition("/")[2]
 
 
 def read_object(s3: Any, bucket: str, key: str, most: int | None) -> bytes:
-    """An object, or of one with lines the whole lines in its first bytes."""
+    """An object, or the whole lines in its first bytes."""
     if most is None:
         return bytes(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
     part = s3.get_object(Bucket=bucket, Key=key, Range=f"bytes=0-{most - 1}")

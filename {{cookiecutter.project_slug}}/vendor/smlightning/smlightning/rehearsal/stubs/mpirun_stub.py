@@ -1,9 +1,9 @@
 """SageMaker's PyTorch container for hosts that share one machine, and a stub of mpirun.
 
-As SAGEMAKER_TRAINING_MODULE it changes the port where 7777 is taken. On one host it leaves out what
-serves other hosts: an SSH server, and half a minute in which they would notice the job's end. Where
-mpirun cannot run, ``python mpirun_stub.py PROCESSES COMMAND…`` takes its place: it starts what Open
-MPI would start on this host.
+As SAGEMAKER_TRAINING_MODULE it changes the port if 7777 is in use. On one host it skips the parts
+for other hosts: an SSH server, and half a minute in which they would notice the job's end. If
+mpirun cannot run, ``python mpirun_stub.py PROCESSES COMMAND…`` starts the processes that Open MPI
+would start on this host.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def runner_without_mpirun() -> type:
 
 
 def spawn(processes: int, command: list[str]) -> int:
-    """Run copies with ranks numbered host by host; the first to fail ends the others, as mpirun."""
+    """Run a copy per rank, numbered host by host; the first to fail ends the others."""
     hosts = json.loads(os.environ["SM_HOSTS"])
     host = os.environ["SM_CURRENT_HOST"]
     first = hosts.index(host) * processes
@@ -76,12 +76,17 @@ def spawn(processes: int, command: list[str]) -> int:
             children.append(subprocess.Popen(command, env={**os.environ, **texts}))
         for rank, code in enumerate(exit_codes(children), first):
             if code:
-                end = how_it_ended(code)
+                end = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"{code}"
                 print(f"RuntimeError: rank {rank} on host {host} ended with {end}", file=sys.stderr)
                 return 1
         return 0
     finally:
-        end_all(children)
+        for child in children:
+            child.terminate()
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(5)
+            child.kill()
 
 
 def exit_as_terminated(*_: object) -> NoReturn:
@@ -89,27 +94,12 @@ def exit_as_terminated(*_: object) -> NoReturn:
 
 
 def exit_codes(children: "list[subprocess.Popen[bytes]]") -> list[int | None]:
-    """Of all, once all have ended or one has failed; None of those that still run."""
+    """All exit codes, once all have ended or one has failed; None for a running process."""
     while True:
         codes = [child.poll() for child in children]
         if None not in codes or any(codes):
             return codes
         time.sleep(0.05)
-
-
-def how_it_ended(code: int) -> str:
-    if code < 0:
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    return f"exit code {code}"
-
-
-def end_all(children: "list[subprocess.Popen[bytes]]") -> None:
-    for child in children:
-        child.terminate()
-    for child in children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(5)
-        child.kill()
 
 
 if __name__ == "__main__":

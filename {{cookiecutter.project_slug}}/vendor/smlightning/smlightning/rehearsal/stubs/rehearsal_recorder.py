@@ -1,8 +1,8 @@
-"""What each rank saw, recorded from outside: a callback that every Trainer of a rehearsal gets.
+"""A callback that every Trainer of a rehearsal gets, and that notes the rank's facts.
 
 Lightning finds it by its entry point (``pytorch_lightning.callbacks_factory``) on the rehearsal's
-PYTHONPATH, so the rehearsed code needs no change. ``--fail-rank`` and ``--kill-rank`` are carried
-out here, too. The facts' names are those of evidence.Rank.
+PYTHONPATH, so the rehearsed code needs no change. It also carries out ``--fail-rank`` and
+``--kill-rank``. The names of the facts are those of evidence.Rank.
 """
 
 import atexit
@@ -23,9 +23,9 @@ import torch
 from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
 
 FAULT_STEP = 2  # late enough that every rank is in the middle of training
-BATCHES = 500  # of the first epoch are noted: who shares data does so from the beginning
-SAMPLES = 20_000  # likewise
-DEPTH = 10  # levels of a batch that are looked into
+BATCHES = 500  # of the first epoch: ranks that share data do so from the beginning
+SAMPLES = 20_000
+DEPTH = 10  # levels of nesting in a batch
 
 
 class Recorder(Callback):
@@ -36,8 +36,7 @@ class Recorder(Callback):
         folder = Path(os.environ["REHEARSAL_EVIDENCE"])
         self.path = folder / f"rank-{host}-{os.getpid()}.json"
         self.weights: dict[str, str] = {}
-        # Of the first fit alone: None before it, -1 in a later one.
-        self.first_epoch: int | None = None
+        self.first_epoch: int | None = None  # None before the first fit, -1 in a later one
         self.facts: dict[str, Any] = {
             "host": host,
             "prepare_data": [],
@@ -55,11 +54,13 @@ class Recorder(Callback):
         batches = int(os.environ["REHEARSAL_BATCHES"])
         if batches:
             shorten(trainer, batches)
-        self.facts["rank"] = trainer.global_rank
-        self.facts["local_rank"] = trainer.local_rank
-        self.facts["node_rank"] = trainer.node_rank
-        self.facts["world_size"] = trainer.world_size
-        self.facts["current_host"] = os.environ.get("SM_CURRENT_HOST", "")
+        self.facts |= {
+            "rank": trainer.global_rank,
+            "local_rank": trainer.local_rank,
+            "node_rank": trainer.node_rank,
+            "world_size": trainer.world_size,
+            "current_host": os.environ.get("SM_CURRENT_HOST", ""),
+        }
         self.save()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -71,9 +72,9 @@ class Recorder(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Note the batch and its samples by their digests.
+        """Note digests of the batch and its samples.
 
-        The epoch is known only now: a run that resumes at an epoch's end begins with the next one.
+        A run that resumes at an epoch's end begins with the next one: the epoch is known only now.
         """
         if self.first_epoch is None:
             self.first_epoch = trainer.current_epoch
@@ -101,15 +102,15 @@ class Recorder(Callback):
         raise RuntimeError(f"rank {target} fails because --fail-rank asks for it")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note validation's and test's metrics; a training metric may be a rank's own."""
+        """Note metrics of validation and test; those of training may differ between ranks."""
         for name, value in trainer.callback_metrics.items():
             if not name.startswith("train"):
                 self.facts["metrics"][name] = float(value)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note the trained parameters alone.
+        """Note only the trained parameters.
 
-        A BatchNorm's statistics are a rank's own until all load the best weights of rank 0.
+        BatchNorm's statistics differ between ranks until all load the best weights of rank 0.
         """
         self.note_weights("trained", dict(pl_module.named_parameters()))
 
@@ -118,7 +119,7 @@ class Recorder(Callback):
         self.note_weights("tested", pl_module.state_dict())
 
     def note_weights(self, when: str, state: Mapping[str, Any]) -> None:
-        """What was trained counts, too: all ranks may test the best weights of one."""
+        """Keep the digests of trained and tested weights: all ranks may test the weights of one."""
         self.weights[when] = digest(part for item in sorted(state.items()) for part in leaves(item))
         texts = [f"{content} {when}" for when, content in self.weights.items()]
         self.facts["weights"] = ", ".join(texts)
@@ -130,14 +131,14 @@ class Recorder(Callback):
 
 @functools.cache
 def recorder() -> Recorder:
-    """One for all Trainers of a process."""
+    """The recorder of all Trainers of a process."""
     return Recorder()
 
 
 def shorten(trainer: Trainer, batches: int) -> None:
-    """One epoch of at most so many optimizer steps, and as many batches to validate and to test.
+    """Limit training to one epoch of so many steps, validation and test to as many batches.
 
-    Called before Trainer counts its own. A share of the data (a float below 1) stays what it is.
+    Trainer counts its batches later. A share of the data (a float below 1) stays.
     """
     steps = batches * trainer.accumulate_grad_batches
     for name, most in (("train", steps), ("val", batches), ("test", batches)):
@@ -149,7 +150,7 @@ def shorten(trainer: Trainer, batches: int) -> None:
 
 
 def watch_prepare_data(kind: type, calls: list[str]) -> None:
-    """Note each call of the class's ``prepare_data``: whose, in which of Trainer's runs."""
+    """Note each call of the class's ``prepare_data``, with the run of Trainer."""
     original = vars(kind)["prepare_data"]
 
     @functools.wraps(original)
@@ -164,7 +165,7 @@ def watch_prepare_data(kind: type, calls: list[str]) -> None:
 
 
 def watch_files(base: str, files: list[str]) -> None:
-    """Note every file opened for writing, or renamed, where SageMaker keeps what a job leaves."""
+    """Note every file that is opened for writing or renamed in the folders of a job's results."""
     kept = tuple(f"{base}/{folder}/" for folder in ("model", "checkpoints", "output/data"))
 
     def note(path: Any) -> None:
@@ -194,7 +195,7 @@ def watch_files(base: str, files: list[str]) -> None:
 def noting(
     note: Callable[[Any], None], function: Callable[..., Any], name: str, position: int
 ) -> Callable[..., Any]:
-    """The function, with its path noted first: an argument of this name or position."""
+    """The function, which first notes its path: the argument of this name or position."""
 
     @functools.wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -206,10 +207,9 @@ def noting(
 
 
 def sample_columns(batch: Any) -> list[torch.Tensor]:
-    """Tensors with an item for each sample; none where samples cannot be told apart.
+    """The batch's tensors with an item for each sample.
 
-    The most frequent length of the batch's tensors is the number of samples; a tensor of another
-    length is no column of them.
+    The most frequent length of its tensors is the number of samples.
     """
     tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor) and item.dim()]
     lengths = Counter(len(tensor) for tensor in tensors).most_common(1)
@@ -217,9 +217,9 @@ def sample_columns(batch: Any) -> list[torch.Tensor]:
 
 
 def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
-    """Tensors, numbers and texts of a batch; a sparse or nested tensor as it is printed.
+    """Tensors, numbers and texts of a batch; a sparse or nested tensor as its text.
 
-    Weights that are divided among ranks are gathered: all ranks ask for the same ones.
+    Sharded weights are gathered, on all ranks at once.
     """
     if isinstance(item, torch.Tensor):
         whole = item.full_tensor() if hasattr(item, "full_tensor") else item
@@ -235,7 +235,7 @@ def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def digest(parts: Iterable[Any]) -> str:
-    """Of contents, dtypes and shapes."""
+    """The digest of contents, dtypes and shapes."""
     content = hashlib.blake2b(digest_size=8)
     for part in parts:
         if isinstance(part, torch.Tensor):
@@ -247,7 +247,7 @@ def digest(parts: Iterable[Any]) -> str:
 
 
 def subclasses(kind: type) -> set[type]:
-    """All, of any depth."""
+    """All subclasses, of any depth."""
     kinds = set()
     for child in kind.__subclasses__():
         kinds |= {child, *subclasses(child)}

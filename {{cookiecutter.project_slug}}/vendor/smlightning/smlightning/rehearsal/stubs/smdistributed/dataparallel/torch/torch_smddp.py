@@ -1,6 +1,6 @@
-"""Registers the backend "smddp": gloo that refuses what SMDDP's documentation does not allow.
+"""Registers the backend "smddp": gloo without the calls that SMDDP's documentation excludes.
 
-Refused in a DDP job: reductions other than SUM, a second process group or backend,
+Excluded in a DDP job: reductions other than SUM, a second process group or backend,
 ``barrier(device_ids=…)``, ``device_id``, ``_allgather_base``, and every collective but all_reduce,
 broadcast, all_gather and barrier.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 # Methods of torch.distributed.ProcessGroup.
-REFUSED = (
+EXCLUDED = (
     "_allgather_base",
     "_reduce_scatter_base",
     "all_gather_single",
@@ -36,11 +36,11 @@ REFUSED = (
 )
 
 
-def refusal(operation: str) -> RuntimeError:
-    """The error as SMDDP words it, also noted for the report."""
+def violation(operation: str) -> RuntimeError:
+    """The error in SMDDP's words, which is also noted for the report."""
     sentence = f"SMDDP does not support: {operation}"
     if "REHEARSAL_EVIDENCE" in os.environ:
-        note = Path(os.environ["REHEARSAL_EVIDENCE"]) / f"refused-{os.getpid()}"
+        note = Path(os.environ["REHEARSAL_EVIDENCE"]) / f"smddp-{os.getpid()}"
         note.write_text(sentence)
     return RuntimeError(f"{sentence} (stub)")
 
@@ -58,7 +58,7 @@ class Stub(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         operation = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
         if operation != dist.ReduceOp.SUM:
-            raise refusal(f"ReduceOp {operation}")
+            raise violation(f"ReduceOp {operation}")
         return self._gloo.allreduce(tensors, opts or dist.AllreduceOptions())
 
     def broadcast(self, tensors: Any, opts: Any) -> Any:
@@ -71,12 +71,12 @@ class Stub(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Any:
         if getattr(opts, "device_ids", None):
-            raise refusal(f"barrier(device_ids={opts.device_ids})")
+            raise violation(f"barrier(device_ids={opts.device_ids})")
         return self._gloo.barrier(dist.BarrierOptions())
 
     def __getattribute__(self, name: str) -> Any:
-        if name in REFUSED:
-            raise refusal(name)
+        if name in EXCLUDED:
+            raise violation(name)
         return super().__getattribute__(name)
 
 
@@ -90,7 +90,7 @@ def new_group(
 ) -> Any:
     over_smddp = dist.is_initialized() and dist.get_backend() == "smddp"
     if over_smddp or "smddp" in str(backend).lower():
-        raise refusal("a second process group, new_group()")
+        raise violation("a second process group, new_group()")
     return torchs_new_group(ranks, timeout, backend, *args, **kwargs)
 
 
@@ -98,9 +98,9 @@ def new_group(
 def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
     name = str(backend).lower()
     if "smddp" in name and name != "smddp":
-        raise refusal(f"another backend beside it, {name}")
+        raise violation(f"another backend with it, {name}")
     if name == "smddp" and kwargs.get("device_id") is not None:
-        raise refusal("device_id")
+        raise violation("device_id")
     return torchs_init_process_group(backend, *args, **kwargs)
 
 
