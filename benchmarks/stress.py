@@ -1,21 +1,19 @@
-"""Stop, kill, damage and hang real runs of the generated project, at random moments, and count
-what was lost.
+"""Stop, kill, damage and hang real runs of the generated project at random moments, and count the
+losses.
 
-    python benchmarks/stress.py kills --count 50     # kill -9, go on, compare the weights bit for bit
-    python benchmarks/stress.py stops --count 200    # SIGTERM or SIGINT to agent, a rank or all: status 143, ≤ 10 s
-    python benchmarks/stress.py damage --count 40    # spoil the newest checkpoint: the one before is taken
-    python benchmarks/stress.py ranks --count 8      # go on with another number of ranks
-    python benchmarks/stress.py hosts --count 6      # stop or lose one of two hosts, start both again
-    python benchmarks/stress.py full --count 20      # the disk becomes full: one sentence, then go on
-    python benchmarks/stress.py metrics              # 1 to 4 ranks, 1 to 1000 samples, stock Lightning's error beside
-    python benchmarks/stress.py hangs --count 10     # a rank sleeps or is paused: named in time
-    python benchmarks/stress.py all --minutes 5      # some of each, in rounds with other seeds, until the time is over
+    python benchmarks/stress.py kills --count 50    # kill -9, resume, compare weights bit for bit
+    python benchmarks/stress.py stops --count 50    # SIGTERM or SIGINT to torchrun, a rank or all
+    python benchmarks/stress.py damage --count 40   # damage the newest checkpoint
+    python benchmarks/stress.py ranks --count 8     # resume with another number of ranks
+    python benchmarks/stress.py full --count 20     # fill the disk; one error, then resume
+    python benchmarks/stress.py hangs --count 10    # a rank sleeps or is paused
+    python benchmarks/stress.py all --minutes 5     # some of each, in rounds with other seeds
 
-With `--strategy fsdp` kills, stops, damage and ranks are of sharded runs, with `--lora_rank 4` of adapters of a small
-BERT.
+With `--strategy fsdp` runs are sharded (kills, stops, damage, ranks), with `--lora_rank 4` they
+train adapters of a small BERT. Hosts are stopped and lost by tests/template/test_rehearsal.py.
 
-Each prints a line per trial and a summary; the status is 1 if one trial failed. Recorded in
-docs/measurements.md.
+Prints a line per trial and a summary; the status is 1 if a trial failed. docs/measurements.md has
+the figures.
 """
 
 import os
@@ -23,9 +21,7 @@ import signal
 import subprocess
 import sys
 
-if sys.argv[1:2] == [
-    "--rank"
-]:  # what torchrun starts in a trial: passes signals on to the rank, notes its status
+if sys.argv[1:2] == ["--rank"]:  # torchrun starts this: it passes signals on and notes the status
     process = subprocess.Popen([sys.executable, *sys.argv[2:]])
     for _number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(_number, lambda number, _: process.send_signal(number))
@@ -39,8 +35,6 @@ if sys.argv[1:2] == [
 import argparse
 import csv
 import faulthandler
-import itertools
-import json
 import random
 import re
 import shutil
@@ -49,7 +43,7 @@ import time
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = next(ROOT.glob("{{*}}/src"))  # the template's own
@@ -77,111 +71,69 @@ def write_words(path: Path, each: int = 120) -> None:
         csv.writer(file).writerows([("text", "label"), *rows])
 
 
-class Agent:
-    """torchrun's process."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            self.returncode = os.waitstatus_to_exitcode(ended[1])
-        return self.returncode
-
-
 class Job:
     """A run of train.py on this machine.
 
     Args:
-        how: "started" one process by one, by "torchrun", "forked", or "forked by an agent", torchrun's own. A forked
-            rank starts in a tenth of the time, since torch and Lightning are imported already; nothing else differs.
-        apart: ranks other than 0 have model and checkpoint folders of their own, as on other hosts.
+        script: Python code to execute first.
+        torchrun: whether torchrun starts the ranks. Otherwise they are forked, in a tenth of the
+            time, since torch and Lightning are imported already.
+        apart: whether other ranks than 0 have model and checkpoint folders of their own, as on
+            other hosts.
     """
 
     def __init__(
         self,
         folder: Path,
         ranks: int,
-        how: str,
         options: dict[str, object],
-        script: str = "train",
+        script: str = "",
+        torchrun: bool = False,
         apart: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.ranks, self.how = folder, ranks, how
-        arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
-        port = free_port()
-        base = {
-            k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        }
-        base |= {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(PATHS),
-            "DIST_MEET_SECONDS": "40",
-        }
+        self.folder = folder
         self.started = time.monotonic()
         self.log = folder / f"log-{time.time_ns()}.txt"
-        program = [sys.executable, str(SRC / "train.py")]
-        if script != "train":
-            program = [sys.executable, "-c", script]
         self.pids: list[int] = []  # of the ranks
         self.statuses: dict[int, int] = {}
-        self.agent: Agent | None = None
+        self.agent: subprocess.Popen[bytes] | None = None
+        arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+        port = str(free_port())
+        launched = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+        base = {name: value for name, value in os.environ.items() if name not in launched}
+        base["OMP_NUM_THREADS"] = "1"
+        base["PYTHONPATH"] = os.pathsep.join(PATHS)
+        base["DIST_MEET_SECONDS"] = "40"
         with self.log.open("w") as log:
-            if how == "torchrun":
-                line = [
-                    sys.executable,
-                    "-m",
-                    "torch.distributed.run",
-                    "--nproc_per_node",
-                    str(ranks),
-                ]
-                line += ["--master_port", str(port), __file__, "--rank", *program[1:], *arguments]
-                process = subprocess.Popen(line, cwd=folder, env=base, stdout=log, stderr=log)
-                process.returncode = 0  # waited for below, by its number
-                self.agent = Agent(process.pid)
-                return
-            if how == "forked by an agent":
-                self.agent = Agent(
-                    _fork(folder, base, arguments, log.fileno(), lambda: _elastic(ranks, port))
-                )
+            if torchrun:
+                line = [sys.executable, "-m", "torch.distributed.run", "--master_port", port]
+                line += ["--nproc_per_node", str(ranks), __file__, "--rank", str(SRC / "train.py")]
+                line += arguments
+                self.agent = subprocess.Popen(line, cwd=folder, env=base, stdout=log, stderr=log)
                 return
             for rank in range(ranks):
                 env = dict(base)
                 if ranks > 1:
-                    env |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
-                    env |= {
-                        "LOCAL_WORLD_SIZE": str(ranks),
-                        "MASTER_ADDR": "127.0.0.1",
-                        "MASTER_PORT": str(port),
-                    }
+                    env["RANK"] = env["LOCAL_RANK"] = str(rank)
+                    env["WORLD_SIZE"] = env["LOCAL_WORLD_SIZE"] = str(ranks)
+                    env["MASTER_ADDR"], env["MASTER_PORT"] = "127.0.0.1", port
                 if apart and rank:
                     env["SM_MODEL_DIR"] = str(folder / f"host{rank}" / "model")
-                if how == "forked":
-                    self.pids.append(
-                        _fork(folder, env, arguments, log.fileno(), lambda: _rank(script))
-                    )
-                else:
-                    process = subprocess.Popen(
-                        [*program, *arguments], cwd=folder, env=env, stdout=log, stderr=log
-                    )
-                    process.returncode = 0  # waited for below, by its number
-                    self.pids.append(process.pid)
+                self.pids.append(_fork(folder, env, arguments, log.fileno(), script))
 
     def find_ranks(self) -> list[int]:
-        """Process numbers of the ranks, as far as they are there."""
+        """Process numbers of the ranks that have started."""
         if self.agent:
             notes = sorted(self.folder.glob("rank*.pid"))
             self.pids = [int(text) for note in notes if (text := note.read_text())]
         return self.pids
 
     def rank_statuses(self) -> list[int]:
-        """As a shell gives them: 128 + the number of the signal that ended a process."""
+        """Statuses as in a shell: 128 + the number of the signal that ended a process."""
         if self.agent:
-            found = [
-                int(note.read_text() or 0) for note in sorted(self.folder.glob("rank*.status"))
-            ]
+            notes = sorted(self.folder.glob("rank*.status"))
+            found = [int(note.read_text() or 0) for note in notes]
         else:
             found = [self.statuses[pid] for pid in self.pids]
         return [status if status >= 0 else 128 - status for status in found]
@@ -191,8 +143,8 @@ class Job:
         start = time.monotonic()
         while time.monotonic() - start < seconds:
             if self.agent:
-                self.find_ranks()
-                if self.agent.poll() is not None and not any(_alive(pid) for pid in self.pids):
+                running = [pid for pid in self.find_ranks() if _alive(pid)]
+                if self.agent.poll() is not None and not running:
                     return time.monotonic() - start
             else:
                 for pid in self.pids:
@@ -203,15 +155,30 @@ class Job:
             time.sleep(0.02)
         return None
 
+    def complete(self) -> float:
+        """Wait until the run has succeeded; the seconds that it took."""
+        assert self.wait(300) and set(self.rank_statuses()) == {0}, self.text
+        return time.monotonic() - self.started
+
+    def resume(self) -> tuple[bool, str]:
+        """Wait for a resumed run: whether it succeeded, and its `resume:` line."""
+        ended = self.wait(300)
+        if ended is None:
+            self.show_stacks()
+        succeeded = ended is not None and set(self.rank_statuses()) == {0}
+        lines = [line for line in self.text.splitlines() if line.startswith("resume: ")]
+        self.end()
+        return succeeded, lines[0] if lines else "resume: from the start"
+
     def end(self) -> None:
-        """Kill what is left of this job, and nothing else."""
+        """Kill the processes of this job that still run."""
         for pid in [*self.pids, *([self.agent.pid] if self.agent else [])]:
             if pid not in self.statuses and _alive(pid):
                 os.kill(pid, signal.SIGKILL)
         self.wait(10)
 
     def show_stacks(self) -> None:
-        """Have forked ranks that have not ended write to the log where each of their threads is."""
+        """Have forked ranks that still run write the stacks of their threads to the log."""
         for pid in self.pids:
             if pid not in self.statuses and _alive(pid):
                 os.kill(pid, signal.SIGUSR1)
@@ -223,9 +190,8 @@ class Job:
         return self.log.read_text(errors="replace")
 
 
-def _fork(
-    folder: Path, env: dict[str, str], arguments: list[str], log: int, main: Callable[[], int]
-) -> int:
+def _fork(folder: Path, env: dict[str, str], arguments: list[str], log: int, script: str) -> int:
+    """Fork a rank; its process number."""
     warm_up()
     sys.stdout.flush()
     pid = os.fork()
@@ -240,79 +206,25 @@ def _fork(
     os.environ.clear()
     os.environ.update(env)
     sys.argv = [str(SRC / "train.py"), *arguments]
-    _leave(main)
-
-
-def _leave(main: Callable[[], int]) -> NoReturn:
-    """Run the rest of a forked process."""
     status = 1
     try:
-        status = main()
+        import train
+        from smlightning import entry
+
+        exec(script, {"__name__": "__main__"})  # noqa: S102
+        status = entry.main(train.train, train.OPTIONS, None)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # as at the end of a process of its own
+        sys.excepthook(*sys.exc_info())  # as at the end of an ordinary process
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
 
-def _rank(script: str = "train") -> int:
-    import train
-    from smlightning import entry
-
-    if script != "train":
-        exec(script, {"__name__": "__main__"})  # noqa: S102
-    return entry.main(train.train, train.OPTIONS, None)
-
-
-def _elastic(ranks: int, port: int) -> int:
-    """What torchrun does, but its workers are forked."""
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    address = {
-        "rdzv_backend": "static",
-        "rdzv_endpoint": f"127.0.0.1:{port}",
-        "rdzv_configs": {"rank": 0},
-    }
-    config = LaunchConfig(
-        1,
-        1,
-        ranks,
-        **address,
-        run_id="none",
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method="fork",
-    )
-    elastic_launch(config, _watched_rank)()
-    return 0
-
-
-def _watched_rank() -> None:
-    """Fork the rank, pass signals on to it, and note its status."""
-    pid = os.fork()
-    if not pid:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(
-                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            )
-        _leave(_rank)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: _alive(pid) and os.kill(pid, number))
-    rank = os.environ["RANK"]
-    Path(f"rank{rank}.pid").write_text(str(pid))
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    Path(f"rank{rank}.status").write_text(str(status))
-    if status:  # else return, which is what the agent waits for
-        os._exit(status if status > 0 else 128 - status)
-
-
 def warm_up() -> None:
-    """Import once what every forked rank needs."""
+    """Import the modules of every forked rank once."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     from smlightning.training import imports
 
@@ -337,11 +249,11 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def _listens(pid: int, how: str) -> bool:
-    """Whether the rank has a handler for SIGTERM, or is gone."""
+def _listens(pid: int) -> bool:
+    """Whether the rank has a handler for SIGTERM, or has ended."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if how == "torchrun" and not any(word.endswith(b"/train.py") for word in command[:2]):
+        if not any(word.endswith(b"/train.py") for word in command[:2]):
             return False  # between fork and exec
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -351,10 +263,7 @@ def _listens(pid: int, how: str) -> bool:
 
 
 def final_state(folder: Path) -> dict:
-    """Everything of the last checkpoint that training decides: weights, best weights, optimizer,
-    schedule.
-    """
-
+    """The last checkpoint's weights, best weights, score, optimizer, schedule and position."""
     from smlightning.checkpoints import files as checkpoint_files
     from smlightning.checkpoints import reader
 
@@ -389,10 +298,8 @@ def difference(one: object, other: object) -> float:
     return 0.0
 
 
-def _to_go_on_from(place: Path) -> str:
-    """What the next run's `resume:` line has to hold: the name of the newest whole checkpoint; ""
-    if there is none.
-    """
+def _newest_name(place: Path) -> str:
+    """Name of the newest whole checkpoint, from which the next run resumes; "" if there is none."""
     from smlightning.checkpoints import files as checkpoint_files
 
     path = checkpoint_files.newest(place / "outputs" / "checkpoints")
@@ -409,143 +316,112 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def kills(
-    count: int, seed: int, folder: Path, ranks: tuple[int, ...] = (1, 2, 4), workers: int = 1
-) -> Iterator[str]:
-    """Kill a rank at any moment, or in the middle of a checkpoint; go on; compare with a run that
-    was left alone.
-    """
-    draw = random.Random(seed)
-    options = {**OPTIONS, "checkpoint_steps": 3, "num_workers": workers}
+def kills(count: int, seed: int, folder: Path) -> Iterator[str]:
+    """Kill a rank at any moment or in a write, resume, compare with an undisturbed run."""
+    rng = random.Random(seed)
+    options = {**OPTIONS, "checkpoint_steps": 3, "num_workers": 1}
     sharded = options["strategy"] == "fsdp"
-    ranks = tuple(n for n in ranks if n > 1) if sharded else ranks
+    sizes = (2, 4) if sharded else (1, 2, 4)
     whole, seconds = {}, {}
     for trial in range(count):
-        n, writing = ranks[(trial + seed) % len(ranks)], draw.random() < 0.4
+        n, writing = sizes[(trial + seed) % len(sizes)], rng.random() < 0.4
         options |= {"batch_size": 16 // n}
         if n not in whole:
-            job = Job(folder / f"whole{n}", n, "forked", options)
-            assert job.wait(300) and set(job.statuses.values()) == {0}, job.text
-            seconds[n], whole[n] = time.monotonic() - job.started, final_state(job.folder)
+            job = Job(folder / f"whole{n}", n, options)
+            seconds[n], whole[n] = job.complete(), final_state(job.folder)
         place = folder / f"kill{trial}"
-        job = Job(place, n, "forked", options)
-        victim = 0 if writing and not sharded else draw.randrange(n)
+        job = Job(place, n, options)
+        victim = 0 if writing and not sharded else rng.randrange(n)
         if writing:
-            wanted = draw.randint(1, 20)  # this many checkpoints are left alone
-            until = time.monotonic() + 60
-            while len(_temporary(place)) == 0 or wanted > 0:
-                if _temporary(place):
-                    wanted -= 1
-                    while _temporary(place) and time.monotonic() < until:
-                        time.sleep(0.0002)
-                    if not wanted:
-                        continue
-                if time.monotonic() > until:
-                    break
-                time.sleep(0.0002)
+            wait_for_write(place, rng.randint(1, 20))
         else:
-            time.sleep(draw.uniform(0.2, 0.9 * seconds[n]))
+            time.sleep(rng.uniform(0.2, 0.9 * seconds[n]))
         os.kill(job.pids[victim], signal.SIGKILL)
         ended = job.wait(60)
         left = len(_temporary(place))
         job.end()
-        expected = _to_go_on_from(place)
-        # ranks that lack the file get rank 0's
-        again = Job(place, n, "forked", options, apart=trial % 2 == 1 and not sharded)
-        ended_again = again.wait(300)
-        if ended_again is None:
-            again.show_stacks()
-        finished = ended_again and set(again.statuses.values()) == {0}
-        resumed = next(
-            (line for line in again.text.splitlines() if line.startswith("resume: ")),
-            "resume: from the start",
-        )
-        again.end()
-        gap = difference(whole[n], final_state(place)) if finished else float("nan")
+        expected = _newest_name(place)
+        # Apart, ranks other than 0 lack the checkpoint.
+        again = Job(place, n, options, apart=trial % 2 == 1 and not sharded)
+        succeeded, resumed = again.resume()
+        gap = difference(whole[n], final_state(place)) if succeeded else float("nan")
         good = ended is not None and gap == 0.0 and expected in resumed
         yield (
-            f"{'ok' if good else 'FAILED'} ranks={n} killed=rank{victim} {'in a write' if left else 'anywhere'} "
-            f"others_ended={ended and round(ended, 1)}s {_short(resumed)} difference={gap:g}"
+            f"{'ok' if good else 'FAILED'} ranks={n} killed=rank{victim} "
+            f"{'in a write' if left else 'anywhere'} others_ended={ended and round(ended, 1)}s "
+            f"{_short(resumed)} difference={gap:g}"
         )
+
+
+def wait_for_write(place: Path, number: int) -> None:
+    """Wait until the run is in its write of this number, for a minute at most."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        if _temporary(place):
+            number -= 1
+            if not number:
+                return
+            while _temporary(place) and time.monotonic() < until:
+                time.sleep(0.0002)
+        time.sleep(0.0002)
 
 
 def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Signal the agent, a rank or all of a run of two ranks, from its start to its last line.
+    """Signal torchrun, a rank or all of a run of two ranks, from its start to its last line.
 
-    One trial in ten is under torchrun itself and has the imports in it; the others are forked by
-    torchrun's agent.
+    The ranks end in 10 s with status 143 and a checkpoint of their step.
     """
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     options = {**OPTIONS, "batch_size": 8, "epochs": 12}
-    seconds: dict[str, float] = {}
+    seconds = Job(folder / "whole", 2, options, torchrun=True).complete()
     trial = 0
     while trial < count:
-        how = "torchrun" if trial % 10 == 2 else "forked by an agent"
-        if how not in seconds and how == "torchrun" and "forked by an agent" in seconds:
-            seconds[how] = seconds["forked by an agent"] + 8  # its imports: a first guess
-        if how not in seconds:
-            job = Job(folder / how.replace(" ", "-"), 2, how, options)
-            assert job.wait(300) is not None and job.agent and job.agent.returncode == 0, job.text
-            seconds[how] = time.monotonic() - job.started
         place = folder / f"stop{trial}"
         shutil.rmtree(place, ignore_errors=True)
-        target, number = (
-            draw.choice(["agent", "rank0", "rank1", "all"]),
-            draw.choice([signal.SIGTERM, signal.SIGINT]),
-        )
-        job = Job(place, 2, how, options)
+        target = rng.choice(["agent", "rank0", "rank1", "all"])
+        number = rng.choice([signal.SIGTERM, signal.SIGINT])
+        job = Job(place, 2, options, torchrun=True)
         assert job.agent
         while len(job.find_ranks()) < 2 and job.agent.poll() is None:
             time.sleep(0.01)
-        moment = job.started + draw.uniform(0.0, seconds[how])
+        moment = job.started + rng.uniform(0.0, seconds)
         while time.monotonic() < moment and job.agent.poll() is None:
             time.sleep(0.005)
-        while job.agent.poll() is None and not all(_listens(pid, how) for pid in job.pids):
-            time.sleep(0.01)  # what comes before its first line is Python's to answer
-        if job.agent.poll() is not None or "test/accuracy" in job.text:
-            seconds[how] = time.monotonic() - job.started
-            job.end()  # it was complete before the signal: not a trial, but a better measure of how long one takes
+        while job.agent.poll() is None and not all(_listens(pid) for pid in job.pids):
+            time.sleep(0.01)  # before its first line Python itself answers a signal
+        before = job.text
+        if job.agent.poll() is not None or "test/accuracy" in before:
+            seconds = time.monotonic() - job.started
+            job.end()  # complete before the signal: only a better measure of its length
             continue
         trial += 1
-        before = job.text
-        victims = {"agent": [job.agent.pid], "rank0": job.pids[:1], "rank1": job.pids[1:]}.get(
-            target
-        )
-        for pid in victims or [job.agent.pid, *job.pids]:
+        victims = {"agent": [job.agent.pid], "rank0": job.pids[:1], "rank1": job.pids[1:]}
+        for pid in victims.get(target, [job.agent.pid, *job.pids]):
             if _alive(pid):
                 os.kill(pid, number)
         ended = job.wait(40)
         job.end()
-        statuses, said = job.rank_statuses(), job.text
-        told = [line for line in said.splitlines() if line.startswith(("stopped by", "ended by"))]
+        lines = job.text.splitlines()
+        told = [line for line in lines if line.startswith(("stopped by", "ended by"))]
         phase = "training" if "global_batch=" in before else "start"
         if "epoch=12 val" in before:
             phase = "test and saving"
-        if (
-            target == "agent"
-            and set(statuses) == {0}
-            and "test/accuracy" in said
-            and ended is not None
-            and ended < 2
-        ):
-            trial -= (
-                1  # it was complete before the agent, which looks every 0.1 s, passed the signal on
-            )
-            continue
+        statuses = job.rank_statuses()
         problem = ""
         if ended is None or ended > 10:
             problem = "took too long"
         elif set(statuses) != {143} or not job.agent.returncode:
             problem = "a status is not 143"
         elif not told:
-            problem = "nothing says how to go on"
+            problem = "no line says how to resume"
         elif phase == "training" and not any(" at step " in line for line in told):
-            problem = "it was ended before it could save"
+            problem = "it ended before it could save"
         else:
             problem = _checkpoint_problem(place, told)
         yield (
-            f"{'FAILED ' + problem if problem else 'ok'} {how}: {number.name} to {target} during {phase}: ended in "
-            f"{ended and round(ended, 1)} s, ranks {statuses}, agent {job.agent.returncode}; {(told or ['-'])[0]}"
+            f"{'FAILED ' + problem if problem else 'ok'} {number.name} to {target} during {phase}: "
+            f"ended in {ended and round(ended, 1)} s, ranks {statuses}, torchrun "
+            f"{job.agent.returncode}; {(told or ['-'])[0]}"
         )
         if not problem:
             shutil.rmtree(place)
@@ -564,179 +440,84 @@ data.BatchDataset.__getitem__ = hang
 
 
 def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> Iterator[str]:
-    """Let a rank sleep in the middle of its data, or pause its process; the others have to name
-    it and end.
-    """
-    draw = random.Random(seed)
+    """Let a rank sleep in its data, or pause its process: the others name it and end."""
+    rng = random.Random(seed)
+    words = ("has not been heard of", "has not answered", "stopped taking part")
     for trial in range(count):
-        ranks, paused = draw.choice([2, 3]), (trial + seed) % 2 == 1
-        victim = draw.randrange(ranks)
+        ranks, paused = rng.choice([2, 3]), (trial + seed) % 2 == 1
+        victim = rng.randrange(ranks)
         options = {**OPTIONS, "epochs": 400, "batch_size": 4, "hang_seconds": hang_seconds}
-        job = Job(
-            folder / f"hang{trial}", ranks, "forked", options, "train" if paused else HANG % victim
-        )
-        while (
-            "epoch=2" not in job.text
-            and _alive(job.pids[0])
-            and (paused or job.text.count("step=") < 3)
-        ):
+        script = "" if paused else HANG % victim
+        job = Job(folder / f"hang{trial}", ranks, options, script)
+        while "epoch=2" not in job.text and _alive(job.pids[0]):
+            if not paused and job.text.count("step=") >= 3:
+                break
             time.sleep(0.1)
         if paused:
             os.kill(job.pids[victim], signal.SIGSTOP)
-        start, said, named = time.monotonic(), f"rank {victim} on host localhost", None
-        words = ("has not been heard of", "has not answered", "stopped taking part")
-        while time.monotonic() - start < 2 * hang_seconds and not named:
-            lines = [
-                line
-                for line in job.text.splitlines()
-                if said in line and any(word in line for word in words)
-            ]
-            named = (time.monotonic() - start, lines[0]) if lines else None
+        start, seconds, sentence = time.monotonic(), float("inf"), ""
+        while time.monotonic() - start < 2 * hang_seconds and not sentence:
+            for line in job.text.splitlines():
+                if f"rank {victim} on host localhost" in line and any(w in line for w in words):
+                    seconds, sentence = time.monotonic() - start, sentence or line
             time.sleep(0.1)
         time.sleep(1)
         if paused:
             os.kill(job.pids[victim], signal.SIGCONT)
         ended = job.wait(2 * hang_seconds)
         job.end()
-        statuses = job.rank_statuses()
-        stacks = job.text.count("stacks of rank")
-        enough = stacks >= ranks - paused
-        telling = named and not re.search(
-            r"(train|signals)\.py", named[1]
-        )  # where a rank is, not how it began
-        good = (
-            telling and named[0] <= hang_seconds and ended is not None and all(statuses) and enough
-        )
+        statuses, stacks = job.rank_statuses(), job.text.count("stacks of rank")
+        # The sentence tells where the rank is, not how it began.
+        telling = sentence and not re.search(r"(train|signals)\.py", sentence)
+        good = telling and seconds <= hang_seconds and ended is not None
+        good = good and all(statuses) and stacks >= ranks - paused
         yield (
-            f"{'ok' if good else 'FAILED'} rank {victim} of {ranks} {'was paused' if paused else 'slept'}: named after "
-            f"{named and round(named[0], 1)} s, statuses {statuses}, {stacks} stacks; {named and named[1]}"
+            f"{'ok' if good else 'FAILED'} rank {victim} of {ranks} "
+            f"{'was paused' if paused else 'slept'}: named after {seconds:.1f} s, "
+            f"statuses {statuses}, {stacks} stacks; {sentence}"
         )
 
 
 NO_DROPOUT = """
 import torch
-torch.nn.Dropout.forward = lambda self, x: x  # its draws are of a rank, and ranks differ here on purpose
+torch.nn.Dropout.forward = lambda self, x: x  # it differs between ranks
 """
 
 
 def places(state: dict) -> tuple:
-    """Where training stood; the rest of a position counts the batches of a rank."""
+    """The place of training; the rest of a position counts the batches of a rank."""
     return itemgetter("step", "epoch", "batch", "complete")(state["position"])
 
 
 def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Kill a run of 2 ranks, go on with 1 or 4, or accumulating: the same global batches, weights
-    but for rounding.
-    """
-    draw = random.Random(seed)
+    """Kill a run of 2 ranks, resume with 1 or 4, or accumulating: weights equal but for rounding."""
+    rng = random.Random(seed)
     options = {**OPTIONS, "checkpoint_steps": 3}
-    job = Job(folder / "whole2", 2, "forked", {**options, "batch_size": 8}, NO_DROPOUT)
-    assert job.wait(300) and set(job.statuses.values()) == {0}, job.text
-    seconds, whole = time.monotonic() - job.started, final_state(job.folder)
+    job = Job(folder / "whole2", 2, {**options, "batch_size": 8}, NO_DROPOUT)
+    seconds, whole = job.complete(), final_state(job.folder)
     for trial in range(count):
         place = folder / f"ranks{trial}"
-        job = Job(place, 2, "forked", {**options, "batch_size": 8}, NO_DROPOUT)
-        time.sleep(draw.uniform(0.3, 0.7) * seconds)
+        job = Job(place, 2, {**options, "batch_size": 8}, NO_DROPOUT)
+        time.sleep(rng.uniform(0.3, 0.7) * seconds)
         os.kill(job.pids[trial % 2], signal.SIGKILL)
         job.wait(60)
         job.end()
-        expected = _to_go_on_from(place)
+        expected = _newest_name(place)
         many, batch, accumulate = ((1, 16, 1), (4, 4, 1), (1, 8, 2), (4, 2, 2))[(trial + seed) % 4]
-        again = Job(
-            place,
-            many,
-            "forked",
-            {**options, "batch_size": batch, "accumulate_grad_batches": accumulate},
-            NO_DROPOUT,
-        )
-        ended_again = again.wait(300)
-        if ended_again is None:
-            again.show_stacks()
-        finished = ended_again and set(again.statuses.values()) == {0}
-        resumed = next(
-            (line for line in again.text.splitlines() if line.startswith("resume: ")),
-            "from the start",
-        )
-        again.end()
+        divided = {"batch_size": batch, "accumulate_grad_batches": accumulate}
+        again = Job(place, many, {**options, **divided}, NO_DROPOUT)
+        good, resumed = again.resume()
         gap = best = float("nan")
-        if finished:
+        if good:
             state = final_state(place)
-            gap, best = (
-                difference(whole["weights"], state["weights"]),
-                difference(whole["score"], state["score"]),
-            )
-            resumed += (
-                "" if places(state) == places(whole) else f", which ended at {state['position']}"
-            )
-        good = finished and gap < 1e-4 and places(state) == places(whole) and expected in resumed
+            gap = difference(whole["weights"], state["weights"])
+            best = difference(whole["score"], state["score"])
+            good = gap < 1e-4 and places(state) == places(whole) and expected in resumed
+            resumed += f", ended at {state['position']}"
         yield (
-            f"{'ok' if good else 'FAILED'} 2 ranks, then {many} accumulating {accumulate}: {_short(resumed)}; "
-            f"largest difference of a weight {gap:.1e}, of the best validation accuracy {best:.1e}"
-        )
-
-
-HOSTS = (  # launcher, hosts, processes on each; on one host mpirun is a real one
-    ("torch_distributed", 2, 1, "--stop-host"),
-    ("smddp", 1, 2, "--stop-host"),
-    ("torch_distributed", 2, 2, "--lose-host"),
-    ("pytorchddp", 2, 2, "--stop-host"),
-    ("smddp", 2, 2, "--lose-host"),
-    ("pytorchddp", 1, 2, "--lose-host"),
-)
-
-
-def hosts(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Two hosts of SageMaker's own toolkit; one is stopped or lost, both start again from what S3
-    keeps of them.
-    """
-    from cookiecutter.main import cookiecutter
-
-    draw = random.Random(seed)
-    project = cookiecutter(str(ROOT), no_input=True, output_dir=str(folder))
-    options = ["--dataset", str(folder / "words.csv"), "--epochs", "3", "--batch_size", "4"]
-    for trial in range(count):
-        launcher, number, processes, how = HOSTS[(trial + seed) % len(HOSTS)]
-        host = str(draw.randint(1, number))
-        line = [
-            sys.executable,
-            "-m",
-            "smlightning",
-            "rehearse",
-            "--hosts",
-            str(number),
-            "--processes",
-            str(processes),
-        ]
-        line += [
-            "--distribution",
-            launcher,
-            how,
-            host,
-            "--json",
-            str(folder / "report.json"),
-            "--",
-            *options,
-        ]
-        if how == "--lose-host":
-            line += ["--checkpoint_steps", str(draw.randint(1, 9))]
-        environment = {**os.environ, "PYTHONPATH": f"{project}/vendor/smlightning"}
-        run = subprocess.run(line, cwd=project, env=environment, capture_output=True, text=True)
-        report = (
-            json.loads((folder / "report.json").read_text())
-            if run.returncode < 2
-            else {"checks": []}
-        )
-        said = {check["name"]: check["detail"] for check in report["checks"]}
-        failed = [check["name"] for check in report["checks"] if check["verdict"] == "failed"]
-        if how == "--stop-host":
-            told = re.search(r"stopped by .*? at step (\d+)", run.stdout)
-            if not told or said.get("resumes-from-checkpoint") != f"after step {told[1]}":
-                failed.append("it did not go on where it stopped")
-        good = run.returncode == 0 and not failed
-        yield (
-            f"{'ok' if good else 'FAILED'} {number} hosts x {processes}, {launcher}, {how} {host}: "
-            f"{said.get('ends-in-time', run.stderr)}; {said.get('resumes-from-checkpoint')}; weights "
-            f"{said.get('weights-as-undisturbed')} {' '.join(failed)}"
+            f"{'ok' if good else 'FAILED'} 2 ranks, then {many} accumulating {accumulate}: "
+            f"{_short(resumed)}; largest difference of a weight {gap:.1e}, of the best "
+            f"validation accuracy {best:.1e}"
         )
 
 
@@ -752,40 +533,25 @@ mkdir kept; cp -r outputs kept; umount "$full"; rm -rf outputs; mv kept/outputs 
 
 
 def full(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """A disk that becomes full in the middle: one sentence, the last good checkpoint is left, and
-    it goes on there.
-    """
+    """Fill the disk in the middle of a run: one error, good checkpoints stay, it resumes there."""
     from smlightning.checkpoints import files as checkpoint_files
 
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     options = {**OPTIONS, "checkpoint_steps": 3}
-    job = Job(folder / "whole", 1, "forked", options)
-    assert job.wait(300) is not None, job.text
+    job = Job(folder / "whole", 1, options)
+    job.complete()
     whole = final_state(job.folder)
     size = checkpoint_files.newest(folder / "whole" / "outputs" / "checkpoints").stat().st_size
     arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
     for trial in range(count):
         place = folder / f"full{trial}"
         place.mkdir()
-        disk = ("outputs", "curves")[
-            (trial + seed) % 2
-        ]  # checkpoints and model; log, pictures and TensorBoard
-        space = (
-            int(size * draw.uniform(0.0, 3.9)) if disk == "outputs" else draw.randint(1, 60) * 2**10
-        )
-        line = [
-            "unshare",
-            "--mount",
-            "--propagation",
-            "private",
-            "sh",
-            "-c",
-            FULL,
-            "sh",
-            disk,
-            str(space),
-        ]
-        line += [sys.executable, str(SRC / "train.py"), *arguments]
+        disk = ("outputs", "curves")[(trial + seed) % 2]  # curves: log, pictures and TensorBoard
+        space = rng.randint(1, 60) * 2**10
+        if disk == "outputs":
+            space = int(size * rng.uniform(0.0, 3.9))
+        line = ["unshare", "--mount", "--propagation", "private", "sh", "-c", FULL, "sh"]
+        line += [disk, str(space), sys.executable, str(SRC / "train.py"), *arguments]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
         subprocess.run(line, cwd=place, env=environment, check=True, timeout=600)
         said = (place / "first.txt").read_text()
@@ -793,45 +559,41 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
         statuses = [(place / f"{name}.status").read_text().strip() for name in ("first", "second")]
         left = checkpoint_files.numbered(place / "first" / "checkpoints")
         told = statuses == ["1", "0"] and len(errors) == 1
-        if disk == "curves":  # what is drawn may be missing: a warning, and the model is there
+        if disk == "curves":  # pictures may be missing: a warning, and the model is there
             told = told or (statuses == ["0", "0"] and "warning: " in said)
         good = told and "Traceback" not in said
         good = good and all(checkpoint_files.whole(path) for _, path in left)
         gap = difference(whole, final_state(place)) if statuses[1] == "0" else float("nan")
         yield (
-            f"{'ok' if good and gap == 0.0 else 'FAILED'} {disk} on {space / size:.2f} times a checkpoint: statuses "
-            f"{statuses}, {len(left)} whole checkpoints left, then difference={gap:g}; {(errors or ['-'])[0]}"
+            f"{'ok' if good and gap == 0.0 else 'FAILED'} {disk} on {space / size:.2f} times a "
+            f"checkpoint: statuses {statuses}, {len(left)} whole checkpoints left, then "
+            f"difference={gap:g}; {(errors or ['-'])[0]}"
         )
 
 
 def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Spoil the newest checkpoint of a real run in many ways; the one before has to be chosen,
-    and has to load.
-    """
+    """Damage the newest checkpoint of a real run in several ways: the one before is read."""
     from smlightning.checkpoints import files as checkpoint_files
     from smlightning.checkpoints import reader
 
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     ranks = 2 if OPTIONS["strategy"] == "fsdp" else 1
-    job = Job(folder / "whole", ranks, "forked", {**OPTIONS, "checkpoint_steps": 3})
-    assert job.wait(300) is not None, job.text
+    Job(folder / "whole", ranks, {**OPTIONS, "checkpoint_steps": 3}).complete()
+    ways = ("truncated", "one bit flipped", "zero length", "half-renamed", "a block of zeros")
     for trial in range(count):
         place = folder / f"damage{trial}"
         shutil.copytree(folder / "whole" / "outputs" / "checkpoints", place)
         (_, newest), (_, before), *_ = checkpoint_files.numbered(place)
-        beside = [
-            name for name in checkpoint_files.files_beside(newest) if name[:6] == newest.name[:6]
-        ]
-        path = draw.choice([newest, *(place / name for name in beside)])
+        others = checkpoint_files.files_beside(newest)
+        shards = [place / name for name in others if name[:6] == newest.name[:6]]
+        path = rng.choice([newest, *shards])
         content = bytearray(path.read_bytes())
-        how = ("truncated", "one bit flipped", "zero length", "half-renamed", "a block of zeros")[
-            trial % 5
-        ]
-        at = draw.randrange(len(content))
+        how = ways[trial % len(ways)]
+        at = rng.randrange(len(content))
         if how in ("truncated", "half-renamed"):
             content = content[:at]
         elif how == "one bit flipped":
-            content[at] ^= 1 << draw.randrange(8)
+            content[at] ^= 1 << rng.randrange(8)
         elif how == "zero length":
             content = bytearray()
         else:
@@ -842,100 +604,13 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
             (place / ".000099.ckpt").write_bytes(content)
         chosen = checkpoint_files.newest(place)
         good = chosen == (newest if same else before) and reader.read_here(chosen)["callbacks"]
-        yield (
-            f"{'ok' if good else 'FAILED'} {how} at byte {at} of {path.name}: "
-            f"{chosen.name if chosen else None}"
-        )
+        name = chosen.name if chosen else None
+        yield f"{'ok' if good else 'FAILED'} {how} at byte {at} of {path.name}: {name}"
         shutil.rmtree(place)
 
 
-METRICS = """
-import json, os, sys
-import pytorch_lightning as pl, torch
-import dist
-from data import Data
-from model import Model
-
-class Stock(pl.LightningModule):  # what most write: the loss of each batch, averaged over batches and ranks
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-    def test_step(self, batch, _):
-        loss = torch.nn.functional.cross_entropy(self.model(batch).float(), batch["label"])
-        self.log("test/loss", loss, sync_dist=True, batch_size=len(batch["label"]))
-
-found = {}
-with dist.session() as cluster:
-    for size in json.loads(os.environ["SIZES"]):
-        for kind in ("ours", "stock"):
-            strategy, devices, num_nodes = dist.get_initialization_info()
-            trainer = pl.Trainer(accelerator=cluster.accelerator, strategy=strategy, devices=devices,
-                                 num_nodes=num_nodes, logger=False, enable_checkpointing=False,
-                                 enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0)
-            data = Data(f"size{size}", batch_size=4, data_dir="data", num_workers=0)
-            data.prepare_data() if cluster.rank == 0 else None
-            torch.manual_seed(1)
-            model = Model()
-            if kind == "ours":
-                trainer.test(model, datamodule=data, verbose=False)
-            else:
-                data.prepare_data()
-                data.setup()
-                model.trainer = type("T", (), {"datamodule": data})
-                model.configure_model()
-                from data import BatchDataset
-                from smlightning.data.batches import Share
-                padded, rows = BatchDataset(data.splits["test"], 0), len(data.splits["test"])
-                make = lambda many: padded[Share(many, len(many), 1.0)]
-                loader = torch.utils.data.DataLoader(range(rows), batch_size=4, collate_fn=make)
-                trainer.test(Stock(model), loader, verbose=False)
-            found[f"{kind} {size}"] = {k: float(v) for k, v in trainer.callback_metrics.items()}
-    if cluster.rank == 0:
-        json.dump(found, open(f"metrics{cluster.world_size}.json", "w"))
-sys.exit(0)
-"""
-SIZES = [1, 2, 7, 21, 1000]
-
-
-def metrics(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Test metrics of 1 to 4 ranks over sets of several sizes; the single process's, and stock
-    Lightning's beside.
-    """
-    draw = random.Random(seed)
-    for size in SIZES:
-        place = folder / f"size{size}"
-        place.mkdir()
-        for split, many in (("train", 90), ("validation", size), ("test", size)):
-            names = [(name, letters) for name, letters in ALPHABETS.items()]
-            rows = [
-                ("".join(draw.choices(names[i % 3][1], k=draw.randint(1, 12))), names[i % 3][0])
-                for i in range(many)
-            ]
-            with (place / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([("text", "label"), *rows])
-    os.environ["SIZES"] = json.dumps(SIZES)
-    found = {}
-    for ranks in range(1, 5):
-        job = Job(folder, ranks, "forked", {}, METRICS)
-        done = job.wait(300)
-        job.end()
-        assert done is not None and (folder / f"metrics{ranks}.json").exists(), job.text[-3000:]
-        found[ranks] = json.loads((folder / f"metrics{ranks}.json").read_text())
-    for ranks, size in itertools.product(range(1, 5), SIZES):
-        alone, mine = found[1][f"ours {size}"], found[ranks][f"ours {size}"]
-        gap = max(abs(alone[name] - mine[name]) for name in alone)
-        stock = (
-            abs(found[ranks][f"stock {size}"]["test/loss"] - alone["test/loss"])
-            / alone["test/loss"]
-        )
-        yield (
-            f"{'ok' if gap <= 1e-6 else 'FAILED'} ranks={ranks} samples={size}: largest difference of loss, accuracy, "
-            f"macro-F1 from the single process {gap:.1e}; stock Lightning's loss is off by {stock:.2%}"
-        )
-
-
 def _checkpoint_problem(place: Path, told: list[str]) -> str:
-    """A run that was stopped at a step has a valid checkpoint of that step."""
+    """The problem of a run that stopped at a step without a valid checkpoint of it; "" for none."""
     from smlightning.checkpoints import files as checkpoint_files
 
     steps = [int(line.split(" at step ")[1].split()[0]) for line in told if " at step " in line]
@@ -945,11 +620,8 @@ def _checkpoint_problem(place: Path, told: list[str]) -> str:
     path = checkpoint_files.newest(directory)
     if path is None or path != checkpoint_files.numbered(directory)[0][1]:
         return "the newest checkpoint is damaged or missing"
-    return (
-        ""
-        if f"-step{steps[0]:06d}-" in path.name
-        else f"stopped at step {steps[0]}, but there is {path.name}"
-    )
+    is_last = f"-step{steps[0]:06d}-" in path.name
+    return "" if is_last else f"stopped at step {steps[0]}, but there is {path.name}"
 
 
 def _temporary(place: Path) -> list[Path]:
@@ -961,59 +633,52 @@ def _short(line: str) -> str:
     return line.replace("resume: ", "").rpartition("/")[2]
 
 
-ROUND = {
-    "kills": 3,
-    "stops": 4,
-    "damage": 10,
-    "hangs": 1,
-    "ranks": 2,
-    "hosts": 1,
-    "full": 2,
-    "metrics": 1,
+# Trials of each kind in a round of `all`.
+ROUND = {"kills": 3, "stops": 2, "damage": 10, "hangs": 1, "ranks": 2, "full": 2}
+KINDS: dict[str, Callable[..., Iterator[str]]] = {
+    "kills": kills,
+    "stops": stops,
+    "damage": damage,
+    "hangs": hangs,
+    "ranks": ranks,
+    "full": full,
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "what", nargs="+", metavar="WHAT", help=f"{', '.join(ROUND)}, or kills:3 for three; or all"
-    )
-    parser.add_argument(
-        "--count", type=int, default=10, help="trials of each WHAT without a number of its own"
-    )
+def command_line() -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    what = f"{', '.join(ROUND)}, or kills:3 for three; or all"
+    parser.add_argument("what", nargs="+", metavar="WHAT", help=what)
+    parser.add_argument("--count", type=int, default=10, help="trials of each WHAT")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--minutes", type=float, default=5.0, help="of `all`: no more is begun then"
-    )
+    parser.add_argument("--minutes", type=float, default=5.0, help="time after which `all` ends")
     parser.add_argument("--hang_seconds", type=float, default=60.0)
     parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp")
-    parser.add_argument(
-        "--lora_rank", type=int, default=0, help="of adapters, which then are trained"
-    )
-    parser.add_argument("--keep", action="store_true", help="leave the runs' folders")
+    parser.add_argument("--lora_rank", type=int, default=0, help="rank of trained adapters")
+    parser.add_argument("--keep", action="store_true", help="keep the runs' folders")
+    return parser
+
+
+def main() -> int:
+    parser = command_line()
     arguments = parser.parse_args()
     OPTIONS["strategy"] = arguments.strategy
     if arguments.lora_rank:
         OPTIONS.update(lora_rank=arguments.lora_rank, model_name="../bert")
     everything = arguments.what == ["all"]
-    plan = (
-        [word.partition(":")[::2] for word in arguments.what]
-        if not everything
-        else [*ROUND.items()]
-    )
-    for what, count in plan:
-        if what not in ROUND or not re.fullmatch("([1-9][0-9]*)?", str(count)):
-            parser.error(
-                f"{what}:{count}: expected one of {', '.join(ROUND)}, or kills:3 for three; or all alone"
-            )
+    plan = {word.partition(":")[0]: word.partition(":")[2] for word in arguments.what}
+    for what, count in {} if everything else plan.items():
+        if what not in ROUND or not re.fullmatch("([1-9][0-9]*)?", count):
+            parser.error(f"{what}:{count}: expected one of {', '.join(ROUND)}, or kills:3, or all")
+    if everything:
+        plan = {what: str(count) for what, count in ROUND.items()}
     folder = Path(tempfile.mkdtemp(prefix="stress-"))
     warm_up()
     began, failed, total, round_ = time.monotonic(), 0, 0, 0
     while not round_ or (everything and time.monotonic() - began < 60 * arguments.minutes):
-        for what, count in plan:
-            if round_ and everything and time.monotonic() - began > 60 * arguments.minutes:
+        for what, count in plan.items():
+            if round_ and time.monotonic() - began > 60 * arguments.minutes:
                 break
             place = folder / f"{what}{round_}"
             place.mkdir()
@@ -1021,17 +686,13 @@ def main() -> int:
             if arguments.lora_rank:
                 from smlightning.testing.checkpoints import write_bert
 
-                # NO_DROPOUT reaches modules of dropout, and not what attention draws itself
-                write_bert(
-                    place / "bert",
-                    "".join(ALPHABETS.values()),
-                    attention_probs_dropout_prob=0.0,
-                )
+                # NO_DROPOUT reaches modules of dropout, not the dropout inside attention.
+                letters = "".join(ALPHABETS.values())
+                write_bert(place / "bert", letters, attention_probs_dropout_prob=0.0)
             more = {"hang_seconds": arguments.hang_seconds} if what == "hangs" else {}
             good = tried = 0
-            for line in globals()[what](
-                int(count or arguments.count), arguments.seed + round_, place, **more
-            ):
+            trials = int(count or arguments.count)
+            for line in KINDS[what](trials, arguments.seed + round_, place, **more):
                 good, tried = good + (not line.startswith("FAILED")), tried + 1
                 print(f"{total + tried:4d} {line}", flush=True)
             print(f"{what}: {good} of {tried} ok", flush=True)

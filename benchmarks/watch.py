@@ -29,7 +29,6 @@ from smlightning import entry  # noqa: E402
 
 ON_GPU = torch.cuda.is_available()
 WAITS = re.compile(r"aten::_local_scalar_dense|cuda(Stream|Device|Event)Synchronize")
-LAUNCH = re.compile(r"cu(da)?LaunchKernel|cudaMemcpyAsync|cudaMemsetAsync")
 ATTENTION = re.compile(r"attention|fmha|flash|flex", re.IGNORECASE)
 
 
@@ -81,7 +80,7 @@ class Stalls(pl.Callback):
 
 
 class Memory(pl.Callback):
-    """Peaks of the GPU and of the host, once training has ended; graphs that were compiled."""
+    """Peaks of the GPU's and the host's memory, when training has ended."""
 
     def on_train_end(self, *_: Any) -> None:
         facts: dict[str, Any] = {"host": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
@@ -89,19 +88,15 @@ class Memory(pl.Callback):
             facts["allocated"] = torch.cuda.max_memory_allocated()
             facts["reserved"] = torch.cuda.max_memory_reserved()
             facts["pinned"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
-        from torch._dynamo.utils import counters
-
-        facts["graphs"] = counters["stats"]["unique_graphs"]
         write_facts(facts)
 
 
 class Profile(pl.Callback):
-    """Of STEPS training steps, and of as many validation batches: waits, launches, attention."""
+    """Waits and attention kernels in STEPS training steps and as many validation batches."""
 
     STEPS, SKIPPED = 6, 5
 
-    def __init__(self, clip: bool = False) -> None:
-        self.clip = clip
+    def __init__(self) -> None:
         kinds = [torch.profiler.ProfilerActivity.CPU]
         self.kinds = kinds + [torch.profiler.ProfilerActivity.CUDA] * ON_GPU
         self.facts: dict[str, Any] = {}
@@ -114,41 +109,12 @@ class Profile(pl.Callback):
             self.profile.__enter__()
         if number == self.SKIPPED + self.STEPS and self.profile:
             self.profile.__exit__(None, None, None)
-            self.facts |= self._read(kind)
+            names = [event.name for event in self.profile.events()]
+            waits = [name for name in names if WAITS.search(name)]
+            self.facts[f"{kind} waits"] = len(waits) / self.STEPS
+            self.facts[f"{kind} attention"] = sorted(set(filter(ATTENTION.search, names)))
             self.profile = None
             write_facts(self.facts)
-
-    def _read(self, kind: str) -> dict[str, Any]:
-        events = self.profile.events()
-        waits = [event.name for event in events if WAITS.search(event.name)]
-        kernels = sorted({event.name for event in events if ATTENTION.search(event.name)})
-        clips = [event for event in events if event.name == "clip" and event.time_range]
-        spans = [(clip.time_range.start, clip.time_range.end) for clip in clips]
-        inside = [
-            event.name
-            for event in events
-            if any(start <= event.time_range.start <= end for start, end in spans)
-        ]
-        is_launch = LAUNCH.search if ON_GPU else is_operation
-        return {
-            f"{kind} waits": len(waits) / self.STEPS,
-            f"{kind} attention": kernels,
-            f"{kind} clip operations": sum(bool(is_launch(name)) for name in inside) / self.STEPS,
-        }
-
-    def on_train_start(self, trainer: Any, model: Any) -> None:
-        clip = model.configure_gradient_clipping
-
-        def recorded(*arguments: Any, **options: Any) -> None:
-            wait_for_device()
-            began = time.perf_counter()
-            with torch.profiler.record_function("clip"):
-                clip(*arguments, **options)
-            wait_for_device()
-            self.facts["clip ms"] = 1e3 * (time.perf_counter() - began)
-
-        if self.clip:  # it waits for the GPU, which `waits` would count
-            model.configure_gradient_clipping = recorded
 
     def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, number: int) -> None:
         self._at(number, "train")
@@ -158,19 +124,13 @@ class Profile(pl.Callback):
             self._at(arguments[2], "validation")
 
 
-def is_operation(name: str) -> bool:
-    """Whether this is one of torch's that is no view: a GPU would launch a kernel for it."""
-    views = "view|reshape|detach|select|slice|expand|split|as_strided|unsqueeze|empty|alias|to$"
-    return name.startswith("aten::") and not re.match(f"aten::_?({views})", name)
-
-
 class Fault(pl.Callback):
-    """At step FAULT_STEP the last rank does what FAULTS has of this name; all do a slow step."""
+    """Runs a function of FAULTS on the last rank at step FAULT_STEP."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         last = int(os.environ.get("WORLD_SIZE", "1")) - 1
-        self.here = os.environ.get("RANK", "0") == str(last) or name == "slow_step"
+        self.here = os.environ.get("RANK", "0") == str(last)
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         if self.here and trainer.global_step == int(os.environ.get("FAULT_STEP", "6")):
@@ -193,12 +153,8 @@ FAULTS = {
     "sleeps": lambda: time.sleep(600),
     "aborts": os.abort,
     "out_of_memory": take_all_memory,
-    "slow_step": lambda: time.sleep(40),
 }
-PROBES: dict[str, Any] = {
-    "turns": Turns, "stalls": Stalls, "memory": Memory, "profile": Profile,
-    "clip": lambda: Profile(clip=True),
-}  # fmt: skip
+PROBES = {"turns": Turns, "stalls": Stalls, "memory": Memory, "profile": Profile}
 
 
 def wait_for_device() -> None:
@@ -208,7 +164,7 @@ def wait_for_device() -> None:
 
 def main() -> int:
     name = sys.argv.pop(1)
-    probe = PROBES[name]() if name in PROBES else Fault(name)
+    probe: pl.Callback = PROBES[name]() if name in PROBES else Fault(name)
     constructor = pl.Trainer
 
     class Watched(constructor):  # type: ignore[valid-type,misc]

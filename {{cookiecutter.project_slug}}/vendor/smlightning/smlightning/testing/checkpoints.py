@@ -1,4 +1,4 @@
-"""Small Hugging Face checkpoints with random weights, which tests write where no hub is."""
+"""Small Hugging Face checkpoints with random weights, for tests without a hub."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,10 +13,10 @@ SPECIAL = {
 
 
 def write_letters_tokenizer(path: Path, letters: Iterable[str]) -> int:
-    """Write BERT's tokenizer with a token for each of the letters.
+    """Write BERT's tokenizer with a token for each letter.
 
     Returns:
-        The number of its tokens; 0 fills.
+        The number of its tokens; 0 is the padding.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -31,11 +31,11 @@ def write_letters_tokenizer(path: Path, letters: Iterable[str]) -> int:
 
 
 def write_bert(path: Path, letters: Iterable[str], hidden: int = 32, **config: Any) -> str:
-    """Write a BERT of two layers that classifies, the same each time, with such a tokenizer.
+    """Write a BERT classifier of two layers, always with the same weights, and its tokenizer.
 
     Args:
         hidden: width of its layers.
-        config: of transformers' BertConfig, in place of what it is here.
+        config: values for transformers' BertConfig.
 
     Returns:
         The path.

@@ -1,8 +1,8 @@
-"""What train.py, the launcher and the rehearsal rely on, tried on any data.py and model.py.
+"""Tests of any data.py and model.py: train.py, the launcher and the rehearsal rely on them.
 
-A project takes these tests in one line of tests/test_contract.py. tests/small.py says which run is
-tried: rewrite it with your data.py and model.py. After any change of the data `make rehearse` tries
-the job's own data and hosts, too.
+A project imports them in one line of tests/test_contract.py. tests/small.py defines their small
+run: rewrite it with your data.py and model.py. After a change of the data run `make rehearse`, too,
+which uses the job's own data and hosts.
 """
 
 import ast
@@ -39,7 +39,7 @@ def tried_options() -> list[str]:
 
 @dataclass(frozen=True)
 class ContractRun:
-    """The small run, uninterrupted, on one rank: its folder, and what it recorded."""
+    """The small run, uninterrupted, on one rank: its folder and its record."""
 
     folder: Path
     record: dict[str, Any]
@@ -47,7 +47,7 @@ class ContractRun:
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the small run's data lies."""
+    """The folder of the small run's data."""
     return tmp_path_factory.mktemp("small")
 
 
@@ -76,9 +76,9 @@ def alone(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 def test_every_sample_reaches_one_rank(
     world_size: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The ranks' batches together are those of one rank; a filler may even out the last.
+    """Several ranks get the samples of one rank, and a few repeated ones to fill the last batch.
 
-    Of samples that a stream augments at random, what is the same in each reading is compared.
+    If a stream augments samples at random, the parts that stay the same are compared.
     """
     one = runs.loaders(tmp_path / "one", options, 1)
     many = runs.loaders(tmp_path / "many", options, world_size)
@@ -96,23 +96,23 @@ def test_every_sample_reaches_one_rank(
 
 
 def missing_of_what_is_not_drawn(one: Counter[str], again: Counter[str], many: Counter[str]) -> int:
-    """How many samples of a rank alone several ranks lack, by the tensors that are not random.
+    """How many samples of a single rank several ranks lack, by the tensors that are not random.
 
     Args:
-        one, again: what a rank alone was given, by other seeds.
-        many: what several ranks were given.
+        one, again: the samples of a single rank, with two seeds.
+        many: the samples of several ranks.
     """
     fewest = min(len(sample.split()) for sample in [*one, *again, *many])
     columns = range(fewest)
     fixed = [i for i in columns if only(one, [i]) == only(again, [i])]
     alike = only(one, fixed)
-    if len(alike) < alike.total() / 2:  # labels, say: too few to tell samples apart
+    if len(alike) < alike.total() / 2:  # labels, for example: too few to tell samples apart
         pytest.skip("too little of a sample is the same in each reading: give it its row's number")
     return (only(one, fixed) - only(many, fixed)).total()
 
 
 def only(samples: Counter[str], columns: list[int]) -> Counter[str]:
-    """Samples by these of their tensors alone."""
+    """Samples by only these of their tensors."""
     counted: Counter[str] = Counter()
     for sample, times in samples.items():
         digests = sample.split()
@@ -135,7 +135,7 @@ def test_the_ranks_agree(options: dict[str, Any], tmp_path: Path) -> None:
 
 
 def metrics_at_the_end(record: dict[str, Any]) -> dict[str, float]:
-    """Metrics at the end, without those of training, which are a rank's own."""
+    """Metrics at the end, without those of training, which may differ between ranks."""
     metrics = record["metrics"]
     return {name: value for name, value in metrics.items() if not name.startswith("train")}
 
@@ -143,10 +143,10 @@ def metrics_at_the_end(record: dict[str, Any]) -> dict[str, float]:
 def test_a_resumed_run_ends_as_an_uninterrupted_one(
     options: dict[str, Any], alone: ContractRun, tmp_path: Path
 ) -> None:
-    """Killed in the second epoch: in the middle, or early where loaders cannot go on there."""
+    """The kill comes in the second epoch: in its middle, or early if loaders resume only there."""
     uninterrupted = alone.record
     batches, epochs = len(uninterrupted["batches"]), len(uninterrupted["validated"])
-    assert epochs >= 2 and batches >= 12, "small.py: two epochs with six batches or more, please"
+    assert epochs >= 2 and batches >= 12, "tests/small.py: give two epochs of at least six batches"
     per_epoch = batches // epochs
     exact = uninterrupted["exact"]
     options = {**options, "checkpoint_steps": 1} if exact else options
@@ -191,14 +191,14 @@ def test_the_best_weights_are_tested_and_saved(alone: ContractRun) -> None:
 
 
 def test_a_trained_model_answers(alone: ContractRun) -> None:
-    """The rehearsal asks for the same, with the project's own sample."""
+    """predict.py answers the project's own sample, as the rehearsal checks too."""
     first = runs.sample_answers(alone.folder)
     assert first.strip(), "predict.py --sample prints nothing"
     assert runs.sample_answers(alone.folder) == first
 
 
 def another(name: str, place: Path, options: dict[str, Any]) -> dict[str, Any]:
-    """The option with a value that is neither its default nor the small run's."""
+    """The option with another value than its default and the small run's."""
     if given := OWNER.small.changed(name, place):
         return given
     value = options.get(name, DECLARED[name].default)
@@ -219,14 +219,14 @@ def other_value(name: str, value: Any) -> Any:
         return max(value // 2, 1) if value > 1 else value + 1
     if isinstance(value, float):
         return min(8 * value, 0.9) if 0 < value < 0.9 else value / 2 or 0.5
-    raise AssertionError(f"tests/small.py: let changed() give another value of {name}, a text")
+    raise AssertionError(f"tests/small.py: let changed() return another value of {name}, a text")
 
 
 @pytest.mark.parametrize("name", tried_options())
 def test_every_option_changes_something(
     name: str, options: dict[str, Any], place: Path, alone: ContractRun, tmp_path: Path
 ) -> None:
-    """Batches, losses, metrics, weights or files; an option that changes none reaches nothing."""
+    """It changes batches, losses, metrics, weights or files."""
     (changed,) = runs.train(tmp_path, {**options, **another(name, place, options)})
     recorded = alone.record.keys() - {"log"}
     differing = [key for key in recorded if changed[key] != alone.record[key]]
@@ -234,7 +234,7 @@ def test_every_option_changes_something(
 
 
 def test_every_option_of_training_is_read() -> None:
-    """In src/, options.py aside, or by `Run`: an update may bring one that train.py lacks."""
+    """src/ or `Run` reads it: an update may bring an option that train.py lacks."""
     read: set[str] = set()
     files = [path for path in project.find().src.glob("*.py") if path.name != "options.py"]
     files.append(Path(run.__file__))
@@ -251,10 +251,9 @@ def test_every_option_of_training_is_read() -> None:
 
 
 def test_the_job_passes_preflight() -> None:
-    """As far as it can be judged without an account and an index of packages.
+    """Preflight without an account and an index of packages finds no error.
 
-    ``ACCEPTED`` in tests/small.py, where it is, names keys of errors that you accept, as
-    ``--accept``.
+    ``ACCEPTED`` in tests/small.py may list keys of errors that you accept, as ``--accept`` does.
     """
     pytest.importorskip("boto3", reason="the launcher's packages are not installed")
     from smlightning.launch import findings, job, preflight
@@ -266,7 +265,7 @@ def test_the_job_passes_preflight() -> None:
 
 
 def test_the_rehearsal_passes(options: dict[str, Any], place: Path, tmp_path: Path) -> None:
-    """On two hosts of one process; where the system cannot play hosts, on one host of two."""
+    """It runs two hosts of one process; without Linux, one host of two processes."""
     pytest.importorskip("sagemaker_training", reason="the rehearsal's packages are not installed")
     hosts, processes = ("2", "1") if sys.platform == "linux" else ("1", "2")
     this = project.find()
@@ -290,5 +289,5 @@ def test_the_rehearsal_passes(options: dict[str, Any], place: Path, tmp_path: Pa
 
 
 def without_hyperparameters(job: str) -> str:
-    """job.toml without the options of the job, which belong to other data than the small run's."""
+    """job.toml without its hyperparameters, which belong to other data than the small run's."""
     return re.sub(r"(?m)^\[hyperparameters\].*\n(?:(?!\[).*\n)*", "", job)

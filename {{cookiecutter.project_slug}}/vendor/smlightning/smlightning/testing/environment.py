@@ -1,12 +1,12 @@
-"""The environment of tests: outside any job and launcher, without GPUs, and with one thread.
+"""The environment of tests: outside any job and launcher, without GPUs, with one thread.
 
-Whatever else a user has set stays. USE_GPUS=1 lets tests see the GPUs.
+Other variables stay. USE_GPUS=1 lets tests see the GPUs.
 """
 
 import os
 from collections.abc import Mapping
 
-# What a launcher, or a job's request, sets.
+# Variables of launchers and of a job's request.
 OF_A_JOB = frozenset(
     """
     RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
@@ -17,18 +17,18 @@ OF_A_JOB_PREFIXES = ("SM_", "OMPI_", "SMDATAPARALLEL_", "TORCHELASTIC_")
 
 
 def of_tests(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that tests and processes of theirs have, from those of this process."""
+    """The variables of tests and their processes, from those of this process."""
     kept = {
         name: value
         for name, value in environment.items()
         if name not in OF_A_JOB and not name.startswith(OF_A_JOB_PREFIXES)
     }
     gpus = {} if environment.get("USE_GPUS") else {"CUDA_VISIBLE_DEVICES": ""}
-    return {"OMP_NUM_THREADS": "1", **kept, **gpus}  # tests run beside each other
+    return {"OMP_NUM_THREADS": "1", **kept, **gpus}  # tests run in parallel
 
 
 def enter() -> None:
-    """Give this process the environment of tests; once is enough."""
+    """Give this process the environment of tests."""
     variables = of_tests(os.environ)
     os.environ.clear()
     os.environ.update(variables)

@@ -1,4 +1,4 @@
-"""The project's own modules, loaded when tests run: the package itself imports none of them."""
+"""The project's own modules, which only tests load: the package itself imports none of them."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ MODULES = ("options", "data", "model", "train", "dist", "predict", "small")
 
 @dataclass(frozen=True)
 class Owner:
-    """Modules of src/, and tests/small.py, which says which run the contract tries."""
+    """Modules of src/, and tests/small.py, which defines the contract's small run."""
 
     options: ModuleType
     data: ModuleType

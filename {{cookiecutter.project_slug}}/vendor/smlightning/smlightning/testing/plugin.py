@@ -1,7 +1,7 @@
 """A pytest plugin: ``pytest_plugins = ["smlightning.testing.plugin"]`` in a project's
 tests/conftest.py.
 
-It is no entry point of pytest: that would change the tests of every other project in the same
+It is not an entry point of pytest, which would change the tests of other projects in the same
 environment.
 """
 
@@ -21,16 +21,17 @@ environment.enter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests run in folders of their own, and what asks for the project's folder still gets it."""
+    """Note the project's folder, since each test runs in a folder of its own."""
     if (config.rootpath / "job.toml").is_file():
         os.environ.setdefault("SMLIGHTNING_PROJECT", str(config.rootpath))
-    imports.lightning()  # before a test's module does, in twice the time
+    imports.lightning()  # before a test's module imports it in twice the time
 
 
 @pytest.fixture(autouse=True)
 def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test runs in an empty folder, outside SageMaker and any launcher: code of an earlier
-    test, as Lightning's, may have set a launcher's variables.
+    """Run every test in an empty folder, outside SageMaker and any launcher.
+
+    An earlier test may have set a launcher's variables, as Lightning does.
     """
     monkeypatch.chdir(tmp_path)
     for name in os.environ.keys() - environment.of_tests(os.environ).keys():
@@ -39,7 +40,7 @@ def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def same_signals() -> Iterator[None]:
-    """A run that is complete ignores signals, and processes of a later test would inherit that."""
+    """Restore signal handlers: a complete run ignores signals, and later processes inherit that."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -47,18 +48,18 @@ def same_signals() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say what to do where an owner's files have replaced the example's, and its tests are left."""
+    """Print what to do if your files have replaced the example's, but its tests still run."""
     reports = terminalreporter.stats
     failed = {
         kind: [report.nodeid for report in reports.get(kind, [])] for kind in ("failed", "error")
     }
     if any("tests/example/" in name for names in failed.values() for name in names):
         terminalreporter.write_line(
-            "tests/example/ is of the example's data.py and model.py: if you have replaced these, "
+            "tests/example/ tests the example's data.py and model.py: if you have replaced these, "
             "delete it (README.md, Your own task)"
         )
-    if any("test_contract.py" in name for name in failed["error"]):  # its small run did not end
+    if any("test_contract.py" in name for name in failed["error"]):  # its small run failed
         terminalreporter.write_line(
-            "tests/small.py says on which data and with which options the contract tries your "
-            "files: if you have replaced data.py or model.py, rewrite it (README.md, Your own task)"
+            "tests/small.py defines the data and options of the contract's small run: if you have "
+            "replaced data.py or model.py, rewrite it (README.md, Your own task)"
         )

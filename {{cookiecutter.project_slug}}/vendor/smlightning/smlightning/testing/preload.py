@@ -1,4 +1,4 @@
-"""What every rank imports: a server process imports it once, and ranks are forked from it."""
+"""The imports of every rank: a server process imports them once and forks the ranks."""
 
 import importlib.util
 

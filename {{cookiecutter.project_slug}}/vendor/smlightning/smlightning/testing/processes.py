@@ -1,8 +1,8 @@
-"""Ranks as processes of this machine over gloo, with the variables that torchrun would give them.
+"""Ranks as processes of this machine over gloo, with the variables of torchrun.
 
-They are forked from a server that has imported torch, Lightning and the project's files already:
-imports take longer than most runs of a test. Everything else is a process's own: folder, output,
-exit status, and variables, which are those of `environment` at the server's start.
+A server that has imported torch, Lightning and the project's files forks them: imports take longer
+than most test runs. Each process has its own folder, output, exit status and variables, which are
+those of `environment` at the server's start.
 """
 
 import contextlib
@@ -25,37 +25,37 @@ if sys.platform == "win32":
     CONTEXT = multiprocessing.get_context("spawn")
 else:
     CONTEXT = multiprocessing.get_context("forkserver")
-SECONDS = 300  # of the slowest run, on a busy machine
+SECONDS = 300  # limit for the slowest run on a busy machine
 CLAIMED_PORTS = contextlib.ExitStack()
 
 Record = dict[str, Any]
 Body = Callable[[Callable[[Record], Any]], None]
-"""What a rank does: it is given a function that writes its record to a file."""
+"""The work of a rank: a function of a function that writes the rank's record."""
 
 
 def start_server() -> None:
-    """Start the process that ranks are forked from; a second call changes nothing."""
+    """Start the process that forks the ranks; a second call changes nothing."""
     if sys.platform == "win32":
         return
     from multiprocessing import forkserver
 
     CONTEXT.set_forkserver_preload(["smlightning.testing.preload"])
-    # The server looks there for what it imports: before Python 3.12 it is not told of sys.path.
+    # The server imports from PYTHONPATH: before Python 3.12 it does not inherit sys.path.
     variables = {**environment.of_tests(os.environ), "PYTHONPATH": os.pathsep.join(sys.path)}
     with mock.patch.dict(os.environ, variables, clear=True):
         forkserver.ensure_running()
 
 
 def free_port() -> int:
-    """A port on which nobody listens, and that no other process is given until this one ends."""
+    """A free port, claimed until this process ends."""
     return CLAIMED_PORTS.enter_context(ports.claimed())
 
 
 def run_ranks(body: Body, folder: Path, world_size: int, expected_exit: int = 0) -> list[Record]:
-    """Run ``body`` on each rank in ``folder``; what each recorded, by rank, with its output as
-    ``log``.
+    """Run ``body`` on each rank in ``folder``; the records by rank, with the output as ``log``.
 
-    Raises AssertionError where a rank does not end with ``expected_exit``, or within SECONDS.
+    Raises:
+        AssertionError: a rank does not end with ``expected_exit``, or within SECONDS.
     """
     start_server()
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,12 +73,12 @@ def run_ranks(body: Body, folder: Path, world_size: int, expected_exit: int = 0)
             process.join()
     allowed = {expected_exit}
     if expected_exit < 0 and any(process.exitcode == expected_exit for process in processes):
-        allowed.add(1)  # of a rank that missed a killed one before it was killed itself
+        allowed.add(1)  # a rank that noticed a killed one before it was killed itself
     return [_result(folder, rank, process, allowed) for rank, process in enumerate(processes)]
 
 
 def _variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torchrun sets for a rank of one host; a single rank is started without a launcher."""
+    """The variables that torchrun sets for a rank of one host; none for a single rank."""
     variables: dict[str, Any] = {"OMP_NUM_THREADS": 1, "PYTHONUTF8": 1}
     if world_size > 1:
         variables.update(
@@ -102,12 +102,12 @@ def _result(folder: Path, rank: int, process: BaseProcess, allowed: set[int]) ->
 
 
 def _run_rank(body: Body, folder: Path, rank: int, variables: dict[str, str]) -> None:
-    """One process, in the folder that all ranks share, with output and variables of its own."""
+    """Run one rank in the common folder, with output and variables of its own."""
     os.environ.update(variables)
     os.chdir(folder)
     if sys.platform == "linux":
-        # Else a loader's workers would come from a server of this process's own, which imports
-        # torch for each of them, and outlives it.
+        # Otherwise a loader's workers come from another server, which imports torch for each
+        # of them, and outlives this process.
         multiprocessing.set_start_method("fork", force=True)
     _write_output_to(f"rank-{rank}.log")
     record = Path(f"rank-{rank}.json")
@@ -125,7 +125,7 @@ def _run_rank(body: Body, folder: Path, rank: int, variables: dict[str, str]) ->
 
 
 def _write_output_to(name: str) -> None:
-    """Standard output and error of this process and of its children go to a file."""
+    """Send standard output and error of this process and its children to a file."""
     log = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

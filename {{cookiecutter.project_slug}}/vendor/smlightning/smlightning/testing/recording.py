@@ -1,4 +1,4 @@
-"""What happens inside a rank of a test: a run of the project, and a record of what the rank saw."""
+"""The work of a rank in a test: runs the project and records batches, weights and metrics."""
 
 # ruff: noqa: E402  (Lightning is imported in half the time, as train.py does)
 
@@ -28,7 +28,9 @@ from smlightning.testing import owner
 from smlightning.training.seeds import StepSeed
 
 Write = Callable[[dict[str, Any]], Any]
-PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # as `smlightning.data.store.path_for` ends a name
+PREPARED = re.compile(
+    r"-[0-9a-f]{12}(?=[/.])"
+)  # the end of a name by `smlightning.data.store.path_for`
 
 
 class TrainingRecorder(pl.Callback):
@@ -60,7 +62,7 @@ class TrainingRecorder(pl.Callback):
         if self.kill_at and len(self.seen["batches"]) >= self.kill_at:
             if newest_step() >= self.kill_at - 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.5)  # a thread is still writing: perhaps after the next batch
+            time.sleep(0.5)  # a thread is still writing: try again after the next batch
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         if not trainer.sanity_checking:
@@ -97,16 +99,15 @@ def train(write: Write, options: dict[str, Any], kill_at: int) -> None:
 
 
 def close_unseen(figure: Any, path: Path) -> None:
-    """In place of saving a picture: rendering one takes longer than the run."""
+    """Close the figure in place of saving it, which takes longer than the run."""
     curves.pyplot().close(figure)
     path.touch()
 
 
 def result_files() -> dict[str, int]:
-    """The size of each file that the run wrote, but for checkpoints, logs and pictures.
+    """The size of each result file of the run, without checkpoints, logs and pictures.
 
-    The digest in the name of the prepared data is left out: it follows every option of the data,
-    whether or not the data does.
+    Names of prepared data lose their digest, which changes with every option of the data.
     """
     sizes = {}
     for path in sorted(Path().rglob("*")):
@@ -117,7 +118,7 @@ def result_files() -> dict[str, int]:
 
 
 def newest_step() -> int:
-    """The latest step of which a checkpoint lies in the folder, 0 for none."""
+    """The step of the newest checkpoint; 0 for none."""
     steps = [0]
     for path in Path("outputs/checkpoints").glob("[0-9]*"):
         steps += map(int, re.findall(r"-step(\d+)-", path.name))
@@ -125,17 +126,17 @@ def newest_step() -> int:
 
 
 def digests(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Of each tensor, its values and their type; of one that is sharded, those of all ranks."""
+    """Digests of the tensors by name; a sharded tensor is gathered first."""
     return {name: digest(whole(tensor)) for name, tensor in tensors.items()}
 
 
 def whole(tensor: Any) -> Any:
-    """A sharded tensor (a DTensor) gathered, which every rank has to do; others as they are."""
+    """The whole tensor; every rank takes part in gathering a sharded one (a DTensor)."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def of_lightning(trainer: Any) -> Iterator[str]:
-    """What LearningRateMonitor, alone of Lightning's callbacks, puts among the metrics."""
+    """Names that LearningRateMonitor, as the only callback of Lightning, adds to the metrics."""
     for callback in trainer.callbacks:
         if isinstance(callback, pl.callbacks.LearningRateMonitor):
             yield from callback.lrs
@@ -156,7 +157,7 @@ def predict(write: Write) -> None:
 
 
 class Collect(pl.LightningModule):
-    """Trains nothing: notes the samples that it is given."""
+    """A model that trains nothing, and notes its samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,10 +176,10 @@ class Collect(pl.LightningModule):
 
 
 def iterate(write: Write, options: dict[str, Any], seed: int) -> None:
-    """Go through the project's loaders for one epoch, as training would.
+    """Go through the project's loaders for one epoch, as training does.
 
     Args:
-        seed: of what is drawn at random; the options have their own, which divides the data.
+        seed: of augmentation; the options' own seed divides the data.
     """
     project = owner.load()
     declared = project.options.OPTIONS
@@ -199,14 +200,14 @@ def iterate(write: Write, options: dict[str, Any], seed: int) -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
-            callbacks=[StepSeed(seed)],  # else each reading would augment in another way
+            callbacks=[StepSeed(seed)],  # augments each reading in the same way
         )
         trainer.fit(model, datamodule=data)
     write(model.seen)
 
 
 def samples(batch: Any) -> list[str]:
-    """Digests of each sample: of its part of every tensor that is as long as the batch."""
+    """Digests of each sample: its part of every tensor that is as long as the batch."""
     tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor)]
     sizes = Counter(len(tensor) for tensor in tensors if tensor.dim())
     if not sizes:

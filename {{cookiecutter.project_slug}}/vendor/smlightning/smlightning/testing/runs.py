@@ -15,8 +15,8 @@ def train(
     """Train in ``folder``; each rank's record (``recording.TrainingRecorder``), with its ``log``.
 
     Args:
-        kill_at: SIGKILL ends every rank after so many batches or more, once there is a checkpoint
-            of the batch before last; 0: never.
+        kill_at: the number of batches after which SIGKILL ends every rank, as soon as there is a
+            checkpoint of the batch before last; 0: never.
     """
     body = functools.partial(recording.train, options=options, kill_at=kill_at)
     return run_ranks(body, folder, world_size, KILLED if kill_at else 0)
@@ -27,10 +27,10 @@ def loaders(
 ) -> dict[str, Counter[str]]:
     """Digests of the samples that all ranks together get from `data.Data` in one epoch.
 
-    Batches are of a single sample where an option `batch_size` can say so, without padding then.
+    With an option `batch_size`, batches have a single sample, without padding.
 
     Args:
-        seed: of what is drawn at random while a sample is read.
+        seed: of augmentation.
     """
     body = functools.partial(recording.iterate, options=options, seed=seed)
     ranks = run_ranks(body, folder, world_size)

@@ -1,7 +1,7 @@
-"""What the package uses of Lightning and torch without a promise of theirs: it does what it did.
+"""Private parts of Lightning, torch and transformers on which the package relies, unchanged.
 
-If one of these fails after an upgrade, read that part of the library again, and mend the module of
-the package that the test names.
+If a test fails after an upgrade, read that part of the library again, and adapt the module of the
+package in the test's docstring.
 """
 
 import inspect
@@ -9,8 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import pytorch_lightning as pl
@@ -28,10 +26,8 @@ from pytorch_lightning.trainer.connectors import data_connector
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 
-import smlightning
 from smlightning.cluster import signals
 from smlightning.cluster.sharding import ShardedStrategy
-from smlightning.launch.estimate import counting
 from smlightning.training import loop as loops
 from smlightning.training.allocator import allocator_settings
 
@@ -49,7 +45,7 @@ def trainer() -> pl.Trainer:
     )
 
 
-def test_signal_handlers_are_where_they_were() -> None:
+def test_trainer_registers_signal_handlers_once() -> None:
     """cluster/signals.py replaces what registers them, and the broadcast of each step."""
     assert pl.Trainer._run.__code__.co_names.count("register_signal_handlers") == 1
     register = inspect.getsource(_SignalConnector.register_signal_handlers)
@@ -66,10 +62,10 @@ def test_each_step_has_one_collective_and_it_is_replaced() -> None:
     advance = inspect.getsource(_TrainingEpochLoop.advance)
     assert advance.count("self._broadcast_sigterm_tensor()") == 1
     of_torch = set(re.findall(r"torch\.distributed\.(\w+)", advance))
-    assert of_torch <= {"is_available", "is_initialized"}, "a collective that nobody replaced"
+    assert of_torch <= {"is_available", "is_initialized"}, "a collective that is not replaced"
 
 
-def test_replacing_leaves_no_handler_and_no_broadcast(trainer: pl.Trainer) -> None:
+def test_replaced_handlers_and_broadcast_do_nothing(trainer: pl.Trainer) -> None:
     """cluster/signals.py"""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     signals.replace_lightning_signal_handlers(trainer)
@@ -79,31 +75,7 @@ def test_replacing_leaves_no_handler_and_no_broadcast(trainer: pl.Trainer) -> No
     assert before == {number: signal.getsignal(number) for number in before}
 
 
-def test_a_lightning_without_them_is_refused() -> None:
-    """cluster/signals.py"""
-    loops_without = SimpleNamespace(epoch_loop=None)
-    other = SimpleNamespace(_signal_connector=SimpleNamespace(), fit_loop=loops_without)
-    with pytest.raises(RuntimeError, match="SimpleNamespace has no register_signal_handlers"):
-        signals.replace_lightning_signal_handlers(other)
-
-
-def test_private_names_are_used_in_two_modules_alone() -> None:
-    """Whatever else the package needs of Lightning has a public name."""
-    private = re.compile(r"(?:trainer|loop|fetcher|connector)\._(?!_)\w+")
-    assert users_of(private) - {"cluster/signals.py"} == {"training/loop.py"}
-
-
-def users_of(pattern: re.Pattern[str]) -> set[str]:
-    """The package's modules, but for tests, in which the pattern is found."""
-    package = Path(smlightning.__file__).parent
-    users = set()
-    for path in package.rglob("*.py"):
-        if path.parent.name != "testing" and pattern.search(path.read_text(encoding="utf-8")):
-            users.add(path.relative_to(package).as_posix())
-    return users
-
-
-def test_the_state_of_the_loops_is_where_it_was(trainer: pl.Trainer) -> None:
+def test_the_loops_have_the_private_counters(trainer: pl.Trainer) -> None:
     """training/loop.py reads steps without a public name."""
     loop = trainer.fit_loop
     assert loop._restarting is False and loop._data_fetcher is None
@@ -117,8 +89,8 @@ def test_the_state_of_the_loops_is_where_it_was(trainer: pl.Trainer) -> None:
     assert loop.epoch_loop._batches_that_stepped == trainer.global_step == 2
 
 
-def test_the_loops_take_the_progress_that_is_written(trainer: pl.Trainer) -> None:
-    """training/loop.py fills these keys; a counter that it does not know would keep its value."""
+def test_the_loops_load_the_progress_that_is_written(trainer: pl.Trainer) -> None:
+    """training/loop.py sets these keys; an unknown counter would keep its value."""
     state = trainer.fit_loop.state_dict()
     batches = ("epoch_loop.batch_progress", "epoch_loop.val_loop.batch_progress")
     for name in ("epoch_progress", *batches):
@@ -136,14 +108,14 @@ def test_the_loops_take_the_progress_that_is_written(trainer: pl.Trainer) -> Non
 
 @pytest.mark.parametrize("strategy", [SingleDeviceStrategy, DDPStrategy])
 def test_storage_options_reach_the_checkpoint_io(strategy: type[Strategy]) -> None:
-    """checkpoints/plugin.py: strategies that write files themselves refuse storage options."""
+    """checkpoints/plugin.py: strategies that write files themselves reject storage options."""
     assert strategy.save_checkpoint is Strategy.save_checkpoint
     assert strategy.load_checkpoint is Strategy.load_checkpoint
     assert "storage_options" in inspect.signature(pl.Trainer.save_checkpoint).parameters
 
 
-def test_what_the_sharded_strategy_overrides() -> None:
-    """cluster/sharding.py takes these places of Lightning's own sharded checkpoints."""
+def test_the_sharded_strategy_overrides_existing_methods() -> None:
+    """cluster/sharding.py replaces Lightning's own sharded checkpoints."""
     overridden = (
         "load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict",
         "lightning_module_state_dict", "lightning_restore_optimizer", "optimizer_state",
@@ -157,10 +129,8 @@ def test_what_the_sharded_strategy_overrides() -> None:
     assert run.index("_call_configure_model") < run.index("_restore_modules_and_callbacks")
 
 
-def test_the_order_of_restoring() -> None:
-    """checkpoints/callback.py: weights first, whose names and shapes are compared then; callbacks
-    before the loops, which they prepare.
-    """
+def test_weights_are_restored_before_callbacks_and_loops() -> None:
+    """checkpoints/callback.py compares the weights first; callbacks prepare the loops."""
     restore = inspect.getsource(_CheckpointConnector._restore_modules_and_callbacks)
     assert restore.index("resume_start") < restore.index("restore_model")
     assert restore.index("restore_model") < restore.index("restore_callbacks")
@@ -168,7 +138,7 @@ def test_the_order_of_restoring() -> None:
     assert "restore_loops" in source and "restore_callbacks" not in source
 
 
-def test_each_loader_passes_the_strategy_before_it_is_iterated() -> None:
+def test_each_loader_passes_the_strategy_before_its_iteration() -> None:
     """training/seeds.py prepares loaders in Strategy.process_dataloader."""
     process = inspect.getsource(data_connector._process_dataloader)
     assert process.index("_prepare_dataloader(") < process.index("strategy.process_dataloader(")
@@ -176,8 +146,8 @@ def test_each_loader_passes_the_strategy_before_it_is_iterated() -> None:
     assert setup.index("_process_dataloader(") < setup.index("iter(self._data_fetcher)")
 
 
-def test_loaders_ask_for_batches_where_they_did() -> None:
-    """data/draws.py puts a data set and a sampler in the place of a loader's own."""
+def test_loaders_fetch_from_dataset_and_sampler() -> None:
+    """data/draws.py replaces a loader's data set and sampler."""
     from torch.utils.data import DataLoader, _utils
 
     fetch = inspect.getsource(_utils.fetch._MapDatasetFetcher.fetch)
@@ -187,14 +157,7 @@ def test_loaders_ask_for_batches_where_they_did() -> None:
     assert "self.batch_sampler" in index_sampler and "self.sampler" in index_sampler
 
 
-def test_torchmetrics_asks_for_matplotlib_where_it_did() -> None:
-    """training/imports.py hides matplotlib until the first plot."""
-    from torchmetrics.utilities import plot
-
-    assert callable(plot._error_on_missing_matplotlib)
-
-
-def test_transformers_makes_masks_where_it_did() -> None:
+def test_transformers_makes_masks_by_the_replaced_functions() -> None:
     """attention.py registers a function, and replaces another."""
     from transformers import masking_utils
 
@@ -205,20 +168,7 @@ def test_transformers_makes_masks_where_it_did() -> None:
     assert "find_packed_sequence_indices" in preprocess.__code__.co_names
 
 
-# Of torch
-
-
-def test_private_names_of_torch_are_used_in_three_modules_alone() -> None:
-    """The tests below are of these."""
-    private = re.compile(r"(?:torch|aten)[\w.]*\._(?!_)\w+")
-    assert users_of(private) == {
-        "launch/estimate/counting.py",
-        "training/optimizers.py",
-        "training/watchdog.py",
-    }
-
-
-def test_compiling_is_told_of_when_it_begins_and_ends() -> None:
+def test_torch_calls_back_when_compiling_begins_and_ends() -> None:
     """training/watchdog.py pauses meanwhile."""
     from torch._dynamo.callback import callback_handler
 
@@ -240,21 +190,6 @@ def test_compiling_is_told_of_when_it_begins_and_ends() -> None:
     assert told and told == ["begins", "ends"] * (len(told) // 2)
 
 
-def test_a_list_of_tensors_is_scaled_in_its_place() -> None:
-    """training/optimizers.py: one kernel on a GPU, and not one for each parameter."""
-    gradients = [torch.full((3,), 2.0), torch.full((2, 2), 4.0)]
-    torch._foreach_mul_(gradients, torch.tensor(0.5))
-    assert [gradient.unique().item() for gradient in gradients] == [1.0, 2.0]
-
-
-def test_the_norms_of_a_list_of_tensors_are_added_up_in_float64() -> None:
-    """training/optimizers.py: 2 ** 24 + 1 is no float32."""
-    gradient = torch.ones(2**24 + 1)
-    norms = torch._foreach_norm([gradient, gradient[:0]], 2, dtype=torch.float64)
-    assert [norm.dtype for norm in norms] == [torch.float64] * 2
-    assert [norm.square().round().item() for norm in norms] == [2**24 + 1, 0]
-
-
 def test_torch_knows_the_settings_of_its_allocator() -> None:
     """training/allocator.py: with CUDA an unknown option is an error; without, only a wrong value
     of a known one.
@@ -270,18 +205,3 @@ def test_torch_knows_the_settings_of_its_allocator() -> None:
     assert is_accepted(settings)
     for option in settings.split(","):
         assert not is_accepted(option.partition(":")[0] + ":wrong")
-
-
-def test_bytes_are_counted_without_numbers() -> None:
-    """launch/estimate/counting.py: storages of operations, and what attention keeps."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        query = torch.empty(1, 2, 8, 16, requires_grad=True)
-        kept = [query]
-        with counting.Storages(kept) as storages:
-            flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-            output, rows = flash(query, query, query, 0.0, True)
-    assert output.shape == query.shape and rows.shape == (1, 2, 8)
-    assert storages.alive == counting.bytes_of([output, rows])
-    assert counting.bytes_of([query, query[0], query.detach()]) == 4 * query.numel()
