@@ -1,11 +1,10 @@
-"""The benchmarks behind docs/measurements.md, one after the other: `make bench`.
+"""Runs the benchmarks behind docs/measurements.md, one after the other: `make bench`.
 
-    make bench                                   # all, as measurements.md has them: an hour of a quiet machine
-    make bench ARGS="--small"                    # whether each runs, in a minute and a half: .ci/run
-    make bench ARGS="--against ../older"         # step, start, preparation, loader and checkpoint, against a checkout
+    make bench                              # all, an hour on a quiet machine
+    make bench ARGS="--small"               # only whether each runs, in about a minute: .ci/run
+    make bench ARGS="--against ../older"    # compare with another checkout
 
-Each prints its figures; the status is 1 if one failed. `stress.py` and `gpu.py` have targets of
-their own.
+Each prints its figures; the status is 1 if one failed. `make stress` and `make gpu` are apart.
 """
 
 import argparse
@@ -17,8 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 COMPARED = ("steps_per_second.py", "preparation.py", "checkpoints.py")
-OTHERS = ("sharding.py", "baselines.py", "estimate.py")
-SMALL = {"estimate.py": ["--tiny"]}
+OTHERS = ("sharding.py", "baselines.py")
 
 
 def main() -> int:
@@ -35,7 +33,7 @@ def main() -> int:
     for name in arguments.only or names:
         command = [sys.executable, str(HERE / name)]
         if arguments.small:
-            command += SMALL.get(name, ["--small"])
+            command.append("--small")
         if arguments.against and name in COMPARED:
             command += ["--against", str(arguments.against)]
         print(f"# {' '.join(command[1:])}", flush=True)

@@ -1,4 +1,4 @@
-"""Attempts with small programs in the toolkit's place: output, time limits, signals."""
+"""Attempts with small programs in place of the toolkit: output, time limits, signals."""
 
 import time
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     return run
 
 
-def test_the_requests_entry_point_starts_the_host_and_sees_its_processes_alone(
+def test_the_requests_entry_point_sees_only_its_hosts_processes(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = small_request(1, "torch_distributed")
@@ -42,14 +42,14 @@ def test_the_requests_entry_point_starts_the_host_and_sees_its_processes_alone(
     assert lines == [(0, "INFO"), (0, str(folder))] and host.exit_code == 0
 
 
-def test_a_host_that_never_falls_silent_is_ended_in_time(play: Play, tmp_path: Path) -> None:
+def test_a_noisy_host_ends_at_the_time_limit(play: Play, tmp_path: Path) -> None:
     started = time.monotonic()
     plan = small_plan(1, 1, source=stranger(tmp_path / "code"), timeout=1)
     [host], lines = play(plan, "while sleep 0.05; do echo said; done")
     assert lines[0] == (0, "said") and host.overdue and time.monotonic() - started < 10
 
 
-def test_the_toolkits_listing_is_in_the_log_alone(play: Play, tmp_path: Path) -> None:
+def test_the_toolkits_listing_is_only_in_the_log(play: Play, tmp_path: Path) -> None:
     lines = [
         "before",
         "2026-11-22 02:35:39,966 sagemaker-training-toolkit INFO     No Neurons detected",
@@ -67,10 +67,8 @@ def test_the_toolkits_listing_is_in_the_log_alone(play: Play, tmp_path: Path) ->
     assert (host.base / "log.txt").read_text().splitlines() == lines
 
 
-def test_a_stop_reaches_the_ranks_of_one_host_through_the_forwarding_entry(
-    play: Play, tmp_path: Path
-) -> None:
-    """The script that is sent, on hosts that share /proc: neither launcher nor other host."""
+def test_the_forwarding_entry_stops_the_ranks_of_one_host(play: Play, tmp_path: Path) -> None:
+    """The entry of the request, on hosts that share /proc: no launcher and no other host."""
     rank = "trap 'echo rank told; exit 3' TERM; while sleep 0.1; do :; done"
     script(tmp_path / "train.py", f"touch $REHEARSAL_EVIDENCE/in-training-$REHEARSAL_HOST; {rank}")
     launcher = f"trap 'echo launcher told' TERM; sh {tmp_path}/train.py & wait $!; wait $!"
@@ -81,4 +79,4 @@ def test_a_stop_reaches_the_ranks_of_one_host_through_the_forwarding_entry(
     hosts, lines = play(plan, f"sh {tmp_path}/torchrun train.py")
     assert (1, "rank told") in lines and hosts[1].exit_code == 3 and not hosts[1].overdue
     assert (1, "launcher told") not in lines
-    assert hosts[0].overdue, "the other host was told nothing before its end"
+    assert hosts[0].overdue, "the other host gets no signal before its end"

@@ -39,7 +39,7 @@ def variables(plan: Plan, run: Path, host: Host) -> dict[str, str]:
 
 
 def test_the_request_is_followed(tmp_path: Path) -> None:
-    """Its hyperparameters as they are encoded, its instance, environment and input modes."""
+    """The hosts get its hyperparameters, instance, environment and input modes."""
     request = {
         "HyperParameters": {"epochs": "7", "text": '"a b"', "sagemaker_region": '"eu-west-1"'},
         "Environment": {"NCCL_DEBUG": "INFO"},
@@ -120,8 +120,8 @@ def test_the_toolkit_starts_the_hosts_of_all_groups_as_one(flag: bool, tmp_path:
     assert json.loads(told) == ([one_cluster] * 3 if flag else apart)
 
 
-def test_the_code_is_the_archives(tmp_path: Path) -> None:
-    """The project's src/, and the package's training part beside train.py; nothing to install."""
+def test_the_code_is_that_of_the_archive(tmp_path: Path) -> None:
+    """The project's src/, and the package's training code next to train.py; nothing to install."""
     [host] = create_hosts(small_plan(1, 1), tmp_path)
     code = host.base / "code"
     assert (code / "train.py").is_file() and not (code / "requirements.txt").exists()
@@ -131,10 +131,10 @@ def test_the_code_is_the_archives(tmp_path: Path) -> None:
     assert not list(code.rglob("__pycache__"))
 
 
-def test_an_option_or_variable_with_a_channels_folder_is_given_the_local_one(
+def test_local_folders_replace_those_of_channels_in_options_and_variables(
     tmp_path: Path,
 ) -> None:
-    """On every host, and after a restart, the same: options are compared."""
+    """They are equal on every host and after a restart, since options are compared."""
     data = tmp_path / 'a"b'
     data.mkdir()
     place = "/opt/ml/input/data/training"
@@ -195,7 +195,7 @@ def test_only_the_first_process_of_a_host_reads_its_secrets(tmp_path: Path) -> N
         ("smddp", 7777, "mpirun_stub:main"),
     ],
 )
-def test_aws_own_entry_runs_where_nothing_is_replaced(
+def test_aws_own_entry_runs_if_nothing_is_replaced(
     distribution: str, port: int, entry: str, tmp_path: Path
 ) -> None:
     plan = small_plan(1, 1, distribution, port=port)
@@ -204,14 +204,14 @@ def test_aws_own_entry_runs_where_nothing_is_replaced(
 
 
 @pytest.mark.parametrize("distribution", ["smddp", "pytorchddp", "torch_distributed"])
-def test_the_stubs_are_those_of_the_image(distribution: str, tmp_path: Path) -> None:
+def test_only_the_smddp_image_has_its_stubs(distribution: str, tmp_path: Path) -> None:
     create_hosts(small_plan(1, 1, distribution), tmp_path)
     smddp = [tmp_path / "stubs/smdistributed", tmp_path / "stubs/bin/smddprun"]
     assert [path.exists() for path in smddp] == [distribution == "smddp"] * 2
     assert (tmp_path / "stubs/bin/nvidia-smi").is_file()
 
 
-def test_what_s3_kept_is_restored_on_every_host(tmp_path: Path) -> None:
+def test_uploaded_checkpoints_are_restored_on_every_host(tmp_path: Path) -> None:
     plan = small_plan(2, 1)
     first = create_hosts(plan, tmp_path / "first")
     for host in first:

@@ -1,4 +1,4 @@
-"""The recorder's digests: samples are told apart where that can be done."""
+"""The recorder's digests of batches and samples."""
 
 import importlib.util
 from types import ModuleType, SimpleNamespace
@@ -32,8 +32,8 @@ def note(recorder: ModuleType, *batches: Any, epoch: int = 0) -> tuple[list[Any]
 X, Y = torch.arange(6.0).reshape(3, 2), torch.tensor([1, 0, 1])
 
 
-def test_the_same_samples_in_another_batch_are_the_same(recorder: ModuleType) -> None:
-    """A tensor of another length than the batch is no column of it."""
+def test_samples_have_the_same_digest_in_another_batch(recorder: ModuleType) -> None:
+    """A tensor of another length is not part of the samples."""
     other = [torch.zeros(1)]
     first, second = {"x": X, "y": (Y, other)}, {"x": X.flip(0), "y": (Y, other)}
     batches, samples = note(recorder, first, second)
@@ -41,7 +41,7 @@ def test_the_same_samples_in_another_batch_are_the_same(recorder: ModuleType) ->
     assert len(samples) == 6 and set(samples[:3]) == set(samples[3:])
 
 
-def test_a_number_beside_the_columns_is_of_the_batch(recorder: ModuleType) -> None:
+def test_a_number_in_the_batch_changes_its_digest(recorder: ModuleType) -> None:
     batches, _ = note(recorder, {"x": X, "scale": 0.5}, {"x": X.clone(), "scale": 0.5})
     assert batches[0] == batches[1]
     assert note(recorder, {"x": X, "scale": 1.0})[0] != batches[:1]

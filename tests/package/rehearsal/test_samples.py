@@ -1,4 +1,4 @@
-"""A channel's sample of S3, on moto's."""
+"""A channel's sample from moto's S3."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_sample_comes_from_all_over_the_listing(s3: Any, tmp_path: Path) -> No
     assert (tmp_path / "0/0.csv").read_text() == "text,label\n" * 8, "whole lines of 95 bytes"
 
 
-def test_one_object_keeps_its_name(s3: Any, tmp_path: Path) -> None:
+def test_a_single_object_keeps_its_name(s3: Any, tmp_path: Path) -> None:
     put(s3, "data/0/0.csv", b"text,label\n")
     copy_sample("training", "s3://words/data/0/0.csv", REGION, tmp_path)
     assert files(tmp_path) == {"0.csv"}
@@ -53,23 +53,23 @@ def test_one_object_keeps_its_name(s3: Any, tmp_path: Path) -> None:
 
 def test_no_object_lands_outside_the_channels_folder(s3: Any, tmp_path: Path) -> None:
     put(s3, "out/../../outside.csv", b"x")
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as raised:
         copy_sample("training", "s3://words/out/", REGION, tmp_path / "channel")
-    assert "s3://words/out/" in refusal.value.problem
+    assert "s3://words/out/" in raised.value.problem
     assert files(tmp_path) == set()
 
 
 @pytest.mark.parametrize("address", ["fsx", "s3://none/x"])
-def test_without_data_it_is_said_what_to_give(address: str, s3: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as refusal:
+def test_without_data_the_error_asks_for_a_folder(address: str, s3: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
         copy_sample("training", address, REGION, tmp_path)
-    assert "training" in refusal.value.problem and "--channel training=DIR" in str(refusal.value)
+    assert "training" in raised.value.problem and "--channel training=DIR" in str(raised.value)
 
 
-def test_without_credentials_it_is_said_what_to_give(
+def test_without_credentials_the_error_asks_for_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as raised:
         copy_sample("training", "s3://words/data", REGION, tmp_path)
-    assert "credentials" in str(refusal.value) and "--channel training=DIR" in str(refusal.value)
+    assert "credentials" in str(raised.value) and "--channel training=DIR" in str(raised.value)
