@@ -1,4 +1,4 @@
-"""Scores of simple models on the built-in data, which the examples' models should beat.
+"""Scores simple models on the built-in data; the examples' models should beat them.
 
     python benchmarks/baselines.py --seed 0
 

@@ -1,12 +1,12 @@
-"""How long training waits for a checkpoint: train.py against Lightning's own ModelCheckpoint.
+"""Measures how long training waits for a checkpoint: train.py against Lightning's ModelCheckpoint.
 
     python benchmarks/checkpoints.py --width 1024 --rounds 6              # a state of 1 GB
     python benchmarks/checkpoints.py --width 1024 --rounds 6 --ranks 2    # and FSDP, whose ranks each write a shard
     python benchmarks/checkpoints.py --against ../older                   # and another checkout's train.py
 
 All train the language model with this width, and take turns (common.py): some steps and a
-checkpoint of one, then of the next. The wait is that of the slowest rank, in seconds of a clock and
-of its thread. What train.py's thread writes later is waited for before the turn ends.
+checkpoint of one, then of the next. The wait is the slowest rank's, in seconds of a clock and of its
+thread. A turn ends when train.py's thread has written its checkpoint.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Shared by the benchmarks: generated projects, runs of train.py, turns, ratios with intervals.
+"""Tools of the benchmarks: generated projects, runs of train.py, turns, ratios with intervals.
 
 On a shared machine the same training takes twice as long from one second to the next. Trainings
-that are compared therefore run at the same time, each in processes of its own, and take turns: a
-few steps of one, while the others wait, in another order every time.
+that are compared therefore run at the same time, each in its own processes, and take turns: a few
+steps of one while the others wait, each time in another order.
 """
 
 import argparse
@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 WATCH = str(HERE / "watch.py")
 TURN = 5  # steps
-STRETCH = 10  # turns that are redrawn together, as what comes once in so many steps is in each
+STRETCH = 10  # turns that the bootstrap keeps together, so that each has the rarer work
 REDRAWN = 1000
 
 Facts = dict[str, float]
@@ -33,7 +33,7 @@ Interval = tuple[float, float, float]  # value, lowest, highest
 
 
 def generate(folder: Path, checkout: Path = ROOT, task: str = "text-classification") -> Path:
-    """A project with default answers but this, generated from a checkout of the template."""
+    """Generate a project of this task with default answers from a checkout of the template."""
     folder.mkdir(parents=True, exist_ok=True)
     answers = [f"task={task}", f"project_slug={task}"]
     command = [sys.executable, "-m", "cookiecutter", str(checkout), "--no-input"]
@@ -50,16 +50,18 @@ def folder() -> Iterator[Path]:
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """With the options that all benchmarks have."""
+    """A parser with the options of all benchmarks."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=form)
-    parser.add_argument("--small", action="store_true", help="a few seconds: whether it runs")
-    parser.add_argument("--json", type=Path, help="write what was measured there")
+    parser.add_argument(
+        "--small", action="store_true", help="take a few seconds, to see whether it runs"
+    )
+    parser.add_argument("--json", type=Path, help="write the measurements")
     return parser
 
 
 def words(options: dict[str, Any]) -> list[str]:
-    """Options as on a command line."""
+    """The options as words of a command line."""
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
@@ -67,12 +69,12 @@ class Run:
     """The processes of a program, one per rank, whose output goes to a file.
 
     Args:
-        project: their working directory; its src/ and its package are imported.
-        program: what Python executes, with its arguments.
-        hosts: each rank is a host of its own, as NCCL and SageMaker number hosts: so two ranks can
-            share a GPU. NCCL then sends by sockets.
-        turns: each rank calls ``Seat.step``, and waits there for its turn.
-        variables: of the environment.
+        project: working directory, with the src/ and the package to import.
+        program: arguments of Python.
+        hosts: whether each rank is a host of its own, so that two ranks can share a GPU: NCCL then
+            sends by sockets.
+        turns: whether each rank calls ``Seat.step``, and waits there for its turn.
+        variables: environment variables.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Run:
         return path.read_text() if path.exists() else ""
 
     def wait(self, seconds: float) -> list[int | None]:
-        """The ranks' statuses; what runs longer is killed, and has none."""
+        """The ranks' statuses; a rank that runs longer is killed, and has None."""
         until = time.monotonic() + seconds
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -124,7 +126,7 @@ class Run:
         return statuses
 
     def wait_for(self, words: str, rank: int = 0, seconds: float = 180) -> None:
-        """Until a rank has printed this; RuntimeError if it ends before."""
+        """Wait until a rank has printed this; RuntimeError if it ends before."""
         until = time.monotonic() + seconds
         while words not in self.text(rank):
             if self.processes[rank].poll() is not None or time.monotonic() > until:
@@ -132,7 +134,7 @@ class Run:
             time.sleep(0.05)
 
     def succeed(self, seconds: float = 900) -> "Run":
-        """Wait until all have ended well; RuntimeError with the last lines otherwise."""
+        """Wait until all have succeeded; else RuntimeError with the last lines."""
         statuses = self.wait(seconds)
         for rank, status in enumerate(statuses):
             if status != 0:
@@ -148,7 +150,7 @@ class Run:
             seat.flush()
 
     def reported(self) -> Facts:
-        """Once every rank waits for its turn: the most of any rank, name by name."""
+        """Wait until every rank waits for its turn; the largest value of any rank, by name."""
         found: Facts = {}
         for rank, seat in enumerate(self.seats):
             line = seat.readline()
@@ -190,7 +192,7 @@ def rank_variables(rank: int, ranks: int, port: int, hosts: bool, place: Path) -
 
 
 class Seat:
-    """Where a rank waits for its turn, and its clock. The first turn begins with the first step."""
+    """A rank's clock, by which it also waits for its turn; the first turn begins with step 1."""
 
     def __init__(self) -> None:
         self.peer = socket.socket(fileno=int(os.environ["SEAT"])).makefile("rw")
@@ -200,7 +202,7 @@ class Seat:
         self.more: Facts = {}  # reported once, at the end of this turn
 
     def step(self) -> None:
-        """Call it where a step begins."""
+        """Call it at the beginning of a step."""
         if self.number % TURN == 0:
             self.end_turn()
         self.number += 1
@@ -221,10 +223,10 @@ class Seat:
 def take_turns(
     starts: dict[str, Callable[[], Run]], turns: int, seed: int
 ) -> tuple[dict[str, Facts], dict[str, list[Facts]]]:
-    """Start each training, while the others wait; then let each take so many turns.
+    """Start the trainings one after the other, then let each take so many turns.
 
     Returns:
-        By name: seconds from a start to the first step; the facts of each turn but the first.
+        By name: seconds from a start to the first step, and the facts of each later turn.
     """
     order = random.Random(seed)
     running: dict[str, Run] = {}
@@ -249,7 +251,7 @@ def take_turns(
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """The ratio of the sums of what was measured in turn, and of 95 of 100 that are redrawn."""
+    """The ratio of two sums of turns, with its 95 % bootstrap interval."""
     size = STRETCH if len(ours) >= 4 * STRETCH else 1
     pairs = [
         (sum(ours[at : at + size]), sum(theirs[at : at + size])) for at in range(0, len(ours), size)
@@ -258,8 +260,8 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
     def quotient(pairs: Sequence[tuple[float, float]]) -> float:
         return sum(one for one, _ in pairs) / max(sum(other for _, other in pairs), 1e-9)
 
-    draw = random.Random(0)
-    again = sorted(quotient(draw.choices(pairs, k=len(pairs))) for _ in range(REDRAWN))
+    rng = random.Random(0)
+    again = sorted(quotient(rng.choices(pairs, k=len(pairs))) for _ in range(REDRAWN))
     return quotient(pairs), again[REDRAWN // 40], again[-REDRAWN // 40]
 
 
@@ -269,12 +271,12 @@ def shown(interval: Interval, digits: int = 3) -> str:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """Median, least and greatest."""
+    """Median, minimum and maximum."""
     return shown((statistics.median(values), min(values), max(values)), digits)
 
 
 def weights(output: Path) -> dict[str, Any]:
-    """The state of the last checkpoint in a run's folder; shards are put together."""
+    """The state of the last checkpoint in a run's folder, with its shards joined."""
     sys.path.append(str(next(ROOT.glob("{{*}}/vendor/smlightning"))))
     from smlightning.checkpoints import files, reader
 
@@ -285,7 +287,7 @@ def weights(output: Path) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions and machine, on which figures depend."""
+    """Versions and machine of the figures."""
     import platform
     from importlib.metadata import version
 

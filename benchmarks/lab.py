@@ -1,4 +1,4 @@
-"""Tools of gpu.py: projects, data, models with random weights, and runs of train.py."""
+"""Tools of gpu.py: projects, data, models with random weights, runs of train.py."""
 
 import json
 import random
@@ -34,7 +34,7 @@ tokens = json.loads((path / "tokenizer_config.json").read_text())
 
 
 class Lab:
-    """Projects, models and data, made when first used."""
+    """Projects, models and data, made at their first use."""
 
     def __init__(self, folder: Path, on_gpu: bool, small: bool) -> None:
         self.folder, self.on_gpu, self.small = folder, on_gpu, small
@@ -44,12 +44,12 @@ class Lab:
         place = self.folder / task
         if not place.exists():
             common.generate(self.folder, task=task)
-            draw = random.Random(0)
+            rng = random.Random(0)
             lines = ["text,label"]
             for number in range(3000):
                 label = [*LABELS][number % 3]
-                text = "".join(draw.choices(LABELS[label], k=draw.randint(1, 120)))
-                lines.append(f"{text},{label if draw.random() < 0.9 else 'first'}")
+                text = "".join(rng.choices(LABELS[label], k=rng.randint(1, 120)))
+                lines.append(f"{text},{label if rng.random() < 0.9 else 'first'}")
             (place / "texts.csv").write_text("\n".join(lines))
         return place
 
@@ -65,7 +65,7 @@ class Lab:
         self, task: str, probe: str = "", ranks: int = 1, hosts: bool = True,
         variables: dict[str, str] | None = None, **options: Any,
     ) -> tuple[Run, Path]:  # fmt: skip
-        """train.py, with a probe of watch.py's; its output folder, new unless it is an option."""
+        """Start train.py with a probe of watch.py; the run, and its output folder."""
         self.runs += 1
         project = self.project(task)
         chosen: dict[str, Any] = {"dataset": "texts.csv", "batch_size": 16, "epochs": 99}
@@ -88,7 +88,7 @@ class Lab:
         return json.loads((self.project(task) / "facts.json").read_text())
 
     def estimate(self, task: str, options: dict[str, Any]) -> dict[str, Any]:
-        """What `smlightning estimate` writes of a job with one GPU."""
+        """The report of `smlightning estimate` for a job with one GPU."""
         project = self.project(task)
         job = project / "job.toml"
         for key, value in (("instance_type", '"ml.g6e.xlarge"'), ("instance_count", "1")):
@@ -101,7 +101,7 @@ class Lab:
         return json.loads(report.read_text())
 
     def benchmark(self, name: str, *arguments: str) -> Any:
-        """What another benchmark writes as JSON."""
+        """The measurements of another benchmark."""
         report = self.folder / "report.json"
         command = [sys.executable, str(HERE / name), *arguments, "--json", str(report)]
         ended = subprocess.run(command, capture_output=True, text=True)

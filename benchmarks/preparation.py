@@ -1,11 +1,11 @@
-"""How fast data is prepared and how fast batches come, in one run, in turn.
+"""Measures how fast data is prepared, and how fast batches come.
 
     python benchmarks/preparation.py --rows 1000000 3000000 --rounds 5
     python benchmarks/preparation.py --against ../older     # and another checkout's
 
-Preparation is that of a project's Data, in a process of its own each time: seconds, greatest memory
-above what the imports need, bytes on disk. The loader gives an epoch of batches of the example: of
-Data, and of `datasets` with a collator that pads, as one would write it. One core each.
+A project's Data prepares rows in a new process each time: seconds, peak memory above the imports,
+bytes on disk. Loaders then yield an epoch of the example's batches: Data's loader, and `datasets`
+with a collator that pads. Each uses one core.
 """
 
 import json
@@ -24,21 +24,21 @@ def write_csv(path: Path, rows: int) -> None:
     """Rows of WORDS words of 3 to 8 letters, and one of CLASSES labels."""
     import numpy as np
 
-    draw = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     letters = [*"abcdefghijklmnopqrstuvwxyz"]
-    words = np.array(["".join(draw.choice(letters, draw.integers(3, 9))) for _ in range(5000)])
+    words = np.array(["".join(rng.choice(letters, rng.integers(3, 9))) for _ in range(5000)])
     with path.open("w") as file:
         file.write("text,label\n")
         for at in range(0, rows, 100_000):
             many = min(100_000, rows - at)
-            chosen = words[draw.integers(len(words), size=(many, WORDS))].tolist()
-            labels = draw.integers(CLASSES, size=many).tolist()
+            chosen = words[rng.integers(len(words), size=(many, WORDS))].tolist()
+            labels = rng.integers(CLASSES, size=many).tolist()
             pairs = zip(chosen, labels, strict=True)
             file.writelines(f"{' '.join(row)},class {label}\n" for row, label in pairs)
 
 
 PEAK = """
-def peak():  # of this process alone: ru_maxrss starts with its parent's
+def peak():  # only of this process: ru_maxrss starts with its parent's
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 """
 PREPARE = (
@@ -71,13 +71,13 @@ print(json.dumps(facts | {"samples": samples}))
 
 
 def asked(project: Path, script: str, *words: str) -> dict[str, float]:
-    """The facts that a script prints last."""
+    """The facts in the last line of a script's output."""
     run = Run(project, ["-c", script, *words]).succeed()
     return json.loads(run.text().splitlines()[-1])
 
 
 def compare(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """Print how the first is to the others, in seconds of a clock and of a processor."""
+    """Print the ratios of the first to the others, in seconds of a clock and of a processor."""
     names = [*found]
     kept: dict[str, Any] = {}
     for name in names[1:]:

@@ -1,15 +1,14 @@
-"""Whether sharded training has DDP's numbers, on real data, in both tasks.
+"""Compares the numbers of FSDP with those of DDP, on real data, in both tasks.
 
     OMP_NUM_THREADS=1 python benchmarks/sharding.py --steps 50 --ranks 2 4
     OMP_NUM_THREADS=1 python benchmarks/sharding.py --steps 8 --ranks 2 --tasks language-model
     OMP_NUM_THREADS=1 python benchmarks/sharding.py --tasks language-model --double --most 1e-7
 
-Each task trains with DDP and with FSDP on as many ranks, the same samples and dropout; on four or more
-ranks also in two replicas (`--shard_size`). Of every logged step the loss is compared, and of the last
-checkpoint every weight. Further options are train.py's. The status is 1 if a difference is above --most.
+Each task trains with DDP and FSDP on the same ranks, samples and dropout; on four or more ranks also
+in two replicas (`--shard_size`). Compares the loss of every logged step, and every weight of the last
+checkpoint. Further options are train.py's. The status is 1 if a difference is above --most.
 
-With --double all of it is computed in float64: a difference of rounding alone, as of the order in which
-ranks' numbers are added, is far smaller than in float32, and any other stays what it is.
+--double computes in float64: differences by rounding become far smaller, others stay.
 """
 
 import csv
@@ -25,7 +24,7 @@ TASKS = ("text-classification", "language-model")
 
 
 def train(project: Path, name: str, ranks: int, hosts: bool, options: list[str]) -> Path:
-    """Run train.py on so many ranks of this machine; its folder of results."""
+    """Run train.py on ranks of this machine; its folder of results."""
     output = project / name
     program = ["src/train.py", *options, "--output_dir", str(output)]
     Run(project, program, ranks, hosts).succeed()
@@ -42,7 +41,7 @@ def losses(output: Path) -> dict[int, float]:
 def compute_in_double(project: Path) -> None:
     """Have a generated project's train.py build networks of float64.
 
-    Lightning's ``64-true`` is not for its ModelParallelStrategy.
+    Lightning's ModelParallelStrategy does not take ``64-true``.
     """
     path = project / "src" / "train.py"
     text = path.read_text()
@@ -52,7 +51,7 @@ def compute_in_double(project: Path) -> None:
 
 
 def compare(one: Path, other: Path) -> tuple[int, float, float, str]:
-    """The number of steps, the largest difference of a loss and of a weight, and that weight's name."""
+    """The number of steps, the largest difference of a loss and a weight, and the weight's name."""
     first, second = losses(one), losses(other)
     assert first.keys() == second.keys() and first
     loss = max(abs(first[step] - second[step]) for step in first)

@@ -1,13 +1,13 @@
-"""Steps of train.py, and its start, against the same training by other means, in one run.
+"""Compares steps and start of train.py with the same training by other means.
 
     python benchmarks/steps_per_second.py --ranks 1 2 --rounds 7 --steps 200 --chart docs/performance.png
     python benchmarks/steps_per_second.py --against ../older      # and another checkout's train.py
     python benchmarks/steps_per_second.py --variants train.py "by hand" --task language-model --width 128
 
-The means are those of loops.py. All train the network of `make demo` in global batches of 64, five
-steps at a time in turn (common.py), in processes with one thread each. Further options are
-train.py's. Seconds are those of a clock; behind them the ratio of processor seconds, which other
-programs on the machine change less. A start is from a process's start to its first step.
+loops.py has the other means. All train the network of `make demo` in global batches of 64, five
+steps at a time in turn (common.py), in processes with one thread. Further options are train.py's.
+Seconds are those of a clock; next to them stands the ratio of processor seconds, which other
+programs change less. A start lasts from the start of a process to its first step.
 """
 
 import json
@@ -25,11 +25,11 @@ COLOURS = "#31608f", "#a8480b", "#3f7a3f", "#6b4a8c"
 GLOBAL_BATCH = 64
 
 
-def draw(path: Path, found: dict[str, dict[str, Any]], title: str) -> None:
-    """Write train.py's step over the others' with its interval, a group of bars per world size.
+def write_chart(path: Path, found: dict[str, dict[str, Any]], title: str) -> None:
+    """Draw train.py's step divided by the others', with intervals, in a group of bars per world size.
 
     Args:
-        found: by world size what `Comparison.report` returns.
+        found: world size → facts of `Comparison.report`.
     """
     import matplotlib
 
@@ -68,7 +68,7 @@ def draw(path: Path, found: dict[str, dict[str, Any]], title: str) -> None:
 
 
 class Comparison:
-    """The trainings of one world size, and what was measured of them in all rounds."""
+    """The trainings of one world size, and their measurements of all rounds."""
 
     def __init__(self, projects: dict[str, Path], ranks: int, options: dict[str, Any]) -> None:
         self.projects, self.ranks, self.options = projects, ranks, options
@@ -76,14 +76,14 @@ class Comparison:
         self.turns: dict[str, list[Facts]] = {name: [] for name in projects}
 
     def prepare(self) -> None:
-        """Have the data prepared and all files read once."""
+        """Let the data be prepared and all files be read once."""
         for name in set(OURS) & set(self.projects):
             run = self._start(name, -1)
             run.reported()
             run.kill()
 
     def run(self, turns: int, seed: int) -> None:
-        """One round."""
+        """Run one round."""
         starts = {
             name: lambda name=name: self._start(name, seed)  # type: ignore[misc]
             for name in self.projects
@@ -102,7 +102,7 @@ class Comparison:
         return Run(self.projects[name], [*program, *words], self.ranks, turns=True)
 
     def report(self) -> dict[str, Any]:
-        """Print a line for each training; all of it as JSON has it."""
+        """Print a line for each training; the facts for the JSON report."""
         facts: dict[str, Any] = {}
         kinds = (("step", self.turns, common.TURN), ("start", self.starts, 1))
         for kind, found, per in kinds:
@@ -128,7 +128,7 @@ def main() -> int:
     parser = common.parser_of(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=200, help="of a round")
+    parser.add_argument("--steps", type=int, default=200, help="steps in a round")
     parser.add_argument("--variants", nargs="+", default=["train.py", *OTHERS])
     parser.add_argument("--task", default="text-classification")
     parser.add_argument("--against", type=Path, help="a checkout to compare with")
@@ -162,7 +162,7 @@ def main() -> int:
                 content = {**common.versions(), "found": found}
                 arguments.json.write_text(json.dumps(content, indent=1))
             if arguments.chart:
-                draw(
+                write_chart(
                     arguments.chart, found, f"{arguments.rounds} × {arguments.steps} steps, in turn"
                 )
     return 0

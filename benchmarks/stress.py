@@ -58,11 +58,11 @@ def write_words(path: Path, each: int = 120) -> None:
     """Random words in three alphabets; every fourth has a wrong label, so that training never
     comes to rest.
     """
-    draw = random.Random(0)
+    rng = random.Random(0)
     rows = [
         (
-            "".join(draw.choices(letters, k=draw.randint(1, 12))),
-            name if draw.random() < 0.75 else "latin",
+            "".join(rng.choices(letters, k=rng.randint(1, 12))),
+            name if rng.random() < 0.75 else "latin",
         )
         for name, letters in ALPHABETS.items()
         for _ in range(each)

@@ -1,4 +1,4 @@
-"""Run a project's train.py as it is, with one more callback: a probe that measures, or a fault.
+"""Runs a project's train.py as it is, with one more callback: a probe that measures, or a fault.
 
     cd PROJECT && python .../benchmarks/watch.py PROBE [train.py's options]
 
@@ -48,8 +48,9 @@ class Turns(pl.Callback):
 
 
 class Stalls(pl.Callback):
-    """A turn for each checkpoint: how long the training waits for it. Later, before the turn ends,
-    what a thread writes is waited for, too.
+    """Measures how long training waits for a checkpoint, in a turn for each.
+
+    The turn ends when the checkpoint is written.
     """
 
     def __init__(self) -> None:

@@ -109,7 +109,7 @@ def terminal() -> Console:
 
 
 def find_launcher(plan: Plan) -> tuple[str, bool]:
-    """What starts the script, and whether that is a real mpirun."""
+    """The launcher of the script, and whether it is a real mpirun."""
     if plan.distribution not in mpirun.LAUNCHED:
         return ("torchrun" if plan.distribution == "torch_distributed" else "no launcher"), False
     reason = mpirun.why_not(plan.hosts)

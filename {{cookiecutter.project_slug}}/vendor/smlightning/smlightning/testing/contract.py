@@ -66,8 +66,8 @@ def options(place: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def alone(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> ContractRun:
-    folder = tmp_path_factory.mktemp("alone")
+def single(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> ContractRun:
+    folder = tmp_path_factory.mktemp("single")
     (record,) = runs.train(folder, options)
     return ContractRun(folder, record)
 
@@ -141,10 +141,10 @@ def metrics_at_the_end(record: dict[str, Any]) -> dict[str, float]:
 
 
 def test_a_resumed_run_ends_as_an_uninterrupted_one(
-    options: dict[str, Any], alone: ContractRun, tmp_path: Path
+    options: dict[str, Any], single: ContractRun, tmp_path: Path
 ) -> None:
     """The kill comes in the second epoch: in its middle, or early if loaders resume only there."""
-    uninterrupted = alone.record
+    uninterrupted = single.record
     batches, epochs = len(uninterrupted["batches"]), len(uninterrupted["validated"])
     assert epochs >= 2 and batches >= 12, "tests/small.py: give two epochs of at least six batches"
     per_epoch = batches // epochs
@@ -160,27 +160,27 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(
         assert resumed[key] == uninterrupted[key], f"{key} differ"
 
 
-def test_the_metrics_that_options_py_names_are_there(alone: ContractRun) -> None:
-    monitor, log = OPTIONS.MONITOR, alone.record["log"]
+def test_the_metrics_that_options_py_names_are_there(single: ContractRun) -> None:
+    monitor, log = OPTIONS.MONITOR, single.record["log"]
     assert OPTIONS.MODE in ("max", "min")
-    for metrics in alone.record["validated"]:
+    for metrics in single.record["validated"]:
         assert monitor in metrics, f"validation logs no {monitor}"
         assert math.isfinite(metrics[monitor]), f"{monitor} is {metrics[monitor]}"
     for metric in OPTIONS.METRICS:
         assert re.search(metric_regex(metric), log, re.M), f"{metric} is declared, never printed"
-    undeclared = set(alone.record["validated"][-1]) - set(OPTIONS.METRICS)
+    undeclared = set(single.record["validated"][-1]) - set(OPTIONS.METRICS)
     assert not undeclared, f"{sorted(undeclared)}: logged; name them in METRICS of options.py too"
     last_line = rf"{of_the_test(monitor)} -?\d+\.\d{{4}}"
     assert re.fullmatch(last_line, log.splitlines()[-1]), log[-2000:]
 
 
-def test_the_best_weights_are_tested_and_saved(alone: ContractRun) -> None:
+def test_the_best_weights_are_tested_and_saved(single: ContractRun) -> None:
     """`model.load` gives the network, first if it gives more, with the best epoch's weights."""
-    values = [metrics[OPTIONS.MONITOR] for metrics in alone.record["validated"]]
+    values = [metrics[OPTIONS.MONITOR] for metrics in single.record["validated"]]
     best = values.index(max(values) if OPTIONS.MODE == "max" else min(values))
-    trained = alone.record["best"]
-    assert trained == alone.record["weights"][best], f"epoch {best + 1} was best, of {values}"
-    loaded = OWNER.model.load(alone.folder / "outputs" / "model")
+    trained = single.record["best"]
+    assert trained == single.record["weights"][best], f"epoch {best + 1} was best, of {values}"
+    loaded = OWNER.model.load(single.folder / "outputs" / "model")
     network = loaded if isinstance(loaded, torch.nn.Module) else loaded[0]
     assert not network.training, "load() gives a network in evaluation mode"
     saved = recording.digests(network.state_dict())
@@ -190,11 +190,11 @@ def test_the_best_weights_are_tested_and_saved(alone: ContractRun) -> None:
         assert digest in [trained[key] for key in same_name], f"{name} is not what was trained"
 
 
-def test_a_trained_model_answers(alone: ContractRun) -> None:
+def test_a_trained_model_answers(single: ContractRun) -> None:
     """predict.py answers the project's own sample, as the rehearsal checks too."""
-    first = runs.sample_answers(alone.folder)
+    first = runs.sample_answers(single.folder)
     assert first.strip(), "predict.py --sample prints nothing"
-    assert runs.sample_answers(alone.folder) == first
+    assert runs.sample_answers(single.folder) == first
 
 
 def another(name: str, place: Path, options: dict[str, Any]) -> dict[str, Any]:
@@ -224,12 +224,12 @@ def other_value(name: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("name", tried_options())
 def test_every_option_changes_something(
-    name: str, options: dict[str, Any], place: Path, alone: ContractRun, tmp_path: Path
+    name: str, options: dict[str, Any], place: Path, single: ContractRun, tmp_path: Path
 ) -> None:
     """It changes batches, losses, metrics, weights or files."""
     (changed,) = runs.train(tmp_path, {**options, **another(name, place, options)})
-    recorded = alone.record.keys() - {"log"}
-    differing = [key for key in recorded if changed[key] != alone.record[key]]
+    recorded = single.record.keys() - {"log"}
+    differing = [key for key in recorded if changed[key] != single.record[key]]
     assert differing, f"--{name} changes nothing; use it, or remove it"
 
 

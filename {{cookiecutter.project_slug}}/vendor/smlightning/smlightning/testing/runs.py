@@ -41,6 +41,6 @@ def loaders(
 
 
 def sample_answers(folder: Path) -> str:
-    """What `predict.py --sample` prints in the folder of a run."""
+    """The output of `predict.py --sample` in the folder of a run."""
     (record,) = run_ranks(recording.predict, folder, 1)
     return record["log"]

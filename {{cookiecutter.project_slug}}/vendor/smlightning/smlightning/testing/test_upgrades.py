@@ -172,13 +172,13 @@ def test_torch_calls_back_when_compiling_begins_and_ends() -> None:
     """training/watchdog.py pauses meanwhile."""
     from torch._dynamo.callback import callback_handler
 
-    told = []
+    calls = []
 
     def begins(*_: object) -> None:
-        told.append("begins")
+        calls.append("begins")
 
     def ends(*_: object) -> None:
-        told.append("ends")
+        calls.append("ends")
 
     callback_handler.register_start_callback(begins)
     callback_handler.register_end_callback(ends)
@@ -187,7 +187,7 @@ def test_torch_calls_back_when_compiling_begins_and_ends() -> None:
     finally:
         callback_handler.remove_start_callback(begins)
         callback_handler.remove_end_callback(ends)
-    assert told and told == ["begins", "ends"] * (len(told) // 2)
+    assert calls and calls == ["begins", "ends"] * (len(calls) // 2)
 
 
 def test_torch_knows_the_settings_of_its_allocator() -> None:
