@@ -72,7 +72,7 @@ def test_each_host_has_sagemakers_folders_and_addresses(tmp_path: Path) -> None:
         assert (host.base / "input/data/training").resolve() == data.resolve()
 
 
-OF_GROUPS = """
+CLUSTERS = """
 import json, sys
 from sagemaker_training.environment import Environment
 hosts = [Environment(**json.loads(arguments)) for arguments in sys.argv[1:]]
@@ -80,44 +80,28 @@ print(json.dumps([[host.distribution_hosts, host.master_hostname] for host in ho
 """
 
 
-@pytest.mark.parametrize("flag", [True, False])
-def test_the_toolkit_starts_the_hosts_of_all_groups_as_one(flag: bool, tmp_path: Path) -> None:
-    """Without the flag each group is a cluster of its own (sagemaker-training, environment.py)."""
+def test_the_toolkit_starts_the_hosts_of_all_groups_as_one(tmp_path: Path) -> None:
+    """Without the request's flag each group is a cluster (sagemaker-training, environment.py)."""
     groups = [
         {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
         {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 2},
     ]
-    request = small_request(
-        1, "torch_distributed", request={"ResourceConfig": {"InstanceGroups": groups}}
-    )
-    if not flag:
-        del request["HyperParameters"]["sagemaker_distribution_instance_groups"]
+    members = {"ResourceConfig": {"InstanceGroups": groups}}
+    request = small_request(1, "torch_distributed", request=members)
     hosts = create_hosts(small_plan(3, 1, request=request), tmp_path)
-    first, second, third = (host.address for host in hosts)
+    addresses = [host.address for host in hosts]
     written = [configuration(host) for host in hosts]
     resources = [each["resourceconfig"] for each in written]
     assert [each["current_group_name"] for each in resources] == ["a", "b", "b"]
-    assert [each["current_instance_type"] for each in resources] == [
-        "ml.g5.12xlarge",
-        "ml.g6.12xlarge",
-        "ml.g6.12xlarge",
-    ]
-    arguments = [
-        json.dumps(
-            {
-                "resource_config": each["resourceconfig"],
-                "input_data_config": each["inputdataconfig"],
-                "hyperparameters": {
-                    key: json.loads(value) for key, value in each["hyperparameters"].items()
-                },
-            }
-        )
-        for each in written
-    ]
-    told = subprocess.check_output([sys.executable, "-c", OF_GROUPS, *arguments])
-    one_cluster = [[first, second, third], first]
-    apart = [[[first], first], [[second, third], second], [[second, third], second]]
-    assert json.loads(told) == ([one_cluster] * 3 if flag else apart)
+    types = [each["current_instance_type"] for each in resources]
+    assert types == ["ml.g5.12xlarge", "ml.g6.12xlarge", "ml.g6.12xlarge"]
+    arguments = []
+    for each in written:
+        options = {key: json.loads(value) for key, value in each["hyperparameters"].items()}
+        facts = {"resource_config": each["resourceconfig"], "hyperparameters": options}
+        arguments.append(json.dumps({**facts, "input_data_config": each["inputdataconfig"]}))
+    found = subprocess.check_output([sys.executable, "-c", CLUSTERS, *arguments])
+    assert json.loads(found) == [[addresses, addresses[0]]] * 3
 
 
 def test_the_code_is_that_of_the_archive(tmp_path: Path) -> None:

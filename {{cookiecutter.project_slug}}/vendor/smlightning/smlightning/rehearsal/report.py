@@ -23,7 +23,7 @@ from smlightning.rehearsal import attempts, checks, mpirun, samples
 from smlightning.rehearsal.attempts import Lines
 from smlightning.rehearsal.checks import Check
 from smlightning.rehearsal.hosts import Host
-from smlightning.rehearsal.plan import STOP_HOST, Plan
+from smlightning.rehearsal.plan import Plan
 
 NEEDED = ("sagemaker_training", "sagemaker_pytorch_container", "psutil")
 HOST_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
@@ -158,7 +158,7 @@ def sample_channels(plan: Plan, folder: Path) -> tuple[dict[str, Path], list[str
 
 def show(console: Console, name: str, plan: Plan, hosts: Sequence[Host], lines: Lines) -> None:
     """Print each line with its host; on a terminal a last line shows the time and who has ended."""
-    console.print(f"{name}{interruption(plan)}", style="bold")
+    console.print(name, style="bold")
     started = time.monotonic()
     with console.status("", refresh_per_second=4) as status:
         for host, line in lines:
@@ -169,14 +169,6 @@ def show(console: Console, name: str, plan: Plan, hosts: Sequence[Host], lines: 
                 colour = HOST_COLOURS[host.index % len(HOST_COLOURS)]
                 prefix = Text(f"host {host.number} ", colour)
                 console.print(prefix.append_text(Text.from_ansi(line)))
-
-
-def interruption(plan: Plan) -> str:
-    """The part of an attempt's heading about the host that will be interrupted."""
-    if not plan.fault or not plan.fault.interrupts:
-        return ""
-    end = "stopped" if plan.fault.kind == STOP_HOST else "lost"
-    return f", host {plan.fault.target + 1} will be {end}"
 
 
 def table(title: str, verdicts: Sequence[Check]) -> Table:
