@@ -16,7 +16,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 COMPARED = ("steps_per_second.py", "preparation.py", "checkpoints.py")
-OTHERS = ("sharding.py", "baselines.py")
+OTHERS = ("sharding.py", "baselines.py", "estimate.py")
+SMALL = {"estimate.py": "--tiny"}
 
 
 def main() -> int:
@@ -33,7 +34,7 @@ def main() -> int:
     for name in arguments.only or names:
         command = [sys.executable, str(HERE / name)]
         if arguments.small:
-            command.append("--small")
+            command.append(SMALL.get(name, "--small"))
         if arguments.against and name in COMPARED:
             command += ["--against", str(arguments.against)]
         print(f"# {' '.join(command[1:])}", flush=True)

@@ -78,8 +78,6 @@ class Job:
         script: Python code to execute first.
         torchrun: whether torchrun starts the ranks. Otherwise they are forked, in a tenth of the
             time, since torch and Lightning are imported already.
-        apart: whether other ranks than 0 have model and checkpoint folders of their own, as on
-            other hosts.
     """
 
     def __init__(
@@ -89,7 +87,6 @@ class Job:
         options: dict[str, object],
         script: str = "",
         torchrun: bool = False,
-        apart: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -118,8 +115,6 @@ class Job:
                     env["RANK"] = env["LOCAL_RANK"] = str(rank)
                     env["WORLD_SIZE"] = env["LOCAL_WORLD_SIZE"] = str(ranks)
                     env["MASTER_ADDR"], env["MASTER_PORT"] = "127.0.0.1", port
-                if apart and rank:
-                    env["SM_MODEL_DIR"] = str(folder / f"host{rank}" / "model")
                 self.pids.append(_fork(folder, env, arguments, log.fileno(), script))
 
     def find_ranks(self) -> list[int]:
@@ -341,8 +336,7 @@ def kills(count: int, seed: int, folder: Path) -> Iterator[str]:
         left = len(_temporary(place))
         job.end()
         expected = _newest_name(place)
-        # Apart, ranks other than 0 lack the checkpoint.
-        again = Job(place, n, options, apart=trial % 2 == 1 and not sharded)
+        again = Job(place, n, options)
         succeeded, resumed = again.resume()
         gap = difference(whole[n], final_state(place)) if succeeded else float("nan")
         good = ended is not None and gap == 0.0 and expected in resumed
