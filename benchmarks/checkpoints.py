@@ -1,12 +1,12 @@
 """Measures how long training waits for a checkpoint: train.py against Lightning's ModelCheckpoint.
 
-    python benchmarks/checkpoints.py --width 1024 --rounds 6              # a state of 1 GB
-    python benchmarks/checkpoints.py --width 1024 --rounds 6 --ranks 2    # and FSDP, whose ranks each write a shard
-    python benchmarks/checkpoints.py --against ../older                   # and another checkout's train.py
+    python benchmarks/checkpoints.py --width 1024 --rounds 6             # a state of 1 GB
+    python benchmarks/checkpoints.py --width 1024 --rounds 6 --ranks 2   # and FSDP with two shards
+    python benchmarks/checkpoints.py --against ../older                  # and another checkout's
 
 All train the language model with this width, and take turns (common.py): some steps and a
-checkpoint of one, then of the next. The wait is the slowest rank's, in seconds of a clock and of its
-thread. A turn ends when train.py's thread has written its checkpoint.
+checkpoint of one, then of the next. The wait is the slowest rank's, in seconds of a clock and of
+its thread. A turn ends when train.py's thread has written its checkpoint.
 """
 
 import json
@@ -55,10 +55,10 @@ def main() -> int:
         starts = {name: lambda name=name: start(name) for name in ways}  # type: ignore[misc]
         # The first turn that is kept takes new memory and writes the best weights, as each run's.
         _, measured = common.take_turns(starts, arguments.rounds + 1, 0)
-        sizes = {
-            name: max((path.stat().st_size for path in ways[name][0].glob(f"outputs-{name}/**/*.ckpt")), default=0)
-            for name in ways
-        }  # fmt: skip
+        sizes = {}
+        for name, (place, _, _) in ways.items():
+            files = place.glob(f"outputs-{name}/**/*.ckpt")
+            sizes[name] = max((path.stat().st_size for path in files), default=0)
     found = {}
     for name, turns in measured.items():
         stalls = [each["stall"] for each in turns[1:]]

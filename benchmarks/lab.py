@@ -14,8 +14,9 @@ from common import HERE, Run, words
 LABELS = {"first": "abcdefgh", "second": "ijklmnop", "third": "qrstuvwx"}
 BERT = """
 import sys, json
+from pathlib import Path
 from smlightning.testing.checkpoints import write_bert
-write_bert(__import__("pathlib").Path(sys.argv[1]), "abcdefghijklmnopqrstuvwxyz", **json.loads(sys.argv[2]))
+write_bert(Path(sys.argv[1]), "abcdefghijklmnopqrstuvwxyz", **json.loads(sys.argv[2]))
 """
 LLAMA = """
 import sys, json, torch
@@ -25,8 +26,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 path = Path(sys.argv[1])
 size = write_letters_tokenizer(path, "abcdefghijklmnopqrstuvwxyz")
 torch.manual_seed(0)
-shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
-config = LlamaConfig(vocab_size=size, bos_token_id=2, eos_token_id=3, **{**shape, **json.loads(sys.argv[2])})
+shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+shape |= {"num_attention_heads": 2, **json.loads(sys.argv[2])}
+config = LlamaConfig(vocab_size=size, bos_token_id=2, eos_token_id=3, **shape)
 LlamaForCausalLM(config).save_pretrained(path)
 tokens = json.loads((path / "tokenizer_config.json").read_text())
 (path / "tokenizer_config.json").write_text(json.dumps({**tokens, "eos_token": "[SEP]"}))

@@ -39,7 +39,8 @@ def write_csv(path: Path, rows: int) -> None:
 
 PEAK = """
 def peak():  # only of this process: ru_maxrss starts with its parent's
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 """
 PREPARE = (
     PEAK
@@ -86,7 +87,8 @@ def compare(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
             kept[f"{key} {name}"] = common.ratio(mine, theirs)
         clock, spent = kept[f"seconds {name}"], kept[f"processor {name}"]
         print(
-            f"         Data takes {common.shown(clock)} of the time of {name}, {common.shown(spent)} of a processor's"
+            f"         Data takes {common.shown(clock)} of the time of {name}, "
+            f"{common.shown(spent)} of a processor's"
         )
     return kept
 
@@ -120,7 +122,8 @@ def main() -> int:
                 seconds = common.spread([each["seconds"] for each in facts])
                 memory, disk = max(each["MiB"] for each in facts), facts[0]["MB"]
                 print(
-                    f"{name:8} {seconds} s, {memory:.0f} MiB above the imports, {disk:.1f} MB on disk"
+                    f"{name:8} {seconds} s, {memory:.0f} MiB above the imports, "
+                    f"{disk:.1f} MB on disk"
                 )
             kept[f"{rows} rows"] = {**found, "ratios": compare(found)}
         for batch_size in arguments.batch_size:

@@ -4,9 +4,9 @@
     OMP_NUM_THREADS=1 python benchmarks/sharding.py --steps 8 --ranks 2 --tasks language-model
     OMP_NUM_THREADS=1 python benchmarks/sharding.py --tasks language-model --double --most 1e-7
 
-Each task trains with DDP and FSDP on the same ranks, samples and dropout; on four or more ranks also
-in two replicas (`--shard_size`). Compares the loss of every logged step, and every weight of the last
-checkpoint. Further options are train.py's. The status is 1 if a difference is above --most.
+Each task trains with DDP and FSDP on the same ranks, samples and dropout; on four or more ranks
+also in two replicas (`--shard_size`). Compares the loss of every logged step, and every weight of
+the last checkpoint. Further options are train.py's. The status is 1 if a difference is above --most.
 
 --double computes in float64: differences by rounding become far smaller, others stay.
 """

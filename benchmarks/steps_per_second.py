@@ -1,8 +1,8 @@
 """Compares steps and start of train.py with the same training by other means.
 
-    python benchmarks/steps_per_second.py --ranks 1 2 --rounds 7 --steps 200 --chart docs/performance.png
+    python benchmarks/steps_per_second.py --ranks 1 2 --rounds 7 --steps 200 --chart performance.png
     python benchmarks/steps_per_second.py --against ../older      # and another checkout's train.py
-    python benchmarks/steps_per_second.py --variants train.py "by hand" --task language-model --width 128
+    python benchmarks/steps_per_second.py --variants train.py "by hand" --task language-model
 
 loops.py has the other means. All train the network of `make demo` in global batches of 64, five
 steps at a time in turn (common.py), in processes with one thread. Further options are train.py's.
@@ -26,7 +26,7 @@ GLOBAL_BATCH = 64
 
 
 def write_chart(path: Path, found: dict[str, dict[str, Any]], title: str) -> None:
-    """Draw train.py's step divided by the others', with intervals, in a group of bars per world size.
+    """Draw train.py's step divided by the others', with intervals, in bars per world size.
 
     Args:
         found: world size → facts of `Comparison.report`.

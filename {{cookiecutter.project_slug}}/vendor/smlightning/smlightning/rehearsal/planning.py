@@ -41,9 +41,7 @@ class ClusterSize:
     distribution: str
 
 
-def make_plan(
-    arguments: argparse.Namespace, project: Project, shell: Mapping[str, str] = os.environ
-) -> Plan:
+def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
     """The plan of a rehearsal.
 
     Raises:
@@ -58,7 +56,7 @@ def make_plan(
     check_source(source)
     check_numbers(arguments, cluster)
     check_cluster(arguments, cluster)
-    check_files(arguments, shell)
+    check_files(arguments)
     folders = channel_folders(arguments.channel, job if of_project else None)
     given = hyperparameters(arguments.hyperparameters)
     secrets = secrets_of(job)
@@ -257,10 +255,10 @@ def check_cluster(arguments: argparse.Namespace, cluster: ClusterSize) -> None:
         )
 
 
-def check_files(arguments: argparse.Namespace, shell: Mapping[str, str]) -> None:
+def check_files(arguments: argparse.Namespace) -> None:
     """Raise UserError for missing variables and unusable output paths before the hosts start."""
     for name in arguments.inherit:
-        if name not in shell:
+        if name not in os.environ:
             problem = f"--inherit {name}: this shell has no such variable"
             raise UserError(problem, "export it first")
     report, kept = arguments.json, arguments.keep

@@ -14,15 +14,10 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.demos.boring_classes import BoringModel
-from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies import (
-    DDPStrategy,
     ModelParallelStrategy,
-    SingleDeviceStrategy,
-    Strategy,
 )
-from pytorch_lightning.trainer.connectors import data_connector
 from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 
@@ -106,14 +101,6 @@ def test_the_loops_load_the_progress_that_is_written(trainer: pl.Trainer) -> Non
     assert loops.batches_of_epoch(trainer) == 3 and trainer.current_epoch == 1
 
 
-@pytest.mark.parametrize("strategy", [SingleDeviceStrategy, DDPStrategy])
-def test_storage_options_reach_the_checkpoint_io(strategy: type[Strategy]) -> None:
-    """checkpoints/plugin.py: strategies that write files themselves reject storage options."""
-    assert strategy.save_checkpoint is Strategy.save_checkpoint
-    assert strategy.load_checkpoint is Strategy.load_checkpoint
-    assert "storage_options" in inspect.signature(pl.Trainer.save_checkpoint).parameters
-
-
 def test_the_sharded_strategy_overrides_existing_methods() -> None:
     """cluster/sharding.py replaces Lightning's own sharded checkpoints."""
     overridden = (
@@ -136,25 +123,6 @@ def test_weights_are_restored_before_callbacks_and_loops() -> None:
     assert restore.index("restore_model") < restore.index("restore_callbacks")
     source = inspect.getsource(_CheckpointConnector.restore_training_state)
     assert "restore_loops" in source and "restore_callbacks" not in source
-
-
-def test_each_loader_passes_the_strategy_before_its_iteration() -> None:
-    """training/seeds.py prepares loaders in Strategy.process_dataloader."""
-    process = inspect.getsource(data_connector._process_dataloader)
-    assert process.index("_prepare_dataloader(") < process.index("strategy.process_dataloader(")
-    setup = inspect.getsource(_FitLoop.setup_data)
-    assert setup.index("_process_dataloader(") < setup.index("iter(self._data_fetcher)")
-
-
-def test_loaders_fetch_from_dataset_and_sampler() -> None:
-    """data/draws.py replaces a loader's data set and sampler."""
-    from torch.utils.data import DataLoader, _utils
-
-    fetch = inspect.getsource(_utils.fetch._MapDatasetFetcher.fetch)
-    assert "self.dataset.__getitems__(possibly_batched_index)" in fetch
-    assert "self.dataset[possibly_batched_index]" in fetch
-    index_sampler = inspect.getsource(vars(DataLoader)["_index_sampler"].fget)
-    assert "self.batch_sampler" in index_sampler and "self.sampler" in index_sampler
 
 
 def test_transformers_makes_masks_by_the_replaced_functions() -> None:
