@@ -6,7 +6,7 @@
 
 Each task trains with DDP and FSDP on the same ranks, samples and dropout; on four or more ranks
 also in two replicas (`--shard_size`). Compares the loss of every logged step, and every weight of
-the last checkpoint. Further options are train.py's. The status is 1 if a difference is above --most.
+the last checkpoint. Further options are train.py's. The status is 1 for a difference above --most.
 
 --double computes in float64: differences by rounding become far smaller, others stay.
 """

@@ -484,7 +484,7 @@ def places(state: dict) -> tuple:
 
 
 def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Kill a run of 2 ranks, resume with 1 or 4, or accumulating: weights equal but for rounding."""
+    """Kill a run of 2 ranks, resume with 1 or 4, or accumulating: equal but for rounding."""
     rng = random.Random(seed)
     options = {**OPTIONS, "checkpoint_steps": 3}
     job = Job(folder / "whole2", 2, {**options, "batch_size": 8}, NO_DROPOUT)

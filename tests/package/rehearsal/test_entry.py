@@ -1,6 +1,5 @@
 """SageMaker's SIGTERM reaches the ranks through the opt-in entry point, in a PID namespace."""
 
-import json
 import os
 import shutil
 import signal
@@ -8,15 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import small
-from small_rehearsal import small_plan
+from small_rehearsal import script, small_plan, small_request
 
-from smlightning.launch import archive
 from smlightning.launch.launchers import FORWARDING
-from smlightning.rehearsal.hosts import FOLDERS, NOT_COPIED, Host, resources
+from smlightning.rehearsal.hosts import create_hosts
 from smlightning.testing.processes import free_port
 
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -29,38 +26,20 @@ def require_namespaces() -> None:
         if probe.returncode == 0:
             return
     reason = "a PID namespace is needed: run as root on Linux, with util-linux installed"
-    refuse = pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip
-    refuse(reason)
+    give_up = pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip
+    give_up(reason)
 
 
 def create_container(folder: Path) -> tuple[Path, Path]:
-    """/opt/ml of one host that trains for long, and a folder with the image's own script."""
-    host = Host(0, "127.0.0.1", folder / "ml")
-    for name in FOLDERS:
-        (host.base / name).mkdir(parents=True)
-    request = {"ResourceConfig": {"InstanceType": "ml.c5.xlarge"}}
-    plan = small_plan(1, 1, request=request)
-    archive.copy(plan.source, host.base / "code", NOT_COPIED)
-    options = {
-        **small.options(folder),
-        "epochs": 500,
-        "log_every": 5,
-        "sagemaker_program": "train.py",
-        "sagemaker_torch_distributed_enabled": True,
-        "sagemaker_region": "us-east-1",
-    }
-    content: dict[str, Any] = {
-        "hyperparameters": {name: json.dumps(value) for name, value in options.items()},
-        "resourceconfig": resources(plan, host, [host.address]),
-        "inputdataconfig": {},
-    }
-    for name, facts in content.items():
-        (host.base / "input/config" / f"{name}.json").write_text(json.dumps(facts))
+    """/opt/ml of one host with a long training, and a folder with the image's own script."""
+    options = {**small.options(folder), "epochs": 500, "log_every": 5}
+    request = small_request(
+        1, "torch_distributed", instance_type="ml.c5.xlarge", hyperparameters=options
+    )
+    [host] = create_hosts(small_plan(1, 1, request=request), folder / "run")
     programs = folder / "bin"
     programs.mkdir()
-    starter = programs / "start_with_right_hostname.sh"
-    starter.write_text('#!/bin/bash\n"$@"\n')
-    starter.chmod(0o755)
+    script(programs / "start_with_right_hostname.sh", '"$@"')
     return host.base, programs
 
 
