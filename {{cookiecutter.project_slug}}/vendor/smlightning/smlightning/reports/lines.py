@@ -1,4 +1,4 @@
-"""The logger that prints a job's log, ``step=… epoch=… val/loss=…``, and keeps it for the curves."""
+"""The logger that prints a job's log, ``step=… epoch=… val/loss=…``, and keeps its metrics."""
 
 import sys
 from collections.abc import Mapping
