@@ -43,16 +43,6 @@ def test_a_store_is_written_once_and_read_memory_mapped(capsys: pytest.CaptureFi
     assert not capsys.readouterr().out
 
 
-def test_a_split_may_have_its_own_arrays() -> None:
-    with store.prepare(PATH, "numbers") as folder:
-        assert folder
-        for split in ("train", "test"):
-            store.write(folder / split, [{"values": np.array([len(split)])}])
-            store.write(folder / store.INDEX, [{split: np.array([0])}])
-        store.write_facts(folder, {})
-    assert store.Rows(PATH, "test").column("values").tolist() == [4]
-
-
 def flip_a_bit() -> None:
     file = PATH / "train" / "values.int32"
     content = bytearray(file.read_bytes())

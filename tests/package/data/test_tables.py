@@ -107,12 +107,8 @@ def test_links_are_followed_and_hidden_files_and_folders_are_left_out() -> None:
     write_csv("own/.ipynb_checkpoints/test-checkpoint.csv", ROWS)
     Path("own/train.csv").symlink_to(Path("store/0123abcd").absolute())
     Path("own/test.csv").mkdir()
-    for name in ("own", "own/train.csv"):
+    for name in ("own", "own/train.csv", write_csv("test/validation.csv", ROWS)):
         assert read(name) == {"train": ROWS}
-
-
-def test_a_single_file_is_for_training_in_any_folder() -> None:
-    assert read(write_csv("test/validation.csv", ROWS)) == {"train": ROWS}
 
 
 def test_facts_of_a_source_change_with_its_files() -> None:
@@ -206,23 +202,22 @@ def test_errors_have_file_and_row_and_quote_no_data(
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "rows"),
     [
-        ("lines.json", '{"body": "x", "kind": 1}\n\n{"kind": 2.5, "body": null}\n'),
-        ("list.json", ' [{"body": "x", "kind": 1},\n {"kind": 2.5, "other": [{}]}]\n'),
-        ("mark.jsonl", '\ufeff{"body": "x", "kind": 1}\r\n{"kind": 2.5}'),
-        ("marked.json", '\ufeff[{"body": "x", "kind": 1}, {"kind": 2.5}]'),
+        (
+            "a.json",
+            '{"body": "x", "kind": 1}\n\n{"kind": 2, "body": null}\n',
+            [("x", 1), (None, 2)],
+        ),
+        ("b.json", ' [{"body": "x", "kind": 1},\n {"kind": 2.5}]\n', [("x", 1), (None, 2.5)]),
+        ("c.jsonl", '\ufeff{"body": "x", "kind": 1}\r\n{"kind": 2}', [("x", 1), (None, 2)]),
+        ("d.json", '\ufeff[{"body": "x", "kind": null, "other": [{}]}]', [("x", None)]),
+        ("e.jsonl", '{"body": "2020-01-01", "kind": "007"}', [("2020-01-01", "007")]),
     ],
 )
-def test_json_is_read_as_lines_and_as_a_list(name: str, content: str) -> None:
+def test_json_is_read_as_lines_and_as_a_list(name: str, content: str, rows: list[tuple]) -> None:
     Path(name).write_text(content, encoding="utf-8")
-    assert read(name) == {"train": [("x", 1), (None, 2.5)]}
-
-
-def test_texts_of_json_stay_text() -> None:
-    rows = [("2020-01-01", "007"), ("1", "true")]
-    path = write_json("a.jsonl", *({"body": body, "kind": kind} for body, kind in rows))
-    assert read(path) == {"train": rows}
+    assert read(name, BODY, Column("kind", given="kind")) == {"train": rows}
 
 
 HOSTILE = {
