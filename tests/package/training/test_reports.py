@@ -136,6 +136,19 @@ def test_what_is_logged_is_once_in_lines_curves_and_every_logger(
         assert printed == pytest.approx(in_curves, rel=1e-5), f"lines: {name}"
 
 
+def test_a_resumed_run_has_the_models_metrics_of_the_step_of_its_checkpoint(fit: Fit) -> None:
+    class Own(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train/own", float(self.trainer.global_step))
+            return super().training_step(batch, batch_idx)
+
+    fit(Own, checkpoint_steps=4, output_dir="resumed", crash=("on_train_batch_end", 6))
+    fit(Own, checkpoint_steps=4, output_dir="resumed")
+    fit(Own)
+    assert curve_rows("resumed") == curve_rows()
+    assert {"4", "8"} <= {row["step"] for row in curve_rows() if "train/own" in row}
+
+
 def test_training_step_may_skip_a_batch(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     class Skipping(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -188,6 +188,18 @@ class ProgressReport(pl.Callback):
             "lr": self.lr,
         }
 
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the model's metrics of this step: Lightning logs them after the checkpoint."""
+        metrics = loop_state.step_metrics(trainer)
+        if metrics:
+            last = MetricHistory()
+            last.rows = [dict(row) for row in self.history.rows[-1:]]
+            last.add({**metrics, "epoch": trainer.current_epoch}, loop_state.steps(trainer))
+            rows = [*self.history.rows[:-1], *last.rows]
+            checkpoint["callbacks"][self.state_key]["rows"] = rows
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history.rows = state_dict["rows"]
         self.resumed_loss = state_dict["loss"]
