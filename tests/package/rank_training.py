@@ -31,8 +31,7 @@ from smlightning.cluster import session
 from smlightning.data import draws
 from smlightning.data.batches import GlobalBatches
 from smlightning.errors import as_user_error
-from smlightning.reports.history import MetricHistory
-from smlightning.reports.lines import LogLines
+from smlightning.reports.lines import LogLines, MetricHistory
 from smlightning.reports.progress import ProgressReport
 from smlightning.testing import owner, recording
 from smlightning.testing.processes import KILLED, Record, run_ranks

@@ -1,7 +1,6 @@
 """What the start after an interrupted one takes up, and what it leaves alone."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,14 +135,3 @@ def test_a_loaders_own_generator_goes_on(crash: tuple[str, int], fit) -> None:
     before = fit(**options, output_dir="resumed", crash=crash).lightning_module.trained
     after = fit(**options, output_dir="resumed").lightning_module.trained
     assert whole == before + after and whole[:BATCHES] != whole[BATCHES:]
-
-
-def test_a_name_with_brackets_is_no_pattern(tmp_path: Path) -> None:
-    from smlightning.data import tables
-
-    for name, text in (("part[1].jsonl", "own"), ("part1.jsonl", "other")):
-        (tmp_path / name).write_text(f'{{"text": "{text}"}}\n' * 3, encoding="utf-8")
-    source = tables.find_source(str(tmp_path), [])
-    read = tables.read(source, [tables.Column("text", "", ("text",))], tmp_path / "scratch")
-    texts = [text for piece in read["train"] for text in piece[0].to_pylist()]
-    assert sorted(texts) == ["other"] * 3 + ["own"] * 3

@@ -27,7 +27,7 @@ from smlightning.errors import UserError
     seed=st.one_of(st.none(), st.integers(0, 3)),
     epoch=st.integers(0, 3),
 )
-def test_every_sample_once_whatever_the_world_size(
+def test_every_sample_comes_once_on_any_number_of_ranks(
     lengths: list[int], per_rank: int, world_size: int, seed: int | None, epoch: int
 ) -> None:
     size = per_rank * world_size
@@ -85,7 +85,7 @@ def test_an_order_takes_few_bytes_a_row() -> None:
     assert peak < 5e6, "with the lengths, 9 bytes a row"
 
 
-def test_padding() -> None:
+def test_pad_fills_to_the_longest_sequence() -> None:
     flat = np.array([9, 1, 2, 3, 4, 5, 6], np.uint8)
     values, mask = batches.pad(flat, np.array([1, 4]), np.array([2, 3]), fill=7)
     assert values.dtype == mask.dtype == torch.int64
@@ -99,24 +99,16 @@ class Sizes(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_loader_gives_what_its_data_set_makes_of_a_share(num_workers: int) -> None:
-    lengths = range(1, 11)
-    loader = batches.loader(Sizes(), lengths, 4, num_workers=num_workers)
+def test_a_loader_gives_the_data_sets_batches_of_shares(num_workers: int) -> None:
+    loader = batches.loader(Sizes(), range(1, 11), 4, num_workers=num_workers)
     assert list(loader) == [4, 4, 2]
     assert loader.num_workers == num_workers
 
 
 def test_every_sample_needs_a_length() -> None:
     dataset = torch.utils.data.TensorDataset(torch.zeros(7))
-    with pytest.raises(UserError) as raised:
+    with pytest.raises(UserError, match="3 lengths for 7 samples"):
         batches.loader(dataset, [1] * 3, 2)
-    assert "3 lengths for 7 samples" in raised.value.problem
-
-
-def test_rows_index_tensors_in_evaluation_too() -> None:
-    (share,) = GlobalBatches([3, 1, 2], 4, 0, 1)
-    assert torch.arange(3)[share.rows].tolist() == [0, 2, 1]
-    assert torch.from_numpy(share.rows).tolist() == [0, 2, 1]
 
 
 @dataclass
@@ -125,7 +117,7 @@ class Batch:
     name: str = ""
 
 
-def test_a_digest_is_of_all_that_a_batch_holds() -> None:
+def test_a_digest_depends_on_all_content_of_a_batch() -> None:
     x = torch.arange(6, dtype=torch.float32)
     different = [
         x,
@@ -154,7 +146,7 @@ def test_a_digest_is_of_all_that_a_batch_holds() -> None:
     digest(itself)
 
 
-def test_lightning_leaves_the_projects_own_loaders_alone_and_divides_others() -> None:
+def test_lightning_divides_ordinary_loaders_but_not_those_of_global_batches() -> None:
     two = SimpleNamespace(global_rank=1, world_size=2, accumulate_grad_batches=1)
     connector = _DataConnector(
         SimpleNamespace(  # type: ignore[arg-type]

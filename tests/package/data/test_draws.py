@@ -1,4 +1,4 @@
-"""Numbers of an epoch's order, of a row and of a batch; what a sampler gave before."""
+"""Random numbers of an epoch's order, of a row and of a batch are functions of numbers."""
 
 import pickle
 import random
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, WeightedRandomSampler
 
-from smlightning.data import draws, stateful
+from smlightning.data import draws
 from smlightning.data.draws import Start
 
 
@@ -44,7 +44,7 @@ def loader(dataset: Any, size: int = 2, **options: Any) -> DataLoader:
     return DataLoader(dataset, size, collate_fn=list, **options)
 
 
-def test_a_rows_draws_depend_on_seed_epoch_and_row_alone() -> None:
+def test_random_numbers_of_a_row_depend_only_on_seed_epoch_and_row() -> None:
     table = rows_of(loader(Drawing(), shuffle=True))
     assert rows_of(loader(Drawing(), 3), rank=1) == table
     assert rows_of(loader(Drawing()), seed=2) != table
@@ -53,7 +53,7 @@ def test_a_rows_draws_depend_on_seed_epoch_and_row_alone() -> None:
         assert len({row[generator] for row in table.values()}) == 8
 
 
-def test_a_subset_draws_for_each_row_and_a_data_set_that_gathers_for_each_batch() -> None:
+def test_a_subset_is_seeded_by_row_and_a_data_set_that_gathers_by_batch() -> None:
     table = rows_of(loader(Subset(Drawing(), range(8))))
     assert table == rows_of(loader(Subset(Drawing(), range(8)), 3))
     gathered = rows_of(loader(Gathering()))
@@ -61,7 +61,7 @@ def test_a_subset_draws_for_each_row_and_a_data_set_that_gathers_for_each_batch(
     assert len({row[1] for row in gathered.values()}) == 4
 
 
-def test_what_a_collate_function_draws_is_of_its_batch() -> None:
+def test_a_collate_function_is_seeded_by_batch() -> None:
     def collate(samples: list[Any]) -> list[Any]:
         return [[sample[0] for sample in samples], random.random()]
 
@@ -70,14 +70,14 @@ def test_what_a_collate_function_draws_is_of_its_batch() -> None:
     assert batches(given) == first and len({batch[1] for batch in first}) == 4
 
 
-def test_a_row_that_comes_again_draws_anew() -> None:
+def test_a_repeated_row_has_other_random_numbers() -> None:
     """With replacement a rare row comes many times: its augmentation differs each time."""
     often = WeightedRandomSampler([1.0] + [1e-9] * 7, 8)
     drawn = [row for batch in batches(loader(Drawing(), sampler=often)) for row in batch]
     assert len(drawn) == 8 and len({row[1] for row in drawn}) == 8
 
 
-def test_an_order_is_drawn_from_seed_and_epoch_whatever_the_rank() -> None:
+def test_an_order_depends_on_seed_and_epoch_but_not_on_the_rank() -> None:
     def order(*args: Any, **options: Any) -> list[int]:
         return list(rows_of(loader(Drawing(), shuffle=True), *args, **options))
 
@@ -86,7 +86,7 @@ def test_an_order_is_drawn_from_seed_and_epoch_whatever_the_rank() -> None:
     assert order(Start(0, 3)) == order()[6:]
 
 
-def test_a_loader_that_is_begun_anew_beside_a_longer_one_gives_another_order() -> None:
+def test_a_loader_that_starts_again_next_to_a_longer_one_gives_another_order() -> None:
     exact: Any = draws.exact_loader(loader(Drawing(), shuffle=True), Start, 1, 0, True)
     first, second = list(exact), list(exact)
     assert first != second
@@ -96,30 +96,23 @@ def test_a_loader_that_is_begun_anew_beside_a_longer_one_gives_another_order() -
     assert list(resumed) == second[1:], "of four batches, the fifth is the second turn's first"
 
 
-def test_what_has_no_rows_or_keeps_its_own_state_is_left_alone() -> None:
+def test_a_loader_without_rows_is_not_copied() -> None:
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Any:
             yield from range(3)
 
-    class Stateful(DataLoader):
-        def state_dict(self) -> dict[str, Any]:
-            return {}
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            pass
-
-    for left_alone in (DataLoader(Stream()), [1, 2]):
-        assert draws.exact_loader(left_alone, Start, 1, 0, True) is left_alone
-    assert stateful.keeps_state(Stateful(Drawing())) and not stateful.keeps_state(loader(Drawing()))
+    for loader_without_rows in (DataLoader(Stream()), [1, 2]):
+        exact = draws.exact_loader(loader_without_rows, Start, 1, 0, True)
+        assert exact is loader_without_rows
 
 
-def test_the_owners_objects_stay_as_they_were() -> None:
+def test_the_users_loader_and_data_set_are_not_changed() -> None:
     given = loader(Drawing())
     dataset, sampler = given.dataset, given.batch_sampler
     exact: Any = draws.exact_loader(given, Start, 1, 0, True)
     assert given.dataset is dataset and given.batch_sampler is sampler
     assert exact.dataset.name == "drawing" and len(exact.dataset) == 8
-    assert exact.dataset[3][0] == 3, "asked by the owner, without a loader"
+    assert exact.dataset[3][0] == 3, "the user may ask without a loader"
     sent = pickle.loads(pickle.dumps(exact.dataset))  # noqa: S301  as to a worker
     assert sent.name == "drawing"
     assert len(exact) == 4 and exact.batch_sampler.batch_size == 2
@@ -130,9 +123,3 @@ def test_epoch_and_generator_of_a_row_outside_a_loader() -> None:
     assert draws.epoch() == 0
     assert draws.generator(3).random() == draws.generator(3).random()
     assert draws.generator(3).random() != draws.generator(4).random()
-
-
-def test_mixed_numbers_spread() -> None:
-    numbers = {draws.mix(seed, epoch) for seed in range(50) for epoch in range(50)}
-    assert len(numbers) == 2500 and all(0 <= number < 2**64 for number in numbers)
-    assert len({number % 1009 for number in numbers}) > 850

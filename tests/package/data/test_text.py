@@ -1,33 +1,29 @@
-"""A column of text is text, or the first row that is not is named."""
+"""Texts are checked, encoded piece by piece, and padded."""
+
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from smlightning.data import text
+from smlightning.data.tables import Piece
 from smlightning.errors import UserError
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
-def test_strings_of_every_type(kind: pa.DataType) -> None:
-    values = text.check_texts(pa.array(["a", "Île"], kind), "body", "train", 0)
+def test_strings_of_every_type_become_strings(kind: pa.DataType) -> None:
+    values = text.filled_strings(Piece([pa.array(["a", "Île"], kind)], "a.csv"), 0, "body")
     assert values.type == pa.string() and values.to_pylist() == ["a", "Île"]
 
 
 @pytest.mark.parametrize(
-    ("values", "row", "found"),
-    [
-        (["a", None, ""], 12, "null"),
-        (["a", "b", ""], 13, "empty"),
-        ([0, 1], 11, "a int"),
-        ([[1]], 11, "a list"),
-    ],
+    ("values", "row"),
+    [(["a", None, ""], 12), (["a", "b", ""], 13), ([0, 1], 11), ([[1]], 11), ([None], 11)],
 )
-def test_the_first_row_without_text_is_named(values: list, row: int, found: str) -> None:
-    with pytest.raises(UserError) as refusal:
-        text.check_texts(pa.array(values), "body", "val", 10)
-    for part in (f"Row {row} ", "val", "body", found):
-        assert part in refusal.value.problem
+def test_an_error_has_the_first_row_without_text(values: list[Any], row: int) -> None:
+    with pytest.raises(UserError, match=f"a.csv, row {row}: the body"):
+        text.filled_strings(Piece([pa.array(values)], "a.csv", 11), 0, "body")
 
 
 class Letters:
@@ -42,17 +38,14 @@ class Letters:
 
 
 def test_texts_are_encoded_piece_by_piece() -> None:
-    pieces = [[pa.array(["abc", "d"]), pa.array([1, 2])], [pa.array(["ef"]), pa.array([3])]]
-    encoded = list(text.encode(pieces, "body", "train", Letters(), 2))
-    ids = np.concatenate([arrays["ids"] for arrays, _ in encoded])
-    starts = np.concatenate([arrays["starts"] for arrays, _ in encoded])
-    lengths = np.concatenate([arrays["lengths"] for arrays, _ in encoded])
-    assert ids.tolist() == [0, 1, 3, 4, 5]
-    assert (starts.tolist(), lengths.tolist()) == ([0, 2, 3], [2, 1, 2])
-    assert [others[0].to_pylist() for _, others in encoded] == [[1, 2], [3]]
-    with pytest.raises(UserError) as refusal:
-        list(text.encode([*pieces, [pa.array([""])]], "body", "train", Letters(), 2))
-    assert "Row 4 " in refusal.value.problem
+    pieces = [Piece([pa.array(["abc", "d"])], "a"), Piece([pa.array(["ef"])], "a", 3)]
+    encoded = list(text.encode(iter(pieces), Letters(), 2))
+    stored = {
+        name: np.concatenate([arrays[name] for arrays, _ in encoded]) for name in encoded[0][0]
+    }
+    assert stored["ids"].tolist() == [0, 1, 3, 4, 5]
+    assert (stored["starts"].tolist(), stored["lengths"].tolist()) == ([0, 2, 3], [2, 1, 2])
+    assert [piece for _, piece in encoded] == pieces
 
 
 def test_a_batch_of_texts_is_padded_to_the_longest() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import data
-from smlightning.data import store
+from smlightning.data import labels, store
 
 
 def test_a_verified_copy_is_opened_and_another_is_written(
@@ -34,7 +34,7 @@ def test_a_verified_copy_is_opened_and_another_is_written(
 
 def test_memory_does_not_grow_with_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "CHUNK", 4096)
-    monkeypatch.setattr(data, "LARGEST", 100)
+    monkeypatch.setattr(labels, "LARGEST", 100)
     peaks = []
     for rows in (40_000, 320_000):
         lines = (f"some words and number {i},{i % 3}\n" for i in range(rows))

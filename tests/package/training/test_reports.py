@@ -1,4 +1,4 @@
-"""Lines, curves and loggers show what training did, once each."""
+"""Lines, curves and loggers show the progress of training."""
 
 import csv
 import inspect
@@ -26,12 +26,11 @@ from small_training import (
     saved_weights,
 )
 from smlightning.checkpoints import files
-from smlightning.data.batches import leaves
 from smlightning.errors import UserError
 from smlightning.reports import log, mlflow, progress
 
 
-def test_a_training_loss_that_the_model_logs_is_warned_of(
+def test_a_model_that_logs_train_loss_gets_one_warning(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Own(Line):
@@ -44,12 +43,12 @@ def test_a_training_loss_that_the_model_logs_is_warned_of(
     assert len([line for line in warnings if "train/loss" in line]) == 1
 
 
-def test_a_rank_without_a_loss_in_an_interval_keeps_no_other_waiting(tmp_path: Path) -> None:
+def test_ranks_do_not_wait_for_one_without_a_loss(tmp_path: Path) -> None:
     first, _ = ranks(train_quietly, tmp_path, 2)
     assert first["losses"] == [3.0, 3.0] and first["state"] == 0.0, "one line an epoch"
 
 
-def test_the_rate_of_a_line_is_that_of_its_step(fit: Fit) -> None:
+def test_a_line_has_the_learning_rate_of_its_step(fit: Fit) -> None:
     class Falling(Line):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), 1.0)
@@ -62,9 +61,7 @@ def test_the_rate_of_a_line_is_that_of_its_step(fit: Fit) -> None:
     assert rates[:2] == [("4", "0.125"), ("8", "0.0078125")]
 
 
-def test_a_profiler_measures_where_one_is_asked_for(
-    fit: Fit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_given_profiler_measures(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     own = profilers.SimpleProfiler()
     fit(trainer={"profiler": own})
     assert own.recorded_durations["run_training_batch"]
@@ -74,7 +71,7 @@ def test_a_profiler_measures_where_one_is_asked_for(
     assert not [name for name in began if "batch" in name]
 
 
-def test_what_is_logged_is_once_in_lines_curves_and_every_logger(
+def test_lines_curves_and_every_logger_have_each_value_once(
     fit: Fit, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -136,6 +133,19 @@ def test_what_is_logged_is_once_in_lines_curves_and_every_logger(
         assert printed == pytest.approx(in_curves, rel=1e-5), f"lines: {name}"
 
 
+def test_a_resumed_run_has_the_models_metrics_of_the_step_of_its_checkpoint(fit: Fit) -> None:
+    class Own(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train/own", float(self.trainer.global_step))
+            return super().training_step(batch, batch_idx)
+
+    fit(Own, checkpoint_steps=4, output_dir="resumed", crash=("on_train_batch_end", 6))
+    fit(Own, checkpoint_steps=4, output_dir="resumed")
+    fit(Own)
+    assert curve_rows("resumed") == curve_rows()
+    assert {"4", "8"} <= {row["step"] for row in curve_rows() if "train/own" in row}
+
+
 def test_training_step_may_skip_a_batch(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     class Skipping(Line):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -146,9 +156,11 @@ def test_training_step_may_skip_a_batch(fit: Fit, monkeypatch: pytest.MonkeyPatc
     assert [row["train/loss"] for row in curve_rows()] == ["2.0"] * 4
 
 
-def test_speed_and_the_share_of_waiting_for_data(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that a loader moves by 0.8 s a batch, and a step by 0.1 s; another 0.1 s goes to a
-    callback between batches, which is no waiting for data. A line is one reduction.
+def test_lines_have_speed_and_the_share_of_waiting_for_data(
+    fit: Fit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader moves the clock by 0.8 s a batch, a step by 0.1 s, and a callback between batches by
+    0.1 s, which does not count as waiting for data. A line costs one reduction.
     """
     clock = [100.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: clock[0])
@@ -183,12 +195,12 @@ def test_speed_and_the_share_of_waiting_for_data(fit: Fit, monkeypatch: pytest.M
         lines = [row for row in csv.DictReader(file) if row["samples_per_second"]]
     assert len(reductions) == len(lines) == 4
     assert all(0.75 <= float(row["data_wait"]) <= 0.85 for row in lines)
-    # The callback follows the line: of the last step before it, it is in the next interval.
+    # The callback comes after the line, so its last call is in the next interval.
     assert all(abs(float(row["samples_per_second"]) - SIZE) < 0.2 for row in lines)
     assert all(0 < float(row["host_gib"]) < 1024 for row in lines)
 
 
-def test_another_metric_may_say_which_weights_are_best(
+def test_another_metric_may_choose_the_best_weights(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(best=("min", "val/loss"))
@@ -201,7 +213,7 @@ def test_another_metric_may_say_which_weights_are_best(
     assert re.fullmatch(r"test/loss \d+\.\d{4}", out.splitlines()[-1])
 
 
-def test_a_failing_picture_loses_nothing(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_survives_an_error_in_draw(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     class Artless(Line):
         def draw(self, directory: Path) -> None:
             assert saved_weights()
@@ -214,20 +226,15 @@ def test_a_failing_picture_loses_nothing(fit: Fit, capsys: pytest.CaptureFixture
     assert (directory() / files.FINISHED).is_file()
 
 
-def test_a_metrics_name_is_no_regular_expression() -> None:
+def test_the_name_of_a_metric_is_escaped_in_its_regex() -> None:
     line = log.format_metrics({"step": 3, "val/mape(%)": 2.5})
     assert re.findall(log.metric_regex("val/mape(%)"), line) == ["2.5"]
-
-
-def test_a_batch_has_as_many_samples_as_its_first_tensor_has_rows() -> None:
-    parts = leaves({"name": "a", "x": torch.zeros(3, 2)})
-    assert [len(part) for part in parts] == [1, 3]
 
 
 SERVER = {"MLFLOW_TRACKING_URI": "arn:x"}
 
 
-def test_mlflow_is_lightnings_own_logger_where_a_server_is_named(
+def test_an_mlflow_server_gets_lightnings_logger(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert mlflow.mlflow_loggers({}, {}) == []
@@ -255,23 +262,22 @@ def test_mlflow_is_lightnings_own_logger_where_a_server_is_named(
     }
 
 
-def test_mlflow_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_mlflow_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any, **__: Any) -> None:
         raise ModuleNotFoundError("mlflow")
 
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", missing)
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match="sagemaker-mlflow"):
         mlflow.mlflow_loggers({}, dict(SERVER))
-    assert "sagemaker-mlflow" in str(refusal.value)
 
 
-def test_an_mlflow_server_that_does_not_answer_is_named_without_its_address(
+def test_the_error_of_an_mlflow_server_hides_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def silent(*_: Any, tracking_uri: str, **__: Any) -> None:
         raise ConnectionError(f"API request to {tracking_uri} failed")
 
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", silent)
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match="API request") as raised:
         mlflow.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "http://me:secret@x"})
-    assert "API request" in str(refusal.value) and "secret" not in str(refusal.value)
+    assert "secret" not in str(raised.value)

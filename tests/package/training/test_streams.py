@@ -125,7 +125,7 @@ def test_a_loader_that_does_not_take_a_state_is_refused() -> None:
     resumed = loader.state(1)
     assert resumed
     resumed["state"]["given"] = 9
-    with pytest.raises(UserError, match="Counted does not take"):
+    with pytest.raises(UserError, match="Counted"):
         list(training(0, resumed))
 
 
@@ -133,14 +133,14 @@ def test_another_number_of_ranks_workers_or_loaders_is_refused() -> None:
     loader = training()
     next(iter(loader))
     then = stateful.states_of_ranks([loader], 1)
-    stateful.refuse_another_place(then, Counted(True), 0, 1)
+    stateful.check_states(then, Counted(True), 0, 1)
     other = SimpleNamespace(num_workers=2, batch_size=SIZE)
     for states, another, number, world_size in (
         (then, Counted(True), 0, 2), (then, other, 0, 1), (then, Counted(True), 1, 1),
         ([], Counted(True), 0, 1),
     ):  # fmt: skip
         with pytest.raises(UserError) as refused:
-            stateful.refuse_another_place(states, another, number, world_size)
+            stateful.check_states(states, another, number, world_size)
         assert "--resume never" in refused.value.cure
 
 

@@ -1,47 +1,44 @@
 """The data: documents, encoded and packed into windows once per node, then memory-mapped.
 
-The way of a document: `Data.prepare_data` reads, encodes and stores it (documents.encode); its
-split gets it as part of one long row of tokens, cut into windows of `max_length`; a loader chooses
-the windows of each batch (batches.loader), and `WindowDataset` gathers them. With `prompt_column` a
-document is a prompt and its answer, a window holds whole documents, and answers alone are labels.
+`Data.prepare_data` reads the documents of each split (tables.read), encodes them, splits off what
+is missing, packs the documents into one long row of tokens, and cuts it into windows of
+`max_length` (documents.write). A loader chooses the windows of each batch (batches.loader), and
+`WindowDataset` gathers them. With `prompt_column` a document is a prompt and its answer, a window
+holds whole documents, and only answers are labels.
 
 To train on something else, replace this file: README.md, "Your own task".
 """
 
-import shutil
 import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader
 
 from options import DataOptions
 from smlightning.data import batches, documents, store, tables
-from smlightning.errors import UserError
+from smlightning.data.module import StoredData
 from smlightning.pretrained import tokenizer_files
 
-VERSION = 3  # of what prepare_data writes; another number prepares all data anew
+VERSION = 4  # of the stored data; another number prepares all data anew
 BUILTIN = "stdlib"
-BUILTIN_BYTES = 2_000_000  # so many of the built-in text are read: minutes of training on two cores
+BUILTIN_BYTES = 2_000_000  # of the built-in text: minutes of training on two cores
 NO_PROSE = {"test", "tests", "idle_test", "lib2to3", "site-packages", "encodings", "pydoc_data"}
 TEXT_COLUMNS = ("text", "content", "document", "sentence", "code", "body", "story")
-ANSWER_COLUMNS = ("answer", "completion", "response", "output")  # beside prompts
-SPLITS = ("train", "val", "test")
-NO_LABEL = -100  # what no loss counts
+ANSWER_COLUMNS = ("answer", "completion", "response", "output")  # next to prompts
+NO_LABEL = -100  # a token that no loss counts
 
 
 def tokens_of(model_name: str, prompted: bool = False) -> documents.Tokens:
-    """Bytes for the byte transformer, else the checkpoint's own; UserError where there is none."""
+    """Bytes for the byte transformer, else the checkpoint's own; UserError if it has none."""
     if model_name == "bytelm":
         return documents.ByteTokens(prompted)
     return documents.PretrainedTokens(model_name, prompted)
 
 
-class Data(pl.LightningDataModule):
+class Data(StoredData):
     """Windows of text. Options: the fields of `options.DataOptions`.
 
     A batch is a dictionary of B windows of L tokens: ``input_ids``, ``labels``, the token that
@@ -53,36 +50,15 @@ class Data(pl.LightningDataModule):
     """
 
     def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
-        super().__init__()
-        self.options = DataOptions(dataset, **options)
-        self.prepare_data_per_node = True  # every node has a disk of its own
-        self.batch_size = self.options.batch_size  # for the log
-        self.splits: dict[str, store.Rows] = {}
+        chosen = DataOptions(dataset, **options)
         self.tokens_per_byte: dict[str, float] = {}
-        self.fingerprint = ""  # of tokens and their order, after setup
-        self.texts = documents.text_files(dataset, [BUILTIN])
-        read_here = dataset == BUILTIN or self.texts
-        self.source = None if read_here else tables.find_source(dataset, [BUILTIN])
-        self.prompted = bool(self.options.prompt_column)
-        for name in ("prompt_column", "text_column"):
-            column = getattr(self.options, name)
-            if column and not self.source:
-                problem = f"--{name} {column}: {dataset!r} has no columns"
-                raise UserError(problem, "give a table that has it, or leave it out")
-        self.path = store.path_for(self.options.data_dir, dataset, self._facts())
-
-    def _facts(self) -> list[Any]:
-        """All that decides what `prepare_data` writes."""
-        chosen = self.options
-        source: list[Any] = [BUILTIN, *sys.version_info[:3]]
-        if self.source or self.texts:
-            files = [file for split in self.texts.values() for file in split]
-            source = self.source.facts() if self.source else tables.file_stamps(files)
+        self.prompted = bool(chosen.prompt_column)
+        self.source = None if dataset == BUILTIN else tables.find_source(dataset, texts=True)
+        source = self.source.facts() if self.source else [BUILTIN, *sys.version_info[:3]]
         tokens = tables.file_stamps(tokenizer_files(chosen.model_name))
-        return [
-            VERSION, source, chosen.model_name, tokens, chosen.max_length, chosen.text_column,
-            chosen.prompt_column, chosen.seed,
-        ]  # fmt: skip
+        columns = [chosen.text_column, chosen.prompt_column]
+        model, length = chosen.model_name, chosen.max_length
+        super().__init__(chosen, [VERSION, source, model, tokens, length, columns, chosen.seed])
 
     def prepare_data(self) -> None:
         """Store all windows at ``self.path``, unless a verified copy is there. Once per node.
@@ -94,57 +70,28 @@ class Data(pl.LightningDataModule):
             if folder is None:
                 return
             tokens = tokens_of(self.options.model_name, self.prompted)
-            length = self.options.max_length
-            tokens.check_length(length)
-            scratch = folder / "scratch"
-            for split, pieces in self._read(scratch).items():
-                store.write(scratch / split, documents.encode(pieces, split, tokens))
-            facts: dict[str, dict[str, float]] = {"tokens_per_byte": {}, "labelled": {}}
-            chosen = documents.split_documents(scratch, SPLITS, self.options.seed)
-            for split, (given, numbers) in chosen.items():
-                encoded = store.arrays(scratch / given)
-                filler = length if self.prompted else 0
-                store.write(folder / split, documents.packed(encoded, numbers, filler))
-                documents.write_windows(folder, split, length, whole=self.prompted)
-                facts["tokens_per_byte"][split] = documents.labels_per_byte(encoded, numbers)
-                facts["labelled"][split] = documents.labelled(folder, split, length)
-            shutil.rmtree(scratch)
+            length, seed = self.options.max_length, self.options.seed
+            facts = documents.write(folder, self._read(), tokens, length, seed)
             store.write_facts(folder, facts)
 
-    def _read(self, scratch: Path) -> dict[str, tables.Pieces]:
+    def _read(self) -> dict[str, tables.Pieces]:
         """The documents of each split, piece by piece."""
-        if self.source:
-            usual = TEXT_COLUMNS + ANSWER_COLUMNS if self.prompted else TEXT_COLUMNS
-            columns = [tables.Column("text", self.options.text_column, usual)]
-            if self.prompted:
-                columns.append(tables.Column("prompt", self.options.prompt_column, ()))
-            return tables.read(self.source, columns, scratch / "files")
-        return documents.read_splits(self.texts or {"train": standard_library()}, SPLITS)
+        usual = TEXT_COLUMNS + ANSWER_COLUMNS if self.prompted else TEXT_COLUMNS
+        columns = [tables.Column("text", self.options.text_column, usual)]
+        if self.prompted:
+            columns.append(tables.Column("prompt", self.options.prompt_column))
+        return tables.read(self.source or standard_library(), columns)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the stored data, memory-mapped; a second call changes nothing."""
-        if not self.splits:
-            self.facts = store.read_facts(self.path)
-            self.tokens_per_byte = self.facts["tokens_per_byte"]
-            self.fingerprint = store.fingerprint(self.path)
-            self.splits = {split: store.Rows(self.path, split) for split in SPLITS}
+        super().setup(stage)
+        self.tokens_per_byte = self.facts["tokens_per_byte"]
 
-    def train_dataloader(self) -> DataLoader:
-        return self._loader("train", self.options.seed)
+    def dataset(self, split: str) -> "WindowDataset":
+        labelled = self.facts["labelled"][split]
+        return WindowDataset(self.splits[split], self.options.max_length, labelled)
 
-    def val_dataloader(self) -> DataLoader:
-        return self._loader("val")
-
-    def test_dataloader(self) -> DataLoader:
-        return self._loader("test")
-
-    def _loader(self, split: str, seed: int | None = None) -> DataLoader:
-        rows, chosen = self.splits[split], self.options
-        dataset = WindowDataset(rows, chosen.max_length, self.facts["labelled"][split])
-        lengths = np.full(len(rows), chosen.max_length, np.int32)
-        return batches.loader(
-            dataset, lengths, chosen.batch_size, self.trainer, seed, chosen.num_workers
-        )
+    def lengths(self, split: str) -> np.ndarray:
+        return np.full(len(self.splits[split]), self.options.max_length, np.int32)
 
 
 class WindowDataset(torch.utils.data.Dataset):
@@ -161,17 +108,16 @@ class WindowDataset(torch.utils.data.Dataset):
         windows = self.rows.index[share.rows]
         ids, first, is_label = documents.gather(self.rows.arrays, windows, self.length)
         labels = np.where(is_label, ids[:, 1:], NO_LABEL)
-        weight = np.arange(len(ids)) < share.real
         return {
             "input_ids": torch.from_numpy(np.ascontiguousarray(ids[:, :-1])),
             "labels": torch.from_numpy(labels),
             "position_ids": torch.from_numpy(documents.positions(first[:, :-1])),
-            "weight": torch.from_numpy(weight.astype(np.float32)),
+            "weight": share.weight(),
             "scale": share.scale / self.labelled,
         }
 
 
-def standard_library() -> list[Path]:
+def standard_library() -> tables.Source:
     """Sources of Python's standard library, without tests, in an order that mixes subjects.
 
     License: the Python Software Foundation's (PSF-2.0), https://docs.python.org/3/license.html.
@@ -180,4 +126,5 @@ def standard_library() -> list[Path]:
     files = [path for path in sorted(root.rglob("*.py")) if not NO_PROSE & set(path.parts)]
     order = np.random.default_rng(0).permutation(len(files))
     sizes = np.cumsum([files[number].stat().st_size for number in order])
-    return [files[number] for number in order[: int((sizes <= BUILTIN_BYTES).sum())]]
+    chosen = order[: int((sizes <= BUILTIN_BYTES).sum())]
+    return tables.Source(BUILTIN, root, tuple(files[number] for number in chosen))

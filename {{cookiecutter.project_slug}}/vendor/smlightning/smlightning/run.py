@@ -25,8 +25,7 @@ from smlightning.cluster import session
 from smlightning.cluster.sharding import gather_weights
 from smlightning.options import Classes, declared_options
 from smlightning.reports import log
-from smlightning.reports.history import MetricHistory
-from smlightning.reports.lines import LogLines
+from smlightning.reports.lines import LogLines, MetricHistory
 from smlightning.reports.mlflow import mlflow_loggers
 from smlightning.reports.profiler import NoProfiler
 from smlightning.reports.progress import ProgressReport

@@ -20,6 +20,8 @@ import train
 from small import documents, options
 from smlightning.checkpoints import files
 from smlightning.data import documents as packing
+from smlightning.data.store import SPLITS
+from smlightning.data.tables import Piece
 from smlightning.errors import UserError
 from smlightning.options import parse_command_line
 from smlightning.serving import Refusal
@@ -29,7 +31,7 @@ def packed(tokens: Any, texts: list[str], prompts: list[str] | None = None) -> d
     """One window of these documents, as `data.WindowDataset` makes it."""
     columns = [pa.array([*texts, "x"])]  # of a last document the first token alone is taken
     columns += [pa.array([*prompts, "x"])] if prompts else []
-    (encoded,) = packing.encode([columns], "train", tokens)
+    (encoded,) = packing.encode(iter([Piece(columns, "texts")]), tokens)
     pieces = list(packing.packed(encoded, np.arange(len(texts) + 1)))
     end = sum(len(piece["ids"]) for piece in pieces[:-1]) + 1
     ids, uses = (np.concatenate([p[name] for p in pieces])[None, :end] for name in ("ids", "uses"))
@@ -76,7 +78,7 @@ def test_answers_have_the_losses_that_they_have_alone(checkpoint: str) -> None:
     given = data.Data("asked.jsonl", model_name=checkpoint, max_length=64, prompt_column="ask")
     given.prepare_data()
     given.setup()
-    windows = [losses(net, batch) for split in data.SPLITS for batch in given._loader(split)]
+    windows = [losses(net, batch) for split in SPLITS for batch in given._loader(split)]
     alone = [losses(net, packed(tokens, [answer], [prompt])) for prompt, answer in rows]
     together, expected = torch.cat(windows).sort().values, torch.cat(alone).sort().values
     torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)
@@ -216,7 +218,7 @@ def test_pieces_are_the_text_of_all_tokens(
     ids = [byte + 1 for byte in "a ñ €\U0001f600 \n b".encode()] + [256, 98, 240]  # not UTF-8
     if kind == "checkpoint":
         net, tokens = model.load(Path(checkpoint))
-        ids = tokens.encode(["one two a third text. the last"], 99)[0].tolist()
+        ids = tokens.encode(["one two a third text. the last"])[0]
     left = [*ids, tokens.start]
     monkeypatch.setattr(predict, "draw", lambda *_: left.pop(0))
     pieces = list(predict.predict("a", (net, tokens)))

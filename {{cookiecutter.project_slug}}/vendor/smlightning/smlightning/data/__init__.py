@@ -2,21 +2,22 @@
 
 The way of a row, in the order of the run:
 
-- `tables`: what ``--dataset`` names, read piece by piece: ``find_source``, ``read``, ``Column``.
+- `tables`: the files of ``--dataset``, read piece by piece: ``find_source``, ``read``, ``Piece``.
 - `text`: a column of text checked and encoded: ``encode``, ``batch``, ``Tokenizer``
   (a checkpoint's: `smlightning.pretrained`).
-- `documents`: text of documents packed into windows: ``encode``, ``packed``, ``write_windows``,
-  ``Tokens``.
+- `labels`: labels encoded, rows held out for missing splits: ``Labels``.
+- `documents`: documents packed into windows: ``write``, ``gather``, ``Tokens``.
 - `store`: arrays written once per node and memory-mapped: ``prepare``, ``write``, ``Rows``.
-- `batches`: which samples make up each global batch: ``loader``, ``pad``, ``leaves``.
+- `module`: a data module on a store: ``StoredData``.
+- `batches`: the samples of each global batch: ``loader``, ``pad``, ``leaves``.
 
-What any loader has, in training:
+For any loader, in training:
 
-- `draws`: what is drawn at random while a batch is fetched: ``generator``, ``epoch``.
-- `stateful`: loaders that keep a state of their own, for the checkpoint: ``StatefulLoader``,
+- `draws`: random numbers while a batch is fetched: ``generator``, ``epoch``.
+- `stateful`: loaders with a state of their own, for the checkpoint: ``StatefulLoader``,
   ``resumes_exactly``.
 - `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.
 
-Imports go one way: `documents` on `tables`, `text` and `store`; `text` on `batches`; `stateful` on
-`draws`, that on `batches`.
+Imports go one way: `documents` and `labels` on `text` and `store`; `text` on `tables` and
+`batches`; `module` on `store` and `batches`; `stateful` on `draws`, and `draws` on `batches`.
 """

@@ -1,6 +1,6 @@
-"""Which samples make up each global batch of an epoch, and which of them are this rank's.
+"""Global batches: the samples of each one of an epoch, and each rank's share of them.
 
-    def train_dataloader(self):                # of a LightningDataModule
+    def train_dataloader(self):                # in a LightningDataModule
         return batches.loader(dataset, lengths, batch_size, self.trainer, seed)
 
 where ``dataset[share]`` makes a batch of a :class:`Share`.
@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from smlightning.cluster import signals
 from smlightning.errors import UserError
 
-# Global batches that are sorted by length together: enough to save padding, few enough for the
-# order to stay random.
+# Global batches that are sorted together by length: enough to save padding, few enough to keep the
+# order random.
 POOL = 32
 
 
@@ -36,23 +36,28 @@ class Share(NamedTuple):
     real: int
     scale: float
 
+    def weight(self) -> torch.Tensor:
+        """(B,) float32: 1 for a sample, 0 for a filler."""
+        is_sample = np.arange(len(self.rows)) < self.real
+        return torch.from_numpy(is_sample.astype(np.float32))
+
 
 class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
-    """The global batches of an epoch, this rank's share of each: a function of (seed, epoch).
+    """This rank's shares of the global batches of an epoch: a function of (seed, epoch).
 
     The global batches do not depend on the world size. Samples of similar length are batched
-    together. Every rank gets equally many rows of each batch, two at least where whole batches
-    have as many: one alone makes torch.compile start anew, and BatchNorm fail. Where a batch does
-    not divide, fillers complete it, so that no sample is counted twice or left out.
+    together. Every rank gets equally many rows of each batch, and at least two if whole batches
+    allow it: a single row makes torch.compile start anew, and BatchNorm fail. Fillers complete a
+    batch that does not divide, so that no sample is counted twice or left out.
 
-    It is a DistributedSampler by class, since Lightning gives any other sampler's loader one of
-    its own (data_connector.py, ``_requires_distributed_sampler``), and calls ``set_epoch`` before
-    each epoch.
+    The class is a DistributedSampler because Lightning replaces any other sampler
+    (data_connector.py, ``_requires_distributed_sampler``), and calls ``set_epoch`` before each
+    epoch.
 
     Args:
         lengths: tokens of each sample, (N,).
         global_batch: samples per optimizer step, over all ranks and all accumulated batches.
-        seed: None, for evaluation: the longest samples come first, so that a lack of memory shows
+        seed: None for evaluation: the longest samples come first, so that a lack of memory shows
             at once.
         accumulate: batches that each rank makes of its part of a global batch.
     """
@@ -78,20 +83,20 @@ class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
         return -(-len(self.lengths) // self.global_batch) * self.accumulate
 
     def order(self) -> tuple[np.ndarray, np.ndarray]:
-        """All row numbers, one global batch after the other; and the order of these batches."""
+        """All row numbers, one global batch after the other, and the order of these batches."""
         rows = len(self.lengths)
         numbers = np.arange(-(-rows // self.global_batch))
         if not self.shuffle:
             longest_first = np.argsort(self.lengths, kind="stable")[::-1]
-            return longest_first.copy(), numbers  # torch takes no array with negative strides
-        random = np.random.default_rng([self.seed, self.epoch])
+            return longest_first.copy(), numbers  # torch rejects negative strides
+        rng = np.random.default_rng([self.seed, self.epoch])
         # The smallest type: as int64, 100 million rows would take 0.8 GB.
         order = np.arange(rows, dtype=np.min_scalar_type(rows))
-        random.shuffle(order)
+        rng.shuffle(order)
         for at in range(0, rows, self.global_batch * POOL):
             pool = order[at : at + self.global_batch * POOL]
             pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
-        return order, random.permutation(numbers)
+        return order, rng.permutation(numbers)
 
     def __iter__(self) -> Iterator[Share]:
         size = self.global_batch
@@ -102,7 +107,7 @@ class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
     def _shares(self, batch: np.ndarray) -> Iterator[Share]:
         """This rank's shares of a global batch: one, or as many as are accumulated."""
         parts = self.num_replicas * self.accumulate
-        # Rows of each share: as many as the largest needs, and two where a whole batch gives two.
+        # Rows of each share: as many as the largest needs, and two if a whole batch has two.
         many = max(-(-len(batch) // parts), min(2, -(-self.global_batch // parts)))
         for part in range(self.rank, parts, self.num_replicas):
             samples = batch[part::parts]
@@ -121,23 +126,23 @@ def loader(
     seed: int | None = None,
     num_workers: int = -1,
 ) -> DataLoader:
-    """A loader of this rank's share of every global batch; without a trainer, of a single rank.
+    """A loader of this rank's share of every global batch; without a trainer, for a single rank.
 
     Args:
         dataset: ``dataset[share]`` makes a batch of a :class:`Share`.
-        lengths: tokens of each sample, (N,); ones where samples have no length.
+        lengths: tokens of each sample, (N,); ones if samples have no length.
         batch_size: samples per rank and batch.
         seed: of the order in training; None for evaluation, which accumulates nothing.
-        num_workers: -1: 2 beside a GPU, none on a CPU.
+        num_workers: -1: 2 with a GPU, none on a CPU.
 
     Raises:
-        UserError: there are not as many lengths as samples.
+        UserError: the numbers of lengths and samples differ.
     """
     samples = len(dataset) if isinstance(dataset, Sized) else len(lengths)
     if samples != len(lengths):
         raise UserError(
-            f"batches.loader was given {len(lengths)} lengths for {samples} samples",
-            "give it one length for each sample: [1] * N where samples have none",
+            f"batches.loader got {len(lengths)} lengths for {samples} samples",
+            "give it one length for each sample: [1] * N if samples have none",
         )
     rank, world_size, accumulate = 0, 1, 1
     if trainer:
@@ -162,17 +167,17 @@ def loader(
 def pad(
     flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, fill: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """B sequences out of one array → (B, longest) int64, padded on the right, and its mask.
+    """B sequences from one array → (B, longest) int64, padded on the right, and its mask.
 
     Args:
         flat: integers, all sequences.
-        starts: (B,) where each sequence begins in ``flat``.
-        lengths: (B,) how long each is.
-        fill: what follows a sequence that is shorter than the longest.
+        starts: (B,) the beginning of each sequence in ``flat``.
+        lengths: (B,) of each sequence.
+        fill: follows a sequence that is shorter than the longest.
     """
     column = np.arange(lengths.max())
     mask = column < lengths[:, None]
-    # Past a sequence's end whatever lies there is taken, and replaced below.
+    # Reads past the end of shorter sequences; the fill replaces these values.
     values = flat.take(starts[:, None] + column, mode="clip")
     padded = np.where(mask, values.astype(np.int64), fill)
     return torch.from_numpy(padded), torch.from_numpy(mask.astype(np.int64))
@@ -191,7 +196,7 @@ def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def digest(batch: Any) -> int:
-    """48 bits of the hash of what a batch, or a part of one, holds."""
+    """48 bits of the hash of the content of a batch, or of a part of one."""
     content = hashlib.blake2b(digest_size=6)
     for item in leaves(batch):
         if isinstance(item, torch.Tensor) and item.layout == torch.strided and not item.is_nested:

@@ -1,11 +1,10 @@
-"""What is drawn at random while a batch is fetched: a function of (seed, epoch, row).
+"""Random numbers while a batch is fetched: a function of (seed, epoch, row).
 
-The order of an epoch is drawn from numbers that are the same on every rank, so that a sampler
-which Lightning divides among the ranks gives all of them one order. What a data set draws from
-torch's, numpy's or Python's generator for a row is drawn from (seed, epoch, row): by whatever rank
-or loader worker, and in a resumed run as in an uninterrupted one.
+Every rank shuffles an epoch with the same numbers, so that a sampler that Lightning divides among
+the ranks has one order. The generators of torch, numpy and Python are seeded from (seed, epoch,
+row) for each row of a data set: on any rank, in any loader worker, and after a resume.
 
-A data set that wants a generator of its own, or gathers a batch at once, asks for them:
+A data set with its own generator, or one that gathers a batch at once, calls:
 
     def __getitem__(self, share):
         noise = np.stack([draws.generator(row).normal(size=8) for row in share.rows])
@@ -27,21 +26,21 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from smlightning.data.batches import Share
 
-ORDER, ROW, BATCH, OWN, STREAM = range(5)  # what a number is drawn for
-ALIKE = 2  # batches of a run for which streams draw the same on all ranks
+ORDER, ROW, BATCH, OWN, STREAM = range(5)  # the uses of random numbers
+ALIKE = 2  # batches of a run for which streams have the same random numbers on all ranks
 MASK = 2**64 - 1
 LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric")
 
 
 class Place(NamedTuple):
-    """Where in a run a batch is fetched.
+    """The place of a batch in a run.
 
     Attributes:
         seed: of the run.
-        epoch: from 0; of an evaluation always 0, so that each draws the same.
+        epoch: from 0; in every evaluation 0, so that all have the same random numbers.
         rank: of this process.
-        turn: how often the loader was begun anew in this epoch, beside a longer one.
-        batch: number in the epoch, of this rank.
+        turn: how often the loader started again in this epoch, because another one is longer.
+        batch: number in the epoch, on this rank.
     """
 
     seed: int = 0
@@ -56,12 +55,12 @@ class Place(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """What a loader asks its data set for.
+    """A loader's request to its data set.
 
     Attributes:
-        place: where in the run.
-        index: what the sampler gave: a list of rows, or what makes a whole batch.
-        again: positions in ``index`` of rows that this rank had before in this epoch.
+        place: of the batch.
+        index: from the sampler: a list of rows, or the index of a whole batch.
+        again: positions in ``index`` of rows that this rank already had in this epoch.
     """
 
     place: Place
@@ -70,50 +69,40 @@ class Fetch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a loader gave in an epoch so far, to be compared with what it gives now.
-
-    Attributes:
-        rows: checksum of the rows of all batches that were trained on.
-    """
-
-    rows: int
-
-
-@dataclass(frozen=True)
 class Start:
-    """Where a loader begins.
+    """The beginning of a loader.
 
     Attributes:
         epoch: from 0.
         batches: how many of its batches are done.
-        order: what they were; None where nothing is known of them.
+        checksum: of their rows; None if unknown.
     """
 
     epoch: int = 0
     batches: int = 0
-    order: Order | None = None
+    checksum: int | None = None
 
 
 _place = Place()  # of the batch that this process is fetching
 
 
 def epoch() -> int:
-    """The epoch of the batch that is being fetched, also in persistent loader workers."""
+    """The epoch of the current batch, also in persistent loader workers."""
     return _place.epoch
 
 
 def generator(row: int) -> np.random.Generator:
-    """A row's own in this epoch: its numbers are a function of (seed, epoch, row)."""
+    """A row's generator in this epoch: a function of (seed, epoch, row)."""
     return np.random.default_rng(mix(OWN, *_place.of_all_ranks, int(row)))
 
 
 def mix(*numbers: int, before: int = 0) -> int:
-    """64 bits that depend on every bit of ``numbers`` (the finalizer of splitmix64, Steele et al.
-    2014, after each of them).
+    """64 bits that depend on every bit of ``numbers``.
+
+    Each goes through the finalizer of splitmix64 (Steele et al. 2014).
 
     Args:
-        before: what numbers before these have given.
+        before: the result for earlier numbers.
     """
     mixed = before
     for number in numbers:
@@ -132,7 +121,7 @@ def seed_generators(number: int) -> None:
 
 
 def number_of(index: Any) -> int:
-    """A number for what a sampler gives: of a row, the row itself."""
+    """A number for an index from a sampler; a row is its own number."""
     if isinstance(index, int | np.integer):
         return int(index)
     content = _content(index)
@@ -140,16 +129,16 @@ def number_of(index: Any) -> int:
 
 
 class DrawingDataset(Dataset):
-    """A data set whose generators are seeded for each row, and then for the batch.
+    """Seeds the generators for each row of a data set, and then for the batch.
 
-    Attributes of the data set are this one's, too.
+    It has the attributes of the data set, too.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "dataset":  # while it is unpickled, there is none
+        if name.startswith("__") or name == "dataset":  # unpickling asks before it exists
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -157,7 +146,7 @@ class DrawingDataset(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, fetch: Any) -> Any:
-        """A whole batch of a loader without ``batch_size``; what is no Fetch goes to the data."""
+        """A whole batch of a loader without ``batch_size``, or a row for any other index."""
         if not isinstance(fetch, Fetch):
             return self.dataset[fetch]
         _enter(fetch)
@@ -165,7 +154,7 @@ class DrawingDataset(Dataset):
         return self.dataset[fetch.index]
 
     def __getitems__(self, fetch: Fetch) -> Sequence[Any]:
-        """The samples of a batch; ``collate_fn`` then draws from the batch's numbers."""
+        """The samples of a batch; afterwards the generators are the batch's, for ``collate_fn``."""
         _enter(fetch)
         if _gathers(self.dataset):
             _seed_batch(fetch)
@@ -197,24 +186,23 @@ def _numbers_of_rows(fetch: Fetch) -> Iterator[int]:
 
 
 def _gathers(dataset: Any) -> bool:
-    """Whether a data set makes the samples of a batch in one call; a Subset only if its data do."""
+    """Whether a data set makes the samples of a batch in one call; a Subset if its data do."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return callable(getattr(dataset, "__getitems__", None))
 
 
 class IndexStream:
-    """What a loader's sampler gives, each batch with its place; in a resumed epoch without those
-    that are done.
+    """The batches of a loader's sampler, each with its place; without those done before a resume.
 
-    Attributes of the sampler are this one's, too.
+    It has the attributes of the sampler, too.
 
     Args:
-        loader: whose ``batch_sampler`` or ``sampler`` gives the batches.
-        start: asked when an epoch's first batch is.
+        loader: its ``batch_sampler`` or ``sampler`` gives the batches.
+        start: is called at the first batch of an epoch.
         seed: of the run.
         rank: of this process.
-        training: else every iteration draws the same.
+        training: if False, every iteration has the same random numbers.
     """
 
     def __init__(
@@ -227,14 +215,14 @@ class IndexStream:
     ) -> None:
         self.of_rows = loader.batch_sampler is not None
         self.sampler: Any = loader.batch_sampler if self.of_rows else loader.sampler
-        self.rows = _length(loader.dataset) if self.of_rows else 0
+        self.rows = length_of(loader.dataset) if self.of_rows else 0
         self.start = start
         self.seed = seed
         self.rank = rank
         self.training = training
         self.epoch = -1  # of the latest iteration
-        self.turn = 0  # how often it was begun anew in this epoch
-        self.checksums: dict[int, int] = {}  # of the rows of so many batches
+        self.turn = 0  # how often it started again in this epoch
+        self.checksums: dict[int, int] = {}  # of the rows, by number of batches
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "sampler":
@@ -254,27 +242,27 @@ class IndexStream:
         self.epoch = start.epoch
         tell_epoch(self.sampler, start.epoch)
         done = 0 if began_before else start.batches
-        batches = _length(self.sampler)
-        if 0 < batches < done:  # beside a longer loader
+        batches = length_of(self.sampler)
+        if 0 < batches < done:  # another loader is longer
             self.turn, done = divmod(done, batches)
         for fetch in self._fetches(done):
-            if done and start.order:
-                self._compare(start.order, done)
+            if done and start.checksum is not None:
+                self._compare(start.checksum, done)
                 done = 0
             yield fetch
 
     def _fetches(self, done: int) -> Iterator[Fetch]:
-        """All batches of an iteration but the first ``done``."""
+        """All batches of an iteration except the first ``done``."""
         place = Place(self.seed, max(self.epoch, 0), self.rank, self.turn)
         checksum, seen = 0, bytearray()
         self.checksums = {0: 0}
         iterator = None
         for sampler in with_inner(self.sampler):
             generator = getattr(sampler, "generator", None)
-            if of_a_library(sampler) and generator:  # which goes on from epoch to epoch
+            if is_of_library(sampler) and generator:  # it goes on from epoch to epoch
                 generator.manual_seed(mix(ORDER, *place.of_all_ranks) >> 1)
         for batch in itertools.count():
-            # Before each batch: a sampler that draws then draws the same, however far loader
+            # Before each batch, so that a sampler has the same random numbers however far loader
             # workers are ahead of training.
             seed_generators(mix(ORDER, *place.of_all_ranks, batch))
             try:
@@ -283,48 +271,48 @@ class IndexStream:
             except StopIteration:
                 return
             again = _repeated(index, seen, self.rows)
-            # A share's rows tell how many ranks there are; its order follows from numbers that
-            # a resumed run has to have.
+            # The rows of a share depend on the number of ranks; its order follows from options
+            # that a resumed run has to have.
             content = b"" if isinstance(index, Share) else _content(index)
             checksum = zlib.crc32(content, checksum)
             self.checksums[batch + 1] = checksum
             if batch >= done:
                 yield Fetch(place._replace(batch=batch), index, again)
 
-    def _compare(self, then: Order, done: int) -> None:
-        """Say so where the order of a resumed epoch is another one."""
-        if self.checksums[done] != then.rows and self.rank == 0:
+    def _compare(self, before: int, done: int) -> None:
+        """Print a line if the order of a resumed epoch differs."""
+        if self.checksums[done] != before and self.rank == 0:
             print(
                 f"resume: inexact: {type(self.sampler).__name__} gives another order than before, "
                 "so some samples come twice in it and others not at all; let its order depend "
-                "on torch's, numpy's or Python's own generator alone, or on set_epoch",
+                "only on the generators of torch, numpy or Python, or on set_epoch",
                 flush=True,
             )
 
-    def order(self, batches: int) -> Order:
-        """What was given in so many batches; forgets the checksums of fewer."""
-        length = _length(self.sampler)
+    def checksum(self, batches: int) -> int:
+        """Of the rows of so many batches; forgets the checksums of fewer."""
+        length = length_of(self.sampler)
         batches = batches % length if 0 < length < batches else batches
         for number in [number for number in self.checksums if number < batches]:
             del self.checksums[number]
-        return Order(self.checksums.get(batches, 0))
+        return self.checksums.get(batches, 0)
 
 
 def with_inner(sampler: Any) -> list[Any]:
-    """A sampler, and the one that it makes batches of."""
+    """A sampler, and the one inside it that gives the rows of its batches."""
     samplers = [sampler, getattr(sampler, "sampler", None)]
     return [sampler for sampler in samplers if sampler is not None]
 
 
 def tell_epoch(sampler: Any, number: int) -> None:
-    """Lightning does so, too, but after loader workers have begun to fetch."""
+    """Call ``set_epoch``; Lightning does so after loader workers have begun to fetch."""
     for part in with_inner(sampler):
         if callable(getattr(part, "set_epoch", None)):
             part.set_epoch(number)
 
 
-def of_a_library(sampler: Any) -> bool:
-    """Whether its class is none of the owner's."""
+def is_of_library(sampler: Any) -> bool:
+    """Whether its class is from a library, not the user's."""
     return type(sampler).__module__.partition(".")[0] in LIBRARIES
 
 
@@ -332,8 +320,8 @@ def is_of_torchdata(part: Any) -> bool:
     return type(part).__module__.partition(".")[0] == "torchdata"
 
 
-def _length(sized: Any) -> int:
-    """Its length; 0 where it has none."""
+def length_of(sized: Any) -> int:
+    """Its length; 0 if it has none."""
     try:
         return len(sized)
     except (TypeError, NotImplementedError):
@@ -341,26 +329,24 @@ def _length(sized: Any) -> int:
 
 
 def _repeated(rows: Any, seen: bytearray, most: int) -> tuple[int, ...]:
-    """Positions of rows that were seen before in this epoch; remembers them, a bit for each.
+    """Positions of rows that came before in this epoch; marks all of them in ``seen``.
 
     Args:
-        most: the number of rows; those beyond are not looked at.
+        most: the number of rows, 0 for a batch that is no list of rows.
     """
+    if not seen:
+        seen.extend(bytes(most))
     again = []
     for position, row in enumerate(rows if most else ()):
-        if not isinstance(row, int | np.integer) or not 0 <= row < most:
-            continue
-        if not seen:
-            seen.extend(bytes(most // 8 + 1))
-        at, bit = row >> 3, 1 << (row & 7)
-        if seen[at] & bit:
-            again.append(position)
-        seen[at] |= bit
+        if isinstance(row, int | np.integer) and 0 <= row < most:
+            if seen[row]:
+                again.append(position)
+            seen[row] = 1
     return tuple(again)
 
 
 def _content(index: Any) -> bytes:
-    """The rows of a batch as bytes that do not tell how rows are divided into batches."""
+    """The rows of a batch as bytes that do not depend on the batch size."""
     if isinstance(index, Share):
         return index.rows.tobytes()
     try:
@@ -372,15 +358,15 @@ def _content(index: Any) -> bytes:
 def exact_loader(
     loader: object, start: Callable[[], Start], seed: int, rank: int, training: bool
 ) -> object:
-    """A copy of a loader that draws as this module says.
+    """A copy of a loader, with the random numbers of this module.
 
-    What has no rows is returned as it is: a stream, and a loader that is no DataLoader.
+    Returns the loader itself if it has no rows: a stream, or one that is no DataLoader.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     exact = copy.copy(loader)
     if is_of_torchdata(loader):
-        exact.__class__ = DataLoader  # torchdata's would count what this module knows
+        exact.__class__ = DataLoader  # torchdata's would count batches, too
     stream = IndexStream(loader, start, seed, rank, training)
     # A DataLoader's attributes cannot be assigned; this copy has not been iterated.
     name = "batch_sampler" if stream.of_rows else "sampler"
@@ -389,7 +375,7 @@ def exact_loader(
 
 
 def index_streams(loaders: Any) -> list[IndexStream]:
-    """Those of loaders that `exact_loader` made, in any collection."""
+    """The streams of the loaders that `exact_loader` made, in any collection."""
     streams = []
     for loader in CombinedLoader(loaders, "sequential").flattened:
         for name in ("sampler", "batch_sampler"):

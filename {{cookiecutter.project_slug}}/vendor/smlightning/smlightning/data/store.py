@@ -1,4 +1,4 @@
-"""A folder of flat arrays that is built once per node, complete or not there, and memory-mapped.
+"""A folder of flat arrays, built once per node, either complete or missing, and memory-mapped.
 
     with prepare(path, "texts") as folder:   # in one process per node
         if folder:                           # None: a verified copy is there
@@ -9,7 +9,7 @@
     facts = read_facts(path)                 # in every process
     rows = Rows(path, "train")               # memory-mapped: rows.arrays["ids"]
 
-What the arrays mean is the caller's.
+The caller knows what the arrays mean.
 """
 
 import contextlib
@@ -19,23 +19,24 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from smlightning.errors import UserError, is_disk_full
+from smlightning.errors import UserError
 from smlightning.files import digest, ensure_dir, json_digest
 
 FACTS = "facts.json"
 DIGESTS = "digests.json"  # of the content of all other files
-STAMPS = "stamps.json"  # sizes and times of all other files when their digests were taken
+STAMPS = "stamps.json"  # sizes and times of all other files after their digests
 INDEX = "rows"  # the folder of the splits' row numbers
-CHUNK = 1 << 18  # elements of an array that are held in memory at a time
-UNSAID_SECONDS = 3.0  # that a process waits for another one's copy before it says so
+SPLITS = ("train", "val", "test")
+CHUNK = 1 << 18  # elements of an array in memory at a time
+SILENT_SECONDS = 3.0  # a process waits so long for another one's copy before it prints a line
 
 
 def path_for(data_dir: str, name: str, facts: Any) -> Path:
-    """Where the data of this name is stored: another folder for other ``facts``, plain data."""
+    """The folder for the data with this name: another one for other ``facts``, plain data."""
     readable = "".join(c if c.isalnum() else "-" for c in Path(name).name)[:40]
     return Path(data_dir) / f"{readable}-{json_digest(facts)[:12]}"
 
@@ -45,16 +46,16 @@ def path_for(data_dir: str, name: str, facts: Any) -> Path:
 
 @contextlib.contextmanager
 def prepare(path: Path, unit: str) -> Iterator[Path | None]:
-    """A folder to build what shall be at ``path``, or None where a verified copy is there.
+    """A folder to build the data of ``path`` in, or None if a verified copy is there.
 
-    When it is built, a line says how many of ``unit`` each split has.
+    After building it, prints how many of ``unit`` each split has.
 
-    The folder lies beside ``path`` and takes its name when the block ends, so a process that is
-    killed leaves nothing that looks complete. A second process waits at the lock, which the
-    system releases when its holder ends.
+    The folder lies next to ``path`` and takes its name when the block ends, so a killed process
+    leaves nothing that looks complete. A second process waits at the lock, which the system
+    releases when its holder ends.
 
     Raises:
-        UserError: the disk is full, or no folder or lock can be made there.
+        UserError: no folder or lock can be made there.
     """
     building = ensure_dir(path.parent) / f".{path.name}"
     with _locked(path):
@@ -62,26 +63,20 @@ def prepare(path: Path, unit: str) -> Iterator[Path | None]:
             yield None
             return
         started = time.perf_counter()
-        shutil.rmtree(building, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(building, ignore_errors=True)  # of a killed process
         try:
             building.mkdir()
             yield building
             _seal(building)
             shutil.rmtree(path, ignore_errors=True)  # a copy that failed its check
             building.replace(path)
-        except Exception as error:
-            if is_disk_full(error):
-                problem = f"No space left while writing {path}"
-                raise UserError(problem, "free some or set --data_dir") from None
-            raise
         finally:
             shutil.rmtree(building, ignore_errors=True)
         seconds = time.perf_counter() - started
     sizes = {split: len(numbers) for split, numbers in arrays(path / INDEX).items()}
     parts = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
-    facts = read_facts(path) if (path / FACTS).exists() else {}
-    for name, value in facts.items():
-        if isinstance(value, list):  # of labels, say: a wrong column shows in their number
+    for name, value in read_facts(path).items():
+        if isinstance(value, list):  # labels, say: their number shows a wrong column
             parts += f"; {len(value):,} {name}"
     print(
         f"prepare_data: {sum(sizes.values()):,} {unit} ({parts}) in {path}, {seconds:.1f} s",
@@ -96,7 +91,7 @@ def _locked(path: Path) -> Any:
     lock = FileLock(f"{path}.lock")
     try:
         try:
-            return lock.acquire(timeout=UNSAID_SECONDS)
+            return lock.acquire(timeout=SILENT_SECONDS)
         except Timeout:
             print(f"prepare_data: another process writes {path}; waiting for it", flush=True)
             return lock.acquire()
@@ -105,13 +100,12 @@ def _locked(path: Path) -> Any:
         raise UserError(problem, "set --data_dir to another folder") from None
 
 
-def write(folder: Path, pieces: Iterable[Mapping[str, np.ndarray]]) -> dict[str, int]:
-    """Write arrays of one dimension, by name, piece after piece; returns their lengths.
+def write(folder: Path, pieces: Iterable[Mapping[str, np.ndarray]]) -> None:
+    """Write arrays of one dimension, by name, piece after piece.
 
     The file of an array has its name and the type of its first piece, ``ids.uint8``, and holds
-    its elements alone.
+    only its elements.
     """
-    lengths: dict[str, int] = {}
     types: dict[str, np.dtype] = {}
     files: dict[str, BinaryIO] = {}
     ensure_dir(folder)
@@ -122,23 +116,20 @@ def write(folder: Path, pieces: Iterable[Mapping[str, np.ndarray]]) -> dict[str,
                     file = (folder / f"{name}.{values.dtype}").open("wb")
                     files[name] = stack.enter_context(file)
                     types[name] = values.dtype
-                    lengths[name] = 0
                 files[name].write(np.ascontiguousarray(values, types[name]).data)
-                lengths[name] += len(values)
-    return lengths
 
 
 def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write plain data, which :func:`read_facts` gives back."""
+    """Write plain data for `read_facts`."""
     (folder / FACTS).write_text(json.dumps(facts, sort_keys=True), encoding="utf-8")
 
 
 def _seal(folder: Path) -> None:
-    """Have all files on the disk, and note their digests and stamps."""
+    """Flush all files to the disk, and write their digests and stamps."""
     files = sorted(_stamps(folder))
     for name in files:
         with (folder / name).open("r+b") as file:
-            # Or, after a power failure, a file might be empty and its stamp right.
+            # Otherwise a file might be empty after a power failure, with a right stamp.
             os.fsync(file.fileno())
     digests = {name: digest(folder / name) for name in files}
     (folder / DIGESTS).write_text(json.dumps(digests))
@@ -149,7 +140,7 @@ def _seal(folder: Path) -> None:
 
 
 def verified(path: Path) -> bool:
-    """Whether a complete copy is at ``path`` that nobody has touched; reads no file's content."""
+    """Whether ``path`` holds a complete and unchanged copy; reads no file's content."""
     try:
         return json.loads((path / STAMPS).read_text()) == _stamps(path)
     except (OSError, ValueError):
@@ -157,7 +148,7 @@ def verified(path: Path) -> bool:
 
 
 def _stamps(folder: Path) -> dict[str, list[int]]:
-    """Each file's size and two times: whoever changes its content cannot set back the second."""
+    """Each file's size and two times; a program can set back the first, but not the second."""
     stamps = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -168,21 +159,21 @@ def _stamps(folder: Path) -> dict[str, list[int]]:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """What :func:`write_facts` wrote."""
+    """The plain data of `write_facts`."""
     return json.loads((path / FACTS).read_text(encoding="utf-8"))
 
 
 def fingerprint(path: Path) -> str:
-    """A function of the facts and of the content of all arrays, equal on all nodes."""
+    """A digest of the facts and of the content of all arrays, equal on all nodes."""
     return json_digest(json.loads((path / DIGESTS).read_text()))
 
 
-def arrays(folder: Path, mode: Literal["r", "r+"] = "r") -> dict[str, np.ndarray]:
-    """What :func:`write` wrote, by name, memory-mapped: all ranks of a node share one copy."""
+def arrays(folder: Path) -> dict[str, np.ndarray]:
+    """The arrays of `write`, by name, memory-mapped: all ranks of a node share one copy."""
     opened = {}
-    for file in sorted(folder.iterdir()):
+    for file in sorted(folder.glob("*")):
         if file.stat().st_size:  # an empty file cannot be mapped
-            opened[file.stem] = np.memmap(file, file.suffix[1:], mode).view(np.ndarray)
+            opened[file.stem] = np.memmap(file, file.suffix[1:], "r").view(np.ndarray)
     return opened
 
 
@@ -196,22 +187,21 @@ class Rows:
     """The rows of a split, memory-mapped.
 
     Attributes:
-        arrays: by name, of the folder with the split's name, or of ``train`` where there is none.
-        index: (N,) the row numbers in these arrays that are the split's, from the folder INDEX.
+        arrays: by name, from the split's folder, or from ``train`` if it has none.
+        index: (N,) the split's row numbers in these arrays, from the folder INDEX.
     """
 
     def __init__(self, path: Path, split: str) -> None:
         self.path = path
         self.split = split
-        folder = path / split
-        self.arrays = arrays(folder if folder.exists() else path / "train")
+        self.arrays = arrays(path / split) or arrays(path / "train")
         self.index = arrays(path / INDEX)[split]
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A loader worker that is spawned maps the files anew."""
+        """A spawned loader worker maps the files anew."""
         return Rows, (self.path, self.split)
 
     def column(self, name: str) -> np.ndarray:

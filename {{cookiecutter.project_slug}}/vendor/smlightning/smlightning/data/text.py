@@ -1,6 +1,6 @@
-"""Text: a column of it checked and encoded; what a tokenizer is; a batch without a loader."""
+"""Text: a column of it checked and encoded, tokenizers, and a batch without a loader."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -9,11 +9,12 @@ import pyarrow.compute as pc
 import torch
 
 from smlightning.data.batches import pad
+from smlightning.data.tables import Piece, Pieces
 from smlightning.errors import UserError
 
 
 class Tokenizer(Protocol):
-    """What makes tokens of texts.
+    """Makes tokens of texts.
 
     Attributes:
         pad_id: the token that fills up a batch.
@@ -27,7 +28,7 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """UTF-8 bytes plus one: 0 is left for padding, and 246 to 256 stand for no byte of UTF-8."""
+    """UTF-8 bytes plus one: 0 is for padding, and 246 to 256 stand for no byte of UTF-8."""
 
     pad_id = 0
 
@@ -43,64 +44,48 @@ class ByteTokenizer:
 
 
 def encode(
-    pieces: Iterable[list[pa.Array]], column: str, split: str, tokens: Tokenizer, max_length: int
-) -> Iterator[tuple[dict[str, np.ndarray], list[pa.Array]]]:
-    """Each piece's first column, texts, as arrays to be stored; and its other columns.
+    pieces: Pieces, tokens: Tokenizer, max_length: int
+) -> Iterator[tuple[dict[str, np.ndarray], Piece]]:
+    """The first column of each piece, texts, as arrays for the store; and the piece.
 
-    ``ids`` are the tokens of all texts; ``starts`` and ``lengths`` say which are a text's.
-
-    Args:
-        column, split: what errors call the texts and the rows.
+    ``ids`` are the tokens of all texts; ``starts`` and ``lengths`` tell the texts apart.
 
     Raises:
         UserError: a text is missing, empty or no text.
     """
-    rows = total = 0
-    for texts, *others in pieces:
-        texts = check_texts(texts, column, split, rows)
-        ids, lengths = tokens.encode(texts, max_length)
+    total = 0
+    for piece in pieces:
+        ids, lengths = tokens.encode(filled_strings(piece, 0, "text"), max_length)
         starts = total + np.cumsum(lengths, dtype=np.int64) - lengths
-        yield {"ids": ids, "starts": starts, "lengths": lengths.astype(np.uint32)}, others
-        rows += len(lengths)
+        yield {"ids": ids, "starts": starts, "lengths": lengths.astype(np.uint32)}, piece
         total += len(ids)
 
 
-def check_texts(values: pa.Array, column: str, split: str, row: int | np.ndarray) -> pa.Array:
-    """``values`` as strings.
-
-    Args:
-        column: what errors call the column.
-        split: what errors call the rows.
-        row: how many rows of the split came before; or each one's number, from 0.
+def filled_strings(piece: Piece, column: int, name: str) -> pa.Array:
+    """A column as strings, none of them empty; ``name`` is its name in errors.
 
     Raises:
-        UserError: a value is missing, empty or no text; it names the first such row.
+        UserError: with the place of the first row without a text.
     """
-    kind = values.type
-    if isinstance(kind, pa.BaseExtensionType):  # of datasets, for json on the hub
-        problem = f"The {column}s of the {split} split are of several types; expected text"
-        raise UserError(problem, "write all of them as text")
-    is_text = (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-    wrong = 0
-    if is_text:
-        values = values.cast(pa.string())
-        lengths = pc.fill_null(pc.binary_length(values), 0)
-        wrong = pc.index(lengths, 0).as_py()
-    if wrong < 0:
-        return values
-    value = values[wrong].as_py()
-    text = f"a {type(value).__name__}"
-    if value is None:
-        text = "null"
-    elif value == "":
-        text = "empty"
-    number = row + wrong if isinstance(row, int) else row[wrong]
-    raise UserError(
-        f"Row {number + 1} of the {split} split: the {column} is {text}; expected text",
-        "correct or remove it",
-    )
+    texts = strings(piece, column, name)
+    wrong = pc.index(pc.fill_null(pc.binary_length(texts), 0), 0).as_py()
+    if wrong >= 0:
+        raise UserError(
+            f"{piece.place(wrong)}: the {name} is empty; expected text", "correct or remove the row"
+        )
+    return texts
+
+
+def strings(piece: Piece, column: int, name: str) -> pa.Array:
+    """A column as strings; UserError if it has another type."""
+    values = piece.columns[column]
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    if not any(is_kind(values.type) for is_kind in (*kinds, pa.types.is_null)):
+        raise UserError(
+            f"{piece.place(0)}: the {name} is {str(values.type)[:40]}; expected text",
+            f"name the right column with --{name}_column, or write all of it as text",
+        )
+    return values.cast(pa.string())
 
 
 def batch(texts: list[str], tokens: Tokenizer, max_length: int) -> dict[str, torch.Tensor]:

@@ -11,9 +11,8 @@ from smlightning.files import atomic_write
 COLUMNS = 4  # of panels, at most
 PANEL_SIZE = (4.3, 3.8)  # in inches
 MARKED_POINTS = 30  # a line of fewer points shows them
-# Values that a panel shows in any case. Else a thousandth of a GiB would look like a leak, and a
-# wait of a thousandth of the time like a slow loader.
-ALWAYS_SHOWN = {"data_wait": (0, 1), "host_gib": (0,), "gpu_gib": (0,)}
+# Panels from 0. Otherwise a thousandth of a GiB would look like a leak.
+FROM_ZERO = ("data_wait", "host_gib", "gpu_gib")
 
 
 def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
@@ -21,7 +20,7 @@ def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
 
     The picture has a panel for each last part of a metric's name: ``train/loss`` and ``val/loss``
     share one, ``lr`` has its own. The test's single numbers and the speed have none. Every panel
-    shows all steps: a metric of the last one alone is a point at the right.
+    shows all steps: a metric of only the last step is a point at the right.
 
     Args:
         rows: each with ``step``, ``epoch`` and any metrics; a missing value is an empty cell and no
@@ -57,13 +56,13 @@ def _draw_panel(
         axis.legend(axis.lines, names)
     for row in (rows[0], rows[-1]):
         axis.axvline(row["step"], alpha=0)
-    for value in ALWAYS_SHOWN.get(title, ()):
-        axis.axhline(value, alpha=0)
+    if title in FROM_ZERO:
+        axis.set_ylim(bottom=0)
 
 
 def write_csv(rows: Sequence[Mapping[str, float]], directory: Path) -> list[str]:
     """Write ``curves.csv``; the names of its metrics, those without a ``/`` last."""
-    names = dict.fromkeys(name for row in rows for name in row)  # each once, in their order
+    names = dict.fromkeys(name for row in rows for name in row)  # unique, in their order
     metrics = [name for name in names if name not in ("step", "epoch")]
     metrics.sort(key=lambda name: "/" not in name)
     with atomic_write(directory / "curves.csv") as path, path.open("w", newline="") as file:
@@ -74,7 +73,7 @@ def write_csv(rows: Sequence[Mapping[str, float]], directory: Path) -> list[str]
 
 
 def pyplot() -> Any:
-    """matplotlib's, drawing only to files."""
+    """matplotlib's pyplot, which draws only to files."""
     import matplotlib
 
     matplotlib.use("agg")  # a cluster has no display
@@ -84,7 +83,7 @@ def pyplot() -> Any:
 
 
 def save_matrix(matrix: Any, labels: list[str], path: Path) -> None:
-    """Write a picture of a confusion matrix of shares, 0 to 1; its classes have these names."""
+    """Write a picture of a confusion matrix of shares, 0 to 1, with the names of its classes."""
     from matplotlib.colors import PowerNorm
 
     side = min(4 + 0.2 * len(labels), 24)

@@ -1,17 +1,50 @@
-"""The logger whose lines are the log of a job: ``step=… epoch=… val/loss=…``."""
+"""The logger that prints a job's log, ``step=… epoch=… val/loss=…``, and keeps its metrics."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from smlightning.reports.history import MetricHistory
 from smlightning.reports.log import format_metrics
+
+Row = dict[str, float]
+
+
+class MetricHistory:
+    """One row for each step of training: ``step``, ``epoch`` and every metric.
+
+    Attributes:
+        rows: a checkpoint holds them, and the curves show them.
+        stage: of the metrics that follow: fit, validate or test.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.stage = "fit"
+        self._epoch = 0
+
+    def add(self, metrics: Mapping[str, float], step: int) -> Row:
+        """Keep metrics for the curves; returns them after their ``step`` and ``epoch``.
+
+        Args:
+            step: as Lightning counts: in training, the number of steps before the step of the
+                metrics; afterwards, the number of all steps.
+        """
+        self._epoch = int(metrics.get("epoch", self._epoch))
+        is_training = int(self.stage == "fit")
+        position: Row = {"step": step + is_training, "epoch": self._epoch + is_training}
+        values = {name: float(value) for name, value in metrics.items() if name not in position}
+        if self.stage != "validate":  # a validation after training is no part of its curves
+            if not self.rows or self.rows[-1]["step"] != position["step"]:
+                self.rows.append(dict(position))
+            self.rows[-1].update(values)
+        return {**position, **values}
 
 
 class LogLines(Logger):
-    """Prints whatever is logged, a line for each call, and adds it to the run's history.
+    """Prints a line for each call of the log, and adds it to the run's history.
 
     Lightning's CSVLogger neither prints nor continues its rows after a resume.
     """
@@ -22,26 +55,23 @@ class LogLines(Logger):
     def __init__(self, history: MetricHistory) -> None:
         super().__init__()
         self.history = history
-        self._warned = False  # of a train/loss that the model logs, too
+        self._warned = False  # of the model's own train/loss
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Print a line, and keep it for the curves; ``step`` is as Lightning counts."""
         if not metrics.keys() - {"step", "epoch"}:
             return
-        self._warn_of_models_loss(metrics)
-        print(format_metrics(self.history.add(metrics, step or 0)), flush=True)
-
-    def _warn_of_models_loss(self, metrics: dict[str, float]) -> None:
-        """The interval's mean is logged with samples_per_second; any other one is the model's."""
+        # The interval's mean comes with samples_per_second; any other one is the model's.
         is_models = "train/loss" in metrics and "samples_per_second" not in metrics
         if is_models and not self._warned:
             self._warned = True
             print(
-                "warning: the model logs a train/loss beside the interval's mean, which is logged "
-                "for it; give the model's own another name",
+                "warning: the model logs train/loss, which is also the name of the interval's "
+                "mean; give the model's metric another name",
                 file=sys.stderr,
             )
+        print(format_metrics(self.history.add(metrics, step or 0)), flush=True)
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
-        """Nothing; abstract in Logger."""
+        """Does nothing; abstract in Logger."""

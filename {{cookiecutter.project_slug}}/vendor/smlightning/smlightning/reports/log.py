@@ -1,4 +1,4 @@
-"""Lines of a log: metrics as they come, the result last, and nothing that nobody can act on."""
+"""Lines of a log: metrics, the result, and no warning that nobody can act on."""
 
 import logging
 import os
@@ -22,26 +22,26 @@ def format_metrics(values: Mapping[str, float]) -> str:
     return " ".join(pairs)
 
 
-# What a run prints where its machine tells it, and no METRICS has to name: peak memory in GiB.
+# Peak memory in GiB, which a run prints if its machine tells it. METRICS does not list them.
 MEMORY = ("host_gib", "gpu_gib")
 
 
 def metric_regex(name: str) -> str:
     """A regular expression whose one group is the value of metric ``name``.
 
-    It reads both what :func:`format_metrics` prints (``val/loss=0.71``) and the last line of a run
+    It reads the lines of `format_metrics` (``val/loss=0.71``) and the last line of a run
     (``test/loss 0.8123``).
     """
     return rf"(?:^|\s){re.escape(name)}[= ](-?[0-9.]+(?:e[-+]?[0-9]+)?|nan|-?inf)"
 
 
 def of_the_test(monitor: str) -> str:
-    """The name in the test of a metric of validation: ``val/loss`` is ``test/loss`` there."""
+    """The test's name for a metric of validation: ``test/loss`` for ``val/loss``."""
     return f"test/{monitor.removeprefix('val/')}"
 
 
 def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, str]) -> None:
-    """Print the test's metrics and ``more``, a line each, and last the monitored metric alone."""
+    """Print the test's metrics and ``more``, a line each, and last the monitored metric."""
     scores = {name: float(value) for name, value in metrics.items() if name.startswith("test/")}
     table = {name: f"{value:.4f}" for name, value in scores.items()}
     table.update(more)
@@ -53,25 +53,25 @@ def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, st
         print(f"{monitored} {scores[monitored]:.4f}", flush=True)
     else:
         print(
-            f"warning: the test gave no {monitored}; log it in test_step, or change MONITOR "
+            f"warning: the test logged no {monitored}; log it in test_step, or change MONITOR "
             "in src/options.py",
             file=sys.stderr,
         )
 
 
-# Warnings of every run that nobody can act on.
+# Warnings in every run that nobody can act on.
 SILENCED = (
     ".*does not have many workers.*",  # tiny texts: workers would only cost memory
     ".*isinstance.treespec, LeafSpec.*",  # torch 2.13 about Lightning 2.6.6
-    ".*sync_dist=True.*",  # the model logs what is summed over ranks already
+    ".*sync_dist=True.*",  # the model logs sums over ranks
     ".*Checkpoint directory.*exists and is not empty.*",
     ".*number of training batches.*smaller than the logging interval.*",
-    ".*your dataloader is not resumable.*",  # smlightning.checkpoints says it where it is so
+    ".*your dataloader is not resumable.*",  # smlightning.checkpoints prints it if it is so
 )
 
 
 def quiet() -> None:
-    """Silence what Lightning says on every run; messages of its callbacks and profilers stay."""
+    """Silence Lightning's messages of every run, except those of its callbacks and profilers."""
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     for spoken in ("callbacks", "profilers"):
         logging.getLogger(f"pytorch_lightning.{spoken}").setLevel(logging.INFO)
@@ -81,9 +81,9 @@ def quiet() -> None:
 
 
 def _print_thread_exception(args: Any) -> None:
-    """For ``threading.excepthook``: leave out TensorBoard's writer on a full disk.
+    """For ``threading.excepthook``: without the full disk of TensorBoard's writer.
 
-    It hands the error on to the main thread, where it becomes a sentence.
+    The main thread gets that error, too, and reports it.
     """
     is_tensorboard = type(args.thread).__name__ == "_AsyncWriterThread"
     if not is_tensorboard or not is_disk_full(args.exc_value):
@@ -91,10 +91,9 @@ def _print_thread_exception(args: Any) -> None:
 
 
 def output_dirs(output_dir: str) -> tuple[Path, Path]:
-    """Folders of the curves and of the model, created where they are missing.
+    """Folders of the curves and of the model, created if they are missing.
 
-    On SageMaker they are SM_OUTPUT_DATA_DIR and SM_MODEL_DIR; else ``output_dir`` and its folder
-    ``model``.
+    SM_OUTPUT_DATA_DIR and SM_MODEL_DIR on SageMaker, else ``output_dir`` and its folder ``model``.
     """
     outputs = os.environ.get("SM_OUTPUT_DATA_DIR") or output_dir
     model_dir = os.environ.get("SM_MODEL_DIR") or Path(output_dir) / "model"

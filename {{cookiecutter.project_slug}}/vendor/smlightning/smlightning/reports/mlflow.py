@@ -1,4 +1,4 @@
-"""Lightning's own logger of MLflow, where MLFLOW_TRACKING_URI names a server."""
+"""Lightning's MLflow logger, for the server of MLFLOW_TRACKING_URI."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import Any
@@ -19,7 +19,7 @@ def mlflow_loggers(options: Mapping[str, Any], env: MutableMapping[str, str]) ->
         return []
     from pytorch_lightning.loggers import MLFlowLogger
 
-    # mlflow's own patience is minutes, and a slow server would look like a hang of training.
+    # mlflow waits minutes by default, so a slow server would look like a hang of training.
     env.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     env.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     experiment = env.get("MLFLOW_EXPERIMENT_NAME", "lightning_logs")
@@ -31,10 +31,10 @@ def mlflow_loggers(options: Mapping[str, Any], env: MutableMapping[str, str]) ->
     except ModuleNotFoundError:
         raise UserError(
             "MLFLOW_TRACKING_URI is set, but mlflow is not installed",
-            "add sagemaker-mlflow, which brings mlflow, to what src/ requires, or unset it",
+            "add sagemaker-mlflow, which brings mlflow, to src/requirements.txt, or unset it",
         ) from None
-    except Exception as error:  # of mlflow, of the network, or of a store
-        reason = root_cause(error).replace(server, "its address")  # which may hold a password
+    except Exception as error:  # from mlflow, the network, or a store
+        reason = root_cause(error).replace(server, "its address")  # it may hold a password
         raise UserError(
             f"MLFLOW_TRACKING_URI's server cannot be used ({reason})", "correct it, or unset it"
         ) from None

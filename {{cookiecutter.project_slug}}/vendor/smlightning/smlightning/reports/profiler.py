@@ -1,4 +1,4 @@
-"""Lightning's profiler for runs that are not profiled."""
+"""A profiler for runs without one."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -8,9 +8,9 @@ _NOTHING = nullcontext()
 
 
 class NoProfiler(PassThroughProfiler):
-    """Measures nothing, in less time than Lightning's own.
+    """Measures nothing, in less time than Lightning's PassThroughProfiler.
 
-    That one enters a context manager of Python around 70 calls a step.
+    That one enters a Python context manager around 70 calls a step.
     """
 
     def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override]

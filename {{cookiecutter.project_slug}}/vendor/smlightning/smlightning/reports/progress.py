@@ -1,4 +1,4 @@
-"""How training goes: loss, learning rate and speed of each interval, and the curves at the end.
+"""The progress of training: loss, learning rate and speed of each interval, and the curves.
 
 Lightning's ThroughputMonitor measures no mean loss, and no interval that a checkpoint divides.
 """
@@ -18,19 +18,19 @@ from smlightning.cluster import collectives
 from smlightning.data.batches import leaves
 from smlightning.errors import UserError
 from smlightning.reports import curves
-from smlightning.reports.history import MetricHistory
+from smlightning.reports.lines import MetricHistory
 from smlightning.training import loop as loop_state
 
 
 @dataclass
 class Interval:
-    """What this rank has trained on since the last line."""
+    """Sums of this rank since the last line."""
 
-    loss: torch.Tensor | float = 0.0  # sum over batches; a tensor stays on its device
+    loss: torch.Tensor | float = 0.0  # over batches; a tensor stays on its device
     losses: float = 0.0  # batches that gave a loss
     batches: int = 0  # all, equally many on every rank
     samples: int = 0
-    waited: float = 0.0  # seconds in which the loader was asked for the next batch
+    waited: float = 0.0  # seconds in which the loader fetched the next batch
     since: float = field(default_factory=lambda: time.perf_counter())
 
 
@@ -38,13 +38,13 @@ class ProgressReport(pl.Callback):
     """Measures each interval of training, and logs it to every logger of the Trainer.
 
     ``self.log`` in every step costs up to 0.3 ms a step. Here a step costs one addition on the
-    device, and numbers are read, summed over ranks and logged once per interval. An interval ends
+    device; the sums are read, reduced over ranks and logged once per interval. An interval ends
     after ``every`` steps, before a validation, and with an epoch.
 
     Args:
         every: optimizer steps per interval.
-        directory: where the curves are written at the end of training.
-        history: the rows that become the curves; a checkpoint holds them.
+        directory: of the curves at the end of training.
+        history: the rows of the curves; a checkpoint holds them.
     """
 
     def __init__(self, every: int, directory: Path, history: MetricHistory) -> None:
@@ -53,23 +53,20 @@ class ProgressReport(pl.Callback):
         self.history = history
         self.interval = Interval()
         self.world_size = self.accumulate = 1
-        self.total_steps = 0
         self.lr = math.nan
-        self._asked_at = 0.0  # when the loader was last asked for a batch
-        # Of the interval that a checkpoint divided: mean loss over ranks, and global batches.
+        self._asked_at = 0.0  # the time of the last request to the loader
+        # Of an interval that a checkpoint divided: mean loss over ranks, and global batches.
         self.resumed_loss = self.resumed_batches = 0.0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self.history.begin(stage)
+        self.history.stage = stage
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.world_size = trainer.world_size
         self.accumulate = trainer.accumulate_grad_batches
-        self.total_steps = int(trainer.estimated_stepping_batches)
-        if trainer.is_global_zero:
-            print(self._describe(trainer, pl_module), flush=True)
         self.interval = Interval(batches=math.ceil(self.resumed_batches))
         if trainer.is_global_zero:
+            print(self._describe(trainer, pl_module), flush=True)
             self.interval.loss = self.resumed_loss * self.world_size
             self.interval.losses = self.resumed_batches * self.accumulate * self.world_size
         loop_state.watch_fetching(trainer, self._ask, self._receive)
@@ -83,28 +80,21 @@ class ProgressReport(pl.Callback):
     def _describe(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
         """The line before training: global batch, learning rate, steps, parameters, precision."""
         ranks = f"world_size={self.world_size} x accumulate_grad_batches={self.accumulate}"
-        per_rank = self._batch_size(trainer)
-        if per_rank:
-            whole = per_rank * self.world_size * self.accumulate
-            ranks = f"global_batch={whole} ({per_rank} per rank x {ranks})"
+        datamodule: Any = getattr(trainer, "datamodule", None)
+        loader: Any = trainer.train_dataloader
+        size = getattr(datamodule, "batch_size", None) or getattr(loader, "batch_size", None)
+        if size:
+            whole = size * self.world_size * self.accumulate
+            ranks = f"global_batch={whole} ({size} per rank x {ranks})"
         rate = trainer.optimizers[0].defaults.get("lr", math.nan)
         parameters = sum(parameter.numel() for parameter in pl_module.parameters())
         return (
-            f"{ranks} max_lr={rate:g} steps={self.total_steps} "
+            f"{ranks} max_lr={rate:g} steps={int(trainer.estimated_stepping_batches)} "
             f"parameters={parameters} precision={trainer.precision}"
         )
 
-    def _batch_size(self, trainer: pl.Trainer) -> int:
-        """Samples per rank and batch, as the loader or the data module says; 0 if neither does."""
-        loader: Any = trainer.train_dataloader
-        global_batch = getattr(getattr(loader, "sampler", None), "global_batch", 0)
-        if global_batch:  # of smlightning.data.batches
-            return int(global_batch // (self.world_size * self.accumulate))
-        datamodule: Any = getattr(trainer, "datamodule", None)
-        return getattr(datamodule, "batch_size", None) or getattr(loader, "batch_size", None) or 0
-
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        # Read now: at the batch's end the scheduler has set the next step's.
+        # At the batch's end the scheduler has already set the next step's rate.
         self.lr = trainer.optimizers[0].param_groups[0]["lr"]
 
     def on_train_batch_end(
@@ -120,7 +110,8 @@ class ProgressReport(pl.Callback):
             self.interval.loss = self.interval.loss + loss.detach()
             self.interval.losses += 1
         self.interval.batches += 1
-        self.interval.samples += _size(batch)
+        tensors = (leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim)
+        self.interval.samples += next(map(len, tensors), 1)
         is_step = (batch_idx + 1) % self.accumulate == 0 or trainer.is_last_batch
         if is_step and (loop_state.steps(trainer) + 1) % self.every == 0:
             self._end_interval(trainer)
@@ -156,13 +147,13 @@ class ProgressReport(pl.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=index)
         if not math.isfinite(loss):
-            refuse_diverged_weights(trainer.lightning_module, index + 1)
+            check_finite_weights(trainer.lightning_module, index + 1)
         self.interval = Interval()
 
     def _over_ranks(self, waited: float) -> list[float]:
-        """The means over the ranks: of the sum of losses, of their number, and of ``waited``.
+        """Means over the ranks: of the sum of losses, of their number, and of ``waited``.
 
-        Collective, and one reduction: each costs the ranks a round trip.
+        Collective, with a single reduction, since each costs the ranks a round trip.
         """
         loss = torch.as_tensor(self.interval.loss, dtype=torch.float32).reshape(())
         losses, share = loss.new_tensor(self.interval.losses), loss.new_tensor(waited)
@@ -170,22 +161,15 @@ class ProgressReport(pl.Callback):
         return means.tolist()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        steps = loop_state.steps(trainer)
-        if trainer.should_stop and steps < self.total_steps:
-            reason = _stopping_reason(trainer)
-            print(
-                f"training ended early, at step {steps} of {self.total_steps}: {reason}", flush=True
-            )
-        device = pl_module.device
-        if device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(device) / 2**30
-            total = torch.cuda.get_device_properties(device).total_memory / 2**30
-            print(f"peak GPU memory of rank 0: {peak:.1f} of {total:.1f} GiB", flush=True)
+        steps, planned = loop_state.steps(trainer), int(trainer.estimated_stepping_batches)
+        if trainer.is_global_zero and trainer.should_stop and steps < planned:
+            callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+            reasons = [getattr(each, "stopping_reason_message", None) for each in callbacks]
+            reason = next(filter(None, reasons), "trainer.should_stop was set")  # EarlyStopping's
+            print(f"training ended early, at step {steps} of {planned}: {reason}", flush=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Also of a run that was resumed when its training was complete already."""
+        """Draw the curves, also when a resumed run was already complete."""
         if trainer.is_global_zero and self.history.rows:
             with errors.warn_on_failure("drawing the curves"):
                 curves.write_curves(self.history.rows, self.directory)
@@ -204,25 +188,35 @@ class ProgressReport(pl.Callback):
             "lr": self.lr,
         }
 
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the model's metrics of this step: Lightning logs them after the checkpoint."""
+        metrics = loop_state.step_metrics(trainer)
+        if metrics:
+            last = MetricHistory()
+            last.rows = [dict(row) for row in self.history.rows[-1:]]
+            last.add({**metrics, "epoch": trainer.current_epoch}, loop_state.steps(trainer))
+            rows = [*self.history.rows[:-1], *last.rows]
+            checkpoint["callbacks"][self.state_key]["rows"] = rows
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history.restore(state_dict["rows"])
+        self.history.rows = state_dict["rows"]
         self.resumed_loss = state_dict["loss"]
         self.resumed_batches = state_dict["batches"]
         self.lr = state_dict["lr"]
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """The most memory that this process has had so far, in GiB: of the host, and of its GPU.
+    """The peak memory of this process so far, in GiB: of the host, and of its GPU.
 
-    The host's is the resident set of the process itself, without its loader's workers; it is left
-    out where the system does not tell it.
+    The host's is the resident set of the process, without its loader's workers; it is left out on
+    Windows.
     """
     values = {}
-    try:
+    if sys.platform != "win32":
         import resource
-    except ImportError:  # on Windows
-        pass
-    else:
+
         unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB on Linux
         values["host_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
     if device.type == "cuda":
@@ -230,36 +224,15 @@ def peak_memory(device: torch.device) -> dict[str, float]:
     return values
 
 
-def _size(batch: Any) -> int:
-    """Samples of a batch: the length of its first tensor."""
-    for leaf in leaves(batch):
-        if isinstance(leaf, torch.Tensor) and leaf.ndim:
-            return len(leaf)
-    return 1
+def check_finite_weights(model: pl.LightningModule, step: int) -> None:
+    """UserError if a trained weight is not finite: it stays so.
 
-
-def _stopping_reason(trainer: pl.Trainer) -> str:
-    callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
-    for callback in callbacks:
-        reason = getattr(callback, "stopping_reason_message", None)  # of EarlyStopping
-        if reason:
-            return str(reason)
-    return "trainer.should_stop was set"
-
-
-def refuse_diverged_weights(model: pl.LightningModule, step: int) -> None:
-    """Weights that are not finite stay so.
-
-    A loss alone may be: a gradient scaler leaves such a step out.
-
-    Raises:
-        UserError: a trained weight is not finite.
+    A loss that is not finite may pass: a gradient scaler leaves such a step out.
     """
     for name, weights in model.named_parameters():
         if weights.requires_grad and not weights.isfinite().all():
             raise UserError(
-                f"training diverged: at step {step} {name} has values that are not finite, "
-                "and they stay so",
+                f"training diverged: at step {step} {name} has values that are not finite",
                 "lower the learning rate or clip gradients, and train from the start with "
                 "--resume never",
             )

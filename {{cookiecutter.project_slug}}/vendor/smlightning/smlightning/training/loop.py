@@ -53,6 +53,13 @@ def batches_trained(trainer: pl.Trainer) -> int:
     return trainer.fit_loop.epoch_loop.total_batch_idx + 1
 
 
+def step_metrics(trainer: pl.Trainer) -> dict[str, Any]:
+    """The model's metrics of the current step, which Lightning logs after the batch's hooks."""
+    connector: Any = trainer._logger_connector
+    is_within_batch = trainer.training and connector._first_loop_iter is not None
+    return connector.metrics["log"] if is_within_batch and connector.should_update_logs else {}
+
+
 def validates_next(trainer: pl.Trainer) -> bool:
     """Whether validation follows the batch that was just trained on."""
     loop = trainer.fit_loop

@@ -11,7 +11,6 @@ them.
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from math import ceil
 from typing import Any
@@ -49,7 +48,7 @@ class StepSeed(pl.Callback):
         self.prepared_before = False  # whether training has begun with its loaders
 
     def state_dict(self) -> dict[str, Any]:
-        orders = [asdict(stream.order(self.batches)) for stream in self.streams]
+        orders = [stream.checksum(self.batches) for stream in self.streams]
         place = {"epoch": self.epoch, "batches": self.batches, "accumulate": self.accumulate}
         return {**place, "orders": orders}
 
@@ -98,7 +97,7 @@ class StepSeed(pl.Callback):
         number, state = self.prepared_with_state, None
         self.prepared_with_state += 1
         if self.resumed is not None and not self.prepared_before:
-            stateful.refuse_another_place(self.loader_states, loader, number, trainer.world_size)
+            stateful.check_states(self.loader_states, loader, number, trainer.world_size)
             state = self.loader_states[trainer.global_rank]["states"][number]
         return stateful.StatefulLoader(loader, start, state, self.seed, trainer.global_rank)
 
@@ -122,8 +121,8 @@ class StepSeed(pl.Callback):
         if trainer.accumulate_grad_batches != then["accumulate"]:
             batches = ceil(batches / then["accumulate"]) * trainer.accumulate_grad_batches
         orders = then["orders"]
-        order = draws.Order(**orders[number]) if number < len(orders) else None
-        return draws.Start(self.epoch, batches, order)
+        checksum = orders[number] if number < len(orders) else None
+        return draws.Start(self.epoch, batches, checksum)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A stream may draw when its iterator is made: next, for the first epoch."""
@@ -135,7 +134,7 @@ class StepSeed(pl.Callback):
         self.batches = loop.batches_of_epoch(trainer)
         self.streams = draws.index_streams(trainer.train_dataloader)
         if self.resumed is not None:
-            stateful.refuse_other_loaders(self.loader_states, self.prepared_with_state)
+            stateful.check_count(self.loader_states, self.prepared_with_state)
         self.prepared = self.prepared_with_state = 0
         self.prepared_before = True
         if self.batches > 0:
