@@ -1,6 +1,6 @@
-"""The benchmarks behind docs/measurements.md, one after the other: `make bench`.
+"""The benchmarks behind docs/evidence.md, one after the other: `make bench`.
 
-    make bench                                   # all, as measurements.md has them: an hour of a quiet machine
+    make bench                                   # all, as evidence.md has them: an hour of a quiet machine
     make bench ARGS="--small"                    # whether each runs, in a minute and a half: .ci/run
     make bench ARGS="--against ../older"         # step, start, preparation, loader and checkpoint, against a checkout
 

@@ -15,7 +15,7 @@ With `--strategy fsdp` kills, stops, damage and ranks are of sharded runs, with 
 BERT.
 
 Each prints a line per trial and a summary; the status is 1 if one trial failed. Recorded in
-docs/measurements.md.
+docs/evidence.md.
 """
 
 import os

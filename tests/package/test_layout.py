@@ -140,7 +140,7 @@ def test_the_notebook_imports_what_the_readme_names() -> None:
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     tree = ast.parse("\n".join("".join(cell["source"]) for cell in cells))
     readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("The notebook, launch.ipynb")[2].partition("Beside it")[0]
+    table = readme.partition("The notebook, launch.ipynb")[2].partition("Also public")[0]
     modules, used = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "smlightning.launch":
@@ -161,3 +161,14 @@ def test_the_notebook_imports_what_the_readme_names() -> None:
     assert used and used == named
     for module, name in named:
         assert hasattr(importlib.import_module(f"smlightning.launch.{module}"), name)
+
+
+def test_messages_point_to_pages_that_exist() -> None:
+    named = {
+        (path.name, page)
+        for folder in (PACKAGE, PROJECT / "src", PROJECT / "tasks")
+        for path in folder.rglob("*.py")
+        for page in re.findall(r"(?<![\w/])docs/\w+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert named
+    assert [each for each in named if not (PROJECT / each[1]).is_file()] == []

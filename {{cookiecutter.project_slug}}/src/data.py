@@ -4,7 +4,7 @@ The way of a row: `Data.prepare_data` reads it (tables.read), encodes it (encode
 it (store.write); `Data.setup` opens the store; a loader chooses the rows of each batch
 (batches.loader), and `BatchDataset` gathers them.
 
-To train on something else, replace this file: README.md, "Your own task".
+To train on something else, replace this file: docs/data_and_model.md.
 """
 
 import shutil

@@ -27,7 +27,7 @@ from smlightning.launch import aws as launch_aws
 pytest_plugins = "moto_account"
 
 Configure = Callable[..., None]
-GUIDE = Path(smlightning.__file__).parents[3] / "docs" / "sdk_v3.md"
+GUIDE = Path(smlightning.__file__).parents[3] / "docs" / "how_to.md"
 COMMANDS = (["preflight"], ["submit", "--yes", "--no-follow"])
 # A credential process that notes each of its starts, and gives another key each time.
 PROCESS = """

@@ -5,7 +5,7 @@ split gets it as part of one long row of tokens, cut into windows of `max_length
 the windows of each batch (batches.loader), and `WindowDataset` gathers them. With `prompt_column` a
 document is a prompt and its answer, a window holds whole documents, and answers alone are labels.
 
-To train on something else, replace this file: README.md, "Your own task".
+To train on something else, replace this file: docs/data_and_model.md.
 """
 
 import shutil
