@@ -26,6 +26,7 @@ from smlightning.rehearsal.evidence import Attempt
 from smlightning.rehearsal.hosts import Host
 from smlightning.rehearsal.installed_requirements import requirements_keep_torch
 from smlightning.rehearsal.plan import STOP_HOST, Plan
+from smlightning.terminal import unescaped_output
 
 NEEDED = ("sagemaker_training", "sagemaker_pytorch_container", "psutil")
 HOST_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
@@ -119,6 +120,7 @@ def terminal() -> Console:
     would fill their output."""
     is_terminal = sys.stdout.isatty()
     return Console(
+        file=unescaped_output(),
         highlight=False,
         soft_wrap=True,
         width=None if is_terminal else 100,
