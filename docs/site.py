@@ -10,7 +10,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-PROJECT = ROOT / "{{cookiecutter.project_slug}}"
+PROJECT = next(ROOT.glob("{{*}}"))
 PROJECT_URL = "%7B%7Bcookiecutter.project_slug%7D%7D"
 AT_ROOT = {
     "README": "index",
