@@ -83,10 +83,8 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 docs: $(VENV)/.docs  ## the pages as a site in build/site; a broken link or heading fails
 	$(BIN)/mkdocs build --strict $(ARGS)
 
-# A rehearsal of a minute: the environment that rehearses is the tests' one.
-pictures: $(VENV)/.tests  ## draw docs/rehearsal.svg and the curves again; ARGS=--check fails if one is stale
-	@$(MAKE) --no-print-directory project
-	cd $(PROJECT) && ../../$(BIN)/python ../../docs/pictures.py $(ARGS)
+pictures: $(VENV)/.tests  ## draw the README's pictures from real runs; ARGS=--check fails if one is stale
+	$(BIN)/python docs/pictures.py $(ARGS)
 
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
 	PYTHONPATH=tests $(BIN)/python -m images.prove $(ARGS)
