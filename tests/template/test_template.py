@@ -52,7 +52,7 @@ def test_default_answers(project: Project) -> None:
     made = files(project)
     for name in ("README.md", "Makefile", "pyproject.toml", "LICENSE", "job.toml", "launch.ipynb"):
         assert made[name]
-    for name in (".gitignore", ".github/workflows/ci.yml", ".pre-commit-config.yaml"):
+    for name in (".gitignore", ".github/workflows/ci.yml", ".pre-commit-config.yaml", "AGENTS.md"):
         assert made[name]
     for name in ("train", "options", "data", "model", "predict", "dist"):
         assert made[f"src/{name}.py"]
