@@ -161,14 +161,3 @@ def test_the_notebook_imports_what_the_readme_names() -> None:
     assert used and used == named
     for module, name in named:
         assert hasattr(importlib.import_module(f"smlightning.launch.{module}"), name)
-
-
-def test_messages_point_to_pages_that_exist() -> None:
-    named = {
-        (path.name, page)
-        for folder in (PACKAGE, PROJECT / "src", PROJECT / "tasks")
-        for path in folder.rglob("*.py")
-        for page in re.findall(r"(?<![\w/])docs/\w+\.md", path.read_text(encoding="utf-8"))
-    }
-    assert named
-    assert [each for each in named if not (PROJECT / each[1]).is_file()] == []
