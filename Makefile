@@ -12,7 +12,8 @@ export MYPY_CACHE_DIR := $(CURDIR)/$(VENV)/mypy_cache
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test package-tests template-tests elsewhere lint types wheel images bench gpu stress clean project
+.PHONY: help demo test package-tests template-tests elsewhere lint types wheel docs pictures images bench gpu \
+  stress clean project
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -75,10 +76,20 @@ types: $(VENV)/.tests
 wheel: $(VENV)/.template  ## the package as a wheel in dist/, for an index of your own
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist '$(SOURCE)/vendor/smlightning'
 
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	@$(INSTALL) --group docs
+	@touch $@
+
+docs: $(VENV)/.docs  ## the pages as a site in build/site; a broken link or heading fails
+	$(BIN)/mkdocs build --strict $(ARGS)
+
+pictures: $(VENV)/.tests  ## draw the README's pictures from real runs; ARGS=--check fails if one is stale
+	$(BIN)/python docs/pictures.py $(ARGS)
+
 images: $(VENV)/.tests  ## each image of the table proven with its own torch: make images ARGS="smddp current"
 	PYTHONPATH=tests $(BIN)/python -m images.prove $(ARGS)
 
-bench: $(VENV)/.tests  ## the figures of docs/measurements.md: make bench ARGS="--against ../older"
+bench: $(VENV)/.tests  ## the figures of docs/evidence.md: make bench ARGS="--against ../older"
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 gpu: $(VENV)/.tests  ## what only a GPU can answer; without one: make gpu ARGS="--device cpu --small"

@@ -1,6 +1,6 @@
 """How far `smlightning estimate` is off, by network, and why it may be trusted.
 
-    OMP_NUM_THREADS=1 python benchmarks/estimate.py        # a table for docs/measurements.md
+    OMP_NUM_THREADS=1 python benchmarks/estimate.py        # a table for docs/evidence.md
     OMP_NUM_THREADS=1 python benchmarks/estimate.py hosts  # main memory: another table
 
 Networks are made from their configuration; nothing is downloaded. Counted bytes are those of real

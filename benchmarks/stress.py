@@ -12,7 +12,7 @@ losses.
 With `--strategy fsdp` runs are sharded (kills, stops, damage, ranks), with `--lora_rank 4` they
 train adapters of a small BERT. Hosts are stopped and lost by tests/template/test_rehearsal.py.
 
-Prints a line per trial and a summary; the status is 1 if a trial failed. docs/measurements.md has
+Prints a line per trial and a summary; the status is 1 if a trial failed. docs/evidence.md has
 the figures.
 """
 

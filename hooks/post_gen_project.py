@@ -83,7 +83,7 @@ print(
 
   cd {ANSWERS["project_slug"]}
   make train       an environment, real data, a trained model: about two minutes
-  make rehearse    the cluster, played on this machine
+  make rehearse    simulates the cluster on this machine
   make help        everything else
 """
 )

@@ -140,7 +140,7 @@ def test_the_notebook_imports_what_the_readme_names() -> None:
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     tree = ast.parse("\n".join("".join(cell["source"]) for cell in cells))
     readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("The notebook, launch.ipynb")[2].partition("Beside it")[0]
+    table = readme.partition("The notebook, launch.ipynb")[2].partition("Also public")[0]
     modules, used = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "smlightning.launch":

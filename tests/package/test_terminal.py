@@ -1,5 +1,6 @@
 """Text from elsewhere reaches a terminal without control characters."""
 
+import io
 import os
 import pty
 import re
@@ -143,3 +144,13 @@ def test_a_real_terminal_gets_no_escape_sequence(tmp_path: Path) -> None:
     os.close(ours)
     assert done.returncode == 0 and "title" in received
     assert is_clean(received.replace("\r\n", "\n"))
+
+
+def test_colours_reach_the_terminal_below_a_live_display(monkeypatch):
+    """rich replaces sys.stdout there, and would write its escape sequences to a PrintableStream."""
+    output = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", terminal.PrintableStream(output))
+    console = terminal.console(force_terminal=True, color_system="standard")
+    with console.status("running"):
+        console.print("[red]host[/red]")
+    assert "\x1b[31mhost" in output.getvalue() and r"\x1b" not in output.getvalue()

@@ -4,7 +4,7 @@
 labels.encode), stores them and splits off what is missing (labels.split). `Data.setup` opens the
 store. A loader chooses the rows of each batch (batches.loader), and `BatchDataset` gathers them.
 
-To train on something else, replace this file: README.md, "Your own task".
+To train on something else, replace this file: docs/data_and_model.md.
 """
 
 from importlib.metadata import version

@@ -27,7 +27,7 @@ from smlightning.launch import aws as launch_aws
 pytest_plugins = "moto_account"
 
 Configure = Callable[..., None]
-GUIDE = Path(smlightning.__file__).parents[3] / "docs" / "sdk_v3.md"
+GUIDE = Path(smlightning.__file__).parents[3] / "docs" / "how_to.md"
 COMMANDS = (["preflight"], ["submit", "--yes", "--no-follow"])
 # A credential process that notes each of its starts, and gives another key each time.
 PROCESS = """
@@ -294,7 +294,7 @@ def test_the_guide_to_version_3_of_the_sdk_signs_in_once_with_the_jobs_profile(
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
     monkeypatch.setitem(sys.modules, f"{core}.resources", resources)
     monkeypatch.setitem(sys.modules, f"{core}.utils.code_injection.codec", codec)
-    guide = GUIDE.read_text(encoding="utf-8")
+    guide = GUIDE.read_text(encoding="utf-8").partition("## Send the job with version 3")[2]
     exec(guide.split("```python\n")[1].split("```")[0], {})  # noqa: S102  the guide's own code
     assert callers.keys() == {"KEY0"} and "GetCallerIdentity" in callers["KEY0"]
     assert (tmp_path / "team").read_text() == "x"

@@ -356,7 +356,7 @@ def test_a_manifest_is_reported_as_not_enough():
 
 
 # AWS's reference of actions, resources and condition keys, as cfn-lint has it.
-DOCUMENT = Path(smlightning.__file__).parents[3] / "docs" / "recipes.md"
+DOCUMENT = Path(smlightning.__file__).parents[3] / "docs" / "sagemaker.md"
 # The only actions with resources that are allowed on every one: these have data sets, no metrics.
 WIDE = {"cloudwatch:GetMetricData", "cloudwatch:PutMetricData"}
 GROUP = "model-package-group/"  # which this reference lacks for CreateModelPackage

@@ -1,5 +1,5 @@
 """Every argument of Lightning's Trainer and every callback: it works as in Lightning, or is refused
-in a sentence. The page for readers, docs/trainer.md, has the same rows.
+in a sentence. The page for readers, docs/reference.md, has the same rows.
 """
 
 import inspect
@@ -17,7 +17,7 @@ import train
 from small_training import BATCHES, Fit, Line, Numbers, Resumable
 from smlightning.errors import UserError, as_user_error
 
-PAGE = Path(train.__file__).parents[1] / "docs" / "trainer.md"
+PAGE = Path(train.__file__).parents[1] / "docs" / "reference.md"
 Check = Callable[[pl.Trainer], Any]
 
 
@@ -150,9 +150,9 @@ def test_the_page_has_a_row_for_each() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (\w+)", PAGE.read_text(encoding="utf-8"), re.M))
     arguments = set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"}
     assert rows.keys() == arguments | set(lightnings.__all__)
-    refused = {name for name, verdict in rows.items() if verdict == "refused"}
+    refused = {name for name, verdict in rows.items() if verdict == "rejected"}
     assert refused == {*REFUSED, *REFUSED_CALLBACKS}
-    assert set(rows.values()) == {"works", "refused"}
+    assert set(rows.values()) == {"works", "rejected"}
 
 
 @pytest.mark.parametrize("name", WORKS)

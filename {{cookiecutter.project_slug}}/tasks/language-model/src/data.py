@@ -6,7 +6,7 @@ is missing, packs the documents into one long row of tokens, and cuts it into wi
 `WindowDataset` gathers them. With `prompt_column` a document is a prompt and its answer, a window
 holds whole documents, and only answers are labels.
 
-To train on something else, replace this file: README.md, "Your own task".
+To train on something else, replace this file: docs/data_and_model.md.
 """
 
 import sys

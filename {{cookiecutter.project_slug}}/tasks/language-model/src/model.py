@@ -1,6 +1,6 @@
 """The model: a byte-level transformer, or any Hugging Face causal language model; AdamW.
 
-To train something else, replace this file: README.md, "Your own task".
+To train something else, replace this file: docs/data_and_model.md.
 """
 
 import json

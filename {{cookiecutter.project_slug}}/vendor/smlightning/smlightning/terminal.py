@@ -77,4 +77,9 @@ def console(**options: Any) -> Any:
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else printable(text), style, control)
 
-    return PrintableConsole(**options)
+    return PrintableConsole(**{"file": unescaped_output(), **options})
+
+
+def unescaped_output() -> Any:
+    """The stream below a `PrintableStream`: rich finds it itself, except below a live display."""
+    return getattr(sys.stdout, "rich_proxied_file", sys.stdout)

@@ -53,7 +53,7 @@ UNSUPPORTED: tuple[tuple[tuple[type, ...], str, str], ...] = (
     (
         (LearningRateFinder, BatchSizeFinder),
         "would change an option that a resumed run does not know of",
-        "use pytorch_lightning.tuner.Tuner with a Trainer of its own, as in docs/recipes.md, and "
+        "use pytorch_lightning.tuner.Tuner with a Trainer of its own, as in docs/how_to.md, and "
         "pass what it finds as an option",
     ),
     (

@@ -74,7 +74,7 @@ def check_adapter(config: bytes) -> None:
     if isinstance(base, str) and base.startswith("/"):
         raise UserError(
             f"the model is an adapter of {base}, a path that an endpoint does not have",
-            "train it with --merge true, which saves the whole model (docs/recipes.md, LoRA, says "
+            "train it with --merge true, which saves the whole model (docs/how_to.md, LoRA, says "
             "how that is done of a run that has ended)",
         )
 

@@ -24,6 +24,7 @@ from smlightning.rehearsal.attempts import Lines
 from smlightning.rehearsal.checks import Check
 from smlightning.rehearsal.hosts import Host
 from smlightning.rehearsal.plan import Plan
+from smlightning.terminal import unescaped_output
 
 NEEDED = ("sagemaker_training", "sagemaker_pytorch_container", "psutil")
 HOST_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "bright_red")
@@ -101,6 +102,7 @@ def terminal() -> Console:
     """
     is_terminal = sys.stdout.isatty()
     return Console(
+        file=unescaped_output(),
         highlight=False,
         soft_wrap=True,
         width=None if is_terminal else 100,

@@ -59,7 +59,7 @@ def options(place: Path) -> dict[str, Any]:
     if unknown:
         pytest.fail(
             f"tests/small.py gives {', '.join(unknown)}, which src/options.py does not declare: "
-            "rewrite it for your data (README.md, Your own task)",
+            "rewrite it for your data (docs/data_and_model.md)",
             pytrace=False,
         )
     return given

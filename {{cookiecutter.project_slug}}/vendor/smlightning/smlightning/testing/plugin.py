@@ -56,10 +56,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if any("tests/example/" in name for names in failed.values() for name in names):
         terminalreporter.write_line(
             "tests/example/ tests the example's data.py and model.py: if you have replaced these, "
-            "delete it (README.md, Your own task)"
+            "delete it (docs/data_and_model.md)"
         )
     if any("test_contract.py" in name for name in failed["error"]):  # its small run failed
         terminalreporter.write_line(
             "tests/small.py defines the data and options of the contract's small run: if you have "
-            "replaced data.py or model.py, rewrite it (README.md, Your own task)"
+            "replaced data.py or model.py, rewrite it (docs/data_and_model.md)"
         )

@@ -40,7 +40,7 @@ class TrainerOptions:
         resume="path",
     )
     strategy: Literal["ddp", "fsdp"] = option(
-        "ddp", "fsdp divides weights and optimizer state among the ranks (docs/recipes.md)"
+        "ddp", "fsdp divides weights and optimizer state among the ranks (docs/distributed.md)"
     )
     shard_size: NonNegativeInt = option(
         0, "of fsdp: ranks that share one copy, as those of a host (faster, more memory); 0: all"

@@ -94,7 +94,7 @@ def data_keys(context: Context) -> tuple[tuple[str, ...], list[Finding]]:
     if unknown:
         codes = ", ".join(dict.fromkeys(unknown.values()))
         problem = f"the encryption of {', '.join(unknown)} was not looked up (HeadObject: {codes})"
-        cure = "see that the role may use their KMS keys, or allow s3:GetObject (docs/recipes.md)"
+        cure = "see that the role may use their KMS keys, or allow s3:GetObject (docs/sagemaker.md)"
         problems.append(skipped("channels", problem, cure))
     return tuple(dict.fromkeys(keys)), problems
 

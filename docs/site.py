@@ -1,0 +1,47 @@
+"""A hook of mkdocs: gathers the pages of a generated project and of the repository's root.
+
+Links keep working on GitHub, where pages lie in several folders. On the site all pages lie in one.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = next(ROOT.glob("{{*}}"))
+PROJECT_URL = "%7B%7Bcookiecutter.project_slug%7D%7D"
+AT_ROOT = {
+    "README": "index",
+    "CONTRIBUTING": "contributing",
+    "SECURITY": "security",
+    "CHANGELOG": "changelog",
+}
+LINK = re.compile(r"(\]\(|\]: )([^)\s#]+)")
+ELSEWHERE = (".ipynb", "vendor/smlightning/CHANGELOG.md")  # on GitHub only
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that lie outside docs/."""
+    pages = {page.name: page for page in sorted((PROJECT / "docs").glob("*.md"))}
+    pages |= {f"{name}.md": ROOT / f"{source}.md" for source, name in AT_ROOT.items()}
+    for name, path in pages.items():
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Let each link point to the page's place on the site."""
+    return LINK.sub(lambda match: match[1] + _on_the_site(match[2], config["repo_url"]), markdown)
+
+
+def _on_the_site(link: str, repository: str | None) -> str:
+    if ":" in link:
+        return link
+    if link.endswith(ELSEWHERE):
+        # Without a repository's address the link has no target on the site.
+        return f"{repository}/blob/HEAD/{link}" if repository else "index.md"
+    path = link.removeprefix("../").removeprefix(f"{PROJECT_URL}/").removeprefix("docs/")
+    name, dot, suffix = path.rpartition(".")
+    return f"{AT_ROOT.get(name, name)}{dot}{suffix}"
