@@ -96,7 +96,6 @@ class Job:
     Args:
         how: "started" one process by one, by "torchrun", "forked", or "forked by an agent", torchrun's own. A forked
             rank starts in a tenth of the time, since torch and Lightning are imported already; nothing else differs.
-        apart: ranks other than 0 have model and checkpoint folders of their own, as on other hosts.
     """
 
     def __init__(
@@ -106,7 +105,6 @@ class Job:
         how: str,
         options: dict[str, object],
         script: str = "train",
-        apart: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.ranks, self.how = folder, ranks, how
@@ -156,8 +154,6 @@ class Job:
                         "MASTER_ADDR": "127.0.0.1",
                         "MASTER_PORT": str(port),
                     }
-                if apart and rank:
-                    env["SM_MODEL_DIR"] = str(folder / f"host{rank}" / "model")
                 if how == "forked":
                     self.pids.append(
                         _fork(folder, env, arguments, log.fileno(), lambda: _rank(script))
@@ -356,9 +352,8 @@ def final_state(folder: Path) -> dict:
     """
 
     from smlightning.checkpoints import files as checkpoint_files
-    from smlightning.checkpoints import reader
 
-    state = reader.read_here(checkpoint_files.newest(folder / "outputs" / "checkpoints"))
+    state = checkpoint_files.read(checkpoint_files.newest(folder / "outputs" / "checkpoints"))
     mine = state["callbacks"]["Checkpoints"]
     return {
         "weights": state["state_dict"],
@@ -366,7 +361,7 @@ def final_state(folder: Path) -> dict:
         "score": mine["best"]["score"],
         "optimizer": state["optimizer_states"],
         "schedule": state["lr_schedulers"],
-        "position": mine["position"],
+        "position": state["position"],
     }
 
 
@@ -450,8 +445,7 @@ def kills(
         left = len(_temporary(place))
         job.end()
         expected = _to_go_on_from(place)
-        # ranks that lack the file get rank 0's
-        again = Job(place, n, "forked", options, apart=trial % 2 == 1 and not sharded)
+        again = Job(place, n, "forked", options)
         ended_again = again.wait(300)
         if ended_again is None:
             again.show_stacks()
@@ -796,7 +790,8 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
         if disk == "curves":  # what is drawn may be missing: a warning, and the model is there
             told = told or (statuses == ["0", "0"] and "warning: " in said)
         good = told and "Traceback" not in said
-        good = good and all(checkpoint_files.whole(path) for _, path in left)
+        for _, path in left:
+            checkpoint_files.verified(path)
         gap = difference(whole, final_state(place)) if statuses[1] == "0" else float("nan")
         yield (
             f"{'ok' if good and gap == 0.0 else 'FAILED'} {disk} on {space / size:.2f} times a checkpoint: statuses "
@@ -809,7 +804,6 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
     and has to load.
     """
     from smlightning.checkpoints import files as checkpoint_files
-    from smlightning.checkpoints import reader
 
     draw = random.Random(seed)
     ranks = 2 if OPTIONS["strategy"] == "fsdp" else 1
@@ -841,7 +835,7 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
         if how == "half-renamed":
             (place / ".000099.ckpt").write_bytes(content)
         chosen = checkpoint_files.newest(place)
-        good = chosen == (newest if same else before) and reader.read_here(chosen)["callbacks"]
+        good = chosen == (newest if same else before) and checkpoint_files.read(chosen)["callbacks"]
         yield (
             f"{'ok' if good else 'FAILED'} {how} at byte {at} of {path.name}: "
             f"{chosen.name if chosen else None}"
