@@ -103,13 +103,6 @@ def test_options_that_may_not_differ(changed: dict[str, Any], tmp_path: Path) ->
     assert f"{name} was" in by_path.problem and "--resume never" in by_path.cure
 
 
-def test_many_differences_are_counted(tmp_path: Path) -> None:
-    options = {f"option{number}": 0 for number in range(6)}
-    write(tmp_path, options=options)
-    refused = refusal("auto", tmp_path, RunIdentity({name: 1 for name in options}, 16))
-    assert refused.problem.count(" was ") == resume.SHOWN and "and 3 more" in refused.problem
-
-
 def test_options_that_came_or_went_since_a_checkpoint(tmp_path: Path) -> None:
     """One that the checkpoint lacks was at its default; one that no longer exists is ignored."""
     options = {name: value for name, value in run().options.items() if name not in ("clip", "seed")}

@@ -160,27 +160,6 @@ def test_the_reason_that_nccl_gives_is_in_the_log_and_the_failure_file(
         assert "exited without an error message" not in cause
 
 
-UNUSED = """
-class Idle(Model):
-    def __init__(self):
-        super().__init__()
-        self.idle = torch.nn.Linear(1, 1)
-
-Model = Idle
-with dist.session():
-    fit()
-"""
-
-
-def test_a_parameter_without_a_part_in_the_loss_is_a_sentence(tmp_path: Path) -> None:
-    for number, rank in enumerate(start(tmp_path, UNUSED)):
-        _, said = rank.wait(60)
-        cause = (tmp_path / f"output{number}" / "failure").read_text()
-        assert "failed: on several ranks every parameter has to take part in the loss" in cause, (
-            said
-        )
-
-
 BLOCKED = """
 torch.distributed.destroy_process_group = lambda *_: threading.Event().wait()
 
@@ -359,25 +338,6 @@ def test_last_words_count_the_processes_that_the_kernel_killed(tmp_path: Path) -
     assert all_have_ended(tmp_path, 5)
     cause = (tmp_path / "output1" / "failure").read_text()
     assert "SIGABRT ended rank 1" in cause and "the kernel killed 2 processes" in cause
-
-
-STARTING = """
-from smlightning.cluster import signals
-signals.install()
-with dist.session():
-    time.sleep(1)  # until both have met
-    os.abort()
-"""
-
-
-def test_a_crash_before_training_says_so(tmp_path: Path) -> None:
-    forked.wait_for_all(start(tmp_path, STARTING), 60)
-    assert all_have_ended(tmp_path, 5)
-    for rank in range(2):
-        cause = (tmp_path / f"output{rank}" / "failure").read_text()
-        assert cause.startswith(
-            f"SIGABRT ended rank {rank} on host algo-{rank + 1} while it starts"
-        )
 
 
 COMPLETE = """

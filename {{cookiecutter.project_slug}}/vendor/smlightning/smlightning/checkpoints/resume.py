@@ -10,8 +10,6 @@ from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
 from smlightning.options import Option
 
-SHOWN = 3  # differences in a sentence
-
 
 @dataclass(frozen=True)
 class RunIdentity:
@@ -130,9 +128,7 @@ def _check_differences(
     """
     by_path = {name for name, option in declared.items() if option.resume == "path"}
     fixed = [text for name, text in differing.items() if name not in by_path]
-    texts = fixed or list(differing.values())
-    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    listed = ", ".join(texts[:SHOWN]) + more
+    listed = ", ".join(fixed or differing.values())
     if wanted == "auto" and differing:
         advice = "" if fixed else f"pass --resume {path} to resume with the new ones, "
         raise UserError(

@@ -193,14 +193,10 @@ def _meet(cluster: Cluster) -> None:
     Raises:
         ClusterError: a rank did not come in time.
     """
+    seconds = float(os.environ.get("DIST_MEET_SECONDS", "180"))
     if cluster.world_size > 1:
-        seconds = float(os.environ.get("DIST_MEET_SECONDS", "180"))
         _session.store = _open_store(cluster, seconds)
-        ranks = range(cluster.world_size)
-        _session.store.set(f"meet/{cluster.rank}", json.dumps(_rank_info(cluster)))
-        infos = wait_for_ranks(_session.store, "meet", ranks, cluster, seconds)
-    else:
-        infos = [_rank_info(cluster)]
+    infos = from_all_ranks("meet", _rank_info(cluster), seconds)
     _session.have_met = True
     if cluster.rank == 0:
         _print_table(infos)
@@ -333,17 +329,18 @@ def from_rank_0(key: str, compute: Callable[[], Any]) -> Any:
     return wait_for_ranks(store, key, [0], cluster)[0]
 
 
-def from_all_ranks(key: str, value: Any) -> list[Any]:
+def from_all_ranks(key: str, value: Any, seconds: float = math.inf) -> list[Any]:
     """The plain value of each rank, by rank. Waits for all.
 
     Args:
         key: a name that is used once in a session.
+        seconds: to wait at most, as in `wait_for_ranks`.
     """
     store, cluster = _session.store, _session.cluster
     if store is None or cluster is None:
         return [value]
     store.set(f"{key}/{cluster.rank}", json.dumps(value))
-    return wait_for_ranks(store, key, range(cluster.world_size), cluster)
+    return wait_for_ranks(store, key, range(cluster.world_size), cluster, seconds)
 
 
 def wait_for_ranks(
