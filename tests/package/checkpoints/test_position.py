@@ -1,4 +1,4 @@
-"""A position in training: what each event makes of it, and what a resumed run derives from it."""
+"""A position in training, after each event and in a resumed run."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -24,7 +24,7 @@ def test_a_position_does_not_change() -> None:
         START.step = 3  # type: ignore[misc]
 
 
-def test_an_epoch_batch_by_batch() -> None:
+def test_batches_count_up_to_the_next_epoch() -> None:
     second = batch(batch(START, 3), 6)
     assert (second.step, second.batch, second.rank_batches) == (2, 2, 6)
     assert second.next_start() == (0, 2)
@@ -48,9 +48,7 @@ def test_training_that_ends_within_an_epoch_stays_there() -> None:
 @pytest.mark.parametrize(
     ("accumulate", "counts"), [(3, (6, 16)), (1, (2, 6)), (2, (4, 12))], ids=["same", "1", "2"]
 )
-def test_what_a_rank_counts_where_accumulation_changes(
-    accumulate: int, counts: tuple[int, int]
-) -> None:
+def test_rank_counts_follow_the_accumulation(accumulate: int, counts: tuple[int, int]) -> None:
     """With the same one, Lightning's own counts: an epoch's last global batch may be of fewer."""
     position = START
     for rank_batches in (3, 6, 9):
@@ -61,12 +59,8 @@ def test_what_a_rank_counts_where_accumulation_changes(
     assert position.rank_counts(accumulate) == counts
 
 
-def test_no_batch_is_left_out_at_an_epochs_start() -> None:
+def test_no_batch_is_skipped_at_an_epochs_start() -> None:
     trained = replace(
         START, step=4, batch=4, rank_batches=10, all_rank_batches=10, epoch_trained=True
     )
     assert trained.rank_counts(3) == (0, 10)
-
-
-def test_it_says_which_step_of_how_many() -> None:
-    assert str(replace(START, step=3)) == "step 3 of 8"

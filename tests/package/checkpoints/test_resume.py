@@ -72,7 +72,7 @@ def test_a_complete_training_is_not_complete_with_more_steps(tmp_path: Path) -> 
     assert decide(str(path), tmp_path, run(max_steps=72)) == ResumePoint(path, complete=False)
 
 
-def test_options_that_may_differ_freely(tmp_path: Path) -> None:
+def test_free_options_may_differ(tmp_path: Path) -> None:
     """The product of batch size, accumulation and ranks stays the same."""
     write(tmp_path)
     assert decide("auto", tmp_path, run(log_every=7))
@@ -81,7 +81,7 @@ def test_options_that_may_differ_freely(tmp_path: Path) -> None:
     assert "global batch was 16 and is 32 now" in refused.problem
 
 
-def test_options_that_may_differ_by_path(tmp_path: Path) -> None:
+def test_some_options_may_differ_with_a_path(tmp_path: Path) -> None:
     path = write(tmp_path)
     changed = run(max_steps=6)
     refused = refusal("auto", tmp_path, changed)
@@ -92,7 +92,7 @@ def test_options_that_may_differ_by_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"lr": 0.2}, {"seed": 1}], ids=str)
-def test_options_that_may_not_differ(changed: dict[str, Any], tmp_path: Path) -> None:
+def test_other_options_may_not_differ(changed: dict[str, Any], tmp_path: Path) -> None:
     path = write(tmp_path)
     (name,) = changed
     identity = run(**changed, clip=2.0)
@@ -103,7 +103,7 @@ def test_options_that_may_not_differ(changed: dict[str, Any], tmp_path: Path) ->
     assert f"{name} was" in by_path.problem and "--resume never" in by_path.cure
 
 
-def test_options_that_came_or_went_since_a_checkpoint(tmp_path: Path) -> None:
+def test_an_option_missing_in_a_checkpoint_was_at_its_default(tmp_path: Path) -> None:
     """One that the checkpoint lacks was at its default; one that no longer exists is ignored."""
     options = {name: value for name, value in run().options.items() if name not in ("clip", "seed")}
     path = write(tmp_path, options={**options, "gone": 7})

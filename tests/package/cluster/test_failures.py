@@ -103,7 +103,7 @@ with dist.session():
 """
 
 
-def test_a_mistake_that_all_ranks_find_is_a_sentence_on_each(tmp_path: Path) -> None:
+def test_an_error_on_all_ranks_is_one_sentence_on_each(tmp_path: Path) -> None:
     """Rank 0 keeps the store: if it left first, torch would print frames of C++ on the others."""
     for attempt in range(3):
         folder = tmp_path / str(attempt)
@@ -147,7 +147,7 @@ CLOSED = "socketProgress: Connection closed by remote peer ip-10-0-2-5<43567>"
         (CLOSED, (0, 1), CLOSED),
     ],
 )
-def test_the_reason_that_nccl_gives_is_in_the_log_and_the_failure_file(
+def test_the_reason_of_nccl_is_in_the_log_and_the_failure_file(
     last: str, ranks: tuple[int, ...], words: str, tmp_path: Path
 ) -> None:
     started = start(tmp_path, NCCL_TEXT.format(last=last, ranks=ranks))
@@ -176,7 +176,7 @@ finally:
 """
 
 
-def test_a_cause_is_known_everywhere_though_the_group_cannot_be_destroyed(tmp_path: Path) -> None:
+def test_the_cause_reaches_all_ranks_if_the_group_cannot_be_destroyed(tmp_path: Path) -> None:
     ranks = start(tmp_path, BLOCKED)
     while not ranks[1].log.exists() or "raising" not in ranks[1].log.read_text():
         assert all(rank.process.is_alive() for rank in ranks), [

@@ -53,7 +53,7 @@ def mpirun(rank: int, world: int, local: int, **more: str) -> dict[str, str]:
     st.sampled_from([torchrun, mpirun]),
     st.booleans(),
 )
-def test_every_rank_of_every_cluster_knows_its_place(
+def test_every_rank_of_every_cluster_gets_its_place(
     hosts: int, local: int, data: st.DataObject, launcher: Any, sagemaker: bool
 ) -> None:
     rank = data.draw(st.integers(0, hosts * local - 1))
@@ -170,7 +170,7 @@ def rank_3_of_4(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     session.current_cluster.cache_clear()
 
 
-def test_strategy_knows_the_node_and_survives_teardown(
+def test_the_strategy_keeps_its_place_after_teardown(
     rank_3_of_4: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strategy, devices, num_nodes = dist.get_initialization_info()
