@@ -16,4 +16,8 @@ Back:
 2. `plugin.CheckpointPlugin.load_checkpoint` reads them on each rank (`files.read`);
 3. `callback.Checkpoints.on_load_checkpoint` restores position, best weights (`best`), the data's
    start and the counts of Lightning's loops.
+
+Public:
+
+- `callback`: ``Checkpoints``.
 """

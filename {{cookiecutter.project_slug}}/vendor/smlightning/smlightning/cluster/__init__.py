@@ -11,7 +11,8 @@
 - `smddp`: DDP with SageMaker's data parallel library: ``SmddpStrategy``.
 - `collectives`: reductions over the ranks: ``all_sum``, ``any_rank``, ``sum_over_ranks``.
 - `signals`: how a process ends: ``begin``, ``run``. It needs no torch.
-- `last_words`: the cause in the failure file if native code aborts a process.
-- `memory_kills`: processes that the kernel killed for lack of memory.
-- `all_reduce`: a check that the ranks add up numbers correctly.
+- `last_words`: the cause in the failure file if native code aborts a process: ``watch``,
+  ``note``.
+- `memory_kills`: processes that the kernel killed for lack of memory: ``count``.
+- `all_reduce`: a check that the ranks add up numbers correctly: ``verify_all_reduce``.
 """

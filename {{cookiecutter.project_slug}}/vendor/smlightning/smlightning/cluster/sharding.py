@@ -18,15 +18,14 @@ import torch.distributed
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
 
-from smlightning.cluster.all_reduce import verify_all_reduce
 from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError
 from smlightning.cluster.shards import DividedTensor, divided_like, weights_like
-from smlightning.cluster.strategies import LauncherEnvironment
+from smlightning.cluster.strategies import LauncherEnvironment, VerifiesAllReduce
 from smlightning.errors import UserError
 from smlightning.outline import outline
 
 
-class ShardedStrategy(ModelParallelStrategy):
+class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
     """Fully sharded data parallel over NCCL or gloo, with an all-reduce verified before training.
 
     Unlike Lightning's, it divides the network itself, every rank gives its shard to the
@@ -63,17 +62,10 @@ class ShardedStrategy(ModelParallelStrategy):
         )
         self.cluster_environment = LauncherEnvironment(cluster)
         self.shard_size = shard_size or cluster.world_size
-        self._verified = False
 
     @property
     def lightning_restore_optimizer(self) -> bool:
         return True
-
-    def setup_environment(self) -> None:
-        super().setup_environment()
-        if not self._verified:
-            verify_all_reduce(self.global_rank, self.world_size, self.root_device)
-            self._verified = True
 
     @contextlib.contextmanager
     def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:

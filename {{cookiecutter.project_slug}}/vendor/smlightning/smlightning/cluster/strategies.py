@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 from lightning_fabric.plugins import ClusterEnvironment
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from pytorch_lightning.strategies import (
+    DDPStrategy,
+    ParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from smlightning.cluster.all_reduce import verify_all_reduce
@@ -93,6 +98,18 @@ class OptimizersStay(Strategy):
         self.optimizers = optimizers
 
 
+class VerifiesAllReduce(ParallelStrategy):
+    """Verifies an all-reduce before the first run."""
+
+    _is_verified = False
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if not self._is_verified:
+            verify_all_reduce(self.global_rank, self.world_size, self.root_device)
+            self._is_verified = True
+
+
 class OneProcess(BuildsOnCPU, OptimizersStay, SingleDeviceStrategy):
     """One device; its cluster environment only keeps Lightning from looking for one."""
 
@@ -101,7 +118,7 @@ class OneProcess(BuildsOnCPU, OptimizersStay, SingleDeviceStrategy):
         self.cluster_environment = LauncherEnvironment(cluster)
 
 
-class ClusterStrategy(BuildsOnCPU, OptimizersStay, DDPStrategy):
+class ClusterStrategy(VerifiesAllReduce, BuildsOnCPU, OptimizersStay, DDPStrategy):
     """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step.
 
     Args:
@@ -130,13 +147,6 @@ class ClusterStrategy(BuildsOnCPU, OptimizersStay, DDPStrategy):
             **options,
         )
         self._compression = compression
-        self._verified = False
-
-    def setup_environment(self) -> None:
-        super().setup_environment()
-        if not self._verified:
-            verify_all_reduce(self.global_rank, self.world_size, self.root_device)
-            self._verified = True
 
     def configure_ddp(self) -> None:
         """Register the compression here: Lightning registers DDP's hooks only on GPUs."""
