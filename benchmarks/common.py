@@ -278,12 +278,12 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 def weights(output: Path) -> dict[str, Any]:
     """The state of the last checkpoint in a run's folder, with its shards joined."""
     sys.path.append(str(next(ROOT.glob("{{*}}/vendor/smlightning"))))
-    from smlightning.checkpoints import files, reader
+    from smlightning.checkpoints import files
 
     path = files.newest(output / "checkpoints")
     if path is None:
         raise RuntimeError(f"{output} holds no checkpoint")
-    return reader.read_here(path)
+    return files.read(path)
 
 
 def versions() -> dict[str, str]:

@@ -260,9 +260,8 @@ def _listens(pid: int) -> bool:
 def final_state(folder: Path) -> dict:
     """The last checkpoint's weights, best weights, score, optimizer, schedule and position."""
     from smlightning.checkpoints import files as checkpoint_files
-    from smlightning.checkpoints import reader
 
-    state = reader.read_here(checkpoint_files.newest(folder / "outputs" / "checkpoints"))
+    state = checkpoint_files.read(checkpoint_files.newest(folder / "outputs" / "checkpoints"))
     mine = state["callbacks"]["Checkpoints"]
     return {
         "weights": state["state_dict"],
@@ -270,7 +269,7 @@ def final_state(folder: Path) -> dict:
         "score": mine["best"]["score"],
         "optimizer": state["optimizer_states"],
         "schedule": state["lr_schedulers"],
-        "position": mine["position"],
+        "position": state["position"],
     }
 
 
@@ -556,7 +555,8 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
         if disk == "curves":  # pictures may be missing: a warning, and the model is there
             told = told or (statuses == ["0", "0"] and "warning: " in said)
         good = told and "Traceback" not in said
-        good = good and all(checkpoint_files.whole(path) for _, path in left)
+        for _, path in left:
+            checkpoint_files.verified(path)
         gap = difference(whole, final_state(place)) if statuses[1] == "0" else float("nan")
         yield (
             f"{'ok' if good and gap == 0.0 else 'FAILED'} {disk} on {space / size:.2f} times a "
@@ -568,7 +568,6 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
 def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
     """Damage the newest checkpoint of a real run in several ways: the one before is read."""
     from smlightning.checkpoints import files as checkpoint_files
-    from smlightning.checkpoints import reader
 
     rng = random.Random(seed)
     ranks = 2 if OPTIONS["strategy"] == "fsdp" else 1
@@ -597,7 +596,7 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
         if how == "half-renamed":
             (place / ".000099.ckpt").write_bytes(content)
         chosen = checkpoint_files.newest(place)
-        good = chosen == (newest if same else before) and reader.read_here(chosen)["callbacks"]
+        good = chosen == (newest if same else before) and checkpoint_files.read(chosen)["callbacks"]
         name = chosen.name if chosen else None
         yield f"{'ok' if good else 'FAILED'} {how} at byte {at} of {path.name}: {name}"
         shutil.rmtree(place)

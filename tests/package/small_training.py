@@ -263,18 +263,10 @@ def directory(output: str = "outputs") -> Path:
 
 
 def newest_state(output: str = "outputs") -> dict[str, Any]:
-    """What the newest checkpoint holds."""
+    """The content of the newest checkpoint, with the best weights."""
     path = files.newest(directory(output))
     assert path
-    return files.load(path)
-
-
-def best_weights(output: str = "outputs") -> dict[str, Any]:
-    """The best weights that the newest checkpoint names."""
-    path = files.newest(directory(output))
-    file = path and files.best_file(path)
-    assert file
-    return files.load(file)
+    return files.read(path)
 
 
 def saved_weights(output: str = "outputs") -> dict[str, torch.Tensor]:
@@ -305,12 +297,10 @@ def same(one: Any, other: Any) -> bool:
 def assert_same(alone: str, resumed: str, case: Any) -> None:
     """Weights, optimizer, schedule, best weights, position and curves."""
     whole, again = newest_state(alone), newest_state(resumed)
-    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+    parts = ("state_dict", "optimizer_states", "lr_schedulers", "position", "best_weights")
+    for part in parts:
         assert same(whole[part], again[part]), (part, case)
-    for part in ("best", "position"):
-        mine, theirs = (state["callbacks"]["Checkpoints"][part] for state in (whole, again))
-        assert mine == theirs, (part, case)
-    if whole["best_file"]:
-        assert same(best_weights(alone), best_weights(resumed)), case
+    mine, theirs = (state["callbacks"]["Checkpoints"]["best"] for state in (whole, again))
+    assert mine == theirs, case
     assert same(saved_weights(alone), saved_weights(resumed)), case
     assert curve_rows(alone) == curve_rows(resumed), case

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from smlightning import errors
-from smlightning.cluster import ending
+from smlightning.cluster import session
 from smlightning.errors import UserError, as_user_error, is_disk_full, root_cause, write_failure
 
 
@@ -121,7 +121,7 @@ def test_memory_errors_of_cuda_are_sentences_and_no_lost_rank(
     found = as_user_error(error)
     assert found and "GPU" in found.problem and "batch_size" in found.cure
     assert "\n" not in found.problem
-    assert not ending.lost_a_rank(error)
+    assert not session.lost_a_rank(error)
     if "NCCL" in text:
         assert "Cuda failure 2 'out of memory'" in found.problem
 
@@ -157,7 +157,7 @@ CLOSED = "Connection was likely closed. Did the remote server shutdown or crash?
     ],
 )
 def test_only_an_error_of_the_other_side_is_a_lost_rank(error: Exception, is_lost: bool) -> None:
-    assert ending.lost_a_rank(error) == is_lost
+    assert session.lost_a_rank(error) == is_lost
 
 
 def test_the_reason_that_nccl_gives_is_one_line() -> None:

@@ -95,14 +95,12 @@ def record_memory(seen: dict[str, Any]) -> None:
     DTensor.full_tensor = recorded_full_tensor
 
 
-def write_half(
-    write: Callable, kill_at: int, directory: Path, number: int, *args: Any, **options: Any
-) -> Path:
-    if number == kill_at:
+def write_half(write: Callable, kill_at: int, directory: Path, stem: str, *args: Any) -> Path:
+    if stem == f"{kill_at:06d}-00001-of-00002":
         (directory / ".half.shard").write_bytes(b"half")
         os.kill(int(Path("../rank-0.pid").read_text()), signal.SIGKILL)  # as a launcher then does
         os.kill(os.getpid(), signal.SIGKILL)
-    return write(directory, number, *args, **options)
+    return write(directory, stem, *args)
 
 
 def run(
@@ -119,7 +117,7 @@ def run(
     is killed when half of its shard of that number is written, and rank 0 with it.
     """
     if kill_at and os.environ["RANK"] == "1":
-        files.write_shard = partial(write_half, files.write_shard, kill_at)
+        files.write_file = partial(write_half, files.write_file, kill_at)
     elif kill_at:
         Path("rank-0.pid").write_text(str(os.getpid()))
     disk = Path()

@@ -1,5 +1,4 @@
-"""A run that ends anywhere and is resumed ends as if nothing had happened, in every bit that
-training decides.
+"""A run that ends at any moment and resumes has the same bits as one that never ended.
 
 Several ranks, kills and stops from outside: training/test_exact_draws.py, benchmarks/stress.py.
 """
@@ -23,15 +22,8 @@ from smlightning.checkpoints import files
 from smlightning.data import batches
 
 
-class Workers(Resumable):
-    """What a loader's worker draws is not a function of numbers, so nothing is drawn there."""
-
-    workers = 1
-    jitter = 0.0
-
-
 class AtOnce(callbacks.EarlyStopping):
-    """Of a type of its own: train.py may have an EarlyStopping already."""
+    """Its own type: train.py may have an EarlyStopping already."""
 
 
 # An epoch has 8 batches; validation and the test have 2 each. Checkpoints: every 3 steps.
@@ -49,7 +41,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment[0]}-{moment[1]}")
-def test_a_run_that_ends_at_any_moment(
+def test_a_run_that_ends_at_any_moment_resumes_exactly(
     moment: tuple[str, int], fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"epochs": 3, "checkpoint_steps": 3, "batch_size": SIZE}
@@ -81,8 +73,8 @@ def test_a_training_that_early_stopping_ended_is_complete(fit: Fit) -> None:
     assert_same("alone", "resumed", "EarlyStopping")
 
 
-def test_batches_that_ranks_and_accumulation_divide_anew() -> None:
-    """From 2 ranks to 1 or 4, in the middle of an epoch: the rest of the samples, each once."""
+def test_ranks_and_accumulation_divide_the_same_global_batches() -> None:
+    """From 2 ranks to 1 or 4, in the middle of an epoch: each remaining sample comes once."""
     lengths = torch.randint(1, 30, (103,), generator=torch.Generator().manual_seed(0)).tolist()
     whole = batches.GlobalBatches(lengths, 16, seed=5)
     whole.set_epoch(1)
@@ -100,8 +92,8 @@ def test_batches_that_ranks_and_accumulation_divide_anew() -> None:
         assert [sorted(rows) for rows in seen] == expected[3:]
 
 
-def test_the_files_are_the_same_where_the_run_was_resumed(fit: Fit) -> None:
-    """Nothing that a run leaves beside its checkpoints tells that it was interrupted."""
+def test_a_resumed_run_leaves_the_same_files(fit: Fit) -> None:
+    """Next to its checkpoints."""
     options = {"checkpoint_steps": 3}
     fit(data=Resumable, output_dir="alone", **options)
     fit(data=Resumable, output_dir="resumed", crash=("on_train_batch_end", 11), **options)

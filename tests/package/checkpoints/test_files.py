@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from smlightning import torch_files
 from smlightning.checkpoints import files
+from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
 
 
@@ -18,8 +20,14 @@ def state(step: int = 0) -> dict[str, Any]:
     return {"weights": torch.full((1000,), float(step))}
 
 
-def write(directory: Path, *steps: int) -> list[Path]:
-    return [files.write(directory, step, state(step)) for step in steps]
+def write(directory: Path, step: int, **names: list[str]) -> Path:
+    return files.write(directory, Position(step=step), state(step), names)
+
+
+def write_best(directory: Path, number: int) -> str:
+    """The name of a file of best weights."""
+    content = {"weights": state(number), "shard": {"starts": {}, "rows": {}}}
+    return files.write_file(directory, f"{number:06d}-best-00000-of-00001", content).name
 
 
 def damage(path: Path, how: str) -> None:
@@ -35,7 +43,7 @@ def damage(path: Path, how: str) -> None:
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """It stands for the disk's end: the same writes fail, and anybody may set it."""
+    """Stands for a full disk: the same writes fail, and no privilege is needed."""
     resource = pytest.importorskip("resource", reason="POSIX only")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -46,127 +54,112 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 
 def test_a_name_holds_number_step_and_checksum(tmp_path: Path) -> None:
-    first, second = write(tmp_path, 3, 6)
+    first, second = write(tmp_path, 3), write(tmp_path, 6)
     assert re.fullmatch(r"000001-step000003-[0-9a-f]{16}\.ckpt", first.name)
     assert second.name.startswith("000002-step000006-")
     assert files.numbered(tmp_path) == [(2, second), (1, first)]
     assert files.newest(tmp_path) == second
-    assert files.checksum(second) in second.name
-    assert torch.equal(files.load(second)["weights"], state(6)["weights"])
+    content = files.read(second)
+    assert torch.equal(content["weights"], state(6)["weights"])
+    assert content["position"]["step"] == 6 and content["best_weights"] is None
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "flipped"])
-def test_the_one_before_a_damaged_one_is_taken(
+def test_a_damaged_file_falls_back_to_the_checkpoint_before(
     how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, newest = write(tmp_path, 3, 6)
+    before, newest = write(tmp_path, 3), write(tmp_path, 6)
     damage(newest, how)
-    assert not files.whole(newest)
+    with pytest.raises(UserError):
+        files.verified(newest)
     assert files.newest(tmp_path) == before
     assert str(newest) in capsys.readouterr().err
 
 
-def test_a_write_that_was_cut_off_is_no_checkpoint(tmp_path: Path) -> None:
-    (before,) = write(tmp_path, 3)
+def test_an_interrupted_write_is_no_checkpoint(tmp_path: Path) -> None:
+    before = write(tmp_path, 3)
     left = tmp_path / ".000002-step000006.ckpt"
     left.write_bytes(before.read_bytes()[:100])
     assert files.newest(tmp_path) == before
-    write(tmp_path, 6)
-    assert not left.exists()
+    files.remove_temporary(tmp_path)
+    assert not left.exists() and before.exists()
 
 
-def test_to_start_anew_is_for_a_person_to_say(tmp_path: Path) -> None:
+def test_a_folder_of_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
     assert files.newest(tmp_path) is None
-    for path in write(tmp_path, 3, 6):
-        damage(path, "flipped")
-    with pytest.raises(UserError) as refusal:
+    for step in (3, 6):
+        damage(write(tmp_path, step), "flipped")
+    with pytest.raises(UserError, match=r"All 2 .*--resume never"):
         files.newest(tmp_path)
-    assert "2" in refusal.value.problem and "--resume never" in refusal.value.cure
 
 
-def test_a_checkpoint_is_whole_only_with_the_best_weights_that_it_names(tmp_path: Path) -> None:
-    best = files.write_best(tmp_path, state(1))
-    path = files.write(tmp_path, 3, state(3), best)
-    assert files.best_file(path) == best and files.whole(path)
-    damage(best, "flipped")
-    assert not files.whole(path)
-    best.unlink()
-    assert not files.whole(path)
+def test_a_checkpoint_is_whole_only_with_the_files_that_it_names(tmp_path: Path) -> None:
+    best = write_best(tmp_path, 1)
+    path = write(tmp_path, 3, best=[best])
+    assert files.files_beside(path) == [best] and files.verified(path)
+    assert torch.equal(files.read(path)["best_weights"]["weights"], state(1)["weights"])
+    for change in (lambda: damage(tmp_path / best, "flipped"), (tmp_path / best).unlink):
+        change()
+        with pytest.raises(UserError, match=best):
+            files.verified(path)
 
 
-def test_the_newest_few_are_kept_and_the_best_weights_that_they_name(tmp_path: Path) -> None:
+def test_prune_keeps_the_newest_few_and_their_best_weights(tmp_path: Path) -> None:
     bests = []
     for number in range(files.KEEP + 3):
         if number % 2 == 0:
-            bests.append(files.write_best(tmp_path, state(number)))
-        files.write(tmp_path, number, state(number), bests[-1])
+            bests.append(write_best(tmp_path, files.next_number(tmp_path)))
+        write(tmp_path, number, best=bests[-1:])
         files.prune(tmp_path)
-    names = [path for _, path in files.numbered(tmp_path)]
-    assert len(names) == files.KEEP
-    named = {files.best_file(path) for path in names}
-    assert named == set(tmp_path.glob("*-best-*.ckpt")) == set(bests[-2:])
+    paths = [path for _, path in files.numbered(tmp_path)]
+    assert len(paths) == files.KEEP
+    named = {name for path in paths for name in files.files_beside(path)}
+    assert named == {path.name for path in tmp_path.glob("*.shard")} == set(bests[-2:])
 
 
-def test_nothing_else_is_removed_where_a_checkpoint_cannot_be_read(
+def test_prune_removes_no_best_weights_if_a_checkpoint_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that fails for a moment; what the checkpoint names is not known then."""
-    best = files.write_best(tmp_path, state(1))
-    paths = [files.write(tmp_path, number, state(number), best) for number in (1, 2)]
+    """A disk that fails for a moment: the names in the checkpoint are not known."""
+    best = write_best(tmp_path, 1)
+    paths = [write(tmp_path, number, best=[best]) for number in (1, 2)]
 
     def fail(path: Path) -> None:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "load", fail)
+        patch.setattr(torch_files, "load", fail)
         files.prune(tmp_path)
-    assert all(files.whole(path) for path in paths)
-    assert files.best_file(paths[-1]) == best
+    assert all(files.verified(path) for path in paths)
 
 
-def test_a_full_disk_names_the_last_good_one(tmp_path: Path) -> None:
-    kept, *_ = write(tmp_path, 3)
-    with file_size_limit(1_000_000), pytest.raises(UserError) as refusal:
-        files.write(tmp_path, 7, {"weights": torch.zeros(1_000_000)})
-    assert str(tmp_path) in refusal.value.problem and str(kept) in refusal.value.problem
-    assert "--resume auto" in refusal.value.cure
-    assert "\n" not in str(refusal.value)
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
+    kept = write(tmp_path, 3)
+    with file_size_limit(1_000_000), pytest.raises(UserError) as error:
+        files.write(tmp_path, Position(step=7), {"weights": torch.zeros(1_000_000)})
+    assert str(kept) in error.value.problem and "--resume auto" in error.value.cure
+    assert "\n" not in str(error.value)
     assert files.newest(tmp_path) == kept
-    assert not list(tmp_path.glob(files.TEMPORARY))
+    assert not list(tmp_path.glob(".*.ckpt"))
 
 
-def test_what_cannot_be_read_back_is_refused(tmp_path: Path) -> None:
-    kept, *_ = write(tmp_path, 3)
-    with pytest.raises(UserError) as refusal:
-        files.write(tmp_path, 4, {"path": Path("somewhere")})
-    assert "save_hyperparameters()" in refusal.value.cure
+def test_a_state_that_cannot_be_read_back_is_an_error(tmp_path: Path) -> None:
+    kept = write(tmp_path, 3)
+    with pytest.raises(UserError, match=r"save_hyperparameters\(\)"):
+        files.write(tmp_path, Position(step=4), {"path": Path("somewhere")})
     assert files.newest(tmp_path) == kept
 
 
-def test_loading_executes_nothing(tmp_path: Path) -> None:
-    class Payload:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return Path.touch, (tmp_path / "executed",)
-
-    torch.save({"callbacks": Payload()}, tmp_path / "payload.ckpt")
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
-        files.load(tmp_path / "payload.ckpt")
-    assert files.best_file(tmp_path / "payload.ckpt") is None
-    assert not (tmp_path / "executed").exists()
-
-
-def test_a_finished_run_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = write(tmp_path, 3, 6)
-    files.mark_finished(tmp_path)
-    assert files.finished(second) and not files.finished(first)
-    (third,) = write(tmp_path, 9)
-    assert not files.finished(third)
+def test_the_newest_checkpoint_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = write(tmp_path, 3), write(tmp_path, 6)
+    files.mark(tmp_path, files.FINISHED, "free some space")
+    assert files.is_marked(second, files.FINISHED)
+    assert not files.is_marked(first, files.FINISHED)
+    assert not files.is_marked(second, files.DISCARDED)
 
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files, "atomic_write", full)
-    with pytest.raises(UserError) as refusal:
-        files.mark_finished(tmp_path)
-    assert "No space left on device" in refusal.value.problem
-    assert not files.finished(third)
+    with pytest.raises(UserError, match=r"No space left on device.*free some space"):
+        files.mark(tmp_path, files.DISCARDED, "free some space")

@@ -1,4 +1,4 @@
-"""What the start after an interrupted one takes up, and what it leaves alone."""
+"""Runs that are interrupted, started again, made longer or discarded."""
 
 import math
 from typing import Any
@@ -22,17 +22,16 @@ from small_training import (
 )
 from smlightning.checkpoints import files
 from smlightning.cluster import signals
-from smlightning.errors import UserError
 
 ORDINARY = 2 * BATCHES  # batches of a run of two epochs
 
 
 def position() -> dict[str, Any]:
     """Of the newest checkpoint."""
-    return newest_state()["callbacks"]["Checkpoints"]["position"]
+    return newest_state()["position"]
 
 
-def test_a_run_that_was_made_longer_is_not_complete_where_it_is_killed(fit) -> None:
+def test_a_killed_longer_run_is_not_complete(fit) -> None:
     fit(data=Resumable)
     path = str(files.newest(directory()))
     longer = {"data": Resumable, "epochs": 6, "checkpoint_steps": 1}
@@ -41,17 +40,17 @@ def test_a_run_that_was_made_longer_is_not_complete_where_it_is_killed(fit) -> N
     assert fit(**longer).global_step == 6 * BATCHES
 
 
-def test_what_never_discarded_stays_discarded(fit, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where the new run is killed before its first checkpoint."""
+def test_a_discarded_run_stays_discarded(fit, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also if the new run is killed before its first checkpoint."""
     fit(data=Resumable, crash=("on_train_batch_end", BATCHES + 3), checkpoint_steps=1)
     late = {"data": Resumable, "checkpoint_steps": 100}
     fit(**late, resume="never", crash=("on_train_batch_end", 2))
     capsys.readouterr()
     assert len(fit(**late).lightning_module.trained) == ORDINARY
-    assert "which --resume never discarded; training from the start" in capsys.readouterr().out
+    assert "discarded; training from the start" in capsys.readouterr().out
 
 
-def test_weights_of_another_program_stay(fit) -> None:
+def test_files_of_another_program_stay(fit) -> None:
     directory().mkdir(parents=True)
     own = directory() / "model-best-epoch3.ckpt"  # as ModelCheckpoint may name it
     own.write_bytes(b"x")
@@ -59,14 +58,8 @@ def test_weights_of_another_program_stay(fit) -> None:
     assert own.exists()
 
 
-def test_a_checkpoint_of_another_program_is_called_so(fit) -> None:
-    torch.save({"state_dict": {}, "callbacks": {}, "loops": {}}, "lightning.ckpt")
-    with pytest.raises(UserError, match="is not a checkpoint of this program"):
-        fit(resume="lightning.ckpt")
-
-
 class Stopping(Line):
-    """A stop is asked for while it validates."""
+    """Gets a signal while it validates."""
 
     at_step = -1
 
@@ -76,7 +69,7 @@ class Stopping(Line):
             signals._state.requested = "SIGTERM"
 
 
-def go_on() -> None:
+def forget_signal() -> None:
     """As in a new process."""
     signals._state.requested, signals._state.deadline = "", math.inf
 
@@ -96,15 +89,15 @@ def test_a_stop_within_validation_changes_no_weights(
             with pytest.raises(signals.Stopped):
                 run("stopped")
         finally:
-            go_on()
+            forget_signal()
     run("stopped")
     assert same(saved_weights("alone"), saved_weights("stopped"))
 
 
-def test_a_stop_at_the_start_names_a_command_that_goes_on(
+def test_a_stop_at_the_start_prints_a_command_that_starts_again(
     fit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of a checkpoint that lies elsewhere has none of its own yet."""
+    """A run that resumes from another folder has no checkpoint of its own yet."""
     fit(data=Resumable, crash=("on_train_batch_end", 11), checkpoint_steps=1)
     path = str(files.newest(directory()))
     monkeypatch.setattr(signals._state, "requested", "SIGTERM")
@@ -112,13 +105,13 @@ def test_a_stop_at_the_start_names_a_command_that_goes_on(
         with pytest.raises(signals.Stopped):
             fit(data=Resumable, resume=path, output_dir="elsewhere")
     finally:
-        go_on()
+        forget_signal()
     said = capsys.readouterr().err
     assert "stopped by SIGTERM at step 11" in said and "--resume auto" not in said
 
 
 class Generated(Numbers):
-    """An ordinary loader that shuffles by a generator of its own."""
+    """An ordinary loader that shuffles with its own generator."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -129,7 +122,7 @@ class Generated(Numbers):
 
 
 @pytest.mark.parametrize("crash", [("on_train_epoch_start", 2), ("on_train_batch_end", 11)])
-def test_a_loaders_own_generator_goes_on(crash: tuple[str, int], fit) -> None:
+def test_a_loaders_own_generator_continues(crash: tuple[str, int], fit) -> None:
     options = {"data": Generated, "epochs": 2, "checkpoint_steps": 1}
     whole = fit(**options, output_dir="alone").lightning_module.trained
     before = fit(**options, output_dir="resumed", crash=crash).lightning_module.trained

@@ -1,4 +1,4 @@
-"""Two runs do not write to one folder; a file system without locks stops no run."""
+"""Only one run writes to a folder; a file system without locks stops no run."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS", 0.1)
 
 
-def test_another_process_has_it(tmp_path: Path) -> None:
+def test_a_folder_locked_by_another_process_is_an_error(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, **pipes) as other:  # type: ignore[call-overload]
@@ -44,15 +44,13 @@ def test_another_process_has_it(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks(
+def test_a_file_system_without_locks_gives_a_warning_or_a_mark(
     number: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The system's answers, whatever filelock makes of them: a warning, or a mark instead of a
-    lock.
-    """
+    """For each answer of the system filelock raises an error or sets a mark."""
     fcntl = pytest.importorskip("fcntl", reason="POSIX only")
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, os.strerror(number))))
     first = lock(tmp_path)
@@ -66,7 +64,7 @@ def test_a_file_system_without_locks(
         assert str(tmp_path / ".lock") in refusal.value.cure
 
 
-def test_older_versions_of_filelock(
+def test_an_older_filelock_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=NotImplementedError))
@@ -74,9 +72,7 @@ def test_older_versions_of_filelock(
     assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = OSError(errno.EROFS, "Read-only file system")
     monkeypatch.setattr(FileLock, "acquire", Mock(side_effect=refused))
     with pytest.raises(UserError) as refusal:

@@ -1,4 +1,4 @@
-"""A position in training: what each event makes of it, and what a resumed run derives from it."""
+"""A position in training, after each event and in a resumed run."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from smlightning.checkpoints.position import Position
 
-START = Position().started(batches_per_epoch=4, total_steps=8, accumulate=3)
+START = Position(batches_per_epoch=4, total_steps=8, accumulate=3)
 
 
 def batch(position: Position, rank_batches: int, **given: bool) -> Position:
@@ -24,7 +24,7 @@ def test_a_position_does_not_change() -> None:
         START.step = 3  # type: ignore[misc]
 
 
-def test_an_epoch_batch_by_batch() -> None:
+def test_batches_count_up_to_the_next_epoch() -> None:
     second = batch(batch(START, 3), 6)
     assert (second.step, second.batch, second.rank_batches) == (2, 2, 6)
     assert second.next_start() == (0, 2)
@@ -32,12 +32,11 @@ def test_an_epoch_batch_by_batch() -> None:
     assert (last.step, last.batch, last.epoch_trained) == (4, 4, True)
     assert last.next_start() == (0, 4), "validation still belongs to this epoch"
     assert not last.at_epoch_end
-    validated = last.after_validation()
+    validated = replace(last, validation_next=False)
     assert validated.next_start() == (1, 0) and validated.at_epoch_end
     ended = validated.after_epoch()
     assert (ended.epoch, ended.batch, ended.rank_batches, ended.epoch_trained) == (1, 0, 0, False)
     assert ended.all_rank_batches == 10 and ended.next_start() == (1, 0)
-    assert not ended.complete and ended.finished().complete
 
 
 def test_training_that_ends_within_an_epoch_stays_there() -> None:
@@ -49,9 +48,7 @@ def test_training_that_ends_within_an_epoch_stays_there() -> None:
 @pytest.mark.parametrize(
     ("accumulate", "counts"), [(3, (6, 16)), (1, (2, 6)), (2, (4, 12))], ids=["same", "1", "2"]
 )
-def test_what_a_rank_counts_where_accumulation_changes(
-    accumulate: int, counts: tuple[int, int]
-) -> None:
+def test_rank_counts_follow_the_accumulation(accumulate: int, counts: tuple[int, int]) -> None:
     """With the same one, Lightning's own counts: an epoch's last global batch may be of fewer."""
     position = START
     for rank_batches in (3, 6, 9):
@@ -62,34 +59,8 @@ def test_what_a_rank_counts_where_accumulation_changes(
     assert position.rank_counts(accumulate) == counts
 
 
-def test_no_batch_is_left_out_at_an_epochs_start() -> None:
+def test_no_batch_is_skipped_at_an_epochs_start() -> None:
     trained = replace(
         START, step=4, batch=4, rank_batches=10, all_rank_batches=10, epoch_trained=True
     )
     assert trained.rank_counts(3) == (0, 10)
-
-
-def test_it_is_stored_as_plain_values() -> None:
-    position = batch(START, 3)
-    assert Position.from_dict(position.to_dict()) == position
-    assert all(type(value) in (int, bool) for value in position.to_dict().values())
-
-
-def test_a_checkpoint_of_the_first_version_is_resumed() -> None:
-    """A field that was added since is in ADDED_LATER, or unfinished runs could not go on."""
-    counts = "step epoch batch rank_batches all_rank_batches batches_per_epoch total_steps"
-    values = {name: 2 for name in [*counts.split(), "accumulate"]}
-    flags = {"epoch_trained": True, "validation_next": True, "complete": False}
-    position = Position.from_dict({**values, **flags})
-    assert position.rank_counts(2) == (2, 2) and position.validation_next
-
-
-@pytest.mark.parametrize("change", [{"gone": 1}, {"step": None}], ids=["more", "fewer"])
-def test_another_formats_values_are_refused(change: dict[str, int | None]) -> None:
-    values = {**START.to_dict(), **change}
-    with pytest.raises(ValueError, match="expected"):
-        Position.from_dict({name: value for name, value in values.items() if value is not None})
-
-
-def test_it_says_which_step_of_how_many() -> None:
-    assert str(replace(START, step=3)) == "step 3 of 8"

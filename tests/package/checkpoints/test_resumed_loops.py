@@ -1,4 +1,4 @@
-"""Whatever the loop does, a run that is resumed ends as test_exact_resume.py says."""
+"""Runs with other loops, optimizers and intervals resume exactly as well."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from small_training import (
 
 
 class Workers(Resumable):
-    """What a loader's worker draws is not a function of numbers, so nothing is drawn there."""
+    """Without random numbers in the workers, which are no function of numbers."""
 
     workers = 1
     jitter = 0.0
@@ -110,7 +110,7 @@ assert not LONG - CASES.keys()
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in CASES]
 )
-def test_whatever_the_loop_does(name: str, fit: Fit) -> None:
+def test_every_loop_resumes_exactly(name: str, fit: Fit) -> None:
     model, data, arguments, options, crash = CASES[name]
     options = {"checkpoint_steps": 1, **options}
     alone = fit(model, data, trainer=arguments, output_dir="alone", **options)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 import forked
+from smlightning.checkpoints import files
+from smlightning.checkpoints.position import Position
 from smlightning.testing.environment import of_tests
 from smlightning.testing.processes import free_port
 
@@ -100,7 +103,7 @@ with dist.session():
 """
 
 
-def test_a_mistake_that_all_ranks_find_is_a_sentence_on_each(tmp_path: Path) -> None:
+def test_an_error_on_all_ranks_is_one_sentence_on_each(tmp_path: Path) -> None:
     """Rank 0 keeps the store: if it left first, torch would print frames of C++ on the others."""
     for attempt in range(3):
         folder = tmp_path / str(attempt)
@@ -144,7 +147,7 @@ CLOSED = "socketProgress: Connection closed by remote peer ip-10-0-2-5<43567>"
         (CLOSED, (0, 1), CLOSED),
     ],
 )
-def test_the_reason_that_nccl_gives_is_in_the_log_and_the_failure_file(
+def test_the_reason_of_nccl_is_in_the_log_and_the_failure_file(
     last: str, ranks: tuple[int, ...], words: str, tmp_path: Path
 ) -> None:
     started = start(tmp_path, NCCL_TEXT.format(last=last, ranks=ranks))
@@ -155,27 +158,6 @@ def test_the_reason_that_nccl_gives_is_in_the_log_and_the_failure_file(
         assert re.search(words, cause) and "\n" not in cause, cause
         assert last in log
         assert "exited without an error message" not in cause
-
-
-UNUSED = """
-class Idle(Model):
-    def __init__(self):
-        super().__init__()
-        self.idle = torch.nn.Linear(1, 1)
-
-Model = Idle
-with dist.session():
-    fit()
-"""
-
-
-def test_a_parameter_without_a_part_in_the_loss_is_a_sentence(tmp_path: Path) -> None:
-    for number, rank in enumerate(start(tmp_path, UNUSED)):
-        _, said = rank.wait(60)
-        cause = (tmp_path / f"output{number}" / "failure").read_text()
-        assert "failed: on several ranks every parameter has to take part in the loss" in cause, (
-            said
-        )
 
 
 BLOCKED = """
@@ -194,7 +176,7 @@ finally:
 """
 
 
-def test_a_cause_is_known_everywhere_though_the_group_cannot_be_destroyed(tmp_path: Path) -> None:
+def test_the_cause_reaches_all_ranks_if_the_group_cannot_be_destroyed(tmp_path: Path) -> None:
     ranks = start(tmp_path, BLOCKED)
     while not ranks[1].log.exists() or "raising" not in ranks[1].log.read_text():
         assert all(rank.process.is_alive() for rank in ranks), [
@@ -350,30 +332,12 @@ memory_kills.count = lambda: next(counts)
 """
 
 
-def test_last_words_tell_what_the_kernel_killed(tmp_path: Path) -> None:
-    """With NCCL the ranks that are left abort, whatever ended the first one."""
+def test_last_words_count_the_processes_that_the_kernel_killed(tmp_path: Path) -> None:
+    """With NCCL the remaining ranks abort, whatever ended the first one."""
     forked.wait_for_all(start(tmp_path, OUT_OF_MEMORY + ABORTED), 60)
     assert all_have_ended(tmp_path, 5)
     cause = (tmp_path / "output1" / "failure").read_text()
     assert "SIGABRT ended rank 1" in cause and "the kernel killed 2 processes" in cause
-
-
-STARTING = """
-from smlightning.cluster import signals
-signals.install()
-with dist.session():
-    os.abort()
-"""
-
-
-def test_a_crash_before_training_says_so(tmp_path: Path) -> None:
-    forked.wait_for_all(start(tmp_path, STARTING), 60)
-    assert all_have_ended(tmp_path, 5)
-    for rank in range(2):
-        cause = (tmp_path / f"output{rank}" / "failure").read_text()
-        assert cause.startswith(
-            f"SIGABRT ended rank {rank} on host algo-{rank + 1} while it starts"
-        )
 
 
 COMPLETE = """
@@ -434,68 +398,34 @@ def test_ranks_may_evaluate_different_numbers_of_batches(tmp_path: Path) -> None
         assert status == 0, said
 
 
-RECEIVED = """
-import signal
+MISSING = """
 from pathlib import Path
-from smlightning.checkpoints import files as checkpoint_files
-from smlightning.checkpoints import reader
-from smlightning.cluster import session
-from smlightning.cluster import collectives
+from smlightning.checkpoints.callback import Checkpoints
 
-reader.BLOCK = 1000
-HOW = {how!r}
-folder = Path(os.environ["SM_OUTPUT_DIR"])
-received = folder / ".received-000001-step000007-0123456789abcdef.ckpt"
-checksum = ""
-state = {{"weights": torch.arange(5000.0), "optimizer_states": []}}
-path = folder / received.name.removeprefix(".received-")
-if RANK == 0:
-    checksum = checkpoint_files.write(folder, 7, state).stem[-16:]
-    next(folder.glob("*.ckpt")).rename(path)
-    if HOW == "cut off":
-        broadcast, blocks = torch.distributed.broadcast, []
-        def dying(*args):
-            blocks.append(args)
-            if len(blocks) == 5:
-                time.sleep(0.5)
-                os.kill(os.getpid(), signal.SIGKILL)
-            broadcast(*args)
-        torch.distributed.broadcast = dying
-elif HOW == "damaged":
-    path.write_bytes(b"cut off")
-elif HOW == "full":
-    received.symlink_to("/dev/full")
 with dist.session():
-    torch.distributed.init_process_group("gloo", rank=RANK, world_size=2)
-    checksum = session.from_rank_0("digest", lambda: checksum)
-    loaded = reader.read(path, checksum, folder, reader.ShardFiles(), sharded=False)
-    assert torch.equal(loaded["weights"], state["weights"])
+    os.chdir(Path(os.environ["SM_OUTPUT_DIR"]).parent / f"host{RANK}")
+    Checkpoints(Path("kept"), {}, monitor="val/loss", mode="min").resume("auto")
 """
 
 
-@pytest.mark.parametrize("how", ["lacking", "damaged", "cut off", "full"])
-def test_a_host_without_the_checkpoint_gets_that_of_rank_0(how: str, tmp_path: Path) -> None:
-    ranks = start(tmp_path, RECEIVED.format(how=how))
+@pytest.mark.parametrize("how", ["no checkpoint", "no best weights", "damaged", "whole"])
+def test_a_host_without_rank_0s_checkpoint_ends_all_ranks(how: str, tmp_path: Path) -> None:
+    first, second = tmp_path / "host0/kept", tmp_path / "host1/kept"
+    content = {"weights": {}, "shard": {"starts": {}, "rows": {}}}
+    best = files.write_file(first, "000001-best-00000-of-00001", content).name
+    state = {"callbacks": {"Checkpoints": {"options": {}, "global_batch": 2}}}
+    path = files.write(first, Position(step=7), state, {"best": [best]})
+    shutil.copytree(first, second)
+    if how == "damaged":
+        (second / path.name).write_bytes(b"cut off")
+    elif how != "whole":
+        (second / (best if how == "no best weights" else path.name)).unlink()
+    ranks = start(tmp_path, MISSING)
     statuses, said = forked.wait_for_all(ranks, 60)
-    full = "rank 1 on host algo-2 failed: OSError: [Errno 28] No space left on device"
-    sentences = {
-        "cut off": [
-            None,
-            "rank 1 on host algo-2 had to end: "
-            "rank 0 on host algo-1 exited without an error message",
-        ],
-        "full": [
-            f"rank 0 on host algo-1 had to end: {full}",
-            f"{full}; free some space and start the command again",
-        ],
-    }
-    expected = {"cut off": (-9, 1), "full": (1, 1)}.get(how, (0, 0))
-    assert statuses == expected, said
-    for text, sentence in zip(said, sentences.get(how, [None, None]), strict=True):
-        assert sentence is None or sentence in text.strip().splitlines()[-1], text
-    left = [path.name for path in (tmp_path / "output1").iterdir() if path.name != "failure"]
-    kept = ["000001-step000007-0123456789abcdef.ckpt"] if how == "damaged" else []
-    assert left == kept, "what was received is gone"
+    assert statuses == ((0, 0) if how == "whole" else (1, 1)), said
+    for text in said:
+        missing = best if how == "no best weights" else path.name
+        assert how == "whole" or f"kept/{missing} is damaged or incomplete" in text, text
 
 
 COMPRESSED = """

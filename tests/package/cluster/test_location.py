@@ -1,9 +1,8 @@
-"""Each launcher's variables give the cluster they describe; contradictory ones are refused."""
+"""Each launcher's variables describe a cluster; wrong launches are errors."""
 
 import json
 import signal
 from collections.abc import Iterator
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dist
-from smlightning.cluster import collectives, location, session, strategies
+from smlightning.cluster import collectives, session, strategies
 from smlightning.cluster.location import ClusterError, Machine, locate
 from smlightning.errors import UserError
 
 CPU = Machine(torch_version="2.13.0+cpu")
-GPUS = Machine(gpus=8, has_nccl=True, has_smddp=True, torch_version="2.5.1+cu124")
+GPUS = Machine(gpus=8, has_nccl=True, torch_version="2.5.1+cu124")
 TWO = json.dumps(["algo-1", "algo-2"])
 SMDDP = {"sagemaker_distributed_dataparallel_enabled": True}
-P4D = "ml.p4d.24xlarge"
-VARIABLES = {"SM_HOSTS", "GROUP_RANK"}.union(*map(astuple, location.LAUNCHERS.values()))
 
 
 def torchrun(rank: int, world: int, local: int, **more: str) -> dict[str, str]:
-    """What torchrun sets in a script."""
+    """The variables that torchrun sets."""
     counts = {
         "RANK": rank,
         "WORLD_SIZE": world,
@@ -44,7 +41,7 @@ def torchrun(rank: int, world: int, local: int, **more: str) -> dict[str, str]:
 
 
 def mpirun(rank: int, world: int, local: int, **more: str) -> dict[str, str]:
-    """What Open MPI sets, on SageMaker beside the leader's SM_CURRENT_HOST."""
+    """The variables that Open MPI sets."""
     counts = {"RANK": rank, "SIZE": world, "LOCAL_RANK": rank % local, "LOCAL_SIZE": local}
     return {**{f"OMPI_COMM_WORLD_{name}": str(value) for name, value in counts.items()}, **more}
 
@@ -56,7 +53,7 @@ def mpirun(rank: int, world: int, local: int, **more: str) -> dict[str, str]:
     st.sampled_from([torchrun, mpirun]),
     st.booleans(),
 )
-def test_every_rank_of_every_cluster_knows_its_place(
+def test_every_rank_of_every_cluster_gets_its_place(
     hosts: int, local: int, data: st.DataObject, launcher: Any, sagemaker: bool
 ) -> None:
     rank = data.draw(st.integers(0, hosts * local - 1))
@@ -117,10 +114,10 @@ def test_two_nodes_of_one_gpu_are_distributed() -> None:
         ({"sagemaker_distributed_dataparallel_enabled": False}, "mpirun", "nccl"),
     ],
 )
-def test_smddp_only_where_it_was_asked_for(
+def test_only_a_job_with_smddp_runs_smddp(
     params: dict[str, bool], launcher: str, backend: str
 ) -> None:
-    env = mpirun(9, 16, 8, SM_HOSTS=TWO, SM_CURRENT_HOST="algo-1", SM_CURRENT_INSTANCE_TYPE=P4D)
+    env = mpirun(9, 16, 8, SM_HOSTS=TWO, SM_CURRENT_HOST="algo-1")
     found = locate({**env, "SM_FRAMEWORK_PARAMS": json.dumps(params), "RANK": "9"}, GPUS)
     assert (found.launcher, found.backend, found.node_rank, found.device) == (
         launcher,
@@ -130,120 +127,38 @@ def test_smddp_only_where_it_was_asked_for(
     )
 
 
-def test_copied_ways_to_count_hosts_are_wrong() -> None:
-    with pytest.raises(ValueError, match="invalid literal"):
-        int(TWO)
-    assert (
-        len(TWO)
-        != 2
-        == locate(torchrun(0, 2, 1, SM_HOSTS=TWO, SM_CURRENT_HOST="algo-1"), CPU).num_nodes
-    )
-
-
-REFUSED = {
-    "several hosts, no launcher": ({"SM_HOSTS": TWO}, ["SM_HOSTS", TWO, "torch_distributed"]),
-    "length of a string": ({"SM_HOSTS": "2"}, ["SM_HOSTS=2", "JSON list"]),
-    "malformed hosts": ({"SM_HOSTS": "algo-1,algo-2"}, ["SM_HOSTS=algo-1,algo-2", "JSON list"]),
-    "no hosts": ({"SM_HOSTS": "[]"}, ["SM_HOSTS=[]"]),
-    "same host twice": ({"SM_HOSTS": '["a", "a"]'}, ["twice"]),
-    "stranger": ({"SM_HOSTS": TWO, "SM_CURRENT_HOST": "algo-3"}, ["SM_CURRENT_HOST=algo-3"]),
-    "missing": (
-        {"RANK": "0", "WORLD_SIZE": "2"},
-        ["LOCAL_WORLD_SIZE", "RANK=0", "WORLD_SIZE=2"],
-    ),
-    "missing in mpirun": ({"OMPI_COMM_WORLD_RANK": "0"}, ["OMPI_COMM_WORLD_LOCAL_SIZE"]),
-    "not a number": (torchrun(0, 2, 2) | {"RANK": "zero"}, ["RANK=zero", "from 0 to 1"]),
-    "underscores are no digits": (torchrun(0, 2, 2) | {"WORLD_SIZE": "2_0"}, ["WORLD_SIZE=2_0"]),
-    "negative": (torchrun(0, 2, 2) | {"RANK": "-1"}, ["RANK=-1", "from 0 to 1"]),
-    "too large": (torchrun(0, 2, 2) | {"RANK": "2"}, ["RANK=2"]),
-    "local out of range": (torchrun(1, 2, 1) | {"LOCAL_RANK": "1"}, ["LOCAL_RANK=1"]),
-    "no world": (torchrun(0, 2, 2) | {"WORLD_SIZE": "0"}, ["WORLD_SIZE=0"]),
-    "not hosts × local": (torchrun(0, 3, 1, SM_HOSTS=TWO), ["WORLD_SIZE=3", "2 × 1"]),
-    "uneven": (torchrun(0, 5, 2), ["WORLD_SIZE=5", "2 × 2"]),
-    "node contradicts": (torchrun(1, 2, 1) | {"GROUP_RANK": "0"}, ["GROUP_RANK=0", "RANK=1"]),
-    "local contradicts": (torchrun(1, 4, 2) | {"LOCAL_RANK": "0"}, ["LOCAL_RANK=0", "RANK=1"]),
-    "host contradicts": (
-        torchrun(1, 2, 1, SM_HOSTS=TWO, SM_CURRENT_HOST="algo-1"),
-        ["SM_CURRENT_HOST=algo-1"],
-    ),
-    "smddprun contradicts": (mpirun(1, 2, 2, RANK="0"), ["RANK=0", "OMPI_COMM_WORLD_RANK=1"]),
-    "where to meet": (mpirun(0, 2, 1), ["MASTER_ADDR"]),
-    "where to meet, empty": (mpirun(0, 2, 1, MASTER_ADDR=""), ["MASTER_ADDR"]),
-    "port": (torchrun(0, 2, 2, MASTER_PORT="99999"), ["MASTER_PORT=99999", "65535"]),
-    "params": (mpirun(0, 2, 2, SM_FRAMEWORK_PARAMS="[1]"), ["SM_FRAMEWORK_PARAMS=[1]"]),
-    "no driver for the GPUs": (
-        {"SM_NUM_GPUS": "8"},
-        ["SM_NUM_GPUS=8", "torch 2.13.0+cpu"],
-    ),
-    "no driver, torchrun": (
-        torchrun(0, 2, 2, SM_NUM_GPUS="2"),
-        ["SM_NUM_GPUS=2", "CUDA_VISIBLE_DEVICES="],
-    ),
-    "torch was replaced": (
-        {"SM_DLC_TORCH_VERSION": "2.5.1+cu124"},
-        ["2.5.1+cu124", "2.13.0+cpu", "requirements.txt"],
-    ),
+WRONG = {
+    "several hosts, no launcher": ({"SM_HOSTS": TWO}, "2 hosts.*torch_distributed"),
+    "missing": ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK is unset"),
+    "missing in mpirun": ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is unset"),
+    "not a number": (torchrun(0, 2, 2) | {"RANK": "zero"}, "RANK is zero"),
+    "negative": (torchrun(0, 2, 2) | {"RANK": "-1"}, "rank -1 of 2"),
+    "too large": (torchrun(0, 2, 2) | {"RANK": "2"}, "rank 2 of 2"),
+    "local out of range": (torchrun(1, 2, 1) | {"LOCAL_RANK": "1"}, "local rank 1 of 1"),
+    "not hosts × local": (torchrun(0, 3, 1, SM_HOSTS=TWO), "3 processes .* 2 hosts"),
+    "uneven": (torchrun(0, 5, 2), "5 processes"),
+    "no address": (mpirun(0, 2, 1), "MASTER_ADDR"),
+    "empty address": (mpirun(0, 2, 1, MASTER_ADDR=""), "MASTER_ADDR"),
+    "no driver for the GPUs": ({"SM_NUM_GPUS": "8"}, "SM_NUM_GPUS=8.*2.13.0"),
+    "no driver, torchrun": (torchrun(0, 2, 2, SM_NUM_GPUS="2"), "SM_NUM_GPUS=2"),
 }
 
 
-@pytest.mark.parametrize("env, words", REFUSED.values(), ids=REFUSED)
-def test_what_contradicts_is_refused_in_one_sentence(env: dict[str, str], words: list[str]) -> None:
-    with pytest.raises(ClusterError) as error:
+@pytest.mark.parametrize("env, words", WRONG.values(), ids=WRONG)
+def test_a_wrong_launch_is_an_error(env: dict[str, str], words: str) -> None:
+    with pytest.raises(ClusterError, match=words):
         locate(env, CPU)
-    for word in words:
-        assert word in str(error.value)
-    assert error.value.problem and error.value.cure
-    assert not error.value.problem.endswith(".") and not error.value.cure.endswith(".")
-    assert "\n" not in str(error.value)
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(sorted(VARIABLES)),
-        st.text(),
-    )
-)
-def test_any_values_make_a_cluster_or_a_sentence(env: dict[str, str]) -> None:
-    try:
-        found = locate(env, CPU)
-    except ClusterError:
-        return
-    assert 0 <= found.rank < found.world_size == found.num_nodes * found.local_world_size
-
-
-@pytest.mark.parametrize(
-    "machine, instance, words",
-    [
-        (GPUS, "ml.g5.12xlarge", ["SM_CURRENT_INSTANCE_TYPE=ml.g5.12xlarge", P4D]),
-        (
-            Machine(gpus=8, has_nccl=True),
-            P4D,
-            ["smdistributed.dataparallel", 'image = "smddp"'],
-        ),
-    ],
-)
-def test_smddp_where_it_cannot_run(machine: Machine, instance: str, words: list[str]) -> None:
-    env = mpirun(0, 8, 8, SM_CURRENT_INSTANCE_TYPE=instance, SM_FRAMEWORK_PARAMS=json.dumps(SMDDP))
-    with pytest.raises(ClusterError) as error:
-        locate(env, machine)
-    assert all(word in str(error.value) for word in [*words, "torch_distributed"])
-
-
-def test_gpus_that_are_hidden_on_purpose_or_not_there_are_no_mistake() -> None:
+def test_hidden_or_absent_gpus_are_no_error() -> None:
     assert locate({"SM_NUM_GPUS": "8", "CUDA_VISIBLE_DEVICES": ""}, CPU).device == "cpu"
     assert locate({"SM_NUM_GPUS": "0"}, CPU).device == "cpu"
 
 
-def test_more_processes_than_gpus() -> None:
+def test_more_processes_than_gpus_are_an_error() -> None:
     with pytest.raises(ClusterError) as refusal:
         locate(torchrun(0, 2, 2), Machine(gpus=1, has_nccl=True))
-    assert "LOCAL_WORLD_SIZE=2" in refusal.value.problem and "1 GPU" in refusal.value.problem
-
-
-def test_images_torch_is_compared_with_its_build() -> None:
-    assert locate({"SM_DLC_TORCH_VERSION": "2.13.0"}, CPU).rank == 0
-    with pytest.raises(ClusterError):
-        locate({"SM_DLC_TORCH_VERSION": "2.13.0+cu130"}, CPU)
+    assert "2 processes" in refusal.value.problem and "1 visible GPU" in refusal.value.problem
 
 
 @pytest.fixture
@@ -255,7 +170,7 @@ def rank_3_of_4(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     session.current_cluster.cache_clear()
 
 
-def test_strategy_knows_the_node_and_survives_teardown(
+def test_the_strategy_keeps_its_place_after_teardown(
     rank_3_of_4: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strategy, devices, num_nodes = dist.get_initialization_info()
@@ -274,27 +189,11 @@ def test_strategy_knows_the_node_and_survives_teardown(
     assert {"2", "4"} <= set(refusal.value.problem.split())
 
 
-@pytest.mark.parametrize(
-    "variables, compression, named",
-    [
-        (
-            {"SM_FRAMEWORK_PARAMS": json.dumps(SMDDP), "SM_CURRENT_INSTANCE_TYPE": P4D},
-            "fp16",
-            "SMDDP",
-        ),
-        ({}, "bf16", "gloo"),
-    ],
-)
-def test_a_compression_that_the_backend_lacks(
-    variables: dict[str, str], compression: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    env = mpirun(0, 2, 2, **variables)
-    cluster = locate(env, Machine(has_smddp=True))
+def test_smddp_has_no_compression(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = locate(mpirun(0, 2, 2, SM_FRAMEWORK_PARAMS=json.dumps(SMDDP)), Machine())
     monkeypatch.setattr(dist, "current_cluster", lambda: cluster)
-    with pytest.raises(ClusterError) as refusal:
-        dist.get_initialization_info(compression)
-    assert f"compression={compression}" in refusal.value.problem
-    assert named in refusal.value.problem
+    with pytest.raises(ClusterError, match=r"compression=fp16.*SMDDP"):
+        dist.get_initialization_info("fp16")
     strategy, devices, num_nodes = dist.get_initialization_info()
     assert isinstance(strategy, strategies.ClusterStrategy) and (devices, num_nodes) == (2, 1)
 
@@ -315,10 +214,10 @@ def test_one_process_needs_no_group() -> None:
             "rank 0 on host localhost failed: ValueError: too hot",
         ),
         (UserError("no data", "bring some"), {}, "no data; bring some"),
-        (ValueError(), {"SM_HOSTS": "2"}, "SM_HOSTS=2"),
+        (ValueError(), {"RANK": "zero"}, "RANK is zero"),
     ],
 )
-def test_the_cause_is_left_where_sagemaker_looks(
+def test_the_cause_is_in_the_failure_file(
     error: Exception,
     env: dict[str, str],
     named: str,

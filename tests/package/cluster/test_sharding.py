@@ -24,7 +24,7 @@ def strategy(cluster: Cluster = SIX, name: str = "fsdp", **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["none", "ddp", "fsdp"])
-def test_weights_are_drawn_on_the_cpu_whatever_the_device(name: str) -> None:
+def test_weights_are_initialized_on_the_cpu_with_any_device(name: str) -> None:
     """A GPU's generator draws others from the same seed. Here another device stands in for it."""
     chosen = strategy(locate({}, Machine()), "ddp") if name == "none" else strategy(SIX, name)
     device = torch.device("meta")
@@ -39,7 +39,7 @@ def test_weights_are_drawn_on_the_cpu_whatever_the_device(name: str) -> None:
 
 
 @pytest.mark.parametrize(("shard_size", "said"), [(0, 6), (2, 2), (3, 3), (6, 6)])
-def test_groups_of_ranks(shard_size: int, said: int) -> None:
+def test_shard_size_sets_the_groups_of_ranks(shard_size: int, said: int) -> None:
     chosen = strategy(shard_size=shard_size)
     assert isinstance(chosen, ShardedStrategy) and chosen.shard_size == said
 
@@ -53,7 +53,7 @@ def test_groups_of_ranks(shard_size: int, said: int) -> None:
         ({"cluster": replace(SIX, backend="smddp")}, "torch_distributed"),
     ],
 )
-def test_what_cannot_be_sharded_is_refused(options: dict[str, Any], named: str) -> None:
+def test_wrong_groups_and_backends_are_errors(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ClusterError) as refused:
         strategy(**options)
     assert named in refused.value.cure
@@ -69,7 +69,7 @@ def test_sharding_needs_a_torch_with_fsdp2(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(strategy(), ShardedStrategy)
 
 
-def test_a_precision_that_scales_losses_is_refused_in_a_sentence() -> None:
+def test_a_precision_that_scales_losses_is_an_error() -> None:
     """By Lightning, as soon as the Trainer is made."""
     with pytest.raises(ValueError, match="precision") as refused:
         pl.Trainer(accelerator="cpu", devices=6, strategy=strategy(), precision="16-mixed")

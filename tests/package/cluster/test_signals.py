@@ -20,9 +20,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_says_how_to_go_on_and_ends_with_143(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_saves_and_ends_with_status_143(tmp_path: Path, number: signal.Signals) -> None:
     options = {**small.options(tmp_path), "epochs": 300, "log_every": 5}
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, str(SRC / "train.py"), *pairs]

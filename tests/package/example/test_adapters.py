@@ -26,7 +26,6 @@ import train
 from small_training import same
 from smlightning import adapters, files, pretrained
 from smlightning.checkpoints import files as checkpoint_files
-from smlightning.checkpoints import reader
 from smlightning.errors import UserError
 from smlightning.testing.processes import run_ranks
 
@@ -287,7 +286,7 @@ def test_two_sharded_ranks_train_what_one_does(words: str, tiny_bert: str, tmp_p
         assert record["gathered"] == len(one), "nothing of what is frozen"
     newest = checkpoint_files.newest(tmp_path / "ranks/outputs/checkpoints")
     assert newest
-    state = reader.read_here(newest)
+    state = checkpoint_files.read(newest)
     (optimizer,) = state["optimizer_states"]
     assert len(optimizer["state"]) == len(one), "nothing of what is frozen"
     names = checkpoint_files.files_beside(newest)

@@ -38,15 +38,6 @@ def test_ranks_train_over_smddp_on_gpus(run: Run) -> None:
     assert "smddp" in first["log"]
 
 
-def test_a_host_without_the_checkpoint_gets_it_over_nccl(run: Run, tmp_path: Path) -> None:
-    run("classification", 2, {"launcher": "hosts", "stop_at": 5})
-    assert not any((tmp_path / "run/host1/outputs/checkpoints").glob("*.ckpt"))
-    resumed = run("classification", 2, {"launcher": "hosts"})
-    assert [record["steps"] for record in resumed] == [resumed[0]["steps"]] * 2
-    assert resumed[0]["steps"] < 18
-    assert resumed[0]["predicted"] == "cuda"
-
-
 @pytest.mark.parametrize(
     "compression",
     ["bf16", *(pytest.param(name, marks=pytest.mark.long) for name in ("fp16", "powersgd"))],

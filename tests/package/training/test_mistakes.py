@@ -128,7 +128,7 @@ class WithoutSuper(Numbers):
         (Detached, Numbers, "training_step"),
         (Vector, Numbers, "single number"),
         (Several, Numbers, "several optimizers"),
-        (Leaving, Numbers, "on_train_epoch_end called sys.exit()"),
+        (Leaving, Numbers, "sys.exit(None)"),
         (Unsaved, Numbers, "Unsaved has no save"),
         (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),
         (Line, TwoLoaders, "dataloader_idx"),

@@ -207,7 +207,7 @@ def test_another_metric_may_choose_the_best_weights(
     out = capsys.readouterr().out
     path = files.newest(directory())
     assert path
-    best = files.load(path)["callbacks"]["Checkpoints"]["best"]
+    best = files.read(path)["callbacks"]["Checkpoints"]["best"]
     losses = [float(x) for x in re.findall(log.metric_regex("val/loss"), out, re.M)]
     assert best["score"] == pytest.approx(min(losses), rel=1e-5)
     assert re.fullmatch(r"test/loss \d+\.\d{4}", out.splitlines()[-1])

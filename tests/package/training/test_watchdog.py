@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from smlightning.cluster import rendezvous
-from smlightning.cluster.ending import End
+from smlightning.cluster import session
 from smlightning.cluster.location import Cluster
+from smlightning.cluster.session import End
 from smlightning.training import hangs, watchdog
 from smlightning.training.hangs import Heard, Heartbeat, find_hang
 from smlightning.training.watchdog import HangWatchdog, Progress, pause_watchdog
@@ -147,7 +147,7 @@ def test_training_is_warm_after_a_whole_update_and_a_batch_more(
 def test_a_watchdog_that_is_used_again_has_new_threads_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rendezvous, "connect", lambda _: Memory())
+    monkeypatch.setattr(session, "connect", lambda _: Memory())
     mine = HangWatchdog(3.0)
     mine.cluster = TWO
     mine.setup()

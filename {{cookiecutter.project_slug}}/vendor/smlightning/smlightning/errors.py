@@ -99,6 +99,18 @@ MISTAKES: tuple[tuple[type[Exception], str, str, str], ...] = (
         "for the metric that is MONITOR see self.log(..., add_dataloader_idx=False)",
     ),
     (
+        RuntimeError,
+        r"Error\(s\) in loading state_dict for",
+        "",
+        "restore the old architecture to resume, or train from the start with --resume never",
+    ),
+    (
+        TypeError,
+        "required to override the `configure_model",
+        "",
+        "build the network in configure_model, which --strategy fsdp needs",
+    ),
+    (
         TypeError,
         "You seem to have configured a sampler in your DataLoader which does not provide",
         "a sampler without a length cannot be divided among the ranks",

@@ -1,6 +1,7 @@
-"""What two tensors are compared by that do not lie in one place; states of tensors."""
+"""Checksums of tensors, and nested states of tensors."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,8 +24,25 @@ def checksum(tensor: torch.Tensor) -> int:
     return int(total) % 2**61
 
 
-def remade(sequence: list | tuple, items: Iterable[Any]) -> Any:
-    """Items as a list or a tuple of the sequence's own kind. A NamedTuple becomes a plain one: a
-    checkpoint holds no classes.
+def transform(state: Any, change: Callable[[Any, str], Any], place: str = "") -> Any:
+    """A copy of nested mappings, lists and tuples, with values replaced.
+
+    A mapping keeps its class, and a state_dict its ``_metadata``. A NamedTuple becomes a plain
+    tuple: a checkpoint holds no classes.
+
+    Args:
+        change: returns the value for ``(value, place)``, or the same one to go on inside it.
+        place: of ``state``: keys and numbers, each after a slash.
     """
-    return tuple(items) if hasattr(sequence, "_fields") else type(sequence)(items)
+    changed = change(state, place)
+    if changed is not state:
+        return changed
+    if isinstance(state, Mapping):
+        copied: Any = copy.copy(state)
+        for key, value in state.items():
+            copied[key] = transform(value, change, f"{place}/{key}")
+        return copied
+    if isinstance(state, list | tuple):
+        items = [transform(item, change, f"{place}/{n}") for n, item in enumerate(state)]
+        return tuple(items) if hasattr(state, "_fields") else type(state)(items)
+    return state

@@ -126,14 +126,14 @@ def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_pa
     chosen = fine_tuning(str(base), tmp_path, lora_rank=2, checkpoint_steps=2, num_workers=0)
     train.train(**chosen)
     last, middle = (next(Path("outputs/checkpoints").glob(f"*-step00000{n}-*")) for n in (4, 2))
-    kept = files.load(last)["state_dict"]
+    kept = files.read(last)["state_dict"]
     adapter = safetensors.load_file("outputs/model/adapter_model.safetensors")
     (checksum,) = {name for name in kept if "lora_" not in name}
     assert checksum == "net.base_checksum" and len(kept) == len(adapter) + 1
     assert last.stat().st_size < base.joinpath("model.safetensors").stat().st_size
     again = {**chosen, "resume": str(middle), "output_dir": "again"}
     train.train(**{**again, "merge": True})
-    resumed = files.load(next(Path("again/checkpoints").glob("*-step000004-*")))["state_dict"]
+    resumed = files.read(next(Path("again/checkpoints").glob("*-step000004-*")))["state_dict"]
     assert all(torch.equal(kept[name], resumed[name]) for name in kept)
     # What predict.py, peft and transformers load: the adapter on its base, and the merged model.
     batch = {"input_ids": torch.arange(3, 30)[None], "position_ids": torch.arange(27)[None]}

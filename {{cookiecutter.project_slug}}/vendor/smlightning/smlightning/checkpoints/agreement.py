@@ -7,18 +7,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from smlightning.cluster import collectives
+from smlightning.cluster import collectives, signals
 
 SECONDS = 0.3  # about how often they agree
-
-
-@dataclass(frozen=True)
-class Votes:
-    """What a rank wants; as an answer, what any of them does."""
-
-    stop: bool = False  # a signal told it so
-    save: bool = False  # a checkpoint is due
-    leave: bool = False  # a checkpoint could not be written
 
 
 @dataclass
@@ -34,38 +25,50 @@ class Agreement:
     """Asks all ranks, after as many batches as take about SECONDS.
 
     All ranks count the same batches, and derive from the same sums after how many to ask again.
+
+    Args:
+        minutes: between two checkpoints.
+
+    Attributes:
+        stop: a rank got a signal.
+        save: a checkpoint is due.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, minutes: float) -> None:
+        self.seconds = 60 * minutes
+        self.stop = self.save = False
+        self._saved_at = time.monotonic()
         self._intervals: dict[Any, _Interval] = {}
 
-    def ask(self, trainer: pl.Trainer, votes: Votes) -> Votes:
-        """What any rank votes for; nothing where it is not yet time to ask.
+    def saved(self) -> None:
+        """The next checkpoint is due after as many minutes again."""
+        self.save, self._saved_at = False, time.monotonic()
 
-        Collective, each batch.
+    def ask(self, trainer: pl.Trainer, has_failed: bool) -> bool:
+        """Whether any rank has failed to write a checkpoint; also updates ``stop`` and ``save``.
+
+        Collective, each batch. False if it is not yet time to ask.
         """
         interval = self._intervals.setdefault(trainer.state.stage, _Interval())
         interval.left -= 1
         if interval.left > 0:
-            return Votes()
-        answer = votes
+            return False
+        now = time.monotonic()
+        is_late = trainer.is_global_zero and now - self._saved_at > self.seconds
+        votes = [signals.requested(), is_late, has_failed]
+        values = [*map(float, votes), now - interval.since]
+        sums = collectives.all_sum(torch.tensor(values, device=trainer.strategy.root_device))
+        stop, save, failed, seconds = sums.tolist()
         if trainer.world_size > 1:
-            answer, seconds = _sum(trainer, votes, time.monotonic() - interval.since)
             interval.batches = _fitting(interval.batches, seconds / trainer.world_size)
         interval.left = interval.batches
         interval.since = time.monotonic()
-        return answer
-
-
-def _sum(trainer: pl.Trainer, votes: Votes, seconds: float) -> tuple[Votes, float]:
-    """What any rank votes for, and the sum of the ranks' seconds."""
-    values = [float(votes.stop), float(votes.save), float(votes.leave), seconds]
-    device = trainer.strategy.root_device
-    stop, save, leave, total = collectives.all_sum(torch.tensor(values, device=device)).tolist()
-    return Votes(stop > 0, save > 0, leave > 0), total
+        self.stop = self.stop or stop > 0
+        self.save = self.save or save > 0
+        return failed > 0
 
 
 def _fitting(batches: int, seconds: float) -> int:
-    """How many batches take about SECONDS, where these took ``seconds``; at most twice as many."""
+    """How many batches take about SECONDS if these took ``seconds``; at most twice as many."""
     fitting = int(SECONDS * batches / max(seconds, 1e-6))
     return max(1, min(fitting, 2 * batches))

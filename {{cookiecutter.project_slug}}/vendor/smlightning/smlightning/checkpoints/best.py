@@ -1,16 +1,15 @@
-"""Which validation was the best one, as a value."""
+"""The best validation so far, as a value."""
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
 from smlightning.project import refuse_no_name
 
-# Last words of metrics' names, and words that turn them round.
+# Last words of metrics' names, and words that reverse their meaning.
 LOWER_IS_BETTER = {"loss", "error", "perplexity", "mse", "rmse", "mae", "wer", "cer", "nll"}
 HIGHER_IS_BETTER = {"accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "iou", "recall"}
 SIGNED = {"neg", "negative", "minus", "inverse"}
@@ -24,7 +23,7 @@ class Best:
     mode: Literal["max", "min"]  # which of its values is best
     score: float | None = None  # None: no validation gave a finite one yet
     step: int = 0  # global batches before it
-    epoch: int = 0  # in which it was, from 1
+    epoch: int = 0  # of it, from 1
 
     def __post_init__(self) -> None:
         refuse_no_name(self.monitor)
@@ -39,8 +38,8 @@ class Best:
             raise UserError(
                 f"MODE is {self.mode!r}, so the weights with the "
                 f"{'highest' if self.mode == 'max' else 'lowest'} {self.monitor} would be kept",
-                f"set MODE to {'min' if self.mode == 'max' else 'max'!r} in src/options.py; where "
-                f"it is meant so, log it as {self.monitor.rpartition('/')[0] or 'val'}/negative_"
+                f"set MODE to {'min' if self.mode == 'max' else 'max'!r} in src/options.py; if it "
+                f"is meant so, log it as {self.monitor.rpartition('/')[0] or 'val'}/negative_"
                 f"{word[-1]}",
             )
 
@@ -61,11 +60,3 @@ class Best:
 
     def replaced_by(self, score: float, position: Position) -> "Best":
         return replace(self, score=score, step=position.step, epoch=position.epoch + 1)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values: a checkpoint holds no classes."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Best":
-        return cls(**values)

@@ -1,9 +1,6 @@
-"""Checkpoints are written beside the training: it waits for a copy in memory, a thread does the
-rest.
-"""
+"""Writes checkpoints while training goes on: it waits for a copy, and a thread writes that."""
 
 import json
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,30 +14,58 @@ import torch.distributed
 from smlightning.checkpoints import files
 from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
-from smlightning.cluster import ending, parts, rendezvous
-from smlightning.cluster.location import Cluster
-from smlightning.cluster.rendezvous import RankStore
+from smlightning.cluster import session, shards
+from smlightning.cluster.session import RankStore
 
 KEPT_KEY = "checkpoint/kept"  # the newest number, and the names of the files that are still needed
 
 
 @dataclass
 class _Best:
-    """The best weights so far."""
+    """The best weights so far, split, in main memory."""
 
-    weights: Any  # in main memory
-    file: Path | None = None  # which holds them, once it is written
+    weights: Any
+    shard: shards.Shard
+    file: str = ""  # its name, once it is written
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one folder, whole states, used by rank 0 alone."""
+    """Writes the checkpoints of one folder.
 
-    def __init__(self, directory: Path) -> None:
+    Each writing rank writes its shard; when all have, rank 0 writes the checkpoint that names them.
+    The thread uses the ranks' store, since the process group belongs to the training.
+
+    Args:
+        directory: of the checkpoints.
+        number: of the next checkpoint, the same on every rank; None: the next one in the folder.
+        shard_size: the first so many ranks hold the whole state among them, and write it; the
+            others are replicas.
+    """
+
+    def __init__(self, directory: Path, number: int | None = None, shard_size: int = 1) -> None:
         self.directory = directory
+        self.is_sharded = shard_size > 1
+        self._cluster = session.current_cluster()
+        self._shard_size = shard_size
+        self._number = number or files.next_number(directory)
         self._best: _Best | None = None
-        self._copy: Any = None  # the last state, whose memory the next one takes
+        self._memory: dict[str, torch.Tensor] = {}  # of the last copies
+        self._best_memory: dict[str, torch.Tensor] = {}
         self._written: Position | None = None  # of the newest checkpoint
         self._pending: Future[None] | None = None
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether this rank keeps the best weights, or its shard of them."""
+        return self.is_sharded or self._cluster.rank == 0
+
+    @property
+    def best_weights(self) -> Mapping[str, Any] | None:
+        """The best weights so far, in main memory; of divided ones this rank's shard."""
+        if self._best is None:
+            return None
+        weights: Mapping[str, Any] = shards.join(self._best.weights, [self._best.shard])
+        return weights
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -54,28 +79,25 @@ class CheckpointWriter:
         device = torch.cuda.current_device()
         return ThreadPoolExecutor(1, "checkpoint", torch.cuda.set_device, (device,))
 
-    @property
-    def best_weights(self) -> Mapping[str, Any] | None:
-        """The best weights so far, in main memory."""
-        return self._best.weights if self._best else None
+    @cached_property
+    def _store(self) -> RankStore:
+        return session.connect(self._cluster)
 
-    def resume_from(
-        self, position: Position, best: Mapping[str, Any] | None = None, file: Path | None = None
-    ) -> None:
+    def resume_from(self, position: Position, best: Mapping[str, Any] | None = None) -> None:
         """Continue after a checkpoint of ``position``.
 
         Args:
-            best: the best weights, if they still count.
-            file: which holds them, if it lies in this writer's folder.
+            best: the best weights so far, on the ranks that keep them.
         """
         self._written = position
         if best is not None:
-            self._best = _Best(snapshot(self._taken(best)), file)
+            self.keep_best(best)
 
     def keep_best(self, weights: Mapping[str, Any]) -> None:
         """Copy the best weights so far; the next checkpoint writes them."""
-        reusable = self._best.weights if self._best and not self.busy() else None
-        self._best = _Best(snapshot(self._taken(weights), reusable))
+        if self.busy():  # the thread may be writing the last ones
+            self._best_memory = {}
+        self._best = _Best(*snapshot(shards.split(weights), self._best_memory))
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
@@ -83,17 +105,18 @@ class CheckpointWriter:
         """Write ``state`` as the checkpoint of ``position``, unless the newest is of that position
         already.
 
-        It returns when the state is copied, for which it waits until the checkpoint before is
-        written. Failures are not raised here: see `failed` and `finish`.
+        It waits until the checkpoint before is written, and returns when the state is copied.
+        Failures are not raised here: see `failed` and `finish`.
         """
         if self._pending:
             self._pending.exception()  # waits
         if self.failed() or position == self._written:
             return
-        self._copy = snapshot(self._taken(state), self._copy)
+        writes = self._cluster.rank < self._shard_size
+        copy = snapshot(shards.split(state if writes else {}), self._memory)
         on_gpu = torch.cuda.is_available()
         copied = torch.cuda.current_stream().record_event() if on_gpu else None
-        self._pending = self._thread.submit(self._write, position, copied, self._best)
+        self._pending = self._thread.submit(self._write, position, copy, copied, self._best)
         self._written = position
 
     def busy(self) -> bool:
@@ -107,133 +130,57 @@ class CheckpointWriter:
         return self._pending.exception() is not None
 
     def finish(self) -> None:
-        """Wait for the latest checkpoint; raises what hindered it."""
+        """Wait for the latest checkpoint; raises the error that ended it."""
         if self._pending:
             self._pending.result()
 
-    def _taken(self, state: Any) -> Any:
-        """What is copied of a state."""
-        return state
+    # In the thread
 
     def _write(
-        self, position: Position, copied: torch.cuda.Event | None, best: _Best | None
+        self, position: Position, copy: Any, copied: torch.cuda.Event | None, best: _Best | None
     ) -> None:
-        """What the thread does."""
         if copied:
             copied.synchronize()  # the GPU fills pinned memory while training goes on
-        if best and best.file is None:
-            best.file = files.write_best(self.directory, best.weights)
-        files.write(self.directory, position.step, self._copy, best.file if best else None)
-        files.prune(self.directory)
-
-
-class ShardWriter(CheckpointWriter):
-    """Writes checkpoints of which each rank has a part, used by every rank.
-
-    Each rank writes its shard and says so on the store; when all have, rank 0 writes the checkpoint
-    that names them. No thread uses the process group, which belongs to the training.
-
-    Args:
-        cluster: where this rank is.
-        number: of the next checkpoint, the same on every rank.
-        shards: how many ranks have the state once among them. The first that many write; the
-            others, which have replicas, keep their best weights alone.
-    """
-
-    def __init__(self, directory: Path, cluster: Cluster, number: int, shards: int) -> None:
-        super().__init__(directory)
-        self._cluster = cluster
-        self._number = number
-        self._shards = shards
-
-    @property
-    def best_weights(self) -> Mapping[str, Any] | None:
-        """This rank's part of the best weights so far, each a `DividedTensor`."""
-        if self._best is None:
-            return None
-        state, shard = self._best.weights
-        return parts.join(state, [shard])
-
-    @cached_property
-    def _store(self) -> RankStore:
-        return rendezvous.connect(self._cluster)
-
-    def _taken(self, state: Any) -> Any:
-        return parts.split(state)
-
-    def write(self, state: Mapping[str, Any], position: Position) -> None:
-        super().write(state if self._cluster.rank < self._shards else {}, position)
-
-    def _write(
-        self, position: Position, copied: torch.cuda.Event | None, best: _Best | None
-    ) -> None:
-        if copied:
-            copied.synchronize()
+        state, shard = copy
         number = self._number
         self._number += 1  # threads of all ranks count the same checkpoints
-        if self._cluster.rank < self._shards:
-            written: dict[str, str] = {}
+        key, rank = f"checkpoint/{number}", self._cluster.rank
+        names: dict[str, str] = {}  # of this rank's files; none after a failure
+        if rank < self._shard_size:
             try:
-                written = self._write_shards(number, best)
-            finally:  # after a failure nothing: rank 0 waits for no more
-                self._store.set(_written_key(number, self._cluster.rank), json.dumps(written))
-        if self._cluster.rank == 0:
-            self._write_checkpoint(number, position, best)
+                names = self._write_shards(number, shard, best)
+            finally:
+                if self.is_sharded:
+                    self._store.set(f"{key}/{rank}", json.dumps(names))
+        if rank == 0:
+            written = [names]
+            if self.is_sharded:
+                ranks = range(self._shard_size)
+                written = session.wait_for_ranks(self._store, key, ranks, self._cluster)
+            if not all(written):
+                raise torch.distributed.DistNetworkError("a rank could not write its shard")
+            every = {kind: [own[kind] for own in written if own[kind]] for kind in names}
+            files.write(self.directory, position, state, every, number)
+            kept = files.prune(self.directory)
+            if self.is_sharded:
+                self._store.set(KEPT_KEY, json.dumps([kept[0], sorted(kept[1])]))
         elif self._cluster.local_rank == 0:
             self._prune()
 
-    def _write_shards(self, number: int, best: _Best | None) -> dict[str, str]:
-        """The names of this rank's files."""
-        place = self._cluster.rank, self._shards
-        if best and best.file is None:
-            _, shard = best.weights
-            best.file = files.write_shard(self.directory, number, shard, *place, best=True)
-        _, shard = self._copy
-        path = files.write_shard(self.directory, number, shard, *place)
-        return {"shard": path.name, "best": best.file.name if best and best.file else ""}
-
-    def _write_checkpoint(self, number: int, position: Position, best: _Best | None) -> None:
-        """Rank 0's: the checkpoint is there when this is done."""
-        ranks = self._written_by_all(number)
-        divided = {
-            "shards": [written["shard"] for written in ranks],
-            "best_shards": [written["best"] for written in ranks if written["best"]],
-            "best": best.weights[0] if best else None,
-        }
-        state, _ = self._copy
-        content = {**state, files.DIVIDED: divided}
-        files.write(self.directory, position.step, content, number=number)
-        newest, named = files.prune(self.directory)
-        self._store.set(KEPT_KEY, json.dumps([newest, sorted(named)]))
-
-    def _written_by_all(self, number: int) -> list[dict[str, str]]:
-        """What each rank that writes has written; waits for all of these.
-
-        Raises:
-            torch.distributed.DistNetworkError: a rank could not, or has ended.
-        """
-        ranks = range(self._shards)
-        keys = [_written_key(number, rank) for rank in ranks]
-        while True:
-            # In this order: a rank may write, say so and end between the two questions.
-            has_ended = any(self._store.has(ending.end_key(rank)) for rank in ranks)
-            if self._store.has(*keys):
-                break
-            if has_ended:
-                raise torch.distributed.DistNetworkError("a rank ended before its shard was there")
-            time.sleep(0.02)
-        written = [json.loads(self._store.get(key) or "{}") for key in keys]
-        if not all(written):
-            raise torch.distributed.DistNetworkError("a rank could not write its shard")
-        return written
+    def _write_shards(self, number: int, shard: shards.Shard, best: _Best | None) -> dict[str, str]:
+        """The names of this rank's files, "" if there is none."""
+        place = f"{self._cluster.rank:05d}-of-{self._shard_size:05d}"
+        if best and not best.file:
+            content = {"weights": best.weights, "shard": best.shard}
+            best.file = files.write_file(self.directory, f"{number:06d}-best-{place}", content).name
+        name = ""
+        if self.is_sharded:
+            name = files.write_file(self.directory, f"{number:06d}-{place}", shard).name
+        return {"shards": name, "best": best.file if best else ""}
 
     def _prune(self) -> None:
-        """On another host than rank 0's: what was not needed any more one checkpoint ago."""
+        """On another host than rank 0's: remove what was not needed one checkpoint ago."""
         text = self._store.get(KEPT_KEY)
         if text is not None:
             newest, named = json.loads(text)
             files.prune_shards(self.directory, newest, named)
-
-
-def _written_key(number: int, rank: int) -> str:
-    return f"checkpoint/{number}/{rank}"

@@ -11,7 +11,7 @@ REPETITIONS = 3
 
 
 def verify_all_reduce(rank: int, world_size: int, device: torch.device) -> None:
-    """Sum numbers whose sum is known; rank 0 prints the bus bandwidth.
+    """Sum known numbers over the ranks; rank 0 prints the bus bandwidth.
 
     It is 2 (n − 1) / n × bytes / seconds, as nccl-tests computes it (doc/PERFORMANCE.md).
 
@@ -33,7 +33,7 @@ def verify_all_reduce(rank: int, world_size: int, device: torch.device) -> None:
             raise ClusterError(
                 f"all-reduce over {world_size} ranks gave {low:g} to {high:g} on rank {rank}, "
                 f"expected {expected}: {backend} does not work between these hosts",
-                "take another backend or image",
+                "use another backend or image",
             )
     if rank == 0:
         rate = 2 * (world_size - 1) / world_size * buffer.nbytes / min(seconds) / 1e9

@@ -1,4 +1,4 @@
-"""The parts of a network that FSDP2 gathers, and torch.compile compiles, one at a time."""
+"""The modules of a network that FSDP2 gathers, and torch.compile compiles, one by one."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def networks(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules in ``module`` that have parameters; of a list or dictionary, its items."""
+    """The modules in ``module`` that have parameters; instead of a list or dictionary its items."""
     for child in module.children():
         if not any(True for _ in child.parameters()):
             continue
@@ -17,7 +17,7 @@ def networks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def blocks(network: nn.Module) -> Iterator[nn.Module]:
-    """The items of the outermost lists of equal layers, as Transformers have them."""
+    """The items of the outermost lists of equal layers, such as a Transformer's."""
     for child in network.children():
         items = list(child.children())
         kinds = {type(item) for item in items}

@@ -1,4 +1,4 @@
-"""Reductions over the ranks, by the one operation that every backend has."""
+"""Reductions over the ranks, by the only operation that every backend has."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ from torch import Tensor
 
 from smlightning.cluster.session import current_cluster
 
-# Types that NCCL does not know (ProcessGroupNCCL, ``ncclDataType``), and which it sums instead.
+# Types that NCCL does not know (ProcessGroupNCCL, ``ncclDataType``), and the ones to sum instead.
 WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32}
 
 
 def all_sum(tensor: Tensor) -> Tensor:
     """The sum of ``tensor`` over all ranks, on its own device.
 
-    It is ``tensor`` itself where there is no process group. A sum is the one reduction that every
-    backend has: SMDDP refuses the rest (Lightning#20409).
+    Without a process group it is ``tensor`` itself. A sum is the only reduction that every backend
+    has: SMDDP rejects the rest (Lightning#20409).
     """
     if not torch.distributed.is_initialized():
         return tensor
@@ -27,11 +27,11 @@ def all_sum(tensor: Tensor) -> Tensor:
 
 
 def from_each_rank(numbers: Sequence[int]) -> list[list[int]]:
-    """Whole numbers of each rank, by rank. Collective: every rank has to give as many."""
+    """Whole numbers of each rank, by rank. Collective: every rank passes equally many."""
     cluster = current_cluster()
     slots = torch.zeros(cluster.world_size, len(numbers), dtype=torch.int64)
     slots[cluster.rank] = torch.tensor(numbers, dtype=torch.int64)
-    return all_sum(slots).tolist()  # a slot of its own for each rank: SMDDP has sums alone
+    return all_sum(slots).tolist()  # a slot for each rank: SMDDP has only sums
 
 
 def bytes_from_each_rank(content: bytes) -> list[bytes]:
@@ -47,14 +47,14 @@ def bytes_from_each_rank(content: bytes) -> list[bytes]:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether the flag is set on any rank. Collective: every rank has to call it."""
+    """Whether the flag is set on any rank. Collective."""
     return bool(all_sum(torch.tensor(int(flag))) > 0)
 
 
 def sum_over_ranks(state: Tensor, group: object = None) -> list[Tensor]:
     """``dist_sync_fn`` for a torchmetrics metric whose states are sums: one all-reduce.
 
-    Of states that are lists, means or maxima it would make other figures: training refuses it
-    there (training/metrics.py).
+    It is wrong for states that are lists, means or maxima, and training rejects it there
+    (training/metrics.py).
     """
     return [all_sum(state)]

@@ -1,4 +1,4 @@
-"""FSDP2 itself: dividing a network's parameters among the ranks, and gathering them again.
+"""The calls of FSDP2: divide a network's parameters among the ranks, and gather them again.
 
 Only `ShardedStrategy` imports this module, when it has parameters to divide: the images with
 torch 2.5 have FSDP2 under a private name only.
@@ -25,7 +25,7 @@ def shard(module: nn.Module, mesh: Any, device: torch.device, bf16: bool = False
 
     Args:
         module: with rank 0's weights in main memory; on the other ranks it may be an outline.
-        mesh: of one dimension, or of (replicas, parts).
+        mesh: of one dimension, or of (replicas, shards).
         bf16: compute in bfloat16 and add gradients up in float32; weights stay in float32.
     """
     policy = MixedPrecisionPolicy()
@@ -39,8 +39,8 @@ def shard(module: nn.Module, mesh: Any, device: torch.device, bf16: bool = False
 
 
 def send_parameters(module: nn.Module, device: torch.device) -> None:
-    """Give every rank rank 0's parameters, but for those that are divided. Collective."""
-    sent: dict[nn.Parameter, nn.Parameter] = {}  # one that has two places is sent once
+    """Give every rank rank 0's parameters, except those that are divided. Collective."""
+    sent: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is sent once
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             if isinstance(parameter, DTensor):
@@ -59,7 +59,7 @@ def send_buffers(module: nn.Module, device: torch.device) -> None:
 
 
 def _from_rank_0(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Rank 0's, sent as bytes: NCCL knows no int16, and sends what lies without gaps."""
+    """Rank 0's tensor, sent as bytes: NCCL knows no int16, and needs contiguous memory."""
     if tensor.is_meta:
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     else:
@@ -71,15 +71,14 @@ def _from_rank_0(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def gather(module: nn.Module, base: bool = False) -> None:
     """Give rank 0 the whole weights, in main memory, to be saved. Collective.
 
-    No device holds more than one whole tensor at a time. The other ranks keep their parts. What was
-    not divided stays as it is.
+    No device holds more than one whole tensor at a time. The other ranks keep their shards.
 
     Args:
-        base: also of frozen weights that ``state_dict`` leaves out: an adapter is merged into them.
+        base: also frozen weights that ``state_dict`` leaves out: an adapter is merged into them.
     """
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            part.reshard()  # after a forward pass alone it is still gathered
+            part.reshard()  # after a forward pass without backward it is still gathered
     first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     kept = module.state_dict().keys()
     left_out = {
@@ -87,19 +86,14 @@ def gather(module: nn.Module, base: bool = False) -> None:
         for name, parameter in module.named_parameters(remove_duplicate=False)
         if not (base or parameter.requires_grad or name in kept)
     }
-    whole: dict[nn.Parameter, nn.Parameter] = {}  # one that has two places is gathered once
+    whole: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is gathered once
     for part in module.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             if not isinstance(parameter, DTensor) or parameter in left_out:
                 continue
             if parameter not in whole:
-                values = _kept_of_whole(parameter, first)
+                values = parameter.full_tensor().detach()  # collective
+                values = values.cpu() if first else values.new_empty(0)
                 whole[parameter] = nn.Parameter(values, requires_grad=parameter.requires_grad)
             if first:
                 setattr(part, name, whole[parameter])
-
-
-def _kept_of_whole(parameter: Any, keeps: bool) -> torch.Tensor:
-    """The whole tensor in main memory, else nothing; its device has it no longer then."""
-    tensor = parameter.full_tensor().detach()
-    return tensor.cpu() if keeps else tensor.new_empty(0)

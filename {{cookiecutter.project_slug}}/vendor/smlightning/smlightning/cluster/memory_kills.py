@@ -1,6 +1,6 @@
-"""How many processes the kernel has killed for want of memory, where this one runs.
+"""How many processes the kernel has killed for lack of memory.
 
-Such a process says nothing itself. Linux counts them by control group, which a container is: in
+Such a process reports nothing itself. Linux counts them by control group, which a container is: in
 ``memory.events`` of version 2 and ``memory.oom_control`` of version 1 (docs.kernel.org,
 admin-guide/cgroup-v2 and cgroup-v1/memory).
 """
@@ -14,13 +14,21 @@ OWN = Path("/proc/self/cgroup")  # lines `number:controllers:/path`; of version 
 
 
 def count(groups: Path = GROUPS, own: Path = OWN) -> int:
-    """Processes that were killed in this one's control group; 0 where the system counts none.
+    """Processes that were killed in this one's control group; 0 if the system does not count.
 
     Args:
-        groups: where control groups are mounted. In a container it is its own group.
-        own: the file that tells this process's groups.
+        groups: where control groups are mounted; in a container, its own group.
+        own: the file that lists this process's groups.
     """
-    for file in _files(groups, own):
+    files = [groups / "memory.events", groups / "memory" / "memory.oom_control"]
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "memory":
+                files.insert(0, groups / "memory" / path.lstrip("/") / "memory.oom_control")
+            elif not controllers:
+                files.insert(0, groups / path.lstrip("/") / "memory.events")
+    for file in files:
         with contextlib.suppress(OSError):
             found = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
             if found:
@@ -28,14 +36,5 @@ def count(groups: Path = GROUPS, own: Path = OWN) -> int:
     return 0
 
 
-def _files(groups: Path, own: Path) -> list[Path]:
-    """Where the number may be, the group of this process before the one that is mounted."""
-    files = []
-    with contextlib.suppress(OSError):
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "memory":
-                files.append(groups / "memory" / path.lstrip("/") / "memory.oom_control")
-            elif not controllers:
-                files.append(groups / path.lstrip("/") / "memory.events")
-    return [*files, groups / "memory.events", groups / "memory" / "memory.oom_control"]
+def processes(number: int) -> str:
+    return f"{number} process{'es' * (number > 1)}"

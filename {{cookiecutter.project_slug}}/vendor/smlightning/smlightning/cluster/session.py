@@ -1,75 +1,158 @@
-"""A job from the first rank variable to the end of the process group, on each of its ranks."""
+"""How the ranks of a job meet, exchange values, fail and end.
+
+They do so over a TCPStore, which works before there is a process group and after one broke. Each
+rank writes how it ended under ``end/<rank>``, and the first failure goes under ``cause``.
+"""
 
 import contextlib
-import importlib.util
+import errno
+import ipaddress
+import json
+import math
 import os
+import re
+import shutil
 import signal
+import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
+import pytorch_lightning
 import torch
 import torch.distributed
 from pytorch_lightning.utilities import rank_zero_only
 
 from smlightning import errors
-from smlightning.cluster import ending, last_words, memory_kills, signals
-from smlightning.cluster.ending import End
+from smlightning.cluster import last_words, memory_kills, signals
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
-from smlightning.cluster.rendezvous import RankStore, meet
 from smlightning.errors import UserError, write_failure
+
+POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
+# Rank 0 may keep the store: it stays for several polls, so that the others can read the last words.
+LINGER_SECONDS = 0.5
+CAUSE_SECONDS = 5.0  # in which the other ranks say how they ended, after a failure
+ARRIVAL_SECONDS = 30.0  # in which the other ranks come to the end, after rank 0
+
+CAUSE_KEY = "cause"
+CONNECTION_ENDED = r"[Cc]onnection (reset|closed|refused|was likely closed)|Broken pipe"
+# ncclRemoteError; what NCCL's transports report of a socket (nccl: src/misc/socket.cc); and torch,
+# if another rank does not give it NCCL's id (TCPStore.cpp; old torch: Socket Timeout) or this
+# rank's watchdog ended NCCL.
+NCCL_LOST_A_RANK = (
+    r"ncclRemoteError|remote process (exited|exiting)|wait timeout after \d+ms"
+    rf"|got error: Socket Timeout|NCCL communicator was aborted|{CONNECTION_ENDED}"
+)
+
+
+@dataclass(frozen=True)
+class RankStore:
+    """Texts by key that every rank of a job reads and writes.
+
+    Every method raises ``torch.distributed.DistError`` once the rank that keeps the store is gone.
+    """
+
+    store: torch.distributed.Store
+
+    def set(self, key: str, text: str) -> None:
+        self.store.set(key, text)
+
+    def set_if_absent(self, key: str, text: str) -> None:
+        self.store.compare_set(key, "", text)
+
+    def get(self, key: str) -> str | None:
+        """The text of a key, None if no rank has set it; does not wait."""
+        if not self.store.check([key]):
+            return None
+        return str(self.store.get(key).decode())
+
+    def has(self, *keys: str) -> bool:
+        """Whether all these keys are set."""
+        return bool(self.store.check(list(keys)))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number of a key, which starts at 0; returns the sum."""
+        return int(self.store.add(key, amount))
+
+
+@dataclass(frozen=True)
+class End:
+    """How a rank ended.
+
+    Attributes:
+        kind: ``well``; ``stopped`` by a signal; ``lost``: another rank failed or vanished; or
+            ``failed`` by an error of its own.
+        problem: of a failure; with ``lost``, what the kernel killed on this host, if anything.
+        cure: of a failure.
+    """
+
+    kind: Literal["well", "stopped", "lost", "failed"]
+    problem: str = ""
+    cure: str = ""
+
+    def __str__(self) -> str:
+        """One line for a log or a failure file."""
+        return f"{self.problem}; {self.cure}" if self.cure else self.problem
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def loads(text: str) -> "End":
+        """The End that ``dumps`` made a text of."""
+        return End(**json.loads(text))
+
+
+def end_key(rank: int) -> str:
+    return f"end/{rank}"
+
+
+@dataclass
+class _Session:
+    """What this process knows of its job.
+
+    Attributes:
+        cluster: None until the environment has been read.
+        store: None before the ranks connect, and with one process.
+        have_met: whether all ranks have come.
+        killed_before: processes that the kernel had killed here for lack of memory at the start.
+    """
+
+    cluster: Cluster | None = None
+    store: RankStore | None = None
+    have_met: bool = False
+    killed_before: int = field(default_factory=memory_kills.count)
+
+
+_session = _Session()  # a process is in one session at a time
 
 
 @cache
 def current_cluster() -> Cluster:
     """This process's cluster, read once: Lightning's environments delete variables at teardown."""
-    has_smddp = importlib.util.find_spec("smdistributed") and importlib.util.find_spec(
-        "smdistributed.dataparallel"
-    )
     machine = Machine(
         gpus=torch.cuda.device_count(),
         has_nccl=torch.distributed.is_nccl_available(),
-        has_smddp=bool(has_smddp),
         torch_version=torch.__version__,
     )
     return locate(os.environ, machine)
-
-
-@dataclass
-class _Session:
-    """What a process knows of the session it is in.
-
-    Attributes:
-        cluster: None until the environment has been read.
-        store: where its ranks met; None before that, and with one process.
-        killed_before: processes that the kernel had killed here for want of memory as it began.
-    """
-
-    cluster: Cluster | None = None
-    store: RankStore | None = None
-    killed_before: int = field(default_factory=memory_kills.count)
-
-    @property
-    def killed(self) -> int:
-        """Processes that the kernel has killed here for want of memory since it began."""
-        return memory_kills.count() - self.killed_before
-
-
-_session = _Session()  # a process is in one session at a time
 
 
 @contextlib.contextmanager
 def session() -> Iterator[Cluster]:
     """From the first rank variable to the end of the process group.
 
-    An error that ends it is one sentence in SageMaker's failure file on every host, with the rank
-    and host where it began: a rank that only lost another one says so, without its own stack trace.
+    An error in the body becomes one sentence in SageMaker's failure file on every host, with the
+    rank and host where it began. A rank that only lost another one says so, without a stack trace.
 
     Raises:
-        ClusterError: the environment is refused, or a rank did not come in time or went away.
+        ClusterError: the environment is wrong, or a rank did not come in time or went away.
         UserError: the body ends by ``sys.exit``, which would look like success.
     """
     global _session
@@ -80,10 +163,9 @@ def session() -> Iterator[Cluster]:
         # Lightning guesses it from variables, of which plain mpirun sets none.
         rank_zero_only.rank = cluster.rank  # type: ignore[attr-defined]
         last_words.note("while it starts", cluster.name(cluster.rank))
-        _session.store = meet(cluster)
+        _meet(cluster)
         yield cluster
-        if _session.store:
-            ending.end_together(_session.store, cluster)
+        _end_together()
         _destroy_group()
     except signals.Stopped:
         _stop()
@@ -102,13 +184,251 @@ def session() -> Iterator[Cluster]:
         _session = _Session()
 
 
+# Meeting
+
+
+def _meet(cluster: Cluster) -> None:
+    """Wait for every rank; rank 0 prints who came.
+
+    Raises:
+        ClusterError: a rank did not come in time.
+    """
+    seconds = float(os.environ.get("DIST_MEET_SECONDS", "180"))
+    if cluster.world_size > 1:
+        _session.store = _open_store(cluster, seconds)
+    infos = from_all_ranks("meet", _rank_info(cluster), seconds)
+    _session.have_met = True
+    if cluster.rank == 0:
+        _print_table(infos)
+        versions = f"torch {torch.__version__}, lightning {pytorch_lightning.__version__}"
+        print(f"launcher: {cluster.launcher}; {versions}", flush=True)
+
+
+def _rank_info(cluster: Cluster) -> dict[str, str]:
+    """A row of the table that rank 0 prints at the start."""
+    device = cluster.device
+    if device != "cpu":
+        device += f" {torch.cuda.get_device_name(device)}"
+    # Loader workers die of a bus error if it is too small (sagemaker-python-sdk#5592).
+    shared_memory = Path("/dev/shm")  # noqa: S108
+    size = shutil.disk_usage(shared_memory).total / 2**30 if shared_memory.is_dir() else 0.0
+    return {
+        "host": f"{cluster.hosts[cluster.node_rank]} ({socket.gethostname()})",
+        "node": str(cluster.node_rank),
+        "rank": f"{cluster.rank}/{cluster.world_size}",
+        "local rank": f"{cluster.local_rank}/{cluster.local_world_size}",
+        "device": device,
+        "backend": cluster.backend,
+        "shared memory": f"{size:.1f} GiB",
+    }
+
+
+def _print_table(infos: list[dict[str, str]]) -> None:
+    rows = [list(infos[0]), *(list(info.values()) for info in infos)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
+
+
+def _open_store(cluster: Cluster, seconds: float) -> RankStore:
+    """Connect to the store, for at most so long.
+
+    Under torchrun the first host's agent keeps it (TORCHELASTIC_USE_AGENT_STORE), else rank 0 does,
+    and the rendezvous of the process group shares it (``multi_tenant``).
+    """
+    host, port = cluster.main_address, cluster.main_port
+    is_keeper = cluster.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    deadline = time.monotonic() + seconds
+    # TCPStore would fill the log with warnings while it waits.
+    while not is_keeper and not _answers(host, port):
+        if time.monotonic() > deadline:
+            raise _late(cluster.name(0), seconds, f" at {host}:{port}")
+        time.sleep(POLL_SECONDS)
+    options: dict[str, Any] = {}
+    try:
+        listener = _listen(host, port) if is_keeper else None
+        if listener:
+            # libuv's backend takes no socket before torch 2.6.
+            options = {"master_listen_fd": listener.detach(), "use_libuv": False}
+        store = torch.distributed.TCPStore(
+            host,
+            port,
+            is_master=is_keeper,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=True,
+            **options,
+        )
+    except (RuntimeError, OSError) as error:
+        raise ClusterError(
+            f"the ranks cannot meet at {host}:{port} ({str(error).splitlines()[0]})",
+            "end what else listens there, or see the log of rank 0",
+        ) from None
+    return _of_this_attempt(store)
+
+
+def connect(cluster: Cluster) -> RankStore:
+    """Another connection to the store, for a thread: the calls of one connection queue."""
+    store = torch.distributed.TCPStore(
+        cluster.main_address, cluster.main_port, is_master=False, wait_for_workers=False
+    )
+    return _of_this_attempt(store)
+
+
+def _of_this_attempt(store: torch.distributed.Store) -> RankStore:
+    """The store with a prefix: torchrun's agent keeps its keys when it restarts the ranks."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return RankStore(torch.distributed.PrefixStore(f"attempt-{attempt}", store))
+
+
+def _listen(host: str, port: int) -> socket.socket | None:
+    """A socket that only the network of ``host`` reaches: the store has no password.
+
+    None if this machine has no such address, as behind a Kubernetes service, or if the host's own
+    name is a loopback address, as on Debian: then the store listens on all.
+    """
+    kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if ipaddress.ip_address(address[0]).is_loopback and host not in (address[0], "localhost"):
+        return None
+    try:
+        return socket.create_server(address[:2], family=kind, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
+
+
+def _answers(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False
+
+
+def _late(names: str, seconds: float, place: str = "") -> ClusterError:
+    return ClusterError(
+        f"{names} did not come{place} within {seconds:g} s",
+        "see its log, and whether the security group lets the hosts reach each other",
+    )
+
+
+# Exchanging values without a process group
+
+
+def from_rank_0(key: str, compute: Callable[[], Any]) -> Any:
+    """What ``compute`` returns on rank 0, on every rank: plain values. Waits for rank 0.
+
+    Args:
+        key: a name that is used once in a session.
+    """
+    store, cluster = _session.store, _session.cluster
+    if store is None or cluster is None:
+        return compute()
+    if cluster.rank == 0:
+        store.set(f"{key}/0", json.dumps(compute()))
+    return wait_for_ranks(store, key, [0], cluster)[0]
+
+
+def from_all_ranks(key: str, value: Any, seconds: float = math.inf) -> list[Any]:
+    """The plain value of each rank, by rank. Waits for all.
+
+    Args:
+        key: a name that is used once in a session.
+        seconds: to wait at most, as in `wait_for_ranks`.
+    """
+    store, cluster = _session.store, _session.cluster
+    if store is None or cluster is None:
+        return [value]
+    store.set(f"{key}/{cluster.rank}", json.dumps(value))
+    return wait_for_ranks(store, key, range(cluster.world_size), cluster, seconds)
+
+
+def wait_for_ranks(
+    store: RankStore, key: str, ranks: Collection[int], cluster: Cluster, seconds: float = math.inf
+) -> list[Any]:
+    """The values that these ranks set under ``key/<rank>``.
+
+    Raises:
+        ClusterError: a rank did not set its value within ``seconds``.
+        torch.distributed.DistError: a rank failed, or ended without setting its value.
+    """
+    keys = [f"{key}/{rank}" for rank in ranks]
+    deadline = time.monotonic() + seconds
+    while True:
+        # In this order: a rank may set its value and end between the two questions.
+        ended = any(store.has(end) for end in (CAUSE_KEY, *map(end_key, ranks)))
+        if store.has(*keys):
+            return [json.loads(store.get(name) or "null") for name in keys]
+        if ended:
+            raise torch.distributed.DistNetworkError(f"a rank ended before it set {key}")
+        if time.monotonic() > deadline:
+            missing = [rank for rank, name in zip(ranks, keys, strict=True) if not store.has(name)]
+            raise _late(", ".join(map(cluster.name, missing)), seconds)
+        time.sleep(POLL_SECONDS)
+
+
+# Ending
+
+
+def _end_together() -> None:
+    """Wait for rank 0, which saves when the others are done, and then for all.
+
+    Until every rank knows that the job is complete, a signal to any rank stops the whole job; from
+    then on none does.
+
+    Raises:
+        torch.distributed.DistError: another rank failed, was stopped or went away.
+    """
+    signals.exit_on_signal()
+    store, cluster = _session.store, _session.cluster
+    if store is None or cluster is None:
+        return
+    while cluster.rank != 0 and not store.has(end_key(0)):
+        time.sleep(POLL_SECONDS)
+    if cluster.rank != 0 and _known_ends(store, cluster)[0].kind != "well":
+        raise torch.distributed.DistNetworkError("rank 0 did not end well")
+    store.set(end_key(cluster.rank), End("well").dumps())
+    if cluster.rank == 0:
+        ends = _wait_for_ends(store, cluster, ARRIVAL_SECONDS)
+        if [end.kind for end in ends.values()] != ["well"] * cluster.world_size:
+            raise torch.distributed.DistNetworkError("a rank did not end well")
+    signals.complete()
+
+
+def _wait_for_ends(
+    store: RankStore, cluster: Cluster, seconds: float, leave_at_cause: bool = False
+) -> dict[int, End]:
+    """The ends of all ranks, or those that are known in time.
+
+    Args:
+        leave_at_cause: return as soon as the end of one rank is the cause of the others'.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        ends = _known_ends(store, cluster)
+        is_cause_known = any(end.kind in ("failed", "stopped") for end in ends.values())
+        if len(ends) == cluster.world_size or time.monotonic() > deadline:
+            return ends
+        if leave_at_cause and is_cause_known:
+            return ends
+        time.sleep(POLL_SECONDS)
+
+
+def _known_ends(store: RankStore, cluster: Cluster) -> dict[int, End]:
+    texts = {rank: store.get(end_key(rank)) for rank in range(cluster.world_size)}
+    return {rank: End.loads(text) for rank, text in texts.items() if text is not None}
+
+
+# Failing
+
+
 def _fail(error: Exception) -> None:
     """Tell the other ranks and SageMaker of an error.
 
     Raises:
-        Stopped: another rank was told to stop.
+        Stopped: another rank was stopped.
         ClusterError: another rank's end is the cause.
-        UserError: a disk is full, on whatever rank.
+        UserError: a disk is full.
     """
     with contextlib.suppress(ValueError):  # not the main thread
         # A launcher that ends the remaining ranks leaves them time to say why.
@@ -120,79 +440,114 @@ def _fail(error: Exception) -> None:
         raise signals.Stopped from None
     write_failure(str(end))
     cluster = _session.cluster
-    if cluster and ending.lost_a_rank(error):
+    if cluster and lost_a_rank(error):
         me = cluster.name(cluster.rank)
         raise ClusterError(f"{me} had to end: {end.problem}", end.cure) from None
     if errors.is_disk_full(error) and not isinstance(error, UserError):
         raise UserError(end.problem, end.cure) from None
 
 
+def record_failure(error: BaseException) -> None:
+    """Tell SageMaker and the other ranks what ended this one; does not wait.
+
+    If this rank only lost another one, that one has the cause, or a third knows of it.
+    """
+    if _session.store and lost_a_rank(error):
+        end = End("lost", _killed_here())
+    else:
+        end = _own_end(error)
+        write_failure(str(end))
+    _announce(end)
+
+
+def _announce(end: End) -> None:
+    """Tell the other ranks how this one ended."""
+    store, cluster = _session.store, _session.cluster
+    if store is None or cluster is None:
+        return
+    with contextlib.suppress(torch.distributed.DistError):
+        store.set(end_key(cluster.rank), end.dumps())
+        if end.kind == "failed":
+            store.set_if_absent(CAUSE_KEY, end.dumps())
+        if end.kind == "stopped" and cluster.rank == 0:
+            time.sleep(LINGER_SECONDS)
+
+
 def cause(error: BaseException) -> End:
     """What ended this session: the error, or the end of another rank that it follows from."""
-    if _session.cluster and _session.store:
-        store, cluster, killed = _session.store, _session.cluster, _session.killed
-        return ending.cause_of_end(store, cluster, error, killed)
-    return ending.failure(error, _session.cluster, met=False)
-
-
-def record_failure(error: BaseException) -> None:
-    """Tell SageMaker and the other ranks what ended this one; waits for nobody.
-
-    Where this rank only lost another one, that one has the cause, or a third knows of it.
-    """
-    end = ending.failure(error, _session.cluster, met=_session.store is not None)
-    if _session.store and _session.cluster and ending.lost_a_rank(error):
-        end = ending.loss(_session.cluster, _session.killed)
-    if end.kind == "failed":
-        write_failure(str(end))
-    if _session.store and _session.cluster:
-        ending.announce(_session.store, _session.cluster, end)
-
-
-def from_rank_0(key: str, compute: Callable[[], str]) -> str:
-    """What ``compute`` returns on rank 0, on every rank; waits for rank 0, without a process group.
-
-    Args:
-        key: a name that is used once in a session.
-    """
     store, cluster = _session.store, _session.cluster
+    own = _own_end(error)
     if store is None or cluster is None:
-        return compute()
-    if cluster.rank == 0:
-        store.set(key, compute())
-    return _text_of_rank(store, key, 0)
+        return own
+    lost = lost_a_rank(error)
+    try:
+        # A rank that knows the cause stays until all have read it.
+        ends = _wait_for_ends(store, cluster, CAUSE_SECONDS, lost and cluster.rank != 0)
+        if cluster.rank == 0:
+            time.sleep(LINGER_SECONDS)
+    except torch.distributed.DistError:
+        ends = {rank: End("lost") for rank in range(1, cluster.world_size)}  # rank 0 is silent
+    if not lost:
+        return own
+    for end in ends.values():
+        if end.kind in ("failed", "stopped"):
+            return end
+    known = {*ends, cluster.rank}
+    silent = [cluster.name(rank) for rank in range(cluster.world_size) if rank not in known]
+    if not silent:
+        return own
+    reason = errors.nccl_reason(error)
+    seen = f" (NCCL reports on {cluster.name(cluster.rank)}: {reason})" if reason else ""
+    problem = f"{', '.join(silent)} exited without an error message{seen}"
+    for kills in (_killed_here(), *(end.problem for end in ends.values())):
+        if kills:
+            return End("failed", f"{problem}, and {kills}", errors.MORE_MEMORY)
+    return End("failed", problem, "see its log; it may have run out of memory or of batches")
 
 
-def from_all_ranks(key: str, text: str) -> list[str]:
-    """What each rank says, by rank; waits for all, without a process group.
+def _own_end(error: BaseException) -> End:
+    """The end of this rank by an error, in one line; it names the rank once the ranks have met."""
+    user_error = errors.as_user_error(error)
+    if user_error:
+        problem, cure = user_error.problem, user_error.cure
+    else:
+        first, *_ = [*str(error).strip().splitlines(), ""]
+        parts = (type(error).__name__, first, errors.nccl_reason(error))
+        problem, cure = ": ".join(part for part in parts if part), ""
+    problem = problem.splitlines()[0]
+    cluster = _session.cluster
+    is_of_one_rank = _session.store is not None and _session.have_met
+    if cluster and (is_of_one_rank or not user_error):
+        problem = f"{cluster.name(cluster.rank)} failed: {problem}"
+    return End("failed", problem, cure)
 
-    Args:
-        key: a name that is used once in a session.
+
+def _killed_here() -> str:
+    """What the kernel killed on this host for lack of memory during the session; "" if nothing."""
+    cluster, count = _session.cluster, memory_kills.count() - _session.killed_before
+    if cluster is None or not count:
+        return ""
+    host = cluster.hosts[cluster.node_rank]
+    return f"the kernel of host {host} killed {memory_kills.processes(count)} for lack of memory"
+
+
+def lost_a_rank(error: BaseException) -> bool:
+    """Whether a collective's other side is gone; gloo raises a plain RuntimeError then.
+
+    NCCL's errors have many other causes: no memory, no network, a driver.
     """
-    store, cluster = _session.store, _session.cluster
-    if store is None or cluster is None:
-        return [text]
-    store.set(f"{key}/{cluster.rank}", text)
-    ranks = range(cluster.world_size)
-    return [_text_of_rank(store, f"{key}/{rank}", rank) for rank in ranks]
-
-
-def _text_of_rank(store: RankStore, key: str, rank: int) -> str:
-    """The text that a rank sets, unless it ends before."""
-    while True:  # the store's own `get` would wait as long as for the ranks to meet
-        has_ended = store.has(ending.end_key(rank))  # before the text: it may set that, and end
-        text = store.get(key)
-        if text is not None:
-            return text
-        if has_ended:
-            raise torch.distributed.DistNetworkError(f"rank {rank} did not get that far")
-        time.sleep(0.02)
+    text = str(error)
+    if not isinstance(error, RuntimeError) or errors.is_out_of_memory(error):
+        return False
+    if isinstance(error, torch.distributed.DistBackendError) or "NCCL" in text:
+        return bool(re.search(NCCL_LOST_A_RANK, text))
+    is_distributed = isinstance(error, torch.distributed.DistError)
+    return is_distributed or bool(re.search(f"gloo|{CONNECTION_ENDED}", text))
 
 
 def _stop() -> None:
     """End the group; the ranks that lose this one learn that they stop as well."""
-    if _session.store and _session.cluster:
-        ending.announce(_session.store, _session.cluster, End("stopped"))
+    _announce(End("stopped"))
     _destroy_group()
 
 

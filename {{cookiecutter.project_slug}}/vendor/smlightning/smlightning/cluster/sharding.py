@@ -1,12 +1,12 @@
-"""FSDP2 as Lightning's strategy: every rank keeps a part of weights, gradients and optimizer state.
+"""FSDP2 as Lightning's strategy: every rank keeps a shard of weights, gradients, optimizer state.
 
-The network is divided as it is built: each item of a list of equal layers is a block, gathered
-when it computes and let go afterwards; what is left is gathered with the whole network. What
-needs FSDP2 is in fsdp2.py, which only a `ShardedStrategy` imports.
+Each item of a list of equal layers is a block, gathered when it computes and freed afterwards; the
+rest is gathered with the whole network. Code that needs FSDP2 is in fsdp2.py, which only a
+`ShardedStrategy` imports.
 
-Only rank 0 builds it whole, in main memory. The others build its outline, and get rank 0's weights
-block by block, of which each rank keeps its part: all start as with DDP, and no device and no
-other rank's main memory ever holds more than its parts and one block.
+Only rank 0 builds the network whole, in main memory. The others build its outline and get rank 0's
+weights block by block, of which each rank keeps its shard: all start as with DDP, and no device and
+no other rank's main memory ever holds more than its shard and one block.
 """
 
 import contextlib
@@ -17,27 +17,23 @@ import torch
 import torch.distributed
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import ModelParallelStrategy, Strategy
-from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from smlightning.cluster.all_reduce import verify_all_reduce
 from smlightning.cluster.location import SHARDING_NEEDS, Cluster, ClusterError
-from smlightning.cluster.parts import DividedTensor, divided_like, weights_like
-from smlightning.cluster.strategies import LauncherEnvironment
+from smlightning.cluster.shards import DividedTensor, divided_like, weights_like
+from smlightning.cluster.strategies import LauncherEnvironment, VerifiesAllReduce
 from smlightning.errors import UserError
 from smlightning.outline import outline
 
 
-class ShardedStrategy(ModelParallelStrategy):
+class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
     """Fully sharded data parallel over NCCL or gloo, with an all-reduce verified before training.
 
-    Unlike Lightning's, it divides the network itself, every rank hands what it has to the
-    CheckpointIO, and a checkpoint may hold whole tensors or the parts of any number of ranks.
-    (Tensor parallelism is ModelParallelStrategy's own, with a network that is written for it.)
+    Unlike Lightning's, it divides the network itself, every rank gives its shard to the
+    CheckpointIO, and a checkpoint may hold whole tensors or the shards of any number of ranks.
 
     Args:
-        shard_size: ranks, one after another, that have the state once among them; every such group
-            has a replica (HSDP). 0: all ranks, as torchtitan's data_parallel_shard_degree has it
-            by default: what does not fit on a host has to be divided among all.
+        shard_size: consecutive ranks that hold the state once among them; every such group is a
+            replica (HSDP). 0: all ranks.
 
     Raises:
         ClusterError: torch is older than 2.6, the cluster's backend is SMDDP, or the world size is
@@ -52,15 +48,13 @@ class ShardedStrategy(ModelParallelStrategy):
                 'set image to "current", or --strategy to ddp',
             )
         if cluster.backend == "smddp":
-            # https://docs.aws.amazon.com/sagemaker/latest/dg/data-parallel-modify-sdp-pt.html: its
-            # AllGather serves FSDP, but torch.distributed.new_group(), of which a device mesh is
-            # made, is not supported.
+            # https://docs.aws.amazon.com/sagemaker/latest/dg/data-parallel-modify-sdp-pt.html:
+            # torch.distributed.new_group(), which a device mesh needs, is not supported.
             raise ClusterError(
-                "--strategy fsdp makes process groups of its own, which SMDDP's documentation "
-                "does not allow",
+                "--strategy fsdp creates process groups, which SMDDP does not support",
                 "set distribution to torch_distributed or pytorchddp, or --strategy to ddp",
             )
-        _refuse_shard_size(shard_size, cluster.world_size)
+        _check_shard_size(shard_size, cluster.world_size)
         super().__init__(
             data_parallel_size=cluster.world_size,
             tensor_parallel_size=1,
@@ -68,17 +62,10 @@ class ShardedStrategy(ModelParallelStrategy):
         )
         self.cluster_environment = LauncherEnvironment(cluster)
         self.shard_size = shard_size or cluster.world_size
-        self._verified = False
 
     @property
     def lightning_restore_optimizer(self) -> bool:
         return True
-
-    def setup_environment(self) -> None:
-        super().setup_environment()
-        if not self._verified:
-            verify_all_reduce(self.global_rank, self.world_size, self.root_device)
-            self._verified = True
 
     @contextlib.contextmanager
     def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
@@ -90,7 +77,7 @@ class ShardedStrategy(ModelParallelStrategy):
     @property
     def restore_checkpoint_after_setup(self) -> bool:
         """As with DDP: `setup` makes the optimizers, whose schedule asks the data for its length,
-        and then it has to be known where the data starts.
+        and the data's start has to be known by then.
         """
         return False
 
@@ -99,12 +86,12 @@ class ShardedStrategy(ModelParallelStrategy):
         super().setup(trainer)
 
     def _divide(self, trainer: Trainer) -> None:
-        """Divide the network that `configure_model` has built; once."""
+        """Divide the network that `configure_model` has built, once."""
         from smlightning.cluster import fsdp2
 
         module = self.lightning_module
         assert module is not None
-        _refuse_unsupported(module)
+        _check_module(module)
         if not fsdp2.is_sharded(module):
             bf16 = trainer.precision == "bf16-mixed"
             fsdp2.shard(module, self._mesh(), self.root_device, bf16)
@@ -118,16 +105,8 @@ class ShardedStrategy(ModelParallelStrategy):
         from torch.distributed.device_mesh import init_device_mesh
 
         sizes = self.world_size // self.shard_size, self.shard_size
-        names = "replicas", "parts"
+        names = "replicas", "shards"
         return init_device_mesh(self.root_device.type, sizes, mesh_dim_names=names)
-
-    def gather_weights(self, base: bool) -> None:
-        """See `gather_weights` below."""
-        from smlightning.cluster import fsdp2
-
-        module = self.lightning_module
-        assert module is not None
-        fsdp2.gather(module, base)
 
     # Checkpoints: what Strategy does, not ModelParallelStrategy
 
@@ -140,9 +119,7 @@ class ShardedStrategy(ModelParallelStrategy):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Every rank hands its part on; without ``storage_options`` Lightning writes its own
-        folder.
-        """
+        """Every rank passes its shard on; without ``storage_options`` Lightning writes a folder."""
         if storage_options is None:
             super().save_checkpoint(checkpoint, filepath)
         else:
@@ -160,7 +137,7 @@ class ShardedStrategy(ModelParallelStrategy):
         module.load_state_dict(weights, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """The states of ``optimizer.state_dict()``, whose tensors are as those of the weights."""
+        """States of ``optimizer.state_dict()``; tensors as in `load_model_state_dict`."""
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             numbers = [number for group in saved["param_groups"] for number in group["params"]]
@@ -173,7 +150,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def _optimizer_state_like(state: Mapping[str, Any], parameter: Any) -> dict[str, Any]:
-    """One parameter's state; what has not its shape, as the number of steps, is on every rank."""
+    """One parameter's state; values of other shapes, such as the step, are on every rank."""
     divided = {}
     for name, value in state.items():
         is_large = isinstance(value, torch.Tensor | DividedTensor)
@@ -182,56 +159,44 @@ def _optimizer_state_like(state: Mapping[str, Any], parameter: Any) -> dict[str,
     return divided
 
 
-def _refuse_shard_size(shard_size: int, world_size: int) -> None:
-    """Raises ClusterError where the ranks cannot be divided into groups of that size."""
-    if shard_size == 1:
-        raise ClusterError(
-            "--shard_size 1 leaves nothing to divide", "set --strategy to ddp, which does the same"
-        )
-    if shard_size and world_size % shard_size:
-        fitting = [size for size in range(2, world_size + 1) if world_size % size == 0]
+def _check_shard_size(shard_size: int, world_size: int) -> None:
+    """Raise a ClusterError if the ranks cannot be divided into groups of that size."""
+    fitting = [size for size in range(2, world_size + 1) if world_size % size == 0]
+    if shard_size and shard_size not in fitting:
         sizes = ", ".join(map(str, fitting))
         raise ClusterError(
-            f"--shard_size {shard_size} does not divide {world_size} ranks into groups",
-            f"set it to one of {sizes}, or to 0 for all ranks",
+            f"--shard_size {shard_size} does not divide {world_size} ranks into groups that divide "
+            "the weights",
+            f"set it to one of {sizes}, or to 0 for all ranks; or set --strategy to ddp",
         )
 
 
-def _refuse_unsupported(module: LightningModule) -> None:
-    """Raises UserError where FSDP2 would fail or would train something else."""
-    if not is_overridden("configure_model", module):
-        raise UserError(
-            f"{type(module).__name__} builds its network in __init__, whole on every rank",
-            "build it in configure_model, which --strategy fsdp needs",
-        )
+def _check_module(module: LightningModule) -> None:
+    """Raise a UserError if FSDP2 would train another model, without an error."""
     direct = [name for name, _ in module.named_parameters(recurse=False)]
     if direct:
         raise UserError(
             f"{', '.join(direct)} lies in {type(module).__name__} itself, and --strategy fsdp "
-            "divides the modules in it",
+            "divides only the modules in it",
             "move it into a torch.nn.Module, or set --strategy to ddp",
-        )
-    scalars = [name for name, parameter in module.named_parameters() if not parameter.ndim]
-    if scalars:
-        raise UserError(
-            f"{', '.join(scalars)} has no dimension by which it could be divided",
-            "give it the shape (1,), or set --strategy to ddp",
         )
     if any(getattr(part, "track_running_stats", False) for part in module.modules()):
         raise UserError(
-            f"{type(module).__name__} keeps running statistics, which would be other ones on each "
-            "rank with --strategy fsdp",
-            "take a LayerNorm or GroupNorm, or set --strategy to ddp",
+            f"{type(module).__name__} keeps running statistics, which differ between ranks with "
+            "--strategy fsdp",
+            "use a LayerNorm or GroupNorm, or set --strategy to ddp",
         )
 
 
 def gather_weights(trainer: Trainer, base: bool = False) -> None:
-    """Give rank 0 the whole weights of a sharded model, to be saved. Collective.
+    """Give rank 0 the whole weights of a sharded model, to save them. Collective.
 
-    Other strategies have them on every rank already: nothing changes.
+    With other strategies every rank has them already.
 
     Args:
         base: also frozen weights that ``state_dict`` leaves out: an adapter is merged into them.
     """
     if isinstance(trainer.strategy, ShardedStrategy):
-        trainer.strategy.gather_weights(base)
+        from smlightning.cluster import fsdp2
+
+        fsdp2.gather(trainer.lightning_module, base)

@@ -1,11 +1,10 @@
-"""How a process ends: its status, the sentence for a mistake, and in order at SIGTERM and SIGINT.
+"""How a process ends: its status, one sentence for a mistake, and in order at SIGTERM and SIGINT.
 
 Nothing heavy is imported, so a run can be stopped from its first moment on.
 
-The handler only notes the signal where ranks work together (:func:`defer`): they agree on it
-between steps, write one checkpoint and leave together. Elsewhere it raises :class:`Stopped` on the
-spot. A process that does not get that far, since it waits in native code, is ended by a thread; so
-is one that is told a second time.
+While ranks work together (:func:`defer`) the handler only records the signal: they agree on it
+between steps, write one checkpoint and leave together. Otherwise it raises :class:`Stopped` at
+once. A thread ends a process that waits in native code, and one that gets a second signal.
 """
 
 import atexit
@@ -16,10 +15,8 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from smlightning import errors
@@ -33,10 +30,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class _State:
-    """What this process was told, and what it does then."""
+    """The signal that this process got, and how it reacts."""
 
-    requested: str = ""  # name of the signal that told it to stop
-    deferred: bool = False  # whether the ranks look at `requested` between steps
+    requested: str = ""  # name of the signal
+    deferred: bool = False  # whether the ranks check `requested` between steps
     deadline: float = math.inf  # time.monotonic() at which a thread ends the process
     advice: str = "nothing was trained yet: start the same command again"
 
@@ -66,11 +63,10 @@ def begin(parse: Callable[[list[str]], dict[str, Any]]) -> dict[str, Any]:
 
 
 def run(job: Callable[..., None], options: dict[str, Any]) -> int:
-    """Run ``job`` with these options; a mistake that the user can mend is printed as a sentence.
+    """Run ``job`` with these options; print a mistake of the user as a sentence.
 
     Returns:
-        The status of the process: 0 when the job is done; 1 for a mistake; 143 when the process was
-        told to stop.
+        The status of the process: 0 when the job is done; 1 for a mistake; 143 after a signal.
     """
     try:
         job(**options)
@@ -84,20 +80,15 @@ def run(job: Callable[..., None], options: dict[str, Any]) -> int:
 
 
 def left_early(error: SystemExit) -> errors.UserError:
-    """What to say where code leaves by ``sys.exit`` before the job is done, with any status."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = "some code"
-    if frames:
-        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno} {frames[-1].name}"
-    code = "" if error.code is None else repr(error.code)
+    """The error for code that calls ``sys.exit`` before the job is done."""
     return errors.UserError(
-        f"{place} called sys.exit({code}) before the run was complete, so nothing is saved of it",
+        f"sys.exit({error.code!r}) was called before the run was complete: nothing of it is saved",
         "raise an error there; to end training early and keep it, set trainer.should_stop = True",
     )
 
 
 def _report(error: Exception, status: int) -> int:
-    """Print what the user can mend, and return the process's status; raises any other error."""
+    """Print a mistake of the user and return the process's status; raises any other error."""
     user_error = errors.as_user_error(error)
     if user_error is None:
         raise error
@@ -106,7 +97,7 @@ def _report(error: Exception, status: int) -> int:
 
 
 def _print_user_error(user_error: errors.UserError, error: BaseException) -> None:
-    """Print the sentence for an error, and leave it in SageMaker's failure file."""
+    """Print the sentence for an error, and write it to SageMaker's failure file."""
     if isinstance(error, BrokenPipeError):
         errors.discard_stdout()
     print(f"error: {user_error}", file=sys.stderr)
@@ -114,7 +105,7 @@ def _print_user_error(user_error: errors.UserError, error: BaseException) -> Non
 
 
 def install() -> None:
-    """Take SIGTERM and SIGINT; call it once, in the main thread, before anything slow."""
+    """Handle SIGTERM and SIGINT; call it once, in the main thread, before anything slow."""
     last_words.watch()
     # Python runs handlers between two instructions of the main thread. The socket is written to
     # even while that thread waits in native code.
@@ -131,17 +122,17 @@ def install() -> None:
 
 
 def requested() -> bool:
-    """Whether this process was told to stop."""
+    """Whether this process got a signal."""
     return bool(_state.requested)
 
 
 def name() -> str:
-    """What told this process or another rank to stop."""
+    """The signal that stops this process."""
     return _state.requested or "a signal to another rank"
 
 
 def leaving() -> bool:
-    """Whether this process was told to stop and has begun to.
+    """Whether this process has begun to stop.
 
     A bare ``except:``, as in fsspec's ``exists``, may have swallowed :class:`Stopped`.
     """
@@ -149,17 +140,17 @@ def leaving() -> bool:
 
 
 def defer(advice: str) -> None:
-    """From now on the ranks look at :func:`requested` between steps.
+    """From now on the ranks check :func:`requested` between steps.
 
     Args:
-        advice: how to go on, printed when this process ends by a signal.
+        advice: printed when a signal ends this process.
     """
     _state.deferred = True
     _state.advice = advice
 
 
 def exit_on_signal() -> None:
-    """From now on a signal ends this process on the spot; one that came before does so here."""
+    """From now on a signal ends this process at once; one that came before does so here."""
     _state.deferred = False
     if _state.requested:
         _print_stopped()
@@ -167,7 +158,7 @@ def exit_on_signal() -> None:
 
 
 def complete() -> int:
-    """0, the status of a process that has done its work; from now on no signal changes that."""
+    """Returns 0, the status of a process whose work is done; no later signal changes it."""
     last_words.no_more()
     for number in SIGNALS:
         if signal.getsignal(number) is _handle:
@@ -176,14 +167,14 @@ def complete() -> int:
 
 
 def exit_without_cleanup() -> None:
-    """This process has failed; at its end skip what native libraries do there, which may block."""
+    """After a failure: skip what native libraries do at the end of a process, which may block."""
     atexit.register(_exit, 1)
 
 
 def ignore_signals_in_workers(*_: Any) -> None:
     """For loader workers (``worker_init_fn``): only their parent ends them.
 
-    A signal to the whole process group is not theirs: the parent may still need them to save.
+    The parent may still need them to save after a signal to the whole process group.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows
@@ -232,10 +223,7 @@ def _handle(number: int, _: Any) -> None:
 
 
 def _exit_if_leaving() -> None:
-    """End with 143 before Python gives the signals back to the system at its own end.
-
-    A second SIGINT would make it status 130 then.
-    """
+    """Exit with 143 before Python restores the system's handlers: SIGINT would make it 130."""
     if leaving():
         _exit(STATUS)
 
@@ -247,9 +235,9 @@ def _exit(status: int) -> NoReturn:
 
 
 def _print_exception(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    """For ``sys.excepthook``: errors of the entry point's imports, and others than the user's.
+    """For ``sys.excepthook``: errors of imports, and those that are no mistake of the user.
 
-    An import that Stopped interrupts may raise any error. After this function the status is 1.
+    An import that Stopped interrupts may raise any error.
     """
     if _state.requested and not _state.deferred:
         _exit(STATUS)
@@ -267,7 +255,7 @@ def _print_stopped() -> None:
 
 
 def _watch(reader: socket.socket) -> None:
-    """End the process where the main thread cannot: its time is over, or a second signal came."""
+    """End the process if its time to stop is over or a second signal came."""
     first_signal = 0.0
     reader.settimeout(0.2)
     while True:
@@ -290,10 +278,9 @@ def _watch(reader: socket.socket) -> None:
 
 
 def _release_signals() -> None:
-    """In a forked child: its parent's socket is not its own.
+    """In a forked child: give the parent's socket and handlers up.
 
-    During training the children are loader workers, which their parent ends; others get the
-    system's handling back.
+    During training the children are loader workers, which their parent ends.
     """
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:

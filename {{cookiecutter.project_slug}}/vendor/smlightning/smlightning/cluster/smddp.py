@@ -1,4 +1,4 @@
-"""DDP over AWS's SMDDP, kept to what its documentation allows in a DDP job."""
+"""DDP over AWS's SMDDP, within the limits of its documentation for a DDP job."""
 
 import os
 from types import MethodType
@@ -17,8 +17,8 @@ from smlightning.cluster.strategies import DDP_BUCKET_CAP_MB, ClusterStrategy
 class SmddpStrategy(ClusterStrategy):
     """DistributedDataParallel over SMDDP.
 
-    Its documentation allows no other group or backend beside it, SUM only, and no ``device_ids`` in
-    barriers. Lightning 2.6.6 breaks it with a gloo group around ``prepare_data``, AVG in
+    Its documentation allows no other group or backend next to it, only SUM, and no ``device_ids``
+    in barriers. Lightning 2.6.6 violates it with a gloo group around ``prepare_data``, AVG in
     ``self.log(sync_dist=True)`` (Lightning#20409), and ``device_id``.
     """
 
@@ -61,7 +61,7 @@ class SmddpStrategy(ClusterStrategy):
 
 
 def prepare_data_now(strategy: ParallelStrategy) -> None:
-    """Prepare data just before Lightning's data connector would, and leave it nothing to do.
+    """Prepare data just before Lightning's data connector would, which then has nothing to do.
 
     The connector opens a gloo group when there is a group already and ``prepare_data`` is
     overridden. Before the first run the other ranks wait in the rendezvous; in a later one,

@@ -1,4 +1,4 @@
-"""The cluster as Lightning takes it: its environment, strategies for one process and for many."""
+"""The cluster in Lightning's terms: environment, strategies for one process and for many."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,7 +6,12 @@ from typing import Any
 
 import torch
 from lightning_fabric.plugins import ClusterEnvironment
-from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from pytorch_lightning.strategies import (
+    DDPStrategy,
+    ParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from smlightning.cluster.all_reduce import verify_all_reduce
@@ -17,7 +22,7 @@ POWERSGD_START = 100  # steps with whole gradients, while they change most
 
 
 class LauncherEnvironment(ClusterEnvironment):
-    """The cluster in Lightning's terms; nothing is read from the environment when Lightning asks.
+    """The cluster in Lightning's terms, without reading variables again.
 
     Under mpirun Lightning would take its MPIEnvironment and freeze (Lightning#20049); the
     LightningEnvironment of AWS's snippet has node rank 0 on every node and forgets the world size
@@ -59,7 +64,7 @@ class LauncherEnvironment(ClusterEnvironment):
             raise ClusterError(
                 f"Trainer(devices, num_nodes) expects {size} processes, "
                 f"but {self._cluster.world_size} were started",
-                "pass on what get_initialization_info() returns",
+                "pass the values that get_initialization_info() returns",
             )
 
     def set_global_rank(self, rank: int) -> None:
@@ -69,8 +74,8 @@ class LauncherEnvironment(ClusterEnvironment):
 class BuildsOnCPU(Strategy):
     """Calls ``configure_model`` with the CPU as default device, as FSDP's strategy does.
 
-    On a GPU, Lightning's strategies make that the default device, whose generator draws other
-    weights from the same seed.
+    On a GPU, Lightning's strategies make that the default device, whose generator gives other
+    weights for the same seed.
     """
 
     @contextlib.contextmanager
@@ -93,25 +98,34 @@ class OptimizersStay(Strategy):
         self.optimizers = optimizers
 
 
+class VerifiesAllReduce(ParallelStrategy):
+    """Verifies an all-reduce before the first run."""
+
+    _is_verified = False
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if not self._is_verified:
+            verify_all_reduce(self.global_rank, self.world_size, self.root_device)
+            self._is_verified = True
+
+
 class OneProcess(BuildsOnCPU, OptimizersStay, SingleDeviceStrategy):
-    """One device. It has a cluster environment only to keep Lightning from looking for one."""
+    """One device; its cluster environment only keeps Lightning from looking for one."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(device=cluster.device)
         self.cluster_environment = LauncherEnvironment(cluster)
 
 
-class ClusterStrategy(BuildsOnCPU, OptimizersStay, DDPStrategy):
+class ClusterStrategy(VerifiesAllReduce, BuildsOnCPU, OptimizersStay, DDPStrategy):
     """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step.
 
     Args:
-        compression: of gradients between ranks: none, fp16, bf16 or powersgd.
+        compression: of gradients between ranks: none, fp16, powersgd, or with NCCL bf16.
         bucket_cap_mb: largest size in MiB in which gradients are sent.
         options: more arguments of DistributedDataParallel, as Lightning's DDPStrategy takes them:
             ``find_unused_parameters``, ``static_graph``, …
-
-    Raises:
-        ClusterError: the backend does not have that compression.
     """
 
     def __init__(
@@ -121,11 +135,6 @@ class ClusterStrategy(BuildsOnCPU, OptimizersStay, DDPStrategy):
         bucket_cap_mb: int = DDP_BUCKET_CAP_MB,
         **options: Any,
     ) -> None:
-        if cluster.backend == "gloo" and compression == "bf16":
-            raise ClusterError(
-                "compression=bf16 needs NCCL, and this job runs on gloo",
-                "set compression to fp16 or powersgd",
-            )
         # At None DDP takes its own default, with which its first bucket is smaller.
         cap = None if bucket_cap_mb == DDP_BUCKET_CAP_MB else bucket_cap_mb
         if compression == "powersgd" and cluster.backend == "gloo":
@@ -138,13 +147,6 @@ class ClusterStrategy(BuildsOnCPU, OptimizersStay, DDPStrategy):
             **options,
         )
         self._compression = compression
-        self._verified = False
-
-    def setup_environment(self) -> None:
-        super().setup_environment()
-        if not self._verified:
-            verify_all_reduce(self.global_rank, self.world_size, self.root_device)
-            self._verified = True
 
     def configure_ddp(self) -> None:
         """Register the compression here: Lightning registers DDP's hooks only on GPUs."""

@@ -112,7 +112,7 @@ def result_files() -> dict[str, int]:
     sizes = {}
     for path in sorted(Path().rglob("*")):
         left_out = path.name.startswith((".", "events", "rank-", "curves"))
-        if path.is_file() and not left_out and path.suffix != ".ckpt":
+        if path.is_file() and not left_out and path.suffix not in (".ckpt", ".shard"):
             sizes[PREPARED.sub("", str(path))] = path.stat().st_size
     return sizes
 

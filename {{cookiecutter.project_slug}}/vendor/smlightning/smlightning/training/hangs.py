@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 
-from smlightning.cluster.ending import End
 from smlightning.cluster.location import Cluster
+from smlightning.cluster.session import End
 
 PACKAGE = str(Path(__file__).parents[1])
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]

@@ -19,9 +19,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 
-from smlightning.cluster import last_words, rendezvous, session, signals
-from smlightning.cluster.ending import CAUSE_KEY, End, end_key
-from smlightning.cluster.rendezvous import RankStore
+from smlightning.cluster import last_words, session, signals
+from smlightning.cluster.session import CAUSE_KEY, End, RankStore, end_key
 from smlightning.errors import write_failure
 from smlightning.training import loop as loop_state
 from smlightning.training.hangs import (
@@ -258,7 +257,7 @@ class HangWatchdog(pl.Callback):
 
     def _beat(self, over: threading.Event) -> None:
         """Tell the other ranks of this one, and end with them; ranks 0 and 1 judge as well."""
-        store = rendezvous.connect(self.cluster)
+        store = session.connect(self.cluster)
         latest: dict[int, Heard] = {}
         number = pauses = 0
         while not over.is_set():

@@ -1,0 +1,352 @@
+"""A job's ranks meet, exchange values, and end together, whatever ends one of them."""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import forked
+from smlightning.cluster import session
+from smlightning.cluster.location import LAUNCHERS, Cluster
+from smlightning.cluster.session import RankStore
+from smlightning.testing.environment import of_tests
+from smlightning.testing.processes import free_port
+
+SESSION = """
+import sys, time
+import dist
+from smlightning import errors
+started = time.monotonic()
+try:
+    with dist.session():
+        pass
+except errors.UserError as error:
+    sys.exit(f"{error} after {time.monotonic() - started:.0f} s")
+"""
+
+
+def start_one(rank: int, port: int, seconds: int, log: Path) -> forked.Rank:
+    """Start one of four ranks on two hosts, as Open MPI does."""
+    environment = dict(
+        of_tests(os.environ),
+        OMPI_COMM_WORLD_RANK=str(rank),
+        OMPI_COMM_WORLD_SIZE="4",
+        OMPI_COMM_WORLD_LOCAL_RANK=str(rank % 2),
+        OMPI_COMM_WORLD_LOCAL_SIZE="2",
+        SM_HOSTS=json.dumps(["algo-1", "algo-2"]),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        DIST_MEET_SECONDS=str(seconds),
+        CUDA_VISIBLE_DEVICES="",
+    )
+    return forked.start(SESSION, log / str(rank), environment)
+
+
+def test_a_rank_that_does_not_come_is_reported_in_time(tmp_path: Path) -> None:
+    """All come, or one rank does not. All cases at once: most of their time is waiting."""
+    jobs = {}
+    for absent in (None, 3, 0):
+        port, seconds = free_port(), 100 if absent is None else 5
+        folder = tmp_path / str(absent)
+        folder.mkdir()
+        jobs[absent] = [
+            start_one(rank, port, seconds, folder) for rank in range(4) if rank != absent
+        ]
+    ended = {absent: forked.wait_for_all(ranks, 200) for absent, ranks in jobs.items()}
+    statuses, said = ended[None]
+    assert statuses == (0, 0, 0, 0), said
+    table = said[0].splitlines()
+    titles = "host node rank local rank device backend shared memory"
+    assert table[0].split() == titles.split()
+    assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: mpirun" in table[5]
+    for absent, host in ((3, "algo-2"), (0, "algo-1")):
+        statuses, said = ended[absent]
+        assert statuses == (1, 1, 1), said
+        for text in said:
+            assert f"rank {absent} on host {host} did not" in text and "within 5 s" in text, text
+            assert "Traceback" not in text and int(text.split()[-2]) <= 14, text
+
+
+LISTENERS = """
+import json, os, sys, time
+import torch.distributed
+import dist
+with dist.session() as cluster:
+    torch.distributed.init_process_group(
+        "gloo", rank=cluster.rank, world_size=cluster.world_size  # as Lightning does
+    )
+    if cluster.rank == 0:
+        lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/net/{kind}")]
+        port = f"{int(os.environ['MASTER_PORT']):04X}"
+        places = [words[1].rpartition(":") for words in lines if words[3] == "0A"]  # LISTEN
+        print("listens:", json.dumps([address for address, _, at in places if at == port]))
+    torch.distributed.barrier()
+"""
+LOOPBACK = "0100007F"  # 127.0.0.1, as the kernel of a little-endian machine writes it
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
+@pytest.mark.parametrize("launcher", ["mpirun", "variables"])
+def test_the_store_listens_only_at_the_main_address(launcher: str, tmp_path: Path) -> None:
+    """Under torchrun the agent keeps the store."""
+    port, ranks = free_port(), []
+    for rank in range(2):
+        environment = dict(
+            of_tests(os.environ),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+            CUDA_VISIBLE_DEVICES="",
+            RANK=str(rank),
+            WORLD_SIZE="2",
+        )
+        place = LAUNCHERS["mpirun" if launcher == "mpirun" else "torchrun"]
+        for name, value in zip(astuple(place), (rank, 2, rank, 2), strict=True):
+            environment[name] = str(value)
+        ranks.append(forked.start(LISTENERS, tmp_path / str(rank), environment))
+    statuses, said = forked.wait_for_all(ranks, 200)
+    assert statuses == (0, 0), said
+    (line,) = [line for line in said[0].splitlines() if line.startswith("listens: ")]
+    assert json.loads(line.removeprefix("listens: ")) == [LOOPBACK]
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "is_bound"),
+    [
+        ("algo-1", "127.0.0.1", False),  # Debian's name for itself: other hosts come by another
+        ("service", "192.0.2.1", False),  # not an address of this machine
+        ("localhost", "127.0.0.1", True),
+        ("127.0.0.2", "127.0.0.2", True),  # a host of a rehearsal
+    ],
+)
+def test_the_store_binds_to_an_address_of_this_machine(
+    host: str, address: str, is_bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    listener = session._listen(host, 0)
+    assert (listener is not None) is is_bound
+    if listener:
+        assert listener.getsockname()[0] == address
+        listener.close()
+
+
+RESTARTED = """
+import os, sys, time
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+import dist
+from smlightning.cluster import session
+session.CAUSE_SECONDS = 3.0
+def rank():
+    with dist.session() as cluster:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            if cluster.rank == 1:
+                raise ValueError("the first attempt's")
+            time.sleep(60)  # the agent ends it
+        elif cluster.rank == 1:
+            time.sleep(5)  # says nothing
+        else:
+            error = RuntimeError("gloo: Connection closed by peer")
+            print("cause:", session.cause(error), flush=True)
+config = LaunchConfig(1, 1, 2, rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{sys.argv[1]}",
+                      rdzv_configs={"rank": 0}, run_id="none", max_restarts=1,
+                      monitor_interval=0.1, start_method="fork")
+elastic_launch(config, rank)()
+"""
+
+
+def test_a_restart_ignores_the_attempt_before(tmp_path: Path) -> None:
+    """torchrun's agent keeps the store from one attempt to the next. Its ranks are forked."""
+    environment = dict(of_tests(os.environ), CUDA_VISIBLE_DEVICES="", DIST_MEET_SECONDS="60")
+    agent = forked.start(RESTARTED, tmp_path / "log", environment, str(free_port()))
+    status, said = agent.wait(200)
+    assert (
+        status == 0 and "cause: rank 1 on host localhost exited without an error message" in said
+    ), said
+
+
+ENDING = """
+import os, signal, sys, threading, time
+import dist
+from smlightning import errors
+from smlightning.cluster import session, signals
+session.ARRIVAL_SECONDS = session.CAUSE_SECONDS = 3.0
+signals.install()
+def later(number):
+    threading.Timer(1, os.kill, (os.getpid(), number)).start()
+def hide():  # as fsspec's exists does
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+    except:
+        pass
+    raise FileNotFoundError("not what ended it")
+try:
+    with dist.session() as cluster:
+        if cluster.rank == int(sys.argv[1]):
+            %s
+        if cluster.rank == 0:
+            time.sleep(3)
+            print(f"saved at {time.time()}")
+except errors.UserError as error:
+    sys.exit(f"error: {error}")
+print(f"ended at {time.time()}")
+sys.exit(signals.complete())
+"""
+
+
+CASES = [  # a rank, its code, exit statuses, words in the log of another rank
+    (0, "pass", [0, 0], "ended at"),
+    (
+        0,
+        "raise ValueError('no room')",
+        [1, 1],
+        "had to end: rank 0 on host localhost failed: ValueError: no room",
+    ),
+    (0, "later(signal.SIGTERM)", [143, 143], ""),
+    (
+        0,
+        "later(signal.SIGKILL)",
+        [-9, 1],
+        "rank 0 on host localhost exited without an error message",
+    ),
+    (1, "later(signal.SIGTERM)", [143, 143], ""),  # it waits for rank 0 by then
+    (0, "hide()", [143, 143], ""),
+    (1, "hide()", [143, 143], ""),
+    (
+        1,
+        "later(signal.SIGKILL)",
+        [1, -9, 0],
+        "had to end: rank 1 on host localhost exited without an error message",
+    ),
+]
+
+
+def start(folder: Path, rank: int, what: str, size: int, before: str = "") -> list[forked.Rank]:
+    """Starts ranks; rank ``rank`` does ``what``, each runs ``before`` first."""
+    env = dict(
+        of_tests(os.environ),
+        WORLD_SIZE=str(size),
+        LOCAL_WORLD_SIZE=str(size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(free_port()),
+        CUDA_VISIBLE_DEVICES="",
+    )
+    folder.mkdir()
+    return [
+        forked.start(
+            before + ENDING % what,
+            folder / str(i),
+            env | {"RANK": str(i), "LOCAL_RANK": str(i)},
+            str(rank),
+        )
+        for i in range(size)
+    ]
+
+
+def test_ranks_end_together_and_know_the_cause(tmp_path: Path) -> None:
+    """All cases at once: most of their time is waiting."""
+    jobs = [
+        start(tmp_path / str(number), rank, what, len(statuses))
+        for number, (rank, what, statuses, _) in enumerate(CASES)
+    ]
+    for job, (rank, what, statuses, words) in zip(jobs, CASES, strict=True):
+        found, said = forked.wait_for_all(job, 120)
+        assert list(found) == statuses, (rank, what, said)
+        other = said[1 if rank == 0 else 0]
+        assert words in other and "Traceback" not in other, (rank, what, said)
+        assert statuses != [143, 143] or "Error" not in said[0] + said[1], (rank, what, said)
+        if statuses == [0, 0]:
+            saved, ended = (
+                float(text.split(f"{word} at ")[1].split()[0])
+                for word, text in zip(("saved", "ended"), said, strict=True)
+            )
+            assert ended > saved
+
+
+GROUPS = Path("/sys/fs/cgroup")
+JOIN = """
+with open({file!r}, "w") as file:
+    file.write(str(__import__("os").getpid()))
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group whose processes get 300 MiB, next to the memory that they share."""
+    versions = {GROUPS / "memory": "memory.limit_in_bytes", GROUPS: "memory.max"}
+    parent = next(parent for parent in versions if parent.exists())
+    folder = parent / f"smlightning-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / versions[parent]).write_text(str(300 * 2**20))
+    except OSError as error:
+        pytest.skip(f"control groups need root ({error})")
+    yield folder
+    for _ in range(100):  # until what ended in it is gone
+        try:
+            folder.rmdir()
+            return
+        except OSError:
+            time.sleep(0.1)
+
+
+def test_a_rank_that_the_kernel_kills_is_reported(group: Path, tmp_path: Path) -> None:
+    join = JOIN.format(file=str(group / "cgroup.procs"))
+    job = start(tmp_path / "job", 1, "bytearray(b'x') * 2**30", 2, join)
+    statuses, (said, _) = forked.wait_for_all(job, 120)
+    assert statuses == (1, -9), said
+    words = "had to end: rank 1 on host localhost exited without an error message, and the kernel"
+    assert f"{words} of host localhost killed 1 process for lack of memory; lower batch" in said
+
+
+TWO = Cluster(
+    hosts=("localhost",),
+    node_rank=0,
+    rank=0,
+    local_rank=0,
+    local_world_size=2,
+    world_size=2,
+    launcher="torchrun",
+    backend="gloo",
+    device="cpu",
+    main_address="127.0.0.1",
+    main_port=7777,
+)
+
+
+class Late:
+    """The ranks' store: after one of rank 0's questions rank 1 ends, perhaps with its value set."""
+
+    def __init__(self, question: int, is_set: bool) -> None:
+        self.ranks = RankStore(torch.distributed.HashStore())
+        self.question, self.is_set, self.asked = question, is_set, 0
+        self.get, self.set = self.ranks.get, self.ranks.set
+
+    def has(self, *keys: str) -> bool:
+        answer = self.ranks.has(*keys)
+        self.asked += 1
+        if self.asked == self.question:
+            if self.is_set:
+                self.set("key/1", '"b"')
+            self.set("end/1", "")
+        return answer
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+@pytest.mark.parametrize("question", range(1, 9))
+def test_a_rank_may_set_its_value_and_end_while_another_waits(question: int, is_set: bool) -> None:
+    store: Any = Late(question, is_set)
+    store.set("key/0", '"a"')
+    if is_set:
+        assert session.wait_for_ranks(store, "key", range(2), TWO) == ["a", "b"]
+    else:
+        with pytest.raises(torch.distributed.DistError, match="before it set key"):
+            session.wait_for_ranks(store, "key", range(2), TWO)

@@ -1,0 +1,85 @@
+"""Callbacks, arguments and strategies with which a run cannot be resumed exactly."""
+
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
+
+from smlightning.cluster.sharding import ShardedStrategy
+from smlightning.errors import UserError
+from smlightning.training import loop
+
+# Classes of callbacks, what they would do, and what to use.
+CALLBACKS: tuple[tuple[tuple[type, ...], str, str], ...] = (
+    (
+        (LearningRateFinder, BatchSizeFinder),
+        "would change an option that a resumed run does not know",
+        "use pytorch_lightning.tuner.Tuner with a Trainer of its own, as in docs/how_to.md, and "
+        "pass its result as an option",
+    ),
+    (
+        (GradientAccumulationScheduler,),
+        "changes the global batch within a run, and a resumed run would continue with another one",
+        "set --accumulate_grad_batches for all of the run",
+    ),
+    (
+        (StochasticWeightAveraging,),
+        "averages weights that no validation has seen, after the last one",
+        "use EMAWeightAveraging or WeightAveraging, whose averages are validated",
+    ),
+    (
+        (ModelPruning,),
+        "renames weights within a run, so that the best ones are not found again",
+        "prune the saved model, and train the result",
+    ),
+)
+
+
+def averages_weights(trainer: pl.Trainer) -> bool:
+    every: Any = trainer.callbacks  # type: ignore[attr-defined]
+    return any(isinstance(callback, WeightAveraging) for callback in every)
+
+
+def check_trainer(trainer: pl.Trainer, stage: str) -> None:
+    """Raise a UserError if a callback, an argument or the strategy cannot be resumed exactly."""
+    every: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in every:
+        for kinds, problem, cure in CALLBACKS:
+            if isinstance(callback, kinds):
+                raise UserError(f"{type(callback).__name__} {problem}", cure)
+        if isinstance(callback, BaseFinetuning) and trainer.world_size > 1:
+            raise UserError(
+                f"{type(callback).__name__} unfreezes parameters after DDP has wrapped the model, "
+                "and each rank would train them on its own data only",
+                "give them a parameter group whose learning rate is 0 until then",
+            )
+    if averages_weights(trainer) and isinstance(trainer.strategy, ShardedStrategy):
+        raise UserError(
+            "WeightAveraging averages whole weights, and each rank has a shard",
+            "leave it out, or use --strategy ddp",
+        )
+    if loop.validates_by_the_clock(trainer):
+        raise UserError(
+            "val_check_interval is a time, and a resumed run would validate at other steps",
+            "use --val_check_steps",
+        )
+    if not isinstance(trainer.strategy, DDPStrategy | SingleDeviceStrategy | ShardedStrategy):
+        raise UserError(
+            f"{type(trainer.strategy).__name__} may divide the weights in a way that Checkpoints "
+            "does not know",
+            "use what dist.get_initialization_info() returns",
+        )
+    if stage == "fit" and trainer.max_epochs == trainer.max_steps == -1:
+        raise UserError(
+            "The number of steps is not known: max_epochs and max_steps are both -1",
+            "set one of them",
+        )
