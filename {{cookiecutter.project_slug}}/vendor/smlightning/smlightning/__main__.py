@@ -129,9 +129,7 @@ def add_preflight(command: argparse.ArgumentParser) -> None:
 
 def add_estimate(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    speed = command.add_mutually_exclusive_group().add_argument
-    speed("--samples_per_second", type=float, metavar="N", help="of the whole job, to tell hours")
-    speed("--like", metavar="JOB", help="take them of an earlier job, rank for rank")
+    add("--samples_per_second", type=float, metavar="N", help="of the whole job, for its hours")
     add("--json", type=Path, metavar="FILE", help="write the estimate there, too")
     add("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data here")
     add("options", nargs="*", metavar="-- --option value", help="in place of job.toml's")
