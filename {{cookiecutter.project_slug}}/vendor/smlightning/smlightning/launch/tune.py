@@ -97,7 +97,7 @@ def ranges(job: Job, project: Project) -> Iterator[Finding]:
             cure = "tuning takes its values from there"
             yield warning(f"hyperparameters.{option}", "[tune.ranges] has it too", cure)
         if isinstance(given, dict):
-            values = [given.get("min"), given.get("max")]
+            values: list[Any] = [given.get("min"), given.get("max")]
             known = given.keys() <= {"min", "max", "scale"}
             if not known or not all(map(_is_number, values)) or values[0] >= values[1]:
                 yield error(key, f"{show(given)} is not a range with min below max", RANGE_EXAMPLE)

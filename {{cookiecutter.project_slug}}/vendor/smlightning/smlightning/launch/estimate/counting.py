@@ -191,6 +191,10 @@ class Storages(MemTracker):
         self.track_external(*kept)
         self.kept = self._total("current")
 
+    def __enter__(self) -> "Storages":
+        super().__enter__()
+        return self
+
     def _total(self, when: str) -> int:
         return sum(device["Total"] for device in self.get_tracker_snapshot(when).values())
 
