@@ -3,7 +3,7 @@
 The image runs ``serve run /opt/ml/model/config.yaml``, with /opt/ml/model/code on Python's path,
 and passes requests of /invocations on to the application's root with their content type and
 accepted types (scripts/docker/ray of github.com/aws/deep-learning-containers). `deploy` writes that
-config.yaml and puts the trained model beside it.
+config.yaml and puts the trained model next to it.
 """
 
 import asyncio

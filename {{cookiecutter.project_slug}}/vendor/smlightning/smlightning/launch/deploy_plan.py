@@ -64,8 +64,8 @@ def plan(job_name: str, region: str, options: Options) -> Deployment:
     client = aws.client("sagemaker", region)
     job = describe(job_name, client)
     trained = trained_model(job_name, region, job)
-    beside = trained.rstrip("/").rpartition("/")[0]
-    archive = f"{beside}/deploy/{job_name}/"
+    output = trained.rstrip("/").rpartition("/")[0]
+    archive = f"{output}/deploy/{job_name}/"
     if not trained.endswith("/"):
         archive += "model.tar.gz"
     variant = {

@@ -1,8 +1,8 @@
 """Search the ranges of job.toml's [tune] for the options with the best MONITOR of src/options.py.
 
-SageMaker's hyperparameter tuning does it. Every training job of it is the one of job.toml, but for
-the options in the ranges, what a tuning job cannot carry, and a folder for checkpoints, which all
-of them might share: one that is interrupted begins again.
+SageMaker's hyperparameter tuning starts the training jobs. Each is the job of job.toml, except for
+the options in the ranges, settings that a tuning job cannot have, and the folder for checkpoints,
+which all jobs would share: an interrupted job begins again.
 """
 
 import json
@@ -37,7 +37,7 @@ CARRIED = (
 )
 ALGORITHM = ("TrainingInputMode", "MetricDefinitions", "TrainingImage")  # of AlgorithmSpecification
 RESOURCES = ("VolumeKmsKeyId", "InstanceCount", "InstanceType", "VolumeSizeInGB")
-# Members that a search has in other places, and checkpoints, of which [spot] is told.
+# Members that a search has in other places, and checkpoints, which `check` reports with [spot].
 OTHERWISE = ("TrainingJobName", "HyperParameters", "Tags", "CheckpointConfig.S3Uri")
 # By these the SDK's HyperparameterTuner.attach knows the estimator.
 ESTIMATOR = {

@@ -162,7 +162,7 @@ def host_memory(sizes: Sizes, run: Run, ranks: int, workers: int, gpus: bool) ->
 
 
 def total(held: Memory, *names: str) -> int:
-    """Bytes of the named purposes; without names of all."""
+    """Bytes of these purposes; without names, of all purposes."""
     return sum(size for name, size in held.items() if not names or name in names)
 
 
