@@ -52,7 +52,7 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
         "fits": not wrong,
         **length(known, run, arguments.samples_per_second),
     }
-    verdict: list[object] = [*wrong] or ["fits    into the memory of its hosts and GPUs, as far as that is known"]
+    verdict: list[object] = [*wrong] or ["fits    into its GPUs and hosts, as far as known"]
     print(*shown(job, known, run, content), *verdict, sep="\n")
     if arguments.json:
         arguments.json.write_text(json.dumps(content, indent=2), encoding="utf-8")
