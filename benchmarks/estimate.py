@@ -7,8 +7,7 @@ Networks are made from their configuration; nothing is downloaded. Counted bytes
 tensors: of parameters, of gradients and of AdamW's state after a step, and of the file that a
 checkpoint's writer wrote. Activations are what autograd saves for the backward pass by torch's own
 hooks (torch.autograd.graph.saved_tensors_hooks), on the CPU, at the batch and length of the row;
-the estimate counts a fourth of that batch and doubles it, on tensors without numbers, or is the
-formula's.
+the estimate counts a fourth of that batch and doubles it, on tensors without numbers.
 
 A host's main memory is estimated of train.py's options, then train.py trains with them and writes
 checkpoints: measured is the peak of all its processes (tests/package/launch/host_records.py), some
@@ -56,9 +55,9 @@ def written(state: dict[str, Any], optimizer: Any) -> int:
 
 def errors(
     name: str, make: Callable[[], Any], inputs: Callable[[int], Any], compute: Callable[..., Any],
-    rows: int, formula: Any,
+    rows: int,
 ) -> str:  # fmt: skip
-    """A row of the table: counted bytes, and the estimates' errors in percent."""
+    """A row of the table: counted bytes, and the estimate's errors in percent."""
     import model_records
     import torch
 
@@ -88,16 +87,15 @@ def errors(
             nothing, nothing,
         )  # fmt: skip
     sizes = [
-        (parameters, estimated.parameter_bytes, formula and formula.parameter_bytes),
-        (gradients, estimated.gradient_bytes, formula and formula.gradient_bytes),
-        (state, estimated.optimizer_bytes, formula and formula.optimizer_bytes),
-        (file, estimated.checkpoint_bytes, formula and formula.checkpoint_bytes),
-        (record, counted, formula and formula.activations.at(rows)),
+        (parameters, estimated.parameter_bytes),
+        (gradients, estimated.gradient_bytes),
+        (state, estimated.optimizer_bytes),
+        (file, estimated.checkpoint_bytes),
+        (record, counted),
     ]
     cells = [name]
-    for true, *guesses in sizes:
-        off = [f"{100 * (guess / true - 1):+.1f}" for guess in guesses if guess]
-        cells.append(f"{true / 2**20:,.1f}: {', '.join(off)}")
+    for true, guess in sizes:
+        cells.append(f"{true / 2**20:,.1f}: {100 * (guess / true - 1):+.1f}")
     return f"| {' | '.join(cells)} |"
 
 
@@ -130,7 +128,7 @@ def hosts(tiny: bool) -> None:
             place.mkdir()
             record = host_records.train(place, options, ranks=ranks, task=task)
             strategy, workers = options.get("strategy", "ddp"), options.get("num_workers", 0)
-            sizes = [size / MIB for size in (record.estimated.total, record.measured)]
+            sizes = [size / MIB for size in (sum(record.estimated.values()), record.measured)]
             cells = f"{sizes[0]:,.0f} | {sizes[1]:,.0f} | {100 * record.error:+.1f}"
             print(f"| {name}, {strategy}, {ranks}, {workers} | {cells} |", flush=True)
             shutil.rmtree(place)
@@ -210,7 +208,7 @@ def main() -> None:
         logits = net(given["input_ids"], given["attention_mask"])
         return torch.nn.functional.cross_entropy(logits, given["target"])
 
-    row = errors("byte CNN, 64 × 129", lambda: ByteCNN(30), cnn_inputs, cnn_loss, 64, None)
+    row = errors("byte CNN, 64 × 129", lambda: ByteCNN(30), cnn_inputs, cnn_loss, 64)
     print(row, flush=True)
     rows, length = (8, 128) if arguments.tiny else (8, 256)
     configs = {**model_records.TINY, **({} if arguments.tiny else model_records.MEDIUM)}
@@ -221,7 +219,6 @@ def main() -> None:
             lambda rows, config=config: model_records.batch(config, rows, length),
             model_records.loss,
             rows,
-            model_records.by_formula(config, length),
         )
         print(row, flush=True)
 

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-import formulas
 import torch
 import torch.distributed as dist
 
 from smlightning.cluster import fsdp2
-from smlightning.launch.estimate import sizes
+from smlightning.launch.estimate import counting, sizes
+from smlightning.outline import outline
 
 # So few that weights and gradients are nearly all of the memory.
 BATCH, LENGTH = 1, 8
@@ -45,11 +45,30 @@ def compare(
         network = LlamaForCausalLM(LlamaConfig(**config)).train()
         fsdp2.shard(torch.nn.ModuleList([network]), mesh, torch.device("cpu"), bf16=True)
         counted = count_step(network)
-    shape = formulas.shape({"model_type": "llama", **config})
-    assert shape is not None
-    whole = formulas.sizes(shape, formulas.Use(length=LENGTH, mixed=True))
-    memory = sizes.memory(whole, sizes.Run(BATCH, world_size, shard_size, mixed=True))
-    write({"counted": counted, "estimated": memory.total - memory.optimizer})
+    with outline():
+        whole = torch.nn.ModuleList([LlamaForCausalLM(LlamaConfig(**config)).train()])
+    with counting.without_numbers(whole), counting.fused_attentions():
+        steps = [count_activations(whole, rows) for rows in (1, 2)]
+    activations, temporary = (counting.line(1, *at) for at in zip(*steps, strict=True))
+    found = counting.sizes_of(whole, 0, activations, temporary)
+    memory = sizes.memory(found, sizes.Run(BATCH, world_size, shard_size, mixed=True))
+    write({"counted": counted, "estimated": sizes.total(memory)})
+
+
+def count_activations(networks: Any, rows: int) -> tuple[int, int]:
+    """Bytes of activations and at the peak, as the estimate counts them."""
+    (network,) = networks
+    ids = torch.zeros(rows, LENGTH, dtype=torch.long)
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            return network(input_ids=ids, use_cache=False).logits.float().sum()
+
+    gradients = []
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+    return counting.step(loss, [*network.parameters(), *network.buffers(), *gradients, ids])
 
 
 def count_step(network: Any) -> int:

@@ -18,8 +18,7 @@ import psutil
 from small_job import GOOD, PROJECT
 
 from smlightning.launch.estimate import known as estimates
-from smlightning.launch.estimate.host import Host, HostMemory, host_memory
-from smlightning.launch.estimate.sizes import Run
+from smlightning.launch.estimate.sizes import Memory, Run, host_memory, total
 from smlightning.project import Project
 
 SECONDS = 0.1  # between two looks at the processes
@@ -30,13 +29,13 @@ TASKS = PROJECT.root / "tasks"
 class Record:
     """A training on one host."""
 
-    estimated: HostMemory
+    estimated: Memory
     measured: int  # bytes
 
     @property
     def error(self) -> float:
         """By which share the estimate is off."""
-        return self.estimated.total / self.measured - 1
+        return total(self.estimated) / self.measured - 1
 
 
 def train(folder: Path, options: Mapping[str, Any], *, ranks: int = 1, task: str = "") -> Record:
@@ -63,7 +62,7 @@ def train(folder: Path, options: Mapping[str, Any], *, ranks: int = 1, task: str
     shards = ranks if chosen["strategy"] == "fsdp" else 1
     run = Run(chosen["batch_size"], ranks, shards)
     workers = estimates.LOADERS * max(chosen["num_workers"], 0)
-    estimated = host_memory(known.sizes, run, Host(ranks, workers, gpus=False))
+    estimated = host_memory(known.sizes, run, ranks, workers, gpus=False)
     launcher = [sys.executable]
     if ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]

@@ -6,13 +6,12 @@ benchmarks/estimate.py prints the errors of the estimates that the tests bound.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import formulas
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from smlightning.launch.estimate import counting
-from smlightning.launch.estimate.sizes import Linear, Sizes
+from smlightning.launch.estimate.sizes import Linear
 from smlightning.outline import outline
 
 BERT = {"model_type": "bert", "attention_probs_dropout_prob": 0.0}
@@ -132,13 +131,7 @@ def counted(
     with counting.without_numbers(net), counting.fused_attentions():
         for size in (rows, 2 * rows):
             given = counting.of_size(inputs(1), 1, size, 0)
+            net.zero_grad()
             kept = [*net.parameters(), *net.buffers(), *given.values()]
-            found.append(counting.step(lambda given=given: compute(net, given), kept).activations)
+            found.append(counting.step(lambda given=given: compute(net, given), kept)[0])
     return counting.line(rows, *found)
-
-
-def by_formula(config: dict[str, Any], length: int) -> Sizes:
-    """The sizes by `formulas`; masks of dropout as on a CPU."""
-    shape = formulas.shape(config)
-    assert shape
-    return formulas.sizes(shape, formulas.Use(length, labels(config), mask_bytes=4))

@@ -33,7 +33,6 @@ KEY = f"arn:aws:kms:{REGION}:{ACCOUNT}:key/1234abcd-12ab-34cd-56ef-1234567890ab"
 OTHER_KEY = KEY.replace("1234abcd", "9999abcd")
 ANOTHERS = f"arn:aws:kms:{REGION}:999999999999:alias/theirs"
 OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
-TRANSFORM = ("s3://texts/new/part-", "s3://answers/new/")
 MLFLOW = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}"
 EXPRESS = "s3://words--use1-az4--x-s3"
 POINT = f"arn:aws:s3:{REGION}:{ACCOUNT}:accesspoint"
@@ -127,7 +126,6 @@ def patterns(given: Job) -> table.Facts:
         partition=partition(given.region),
         senders=(SENDER,),
         image=OWN_IMAGE,
-        transform=TRANSFORM,
     )
 
 
@@ -136,7 +134,7 @@ def sent(given: Job) -> table.Facts:
     identity = {"UserId": "x", "Account": ACCOUNT, "Arn": SENDER}
     role = given.role if given.role.startswith("arn:") else ROLE
     context = account.Context(given, request.dry_run(given, PROJECT), identity, role)
-    options = {"senders": (SENDER,), "inference_image": OWN_IMAGE, "transform": TRANSFORM}
+    options = {"senders": (SENDER,), "inference_image": OWN_IMAGE}
     return replace(facts_of(context, role), **options)
 
 
@@ -151,7 +149,7 @@ def variants(given: Job) -> list[tuple[table.Facts, table.Facts]]:
     """
     wanted, allowed = sent(given), patterns(given)
     search = {"tuning": True, "job_name": "words-260101-000000"}
-    kinds = {"created": frozenset({"model", "endpoint-config", "endpoint"}), "transform": None}
+    kinds = {"created": frozenset({"model", "endpoint-config", "endpoint"})}
     changes: list[dict[str, Any]] = [{}, search, kinds, {"data_keys": (KEY,)}]
     return [(replace(wanted, **each), replace(allowed, **each)) for each in changes]
 

@@ -10,7 +10,6 @@ from small_job import GOOD, PROJECT
 from smlightning.launch import aws, images, launchers, preflight, price, request, resources
 from smlightning.launch.account.table import context_of_request
 from smlightning.launch.estimate import known
-from smlightning.launch.estimate.command import ranks_of
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import members
 from smlightning.launch.resources import Group
@@ -133,10 +132,6 @@ def test_ranks_and_batch_are_those_of_all_groups() -> None:
     summary = preflight.summary(TWO, PROJECT)
     assert "1 × ml.g5.12xlarge + 2 × ml.g6.12xlarge, torch_distributed" in summary
     assert summary.endswith(f"12 ranks × batch_size {batch} = global batch {12 * batch}")
-    described = {"ResourceConfig": request.dry_run(TWO, PROJECT)["ResourceConfig"]}
-    flags = {"sagemaker_torch_distributed_enabled": "true"}
-    assert ranks_of({**described, "HyperParameters": flags}) == 12
-    assert ranks_of(described) == 3
 
 
 def test_groups_of_cpus_and_gpus_have_neither_ranks_nor_a_batch() -> None:

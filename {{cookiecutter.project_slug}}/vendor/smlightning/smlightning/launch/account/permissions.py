@@ -225,8 +225,6 @@ REFUSED_WITHOUT = (
     "sagemaker:CreateModel",
     "sagemaker:CreateEndpointConfig",
     "sagemaker:CreateEndpoint",
-    "sagemaker:CreateTransformJob",
-    "sagemaker:CreateModelPackage",
     "sagemaker:AddTags",
     "iam:PassRole",
 )

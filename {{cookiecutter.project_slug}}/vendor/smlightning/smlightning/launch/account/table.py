@@ -18,17 +18,9 @@ SAGEMAKER = "sagemaker.amazonaws.com"
 EVERY = "*"  # of an action that has no resources
 CALLER, ROLE = "caller", "role"
 LOOKER = "looker"  # who runs preflight and list, and changes nothing; a caller is one, too
-DEPLOYER, ENDPOINT = "deployer", "endpoint"  # who deploys or registers, and its model's role
-# What `deploy` and `register` create, by IAM's names of the resources; the last is an endpoint,
-# too, whose answers are files in S3.
-KINDS = (
-    "model",
-    "endpoint-config",
-    "endpoint",
-    "transform-job",
-    "model-package",
-    "asynchronous-endpoint",
-)
+DEPLOYER, ENDPOINT = "deployer", "endpoint"  # who deploys, and its model's role
+# What `deploy` creates, by IAM's names of the resources.
+KINDS = ("model", "endpoint-config", "endpoint")
 
 
 @dataclass(frozen=True)
@@ -47,8 +39,6 @@ class Facts:
     tuning: bool = False
     senders: tuple[str, ...] = ()  # ARNs of those whose permissions preflight asks for
     inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
-    transform: tuple[str, str] | None = None  # S3 addresses of `deploy --transform`
-    package_group: str = "*"  # of `register --group`; a pattern in a policy
     created: frozenset[str] | None = None  # KINDS that are about to be created; None: any of them
     data_keys: tuple[str, ...] = ()  # ARNs of KMS keys that data has; only AWS knows them
     key_arns: Mapping[str, str] = field(default_factory=dict)  # alias in the request → KMS key
@@ -470,50 +460,14 @@ def looked_for(kind: str) -> Resources:
 
 def hosts(facts: Facts) -> list[str]:
     """Instances, of which there is a quota."""
-    kinds = ("endpoint", "transform-job")
-    return [EVERY] if any(facts.creates(kind) for kind in kinds) else []
-
-
-def synchronous_endpoint(facts: Facts) -> list[str]:
-    is_asynchronous = facts.created is not None and "asynchronous-endpoint" in facts.created
-    return [] if is_asynchronous else deployed("endpoint")(facts)
-
-
-def asynchronous_endpoint(facts: Facts) -> list[str]:
-    return deployed("endpoint")(facts) if facts.creates("asynchronous-endpoint") else []
-
-
-def role_of_model(facts: Facts) -> list[str]:
-    """The execution role, which a version in the registry does not name."""
-    return execution_role(facts) if facts.creates("model") else []
+    return [EVERY] if facts.creates("endpoint") else []
 
 
 def tagged_kinds(facts: Facts) -> list[str]:
     """What is created with the tags of its job, where it has any."""
     if facts.created is not None and not facts.request.get("Tags"):
         return []
-    return deployed("model", "endpoint", "endpoint-config", "transform-job")(facts)
-
-
-def package_group(facts: Facts) -> list[str]:
-    """The group of the registry that `register --group` names, by name or ARN."""
-    if not facts.creates("model-package"):
-        return []
-    group = facts.package_group
-    by_name = facts.arn("sagemaker", f"model-package-group/{group}")
-    return [group if group.startswith("arn:") else by_name]
-
-
-def new_package_group(facts: Facts) -> list[str]:
-    """The group, if it may have to be created: one that is named by ARN exists."""
-    return [] if facts.package_group.startswith("arn:") else package_group(facts)
-
-
-def package_version(facts: Facts) -> list[str]:
-    """The group, and a version in it."""
-    groups = package_group(facts)
-    versions = [group.replace(":model-package-group/", ":model-package/") for group in groups]
-    return groups + [name if name.endswith("*") else f"{name}/*" for name in versions]
+    return deployed("model", "endpoint", "endpoint-config")(facts)
 
 
 def inference_repositories(facts: Facts) -> list[str]:
@@ -522,39 +476,15 @@ def inference_repositories(facts: Facts) -> list[str]:
         return repository_of(facts, facts.inference_image)
     place = facts.job.region
     account = images.REGISTRIES.get(place, "*")
-    return [
-        facts.arn("ecr", f"repository/{server.cpu.split(':')[0]}", account=account, region=place)
-        for server in (inference_images.RAY, inference_images.TOOLKIT)
-    ]
-
-
-def read_by_model(facts: Facts) -> list[Location]:
-    """The job's own folder, and objects whose keys begin with a batch transform's address."""
-    addresses = [facts.transform[0]] if facts.transform else []
-    return [*own(facts), *map(facts.location, addresses)]
-
-
-def written_by_model(facts: Facts) -> list[Location]:
-    """Answers: of an asynchronous endpoint in the job's own folder, of a transform in another."""
-    addresses = [f"{facts.transform[1].rstrip('/')}/"] if facts.transform else []
-    answers = own(facts) if facts.creates("asynchronous-endpoint") else []
-    return [*answers, *map(facts.location, addresses)]
-
-
-def places_of_model(facts: Facts) -> list[Location]:
-    return [*read_by_model(facts), *written_by_model(facts)]
+    name = inference_images.CPU.split(":")[0]
+    return [facts.arn("ecr", f"repository/{name}", account=account, region=place)]
 
 
 def endpoint_logs(facts: Facts) -> list[str]:
-    groups = {
-        f"Endpoints/{facts.job_name.lower().removesuffix('*')}": "endpoint",
-        "TransformJobs": "transform-job",
-    }
-    return [
-        facts.arn("logs", f"log-group:/aws/sagemaker/{group}*")
-        for group, kind in groups.items()
-        if facts.creates(kind)
-    ]
+    if not facts.creates("endpoint"):
+        return []
+    name = facts.job_name.lower().removesuffix("*")
+    return [facts.arn("logs", f"log-group:/aws/sagemaker/Endpoints/{name}*")]
 
 
 # What preflight looks up of what a request names (named.py, network.py).
@@ -602,7 +532,6 @@ SECRETS = "secretsmanager/latest/userguide/auth-and-access_examples.html"
 MLFLOW = "sagemaker/latest/dg/mlflow-create-tracking-server-iam.html"
 CODE = "codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access-control.html"
 SHELL = "sagemaker/latest/dg/train-remote-debugging.html"
-ASYNC = "sagemaker/latest/dg/async-inference-create-endpoint-prerequisites.html"
 PRICES = "service-authorization/latest/reference/list_awspricelist.html"
 IDENTITIES = "service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html"
 QUOTAS = "service-authorization/latest/reference/list_servicequotas.html"
@@ -724,7 +653,7 @@ LOOKING: tuple[Permission, ...] = (
 )
 
 
-# What `deploy`, `undeploy` and `register` need: no job is refused for the lack of it.
+# What `deploy` and `undeploy` need: no job is refused for the lack of it.
 DEPLOYMENT: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", single_job, IAM),
     *_lines(DEPLOYER, "sagemaker:CreateModel DeleteModel", deployed("model"), IAM),
@@ -739,19 +668,11 @@ DEPLOYMENT: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "sagemaker:DescribeModel", looked_for("model"), IAM),
     *_lines(DEPLOYER, "sagemaker:DescribeEndpointConfig", looked_for("endpoint-config"), IAM),
     *_lines(DEPLOYER, "sagemaker:DescribeEndpoint", looked_for("endpoint"), IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeTransformJob", looked_for("transform-job"), IAM),
-    *_lines(DEPLOYER, "sagemaker:InvokeEndpoint", synchronous_endpoint, IAM),
-    *_lines(DEPLOYER, "sagemaker:InvokeEndpointAsync", asynchronous_endpoint, IAM),
-    *_lines(
-        DEPLOYER, "sagemaker:CreateTransformJob StopTransformJob", deployed("transform-job"), IAM
-    ),
+    *_lines(DEPLOYER, "sagemaker:InvokeEndpoint", deployed("endpoint"), IAM),
     *_lines(DEPLOYER, "sagemaker:AddTags", tagged_kinds, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModelPackageGroup", new_package_group, IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeModelPackageGroup", package_group, IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModelPackage", package_version, IAM),
-    *_lines(DEPLOYER, "iam:PassRole", role_of_model, PASSING, passed_to_sagemaker),
+    *_lines(DEPLOYER, "iam:PassRole", execution_role, PASSING, passed_to_sagemaker),
     *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", objects(own), S3),
-    *_lines(DEPLOYER, "s3:ListBucket", buckets(read_by_model), S3),
+    *_lines(DEPLOYER, "s3:ListBucket", buckets(own), S3),
     *_lines(DEPLOYER, "s3express:CreateSession", directory_buckets(own), EXPRESS),
     *_lines(DEPLOYER, "pricing:GetProducts", everything, PRICES),
     *_lines(DEPLOYER, "iam:GetRole", roles, IDENTITIES),
@@ -759,18 +680,9 @@ DEPLOYMENT: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "servicequotas:ListServiceQuotas", hosts, QUOTAS),
     *_lines(DEPLOYER, "servicequotas:ListAWSDefaultServiceQuotas", hosts, QUOTAS),
     *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", output_kms, S3, output_alias),
-    *_lines(ENDPOINT, "s3:GetObject", objects(read_by_model), ROLES),
-    *_lines(ENDPOINT, "s3:PutObject", objects(written_by_model), ROLES),
-    *_lines(ENDPOINT, "s3:AbortMultipartUpload", objects(written_by_model), ASYNC),
-    *_lines(ENDPOINT, "s3:ListBucket", buckets(places_of_model), ROLES),
-    *_lines(
-        ENDPOINT,
-        "s3express:CreateSession",
-        directory_buckets(read_by_model, unless=written_by_model),
-        EXPRESS,
-        only_reads,
-    ),
-    *_lines(ENDPOINT, "s3express:CreateSession", directory_buckets(written_by_model), EXPRESS),
+    *_lines(ENDPOINT, "s3:GetObject", objects(own), ROLES),
+    *_lines(ENDPOINT, "s3:ListBucket", buckets(own), ROLES),
+    *_lines(ENDPOINT, "s3express:CreateSession", directory_buckets(own), EXPRESS, only_reads),
     *_lines(ENDPOINT, "logs:CreateLogGroup CreateLogStream PutLogEvents", endpoint_logs, ROLES),
     *_lines(ENDPOINT, "logs:DescribeLogStreams", endpoint_logs, ROLES),
     *_lines(ENDPOINT, "cloudwatch:PutMetricData", everything, ROLES),
@@ -829,25 +741,18 @@ def context_of_request(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def context_of_deployment(requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The same for what `deploy` or `register` creates: kind → request, of the same page."""
+    """The same for what `deploy` creates: kind → request, of the same page."""
     model = requests.get("Model", {})
     network_of = model.get("VpcConfig", {})
-    variants = requests.get("EndpointConfig", {}).get("ProductionVariants", [])
-    transform = requests.get("TransformJob", {})
-    hosts = [*variants, *filter(None, [transform.get("TransformResources")])]
-    serverless = [host["ServerlessConfig"] for host in hosts if "ServerlessConfig" in host]
+    hosts = requests.get("EndpointConfig", {}).get("ProductionVariants", [])
     request = next(iter(requests.values()))
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", [])}
     values: dict[str, Any] = {
         "sagemaker:NetworkIsolation": bool(model.get("EnableNetworkIsolation")),
         "sagemaker:VpcSubnets": network_of.get("Subnets"),
         "sagemaker:VpcSecurityGroupIds": network_of.get("SecurityGroupIds"),
-        "sagemaker:InstanceTypes": [h["InstanceType"] for h in hosts if "InstanceType" in h],
-        "sagemaker:OutputKmsKey": transform.get("TransformOutput", {}).get("KmsKeyId"),
+        "sagemaker:InstanceTypes": [host["InstanceType"] for host in hosts],
         "aws:TagKeys": list(tags),
         **{f"aws:RequestTag/{key}": value for key, value in tags.items()},
     }
-    for config in serverless:
-        values["sagemaker:ServerlessMemorySize"] = config["MemorySizeInMB"]
-        values["sagemaker:ServerlessMaxConcurrency"] = config["MaxConcurrency"]
     return {key: value for key, value in values.items() if value not in (None, [], "")}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, configuration, deploy_plan, images, request, requirements, tune
+from smlightning.launch import aws, configuration, images, request, requirements, tune
 from smlightning.launch.account.table import (
     CALLER,
     DEPLOYER,
@@ -69,7 +69,6 @@ def facts(
     path: str = "",
     senders: tuple[str, ...] = (),
     image: str = "",
-    transform: tuple[str, str] | None = None,
 ) -> Facts:
     """What the table reads of a job in an account that may be a placeholder.
 
@@ -81,7 +80,6 @@ def facts(
         path: of the execution role; empty: as job.toml has it.
         senders: ARNs of who sends the job, and may ask IAM about itself.
         image: that the model answers in; empty: AWS's own.
-        transform: S3 addresses of a batch transform's input and output.
 
     Raises:
         UserError: no request can be built of this job, or a policy would allow more than it names.
@@ -102,7 +100,6 @@ def facts(
         job_name=pattern,
         senders=senders,
         inference_image=image,
-        transform=transform,
     )
 
 
@@ -147,16 +144,13 @@ def not_granted(given: Facts) -> list[Finding]:
     return findings
 
 
-def refuse_options(
-    who: str | None, sender: str, image: str, transform: tuple[str, str] | None
-) -> None:
+def refuse_options(who: str | None, sender: str, image: str) -> None:
     """Refuse options that the policy asked for cannot hold.
 
     Args:
         who: the policy is for; None: no policy alone.
         sender: whom preflight asks IAM about; empty: nobody.
         image: that the model answers in; empty: AWS's own.
-        transform: S3 addresses of a batch transform's input and output.
 
     Raises:
         UserError: an option belongs to another policy, or its value is of no use to one.
@@ -173,12 +167,6 @@ def refuse_options(
             f"--image {image} is no address in ECR, where a model's image has to be",
             "as in 123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
         )
-    if transform and who not in (DEPLOYER, ENDPOINT):
-        raise UserError(
-            "--transform concerns who deploys, and the model's role",
-            "add --policy deployer or --policy endpoint",
-        )
-    deploy_plan.refuse_transform(transform)
 
 
 def role_name(job: Job) -> tuple[str, str]:

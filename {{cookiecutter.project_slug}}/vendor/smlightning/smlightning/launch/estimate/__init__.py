@@ -1,10 +1,8 @@
-"""Whether a job fits into the memory of its GPUs and its hosts, and how long it trains.
+"""Whether a job fits into the memory of its GPUs and hosts, and how many steps it trains.
 
-- `sizes`: bytes of a model and of a training step, what a rank holds of them, and what fits.
-- `host`: bytes of a host's main memory.
-- `transformers`: the sizes by formula, where only a checkpoint's configuration is known.
-- `counting`: the same counted, of the project's own model and data, in a process with torch.
-- `known`: what was counted last, kept for `preflight`; else the formula.
-- `fit`: whether that fits an instance, and what would make it fit.
+- `sizes`: bytes of a model and of a training step; what a rank and a host hold of them.
+- `counting`: counts them on the project's own model and data, in a process with torch.
+- `known`: starts that process, and keeps its answer for `preflight`.
+- `fit`: compares them with an instance, and lists what makes the job fit.
 - `command`: ``smlightning estimate``.
 """

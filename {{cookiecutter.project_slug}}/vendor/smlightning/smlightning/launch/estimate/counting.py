@@ -1,12 +1,12 @@
-"""The sizes of the project's own model, counted of its tensors: a process of its own, with torch.
+"""The sizes of the project's own model, counted by torch's MemTracker: a process with torch.
 
-    python -m smlightning.launch.estimate.counting < REQUEST > ANSWER  (both JSON: `known` asks)
+    python -m smlightning.launch.estimate.counting < REQUEST > ANSWER  (both JSON, see `known`)
 
-src/train.py runs up to where Lightning asks the model for its network. Of that the outline is
-built, so that a model of any size needs no memory and of a checkpoint its configuration alone; then
+src/train.py runs up to where Lightning asks the model for its network. Only the network's outline
+is built, so that a model of any size needs no memory, and a checkpoint only its configuration. Then
 tensors without numbers (FakeTensorMode,
-https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html) go through one training step,
-and every storage that is alive is counted. What cannot run so is built, or run, with numbers.
+https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html) go through a training step
+under the tracker. A network that cannot run so is built and run with numbers.
 """
 
 # ruff: noqa: E402  (Lightning is imported in half the time, as train.py does)
@@ -15,16 +15,14 @@ import contextlib
 import importlib
 import inspect
 import json
-import math
 import os
 import re
 import sys
 import tempfile
 import traceback
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,55 +34,26 @@ import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from smlightning.cluster.blocks import blocks, networks
 from smlightning.data.batches import leaves
 from smlightning.errors import UserError, root_cause
-from smlightning.launch.estimate.sizes import PROCESS, STATES, Linear, Sizes, pinned_share
+from smlightning.launch.estimate.sizes import Linear, Sizes, pinned_share
 from smlightning.outline import outline
 
 LOOKED_AT = 20  # batches, of which the largest is taken
-Build = Callable[[], Any]
+PROCESS = 330 * 2**20  # of a rank that has imported all, with transformers, as measured on Linux
 
 
 class Counted(Exception):
     """Training has come as far as it is needed."""
 
 
-@dataclass(frozen=True)
-class Mode:
-    """How the network is built, and whether its tensors have numbers."""
-
-    outline: bool
-    fake: bool
-
-
-MODES = (
-    Mode(outline=True, fake=True),
-    Mode(outline=False, fake=True),
-    Mode(outline=False, fake=False),
-)
-
-
-def count(options: dict[str, Any]) -> dict[str, Any]:
-    """What `known.counted` returns of one variant, by the first of MODES in which the step runs."""
-    for mode in MODES:
-        try:
-            return _count(options, mode)
-        except UserError:
-            raise
-        except Exception:
-            if mode is MODES[-1]:
-                raise
-            print(f"{mode} failed:", file=sys.stderr)
-            traceback.print_exc()
-    raise AssertionError
-
-
-def _count(options: dict[str, Any], mode: Mode) -> dict[str, Any]:
-    """Run train.py with a Trainer that counts in place of training."""
+def count(options: dict[str, Any], fake: bool = True) -> dict[str, Any]:
+    """Run train.py with a Trainer that counts one step in place of training."""
     answer: dict[str, Any] = {}
     given = pl.Trainer
 
@@ -97,7 +66,7 @@ def _count(options: dict[str, Any], mode: Mode) -> dict[str, Any]:
             build = model.configure_model
 
             def counted() -> None:
-                answer.update(_of_step(self, model, build, mode))
+                answer.update(_count_step(self, model, build, fake))
                 raise Counted
 
             model.prepare_data = _nothing  # it may fetch a checkpoint's weights
@@ -118,40 +87,29 @@ def _nothing(*_: Any, **__: Any) -> None:
     pass
 
 
-def _of_step(trainer: Any, model: Any, build: Build, mode: Mode) -> dict[str, Any]:
+def _count_step(trainer: Any, model: Any, build: Callable[[], Any], fake: bool) -> dict[str, Any]:
     trainer.fit_loop.setup_data()  # with numbers
-    batch, length = _largest_batch(trainer.train_dataloader)
-    with outline() if mode.outline else contextlib.nullcontext():
+    loader = trainer.train_dataloader
+    batch, tokens = _largest_batch(loader)
+    with outline() if fake else contextlib.nullcontext():
         build()
-    # Before anything else is imported: tensors without numbers bring much that training does not.
-    process_bytes = _process_bytes(model)
+    process_bytes = _process_bytes(model)  # before tensors without numbers import much more
     model.train()
     model.log = model.log_dict = _nothing  # outside of a loop Lightning's raises
     size = batch_size(batch)
-    with without_numbers(model) if mode.fake else contextlib.nullcontext(), fused_attentions():
+    low = size if fake else 1
+    with without_numbers(model) if fake else contextlib.nullcontext(), fused_attentions():
         for parameter in trained(model):
             parameter.grad = torch.zeros_like(parameter)  # as DDP's buckets, there all the time
-        optimizer_bytes = _optimizer_bytes(trainer, model)
-        steps_of = [
-            _step_of(trainer, model, of_size(batch, size, wanted, length))
-            for wanted in ((size, 2 * size) if mode.fake else (1, 2))
+        trainer.strategy.setup_optimizers(trainer)
+        state = state_bytes(trainer.optimizers)
+        counts = [
+            _step_of(trainer, model, of_size(batch, size, rows, tokens)) for rows in (low, 2 * low)
         ]
-    low = size if mode.fake else 1
-    sizes = sizes_of(
-        model,
-        optimizer_bytes,
-        line(low, *(result.activations for result in steps_of)),
-        line(low, *(result.temporary for result in steps_of)),
-    )
-    longest = leaves(of_size(batch, size, size, length))
-    sample_bytes = bytes_of(leaf for leaf in longest if torch.is_tensor(leaf)) // size
-    sizes = replace(sizes, sample_bytes=sample_bytes, process_bytes=process_bytes)
-    return {
-        "sizes": sizes.to_dict(),
-        "length": length,
-        "largest": list(steps_of[0].largest),
-        "samples": _samples(trainer.train_dataloader, size),
-    }
+    activations, temporary = (line(low, *at) for at in zip(*counts, strict=True))
+    tensors = [leaf for leaf in leaves(of_size(batch, size, 1, tokens)) if torch.is_tensor(leaf)]
+    sizes = sizes_of(model, state, activations, temporary, bytes_of(tensors), process_bytes)
+    return {"sizes": asdict(sizes), "tokens": tokens, "samples": _samples(loader, size)}
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -159,12 +117,18 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def sizes_of(
-    model: nn.Module, optimizer_bytes: int, activations: Linear, temporary: Linear
+    model: nn.Module,
+    optimizer_bytes: int,
+    activations: Linear,
+    temporary: Linear,
+    sample_bytes: int = 0,
+    process_bytes: int = PROCESS,
 ) -> Sizes:
     """The sizes of a model whose step was counted."""
     parameters = list(model.parameters())
-    divided = [(network, list(blocks(network))) for network in networks(model)]
-    in_blocks = [bytes_of(block.parameters()) for _, of_network in divided for block in of_network]
+    in_blocks = [
+        bytes_of(block.parameters()) for network in networks(model) for block in blocks(network)
+    ]
     whole = bytes_of(parameters)
     # A checkpoint holds a weight that has two names twice.
     weights = [value for value in model.state_dict().values() if torch.is_tensor(value)]
@@ -176,24 +140,21 @@ def sizes_of(
         gradient_bytes=bytes_of(trained(model)),
         optimizer_bytes=optimizer_bytes,
         buffer_bytes=bytes_of(model.buffers()),
-        checkpoint_bytes=sum(saved) + optimizer_bytes,
+        weights_bytes=sum(saved),
         root_bytes=whole - sum(in_blocks),
         block_bytes=max(in_blocks, default=0),
         activations=activations,
         temporary=temporary,
-        # The optimizer's state has tensors of the same shapes.
-        pinned=pinned_share(saved),
-        pinned_below_2_13=pinned_share(saved, math.inf),
+        pinned=pinned_share(saved),  # the optimizer's state has tensors of the same shapes
+        sample_bytes=sample_bytes,
+        process_bytes=process_bytes,
     )
 
 
 def _process_bytes(model: nn.Module) -> int:
     """This process's own memory, which no file can give back, without the model's tensors."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-    except OSError:  # not on Linux
-        return PROCESS
-    kibibytes = re.search(r"RssAnon:\s+(\d+) kB", status)
+    status = Path("/proc/self/status")
+    kibibytes = re.search(r"RssAnon:\s+(\d+) kB", status.read_text()) if status.exists() else None
     tensors = [t for t in (*model.parameters(), *model.buffers()) if not t.is_meta]
     return max(int(kibibytes[1]) * 1024 - bytes_of(tensors), 0) if kibibytes else PROCESS
 
@@ -213,15 +174,6 @@ def line(low: int, at_low: int, at_twice: int) -> Linear:
     return Linear(max(at_low - per_sample * low, 0), per_sample)
 
 
-def _optimizer_bytes(trainer: Any, model: Any) -> int:
-    """Bytes of the optimizers' state after a step; AdamW's where none can be made here."""
-    try:
-        return state_bytes(list(_optimizers(model.configure_optimizers())))
-    except Exception as error:
-        print(f"optimizer: {type(error).__name__}: {root_cause(error)}", file=sys.stderr)
-        return STATES * bytes_of(trained(model))
-
-
 def state_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     """Bytes of what the optimizers keep, once they have made a step."""
     kept: list[torch.Tensor] = []
@@ -231,42 +183,63 @@ def state_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     return bytes_of(kept)
 
 
-def _optimizers(configured: Any) -> Iterator[torch.optim.Optimizer]:
-    """Those in what configure_optimizers returns."""
-    if isinstance(configured, torch.optim.Optimizer):
-        yield configured
-    elif isinstance(configured, dict):
-        yield from _optimizers(configured.get("optimizer"))
-    elif isinstance(configured, list | tuple):
-        for part in configured:
-            yield from _optimizers(part)
+class Storages(MemTracker):
+    """torch's tracker, which says what operations in its body hold in addition to ``kept``."""
+
+    def __init__(self, kept: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.track_external(*kept)
+        self.kept = self._total("current")
+
+    def __enter__(self) -> "Storages":
+        super().__enter__()
+        return self
+
+    def _total(self, when: str) -> int:
+        return sum(device["Total"] for device in self.get_tracker_snapshot(when).values())
+
+    @property
+    def alive(self) -> int:
+        """Bytes now."""
+        return self._total("current") - self.kept
+
+    @property
+    def peak(self) -> int:
+        """Most bytes at a time."""
+        return self._total("peak") - self.kept
 
 
-@dataclass(frozen=True)
-class Step:
-    """Bytes of one training step."""
+class Step(nn.Module):
+    """A forward pass that returns the loss, as one module: the tracker wants one call of it."""
 
-    activations: int  # alive after the forward pass, and not before it
-    temporary: int  # alive beside them at the peak
-    largest: tuple[int, ...]  # shape of the largest tensor
+    def __init__(self, compute: Callable[[], torch.Tensor]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self) -> torch.Tensor:
+        return self.compute()
 
 
-def step(compute: Callable[[], torch.Tensor], kept: Iterable[torch.Tensor]) -> Step:
-    """Count what is alive in a training step, forward and backward.
+def step(compute: Callable[[], torch.Tensor], kept: Iterable[torch.Tensor]) -> tuple[int, int]:
+    """Count a training step, forward and backward.
 
     Args:
         compute: the forward pass, which returns the loss.
         kept: what is there before and afterwards: weights, their gradients, the batch.
+
+    Returns:
+        bytes that the forward pass keeps for the backward pass, and bytes in addition at the peak.
     """
+    forward = Step(compute)
     with Storages(kept) as storages:
-        loss = compute()
+        loss = forward()
         activations = storages.alive
         loss.backward()
         del loss
-    return Step(activations, max(storages.peak - activations, 0), storages.largest)
+    return activations, max(storages.peak - activations, 0)
 
 
-def _step_of(trainer: Any, model: Any, batch: Any) -> Step:
+def _step_of(trainer: Any, model: Any, batch: Any) -> tuple[int, int]:
     """The project's own training step."""
     takes = len(inspect.signature(model.training_step).parameters)
     arguments = [batch, 0][: max(takes, 1)]
@@ -281,55 +254,13 @@ def _step_of(trainer: Any, model: Any, batch: Any) -> Step:
     return step(loss, [*model.parameters(), *model.buffers(), *gradients, *tensors])
 
 
-class Storages(TorchDispatchMode):
-    """Counts the bytes of storages that operations in the body make, while they are alive.
-
-    Args:
-        kept: tensors whose storages are not counted, nor views of them.
-    """
-
-    def __init__(self, kept: Iterable[torch.Tensor]) -> None:
-        super().__init__()
-        self.alive = self.peak = 0
-        self.largest: tuple[int, ...] = ()
-        self._largest_bytes = 0
-        self._kept = [tensor.untyped_storage() for tensor in kept]  # so that no id is used again
-        self._known = {id(storage) for storage in self._kept}
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = operation(*args, **(kwargs or {}))
-        for leaf in leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self._add(leaf)
-        return result
-
-    def _add(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if id(storage) in self._known:
-            return
-        size = storage.nbytes()
-        self._known.add(id(storage))
-        # as in `bytes_of`
-        weakref.finalize(storage, self._remove, id(storage), size)
-        self.alive += size
-        self.peak = max(self.peak, self.alive)
-        if size > self._largest_bytes:
-            self._largest_bytes, self.largest = size, tuple(tensor.shape)
-
-    def _remove(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.alive -= size
-
-
 @contextlib.contextmanager
 def fused_attentions() -> Iterator[None]:
     """Attention that keeps what the fused kernels of GPUs keep: query, key, value, output and a
     number for each row (Dao et al. 2022), with dropout as well as without.
 
-    The function is replaced: what is computed again for the backward pass, by gradient
-    checkpointing, does not see a TorchFunctionMode, and would keep other tensors.
+    The function is replaced: what gradient checkpointing computes again for the backward pass does
+    not see a TorchFunctionMode, and would keep other tensors.
     """
     given = F.scaled_dot_product_attention
     F.scaled_dot_product_attention = fused_attention
@@ -368,8 +299,6 @@ def fused_attention(
 @contextlib.contextmanager
 def without_numbers(model: nn.Module) -> Iterator[None]:
     """In the body tensors have shapes and no numbers; those of the model are replaced by such."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     with FakeTensorMode(allow_non_fake_inputs=True):
         _empty(model)
         yield
@@ -412,21 +341,20 @@ def batch_size(batch: Any) -> int:
 def _largest_batch(loader: Any) -> tuple[Any, int]:
     """The batch with most numbers among the first, and the tokens of its longest sample.
 
-    Where the loader knows the lengths of all samples (`GlobalBatches`), that is the longest of
-    all: a batch of it is what memory must hold.
+    If the loader knows the lengths of all samples (`GlobalBatches`), that is the longest of all:
+    memory must hold a batch of it.
     """
-    chosen, most = None, -1
-    for _, batch in zip(range(LOOKED_AT), loader, strict=False):
-        tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-        numbers = sum(tensor.numel() for tensor in tensors)
-        if numbers > most:
-            chosen, most = batch, numbers
-    tensors = [leaf for leaf in leaves(chosen) if isinstance(leaf, torch.Tensor)]
-    longest = max((tensor.shape[1] for tensor in tensors if tensor.ndim == 2), default=0)
+    first = [batch for _, batch in zip(range(LOOKED_AT), loader, strict=False)]
+    chosen = max(first, key=lambda batch: sum(each.numel() for each in _tensors(batch)))
+    longest = max((each.shape[1] for each in _tensors(chosen) if each.ndim == 2), default=0)
     lengths = getattr(getattr(loader, "sampler", None), "lengths", None)
     if longest and lengths is not None:
         longest = max(longest, int(lengths.max()))
     return chosen, longest
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
 def of_size(batch: Any, size: int, wanted: int, length: int = 0) -> Any:
@@ -434,11 +362,11 @@ def of_size(batch: Any, size: int, wanted: int, length: int = 0) -> Any:
 
     Args:
         batch: of ``size`` samples.
+        size: its samples.
         wanted: samples of the other one.
         length: tokens of each; 0: as many as the batch has.
     """
-    tensors = [leaf for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
-    width = max((tensor.shape[1] for tensor in tensors if tensor.ndim == 2), default=-1)
+    width = max((each.shape[1] for each in _tensors(batch) if each.ndim == 2), default=-1)
 
     def resized(tensor: torch.Tensor) -> torch.Tensor:
         shape = list(tensor.shape)
@@ -452,45 +380,35 @@ def of_size(batch: Any, size: int, wanted: int, length: int = 0) -> Any:
 
 
 def _samples(loader: Any, size: int) -> int | None:
-    """Rows for training in an epoch; None where the data does not know."""
-    lengths = getattr(getattr(loader, "sampler", None), "lengths", None)
-    if lengths is not None:
-        return len(lengths)
-    try:
-        return len(loader.dataset)
-    except (AttributeError, TypeError):
-        pass
-    try:
+    """Rows for training in an epoch; None if the data does not know."""
+    for known in (lambda: len(loader.sampler.lengths), lambda: len(loader.dataset)):
+        with contextlib.suppress(AttributeError, TypeError):
+            return known()
+    with contextlib.suppress(TypeError):
         return len(loader) * size
-    except TypeError:
-        return None
+    return None
 
 
 def main() -> int:
-    """Answer the request on standard input; status 1 where the answer is an error."""
+    """Answer the request on standard input; status 1 if there is an error."""
     request = json.load(sys.stdin)
     sys.path.insert(0, request["src"])
-    answer: dict[str, Any] = {"variants": []}
     stdout = os.dup(1)
     os.dup2(2, 1)  # what train.py and the data print is no answer
-    try:
-        for changed in request["variants"]:
-            try:
-                counted = count({**request["options"], **dict(changed)})
-            except UserError:
-                if not changed:
-                    raise
-                continue  # the model has no such option
-            answer["variants"].append({"changed": changed, **counted})
-    except UserError as error:
-        answer = {"problem": error.problem, "cure": error.cure}
-    except Exception as error:
-        traceback.print_exc()
-        reason = f"{type(error).__name__}: {root_cause(error)}"
-        answer = {"problem": f"a training step could not be counted ({reason})", "cure": ""}
-    with os.fdopen(stdout, "w", encoding="utf-8") as file:
-        json.dump(answer, file)
-    return int("problem" in answer)
+    for fake in (True, False):
+        try:
+            answer = count(request["options"], fake)
+        except UserError as error:
+            print(error, file=sys.stderr)
+            return 1
+        except Exception as error:
+            traceback.print_exc()
+            print(f"{type(error).__name__}: {root_cause(error)}", file=sys.stderr)
+        else:
+            with os.fdopen(stdout, "w", encoding="utf-8") as file:
+                json.dump(answer, file)
+            return 0
+    return 1
 
 
 if __name__ == "__main__":
