@@ -518,7 +518,7 @@ AWS_SERVERS = ("ray", "pytorch-inference")
 
 def test_the_ecr_repository_is_the_images_own(full):
     own = full.replace(image="999999999999.dkr.ecr.us-east-1.amazonaws.com/team/mine:7")
-    assert table.repository(facts(own)) == [
+    assert table.resources_of(facts(own))["repository"] == [
         "arn:aws:ecr:us-east-1:999999999999:repository/team/mine"
     ]
     for image, repositories in (
@@ -536,7 +536,7 @@ def test_the_ecr_repository_is_the_images_own(full):
             "GetDownloadUrlForLayer",
         }
     public = full.replace(image="public.ecr.aws/deep-learning-containers/pytorch:2.12-x-sagemaker")
-    assert table.repository(facts(public)) == []
+    assert table.resources_of(facts(public))["repository"] == []
 
 
 def test_iam_is_asked_no_more_than_once_for_each_set_of_resources(full):

@@ -20,7 +20,6 @@ from smlightning.launch import account, request, tune
 from smlightning.launch import job as jobs
 from smlightning.launch.account import table, template
 from smlightning.launch.account.permissions import facts_of, missing_permissions
-from smlightning.launch.account.table import Permission
 from smlightning.launch.aws import partition
 from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job, Network, Tune
@@ -163,13 +162,8 @@ def missing(given: table.Facts, who: str, policy: dict[str, Any]) -> list[Findin
     return list(missing_permissions(iam, who, ROLE, given, values))
 
 
-TABLES = ("TABLE", "LOOKING", "DEPLOYMENT")
-LINES = [(name, number) for name in TABLES for number in range(len(getattr(table, name)))]
-
-
-def label(line: tuple[str, int]) -> str:
-    found = getattr(table, line[0])[line[1]]
-    return f"{found.who}.{found.action}.{line[1]}"
+def label(line: int) -> str:
+    return f"{table.TABLE[line].who}.{table.TABLE[line].action}.{line}"
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -206,17 +200,16 @@ def test_with_its_policies_each_right_job_is_missing_nothing(tmp_path, monkeypat
             assert found == [], case["what"]
 
 
-@pytest.mark.parametrize("line", LINES, ids=label)
-def test_without_a_line_some_job_is_missing_its_action(line, monkeypatch):
-    """The first job whose policy holds what the line alone allows."""
-    name, number = line
-    lines: tuple[Permission, ...] = getattr(table, name)
-    who, action = lines[number].who, lines[number].action
+@pytest.mark.parametrize("line", range(len(table.TABLE)), ids=label)
+def test_without_a_line_some_job_lacks_its_action(line, monkeypatch):
+    """The first job that needs the line."""
+    lines = table.TABLE
+    who, action, name = lines[line].who, lines[line].action, lines[line].resources
     for wanted, allowed in (pair for given in JOBS.values() for pair in variants(given)):
-        if not lines[number].resources(wanted):
+        if not table.resources_of(wanted)[name]:
             continue
         with monkeypatch.context() as patch:
-            patch.setattr(table, name, lines[:number] + lines[number + 1 :])
+            patch.setattr(table, "TABLE", lines[:line] + lines[line + 1 :])
             policy = template.policy(allowed, who)
         found = missing(wanted, who, policy)
         assert [each.key for each in found] == [f"{who}.{action}"], found
@@ -325,7 +318,8 @@ def test_preflight_asks_about_the_key_of_an_alias(aws, good, monkeypatch):
     ],
 )
 def test_a_secret_is_one_secret(secret, resource):
-    assert table.secrets(patterns(job(secrets={"KEY": secret}))) == [resource]
+    found = table.resources_of(patterns(job(secrets={"KEY": secret})))
+    assert found["secrets"] == [resource]
 
 
 def test_only_a_cut_name_of_an_access_point_is_a_pattern():
