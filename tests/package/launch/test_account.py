@@ -289,12 +289,6 @@ def test_one_of_several_groups_or_without_efa_the_subnets_addresses_will_do(aws,
         )
 
 
-def test_a_trust_policy_with_a_wildcard_will_do(aws, good):
-    policy = json.dumps({"Version": "2012-10-17", "Statement": TRUST | {"Action": "sts:*"}})
-    aws.client("iam").create_role(RoleName="wild", AssumeRolePolicyDocument=policy)
-    assert findings(good.replace(role="wild")) == []
-
-
 def test_subnets_in_one_vpc_and_for_efa_in_one_zone(aws, good):
     (first, group), (other, _) = network(aws), network(aws, cidr="10.1.0.0/16")
     open_to_itself(aws, group)
@@ -314,20 +308,6 @@ def test_subnets_in_one_vpc_and_for_efa_in_one_zone(aws, good):
         good.replace(network=Network(subnets=["subnet-00000000"], security_groups=[group]))
     )
     assert len(absent) == 1 and "network.subnets" in absent[0] and "correct the ID" in absent[0]
-
-
-def test_rules_that_may_let_hosts_through_are_warned_of_where_efa_does_not_rule(aws, good):
-    subnet, group = network(aws)
-    ports = {
-        "IpProtocol": "tcp",
-        "FromPort": 1024,
-        "ToPort": 65535,
-        "UserIdGroupPairs": [{"GroupId": group}],
-    }
-    aws.client("ec2").authorize_security_group_ingress(GroupId=group, IpPermissions=[ports])
-    job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
-    assert findings(job.replace(instance_type="ml.g5.xlarge"))[0].startswith("warning ")
-    assert [line[:8] for line in findings(job)] == ["error   "] * 2
 
 
 def test_buckets_and_channels(aws, good, monkeypatch):
@@ -376,52 +356,6 @@ def test_quota(aws, good):
         "skipped quota: AWS lists no"
     )
     assert "max_run_s: 432001 is above the quota" in findings(good.replace(max_run_s=432_001))[0]
-
-
-def used(values: dict[str, list[float]]) -> Any:
-    """CloudWatch's answer by the metrics' resources, and what it is asked."""
-
-    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
-        results = []
-        for query in arguments["MetricDataQueries"]:
-            metric = query["MetricStat"]["Metric"]
-            assert (metric["Namespace"], metric["MetricName"]) == ("AWS/Usage", "ResourceCount")
-            dimensions = {each["Name"]: each["Value"] for each in metric["Dimensions"]}
-            assert dimensions["Service"] == "SageMaker" and arguments["ScanBy"].endswith("ending")
-            results.append({"Id": query["Id"], "Values": values.get(dimensions["Resource"], [])})
-        return {"MetricDataResults": results}
-
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("usage", "hosts", "is_free"),
-    [
-        ([], 4, True),  # none runs, so that nothing is published
-        ([2.0, 4.0], 2, True),  # the newest first: the other one has ended
-        ([2.0], 3, False),
-        ([4.0, 0.0], 1, False),
-    ],
-)
-def test_instances_in_use_count_against_the_quota(aws, good, monkeypatch, usage, hosts, is_free):
-    """A warning: they may have ended when the job is sent."""
-    running = {"training-job/ml.p4d.24xlarge": usage, "spottraining-job/ml.p4d.24xlarge": [4.0]}
-    record(monkeypatch, GetMetricData=used(running))
-    found = findings(good.replace(instance_count=hosts))
-    assert [line[:24] for line in found] == ([] if is_free else ["warning instance_count: "])
-    if not is_free:
-        assert f"{hosts} and the {usage[0]:g} in use" in found[0] and ", 4 in" in found[0]
-
-
-@pytest.mark.parametrize("code", ["AccessDenied", "InternalServiceFault"])
-def test_usage_that_cannot_be_read_is_skipped_and_the_quota_still_counts(
-    aws, good, monkeypatch, code
-):
-    record(monkeypatch, GetMetricData=refusal(code, "GetMetricData"))
-    for hosts, levels in ((4, ["skipped"]), (5, ["error  "])):
-        found = findings(good.replace(instance_count=hosts))
-        assert [line[:7] for line in found] == levels
-    assert "GetMetricData" in findings(good)[0]
 
 
 def quotas(monkeypatch: pytest.MonkeyPatch, granted: dict[str, float], usual: dict[str, float]):
@@ -475,7 +409,7 @@ def test_the_quotas_of_the_groups_types_count_and_not_the_unused_types(aws, good
 
 
 def test_the_network_of_the_groups_types_counts_and_not_the_unused_types(aws, good, monkeypatch):
-    """g5 has no EFA: the open outbound rule will do. Each of its hosts takes two addresses."""
+    """g5 has no EFA: the open outbound rule is enough."""
     subnet, group = network(aws)
     of_vpc = Network(subnets=[subnet], security_groups=[group])
     quotas(
@@ -491,9 +425,6 @@ def test_the_network_of_the_groups_types_counts_and_not_the_unused_types(aws, go
         several = {"InstanceGroups": [{**one, "InstanceType": kind, "InstanceCount": 2}]}
         found = findings(good.replace(network=of_vpc, request={"ResourceConfig": several}))
         assert [way for way in ("inbound", "outbound") if f"no {way} rule" in str(found)] == ways
-    many = {"InstanceGroups": [{**one, "InstanceCount": 200}]}
-    found = findings(good.replace(network=of_vpc, request={"ResourceConfig": many}))
-    assert any("200 × ml.g5.12xlarge take 400" in line for line in found)
 
 
 def test_the_account_is_asked_in_few_calls(aws, good, monkeypatch):
@@ -501,7 +432,7 @@ def test_the_account_is_asked_in_few_calls(aws, good, monkeypatch):
     call = botocore.client.BaseClient._make_api_call
     counting = lambda client, name, arguments: calls.append(name) or call(client, name, arguments)  # noqa: E731
     monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counting)
-    assert account.check(good, made) == [] and len(calls) <= 19, calls
+    assert account.check(good, made) == [] and len(calls) <= 18, calls
 
 
 def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):

@@ -468,7 +468,6 @@ ASYNC = "sagemaker/latest/dg/async-inference-create-endpoint-prerequisites.html"
 PRICES = "service-authorization/latest/reference/list_awspricelist.html"
 IDENTITIES = "service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html"
 QUOTAS = "service-authorization/latest/reference/list_servicequotas.html"
-USAGE = "AmazonCloudWatch/latest/monitoring/CloudWatch-Service-Quota-Integration.html"
 NETWORK = "service-authorization/latest/reference/list_amazonec2.html"
 REPOSITORIES = "service-authorization/latest/reference/list_amazonelasticcontainerregistry.html"
 SYSTEMS = "sagemaker/latest/dg/model-access-training-data.html"
@@ -537,7 +536,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(LOOKER, "sagemaker:ListTrainingJobs", "everything", IAM),
     *_lines(LOOKER, "servicequotas:ListServiceQuotas", "everything", QUOTAS),
     *_lines(LOOKER, "servicequotas:ListAWSDefaultServiceQuotas", "everything", QUOTAS),
-    *_lines(LOOKER, "cloudwatch:GetMetricData", "everything", USAGE),
     *_lines(LOOKER, "pricing:GetProducts", "everything", PRICES),
     *_lines(LOOKER, "s3:ListBucket", "buckets of all", S3),
     *_lines(LOOKER, "s3express:CreateSession", "directory buckets of all", EXPRESS),
