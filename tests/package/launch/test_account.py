@@ -8,21 +8,12 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import boto3
-import botocore.client
-import botocore.loaders
-import botocore.session
 import pytest
-from botocore.exceptions import NoCredentialsError
 from moto_account import ACCOUNT, LAMBDA, REGION, TRUST, record, refusal, simulated
 from small_job import PROJECT
 
-from smlightning import hub
-from smlightning import project as projects
 from smlightning.__main__ import main
-from smlightning.errors import UserError
-from smlightning.launch import account, preflight, price, request, requirements
-from smlightning.launch import aws as launch_aws
-from smlightning.launch.findings import refused
+from smlightning.launch import account, price, request, requirements
 from smlightning.launch.job import Job, Network, Spot, Tune
 
 pytest_plugins = "moto_account"
@@ -97,65 +88,6 @@ def test_the_caller_may_send_the_job_and_the_role_may_read_and_write(aws, good, 
     (passing,) = (a for a in asked if a["ActionNames"] == ["iam:PassRole"])
     context = {e["ContextKeyName"]: e["ContextKeyValues"] for e in passing["ContextEntries"]}
     assert context["iam:PassedToService"] == ["sagemaker.amazonaws.com"]
-
-
-HUB = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hub-AbCdEf"
-
-
-@pytest.mark.parametrize(
-    ("secret", "action", "resource"),
-    [
-        ("hub", "secretsmanager:GetSecretValue", HUB.replace("AbCdEf", "??????")),
-        (HUB, "secretsmanager:GetSecretValue", HUB),
-        ("hub:token", "secretsmanager:GetSecretValue", HUB.replace("AbCdEf", "??????")),
-        (f"{HUB}:token::", "secretsmanager:GetSecretValue", HUB),
-        (
-            "ssm:/team/hub",
-            "ssm:GetParameter",
-            "arn:aws:ssm:us-east-1:123456789012:parameter/team/hub",
-        ),
-    ],
-)
-def test_the_role_may_read_the_secret_that_the_request_names(
-    aws, good, monkeypatch, secret, action, resource
-):
-    there = {"DescribeSecret": {}, "DescribeParameters": {"Parameters": [{"Name": "x"}]}}
-    asked = record(monkeypatch, SimulatePrincipalPolicy=simulated(action), **there)
-    job = good.replace(hub_token_secret=secret)
-    assert request.dry_run(job, PROJECT)["Environment"] == {"HUB_TOKEN_SECRET": secret}
-    assert not refused(preflight.offline_checks(job, projects.find())[0])
-    (found,) = findings(job)
-    assert found.startswith(f"warning role.{action}: training may not {action} on {resource}")
-    looked_up = asked.get("DescribeSecret", {"SecretId": "hub"})["SecretId"]
-    assert looked_up in ("hub", HUB)
-
-
-@pytest.mark.parametrize("kind", ["plain", "arn", "ssm:"])
-def test_the_hubs_token_is_read_by_one_process_of_each_host(aws, kind, capsys):
-    made = aws.client("secretsmanager").create_secret(Name="hub", SecretString="hf_abc\n")
-    aws.client("ssm").put_parameter(Name="hub", Value="hf_abc", Type="SecureString")
-    name = {"plain": "hub", "arn": made["ARN"], "ssm:": "ssm:hub"}[kind]
-    env, other = ({"HUB_TOKEN_SECRET": name, "AWS_REGION": REGION} for _ in range(2))
-    hub.sign_in(0, env)
-    hub.sign_in(1, other)
-    assert env.pop("HF_TOKEN", "") == "hf_abc" and "HF_HUB_OFFLINE" not in env
-    assert "HF_TOKEN" not in other and other["HF_HUB_OFFLINE"] == "1"
-    assert "hf_" not in "".join(capsys.readouterr())
-    hub.sign_in(0, given := {"HUB_TOKEN_SECRET": "none", "HF_TOKEN": "hf_own"})
-    assert list(given.values()) == ["none", "hf_own"]
-
-
-def test_a_hub_token_that_cannot_be_read_is_a_sentence(aws):
-    aws.client("secretsmanager").create_secret(Name="keyed", SecretString='{"HF_TOKEN": "hf_abc"}')
-    for name, said in {
-        "keyed": "keyed holds",
-        "keyed:hf_token": "has no key",
-        "none": "cannot be read",
-        "ssm:none": "cannot be read",
-    }.items():
-        with pytest.raises(UserError, match=said) as raised:
-            hub.sign_in(0, {"HUB_TOKEN_SECRET": name, "AWS_REGION": REGION})
-        assert "hf_abc" not in str(raised.value) and raised.value.__cause__ is None
 
 
 def network(
@@ -408,33 +340,6 @@ def test_the_quotas_of_the_groups_types_count_and_not_the_unused_types(aws, good
     assert "5 is above the quota" in found
 
 
-def test_the_network_of_the_groups_types_counts_and_not_the_unused_types(aws, good, monkeypatch):
-    """g5 has no EFA: the open outbound rule is enough."""
-    subnet, group = network(aws)
-    of_vpc = Network(subnets=[subnet], security_groups=[group])
-    quotas(
-        monkeypatch, {f"{kind} {USE}": 999.0 for kind in ("ml.g5.12xlarge", "ml.p5.48xlarge")}, {}
-    )
-    one = {"InstanceGroupName": "one", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1}
-    alone = {"ResourceConfig": {"InstanceGroups": [one]}}
-    assert findings(good.replace(network=of_vpc, request=alone)) == []  # no other host to reach
-    for kind, ways in (
-        ("ml.g5.12xlarge", ["inbound"]),
-        ("ml.p5.48xlarge", ["inbound", "outbound"]),
-    ):
-        several = {"InstanceGroups": [{**one, "InstanceType": kind, "InstanceCount": 2}]}
-        found = findings(good.replace(network=of_vpc, request={"ResourceConfig": several}))
-        assert [way for way in ("inbound", "outbound") if f"no {way} rule" in str(found)] == ways
-
-
-def test_the_account_is_asked_in_few_calls(aws, good, monkeypatch):
-    made, calls = request.dry_run(good, PROJECT), list[str]()
-    call = botocore.client.BaseClient._make_api_call
-    counting = lambda client, name, arguments: calls.append(name) or call(client, name, arguments)  # noqa: E731
-    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counting)
-    assert account.check(good, made) == [] and len(calls) <= 18, calls
-
-
 def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
     """Findings printed and as JSON, an exit status; a rehearsal only of what is not refused."""
     played: list[list[str]] = []
@@ -514,28 +419,6 @@ def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch, kind
         said = price.cost(good.replace(instance_type=kinds))
         assert time.monotonic() - began < 5
     assert said.endswith("did not answer") and "offline" not in said
-
-
-@pytest.mark.parametrize(
-    ("config", "variables", "cure"),
-    [
-        ("", {}, "run aws configure"),
-        (
-            "[profile work]\nsso_session = x\n",
-            {"AWS_PROFILE": "work"},
-            "run aws sso login --profile work",
-        ),
-        ("", {"SAGEMAKER_APP_TYPE": "JupyterLab"}, "restart the Studio space"),
-    ],
-)
-def test_the_way_to_credentials_is_this_users_own(tmp_path, monkeypatch, config, variables, cure):
-    (tmp_path / "config").write_text(config)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert cure in str(launch_aws.explain(NoCredentialsError())) and cure in str(
-        launch_aws.explain(refusal("ExpiredToken"))
-    )
 
 
 def test_what_may_not_be_asked_is_skipped_and_says_what_is_missing(aws, good, monkeypatch):

@@ -10,9 +10,9 @@ import pytest
 from moto_account import ACCOUNT, REGION, record, refusal, simulated
 from small_job import PROJECT
 
-from smlightning.launch import account, images, preflight, request
+from smlightning.launch import account, images, request
 from smlightning.launch.account import named
-from smlightning.launch.findings import Finding, refused
+from smlightning.launch.findings import Finding
 from smlightning.launch.job import Channel, Job, Network
 
 pytest_plugins = "moto_account"
@@ -71,18 +71,6 @@ def test_a_folder_to_resume_from_that_is_empty_is_warned_of(aws, good):
     (finding,) = findings(job)
     assert (finding.key, finding.level) == ("checkpoint_s3", "warning")
     put(aws, "runs/frist/last.ckpt")
-    assert findings(job) == []
-
-
-@pytest.mark.parametrize("name", ["acme_data_lake", "AcmeDataLake"])
-def test_aws_decides_on_a_bucket_with_an_old_name(aws, good, monkeypatch, name):
-    """boto3 sends HeadBucket for it, and the answer counts."""
-    job = of_training(good, f"s3://{name}/my data/")
-    (finding,) = findings(job)
-    assert (finding.key, finding.level) == ("channels.training", "error") and name in str(finding)
-    head = {"BucketRegion": REGION, "ResponseMetadata": {"HTTPHeaders": {}}}
-    listed = {"Contents": [{"Key": "my data/a.csv", "Size": 4}]}
-    record(monkeypatch, HeadBucket=head, ListObjectsV2=listed, HeadObject={})
     assert findings(job) == []
 
 
@@ -365,26 +353,3 @@ def test_objects_that_are_not_described_leave_the_permissions_checked(aws, good,
     assert (denied.level, denied.key) == ("error", "caller.iam:PassRole")
     assert (unknown.level, unknown.key) == ("skipped", "channels")
     assert "channels.training, channels.more" in unknown.problem
-
-
-def test_a_group_of_two_types_passes_where_both_have_a_quota(aws, good, monkeypatch):
-    kinds = ("ml.g5.12xlarge", "ml.g6.12xlarge")
-    groups = [
-        {"InstanceGroupName": kind[3:5], "InstanceType": kind, "InstanceCount": 1} for kind in kinds
-    ]
-    job = good.replace(
-        instance_type="", instance_count=1, request={"ResourceConfig": {"InstanceGroups": groups}}
-    )
-    for granted, levels in ((1.0, []), (0.0, ["error"])):
-        quotas = [
-            {"QuotaName": f"{kinds[0]} for training job usage", "Value": 1.0},
-            {"QuotaName": f"{kinds[1]} for training job usage", "Value": granted},
-        ]
-        record(
-            monkeypatch,
-            SimulatePrincipalPolicy=simulated(),
-            ListServiceQuotas={"Quotas": quotas},
-            ListAWSDefaultServiceQuotas={"Quotas": []},
-        )
-        assert not refused(preflight.offline_checks(job, PROJECT)[0])
-        assert [each.level for each in findings(job) if each.level != "skipped"] == levels

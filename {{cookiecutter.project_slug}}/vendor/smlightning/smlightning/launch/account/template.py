@@ -1,7 +1,7 @@
-"""What a job needs in an account, as policies and as one file of CloudFormation.
+"""IAM policies for a job, and a CloudFormation file with its roles and bucket.
 
-Both are made of the table of permissions (table.py), so that they hold what preflight asks for and
-no more. Nothing here asks AWS for anything.
+Both come from the table of permissions (table.py), so that they allow exactly what preflight
+checks. Only `account_of` asks AWS.
 """
 
 import re
@@ -45,7 +45,7 @@ BUCKET_PARTS = {
     "Resources": ("Bucket", "BucketPolicy", "BucketKeyPolicy"),
 }
 WITHOUT_TAGS = ("AWS::S3::BucketPolicy", "AWS::IAM::Policy")  # types that AWS has no tags for
-# What IAM takes for a pattern or a variable in the ARN of a policy.
+# IAM reads these as a pattern or a variable in the ARN of a policy.
 PATTERN = re.compile(r"[*?]|\$\{")
 # Keys of job.toml and members of [request] whose texts become ARNs.
 NAMING_KEYS = (
@@ -84,7 +84,7 @@ def facts(
     image: str = "",
     transform: tuple[str, str] | None = None,
 ) -> Facts:
-    """What the table reads of a job in an account that may be a placeholder.
+    """The facts for the table, in an account that may be a placeholder.
 
     Args:
         job: of job.toml.
@@ -92,14 +92,14 @@ def facts(
         account: its number.
         partition: of AWS's regions.
         path: of the execution role; empty: as job.toml has it.
-        senders: ARNs of who sends the job, and may ask IAM about itself.
+        senders: ARNs of the users and roles that send the job.
         image: that the model answers in; empty: AWS's own.
         transform: S3 addresses of a batch transform's input and output.
 
     Raises:
-        UserError: no request can be built of this job, or a policy would allow more than it names.
+        UserError: no request can be built from this job, or a name would be a pattern in a policy.
     """
-    refuse_patterns(job)
+    check_patterns(job)
     own_path, name = role_name(job)
     role = f"arn:{partition}:iam::{account}:role{path or own_path}{name}"
     config = configuration.load(job.region)
@@ -119,8 +119,8 @@ def facts(
     )
 
 
-def refuse_patterns(job: Job) -> None:
-    """Refuse names of resources that IAM would take for patterns, of resources of others too.
+def check_patterns(job: Job) -> None:
+    """Reject names of resources that IAM would read as patterns, which may match others, too.
 
     Raises:
         JobError: job.toml has some.
@@ -131,7 +131,7 @@ def refuse_patterns(job: Job) -> None:
     repository = {variable: job.environment.get(variable, "")}
     members = {name: job.request[name] for name in NAMING_MEMBERS if name in job.request}
     problems = [
-        error(key, f'"{text}" is a pattern in a policy, of more than it names', "name one resource")
+        error(key, f'"{text}" would be a pattern in a policy', "give the name of one resource")
         for key, text in texts({**named, "environment": repository, "request": members})
         if PATTERN.search(text)
     ]
@@ -140,7 +140,7 @@ def refuse_patterns(job: Job) -> None:
 
 
 def sender_arn(sender: str, account: str, partition: str) -> str:
-    """Who sends a job, of a role's name or a role's or user's ARN; empty: any user, itself."""
+    """The ARN of a sender that is given by a role's name or an ARN; empty: each user itself."""
     if sender.startswith("arn:"):
         return sender
     kind = f"role/{sender}" if sender else "user/${aws:username}"
@@ -148,13 +148,13 @@ def sender_arn(sender: str, account: str, partition: str) -> str:
 
 
 def not_granted(given: Facts) -> list[Finding]:
-    """What a job may need that its policies cannot hold."""
+    """Warnings about permissions that a job may need and its policies cannot contain."""
     findings = []
     for channel in given.request.get("InputDataConfig", []):
         source = channel.get("DataSource", {}).get("S3DataSource", {})
         if str(source.get("S3DataType", "")).endswith("ManifestFile"):
             key = f"channels.{channel['ChannelName']}"
-            problem = "the role may read the manifest, and none of the objects that it lists"
+            problem = "the role may read the manifest, but not the objects that it lists"
             cure = "allow s3:GetObject and s3:ListBucket on these in a policy of your own"
             findings.append(warning(key, problem, cure))
     return findings
@@ -163,33 +163,30 @@ def not_granted(given: Facts) -> list[Finding]:
 def refuse_options(
     who: str | None, sender: str, image: str, transform: tuple[str, str] | None
 ) -> None:
-    """Refuse options that the policy asked for cannot hold.
+    """Reject options that the requested policy does not use.
 
     Args:
-        who: the policy is for; None: no policy alone.
-        sender: whom preflight asks IAM about; empty: nobody.
+        who: the policy is for; None: the whole file is requested.
+        sender: whose permissions preflight checks; empty: nobody's.
         image: that the model answers in; empty: AWS's own.
         transform: S3 addresses of a batch transform's input and output.
 
     Raises:
-        UserError: an option belongs to another policy, or its value is of no use to one.
+        UserError: an option belongs to another policy, or its value is invalid.
     """
-    if sender and who not in (CALLER, DEPLOYER):
-        raise UserError(
-            "--sender is read for who sends or deploys alone",
-            "add --policy caller or --policy deployer",
-        )
-    if image and who != ENDPOINT:
-        raise UserError("--image is read by the model's role alone", "add --policy endpoint")
+    used_by = {
+        "--sender": (sender, (CALLER, DEPLOYER)),
+        "--image": (image, (ENDPOINT,)),
+        "--transform": (transform, (DEPLOYER, ENDPOINT)),
+    }
+    for option, (value, policies) in used_by.items():
+        if value and who not in policies:
+            cure = " or ".join(f"--policy {policy}" for policy in policies)
+            raise UserError(f"{option} is used in other policies only", f"add {cure}")
     if image and not images.ECR.match(image):
         raise UserError(
-            f"--image {image} is no address in ECR, where a model's image has to be",
+            f"--image {image} is not an address in ECR",
             "as in 123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
-        )
-    if transform and who not in (DEPLOYER, ENDPOINT):
-        raise UserError(
-            "--transform concerns who deploys, and the model's role",
-            "add --policy deployer or --policy endpoint",
         )
     deploy_plan.refuse_transform(transform)
 
@@ -223,7 +220,7 @@ def policy(given: Facts, who: str) -> dict[str, Any]:
 
 
 def search(given: Facts) -> Facts:
-    """What the table reads of `tune`, whose names hold less of the job's."""
+    """The facts for `tune`, whose names contain less of the job's name."""
     stamp = len("-000000-000000")
     return replace(given, tuning=True, job_name=f"{tune.job_name(given.job)[:-stamp]}-*")
 
@@ -232,12 +229,12 @@ def account_of(job: Job) -> str:
     """The account that a policy is for: the role's, else the credentials' own.
 
     Raises:
-        UserError: neither says it.
+        UserError: neither has one.
     """
     if job.role.startswith("arn:"):
         return job.role.split(":")[4]
     with aws.errors(
-        "a policy names the account, and neither role nor credentials do",
+        "a policy contains the account, and neither role nor credentials have one",
         "set role in job.toml to an ARN",
     ):
         identity = aws.client("sts", job.region).get_caller_identity()
@@ -263,7 +260,7 @@ def cloudformation(
             configuration file.
 
     Raises:
-        UserError: no request can be built from this job, or github is no repository.
+        UserError: no request can be built from this job, or github is not a repository.
     """
     import yaml
 
@@ -272,7 +269,7 @@ def cloudformation(
     sender_arn = f"arn:{PARTITION}:iam::{ACCOUNT}:role${{RolePath}}{sender}"
     given = facts(job, project, path="${RolePath}", senders=(sender_arn,) if github else ())
     bucket = aws.s3_location(given.output)[0]
-    # An address of an access point or a directory bucket is no bucket that could be created.
+    # The file creates no access point and no directory bucket.
     is_bucket = given.location(given.output).bucket.endswith(f":::{bucket}")
     exists = existing_bucket or bucket == configuration.load(job.region).bucket or not is_bucket
     content: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
@@ -320,26 +317,26 @@ def fill_role(role: dict[str, Any], name: str, policy: dict[str, Any]) -> None:
 
 
 def github_subject(github: str, *, without_ids: bool) -> str:
-    """What begins the subject of a repository's tokens.
+    """The beginning of the subject of a repository's tokens.
 
-    It has the IDs of owner and repository, which nobody else gets after a deletion or a change of
-    name, unless the repository is from before 2026-07-15
+    It contains the IDs of owner and repository, which never change or return, unless the
+    repository is from before 2026-07-15
     (github.blog/changelog/2026-04-23-immutable-subject-claims-for-github-actions-oidc-tokens).
 
     Raises:
-        UserError: it is no repository, or has no IDs.
+        UserError: it is not a repository, or lacks the IDs.
     """
     name = r"[\w.-]+"
     if re.fullmatch(rf"{name}@\d+/{name}@\d+", github, re.ASCII):
         return f"repo:{github}"
     repository = re.sub(r"@\d+", "", github)
     if not re.fullmatch(rf"{name}/{name}", repository, re.ASCII):
-        raise UserError(f"--github {github} is no repository", "give OWNER@ID/REPOSITORY@ID")
+        raise UserError(f"--github {github} is not a repository", "give OWNER@ID/REPOSITORY@ID")
     if without_ids and github == repository:
         return f"repo:{github}"
     printed = r"\(.owner.login)@\(.owner.id)/\(.name)@\(.id)"
     raise UserError(
-        f"--github {github} lacks the IDs of owner and repository, which GitHub's tokens hold",
+        f"--github {github} lacks the IDs of owner and repository, which GitHub's tokens contain",
         f"give what this prints: gh api repos/{repository} --jq '\"{printed}\"', or add "
         "--without-ids for a repository from before 2026-07-15 that has not opted in",
     )
