@@ -374,7 +374,7 @@ def test_notebook_from_configuration_to_prediction(
     assert notebook.run_all({**before, "follow.follow": LOG, "fetch.fetch": MODEL})
     [name] = assert_launched_and_fetched(notebook)
     assert_sent_as_it_lies_here(project, tmp_path)
-    assert_registered_deployed_and_removed(notebook, name)
+    assert_deployed_and_removed(notebook, name)
 
     # Again in the same kernel, up to the cells that only read what the account has of a job.
     assert not notebook.asked
@@ -405,14 +405,13 @@ def assert_launched_and_fetched(notebook: Notebook) -> list[str]:
     return notebook.run(JOBS)[1].split()
 
 
-def assert_registered_deployed_and_removed(notebook: Notebook, name: str) -> None:
+def assert_deployed_and_removed(notebook: Notebook, name: str) -> None:
     """The last cells, with their words set to True."""
     said = {}
-    for word in ("register_it", "deploy_it", "remove"):
+    for word in ("deploy_it", "remove"):
         source = next(source for source in notebook.sources if f"{word} = False" in source)
         done, said[word] = notebook.run(source.replace(f"{word} = False", f"{word} = True"))
         assert done and "error" not in said[word], said[word]
-    assert "--model-approval-status Approved" in said["register_it"]
     assert f"--endpoint-name {name}" in said["deploy_it"]
     assert "removed Endpoint" in said["remove"]
 

@@ -61,13 +61,10 @@ def full() -> Job:
 
 # Of a model's deployment with every option that needs a permission.
 OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
-TRANSFORM = ("s3://texts/new/part-", "s3://answers/new/")
 
 
 def facts(job: Job) -> table.Facts:
-    return template.facts(
-        job, PROJECT, account=ACCOUNT, partition="aws", image=OWN_IMAGE, transform=TRANSFORM
-    )
+    return template.facts(job, PROJECT, account=ACCOUNT, partition="aws", image=OWN_IMAGE)
 
 
 def missing(
@@ -371,8 +368,7 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
         "GitHubPreflightRole",
         "GitHubRole",
     }
-    with_transform = ["--transform", *TRANSFORM]
-    options = {"deployer": with_transform, "endpoint": [*with_transform, "--image", OWN_IMAGE]}
+    options = {"endpoint": ["--image", OWN_IMAGE]}
     for who in WHOSE:
         sender = ["--sender", "sending"] if who in ("caller", "deployer") else []
         assert main(["account", "--policy", who, *sender, *options.get(who, [])]) == 0
@@ -396,9 +392,6 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
         (None, ["--image", OWN_IMAGE]),
         ("deployer", ["--image", OWN_IMAGE]),
         ("endpoint", ["--image", "mine:1"]),
-        ("role", ["--transform", *TRANSFORM]),
-        ("endpoint", ["--transform", "s3://texts/", "answers"]),
-        ("endpoint", ["--transform", "s3://texts/", "s3://a/*"]),
         (None, ["--sender", "sending"]),
         ("role", ["--sender", "sending"]),
     ],
@@ -472,9 +465,6 @@ def test_a_role_by_name_has_the_account_of_the_credentials(aws, full):
     assert template.account_of(full.replace(role="words")) == ACCOUNT
 
 
-AWS_SERVERS = ("ray", "pytorch-inference")
-
-
 def test_the_ecr_repository_is_the_images_own(full):
     own = full.replace(image="999999999999.dkr.ecr.us-east-1.amazonaws.com/team/mine:7")
     assert table.resources_of(facts(own))["repository"] == [
@@ -482,7 +472,7 @@ def test_the_ecr_repository_is_the_images_own(full):
     ]
     for image, repositories in (
         (OWN_IMAGE, [f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/team/answers"]),
-        ("", [f"arn:aws:ecr:{REGION}:763104351884:repository/{name}" for name in AWS_SERVERS]),
+        ("", [f"arn:aws:ecr:{REGION}:763104351884:repository/ray"]),
     ):
         policy = template.policy(replace(facts(full), inference_image=image), "endpoint")
         (statement,) = [

@@ -27,7 +27,6 @@ from smlightning.launch import (
     findings,
     images,
     job,
-    register,
     request,
 )
 
@@ -191,44 +190,35 @@ def test_the_session_has_the_jobs_region_and_leaves_the_shared_one(monkeypatch) 
     aws.use_profile("")
 
 
-@pytest.mark.parametrize("word", ["deploy", "register"])
 @pytest.mark.parametrize("level", ["error", "warning"])
-def test_a_cell_stops_where_a_check_found_an_error(monkeypatch, capsys, word, level) -> None:
-    """The cells of deploy and register create nothing then; with a warning they do."""
+def test_the_cell_of_deploy_creates_nothing_after_an_error(monkeypatch, capsys, level) -> None:
     found = [findings.Finding(level, "quota", "it is 0", "ask for more")]
     monkeypatch.setattr(deploy_check, "check", lambda *_, **__: found)
-    made = run_cell(monkeypatch, word, PROJECT)
-    assert made == ([] if level == "error" else [word])
+    made = run_cell(monkeypatch, PROJECT)
+    assert made == ([] if level == "error" else ["deploy"])
     assert "quota" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("word", ["deploy", "register"])
-def test_a_cell_stops_at_a_secret_in_src(monkeypatch, capsys, tmp_path, word) -> None:
+def test_the_cell_of_deploy_stops_at_a_secret_in_src(monkeypatch, capsys, tmp_path) -> None:
     (tmp_path / "src").mkdir()
     predict = tmp_path / "src/predict.py"
     for question in ("permissions", "quota"):
         monkeypatch.setattr(deploy_check, question, lambda *_: [])
-    for text, expected in (("", [word]), ('TOKEN = "gh' + "p_" + "aB3" * 12 + '"', [])):
+    for text, expected in (("", ["deploy"]), ('TOKEN = "gh' + "p_" + "aB3" * 12 + '"', [])):
         predict.write_text(text)
-        assert run_cell(monkeypatch, word, projects.Project(tmp_path)) == expected
+        assert run_cell(monkeypatch, projects.Project(tmp_path)) == expected
     assert "error   src/predict.py: line 1 looks like a secret" in capsys.readouterr().out
 
 
-def run_cell(monkeypatch: pytest.MonkeyPatch, word: str, project: projects.Project) -> list[str]:
-    """Run the notebook's cell of deploy or register, and record what it creates."""
+def run_cell(monkeypatch: pytest.MonkeyPatch, project: projects.Project) -> list[str]:
+    """Run the notebook's cell of deploy, and record what it creates."""
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in notebook["cells"]]
-    (cell,) = [cell for cell in cells if f"{word}_it = False" in cell]
-    (start,) = [cell for cell in cells if "deploy_it = False" in cell]
-    files = SimpleNamespace(options=deploy_plan.Options(), requests={})
-    planned = SimpleNamespace(cost="cost    1 USD", files=files, group="team", **vars(files))
+    (cell,) = [cell for cell in cells if "deploy_it = False" in cell]
+    planned = SimpleNamespace(cost="cost    1 USD", options=deploy_plan.Options(), requests={})
     made: list[str] = []
     monkeypatch.setattr(deploy_plan, "plan", lambda *_: planned)
-    monkeypatch.setattr(register, "plan", lambda *_: planned)
-    monkeypatch.setattr(register, "next_step", lambda *_: "registered")
     monkeypatch.setattr(deploy, "deploy", lambda *_: made.append("deploy"))
-    monkeypatch.setattr(register, "register", lambda *_: made.append("register"))
     names = {"aws": aws, "findings": findings, "job": GOOD, "name": NAME, "project": project}
-    exec(start, names)  # noqa: S102  the notebook's own cell: its imports
-    exec(cell.replace(f"{word}_it = False", f"{word}_it = True"), names)  # noqa: S102
+    exec(cell.replace("deploy_it = False", "deploy_it = True"), names)  # noqa: S102
     return made

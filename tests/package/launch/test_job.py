@@ -213,7 +213,7 @@ def test_every_example_of_create_in_the_projects_file_is_valid(tmp_path: Path) -
     path.write_text("\n".join([before, "[create]", *lines, after]), encoding="utf-8")
     create = job.load(path, PROJECT).create
     assert create == job.members_to_create(path)
-    for kind in ("HyperParameterTuningJob", "EndpointConfig", "ModelPackage"):
+    for kind in ("HyperParameterTuningJob", "EndpointConfig"):
         assert getattr(create, kind)
         limits = {"HyperParameterTuningJobConfig": {"ResourceLimits": {}}}
         request.with_members(kind, limits if "Tuning" in kind else {}, create)

@@ -1,4 +1,4 @@
-"""The archive that `deploy` makes, unpacked and served by Ray Serve from PyPI.
+"""The files that `deploy` uploads, served by Ray Serve from PyPI.
 
 Ray's wheel has some 70 MB: `pip install "ray[serve]"` into the tests' environment. CI's scheduled
 run (.github/workflows/newest.yml) does.
@@ -6,22 +6,18 @@ run (.github/workflows/newest.yml) does.
 
 import http.client
 import importlib.util
-import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from test_inference_toolkit import BAD, GOOD, JSON, LINES, NONE, ODD, ONE, WORDS, saved
+from test_serving import JSON, check_answers, saved
 
-import predict
 from smlightning import project
-from smlightning.launch import inference_images, model_archive
+from smlightning.launch import model_archive
 from smlightning.testing.processes import free_port
 
 # What the image's entry point does once it has installed requirements.txt: Ray's head and Serve,
@@ -49,15 +45,10 @@ ray.shutdown()
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
     """The folder of a trained model, and the port at which it answers."""
     place = tmp_path_factory.mktemp("container")
-    folder = saved("bytecnn", place / "a")
+    top = place / "model"
+    folder = saved("bytecnn", top / model_archive.TRAINED)
     (folder / "config.yaml").write_text("of: the model")  # which must not become Ray's
-    with tarfile.open(place / "trained.tar.gz", "w:gz") as tar:
-        tar.add(folder, ".")
-    packed, top = place / "model.tar.gz", place / "model"
-    source, server = project.find().src, inference_images.RAY
-    model_archive.pack(place / "trained.tar.gz", packed, source, server)
-    with tarfile.open(packed) as tar:
-        tar.extractall(top, filter="data")
+    model_archive.add_code(top, project.find().src)
     port = free_port()
     # Linux allows 107 bytes for a socket's path.
     temporary = Path(f"/tmp/ray-{os.getpid()}")  # noqa: S108
@@ -102,24 +93,6 @@ def ask(port: int, body: str, headers: dict[str, str]) -> tuple[int, str, str]:
     importlib.util.find_spec("ray") is None,
     reason="Ray is not installed in this Python; pip install 'ray[serve]' into it",
 )
-def test_ray_serve_answers_as_predict_does(served):
+def test_ray_serve_answers_with_the_predictions(served):
     folder, port = served
-    expected: list[Any] = [
-        [{"label": label, "score": pytest.approx(p, abs=1e-5)} for label, p in each]
-        for _, each in predict.predict(WORDS, predict.model_fn(folder))
-    ]
-    kinds = []
-    for body, headers in GOOD:
-        status, kind, content = ask(port, body, headers)
-        kinds.append(kind)
-        lines = content.splitlines() if kind == LINES else []
-        assert status == 200
-        found = [json.loads(line) for line in lines] if lines else json.loads(content)
-        assert found == expected
-    assert kinds == [JSON, JSON, LINES, JSON]
-    assert [json.loads(ask(port, *each)[2]) for each in ONE] == [[expected[0]]] * len(ONE)
-    assert [json.loads(ask(port, *each)[2]) for each in NONE] == [[]] * len(NONE)
-    assert [ask(port, *each)[0] for each in ODD] == [200] * len(ODD)
-    for request, status, said in BAD:
-        found, _, content = ask(port, *request)
-        assert found == status and content.startswith(said), content
+    check_answers(folder, lambda *request: ask(port, *request))

@@ -392,23 +392,6 @@ def test_what_pip_would_install_has_a_hash_where_one_has(
     assert not judged(project, "whole\npart", **settings)  # no hash at all
 
 
-def test_a_hash_chooses_among_the_files_of_a_version(
-    project: Project, files: Path, simple: str
-) -> None:
-    mine = wheel(files, "mine", "1.0")
-    other = mine.with_name("mine-1.0-9-py3-none-any.whl")
-    other.write_bytes(wheel(files / "other", "mine", "1.0", "torch>=99").read_bytes())
-    page = files.parent / "simple" / "mine" / "index.html"
-    page.parent.mkdir()
-    for path in (mine, other):
-        digest = hashed(path).rpartition(":")[2]
-        with page.open("a") as text:
-            text.write(f'<a href="{path.as_uri()}#sha256={digest}">{path.name}</a>\n')
-    assert not judged(project, hashed(mine), PIP_INDEX_URL=simple)
-    [found] = judged(project, "mine==1.0", PIP_INDEX_URL=simple)  # the build with the higher tag
-    assert "torch 99.0, as mine asks" in found.problem
-
-
 def test_wheels_of_src_and_source_archives_may_have_hashes(
     project: Project, files: Path, simple: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""What submit, deploy and register upload of a src/ that holds secrets, links and data."""
+"""What submit and deploy upload of a src/ that holds secrets, links and data."""
 
 import io
 import json
@@ -92,7 +92,7 @@ def own(names: set[str], folder: str = "") -> set[str]:
     return {name for name in inside if not name.startswith("smlightning/")}
 
 
-def test_links_keys_and_hidden_files_are_in_none_of_the_three_archives(
+def test_links_keys_and_hidden_files_are_in_neither_archive(
     account: boto3.Session, good: Job, planted: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not even where every finding is accepted."""
@@ -106,22 +106,20 @@ def test_links_keys_and_hidden_files_are_in_none_of_the_three_archives(
     assert own(sent) == expected
 
     accepted = [word for key in REPORTED for word in ("--accept", key)]
-    for command, folder in (("deploy", "deploy"), ("register", "registered")):
-        assert run(command, "--yes") == 1
-        lines = capsys.readouterr().err.splitlines()
-        errors = {line.split()[1].rstrip(":") for line in lines if line.startswith("error")}
-        assert errors == REPORTED
-        stored = account.client("s3").list_objects_v2(Bucket="language-id")["Contents"]
-        assert not [item for item in stored if f"/{folder}/" in item["Key"]]
-        assert run(command, "--yes", *accepted) == 0, capsys.readouterr().err
-        capsys.readouterr()
-        stored = account.client("s3").list_objects_v2(Bucket="language-id")["Contents"]
-        (key,) = [item["Key"] for item in stored if f"/{folder}/" in item["Key"]]
-        packed = names_in(account, key)
-        assert own(packed, "code/") == expected - {"train.py"}
-        assert {name.removeprefix("code/") for name in packed if "smlightning/" in name} == {
-            name for name in sent if name.startswith("smlightning/")
-        }
+    assert run("deploy") == 1
+    lines = capsys.readouterr().err.splitlines()
+    errors = {line.split()[1].rstrip(":") for line in lines if line.startswith("error")}
+    assert errors == REPORTED
+    stored = account.client("s3").list_objects_v2(Bucket="language-id")["Contents"]
+    assert not [item for item in stored if "/deploy/" in item["Key"]]
+    assert run("deploy", *accepted) == 0, capsys.readouterr().err
+    stored = account.client("s3").list_objects_v2(Bucket="language-id")["Contents"]
+    (key,) = [item["Key"] for item in stored if "/deploy/" in item["Key"]]
+    packed = names_in(account, key)
+    assert own(packed, "code/") == expected - {"train.py"}
+    assert {name.removeprefix("code/") for name in packed if "smlightning/" in name} == {
+        name for name in sent if name.startswith("smlightning/")
+    }
 
 
 def test_the_templates_own_code_holds_no_secret(good: Job) -> None:

@@ -34,8 +34,7 @@ COMMANDS = {
     "why": "which rank of a job failed first, and its last lines",
     "compare": "metrics and options of jobs side by side",
     "fetch": "the model of a job, for src/predict.py",
-    "deploy": "the model of a job as an endpoint, or for a batch transform",
-    "register": "the model of a job as a version in SageMaker's model registry",
+    "deploy": "the model of a job as a real-time endpoint",
     "undeploy": "remove what deploy created",
 }
 # Which extra of the package brings a module that a command needs.
@@ -70,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--profile", metavar="NAME", help="of AWS's configuration, in place of job.toml's"
             )
-        if name in ("preflight", "submit", "tune", "deploy", "register"):
+        if name in ("preflight", "submit", "tune", "deploy"):
             add_accept(command)
         if name == "preflight":
             add_preflight(command)
@@ -82,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
             add_sending(command, follows=name == "submit")
         elif name != "rehearse":
             add_region(command)
-        if name in ("attach", "stop", "why", "compare", "fetch", "deploy", "register", "undeploy"):
+        if name in ("attach", "stop", "why", "compare", "fetch", "deploy", "undeploy"):
             command.add_argument("name", metavar="JOB", help="name of the training job")
         if name == "compare":
             command.add_argument("others", metavar="JOB", nargs="+", help="and of others")
@@ -90,16 +89,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--to", type=Path, metavar="DIR", help="where to (models/JOB)")
         if name == "deploy":
             add_deployment(command)
-        if name in ("deploy", "register"):
-            add_hosts(command)
-        if name == "register":
-            command.add_argument(
-                "--group",
-                default="",
-                metavar="NAME",
-                help="of its packages, or its ARN (JOB without its time, made if there is none)",
-            )
-        if name in ("submit", "tune", "deploy", "register"):
+        if name in ("submit", "tune", "deploy"):
             command.add_argument(
                 "--yes", action="store_true", help="do not ask whether the price is right"
             )
@@ -153,7 +143,7 @@ def add_account(command: argparse.ArgumentParser) -> None:
         "--policy",
         choices=("caller", "role", "deployer", "endpoint"),
         help="print one policy as JSON: of who sends the job, of the role that it runs under, of "
-        "who deploys or registers its model, or of the role that the model answers under",
+        "who deploys its model, or of the role that the model answers under",
     )
     add(
         "--sender",
@@ -163,12 +153,6 @@ def add_account(command: argparse.ArgumentParser) -> None:
         "preflight may ask IAM about it (a user about itself)",
     )
     add("--image", default="", metavar="URI", help="with --policy endpoint: of deploy --image")
-    add(
-        "--transform",
-        nargs=2,
-        metavar=("FROM", "TO"),
-        help="with --policy deployer and --policy endpoint: of deploy --transform",
-    )
     add(
         "--github",
         default="",
@@ -204,22 +188,9 @@ def add_region(command: argparse.ArgumentParser) -> None:
 
 def add_deployment(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    kind = command.add_mutually_exclusive_group().add_argument
-    kind("--serverless", action="store_true", help="on CPUs, billed while it answers")
-    kind(
-        "--async",
-        action="store_true",
-        dest="asynchronous",
-        help="requests and answers are files in S3, for up to an hour and 1 GB each",
-    )
-    kind("--transform", nargs=2, metavar=("FROM", "TO"), help="answer every line of files in S3")
-    add("--count", type=int, default=1, metavar="N", help="hosts (%(default)s)")
-
-
-def add_hosts(command: argparse.ArgumentParser) -> None:
-    add = command.add_argument
-    add("--instance", default=DEFAULT_INSTANCE, metavar="TYPE", help="of its hosts (%(default)s)")
-    add("--image", default="", metavar="URI", help="for inference (AWS's own for PyTorch)")
+    add("--count", type=int, default=1, metavar="N", help="number of instances (%(default)s)")
+    add("--instance", default=DEFAULT_INSTANCE, metavar="TYPE", help="their type (%(default)s)")
+    add("--image", default="", metavar="URI", help="for inference, with Ray Serve (AWS's own)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,21 +11,14 @@ import importlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from ray import serve
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 
-from smlightning.serving import JSON, Refusal
+from smlightning import serving
 
-TRAINED = "trained"  # folder of the model that the job saved, beside config.yaml
-
-
-def model_folder() -> Path:
-    """Where the trained model is; an archive of another layout has it at the top."""
-    top = Path(os.environ.get("SM_MODEL_DIR", "/opt/ml/model"))
-    return top / TRAINED if (top / TRAINED).is_dir() else top
+FOLDER = "/opt/ml/model"
 
 
 class Handlers:
@@ -36,27 +29,23 @@ class Handlers:
 
         if not torch.cuda.is_available():
             torch.set_num_threads(os.cpu_count() or 1)  # Ray sets OMP_NUM_THREADS to 1
-        self.program = importlib.import_module("predict")
-        self.model = self.program.model_fn(str(model_folder()))
-        # Beside the event loop, which answers Ray's health checks meanwhile.
+        self.predict = importlib.import_module("predict")
+        folder = Path(os.environ.get("SM_MODEL_DIR", FOLDER), "trained")
+        self.model = self.predict.model_fn(str(folder))
+        # In a thread, so that the event loop answers Ray's health checks meanwhile.
         self.worker = ThreadPoolExecutor(max_workers=1)
 
     async def __call__(self, request: Request) -> Response:
-        body = await request.body()
-        kind = request.headers.get("content-type", JSON)
-        accept = request.headers.get("accept") or JSON
+        given = (
+            self.predict,
+            self.model,
+            await request.body(),
+            request.headers.get("content-type", serving.JSON),
+            request.headers.get("accept") or serving.JSON,
+        )
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.worker, self.answer, body, kind, accept)
-
-    def answer(self, body: bytes, kind: str, accept: str) -> Response:
-        """The response to one request."""
-        program: Any = self.program
-        try:
-            answers = program.predict_fn(program.input_fn(body, kind), self.model)
-            text, media_type = program.output_fn(answers, accept)
-        except Refusal as refused:
-            return PlainTextResponse(f"{refused}\n", refused.status)
-        return Response(text, media_type=media_type)
+        status, kind, text = await loop.run_in_executor(self.worker, serving.answer, *given)
+        return Response(text, status, media_type=kind)
 
 
 app = serve.deployment(Handlers).bind()

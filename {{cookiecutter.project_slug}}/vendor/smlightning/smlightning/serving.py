@@ -1,13 +1,11 @@
-"""Request and response bodies of a SageMaker endpoint or batch transform, whatever the task.
+"""Request and response bodies of a SageMaker endpoint, whatever the task.
 
-In SageMaker's inference images, SageMaker's toolkit or ray_serving.py loads predict.py and calls
-``model_fn`` once, then for each request ``input_fn``, ``predict_fn`` and ``output_fn``.
-``input_fn`` and ``output_fn`` are here; predict.py imports them and adds the other two.
+In AWS's inference image, ray_serving.py loads predict.py and calls its ``model_fn`` once, then for
+each request `answer`, which calls ``input_fn``, ``predict_fn`` and ``output_fn``. ``input_fn`` and
+``output_fn`` are here; predict.py imports them and adds the other two.
 """
 
 import json
-import sys
-from http import HTTPStatus
 from typing import Any
 
 JSON = "application/json"
@@ -16,21 +14,18 @@ PLAIN = "text/plain"
 
 
 def worker_device(context: Any = None) -> str:
-    """The device of this worker: the GPU that the model server gives it, else the first, or a CPU.
+    """The device of this worker: a GPU, or a CPU. Ray Serve shows each worker one GPU.
 
     Args:
-        context: the model server's, which starts a worker for each GPU.
+        context: of a model server that passes one to ``model_fn``; it is not read.
     """
     import torch
 
-    if not torch.cuda.is_available():
-        return "cpu"
-    given = context.system_properties.get("gpu_id") if context else None
-    return f"cuda:{given or 0}"
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
 class Refusal(Exception):
-    """A request that is answered with an HTTP status and a sentence, where Ray Serve answers."""
+    """A request that is answered with an HTTP status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -40,23 +35,34 @@ class Refusal(Exception):
 def refusal(status: int, sentence: str) -> Exception:
     """The error to raise in a handler so that a request is answered with this HTTP status.
 
-    Any other error becomes a 500. SageMaker's toolkit, where it is what calls the handler, knows an
-    error of its own alone.
+    Any other error becomes a 500.
     """
-    if "sagemaker_inference" not in sys.modules:
-        return Refusal(status, sentence)
-    from sagemaker_inference.errors import GenericInferenceToolkitError
+    return Refusal(status, sentence)
 
-    error: Exception = GenericInferenceToolkitError(status, sentence, HTTPStatus(status).phrase)
-    return error
+
+def answer(handlers: Any, model: Any, body: bytes, kind: str, accept: str) -> tuple[int, str, str]:
+    """HTTP status, content type and body of the response to one request.
+
+    Args:
+        handlers: the module predict.
+        model: as its ``model_fn`` returns it.
+        body: of the request.
+        kind: its content type.
+        accept: content types that the client accepts.
+    """
+    try:
+        answers = handlers.predict_fn(handlers.input_fn(body, kind), model)
+        text, answer_type = handlers.output_fn(answers, accept)
+    except Refusal as refused:
+        return refused.status, PLAIN, f"{refused}\n"
+    return 200, answer_type, text
 
 
 def input_fn(body: str | bytes, content_type: str | None) -> list[Any]:
     """The records of a request: of JSON the items of a list, or the one value; else one a line.
 
     Raises:
-        Refusal, or the toolkit's error: 415 for another content type; 400 for a body that is not
-            what its type says.
+        Refusal: 415 for another content type; 400 for a body that is not what its type says.
     """
     kind = _media_type(content_type or "")
     if kind not in (JSON, JSON_LINES, PLAIN):
@@ -84,7 +90,7 @@ def output_fn(answers: list[Any], accept: str) -> tuple[str, str]:
     """The body and its content type: a JSON list, or JSON lines with one line for each record.
 
     Raises:
-        Refusal, or the toolkit's error: 406 if the request accepts neither.
+        Refusal: 406 if the request accepts neither.
     """
     for accepted in accept.split(","):
         kind = _media_type(accepted)

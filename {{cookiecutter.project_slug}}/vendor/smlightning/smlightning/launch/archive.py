@@ -2,7 +2,7 @@
 
 SageMaker's toolkit unpacks it to /opt/ml/code, which is on the path there. The package travels
 along, so that nothing has to be downloaded for it and a closed VPC works. `submit` sends `files`;
-deploy, register, a rehearsal and the SDK's estimator use a copy of them.
+deploy, a rehearsal and the SDK's estimator use a copy of them.
 """
 
 import gzip

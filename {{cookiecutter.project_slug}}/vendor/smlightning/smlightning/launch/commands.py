@@ -112,8 +112,7 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
 
     wanted = job.load(arguments.job or project.job_file, project)
     who, image = arguments.policy, arguments.image
-    transform = tuple(arguments.transform) if arguments.transform else None
-    template.refuse_options(who, arguments.sender, image, transform)
+    template.refuse_options(who, arguments.sender, image)
     results, body = preflight.offline_checks(wanted, project)
     wrong = [finding for finding in results if finding.level == "error"]
     # Then it is not known what the job needs, or for which account.
@@ -140,7 +139,6 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             partition=partition,
             senders=(template.sender_arn(arguments.sender, account, partition),),
             image=image,
-            transform=transform,
         )
         text = json.dumps(template.policy(given, who), indent=2)
     for finding in template.not_granted(template.facts(wanted, project)):
@@ -361,44 +359,17 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
     options = Options(
         instance=arguments.instance,
         count=arguments.count,
-        serverless=arguments.serverless,
-        transform=tuple(arguments.transform) if arguments.transform else None,
         image=arguments.image,
-        asynchronous=arguments.asynchronous,
         create=job.members_to_create(arguments.job or project.job_file),
     )
     deployment = plan(arguments.name, region, options)
-    if deployment.warning:
-        print(f"warning {deployment.warning}")
-    if refused(deploy_check.check(deployment, src=project.src), arguments.accept):
+    if refused(deploy_check.check(deployment, project.src), arguments.accept):
         return 1
     print(deployment.cost)
     if not confirmed("Make it?", arguments.yes):
         print("nothing was made")
         return 1
     print(deploy(deployment, project.src))
-    return 0
-
-
-def register(arguments: argparse.Namespace, project: Project, region: str) -> int:
-    from smlightning.launch import deploy_check, register
-    from smlightning.launch.deploy_plan import Options
-
-    options = Options(
-        instance=arguments.instance,
-        image=arguments.image,
-        create=job.members_to_create(arguments.job or project.job_file),
-    )
-    registration = register.plan(arguments.name, region, options, arguments.group)
-    group, src = registration.group, project.src
-    results = deploy_check.check(registration.files, group=group, src=src)
-    if refused(results, arguments.accept):
-        return 1
-    print(registration.cost)
-    if not confirmed("Register it?", arguments.yes):
-        print("nothing was made")
-        return 1
-    print(register.next_step(register.register(registration, project.src), region))
     return 0
 
 
@@ -428,6 +399,5 @@ COMMANDS_OF_JOBS = {
     "compare": compare,
     "fetch": fetch,
     "deploy": deploy,
-    "register": register,
     "undeploy": undeploy,
 }

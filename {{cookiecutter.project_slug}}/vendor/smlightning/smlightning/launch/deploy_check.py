@@ -1,7 +1,4 @@
-"""What is in the way of a planned deployment or registration: its code and members, the account.
-
-Asked before anything is uploaded or created; the questions change nothing.
-"""
+"""Checks of a planned deployment before anything is created: code, members, role, quota."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,13 +23,8 @@ from smlightning.launch.findings import Finding, error, from_error, ordered, ski
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import secrets, source
 
-KINDS = {
-    "Model": "model",
-    "EndpointConfig": "endpoint-config",
-    "Endpoint": "endpoint",
-    "TransformJob": "transform-job",
-}
-# What a plan and its check have called themselves: they have said where it is not allowed.
+CREATED = frozenset({"model", "endpoint-config", "endpoint"})  # by IAM's names
+# The plan and these checks call these themselves, and report what is not allowed.
 CALLED = (
     "sagemaker:DescribeTrainingJob",
     "sagemaker:ListTags",
@@ -45,24 +37,20 @@ CALLED = (
 )
 
 
-def check(deployment: Deployment, *, group: str = "", src: Path | None = None) -> list[Finding]:
-    """Findings of code, members, role, permissions and quota; `skipped` what could not be asked.
+def check(deployment: Deployment, src: Path) -> list[Finding]:
+    """Findings of code, members, role, permissions and quota; `skipped` if AWS does not answer.
 
     Args:
         deployment: as it is planned.
-        group: of model packages, in which its archive and image become a version, and nothing
-            else is created; empty: all of it is.
-        src: folder of the code that would be uploaded; None: it is not checked.
+        src: folder of the code that would be uploaded.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    kinds = ("Model", "ModelPackage") if group else deployment.requests
-    findings = [*secrets.created(deployment.options.create, kinds)]
-    if src:
-        findings += source.uploaded(src, source.SERVING)
+    findings = [*secrets.created(deployment.options.create, deployment.requests)]
+    findings += source.uploaded(src, source.SERVING)
     for key, ask in (("permissions", permissions), ("quota", quota)):
         try:
-            findings += ask(deployment, group)
+            findings += ask(deployment)
         except (BotoCoreError, ClientError) as problem:
             reason = aws.explain(problem)
             findings.append(from_error(key, reason, cure="it was not checked", level="skipped"))
@@ -70,7 +58,7 @@ def check(deployment: Deployment, *, group: str = "", src: Path | None = None) -
 
 
 def context(deployment: Deployment) -> Context:
-    """Who asks, and for what. Of the job no more than its region is read."""
+    """The caller, and a job that has no more than the deployment's region and hosts."""
     options = deployment.options
     job = Job(
         name=deployment.name,
@@ -82,13 +70,8 @@ def context(deployment: Deployment) -> Context:
     return Context(job, deployment.job, identity, deployment.job["RoleArn"])
 
 
-def facts(deployment: Deployment, asking: Context, group: str) -> Facts:
-    """What the table of permissions reads of it."""
-    created = {KINDS[kind] for kind in deployment.requests}
-    if deployment.options.asynchronous:
-        created.add("asynchronous-endpoint")
-    if group:
-        created = {"model-package"}
+def facts(deployment: Deployment, asking: Context) -> Facts:
+    """What the table of permissions reads of the deployment."""
     model = deployment.requests["Model"]
     return Facts(
         job=asking.job,
@@ -98,13 +81,11 @@ def facts(deployment: Deployment, asking: Context, group: str) -> Facts:
         role=asking.role,
         job_name=deployment.name,
         inference_image=model["PrimaryContainer"]["Image"],
-        transform=deployment.options.transform,
-        package_group=group,
-        created=frozenset(created),
+        created=CREATED,
     )
 
 
-def permissions(deployment: Deployment, group: str) -> Iterator[Finding]:
+def permissions(deployment: Deployment) -> Iterator[Finding]:
     """The model's role exists, and it and the caller may do what the deployment needs."""
     asking = context(deployment)
     iam = asking.client("iam")
@@ -112,34 +93,28 @@ def permissions(deployment: Deployment, group: str) -> Iterator[Finding]:
     try:
         iam.get_role(RoleName=role)
     except iam.exceptions.NoSuchEntityException:
-        problem = f"{role}, under which {deployment.job['TrainingJobName']} ran, is gone"
+        problem = f"{role}, the role of {deployment.job['TrainingJobName']}, does not exist"
         yield error("role", problem, f"create it again, and let {SAGEMAKER} do sts:AssumeRole")
         return
     yield from unknown_permissions(asking, DEPLOYER)
-    whose = {DEPLOYER: caller_arn(asking, iam, asking.role)}
-    if not group:
-        whose[ENDPOINT] = asking.role
-    needed = facts(deployment, asking, group)
+    whose = {DEPLOYER: caller_arn(asking, iam, asking.role), ENDPOINT: asking.role}
     values = context_of_deployment(deployment.requests)
     for who, arn in whose.items():
-        for finding in missing_permissions(iam, who, arn, needed, values):
+        for finding in missing_permissions(iam, who, arn, facts(deployment, asking), values):
             if finding.key.removeprefix(f"{who}.") not in CALLED:
                 yield finding
 
 
-def quota(deployment: Deployment, group: str) -> Iterator[Finding]:
-    """So many instances may answer. New accounts may start no GPU at all."""
+def quota(deployment: Deployment) -> Iterator[Finding]:
+    """The account may start as many instances; a new account may start no GPU at all."""
     options = deployment.options
-    if group or options.serverless:
-        return
-    use = "transform job usage" if options.transform else "endpoint usage"
-    name = f"{options.instance} for {use}"
+    name = f"{options.instance} for endpoint usage"
     listed = granted(context(deployment), [name]).get(name)
-    limit = listed["Value"] if listed else 0.0
     if not listed:
         problem = f'AWS lists no "{name}" in {deployment.region}'
         yield skipped("quota", problem, "look in the Service Quotas console")
-    elif options.count > limit:
-        problem = f'{options.count} is above the quota "{name}", {limit:g} in {deployment.region}'
+    elif options.count > listed["Value"]:
+        limit = f"{listed['Value']:g} in {deployment.region}"
+        problem = f'{options.count} is above the quota "{name}", {limit}'
         cure = "ask for more in the Service Quotas console; it can take days"
         yield error("--count", problem, cure)

@@ -1,15 +1,12 @@
-"""What deploying a finished job's model would create in the account, and at what cost.
+"""The requests that deploy a finished job's model on a real-time endpoint, and their cost.
 
-The model answers in an inference image of AWS's, whose server calls src/predict.py's handlers: on
-instances that with Ray Serve, else that with SageMaker's own toolkit (see inference_images.py).
-Everything that is created carries one name: an archive of model and code beside the job's own, a
-SageMaker model, and an endpoint with its configuration or a transform job.
+The model answers in AWS's inference image with Ray Serve, which calls src/predict.py's handlers.
+Everything has the job's name: a copy of the model with its code, in S3 next to the job's own, a
+SageMaker model, an endpoint and its configuration.
 """
 
-import math
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from smlightning.errors import UserError
@@ -17,193 +14,136 @@ from smlightning.launch import aws, fetch, images, inference_images, instances, 
 from smlightning.launch.constants import DEFAULT_INSTANCE
 from smlightning.launch.findings import cure_for_unknown_name
 from smlightning.launch.follow import describe
-from smlightning.launch.inference_images import Server
 from smlightning.launch.job import Create
 from smlightning.launch.request import with_members
-from smlightning.serving import JSON_LINES, PLAIN
 
 HANDLERS = {
-    "SAGEMAKER_PROGRAM": "predict.py",
-    "SAGEMAKER_SUBMIT_DIRECTORY": "/opt/ml/model/code",
-    # For an image of one's own around Ray's: without a config.yaml it starts this.
+    # An image of your own around Ray's starts this application if there is no config.yaml.
     "SM_RAYSERVE_APP": "smlightning.ray_serving:app",
 }
-SERVERLESS_GB = 6  # memory that a serverless endpoint has at most
-SERVERLESS_CONCURRENCY = 5  # requests at a time
-ASYNCHRONOUS_S = 3600  # that an asynchronous request may take (InvocationTimeoutSeconds)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asks for: an endpoint on instances, a serverless one, or a batch transform."""
+    """What the user chooses for an endpoint."""
 
     instance: str = DEFAULT_INSTANCE
     count: int = 1
-    serverless: bool = False
-    transform: tuple[str, str] | None = None  # S3 addresses of input and output
-    image: str = ""  # for inference; empty: AWS's own for PyTorch
-    asynchronous: bool = False  # an endpoint whose requests and answers are files in S3
+    image: str = ""  # for inference, with Ray Serve; empty: AWS's own
     create: Create = field(default_factory=Create)  # further members of the requests
 
     @property
-    def server(self) -> Server:
-        """Whose layout the archive has."""
-        on_instances = not (self.serverless or self.transform)
-        return inference_images.server(self.image, on_instances=on_instances)
-
-    @property
     def gpus(self) -> int:
-        """Of one host; 1 where their number is not known."""
-        known = 0 if self.serverless else instances.gpus(self.instance)
+        """GPUs of one host; 1 if their number is unknown."""
+        known = instances.gpus(self.instance)
         return 1 if known is None else known
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is about to be created, and at what cost."""
+    """What deploy creates."""
 
     name: str
     region: str
-    trained: str  # S3 address of the job's own archive; of an uncompressed model its folder
-    archive: str  # S3 address of the archive with code, or of the folder with it
-    key: str  # KMS key that the job's output is encrypted with; empty: AWS's own
-    # Kind → request, in order: Model, then EndpointConfig and Endpoint, or TransformJob.
-    requests: dict[str, dict[str, Any]]
+    trained: str  # S3 address of the job's model: an archive, or a folder that ends in "/"
+    archive: str  # S3 address of model and code: an archive or a folder, as the job's model
+    key: str  # KMS key of the job's output; empty: AWS's own
+    requests: dict[str, dict[str, Any]]  # kind → request, in the order of their creation
     cost: str
     options: Options
-    job: dict[str, Any]  # as DescribeTrainingJob tells it
-    warning: str = ""
-    # S3 address of the folder with an asynchronous endpoint's requests/, answers/ and failures/.
-    exchange: str = ""
+    job: dict[str, Any]  # DescribeTrainingJob's answer
 
 
-def plan(job_name: str, region: str, options: Options, folder: str = "deploy") -> Deployment:
-    """An endpoint, on instances or serverless, or a batch transform, of the job's model.
-
-    The archive is put into ``folder``, beside the job's own.
+def plan(job_name: str, region: str, options: Options) -> Deployment:
+    """Plan the endpoint of a job's model.
 
     Raises:
-        UserError: the options contradict each other or the job, the job has no model, there is no
-            input, the model is too large for a serverless endpoint, or a member is wrong.
+        UserError: the options do not fit the job, the job has no model, or a member is wrong.
     """
-    refuse_options(options)
+    check_options(options)
     client = aws.client("sagemaker", region)
     job = describe(job_name, client)
-    if options.serverless and (job.get("VpcConfig") or job.get("EnableNetworkIsolation")):
-        raise UserError(
-            f"{job_name} ran in a VPC or isolated, and serverless endpoints cannot",
-            "take an --instance",
-        )
-    trained, size = trained_model(job_name, region, job)
-    # An endpoint has its job's name; of transforms there may be several. AWS takes 63 characters.
-    name = job_name
-    if options.transform:
-        name = f"{job_name[:47]}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    archive = f"{beside(trained)}{folder}/{name}/"
-    if trained.endswith(".tar.gz") or options.serverless or options.transform:
-        archive += "model.tar.gz"  # these take no folder (API_ModelDataSource)
-    key = job["OutputDataConfig"].get("KmsKeyId", "")
-    requests = {"Model": model_request(job_name, job, archive, options)}
-    memory_gb = 0
-    if options.transform:
-        requests["TransformJob"] = transform_request(name, region, options, *options.transform, key)
-    elif options.serverless:
-        memory_gb = serverless_memory_gb(size)
-        requests |= endpoint_requests(name, serverless_variant(memory_gb))
-    else:
-        requests |= endpoint_requests(name, instance_variant(options))
-    exchange = ""
-    if options.asynchronous:
-        exchange = beside(trained)
-        requests["EndpointConfig"]["AsyncInferenceConfig"] = asynchronous(exchange, key)
-    tags = job_tags(client, job)
-    requests = {
-        kind: with_members(kind, {**body, "Tags": tags}, options.create)
-        for kind, body in requests.items()
+    trained = trained_model(job_name, region, job)
+    beside = trained.rstrip("/").rpartition("/")[0]
+    archive = f"{beside}/deploy/{job_name}/"
+    if not trained.endswith("/"):
+        archive += "model.tar.gz"
+    variant = {
+        "VariantName": "all",
+        "ModelName": job_name,
+        "InstanceType": options.instance,
+        "InitialInstanceCount": options.count,
     }
-    image = requests["Model"]["PrimaryContainer"]["Image"]
+    ami = inference_images.ami(options.instance)
+    if ami and is_ray(options.image):
+        variant["InferenceAmiVersion"] = ami
+    requests = {
+        "Model": model_request(job_name, job, archive, options),
+        "EndpointConfig": {"ProductionVariants": [variant]},
+        "Endpoint": {"EndpointConfigName": job_name},
+    }
+    tags = job_tags(client, job)
     return Deployment(
-        name=name,
+        name=job_name,
         region=region,
         trained=trained,
         archive=archive,
-        key=key,
-        requests=requests,
-        cost=f"cost    {cost(region, options, memory_gb)}",
+        key=job["OutputDataConfig"].get("KmsKeyId", ""),
+        requests={
+            kind: with_members(kind, {**body, "Tags": tags}, options.create)
+            for kind, body in requests.items()
+        },
+        cost=f"cost    {cost(region, options)}",
         options=options,
         job=job,
-        warning=inference_images.warning(image),
-        exchange=exchange,
     )
 
 
-def refuse_options(options: Options) -> None:
-    """Refuse what no job's deployment takes, before AWS is asked.
+def is_ray(image: str) -> bool:
+    """Whether an inference image is AWS's with Ray Serve."""
+    return not image or re.search(r"(^|/)ray[:@]", image) is not None
+
+
+def check_options(options: Options) -> None:
+    """Check the options that no job's model can be deployed with.
 
     Raises:
         UserError: with the option, its value and what is expected.
     """
     instance, count = options.instance, options.count
-    if options.serverless and (instance, count) != (DEFAULT_INSTANCE, 1):
-        raise UserError(
-            "--serverless takes no --instance and no --count", "remove them, or --serverless"
-        )
     if count < 1:
         raise UserError(f"--count {count} is not a number of instances", "give 1 or more")
-    shape = "TransformInstanceType" if options.transform else "ProductionVariantInstanceType"
-    known = aws.shape(shape).enum
+    known = aws.shape("ProductionVariantInstanceType").enum
     if instance not in known:
         raise UserError(
             f"--instance {instance} is not known to the installed botocore",
             f"{cure_for_unknown_name(instance, known)}; if it is new, pip install --upgrade boto3",
         )
-    refuse_transform(options.transform)
-    if not options.image and instance.startswith(("ml.inf", "ml.trn")):
+    if not options.image and re.match(r"ml\.(inf|trn|[a-z]+\d+g)", instance):
         raise UserError(
-            f"--instance {instance} is for Neuron, which AWS's image for PyTorch here is not",
-            "take a CPU or a g instance, or name an image with --image",
-        )
-    if not options.image and re.match(r"ml\.[a-z]+\d+g", instance):
-        raise UserError(
-            f"--instance {instance} is Graviton (ARM), which AWS's images are not for",
-            "take one of x86",
+            f"--instance {instance} has a Neuron or Graviton (ARM) processor, and AWS's image has "
+            "no build for it",
+            "take an instance with x86 CPUs, or pass an --image",
         )
 
 
-def refuse_transform(addresses: tuple[str, str] | None) -> None:
-    """Refuse what cannot be a batch transform's input or output.
-
-    Raises:
-        UserError: it is no address in S3, or has a wildcard.
-    """
-    for uri in addresses or ():
-        if re.search(r"[*?]", uri):  # a policy would take it for one, too
-            raise UserError(
-                f"--transform {uri} has a wildcard, which S3 takes for a letter",
-                "name the folder, or the beginning that its keys share",
-            )
-        if not aws.s3_uri(uri):
-            raise UserError(
-                f"--transform {uri} is not an S3 address", 'as in "s3://bucket/folder/"'
-            )
-
-
-def trained_model(job_name: str, region: str, job: dict[str, Any]) -> tuple[str, int]:
-    """S3 address and bytes of the job's own archive, or of the folder of an uncompressed model.
+def trained_model(job_name: str, region: str, job: dict[str, Any]) -> str:
+    """S3 address of the job's model: an archive, or a folder that ends in "/".
 
     Raises:
         UserError: the job has not completed, or its model is not in S3.
     """
     uri = fetch.address_of(job)
     status = job["TrainingJobStatus"]
-    sizes: list[int] = []
+    found = False
     if status in ("Completed", "Stopped") and uri.endswith(("/model.tar.gz", "/")):
-        sizes = [item["Size"] for item in fetch.all_objects(uri, aws.client("s3", region))]
-    if not sum(sizes):
+        objects = fetch.all_objects(uri, aws.client("s3", region))
+        found = any(item["Size"] for item in objects)
+    if not found:
         raise UserError(
-            f"{job_name} is {status} and has no model.tar.gz in S3", "name a job that completed"
+            f"{job_name} is {status} and has no model.tar.gz in S3", "give a job that completed"
         )
-    return uri, sum(sizes)
+    return uri
 
 
 def model_request(
@@ -212,142 +152,36 @@ def model_request(
     """CreateModel: the inference image of the job's registry, with the job's role and network.
 
     Raises:
-        UserError: the job trained in an image of its owner's, or isolated, and no image for
-            inference is named.
+        UserError: the job trained in an image of your own or isolated, and there is no --image.
     """
     image = job["AlgorithmSpecification"]["TrainingImage"]
-    region = job["TrainingJobArn"].split(":")[3]
-    registry = images.registry_for_inference(image, region)
+    registry = images.registry_for_inference(image, job["TrainingJobArn"].split(":")[3])
     if not options.image and not registry:
         raise UserError(
             f"{job_name} trained in {image.partition('/')[2]}, not in AWS's image",
-            "name one for inference with --image",
+            "give an image for inference with --image",
         )
     if not options.image and job.get("EnableNetworkIsolation"):
         raise UserError(
             f"{job_name} ran isolated, and so its model cannot install src/requirements.txt",
-            "name an image that holds those packages with --image",
+            "give an image that has these packages with --image",
         )
-    server = options.server
-    environment = dict(HANDLERS)
-    if options.serverless:
-        environment["SAGEMAKER_MODEL_SERVER_WORKERS"] = "1"
-    if options.asynchronous:
-        environment |= {
-            "RAYSERVE_BACKEND_TIMEOUT": str(ASYNCHRONOUS_S),
-            "SAGEMAKER_MODEL_SERVER_TIMEOUT": str(ASYNCHRONOUS_S),
-        }
+    by_aws = f"{registry}/{inference_images.GPU if options.gpus else inference_images.CPU}"
+    container = {"Image": options.image or by_aws, "Environment": dict(HANDLERS)}
+    if archive.endswith("/"):
+        source = {"S3Uri": archive, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        container["ModelDataSource"] = {"S3DataSource": source}
+    else:
+        container["ModelDataUrl"] = archive
     kept = {key: job[key] for key in ("VpcConfig", "EnableNetworkIsolation") if job.get(key)}
-    return {
-        **kept,
-        "ExecutionRoleArn": job["RoleArn"],
-        "PrimaryContainer": {
-            "Image": options.image or f"{registry}/{server.gpu if options.gpus else server.cpu}",
-            **model_data(archive),
-            "Environment": environment,
-        },
-    }
+    return {**kept, "ExecutionRoleArn": job["RoleArn"], "PrimaryContainer": container}
 
 
-def model_data(archive: str) -> dict[str, Any]:
-    """Members of a container that say where its model is: an archive, or a folder in S3."""
-    if not archive.endswith("/"):
-        return {"ModelDataUrl": archive}
-    source = {"S3Uri": archive, "S3DataType": "S3Prefix", "CompressionType": "None"}
-    return {"ModelDataSource": {"S3DataSource": source}}
-
-
-def serverless_memory_gb(model_bytes: int) -> int:
-    """What a serverless endpoint of a model needs.
-
-    Server, torch and transformers take some 2 GB, and while weights are loaded they are in memory
-    twice.
-
-    Raises:
-        UserError: it is more than there is.
-    """
-    memory_gb = math.ceil(2 + 2 * model_bytes / 2**30)
-    if memory_gb > SERVERLESS_GB:
-        raise UserError(
-            f"the model needs some {memory_gb} GB, and a serverless endpoint has {SERVERLESS_GB}",
-            "use an instance",
-        )
-    return memory_gb
-
-
-def asynchronous(folder: str, key: str) -> dict[str, Any]:
-    """AsyncInferenceConfig: answers and failures are written below a folder in S3."""
-    output = {"S3OutputPath": f"{folder}answers/", "S3FailurePath": f"{folder}failures/"}
-    return {"OutputConfig": {**output, "KmsKeyId": key} if key else output}
-
-
-def beside(trained: str) -> str:
-    """The folder in S3 that holds the job's model, an archive or itself a folder."""
-    return f"{trained.rstrip('/').rpartition('/')[0]}/"
-
-
-def instance_variant(options: Options) -> dict[str, Any]:
-    """The hosts, with the driver that their image needs."""
-    variant = {"InstanceType": options.instance, "InitialInstanceCount": options.count}
-    ami = inference_images.ami(options.server, options.instance)
-    return {**variant, "InferenceAmiVersion": ami} if ami else variant
-
-
-def serverless_variant(memory_gb: int) -> dict[str, Any]:
-    memory = {"MemorySizeInMB": 1024 * memory_gb, "MaxConcurrency": SERVERLESS_CONCURRENCY}
-    return {"ServerlessConfig": memory}
-
-
-def endpoint_requests(name: str, variant: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """CreateEndpointConfig and CreateEndpoint, with one variant that answers everything."""
-    variant = {"VariantName": "all", "ModelName": name, **variant}
-    return {
-        "EndpointConfig": {"ProductionVariants": [variant]},
-        "Endpoint": {"EndpointConfigName": name},
-    }
-
-
-def transform_request(
-    name: str, region: str, options: Options, source: str, target: str, key: str
-) -> dict[str, Any]:
-    """CreateTransformJob for text files, a record a line: plain, or JSON lines as their names say.
-
-    Raises:
-        UserError: there are no files.
-    """
-    files = aws.objects(source, aws.client("s3", region))
-    if not files:
-        raise UserError(f"there is no data at {source}", "upload it, or correct the address")
-    is_json = files[0]["Key"].endswith((".jsonl", ".jsonlines"))
-    output = {"S3OutputPath": target, "Accept": JSON_LINES, "AssembleWith": "Line"}
-    if key:
-        output["KmsKeyId"] = key
-    return {
-        "ModelName": name,
-        "BatchStrategy": "MultiRecord",  # as many lines as fit into one request
-        "TransformInput": {
-            "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": source}},
-            "ContentType": JSON_LINES if is_json else PLAIN,
-            "SplitType": "Line",
-        },
-        "TransformOutput": output,
-        "TransformResources": {"InstanceType": options.instance, "InstanceCount": options.count},
-    }
-
-
-def cost(region: str, options: Options, memory_gb: int) -> str:
-    """What the deployment costs, and until when."""
-    if options.serverless:
-        return (
-            f"nothing while nobody asks, {memory_gb} GB by the second while it answers; "
-            "aws.amazon.com/sagemaker/pricing"
-        )
+def cost(region: str, options: Options) -> str:
+    """What the endpoint costs."""
     hourly = price.per_hour(region, options.instance, "Hosting")
-    total = "at a price that AWS does not tell"
-    if hourly:
-        total = f"{options.count * hourly:,.2f} USD an hour"
-    until = "all is answered" if options.transform else "you undeploy it"
-    return f"{options.count} × {options.instance}, {total}, until {until}"
+    total = f"{options.count * hourly:,.2f} USD an hour" if hourly else "at an unknown price"
+    return f"{options.count} × {options.instance}, {total}, until you undeploy it"
 
 
 def job_tags(client: Any, job: dict[str, Any]) -> list[dict[str, str]]:

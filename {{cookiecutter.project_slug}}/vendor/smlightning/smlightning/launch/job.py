@@ -89,7 +89,7 @@ class Tune(Table):
 
 
 class Create(Table):
-    """Members of what `tune`, `deploy` and `register` create, by AWS's names."""
+    """Members of what `tune` and `deploy` create, by AWS's names."""
 
     HyperParameterTuningJob: dict[str, Any] = key(
         "", "members of CreateHyperParameterTuningJob", default=dict
@@ -97,8 +97,6 @@ class Create(Table):
     Model: dict[str, Any] = key("", "members of CreateModel", default=dict)
     EndpointConfig: dict[str, Any] = key("", "members of CreateEndpointConfig", default=dict)
     Endpoint: dict[str, Any] = key("", "members of CreateEndpoint", default=dict)
-    TransformJob: dict[str, Any] = key("", "members of CreateTransformJob", default=dict)
-    ModelPackage: dict[str, Any] = key("", "members of CreateModelPackage", default=dict)
 
 
 class Job(Table):

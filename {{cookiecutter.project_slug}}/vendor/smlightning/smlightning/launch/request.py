@@ -169,8 +169,6 @@ def set_member(members: dict[str, Any], path: str, value: Any) -> None:
 
 # Members that a command sets by default, and that [create] may set otherwise.
 DEFAULTS = (
-    "ModelApprovalStatus",
-    "ModelPackageDescription",
     "HyperParameterTuningJobConfig.Strategy",
     "HyperParameterTuningJobConfig.TrainingJobEarlyStoppingType",
 )

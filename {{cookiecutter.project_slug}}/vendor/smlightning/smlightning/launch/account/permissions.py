@@ -222,8 +222,6 @@ REQUIRED = (
     "sagemaker:CreateModel",
     "sagemaker:CreateEndpointConfig",
     "sagemaker:CreateEndpoint",
-    "sagemaker:CreateTransformJob",
-    "sagemaker:CreateModelPackage",
     "sagemaker:AddTags",
     "iam:PassRole",
 )

@@ -19,16 +19,6 @@ EVERY = "*"  # for an action that has no resources
 CALLER, ROLE = "caller", "role"  # sends the job; the job runs under it
 LOOKER = "looker"  # runs preflight and list, and changes nothing; each caller is one, too
 DEPLOYER, ENDPOINT = "deployer", "endpoint"  # deploys the model; the model answers under it
-# What `deploy` and `register` create, by IAM's names; the last is an endpoint whose answers are
-# files in S3.
-KINDS = (
-    "model",
-    "endpoint-config",
-    "endpoint",
-    "transform-job",
-    "model-package",
-    "asynchronous-endpoint",
-)
 # userguide/access-points-naming.html: an ARN with a slash, or with a colon as boto3 takes it; an
 # alias is the name, 34 characters and -s3alias, 63 characters at most.
 ACCESS_POINT = re.compile(r"(arn:[^/]+:accesspoint)[/:]([^/]+)/?(?:object/)?(.*)")
@@ -69,16 +59,9 @@ class Facts:
     tuning: bool = False
     senders: tuple[str, ...] = ()  # ARNs of those whose permissions preflight checks
     inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
-    transform: tuple[str, str] | None = None  # S3 addresses of `deploy --transform`
-    package_group: str = "*"  # of `register --group`; a pattern in a policy
-    created: frozenset[str] | None = None  # KINDS that are about to be created; None: any of them
+    created: frozenset[str] | None = None  # what `deploy` is about to create; None: in a policy
     data_keys: tuple[str, ...] = ()  # ARNs of KMS keys of the data; only AWS knows them
     key_arns: Mapping[str, str] = field(default_factory=dict)  # alias in the request → KMS key
-
-    def creates(self, kind: str) -> bool:
-        """Whether one of KINDS is, or may be, created."""
-        assert kind in KINDS, kind
-        return self.created is None or kind in self.created
 
     def arn(self, service: str, name: str, *, account: str = "", region: str = "") -> str:
         """The ARN of a resource of this account and region."""
@@ -178,11 +161,10 @@ def conditions_of(facts: Facts) -> dict[str, Condition]:
     passed = (("iam:PassedToService", SAGEMAKER),)
     return {
         "execution role": passed,
-        "role of the model": passed,
         "token of CodeArtifact": (("sts:AWSServiceName", "codeartifact.amazonaws.com"),),
         "directory buckets of inputs only": reading,
         "directory buckets of all": reading,
-        "directory buckets of the model's inputs only": reading,
+        "directory buckets of the model": reading,
         "key of the output": _by_alias(_output_key(facts)),
         "key of the disks": _by_alias(_disk_key(facts)),
     }
@@ -240,11 +222,11 @@ def _of_storage(facts: Facts) -> dict[str, list[str]]:
         named[f"objects of {name}"] = _objects(found)
         named[f"buckets of {name}"] = [place.bucket for place in found if place.keys]
         named[f"directory buckets of {name}"] = [place.bucket for place in found if not place.keys]
-    for read, written in (("inputs", "outputs"), ("the model's inputs", "the model's outputs")):
-        both = named[f"directory buckets of {written}"]
-        named[f"directory buckets of {read} only"] = [
-            arn for arn in named[f"directory buckets of {read}"] if arn not in both
-        ]
+    outputs = named["directory buckets of outputs"]
+    inputs = named["directory buckets of inputs"]
+    named["directory buckets of inputs only"] = [arn for arn in inputs if arn not in outputs]
+    # The model's role only reads the job's folder; who deploys writes there, too.
+    named["directory buckets of the model"] = named["directory buckets of the job"]
     return named
 
 
@@ -260,10 +242,6 @@ def _places(facts: Facts) -> dict[str, list[Location]]:
     monitors = [request.get(member, {}).get("S3OutputPath", "") for member in members]
     outputs = [*own, *kept, *(facts.of_job(address) for address in monitors if address)]
     inputs = list(_inputs(facts))
-    read, written = facts.transform or ("", "")
-    answers = own if facts.creates("asynchronous-endpoint") else []
-    model_inputs = [*own, facts.location(read)] if read else own
-    model_outputs = [*answers, facts.location(f"{written.rstrip('/')}/")] if written else answers
     return {
         "the job": own,
         "the code": [facts.of_job(facts.output, "source/")],  # request.archive_uri
@@ -271,9 +249,6 @@ def _places(facts: Facts) -> dict[str, list[Location]]:
         "inputs": inputs,
         "outputs": outputs,
         "all": [*inputs, *outputs],
-        "the model's inputs": model_inputs,
-        "the model's outputs": model_outputs,
-        "the model": [*model_inputs, *model_outputs],
     }
 
 
@@ -406,52 +381,31 @@ def _by_alias(key: str) -> Condition:
 
 
 def _of_deployment(facts: Facts) -> dict[str, list[str]]:
-    """What `deploy`, `undeploy` and `register` create and look up, named after the job."""
+    """What `deploy` creates, with the job's name in small letters."""
     name = facts.job_name.lower().removesuffix("*")
-    arns = {kind: facts.arn("sagemaker", f"{kind}/{name}*") for kind in KINDS}
-    created = {kind: [arn] if facts.creates(kind) else [] for kind, arn in arns.items()}
-    model = facts.creates("model")
-    tagged = [arn for kind in KINDS[:4] for arn in created[kind]]
-    is_answered_later = facts.created is not None and facts.creates("asynchronous-endpoint")
-    group = facts.package_group
-    is_arn = group.startswith("arn:")
-    arn = group if is_arn else facts.arn("sagemaker", f"model-package-group/{group}")
-    groups = [arn] if facts.creates("model-package") else []
-    version = arn.replace(":model-package-group/", ":model-package/")
-    versions = version if version.endswith("*") else f"{version}/*"
-    logs = {
-        f"Endpoints/{name}": created["endpoint"],
-        "TransformJobs": created["transform-job"],
-    }
+    model, config, endpoint = (
+        facts.arn("sagemaker", f"{kind}/{name}*")
+        for kind in ("model", "endpoint-config", "endpoint")
+    )
+    is_tagged = facts.created is None or facts.request.get("Tags")
     return {
-        **{f"new {kind}": found for kind, found in created.items()},
-        **{f"named {kind}": [arn] if model else [] for kind, arn in arns.items()},
-        "new endpoint and its config": [*created["endpoint"], *created["endpoint-config"]],
-        "hosts": _any([*created["endpoint"], *created["transform-job"]]),
-        "synchronous endpoint": [] if is_answered_later else created["endpoint"],
-        "asynchronous endpoint": created["endpoint"] if created["asynchronous-endpoint"] else [],
-        "role of the model": [facts.role] if model else [],
-        "tagged kinds": tagged if facts.created is None or facts.request.get("Tags") else [],
-        "package group": groups,
-        "new package group": [] if is_arn else groups,  # one that is given by ARN exists
-        "package version": [*groups, versions] if groups else [],
-        "repositories of the model": _model_repositories(facts),
-        "logs of the model": [
-            facts.arn("logs", f"log-group:/aws/sagemaker/{group}*")
-            for group, found in logs.items()
-            if found
-        ],
+        "model": [model],
+        "endpoint-config": [config],
+        "endpoint": [endpoint],
+        "endpoint and its config": [endpoint, config],
+        "tagged kinds": [model, endpoint, config] if is_tagged else [],
+        "repository of the model": _model_repository(facts),
+        "logs of the model": [facts.arn("logs", f"log-group:/aws/sagemaker/Endpoints/{name}*")],
     }
 
 
-def _model_repositories(facts: Facts) -> list[str]:
-    """Repositories of the image that the model answers in: the given one, else AWS's own."""
+def _model_repository(facts: Facts) -> list[str]:
+    """The repository of the image that the model answers in: the given one, else AWS's own."""
     if facts.inference_image:
         return _repository(facts, facts.inference_image)
     account = images.REGISTRIES.get(facts.job.region, "*")
-    servers = (inference_images.RAY, inference_images.TOOLKIT)
-    names = [server.cpu.split(":")[0] for server in servers]
-    return [facts.arn("ecr", f"repository/{name}", account=account) for name in names]
+    name = inference_images.CPU.split(":")[0]
+    return [facts.arn("ecr", f"repository/{name}", account=account)]
 
 
 ROLES = "sagemaker/latest/dg/sagemaker-roles.html"
@@ -464,7 +418,6 @@ SECRETS = "secretsmanager/latest/userguide/auth-and-access_examples.html"
 MLFLOW = "sagemaker/latest/dg/mlflow-create-tracking-server-iam.html"
 CODE = "codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access-control.html"
 SHELL = "sagemaker/latest/dg/train-remote-debugging.html"
-ASYNC = "sagemaker/latest/dg/async-inference-create-endpoint-prerequisites.html"
 PRICES = "service-authorization/latest/reference/list_awspricelist.html"
 IDENTITIES = "service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html"
 QUOTAS = "service-authorization/latest/reference/list_servicequotas.html"
@@ -552,55 +505,40 @@ TABLE: tuple[Permission, ...] = (
     *_lines(LOOKER, "sagemaker:DescribeMlflowTrackingServer", "tracking server", IAM),
     *_lines(LOOKER, "sagemaker:DescribeMlflowApp", "tracking app", IAM),
     *_lines(LOOKER, "sagemaker:DescribeTrainingPlan", "training plans", IAM),
-    # `deploy`, `undeploy` and `register`.
+    # `deploy` and `undeploy`.
     *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", "job", IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModel DeleteModel", "new model", IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateModel DeleteModel", "model", IAM),
     *_lines(
-        DEPLOYER, "sagemaker:CreateEndpointConfig DeleteEndpointConfig", "new endpoint-config", IAM
+        DEPLOYER, "sagemaker:CreateEndpointConfig DeleteEndpointConfig", "endpoint-config", IAM
     ),
-    *_lines(DEPLOYER, "sagemaker:CreateEndpoint", "new endpoint and its config", IAM),
-    *_lines(DEPLOYER, "sagemaker:DeleteEndpoint", "new endpoint", IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeModel", "named model", IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeEndpointConfig", "named endpoint-config", IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeEndpoint", "named endpoint", IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeTransformJob", "named transform-job", IAM),
-    *_lines(DEPLOYER, "sagemaker:InvokeEndpoint", "synchronous endpoint", IAM),
-    *_lines(DEPLOYER, "sagemaker:InvokeEndpointAsync", "asynchronous endpoint", IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateTransformJob StopTransformJob", "new transform-job", IAM),
+    *_lines(DEPLOYER, "sagemaker:CreateEndpoint", "endpoint and its config", IAM),
+    *_lines(DEPLOYER, "sagemaker:DeleteEndpoint", "endpoint", IAM),
+    *_lines(DEPLOYER, "sagemaker:DescribeModel", "model", IAM),
+    *_lines(DEPLOYER, "sagemaker:DescribeEndpointConfig", "endpoint-config", IAM),
+    *_lines(DEPLOYER, "sagemaker:DescribeEndpoint", "endpoint", IAM),
+    *_lines(DEPLOYER, "sagemaker:InvokeEndpoint", "endpoint", IAM),
     *_lines(DEPLOYER, "sagemaker:AddTags", "tagged kinds", IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModelPackageGroup", "new package group", IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeModelPackageGroup", "package group", IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModelPackage", "package version", IAM),
-    *_lines(DEPLOYER, "iam:PassRole", "role of the model", PASSING),
+    *_lines(DEPLOYER, "iam:PassRole", "execution role", PASSING),
     *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", "objects of the job", S3),
-    *_lines(DEPLOYER, "s3:ListBucket", "buckets of the model's inputs", S3),
+    *_lines(DEPLOYER, "s3:ListBucket", "buckets of the job", S3),
     *_lines(DEPLOYER, "s3express:CreateSession", "directory buckets of the job", EXPRESS),
     *_lines(DEPLOYER, "pricing:GetProducts", "everything", PRICES),
     *_lines(DEPLOYER, "iam:GetRole", "roles", IDENTITIES),
     *_lines(DEPLOYER, "iam:SimulatePrincipalPolicy", "principals", IDENTITIES),
-    *_lines(DEPLOYER, "servicequotas:ListServiceQuotas", "hosts", QUOTAS),
-    *_lines(DEPLOYER, "servicequotas:ListAWSDefaultServiceQuotas", "hosts", QUOTAS),
+    *_lines(DEPLOYER, "servicequotas:ListServiceQuotas", "everything", QUOTAS),
+    *_lines(DEPLOYER, "servicequotas:ListAWSDefaultServiceQuotas", "everything", QUOTAS),
     *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", "key of the output", S3),
-    *_lines(ENDPOINT, "s3:GetObject", "objects of the model's inputs", ROLES),
-    *_lines(ENDPOINT, "s3:PutObject", "objects of the model's outputs", ROLES),
-    *_lines(ENDPOINT, "s3:AbortMultipartUpload", "objects of the model's outputs", ASYNC),
-    *_lines(ENDPOINT, "s3:ListBucket", "buckets of the model", ROLES),
-    *_lines(
-        ENDPOINT, "s3express:CreateSession", "directory buckets of the model's inputs only", EXPRESS
-    ),
-    *_lines(
-        ENDPOINT, "s3express:CreateSession", "directory buckets of the model's outputs", EXPRESS
-    ),
+    *_lines(ENDPOINT, "s3:GetObject", "objects of the job", ROLES),
+    *_lines(ENDPOINT, "s3:ListBucket", "buckets of the job", ROLES),
+    *_lines(ENDPOINT, "s3express:CreateSession", "directory buckets of the model", EXPRESS),
     *_lines(
         ENDPOINT, "logs:CreateLogGroup CreateLogStream PutLogEvents", "logs of the model", ROLES
     ),
     *_lines(ENDPOINT, "logs:DescribeLogStreams", "logs of the model", ROLES),
     *_lines(ENDPOINT, "cloudwatch:PutMetricData", "everything", ROLES),
     *_lines(ENDPOINT, "ecr:GetAuthorizationToken", "everything", ROLES),
-    *_lines(ENDPOINT, "ecr:BatchCheckLayerAvailability", "repositories of the model", ROLES),
-    *_lines(
-        ENDPOINT, "ecr:BatchGetImage GetDownloadUrlForLayer", "repositories of the model", ROLES
-    ),
+    *_lines(ENDPOINT, "ecr:BatchCheckLayerAvailability", "repository of the model", ROLES),
+    *_lines(ENDPOINT, "ecr:BatchGetImage GetDownloadUrlForLayer", "repository of the model", ROLES),
     *_lines(ENDPOINT, "ec2:CreateNetworkInterface", "interfaces in the network", ROLES),
     *_lines(ENDPOINT, "ec2:DeleteNetworkInterface", "interfaces", ROLES),
     *_lines(ENDPOINT, "ec2:CreateNetworkInterfacePermission", "interfaces", ROLES),
@@ -642,19 +580,10 @@ FILE_SYSTEM_KEYS = {"DirectoryPath": "FileSystemDirectoryPath"}  # the others ar
 
 
 def context_of_deployment(requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The same for what `deploy` or `register` creates: kind → request."""
-    variants = requests.get("EndpointConfig", {}).get("ProductionVariants", [])
-    transform = requests.get("TransformJob", {})
-    hosts = [*variants, *filter(None, [transform.get("TransformResources")])]
-    values = {
-        **_context(requests.get("Model", {}), next(iter(requests.values()))),
-        "sagemaker:InstanceTypes": [h["InstanceType"] for h in hosts if "InstanceType" in h],
-        "sagemaker:OutputKmsKey": transform.get("TransformOutput", {}).get("KmsKeyId"),
-    }
-    for host in hosts:
-        config = host.get("ServerlessConfig", {})
-        values["sagemaker:ServerlessMemorySize"] = config.get("MemorySizeInMB")
-        values["sagemaker:ServerlessMaxConcurrency"] = config.get("MaxConcurrency")
+    """The same for what `deploy` creates: kind → request."""
+    hosts = requests.get("EndpointConfig", {}).get("ProductionVariants", [])
+    values = _context(requests.get("Model", {}), next(iter(requests.values())))
+    values["sagemaker:InstanceTypes"] = [host["InstanceType"] for host in hosts]
     return _given(values)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, configuration, deploy_plan, images, request, requirements, tune
+from smlightning.launch import aws, configuration, images, request, requirements, tune
 from smlightning.launch.account.table import (
     CALLER,
     DEPLOYER,
@@ -82,7 +82,6 @@ def facts(
     path: str = "",
     senders: tuple[str, ...] = (),
     image: str = "",
-    transform: tuple[str, str] | None = None,
 ) -> Facts:
     """The facts for the table, in an account that may be a placeholder.
 
@@ -94,7 +93,6 @@ def facts(
         path: of the execution role; empty: as job.toml has it.
         senders: ARNs of the users and roles that send the job.
         image: that the model answers in; empty: AWS's own.
-        transform: S3 addresses of a batch transform's input and output.
 
     Raises:
         UserError: no request can be built from this job, or a name would be a pattern in a policy.
@@ -115,7 +113,6 @@ def facts(
         job_name=pattern,
         senders=senders,
         inference_image=image,
-        transform=transform,
     )
 
 
@@ -160,16 +157,13 @@ def not_granted(given: Facts) -> list[Finding]:
     return findings
 
 
-def refuse_options(
-    who: str | None, sender: str, image: str, transform: tuple[str, str] | None
-) -> None:
+def refuse_options(who: str | None, sender: str, image: str) -> None:
     """Reject options that the requested policy does not use.
 
     Args:
         who: the policy is for; None: the whole file is requested.
         sender: whose permissions preflight checks; empty: nobody's.
         image: that the model answers in; empty: AWS's own.
-        transform: S3 addresses of a batch transform's input and output.
 
     Raises:
         UserError: an option belongs to another policy, or its value is invalid.
@@ -177,7 +171,6 @@ def refuse_options(
     used_by = {
         "--sender": (sender, (CALLER, DEPLOYER)),
         "--image": (image, (ENDPOINT,)),
-        "--transform": (transform, (DEPLOYER, ENDPOINT)),
     }
     for option, (value, policies) in used_by.items():
         if value and who not in policies:
@@ -188,7 +181,6 @@ def refuse_options(
             f"--image {image} is not an address in ECR",
             "as in 123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
         )
-    deploy_plan.refuse_transform(transform)
 
 
 def role_name(job: Job) -> tuple[str, str]:

@@ -115,7 +115,7 @@ def option_paths(job: Job, project: Project) -> Iterator[Finding]:
             yield warning(key, problem, "set it under [channels], and the channel here")
         elif is_output(declared.get(option), option, value):
             continue
-        elif (project.src / value).is_file() and not Path(value).is_absolute():
+        elif paths.is_file(str(project.src / value)) and not Path(value).is_absolute():
             continue  # it travels with the code, in whose folder train.py starts
         elif paths.is_local(value):
             name = "training" if option == "dataset" else option.removesuffix("_name")
@@ -138,7 +138,7 @@ def is_output(declared: Option | None, name: str, value: str) -> bool:
     """
     if declared is None or name == "resume":
         return False
-    return declared.resume in ("free", "path") and not Path(value).is_file()
+    return declared.resume in ("free", "path") and not paths.is_file(value)
 
 
 def missing_channel(key: str, channel: str, job: Job) -> Finding:

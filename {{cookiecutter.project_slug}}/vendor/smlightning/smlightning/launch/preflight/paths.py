@@ -28,6 +28,11 @@ def exists(text: str) -> bool:
     return "/" in text and os.path.exists(Path(text).expanduser())  # noqa: PTH110
 
 
+def is_file(text: str) -> bool:
+    """Whether the text is the path of a file here."""
+    return os.path.isfile(Path(text).expanduser())  # noqa: PTH113  which takes any length
+
+
 def channel_of(option: str, text: str) -> str:
     """The channel that an option with this value reads; empty for none."""
     if option == "dataset" and text == DATASET:
