@@ -45,7 +45,7 @@ def test_a_good_job_passes(aws, good):
         ("sso", "role: empty, and these credentials are single sign-on's, not an execution role's"),
     ],
 )
-def test_role(aws, good, role, said, monkeypatch):
+def test_a_wrong_role_is_one_error(aws, good, role, said, monkeypatch):
     policy = {
         "Version": "2012-10-17",
         "Statement": TRUST | {"Principal": {"Service": "lambda.amazonaws.com"}},
@@ -124,7 +124,7 @@ def way_out(aws: boto3.Session, subnet: str) -> None:
     ec2.create_route(**route)
 
 
-def test_a_way_from_the_subnets_to_s3(aws, good):
+def test_subnets_need_a_nat_gateway_or_an_endpoint_for_s3(aws, good):
     subnet, group = network(aws, routed=False)
     open_to_itself(aws, group)
     job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
@@ -174,7 +174,7 @@ def open_to_itself(aws: boto3.Session, group: str) -> None:
     aws.client("ec2").authorize_security_group_egress(GroupId=group, IpPermissions=rule)
 
 
-def test_security_groups_let_their_members_reach_each_other_both_ways(aws, good):
+def test_security_groups_need_rules_in_both_directions(aws, good):
     subnet, group = network(aws)
     job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
     found = findings(job)
@@ -193,7 +193,7 @@ def test_security_groups_let_their_members_reach_each_other_both_ways(aws, good)
     assert findings(job) == []
 
 
-def test_one_of_several_groups_or_without_efa_the_subnets_addresses_will_do(aws, good):
+def test_one_group_or_without_efa_the_subnets_addresses_are_enough(aws, good):
     subnet, bare = network(aws)
     ec2 = aws.client("ec2")
     vpc = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
@@ -221,7 +221,7 @@ def test_one_of_several_groups_or_without_efa_the_subnets_addresses_will_do(aws,
         )
 
 
-def test_subnets_in_one_vpc_and_for_efa_in_one_zone(aws, good):
+def test_subnets_are_in_one_vpc_and_with_efa_in_one_zone(aws, good):
     (first, group), (other, _) = network(aws), network(aws, cidr="10.1.0.0/16")
     open_to_itself(aws, group)
     assert (
@@ -242,7 +242,7 @@ def test_subnets_in_one_vpc_and_for_efa_in_one_zone(aws, good):
     assert len(absent) == 1 and "network.subnets" in absent[0] and "correct the ID" in absent[0]
 
 
-def test_buckets_and_channels(aws, good, monkeypatch):
+def test_buckets_are_in_the_jobs_region_and_channels_have_data(aws, good, monkeypatch):
     s3 = aws.client("s3")
     far = {"LocationConstraint": "eu-west-1"}
     boto3.client("s3", "eu-west-1").create_bucket(Bucket="far-away", CreateBucketConfiguration=far)
@@ -274,7 +274,7 @@ def test_buckets_and_channels(aws, good, monkeypatch):
     ]  # the job's role may see it
 
 
-def test_quota(aws, good):
+def test_a_job_above_a_quota_is_an_error(aws, good):
     found = findings(good.replace(instance_count=5))
     assert (
         len(found) == 1
@@ -340,7 +340,9 @@ def test_the_quotas_of_the_groups_types_count_and_not_the_unused_types(aws, good
     assert "5 is above the quota" in found
 
 
-def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
+def test_preflight_prints_findings_and_rehearses_only_without_errors(
+    aws, good, monkeypatch, tmp_path, capsys
+):
     """Findings printed and as JSON, an exit status; a rehearsal only of what is not refused."""
     played: list[list[str]] = []
     monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
@@ -421,7 +423,7 @@ def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch, kind
     assert said.endswith("did not answer") and "offline" not in said
 
 
-def test_what_may_not_be_asked_is_skipped_and_says_what_is_missing(aws, good, monkeypatch):
+def test_a_denied_question_is_skipped_and_earlier_findings_stay(aws, good, monkeypatch):
     record(monkeypatch, GetRole=refusal("AccessDenied", "GetRole"))
     assert [line.split(";")[0] for line in findings(good)] == [
         "skipped permissions: these credentials may not call GetRole"
@@ -443,7 +445,7 @@ def test_without_credentials_preflight_says_that_the_account_was_not_checked(goo
     assert preflight.passed([]) == "preflight passed"
 
 
-def test_the_account_is_asked_whether_it_may_tune_so_many_at_a_time(aws, good, monkeypatch):
+def test_a_searchs_parallel_jobs_count_against_the_quota(aws, good, monkeypatch):
     record(
         monkeypatch, SimulatePrincipalPolicy=simulated("sagemaker:CreateHyperParameterTuningJob")
     )

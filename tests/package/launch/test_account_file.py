@@ -290,7 +290,7 @@ LOOK_UPS = {
 }
 
 
-def test_whatever_preflight_looks_up_is_in_the_callers_policy(aws, full, monkeypatch):
+def test_the_callers_policy_has_each_call_of_preflight(aws, full, monkeypatch):
     """And nothing that it does not look up for the job."""
     denied = {action.partition(":")[2] for action in LOOK_UPS}
     record(
@@ -333,7 +333,7 @@ def test_whatever_preflight_looks_up_is_in_the_callers_policy(aws, full, monkeyp
     assert seen >= LOOK_UPS
 
 
-def test_who_only_looks_has_the_sender_judged(aws, good, monkeypatch):
+def test_preflight_checks_the_permissions_of_the_sender(aws, good, monkeypatch):
     iam = aws.client("iam")
     sender = iam.create_role(RoleName="sending", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
     principals = []
@@ -396,7 +396,7 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
         ("role", ["--sender", "sending"]),
     ],
 )
-def test_an_option_of_no_use_to_a_policy_is_refused(full, monkeypatch, capsys, who, words):
+def test_an_option_of_another_policy_is_an_error(full, monkeypatch, capsys, who, words):
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: full)
     assert main(["account", *(["--policy", who] if who else []), *words]) == 1
     said = capsys.readouterr().err
@@ -435,7 +435,7 @@ def test_an_option_of_no_use_to_a_policy_is_refused(full, monkeypatch, capsys, w
         ),
     ],
 )
-def test_no_policy_is_printed_of_a_name_that_iam_takes_for_a_pattern(full, key, given):
+def test_a_name_that_iam_reads_as_a_pattern_is_an_error(full, key, given):
     job = full.replace(**given)
     for make in (facts, lambda job: template.cloudformation(job, PROJECT)):
         with pytest.raises(JobError) as raised:
@@ -443,7 +443,7 @@ def test_no_policy_is_printed_of_a_name_that_iam_takes_for_a_pattern(full, key, 
         assert [finding.key for finding in raised.value.findings] == [key]
 
 
-def test_of_a_role_that_is_none_nothing_is_printed(full, monkeypatch, capsys):
+def test_an_invalid_role_prints_no_policy(full, monkeypatch, capsys):
     wrong = full.replace(role="arn:aws")
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: wrong)
     assert main(["account", "--policy", "role"]) == 1
@@ -451,7 +451,7 @@ def test_of_a_role_that_is_none_nothing_is_printed(full, monkeypatch, capsys):
     assert "error   role:" in printed.err and not printed.out
 
 
-def test_patterns_elsewhere_are_no_matter_of_a_policy(full):
+def test_patterns_outside_names_are_accepted(full):
     job = full.replace(
         environment={"FILES": "*.txt"},
         hyperparameters={"pattern": "*"},
@@ -488,7 +488,7 @@ def test_the_ecr_repository_is_the_images_own(full):
     assert table.resources_of(facts(public))["repository"] == []
 
 
-def test_iam_is_asked_no_more_than_once_for_each_set_of_resources(full):
+def test_iam_needs_few_questions(full):
     sets = {need.resources for need in table.needs(facts(full), "role")}
     assert len(sets) <= 16
 

@@ -55,7 +55,7 @@ def test_archived_data_is_an_error_until_it_is_restored(aws, good, monkeypatch):
     assert [finding.level for finding in findings(job)] == ["error"]
 
 
-def test_an_address_that_also_brings_its_neighbour_is_warned_of(aws, good):
+def test_an_address_that_also_brings_another_folder_is_a_warning(aws, good):
     put(aws, "train/a.csv")
     job = of_training(good, "s3://language-id/train")
     assert findings(job) == []
@@ -66,7 +66,7 @@ def test_an_address_that_also_brings_its_neighbour_is_warned_of(aws, good):
     assert findings(of_training(good, "s3://language-id/train/")) == []
 
 
-def test_a_folder_to_resume_from_that_is_empty_is_warned_of(aws, good):
+def test_an_empty_folder_to_resume_from_is_a_warning(aws, good):
     job = good.replace(checkpoint_s3="s3://language-id/runs/frist/")
     (finding,) = findings(job)
     assert (finding.key, finding.level) == ("checkpoint_s3", "warning")
@@ -74,7 +74,7 @@ def test_a_folder_to_resume_from_that_is_empty_is_warned_of(aws, good):
     assert findings(job) == []
 
 
-def test_an_image_that_a_mirror_has_not_is_warned_of(aws, good):
+def test_an_image_that_a_mirror_lacks_is_a_warning(aws, good):
     """A pull-through cache gets it at the first pull; of an own image it is an error."""
     job = good.replace(registry=f"{REGISTRY}/mirror", distribution="torch_distributed")
     (finding,) = findings(job)
@@ -122,7 +122,7 @@ def parameter(aws: boto3.Session, job: Job) -> Job:
         (parameter, "secrets.WANDB_API_KEY"),
     ],
 )
-def test_what_is_not_there_or_cannot_be_used_is_an_error(aws, good, change: Change, key: str):
+def test_a_missing_or_disabled_resource_is_an_error(aws, good, change: Change, key: str):
     (finding,) = [found for found in findings(change(aws, good)) if found.level == "error"]
     assert finding.key == key and finding.cure
 
@@ -139,7 +139,7 @@ def plan(job: Job) -> Job:
         ("DescribeTrainingPlan", plan, "request.ResourceConfig.TrainingPlanArn"),
     ],
 )
-def test_what_moto_finds_in_every_account_or_in_none(
+def test_a_missing_resource_is_an_error_and_a_denied_one_skipped(
     aws, good, monkeypatch, operation: str, change: Callable[[Job], Job], key: str
 ):
     """The answers are those of the services' documentation."""
@@ -258,7 +258,7 @@ def of_channel(job: Job) -> list[tuple[str, str]]:
     return [(each.level, each.problem) for each in found if each.key == "channels.training"]
 
 
-def test_a_lustre_file_system_is_named_by_its_mount_and_in_the_jobs_vpc(aws, good, monkeypatch):
+def test_a_lustre_path_begins_with_the_mount_name_in_the_jobs_vpc(aws, good, monkeypatch):
     """As SDK pull request 4257 has it: a path begins with MountName, which AWS chooses."""
     job = of_training(in_vpc(aws, good), LUSTRE)
     system = {"Lifecycle": "AVAILABLE", "VpcId": vpc_of(aws, job)}
@@ -275,7 +275,7 @@ def test_a_lustre_file_system_is_named_by_its_mount_and_in_the_jobs_vpc(aws, goo
     assert level == "warning" and "vpc-0123456789abcdef0" in problem
 
 
-def test_aws_is_asked_nothing_twice(aws, good, monkeypatch):
+def test_no_question_is_sent_to_aws_twice(aws, good, monkeypatch):
     """The checks run at once, and share answers and errors."""
     put(aws, "data/a.csv")
     job = alias(aws, of_training(in_vpc(aws, good), "s3://language-id/data/"))
@@ -342,7 +342,7 @@ def test_the_role_may_decrypt_data_that_has_a_customers_key(aws, good, monkeypat
 
 
 @pytest.mark.parametrize("code", ["403", "400", "404"])  # denied, SSE-C, deleted meanwhile
-def test_objects_that_are_not_described_leave_the_permissions_checked(aws, good, monkeypatch, code):
+def test_permissions_are_checked_if_objects_are_not_described(aws, good, monkeypatch, code):
     """The account's own roles may not read data, so AWS denies the question for each channel."""
     put(aws, "data/a.csv")
     job = of_training(good, "s3://language-id/data/")

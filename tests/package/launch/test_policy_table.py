@@ -163,7 +163,7 @@ def label(line: int) -> str:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_with_its_policies_a_job_is_missing_nothing(name):
+def test_a_job_has_every_permission_with_its_policies(name):
     policies = own(JOBS[name])
     for who in WHO:
         assert missing(sent(JOBS[name]), who, policies[who]) == []
@@ -182,7 +182,7 @@ def test_policies_have_iams_grammar(aws):
         iam.create_policy(PolicyName="wrong", PolicyDocument=json.dumps(wrong))
 
 
-def test_with_its_policies_each_right_job_is_missing_nothing(tmp_path, monkeypatch):
+def test_each_right_job_has_every_permission_with_its_policies(tmp_path, monkeypatch):
     """Of right_jobs.toml, with an organisation's configuration where the job has one."""
     config = tmp_path / "config.yaml"
     monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))

@@ -112,7 +112,7 @@ def test_an_accepted_error_does_not_stop_a_job(tmp_path, capsys):
     assert json.loads(said.out)["ResourceConfig"]["InstanceType"] == "ml.g99.xlarge"
 
 
-def test_mlflow_is_told_to_the_container(good, tmp_path, monkeypatch):
+def test_the_container_gets_the_mlflow_server(good, tmp_path, monkeypatch):
     (tmp_path / "requirements.txt").write_text("torchmetrics\nsagemaker-mlflow==0.5\n")
     monkeypatch.setattr(projects.Project, "requirements", tmp_path / "requirements.txt")
     server = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/app-1"
@@ -128,7 +128,7 @@ def test_mlflow_is_told_to_the_container(good, tmp_path, monkeypatch):
     assert own["MLFLOW_EXPERIMENT_NAME"] == "mine"
 
 
-def test_an_option_that_torchrun_would_take_for_its_own(good, monkeypatch):
+def test_an_option_that_torchrun_reads_as_its_own_is_an_error(good, monkeypatch):
     """Python 3.11's argparse, which the smddp image has, ends there; a newer one does not."""
     new = dataclasses.make_dataclass("New", [("num", int, option(3, "a number"))], frozen=True)
     monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
@@ -198,7 +198,7 @@ P5 = "ml.p5.48xlarge"
         ({"distribution": "pytorchddp"}, date(2026, 11, 24), []),
     ],
 )
-def test_known_faults_of_an_image_are_one_warning_each(good, changes, day, words):
+def test_each_known_defect_of_an_image_is_one_warning(good, changes, day, words):
     wanted = good.replace(**changes)
     found = list(images_of_jobs.faults(wanted, images.profile(wanted), day))
     assert [(finding.level, finding.key) for finding in found] == [("warning", "image")] * len(
@@ -209,7 +209,7 @@ def test_known_faults_of_an_image_are_one_warning_each(good, changes, day, words
 
 
 @pytest.mark.parametrize("family", images.PROFILES.values(), ids=lambda family: family.name)
-def test_auto_is_no_cure_for_an_image_that_it_gives(good, family):
+def test_the_cure_for_an_old_image_gives_another_image(good, family):
     day = family.patched_until + timedelta(days=1)
     launcher = next(iter(family.launchers))
     by_name = good.replace(image=family.name)
@@ -301,14 +301,14 @@ def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, 
     )
 
 
-def test_a_monitor_that_is_no_metric_is_warned_of(good, monkeypatch):
+def test_a_monitor_outside_metrics_is_a_warning(good, monkeypatch):
     monkeypatch.setattr("options.MONITOR", "val/los")
     (found,) = source.monitor(good, PROJECT)
     assert (found.level, found.key) == ("warning", "src/options.py")
     assert "val/los" in found.problem
 
 
-def test_source_folder(good, tmp_path):
+def test_data_secrets_and_links_in_src_are_errors(good, tmp_path):
     here, folder = projects.Project(tmp_path), tmp_path / "src"
     folder.mkdir()
     assert {f.key for f in source.files(good, here)} == {"src/train.py", "src/requirements.txt"}
