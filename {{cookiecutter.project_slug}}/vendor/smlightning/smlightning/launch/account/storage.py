@@ -23,11 +23,11 @@ def buckets(context: Context) -> Iterator[Finding]:
         is_new = name not in unfit
         if is_new:
             unfit[name] = look_up(context, key, name)
-        problem = unfit[name]
+        finding = unfit[name]
         is_created = name == context.default_bucket and not is_data(key)
-        if problem:
-            if is_new and not (is_created and problem.problem.endswith("does not exist")):
-                yield problem
+        if finding:
+            if is_new and not (is_created and finding.problem.endswith("does not exist")):
+                yield finding
         elif is_data(key):
             yield from data(context, key, uri)
         elif key == "checkpoint_s3" and context.job.checkpoint_s3 not in ("", "auto"):
