@@ -77,7 +77,8 @@ def test_only_a_job_in_the_environment_has_the_role_that_sends(project: Project)
     assert looking["env"]["AWS_ROLE_ARN"] == "${{ vars.AWS_PREFLIGHT_ROLE_ARN }}"
     assert sending["env"]["AWS_ROLE_ARN"] == "${{ vars.AWS_ROLE_ARN }}"
     assert "environment" not in looking
-    assert sending["environment"] == template.GITHUB_PARAMETERS["Environment"]["Default"]
+    parameters = yaml.safe_load(template.FILE.read_text())["Parameters"]
+    assert sending["environment"] == parameters["Environment"]["Default"]
     sends = re.compile("make launch|smlightning submit")
     assert [name for name, job in jobs.items() if sends.search(str(job["steps"]))] == ["submit"]
 

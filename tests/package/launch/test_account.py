@@ -8,21 +8,12 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import boto3
-import botocore.client
-import botocore.loaders
-import botocore.session
 import pytest
-from botocore.exceptions import NoCredentialsError
 from moto_account import ACCOUNT, LAMBDA, REGION, TRUST, record, refusal, simulated
 from small_job import PROJECT
 
-from smlightning import hub
-from smlightning import project as projects
 from smlightning.__main__ import main
-from smlightning.errors import UserError
 from smlightning.launch import account, preflight, price, request, requirements
-from smlightning.launch import aws as launch_aws
-from smlightning.launch.findings import refused
 from smlightning.launch.job import Job, Network, Spot, Tune
 
 pytest_plugins = "moto_account"
@@ -54,7 +45,7 @@ def test_a_good_job_passes(aws, good):
         ("sso", "role: empty, and these credentials are single sign-on's, not an execution role's"),
     ],
 )
-def test_role(aws, good, role, said, monkeypatch):
+def test_a_wrong_role_is_one_error(aws, good, role, said, monkeypatch):
     policy = {
         "Version": "2012-10-17",
         "Statement": TRUST | {"Principal": {"Service": "lambda.amazonaws.com"}},
@@ -99,65 +90,6 @@ def test_the_caller_may_send_the_job_and_the_role_may_read_and_write(aws, good, 
     assert context["iam:PassedToService"] == ["sagemaker.amazonaws.com"]
 
 
-HUB = "arn:aws:secretsmanager:us-east-1:123456789012:secret:hub-AbCdEf"
-
-
-@pytest.mark.parametrize(
-    ("secret", "action", "resource"),
-    [
-        ("hub", "secretsmanager:GetSecretValue", HUB.replace("AbCdEf", "??????")),
-        (HUB, "secretsmanager:GetSecretValue", HUB),
-        ("hub:token", "secretsmanager:GetSecretValue", HUB.replace("AbCdEf", "??????")),
-        (f"{HUB}:token::", "secretsmanager:GetSecretValue", HUB),
-        (
-            "ssm:/team/hub",
-            "ssm:GetParameter",
-            "arn:aws:ssm:us-east-1:123456789012:parameter/team/hub",
-        ),
-    ],
-)
-def test_the_role_may_read_the_secret_that_the_request_names(
-    aws, good, monkeypatch, secret, action, resource
-):
-    there = {"DescribeSecret": {}, "DescribeParameters": {"Parameters": [{"Name": "x"}]}}
-    asked = record(monkeypatch, SimulatePrincipalPolicy=simulated(action), **there)
-    job = good.replace(hub_token_secret=secret)
-    assert request.dry_run(job, PROJECT)["Environment"] == {"HUB_TOKEN_SECRET": secret}
-    assert not refused(preflight.offline_checks(job, projects.find())[0])
-    (found,) = findings(job)
-    assert found.startswith(f"warning role.{action}: training may not {action} on {resource}")
-    looked_up = asked.get("DescribeSecret", {"SecretId": "hub"})["SecretId"]
-    assert looked_up in ("hub", HUB)
-
-
-@pytest.mark.parametrize("kind", ["plain", "arn", "ssm:"])
-def test_the_hubs_token_is_read_by_one_process_of_each_host(aws, kind, capsys):
-    made = aws.client("secretsmanager").create_secret(Name="hub", SecretString="hf_abc\n")
-    aws.client("ssm").put_parameter(Name="hub", Value="hf_abc", Type="SecureString")
-    name = {"plain": "hub", "arn": made["ARN"], "ssm:": "ssm:hub"}[kind]
-    env, other = ({"HUB_TOKEN_SECRET": name, "AWS_REGION": REGION} for _ in range(2))
-    hub.sign_in(0, env)
-    hub.sign_in(1, other)
-    assert env.pop("HF_TOKEN", "") == "hf_abc" and "HF_HUB_OFFLINE" not in env
-    assert "HF_TOKEN" not in other and other["HF_HUB_OFFLINE"] == "1"
-    assert "hf_" not in "".join(capsys.readouterr())
-    hub.sign_in(0, given := {"HUB_TOKEN_SECRET": "none", "HF_TOKEN": "hf_own"})
-    assert list(given.values()) == ["none", "hf_own"]
-
-
-def test_a_hub_token_that_cannot_be_read_is_a_sentence(aws):
-    aws.client("secretsmanager").create_secret(Name="keyed", SecretString='{"HF_TOKEN": "hf_abc"}')
-    for name, said in {
-        "keyed": "keyed holds",
-        "keyed:hf_token": "has no key",
-        "none": "cannot be read",
-        "ssm:none": "cannot be read",
-    }.items():
-        with pytest.raises(UserError, match=said) as raised:
-            hub.sign_in(0, {"HUB_TOKEN_SECRET": name, "AWS_REGION": REGION})
-        assert "hf_abc" not in str(raised.value) and raised.value.__cause__ is None
-
-
 def network(
     aws: boto3.Session, *, cidr: str = "10.0.0.0/16", routed: bool = True
 ) -> tuple[str, str]:
@@ -192,7 +124,7 @@ def way_out(aws: boto3.Session, subnet: str) -> None:
     ec2.create_route(**route)
 
 
-def test_a_way_from_the_subnets_to_s3(aws, good):
+def test_subnets_need_a_nat_gateway_or_an_endpoint_for_s3(aws, good):
     subnet, group = network(aws, routed=False)
     open_to_itself(aws, group)
     job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
@@ -242,7 +174,7 @@ def open_to_itself(aws: boto3.Session, group: str) -> None:
     aws.client("ec2").authorize_security_group_egress(GroupId=group, IpPermissions=rule)
 
 
-def test_security_groups_let_their_members_reach_each_other_both_ways(aws, good):
+def test_security_groups_need_rules_in_both_directions(aws, good):
     subnet, group = network(aws)
     job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
     found = findings(job)
@@ -261,7 +193,7 @@ def test_security_groups_let_their_members_reach_each_other_both_ways(aws, good)
     assert findings(job) == []
 
 
-def test_one_of_several_groups_or_without_efa_the_subnets_addresses_will_do(aws, good):
+def test_one_group_or_without_efa_the_subnets_addresses_are_enough(aws, good):
     subnet, bare = network(aws)
     ec2 = aws.client("ec2")
     vpc = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
@@ -289,13 +221,7 @@ def test_one_of_several_groups_or_without_efa_the_subnets_addresses_will_do(aws,
         )
 
 
-def test_a_trust_policy_with_a_wildcard_will_do(aws, good):
-    policy = json.dumps({"Version": "2012-10-17", "Statement": TRUST | {"Action": "sts:*"}})
-    aws.client("iam").create_role(RoleName="wild", AssumeRolePolicyDocument=policy)
-    assert findings(good.replace(role="wild")) == []
-
-
-def test_subnets_in_one_vpc_and_for_efa_in_one_zone(aws, good):
+def test_subnets_are_in_one_vpc_and_with_efa_in_one_zone(aws, good):
     (first, group), (other, _) = network(aws), network(aws, cidr="10.1.0.0/16")
     open_to_itself(aws, group)
     assert (
@@ -316,21 +242,7 @@ def test_subnets_in_one_vpc_and_for_efa_in_one_zone(aws, good):
     assert len(absent) == 1 and "network.subnets" in absent[0] and "correct the ID" in absent[0]
 
 
-def test_rules_that_may_let_hosts_through_are_warned_of_where_efa_does_not_rule(aws, good):
-    subnet, group = network(aws)
-    ports = {
-        "IpProtocol": "tcp",
-        "FromPort": 1024,
-        "ToPort": 65535,
-        "UserIdGroupPairs": [{"GroupId": group}],
-    }
-    aws.client("ec2").authorize_security_group_ingress(GroupId=group, IpPermissions=[ports])
-    job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
-    assert findings(job.replace(instance_type="ml.g5.xlarge"))[0].startswith("warning ")
-    assert [line[:8] for line in findings(job)] == ["error   "] * 2
-
-
-def test_buckets_and_channels(aws, good, monkeypatch):
+def test_buckets_are_in_the_jobs_region_and_channels_have_data(aws, good, monkeypatch):
     s3 = aws.client("s3")
     far = {"LocationConstraint": "eu-west-1"}
     boto3.client("s3", "eu-west-1").create_bucket(Bucket="far-away", CreateBucketConfiguration=far)
@@ -362,7 +274,7 @@ def test_buckets_and_channels(aws, good, monkeypatch):
     ]  # the job's role may see it
 
 
-def test_quota(aws, good):
+def test_a_job_above_a_quota_is_an_error(aws, good):
     found = findings(good.replace(instance_count=5))
     assert (
         len(found) == 1
@@ -376,52 +288,6 @@ def test_quota(aws, good):
         "skipped quota: AWS lists no"
     )
     assert "max_run_s: 432001 is above the quota" in findings(good.replace(max_run_s=432_001))[0]
-
-
-def used(values: dict[str, list[float]]) -> Any:
-    """CloudWatch's answer by the metrics' resources, and what it is asked."""
-
-    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
-        results = []
-        for query in arguments["MetricDataQueries"]:
-            metric = query["MetricStat"]["Metric"]
-            assert (metric["Namespace"], metric["MetricName"]) == ("AWS/Usage", "ResourceCount")
-            dimensions = {each["Name"]: each["Value"] for each in metric["Dimensions"]}
-            assert dimensions["Service"] == "SageMaker" and arguments["ScanBy"].endswith("ending")
-            results.append({"Id": query["Id"], "Values": values.get(dimensions["Resource"], [])})
-        return {"MetricDataResults": results}
-
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("usage", "hosts", "is_free"),
-    [
-        ([], 4, True),  # none runs, so that nothing is published
-        ([2.0, 4.0], 2, True),  # the newest first: the other one has ended
-        ([2.0], 3, False),
-        ([4.0, 0.0], 1, False),
-    ],
-)
-def test_instances_in_use_count_against_the_quota(aws, good, monkeypatch, usage, hosts, is_free):
-    """A warning: they may have ended when the job is sent."""
-    running = {"training-job/ml.p4d.24xlarge": usage, "spottraining-job/ml.p4d.24xlarge": [4.0]}
-    record(monkeypatch, GetMetricData=used(running))
-    found = findings(good.replace(instance_count=hosts))
-    assert [line[:24] for line in found] == ([] if is_free else ["warning instance_count: "])
-    if not is_free:
-        assert f"{hosts} and the {usage[0]:g} in use" in found[0] and ", 4 in" in found[0]
-
-
-@pytest.mark.parametrize("code", ["AccessDenied", "InternalServiceFault"])
-def test_usage_that_cannot_be_read_is_skipped_and_the_quota_still_counts(
-    aws, good, monkeypatch, code
-):
-    record(monkeypatch, GetMetricData=refusal(code, "GetMetricData"))
-    for hosts, levels in ((4, ["skipped"]), (5, ["error  "])):
-        found = findings(good.replace(instance_count=hosts))
-        assert [line[:7] for line in found] == levels
-    assert "GetMetricData" in findings(good)[0]
 
 
 def quotas(monkeypatch: pytest.MonkeyPatch, granted: dict[str, float], usual: dict[str, float]):
@@ -474,37 +340,9 @@ def test_the_quotas_of_the_groups_types_count_and_not_the_unused_types(aws, good
     assert "5 is above the quota" in found
 
 
-def test_the_network_of_the_groups_types_counts_and_not_the_unused_types(aws, good, monkeypatch):
-    """g5 has no EFA: the open outbound rule will do. Each of its hosts takes two addresses."""
-    subnet, group = network(aws)
-    of_vpc = Network(subnets=[subnet], security_groups=[group])
-    quotas(
-        monkeypatch, {f"{kind} {USE}": 999.0 for kind in ("ml.g5.12xlarge", "ml.p5.48xlarge")}, {}
-    )
-    one = {"InstanceGroupName": "one", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1}
-    alone = {"ResourceConfig": {"InstanceGroups": [one]}}
-    assert findings(good.replace(network=of_vpc, request=alone)) == []  # no other host to reach
-    for kind, ways in (
-        ("ml.g5.12xlarge", ["inbound"]),
-        ("ml.p5.48xlarge", ["inbound", "outbound"]),
-    ):
-        several = {"InstanceGroups": [{**one, "InstanceType": kind, "InstanceCount": 2}]}
-        found = findings(good.replace(network=of_vpc, request={"ResourceConfig": several}))
-        assert [way for way in ("inbound", "outbound") if f"no {way} rule" in str(found)] == ways
-    many = {"InstanceGroups": [{**one, "InstanceCount": 200}]}
-    found = findings(good.replace(network=of_vpc, request={"ResourceConfig": many}))
-    assert any("200 × ml.g5.12xlarge take 400" in line for line in found)
-
-
-def test_the_account_is_asked_in_few_calls(aws, good, monkeypatch):
-    made, calls = request.dry_run(good, PROJECT), list[str]()
-    call = botocore.client.BaseClient._make_api_call
-    counting = lambda client, name, arguments: calls.append(name) or call(client, name, arguments)  # noqa: E731
-    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counting)
-    assert account.check(good, made) == [] and len(calls) <= 19, calls
-
-
-def test_the_preflight_command(aws, good, monkeypatch, tmp_path, capsys):
+def test_preflight_prints_findings_and_rehearses_only_without_errors(
+    aws, good, monkeypatch, tmp_path, capsys
+):
     """Findings printed and as JSON, an exit status; a rehearsal only of what is not refused."""
     played: list[list[str]] = []
     monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
@@ -585,29 +423,7 @@ def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch, kind
     assert said.endswith("did not answer") and "offline" not in said
 
 
-@pytest.mark.parametrize(
-    ("config", "variables", "cure"),
-    [
-        ("", {}, "run aws configure"),
-        (
-            "[profile work]\nsso_session = x\n",
-            {"AWS_PROFILE": "work"},
-            "run aws sso login --profile work",
-        ),
-        ("", {"SAGEMAKER_APP_TYPE": "JupyterLab"}, "restart the Studio space"),
-    ],
-)
-def test_the_way_to_credentials_is_this_users_own(tmp_path, monkeypatch, config, variables, cure):
-    (tmp_path / "config").write_text(config)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert cure in str(launch_aws.explain(NoCredentialsError())) and cure in str(
-        launch_aws.explain(refusal("ExpiredToken"))
-    )
-
-
-def test_what_may_not_be_asked_is_skipped_and_says_what_is_missing(aws, good, monkeypatch):
+def test_a_denied_question_is_skipped_and_earlier_findings_stay(aws, good, monkeypatch):
     record(monkeypatch, GetRole=refusal("AccessDenied", "GetRole"))
     assert [line.split(";")[0] for line in findings(good)] == [
         "skipped permissions: these credentials may not call GetRole"
@@ -622,11 +438,14 @@ def test_what_may_not_be_asked_is_skipped_and_says_what_is_missing(aws, good, mo
     ]
 
 
-def test_without_credentials_preflight_says_what_it_did_not_check(good):
-    assert [line[:30] for line in findings(good)] == ["skipped AWS: no credentials he"]
+def test_without_credentials_preflight_says_that_the_account_was_not_checked(good):
+    (finding,) = account.check(good, request.dry_run(good, PROJECT))
+    assert (finding.level, finding.key) == ("skipped", "AWS")
+    assert "without the account" in preflight.passed([finding])
+    assert preflight.passed([]) == "preflight passed"
 
 
-def test_the_account_is_asked_whether_it_may_tune_so_many_at_a_time(aws, good, monkeypatch):
+def test_a_searchs_parallel_jobs_count_against_the_quota(aws, good, monkeypatch):
     record(
         monkeypatch, SimulatePrincipalPolicy=simulated("sagemaker:CreateHyperParameterTuningJob")
     )

@@ -87,22 +87,12 @@ def sent(job: Job) -> table.Facts:
     return facts_of(account.Context(job, request.dry_run(job, PROJECT), identity, ROLE), ROLE)
 
 
-def deployed(job: Job) -> table.Facts:
-    """The same of a finished job's model."""
-    return replace(sent(job), job_name="words-20260101-000000", inference_image=OWN_IMAGE)
-
-
 WHOSE = ("caller", "role", "deployer", "endpoint")
 
 
 def own(job: Job) -> dict[str, Any]:
     """The policies that `account` prints."""
     return {who: template.policy(facts(job), who) for who in WHOSE}
-
-
-def test_with_the_accounts_file_nothing_is_missing(full):
-    assert missing(sent(full), own(full)) == []
-    assert missing(deployed(full), own(full), ("deployer", "endpoint")) == []
 
 
 CONDITIONS: list[tuple[dict[str, Any], str]] = [
@@ -162,6 +152,8 @@ def test_the_stacks_parameters_give_its_roles_path_and_boundary(aws, full):
         PolicyName="boundary", PolicyDocument=json.dumps(own(full)["role"])
     )["Policy"]["Arn"]
     body = yaml.safe_dump(template.cloudformation(full, PROJECT, github=GITHUB))
+    default = yaml.safe_load(body)["Parameters"]["RolePath"]["Default"]
+    assert default == "/"
     given = {"RolePath": "/team/", "PermissionsBoundary": boundary}
     aws.client("cloudformation").create_stack(
         StackName="words",
@@ -250,40 +242,22 @@ def test_bucket_and_provider_outlive_the_stack(full):
     assert replaced == kept
 
 
-def test_roles_have_boundary_path_and_tags_and_the_bucket_its_key_and_tls(full):
-    made = template.cloudformation(full, PROJECT, github=GITHUB)
-    resources = made["Resources"]
-    for name in ("TrainingRole", "GitHubPreflightRole", "GitHubRole"):
-        properties = resources[name]["Properties"]
-        assert properties["Path"] == {"Ref": "RolePath"}
-        assert properties["PermissionsBoundary"]["Fn::If"][:2] == [
-            "HasBoundary",
-            {"Ref": "PermissionsBoundary"},
-        ]
-    for name, resource in resources.items():
-        tags = resource["Properties"].get("Tags")
-        expected = [{"Key": "project", "Value": "words"}]
-        assert tags == (None if name in ("BucketPolicy", "BucketKeyPolicy") else expected)
-    (rule,) = resources["Bucket"]["Properties"]["BucketEncryption"][
-        "ServerSideEncryptionConfiguration"
-    ]
-    condition, with_key, without = rule["Fn::If"]
-    assert condition == "HasBucketKey"
-    assert with_key["ServerSideEncryptionByDefault"]["KMSMasterKeyID"] == {"Ref": "BucketKey"}
-    assert without["ServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
+def test_resources_have_the_jobs_tags(full):
+    resources = template.cloudformation(full, PROJECT, github=GITHUB)["Resources"]
+    tagged = {name for name, one in resources.items() if "Tags" in one["Properties"]}
+    assert resources.keys() - tagged == {"BucketPolicy", "BucketKeyPolicy"}
+    assert resources["Bucket"]["Properties"]["Tags"] == [{"Key": "project", "Value": "words"}]
+
+
+def test_the_bucket_takes_no_request_without_tls(full):
+    resources = template.cloudformation(full, PROJECT)["Resources"]
     (tls,) = resources["BucketPolicy"]["Properties"]["PolicyDocument"]["Statement"]
     tls = {**tls, "Resource": ["arn:aws:s3:::words-bucket", "arn:aws:s3:::words-bucket/*"]}
-    of_role = own(full)["role"]
     place = "arn:aws:s3:::words-bucket/words-20260101-000000/x"
     for secure, decision in (("true", ALLOWED), ("false", EXPLICIT)):
         context = {"aws:SecureTransport": [secure]}
-        verdict = evaluate([of_role, {"Statement": tls}], "s3:GetObject", place, context)
+        verdict = evaluate([own(full)["role"], {"Statement": tls}], "s3:GetObject", place, context)
         assert verdict.decision == decision
-    assert made["Parameters"]["RolePath"]["Default"] == "/"
-    by_path = full.replace(role=f"arn:aws:iam::{ACCOUNT}:role/team/ml/words")
-    made = template.cloudformation(by_path, PROJECT)
-    assert made["Parameters"]["RolePath"]["Default"] == "/team/ml/"
-    assert made["Resources"]["TrainingRole"]["Properties"]["RoleName"] == "words"
 
 
 def test_the_pull_requests_role_asks_about_the_roles_of_the_stack_alone(full):
@@ -316,7 +290,7 @@ LOOK_UPS = {
 }
 
 
-def test_whatever_preflight_looks_up_is_in_the_callers_policy(aws, full, monkeypatch):
+def test_the_callers_policy_has_each_call_of_preflight(aws, full, monkeypatch):
     """And nothing that it does not look up for the job."""
     denied = {action.partition(":")[2] for action in LOOK_UPS}
     record(
@@ -359,7 +333,7 @@ def test_whatever_preflight_looks_up_is_in_the_callers_policy(aws, full, monkeyp
     assert seen >= LOOK_UPS
 
 
-def test_who_only_looks_has_the_sender_judged(aws, good, monkeypatch):
+def test_preflight_checks_the_permissions_of_the_sender(aws, good, monkeypatch):
     iam = aws.client("iam")
     sender = iam.create_role(RoleName="sending", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
     principals = []
@@ -422,7 +396,7 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
         ("role", ["--sender", "sending"]),
     ],
 )
-def test_an_option_of_no_use_to_a_policy_is_refused(full, monkeypatch, capsys, who, words):
+def test_an_option_of_another_policy_is_an_error(full, monkeypatch, capsys, who, words):
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: full)
     assert main(["account", *(["--policy", who] if who else []), *words]) == 1
     said = capsys.readouterr().err
@@ -461,7 +435,7 @@ def test_an_option_of_no_use_to_a_policy_is_refused(full, monkeypatch, capsys, w
         ),
     ],
 )
-def test_no_policy_is_printed_of_a_name_that_iam_takes_for_a_pattern(full, key, given):
+def test_a_name_that_iam_reads_as_a_pattern_is_an_error(full, key, given):
     job = full.replace(**given)
     for make in (facts, lambda job: template.cloudformation(job, PROJECT)):
         with pytest.raises(JobError) as raised:
@@ -469,7 +443,7 @@ def test_no_policy_is_printed_of_a_name_that_iam_takes_for_a_pattern(full, key, 
         assert [finding.key for finding in raised.value.findings] == [key]
 
 
-def test_of_a_role_that_is_none_nothing_is_printed(full, monkeypatch, capsys):
+def test_an_invalid_role_prints_no_policy(full, monkeypatch, capsys):
     wrong = full.replace(role="arn:aws")
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: wrong)
     assert main(["account", "--policy", "role"]) == 1
@@ -477,7 +451,7 @@ def test_of_a_role_that_is_none_nothing_is_printed(full, monkeypatch, capsys):
     assert "error   role:" in printed.err and not printed.out
 
 
-def test_patterns_elsewhere_are_no_matter_of_a_policy(full):
+def test_patterns_outside_names_are_accepted(full):
     job = full.replace(
         environment={"FILES": "*.txt"},
         hyperparameters={"pattern": "*"},
@@ -487,23 +461,13 @@ def test_patterns_elsewhere_are_no_matter_of_a_policy(full):
     assert template.policy(facts(job), "role")
 
 
-def test_an_organisations_bucket_is_there_already(full, tmp_path, monkeypatch):
-    file = tmp_path / "config.yaml"
-    modules = {"PythonSDK": {"Modules": {"Session": {"DefaultS3Bucket": "of-all"}}}}
-    file.write_text(json.dumps({"SageMaker": modules}))
-    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(file))
-    made = template.cloudformation(full.replace(bucket=""), PROJECT)
-    assert "Bucket" not in made["Resources"] and made["Outputs"]["Bucket"]["Value"] == "of-all"
-    assert "Bucket" in template.cloudformation(full, PROJECT)["Resources"]  # job.toml's own
-
-
 def test_a_role_by_name_has_the_account_of_the_credentials(aws, full):
     assert template.account_of(full.replace(role="words")) == ACCOUNT
 
 
 def test_the_ecr_repository_is_the_images_own(full):
     own = full.replace(image="999999999999.dkr.ecr.us-east-1.amazonaws.com/team/mine:7")
-    assert table.repository(facts(own)) == [
+    assert table.resources_of(facts(own))["repository"] == [
         "arn:aws:ecr:us-east-1:999999999999:repository/team/mine"
     ]
     for image, repositories in (
@@ -521,10 +485,10 @@ def test_the_ecr_repository_is_the_images_own(full):
             "GetDownloadUrlForLayer",
         }
     public = full.replace(image="public.ecr.aws/deep-learning-containers/pytorch:2.12-x-sagemaker")
-    assert table.repository(facts(public)) == []
+    assert table.resources_of(facts(public))["repository"] == []
 
 
-def test_iam_is_asked_no_more_than_once_for_each_set_of_resources(full):
+def test_iam_needs_few_questions(full):
     sets = {need.resources for need in table.needs(facts(full), "role")}
     assert len(sets) <= 16
 

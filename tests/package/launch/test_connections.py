@@ -13,7 +13,6 @@ from smlightning.launch import account, preflight, request
 from smlightning.launch.connections import connections
 from smlightning.launch.findings import Finding, refused
 from smlightning.launch.job import Job, Network
-from smlightning.launch.preflight import members
 
 pytest_plugins = "moto_account"
 INDEX = {"PIP_INDEX_URL": "https://pip.example.internal/simple"}
@@ -191,14 +190,6 @@ def test_a_closed_subnet_leads_to_what_the_vpc_has_an_endpoint_for(
         assert "network.subnets" not in [finding.key for finding in findings(job)]
 
 
-def test_an_endpoint_for_another_service_leads_to_no_s3(good, vpc):
-    vpc.gateway("dynamodb")
-    job = good.replace(network=vpc.network, environment=INDEX)
-    assert levels(job) == [("error", "network.subnets")]
-    vpc.gateway("s3")
-    assert levels(job) == []
-
-
 def test_routes_to_other_networks_make_a_warning_of_it(good, vpc):
     vpc.gateway("s3")
     job = good.replace(network=vpc.network)
@@ -234,15 +225,6 @@ def test_an_interface_endpoint_for_s3_in_the_hosts_group_is_reached_by_the_rule_
     assert levels(job) == []
 
 
-def test_rules_for_other_ports_let_no_https_out(good, vpc):
-    vpc.gateway("s3")
-    everywhere = [{"CidrIp": "0.0.0.0/0"}]
-    http = {"IpProtocol": "tcp", "FromPort": 80, "ToPort": 80, "IpRanges": everywhere}
-    vpc.let_out(http)
-    job = good.replace(network=vpc.network, environment=INDEX)
-    assert levels(job) == [("error", "network.security_groups")]
-
-
 ISOLATED = "request.EnableNetworkIsolation"
 OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/mine:7"
 
@@ -272,27 +254,3 @@ def test_an_isolated_container_reaches_nothing(good, changes: dict[str, Any], ex
     assert all(each.cure for each in found)
     open_ = job.replace(request={})
     assert ISOLATED not in [each.key for each in preflight.offline_checks(open_, PROJECT)[0]]
-
-
-ODD = (10**5000, "x" * 2400, f"a/{'b' * 300}", "\0", "http://[", "é/é")
-
-
-@pytest.mark.parametrize("number", range(len(ODD)))
-def test_an_odd_value_ends_in_no_stack_trace(good, number: int):
-    names = ("PIP_INDEX_URL", "HF_ENDPOINT", "MLFLOW_TRACKING_URI", "CA_REPOSITORY_ARN")
-    secrets = ("SECRET_FOR_DB", "HUB_TOKEN_SECRET")
-    options = {"dataset": ODD[number], "model_name": ODD[number]}
-    variables = {} if number == 0 else dict.fromkeys((*names, *secrets), ODD[number])
-    made = {"EnableNetworkIsolation": True, "Environment": variables}
-    found = list(members.isolation(good.replace(hyperparameters=options), made, PROJECT))
-    assert found and all("\n" not in str(each) for each in found)
-
-
-def test_isolation_that_the_organisation_sets_counts(good, tmp_path, monkeypatch):
-    """The SDK's configuration file, of which job.toml holds nothing."""
-    config = tmp_path / "config.yaml"
-    config.write_text("SageMaker: {TrainingJob: {EnableNetworkIsolation: true}}\n")
-    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
-    found, body = preflight.offline_checks(good, PROJECT)
-    assert body and body["EnableNetworkIsolation"]
-    assert ISOLATED in [each.key for each in found]

@@ -70,7 +70,7 @@ def name(case: dict[str, Any]) -> str:
     return str(case["what"])
 
 
-def test_there_are_enough_of_both_and_no_two_are_the_same():
+def test_both_corpora_are_large_without_repetitions():
     assert len(RIGHT) >= 130 and len(MISTAKES) >= 190
     for cases in (RIGHT, MISTAKES):
         told = {"what": "", "page": "", "says": ""}
@@ -79,7 +79,7 @@ def test_there_are_enough_of_both_and_no_two_are_the_same():
         assert len({name(case) for case in cases}) == len(cases)
 
 
-def test_each_page_was_read_or_the_job_owns_that_it_was_not():
+def test_each_right_job_has_a_page():
     """`says` is what the page says of the job, in other words; `unread = true` stands in for it."""
     for case in RIGHT:
         assert case["page"].startswith("https://"), name(case)
@@ -88,7 +88,7 @@ def test_each_page_was_read_or_the_job_owns_that_it_was_not():
 
 
 @pytest.mark.parametrize("case", RIGHT, ids=name)
-def test_a_right_job_is_not_refused(case, tmp_path, monkeypatch):
+def test_a_right_job_has_no_error(case, tmp_path, monkeypatch):
     """Whatever is seldom wanted may be a warning, with its reason."""
     usual = {"name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
     if "configuration" in case:
@@ -104,7 +104,7 @@ def test_a_right_job_is_not_refused(case, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("case", MISTAKES, ids=name)
-def test_a_mistake_is_named_with_a_cure(case, tmp_path):
+def test_a_mistake_is_found_with_a_cure(case, tmp_path):
     """And where it is meant, `--accept KEY` makes a warning of it."""
     results = found(case, tmp_path, BASE)
     named = [each for each in results if each.key == case["key"]]

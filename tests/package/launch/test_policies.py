@@ -147,7 +147,7 @@ def test_aws_examples(
     assert evaluate(policies, action, resource, context).decision == decision
 
 
-def test_what_a_condition_asks_for_in_vain_is_named() -> None:
+def test_missing_keys_of_a_condition_are_reported() -> None:
     only = {**TYPES["Statement"], "Condition": {"StringEquals": {"aws:RequestTag/team": "x"}}}  # type: ignore[dict-item]
     verdict = evaluate([{"Statement": only}], JOB, ANY, {})
     assert (verdict.decision, verdict.missing) == (IMPLICIT, ("aws:RequestTag/team",))

@@ -4,10 +4,6 @@ machine's. Every index here is a folder of the test's own.
 
 import hashlib
 import http.server
-import os
-import re
-import subprocess
-import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -396,23 +392,6 @@ def test_what_pip_would_install_has_a_hash_where_one_has(
     assert not judged(project, "whole\npart", **settings)  # no hash at all
 
 
-def test_a_hash_chooses_among_the_files_of_a_version(
-    project: Project, files: Path, simple: str
-) -> None:
-    mine = wheel(files, "mine", "1.0")
-    other = mine.with_name("mine-1.0-9-py3-none-any.whl")
-    other.write_bytes(wheel(files / "other", "mine", "1.0", "torch>=99").read_bytes())
-    page = files.parent / "simple" / "mine" / "index.html"
-    page.parent.mkdir()
-    for path in (mine, other):
-        digest = hashed(path).rpartition(":")[2]
-        with page.open("a") as text:
-            text.write(f'<a href="{path.as_uri()}#sha256={digest}">{path.name}</a>\n')
-    assert not judged(project, hashed(mine), PIP_INDEX_URL=simple)
-    [found] = judged(project, "mine==1.0", PIP_INDEX_URL=simple)  # the build with the higher tag
-    assert "torch 99.0, as mine asks" in found.problem
-
-
 def test_wheels_of_src_and_source_archives_may_have_hashes(
     project: Project, files: Path, simple: str, tmp_path: Path
 ) -> None:
@@ -473,25 +452,3 @@ def test_wheels_of_the_containers_src_are_those_of_src(project, simple):
         assert levels(judged(project, "hungry", **way)) == ["error"]
     (other,) = judged(project, "modest", PIP_NO_INDEX="1", PIP_FIND_LINKS="/opt/ml/codes")
     assert other.level == "skipped"
-
-
-def test_a_wrong_address_of_an_index_is_no_fault_of_the_pins(project):
-    """pip would find no version of any package, whichever is pinned."""
-    project.requirements.write_text("modest==1.0\n", encoding="utf-8")
-    for address in ("http://127.1.example/simple", "pypi.example/simple", "https://[::1/simple"):
-        job = JOB.replace(environment={"PIP_INDEX_URL": address})
-        (finding,) = requirements.of_pip(job, project)
-        assert (finding.level, finding.key) == ("error", "environment.PIP_INDEX_URL")
-        assert address not in str(finding)  # it may hold a password
-        assert not list(requirements.resolved(job, project))
-
-
-def test_every_variable_of_pip_is_known():
-    """One that is not would be taken for a misspelt one."""
-    command = [sys.executable, "-m", "pip", "install", "--help"]
-    wide = {**os.environ, "COLUMNS": "400"}  # no name is broken
-    listed = subprocess.run(command, capture_output=True, text=True, check=True, env=wide).stdout
-    options = " ".join(re.findall(r"(?m)^ +(-.+?)(?=  |$)", listed))
-    names = re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", options)
-    variables = {f"PIP_{name.upper().replace('-', '_')}" for name in names}
-    assert len(variables) > 50 and not variables - requirements.OF_PIP

@@ -1,17 +1,15 @@
 """Which hosts a job asks for, and that everything is computed from those and no others."""
 
 import json
-import re
 from typing import Any
 
 import pytest
 from small_job import GOOD, PROJECT
 
-from smlightning.launch import aws, images, launchers, preflight, price, request, resources
+from smlightning.launch import images, launchers, preflight, price, request, resources
 from smlightning.launch.account.table import context_of_request
 from smlightning.launch.estimate import known
 from smlightning.launch.job import Job
-from smlightning.launch.preflight import members
 from smlightning.launch.resources import Group
 
 TORCHRUN = {"sagemaker_torch_distributed_enabled": True}
@@ -188,24 +186,3 @@ def test_a_rehearsal_of_a_list_is_of_its_first_type() -> None:
         {"InstanceType": "ml.g6.12xlarge"}, {"InstanceType": "ml.g5.12xlarge"}
     )
     assert resources.groups(resources.resized(either, 3)) == (Group("", "ml.g6.12xlarge", 3),)
-
-
-def test_every_exclusion_that_botocore_documents_is_in_the_table() -> None:
-    """A newer botocore that documents another one fails here."""
-    documented = set()
-    for shape, member in (
-        ("ResourceConfig", "InstancePreferences"),
-        ("InstancePreference", "TrainingPlanArns"),
-    ):
-        text = re.sub("<[^>]+>", "", aws.shape(shape).members[member].documentation)
-        (sentence,) = re.findall(r"mutually exclusive with ([^.]+)", text)
-        names = re.findall(r"Instance\w+|EnableManaged\w+|TrainingPlanArn\b", sentence)
-        documented |= {(member, name) for name in names}
-    table = {(path.split(".")[-1], other.split(".")[-1]) for path, other in members.EXCLUSIVE}
-    # No request has InstanceType next to a list: see the second test above.
-    assert documented - table == {("InstancePreferences", "InstanceType")}
-    assert len(documented) == 5
-    for path in {each for pair in members.EXCLUSIVE for each in pair if each}:
-        shape = aws.shape("CreateTrainingJobRequest")
-        for name in path.split("."):
-            shape = (shape.member if shape.type_name == "list" else shape).members[name]

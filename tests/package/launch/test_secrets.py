@@ -120,7 +120,7 @@ NO_REFERENCES = {
 }
 
 
-def test_what_is_no_reference_is_refused_without_being_printed(good):
+def test_an_invalid_reference_is_an_error_that_does_not_print_it(good):
     results, _ = preflight.offline_checks(good.replace(secrets=NO_REFERENCES), PROJECT)
     refusals = {finding.key: finding for finding in results if finding.key.startswith("secrets.")}
     assert refusals.keys() == {f"secrets.{variable}" for variable in NO_REFERENCES}
@@ -205,7 +205,7 @@ def test_a_variable_that_is_set_is_left_alone():
     assert env["WANDB_API_KEY"] == "mine"
 
 
-def test_the_role_may_read_each_of_them(with_secrets):
+def test_each_secret_has_its_key_of_job_toml(with_secrets):
     keys = [key for key, _ in table.secret_keys(with_secrets)]
     assert keys == ["secrets.WANDB_API_KEY", "secrets.DB_PASSWORD"]
 

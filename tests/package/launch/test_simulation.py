@@ -72,7 +72,7 @@ def test_a_job_that_the_organisation_allows_passes(aws, good, monkeypatch, polic
     ],
     ids=["region", "transport", "account", "principal"],
 )
-def test_a_denial_of_the_organisation_is_one_warning_that_says_so(aws, good, monkeypatch, policy):
+def test_a_denial_by_an_scp_is_one_warning(aws, good, monkeypatch, policy):
     found = answered(monkeypatch, good, simulation({}, scps=[FULL_ACCESS, policy]))
     assert [(each.level, each.key) for each in found] == [
         ("warning", "caller.SCP"),
@@ -100,7 +100,7 @@ def test_a_job_within_the_permissions_boundaries_passes(aws, good, monkeypatch):
     assert answered(monkeypatch, good, answer) == []
 
 
-def test_a_permissions_boundary_that_denies_is_one_warning_that_says_so(aws, good, monkeypatch):
+def test_a_denial_by_a_boundary_is_one_warning(aws, good, monkeypatch):
     narrow = allows("sagemaker:*", "s3:*", "logs:*")
     found = answered(monkeypatch, good, simulation({}, boundaries={CALLER: narrow, ROLE: WIDE}))
     (limited,) = found

@@ -218,8 +218,8 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_secret_is_known_by_its_name(name: str) -> None:
-    assert secrets.told_by_name(f"environment.{name}", WANDB)
-    assert secrets.told_by_name(name, "tr0ub4dor-and-3")
+    assert secrets.has_secret_name(f"environment.{name}", WANDB)
+    assert secrets.has_secret_name(name, "tr0ub4dor-and-3")
     for suffix, line in (
         (".py", f'{name.replace("-", "_")}: str = "{WANDB}"'),
         (".py", f"os.environ['{name}'] = '{WANDB}'"),
@@ -247,7 +247,7 @@ def test_a_secret_is_known_by_its_name(name: str) -> None:
     ],
 )
 def test_a_password_needs_no_digit_and_may_have_slashes(name: str, text: str) -> None:
-    assert secrets.told_by_name(name, text)
+    assert secrets.has_secret_name(name, text)
 
 
 @pytest.mark.parametrize(
@@ -278,5 +278,5 @@ def test_a_password_needs_no_digit_and_may_have_slashes(name: str, text: str) ->
     ],
 )
 def test_a_name_or_a_place_of_a_secret_is_none(name: str, text: str) -> None:
-    assert not secrets.told_by_name(name, text)
+    assert not secrets.has_secret_name(name, text)
     assert not secrets.line_of_secret(f'{name} = "{text}"\n', ".py")

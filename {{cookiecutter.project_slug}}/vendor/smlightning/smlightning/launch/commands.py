@@ -88,7 +88,7 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
             "or pass --accept KEY for one that does not apply"
         )
         return 1
-    print("preflight passed")
+    print(preflight.passed(results))
     if not arguments.rehearse:
         return 0
     command = preflight.rehearsal(wanted, project, job_file)

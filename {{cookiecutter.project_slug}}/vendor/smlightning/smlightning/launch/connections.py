@@ -1,4 +1,4 @@
-"""What the processes of a job connect to, beyond the job's own hosts.
+"""Services that the processes of a job connect to, beyond the job's own hosts.
 
 SageMaker itself copies code, data and results; those connections are not of the job's processes.
 Two checks read this list: that of an isolated container, and that of a VPC.
@@ -37,7 +37,7 @@ PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 CACHES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_DATASETS_CACHE", "XDG_CACHE_HOME")
 TRUE = ("1", "ON", "YES", "TRUE")
-# A name on the hub, and no file of data. Only one with an owner can be nothing else.
+# A name on the hub, not a file of data. With an owner it cannot be anything else.
 REPOSITORY = re.compile(
     r"(?!.*\.(?:csv|tsv|jsonl?|parquet|arrow)$)[\w-][\w.-]{0,95}(?:/[\w.-]{1,96})?"
 )
@@ -74,7 +74,7 @@ class Connection:
 
 
 def connections(job: Job, request: Mapping[str, Any], project: Project) -> tuple[Connection, ...]:
-    """What the processes of a job connect to.
+    """The services that the processes of a job connect to.
 
     Args:
         job: of job.toml.
@@ -97,7 +97,7 @@ def packages(job: Job, variables: Variables, project: Project) -> Iterator[Conne
     if not requirements.asks_an_index(job, project):
         return
     key = requirements.key_of(project)
-    cure = "put wheels into src/, with --no-index and --find-links, or take an image with them"
+    cure = "put wheels into src/, with --no-index and --find-links, or use an image with them"
     if repository := variables.get(requirements.CODEARTIFACT, ""):
         region = (repository.split(":") + [""] * 4)[3]
         services = ("codeartifact.api", "codeartifact.repositories")
@@ -126,7 +126,7 @@ def hub_repositories(job: Job, variables: Variables, project: Project) -> Iterat
         yield Connection(
             key,
             f'{host} ("{name}")',
-            "name a copy of it under [channels]",
+            "put a copy of it under [channels]",
             host=host,
             variable="HF_ENDPOINT",
             needed=is_certain and not may_be_cached(job, variables),
@@ -215,5 +215,5 @@ def host_of(address: str) -> str:
     """The host of an address; empty where it has none."""
     try:
         return urlsplit(address).hostname or ""
-    except ValueError:  # as of "http://[", which is no address
+    except ValueError:  # such as "http://["
         return ""

@@ -1,4 +1,4 @@
-"""One problem of a job and its cure: what preflight prints, and what refuses a job."""
+"""Findings: the problems of a job that preflight prints, each with its cure."""
 
 import difflib
 import sys
@@ -17,7 +17,7 @@ class Finding:
     """One problem of a job.
 
     Attributes:
-        level: ``error`` refuses the job, ``warning`` does not, ``skipped`` was not checked.
+        level: ``error`` stops the job, ``warning`` does not, ``skipped`` was not checked.
         key: the key of job.toml, or a file; `--accept` names it.
         problem: what was found, and what was expected; no full stop at its end.
         cure: what to do; no full stop at its end.
@@ -101,7 +101,7 @@ def raise_if_errors(findings: Iterable[Finding]) -> None:
 def cure_for_unknown_name(value: str, known: Iterable[str]) -> str:
     """The cure for a name that does not exist: the most similar one, or the first that do exist.
 
-    A name may differ from an existing one by its case alone.
+    A name may differ from an existing one in case only.
     """
     names = {name.lower(): name for name in known}
     similar = difflib.get_close_matches(value[:200].lower(), names, n=1, cutoff=0.5)

@@ -1,11 +1,10 @@
-"""Whether `pip install -r requirements.txt` in the image leaves the image's torch alone.
+"""Checks that `pip install -r requirements.txt` in the image keeps the image's torch.
 
-Before a job is sent, pip's own resolver is asked what it would install. A rehearsal judges the
+Before a job is sent, pip's own resolver computes what it would install. A rehearsal judges the
 packages that it ran with (rehearsal/installed_requirements.py), by the same `OF_THE_IMAGE`.
 """
 
 import ast
-import difflib
 import json
 import os
 import re
@@ -20,18 +19,17 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from smlightning.launch import images
-from smlightning.launch.findings import Finding, error, refused, skipped, warning
+from smlightning.launch.findings import Finding, error, skipped
 from smlightning.launch.images import Profile
 from smlightning.launch.job import Job
 from smlightning.project import Project
 
-# What the image has built for its CUDA, NCCL, EFA and SMDDP, by exact name; pip would take PyPI's
+# Packages that the image has built for its CUDA, NCCL, EFA and SMDDP; pip would install PyPI's
 # build. The libraries of CUDA are those that torch requires; others of NVIDIA's packages, as
 # nvidia-ml-py or nvidia-dali-cuda120, replace nothing.
 CUDA_LIBRARIES = """
@@ -66,41 +64,18 @@ OF_THE_JOB = frozenset(
 CODEARTIFACT = "CA_REPOSITORY_ARN"
 CONTAINER_ONLY = "/opt/ml/"
 CODE = re.compile(r"(file://)?/opt/ml/code(?=[/\s]|$)")  # src/, in the container
-# Every variable that pip 26.3 reads for `pip install`: of each of its long options.
-OF_PIP = frozenset(
-    f"PIP_{name}"
-    for name in """
-    ABI ALL_RELEASES BREAK_SYSTEM_PACKAGES BUILD_CONSTRAINT CACHE_DIR CERT CHECK_BUILD_DEPENDENCIES
-    CLIENT_CERT COMPILE CONFIG_FILE CONFIG_SETTINGS CONSTRAINT DEBUG DEFAULT_TIMEOUT
-    DISABLE_PIP_VERSION_CHECK DRY_RUN EDITABLE EXISTS_ACTION EXTRA_INDEX_URL FIND_LINKS
-    FORCE_REINSTALL GROUP HELP IGNORE_INSTALLED IGNORE_REQUIRES_PYTHON IMPLEMENTATION INDEX_URL
-    ISOLATED KEYRING_PROVIDER LOCAL_LOG LOG LOG_FILE NO_BINARY NO_BUILD_ISOLATION NO_CACHE_DIR
-    NO_CLEAN NO_COLOR NO_COMPILE NO_DEPENDENCIES NO_DEPS NO_INDEX NO_INPUT NO_PROXY_ENV
-    NO_PYTHON_VERSION_WARNING NO_REQUIRE_HASHES NO_USER NO_WARN_CONFLICTS NO_WARN_SCRIPT_LOCATION
-    ONLY_BINARY ONLY_DEPENDENCIES ONLY_DEPS ONLY_FINAL PLATFORM PRE PREFER_BINARY PREFIX
-    PROGRESS_BAR PROXY PYPI_URL PYTHON PYTHON_VERSION QUIET REFRESH_PACKAGE REPORT REQUIRE_HASHES
-    REQUIRE_VENV REQUIRE_VIRTUALENV REQUIREMENT REQUIREMENTS_FROM_SCRIPT RESUME_RETRIES RETRIES ROOT
-    ROOT_USER_ACTION SOURCE SOURCE_DIR SOURCE_DIRECTORY SRC TARGET TIMEOUT TRUSTED_HOST UPGRADE
-    UPGRADE_STRATEGY UPLOADED_PRIOR_TO USE_DEPRECATED USE_FEATURE USE_PEP517 USER VERBOSE VERSION
-    """.split()  # noqa: SIM905
-)
-# What pip is told before train.py starts, and reads its secrets.
+# Variables that pip reads before train.py starts and reads its secrets.
 BEFORE_TRAINING = re.compile(rf"(PIP|UV)_\w+|{CODEARTIFACT}")
 PROXY = re.compile(r"(?i)(https?|all)_proxy")
 WITHOUT_LOGIN = (
-    f"take a repository of CodeArtifact ({CODEARTIFACT} in [environment]), wheels in src/, or an "
+    f"use a repository of CodeArtifact ({CODEARTIFACT} in [environment]), wheels in src/, or an "
     "index in your VPC that asks for no login"
 )
-NOT_TRUSTED = (
-    "begins with http://, and pip passes over such an index",
-    "write https://, or set PIP_TRUSTED_HOST to its host",
-)
-NO_SCHEME = ("begins with no https://, so that pip looks for a folder", "write all of the address")
 NO_INDEX = re.compile(
     r"(?i)connection (broken|error)|timed out|Could not fetch URL \S+ (?!404)"
     r"|HTTP error (?!404)|Could not resolve host|unable to access"
 )
-# What pip says of the requirements themselves, in the container as here.
+# Errors about the requirements themselves, in the container as here.
 NO_SET = re.compile(
     r"No matching distribution found|ResolutionImpossible|conflicting dependencies"
     r"|is not a supported wheel|requires a different Python|the file does not exist"
@@ -131,7 +106,7 @@ MISSING = re.compile(
 
 @dataclass(frozen=True)
 class Resolution:
-    """What pip would do in the image.
+    """The result of pip's resolver for the image.
 
     Attributes:
         installs: the entries of pip's report.
@@ -161,10 +136,10 @@ class Unreached(Unresolved):
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a requirements.txt as pip reads them; none where there is no such file.
+    """The lines of a requirements.txt as pip reads them; none if there is no such file.
 
     Lines that a backslash continues are joined; comments and empty lines are left out. A line that
-    includes a file gives way to that file's lines, and stays where there is no such file.
+    includes a file gives way to that file's lines, and stays if there is no such file.
     """
     return list(_lines(path, set())) if path.is_file() else []
 
@@ -197,7 +172,7 @@ def requirement_of(line: str) -> Requirement | None:
 
 
 def markers(python: str) -> dict[str, str]:
-    """What environment markers compare with in an image that has this Python, as "3.12"."""
+    """The values of environment markers in an image with this Python, as "3.12"."""
     full = f"{python}.99"  # images carry a late patch release; which one is not known
     return {
         "implementation_name": "cpython",
@@ -231,7 +206,7 @@ def lists(job: Job, project: Project, package: str) -> bool:
 
 
 def named(job: Job, project: Project) -> Iterator[Finding]:
-    """Lines of requirements.txt that ask for another build than the one that the image brings."""
+    """Lines of requirements.txt that would replace a package of the image."""
     packages = packages_of(job)
     for line, found in wanted(job, project.requirements):
         package = canonicalize_name(found.name)
@@ -240,54 +215,10 @@ def named(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key_of(project), problem, "remove that line: the image brings it")
 
 
-def of_pip(job: Job, project: Project) -> Iterator[Finding]:
-    """Variables that pip reads: its own names, and addresses that it asks."""
-    for name in job.environment:
-        read = name.startswith("PIP_") and name.upper() in OF_PIP
-        similar = difflib.get_close_matches(name.upper(), OF_PIP, n=1, cutoff=0.85)
-        if name.upper().startswith("PIP_") and not read and similar:
-            problem, cure = "pip reads no such variable", f"did you mean {similar[0]}?"
-            yield warning(f"environment.{name}", problem, cure)
-    # A file of pip's, which an image of one's own may hold, can trust hosts.
-    may_trust = images.profile(job) is None or "PIP_CONFIG_FILE" in job.environment
-    level = error if asks_an_index(job, project) and not may_trust else warning
-    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
-        key, value = f"environment.{name}", job.environment.get(name)
-        if value is None:
-            continue
-        if not value.strip():
-            yield warning(key, "is empty, and pip ignores it", "remove it")
-        elif job.environment.get(CODEARTIFACT) and name == "PIP_INDEX_URL":
-            # As -i of pip's command line (sagemaker-training 5.1.4, modules.py).
-            problem = f"it has no effect, since the toolkit gives pip the index of {CODEARTIFACT}"
-            yield warning(key, problem, "remove one of them")
-        else:
-            wrong = (wrong_index(address, job, project) for address in value.split())
-            yield from (level(key, *each) for each in dict.fromkeys(wrong) if each)
-
-
-def wrong_index(address: str, job: Job, project: Project) -> tuple[str, str] | None:
-    """Problem and cure of an index's address at which pip does not look, or finds nothing."""
-    if not re.match(r"(?i)(\w+://|file:)", address):
-        is_path = address.startswith(("/", ".")) or (project.src / address).exists()
-        return None if is_path else NO_SCHEME
-    try:
-        parts = urlsplit(address)
-        host = parts.hostname or ""
-        named = {host, f"{host}:{parts.port}"}
-    except ValueError:
-        return "is no address", "correct it"
-    trusted = set(job.environment.get("PIP_TRUSTED_HOST", "").split())
-    for line in lines(project.requirements):
-        trusted.update(re.findall(r"^--trusted-host[\s=]+(\S+)", line))
-    is_local = re.fullmatch(r"localhost|::1|127(\.\d+){3}", host) is not None
-    return NOT_TRUSTED if parts.scheme == "http" and not is_local | bool(named & trusted) else None
-
-
 def satisfied(wanted: Requirement, version: str | None) -> bool:
-    """Whether a version that is in the image meets a requirement; None: there is none.
+    """Whether the image's version (None: it has none) satisfies a requirement.
 
-    pip leaves an installed package that meets a requirement as it is.
+    pip keeps an installed package that satisfies a requirement.
     """
     if version is None or wanted.url:
         return False
@@ -360,17 +291,15 @@ def torch_of_image(job: Job) -> str:
 
 
 def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[Finding]:
-    """pip's resolver finds a set of packages, and one that leaves the image's torch alone.
+    """pip's resolver finds a set of packages that keeps the image's torch.
 
     Args:
         job: of job.toml.
         project: whose requirements.txt is resolved.
-        offline: no index is asked; pip runs only where the job's own pip would ask none.
+        offline: connect to no index; pip runs only if the job's own pip would need none.
     """
     key, profile = key_of(project), images.profile(job)
     if not project.requirements.is_file() or any(named(job, project)):
-        return
-    if refused(of_pip(job, project)):
         return
     if profile is None:
         problem = "not resolved: the image's versions are not known"
@@ -438,12 +367,12 @@ def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] |
 
 
 def asker_of(name: str, packages: list[dict[str, Any]], version: str | None) -> str:
-    """The first package that requires the named one in another version; empty for none.
+    """The first package that requires a package in another version; empty for none.
 
     Args:
         name: of a package that would be installed.
         packages: that would be installed.
-        version: of the named package in the image; None: it is not there.
+        version: of that package in the image; None: it has none.
     """
     for package in packages:
         for line in package.get("requires_dist", []):
@@ -475,13 +404,12 @@ def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
 
 
 def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
-    """What pip would install into the image. Only metadata is downloaded.
+    """The packages that pip would install into the image. Only metadata is downloaded.
 
-    pip is shown an environment that holds the packages that are known to be in the image, and
-    resolves for the image's Python, Linux and the job's variables, in src/ as the training toolkit
-    does. For a package that exists only as a source archive, which is code, an empty wheel of the
-    same version stands in; what the package itself requires stays unknown. An older version that
-    has a wheel comes before a newer one that has none.
+    pip runs in an environment with the packages that are known to be in the image, and resolves for
+    the image's Python, Linux and the job's variables, in src/ as the training toolkit does. An
+    empty wheel replaces a package that exists only as a source archive, which is code; what such a
+    package requires stays unknown. An older version with a wheel comes before a newer one without.
 
     Raises:
         Unresolved: there is no solution, or no package index.
@@ -579,12 +507,12 @@ def in_src(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_the_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those of a container's variables that change what its pip finds."""
+    """A container's variables that change which packages its pip finds."""
     return {name: environment[name] for name in sorted(OF_THE_JOB & environment.keys())}
 
 
 def reaching(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those of pip's settings, as variables, by which this machine reaches packages."""
+    """Settings of pip, as variables, with which this machine reaches packages."""
     names = {f"PIP_{name.upper().replace('-', '_')}" for name in ROUTE}
     if settings.get("PIP_NO_INDEX"):
         names.add("PIP_FIND_LINKS")
@@ -592,7 +520,7 @@ def reaching(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def route() -> dict[str, str]:
-    """How this machine reaches packages, from pip's files and variables, as variables of pip."""
+    """Variables of pip with which this machine reaches packages, from pip's files and variables."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     settings = {}
@@ -615,7 +543,7 @@ def source_archives(pip: Pip, errors: str) -> dict[str, str]:
 
 
 def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
-    """Versions of a package that meet the requirement and that the index has, the newest first.
+    """Versions of a package in the index that satisfy the requirement, the newest first.
 
     Raises:
         Unresolved: pip cannot list them.

@@ -1,8 +1,8 @@
-"""The hosts of a job, as its request has them.
+"""The hosts of a job, as in its request.
 
-Whatever depends on the hosts (launcher, image, ranks, price, quota, network, memory) reads them
-here. `instance_type` and `instance_count` of job.toml are sent, and count, only where [request]
-holds neither InstanceGroups nor InstancePreferences.
+Launcher, image, ranks, price, quota, network and memory depend on them. `instance_type` and
+`instance_count` of job.toml count only if [request] has neither InstanceGroups nor
+InstancePreferences.
 """
 
 from collections.abc import Iterator, Mapping
@@ -174,7 +174,7 @@ def key(job: Job, name: str) -> str:
 
 
 def member(job: Job, name: str) -> str:
-    """Where job.toml, by AWS's names, says ``InstanceType`` or ``InstanceCount``."""
+    """The member of [request] that sets ``InstanceType`` or ``InstanceCount``."""
     given = _given(job)
     several = next((table for table in (GROUPS, PREFERENCES) if table in given), "")
     in_list = several and (name == "InstanceType" or "InstanceCount" not in members(job))

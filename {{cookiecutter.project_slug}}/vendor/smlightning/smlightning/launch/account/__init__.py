@@ -1,4 +1,4 @@
-"""What is wrong with a job in this AWS account: questions that change nothing in it."""
+"""Checks of a job in the AWS account; they change nothing there."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ __all__ = ["CHECKS", "check"]
 
 AccountCheck = Callable[[Context], Iterator[Finding]]
 
-# By the key of the finding that says that a check could not be made.
+# Each check by the key of the finding that reports it as skipped.
 CHECKS: dict[str, AccountCheck] = {
     "permissions": permissions.permissions,
     "vpc": network.vpc,
@@ -33,13 +33,13 @@ def check(
     sender: str = "",
     connections: tuple[Connection, ...] = (),
 ) -> list[Finding]:
-    """The findings of every check; what could not be asked is said to be skipped.
+    """The findings of every check; `skipped` ones say what AWS did not answer.
 
     Args:
         job: of job.toml.
         body: the request that would be sent.
-        tuning: whether many such jobs are sent, some at a time.
-        sender: the role that will send it, by name or ARN; empty: the caller will.
+        tuning: whether a search is sent, with several jobs at a time.
+        sender: name or ARN of the role that will send it; empty: the caller.
         connections: what the job's processes connect to.
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
@@ -66,13 +66,13 @@ def check(
 
 
 def answered(name: str, context: Context) -> list[Finding]:
-    """The findings of a check, up to where it could not be made."""
+    """The findings of a check, up to the first error of AWS."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     findings: list[Finding] = []
     try:
         for finding in CHECKS[name](context):
-            findings.append(finding)  # one by one: what came before a failure stays
+            findings.append(finding)  # one by one: findings before an error stay
     except (BotoCoreError, ClientError) as error:
         problem = aws.explain(error)
         findings.append(from_error(name, problem, cure="it was not checked", level="skipped"))

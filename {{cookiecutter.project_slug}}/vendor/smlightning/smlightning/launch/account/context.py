@@ -1,4 +1,4 @@
-"""What every check of the account reads: a job, its request, and who asks."""
+"""The facts that every check of the account reads: a job, its request, and the caller."""
 
 import json
 from concurrent.futures import Future
@@ -14,14 +14,14 @@ OUTPUT = "request.OutputDataConfig.S3OutputPath"
 
 @dataclass(frozen=True)
 class Context:
-    """A job, its request, and who asks."""
+    """A job, its request, the caller, and AWS's answers so far."""
 
     job: Job
     request: dict[str, Any]
     identity: dict[str, str]  # of sts:GetCallerIdentity
     role: str  # name or ARN of the job's role; empty: the caller's own
-    tuning: bool = False  # many such jobs, some at a time
-    sender: str = ""  # name or ARN of the role that will send it; empty: who asks
+    tuning: bool = False  # a search, with several jobs at a time
+    sender: str = ""  # name or ARN of the role that will send it; empty: the caller
     connections: tuple[Connection, ...] = ()  # what the job's processes connect to
     _answers: dict[str, Future[Any]] = field(default_factory=dict, init=False, repr=False)
 
@@ -29,23 +29,23 @@ class Context:
         return aws.client(service, self.job.region)
 
     def ask(self, service: str, operation: str, region: str = "", **parameters: Any) -> Any:
-        """AWS's answer, or its refusal; the checks, which run at once, share it.
+        """AWS's answer or error, shared by the checks, which run at once.
 
         Args:
             service: of boto3.
             operation: its method.
-            region: where it is asked; empty: the job's.
+            region: where it is called; empty: the job's.
             parameters: of the operation.
         """
         question = json.dumps([service, operation, region, parameters], sort_keys=True)
         mine: Future[Any] = Future()
         answer = self._answers.setdefault(question, mine)
-        if answer is mine:  # nobody has asked yet
+        if answer is mine:  # the first call
             try:
                 client = aws.client(service, region or self.job.region)
                 mine.set_result(getattr(client, operation)(**parameters))
-            except BaseException as refusal:
-                mine.set_exception(refusal)
+            except BaseException as failure:
+                mine.set_exception(failure)
         return answer.result()
 
     def objects(self, uri: str) -> list[dict[str, Any]]:
@@ -58,15 +58,15 @@ class Context:
 
     @property
     def caller(self) -> tuple[str, str]:
-        """Kind and name of who asks: (user, me), (assumed-role, AdminAccess), (root, "")."""
+        """Kind and name of the caller: (user, me), (assumed-role, AdminAccess), (root, "")."""
         kind, _, name = self.identity["Arn"].split(":")[5].partition("/")
         return kind, name.split("/")[0] if kind == "assumed-role" else name
 
     @property
     def output_key(self) -> str:
         """The key of job.toml that says where models and code go."""
-        named = self.job.request.get("OutputDataConfig", {}).get("S3OutputPath")
-        return OUTPUT if named else "bucket"
+        chosen = self.job.request.get("OutputDataConfig", {}).get("S3OutputPath")
+        return OUTPUT if chosen else "bucket"
 
     @property
     def default_bucket(self) -> str:
@@ -74,7 +74,7 @@ class Context:
         return f"sagemaker-{self.job.region}-{self.account}"
 
     def addresses(self) -> dict[str, str]:
-        """Folders in S3 by their key in job.toml, without what is no address."""
+        """Key of job.toml → its folder in S3, for valid addresses."""
         folders = {}
         for channel in self.request.get("InputDataConfig", []):
             name = channel["ChannelName"]

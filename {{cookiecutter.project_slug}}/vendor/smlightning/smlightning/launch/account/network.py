@@ -1,4 +1,4 @@
-"""Whether the hosts of a job reach each other, S3 and what else they need from its VPC."""
+"""Whether the hosts of a job reach each other, S3 and other services from its VPC."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,14 @@ from smlightning.launch.connections import PROXIES, Connection
 from smlightning.launch.findings import Finding, error, warning
 
 ALL_PORTS = (0, 65535)
+DEFAULT = "0.0.0.0/0"
+PRIVATE = [IPv4Network(block) for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
+
+Entries = list[dict[str, Any]]  # of an answer of EC2's: subnets, groups, rules, routes
 
 
 def vpc(context: Context) -> Iterator[Finding]:
-    """One VPC; hosts that reach each other in it; and a way out of it."""
+    """One VPC, in which hosts reach each other, and a way out of it."""
     from botocore.exceptions import ClientError
 
     network = context.request.get("VpcConfig")
@@ -23,129 +27,67 @@ def vpc(context: Context) -> Iterator[Finding]:
     try:
         subnets = context.ask("ec2", "describe_subnets", SubnetIds=network["Subnets"])["Subnets"]
         names = network["SecurityGroupIds"]
-        answer = context.ask("ec2", "describe_security_groups", GroupIds=names)
-        groups = answer["SecurityGroups"]
-    except ClientError as refusal:
-        if not aws.code(refusal).endswith((".NotFound", ".Malformed")):
+        groups = context.ask("ec2", "describe_security_groups", GroupIds=names)["SecurityGroups"]
+    except ClientError as failure:
+        if not aws.code(failure).endswith((".NotFound", ".Malformed")):
             raise
-        key = "subnets" if "Subnet" in aws.code(refusal) else "security_groups"
-        message = refusal.response["Error"]["Message"]
-        problem = f"{message} in {context.job.region}"
+        key = "subnets" if "Subnet" in aws.code(failure) else "security_groups"
+        problem = f"{failure.response['Error']['Message']} in {context.job.region}"
         yield error(f"network.{key}", problem, "correct the ID, or the region")
         return
     vpcs = sorted({item["VpcId"] for item in subnets + groups})
     if len(vpcs) > 1:
         problem = f"subnets and groups of {len(vpcs)} VPCs ({', '.join(vpcs)})"
-        yield error("network", problem, "take them from one")
-    yield from addresses(context, subnets)
-    if any(
-        sum(group.count for group in cluster) > 1
-        for cluster in resources.candidates(context.request["ResourceConfig"])
-    ):
-        yield from zones(context, subnets)
+        yield error("network", problem, "use those of one VPC")
+    clusters = resources.candidates(context.request["ResourceConfig"])
+    if any(sum(group.count for group in cluster) > 1 for cluster in clusters):
         yield from between_hosts(context, subnets, groups)
-    # Last: where it may not be asked, what came before stays.
+    # Last: if the caller may not ask for routes, the findings above stay.
     yield from way_out(context, subnets, groups)
 
 
-# Private addresses of a host in its VPC: with EFA, and without
-# (https://docs.aws.amazon.com/sagemaker/latest/dg/train-vpc.html).
-ADDRESSES_WITH_EFA, ADDRESSES = 5, 2
-
-
-def addresses(context: Context, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
-    """The subnets have addresses for all hosts."""
-    if not all(subnet.get("CidrBlock") for subnet in subnets):
-        problem = "a subnet has IPv6 addresses alone, of which AWS's pages on training say nothing"
-        yield warning("network.subnets", problem, "name one with IPv4, or try a short job first")
-        return
-    free = sum(subnet.get("AvailableIpAddressCount", 0) for subnet in subnets)
-    for cluster in resources.candidates(context.request["ResourceConfig"]):
-        taken = sum(
-            group.count * (ADDRESSES_WITH_EFA if instances.efa(group.instance_type) else ADDRESSES)
-            for group in cluster
-        )
-        if free < taken:
-            problem = f"{free} free addresses, and {resources.shown(cluster)} take {taken}"
-            yield error("network.subnets", problem, "name further subnets, or larger ones")
-
-
-def with_efa(context: Context) -> list[str]:
-    """The job's instance types whose network between hosts is EFA."""
-    return list(filter(instances.efa, resources.types_of(context.request["ResourceConfig"])))
-
-
-def zones(context: Context, subnets: list[dict[str, Any]]) -> Iterator[Finding]:
-    """EFA works within one zone; more of them find capacity sooner, as AWS's guide shows it."""
-    names = sorted({subnet["AvailabilityZone"] for subnet in subnets})
-    kinds = with_efa(context)
-    if len(names) > 1 and kinds:
-        shown = " and ".join(kinds)
-        problem = f"{len(names)} zones ({', '.join(names)}), and EFA of {shown} works within one"
+def between_hosts(context: Context, subnets: Entries, groups: Entries) -> Iterator[Finding]:
+    """Security groups let the hosts in and out, and hosts with EFA are in one zone."""
+    with_efa = list(filter(instances.efa, resources.types_of(context.request["ResourceConfig"])))
+    zones = sorted({subnet["AvailabilityZone"] for subnet in subnets})
+    if len(zones) > 1 and with_efa:
+        shown = " and ".join(with_efa)
+        problem = f"{len(zones)} zones ({', '.join(zones)}), and EFA of {shown} works within one"
         cure = "keep the subnets of one zone if hosts do not reach each other"
         yield warning("network.subnets", problem, cure)
-
-
-@dataclass(frozen=True)
-class Hosts:
-    """What a rule has to let through for the hosts to reach each other."""
-
-    groups: list[str]  # IDs; every host is in all of them
-    blocks: list[str]  # IPv4 addresses of the subnets; a subnet of IPv6 alone has none
-    efa: bool
-
-
-def between_hosts(
-    context: Context, subnets: list[dict[str, Any]], groups: list[dict[str, Any]]
-) -> Iterator[Finding]:
-    """Security groups let the hosts in and out; what one of them lets through is let through."""
-    hosts = Hosts(
-        groups=[group["GroupId"] for group in groups],
-        blocks=[subnet["CidrBlock"] for subnet in subnets if subnet.get("CidrBlock")],
-        efa=bool(with_efa(context)),
-    )
+    names = [group["GroupId"] for group in groups]
+    blocks = [subnet["CidrBlock"] for subnet in subnets if subnet.get("CidrBlock")]
     for way, key in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
         rules = [rule for group in groups for rule in group[key]]
-        if any(lets_through(rule, hosts) for rule in rules):
+        if any(lets_through(rule, names, blocks, bool(with_efa)) for rule in rules):
             continue
-        unsure = not hosts.efa and any(may_let_through(rule) for rule in rules)
-        level = warning if unsure else error
-        names = ", ".join(hosts.groups)
+        # Without EFA, prefix lists, IPv6 or some ports may do.
+        level = error if with_efa or not rules else warning
         yield level(
             "network.security_groups",
-            f"{names} has no {way} rule that lets hosts reach each other: the job would hang",
+            f"{', '.join(names)} has no {way} rule that lets hosts reach each other: "
+            "the job would hang",
             f"add one: {way}, all traffic, with the group itself",
         )
 
 
-def lets_through(rule: dict[str, Any], hosts: Hosts) -> bool:
-    """Whether a rule lets the hosts through.
+def lets_through(rule: dict[str, Any], groups: list[str], blocks: list[str], efa: bool) -> bool:
+    """Whether a rule of one of the hosts' groups lets the hosts through.
 
-    EFA needs a group named, and all traffic; elsewhere the subnets' addresses, and all ports of
-    TCP, will do.
+    EFA needs all traffic with one of the groups; otherwise the subnets' addresses, and all ports
+    of TCP, are enough.
     """
-    pairs = rule.get("UserIdGroupPairs", [])
-    named = any(pair.get("GroupId") in hosts.groups for pair in pairs)
+    has_group = any(pair.get("GroupId") in groups for pair in rule.get("UserIdGroupPairs", []))
     all_traffic = rule["IpProtocol"] == "-1"
-    if hosts.efa:
-        return named and all_traffic
-    all_tcp = rule["IpProtocol"] == "tcp" and (rule["FromPort"], rule["ToPort"]) == ALL_PORTS
-    return (named or covers(rule, hosts.blocks)) and (all_traffic or all_tcp)
-
-
-def covers(rule: dict[str, Any], blocks: list[str]) -> bool:
-    """Whether there are blocks of addresses, and each lies in one that the rule names."""
+    if efa:
+        return has_group and all_traffic
     ranges = [ip_network(item["CidrIp"]) for item in rule.get("IpRanges", [])]
-    return bool(blocks) and all(
+    has_addresses = bool(blocks) and all(
         any(ip_network(block).subnet_of(allowed) for allowed in ranges)  # type: ignore[arg-type]
         for block in blocks
     )
-
-
-def may_let_through(rule: dict[str, Any]) -> bool:
-    """Prefix lists, IPv6 and ranges of ports may let the hosts through, or not."""
-    lists = rule.get("PrefixListIds") or rule.get("Ipv6Ranges")
-    return bool(lists) or rule["IpProtocol"] == "tcp"
+    all_tcp = rule["IpProtocol"] == "tcp" and (rule["FromPort"], rule["ToPort"]) == ALL_PORTS
+    return (has_group or has_addresses) and (all_traffic or all_tcp)
 
 
 @dataclass(frozen=True)
@@ -153,63 +95,63 @@ class Vpc:
     """What leads out of a job's subnets.
 
     Attributes:
-        closed: ID of a subnet → its routes, of which none leads to the internet.
+        closed: ID of each subnet without a route to the internet → its routes.
         endpoints: of the VPC, as AWS describes them.
     """
 
-    closed: dict[str, list[dict[str, Any]]]
-    endpoints: list[dict[str, Any]]
+    closed: dict[str, Entries]
+    endpoints: Entries
 
-    def of_service(self, service: str) -> list[dict[str, Any]]:
+    def of_service(self, service: str) -> Entries:
         """Its endpoints for a service, which is the end of their name, as `secretsmanager`."""
-        return [
-            endpoint
-            for endpoint in self.endpoints
-            if endpoint.get("ServiceName", "").endswith(f".{service}")
-        ]
+        return [e for e in self.endpoints if e.get("ServiceName", "").endswith(f".{service}")]
 
-    def on_subnets(self, service: str) -> list[dict[str, Any]]:
-        """Those of them that have addresses in the VPC; the others are targets of routes."""
+    def on_subnets(self, service: str) -> Entries:
+        """Those endpoints with addresses in the VPC; the others are targets of routes."""
         return [endpoint for endpoint in self.of_service(service) if endpoint.get("SubnetIds")]
 
 
-def way_out(
-    context: Context, subnets: list[dict[str, Any]], groups: list[dict[str, Any]]
-) -> Iterator[Finding]:
-    """Subnets and security groups let the hosts reach S3, and what their processes connect to."""
+def way_out(context: Context, subnets: Entries, groups: Entries) -> Iterator[Finding]:
+    """Subnets and security groups let the hosts reach S3 and the services they connect to."""
     closed = {
         name: ways
         for name, ways in routes(context, subnets).items()
         if ways and not leads_to_internet(ways)
     }
     rules = [rule for group in groups for rule in group["IpPermissionsEgress"] if is_https(rule)]
-    is_open = any(map(lets_out_to_the_public, rules))
+    is_open = any(map(is_public, rules))
     if is_open and not closed:
         return
-    vpc = Vpc(
-        closed, context.ask("ec2", "describe_vpc_endpoints", **within(subnets))["VpcEndpoints"]
-    )
-    if not is_open:
-        yield from outbound(vpc, groups, rules)
+    endpoints = context.ask("ec2", "describe_vpc_endpoints", **within(subnets))["VpcEndpoints"]
+    vpc = Vpc(closed, endpoints)
+    # A gateway endpoint changes routes, and S3's addresses stay public
+    # (https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html).
+    if not is_open and not (rules and vpc.on_subnets("s3")):
+        own = {group["GroupId"] for group in groups}
+        # An address, or another group, may lead to S3.
+        level = warning if any(leads_beyond(rule, own) for rule in rules) else error
+        yield level(
+            "network.security_groups",
+            f"{', '.join(sorted(own))} has no outbound rule that lets HTTPS out to S3: hosts can "
+            "neither read their data nor store models",
+            "add one: outbound, TCP 443, to 0.0.0.0/0 or to the prefix list of S3 in your region",
+        )
     gateways = {endpoint["VpcEndpointId"] for endpoint in vpc.of_service("s3")}
-    for subnet, ways in vpc.closed.items():
+    for subnet, ways in closed.items():
         if vpc.on_subnets("s3") or gateways & set(map(gateway, ways)):
             continue
         # Other networks, to which its other routes lead, may have an endpoint.
         level = warning if leads_elsewhere(ways) else error
+        problem = f"{subnet} has neither an endpoint for S3 nor a NAT gateway"
         yield level(
-            "network.subnets",
-            f"{subnet} has neither an endpoint for S3 nor a NAT gateway: "
-            "hosts cannot read their data",
-            "add one of them",
+            "network.subnets", f"{problem}: hosts cannot read their data", "add one of them"
         )
     variables = context.request.get("Environment", {})
     isolated = context.request.get("EnableNetworkIsolation")
-    if not vpc.closed or isolated or any(variables.get(name) for name in PROXIES):
-        return
-    for connection in context.connections:
-        if not may_reach(connection, vpc):
-            yield unreached(context, connection, vpc)
+    if closed and not isolated and not any(variables.get(name) for name in PROXIES):
+        for connection in context.connections:
+            if not may_reach(connection, vpc):
+                yield unreached(context, connection, vpc)
 
 
 def may_reach(connection: Connection, vpc: Vpc) -> bool:
@@ -220,6 +162,7 @@ def may_reach(connection: Connection, vpc: Vpc) -> bool:
 
 
 def unreached(context: Context, connection: Connection, vpc: Vpc) -> Finding:
+    """The finding about a connection to which no closed subnet leads."""
     elsewhere = any(map(leads_elsewhere, vpc.closed.values()))
     level = error if connection.needed and not elsewhere else warning
     names = [f"{context.job.region}.{service}" for service in connection.services]
@@ -229,100 +172,74 @@ def unreached(context: Context, connection: Connection, vpc: Vpc) -> Finding:
     cures = ["add a NAT gateway", other, connection.cure]
     return level(
         "network.subnets",
-        f"{connection.key} needs {connection.to}, to which nothing leads from "
+        f"{connection.key} needs {connection.to}, to which no route leads from "
         f"{', '.join(vpc.closed)}",
         ", or ".join(filter(None, cures)),
     )
 
 
-PRIVATE = [IPv4Network(block) for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
+def leads_beyond(rule: dict[str, Any], groups: set[str]) -> bool:
+    """Whether a rule allows addresses, or members of other groups."""
+    allowed = {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", [])}
+    return bool(rule.get("IpRanges") or allowed - groups)
 
 
-def outbound(
-    vpc: Vpc, groups: list[dict[str, Any]], rules: list[dict[str, Any]]
-) -> Iterator[Finding]:
-    """Security groups without a way for HTTPS to the public let it out to an endpoint for S3.
-
-    A gateway endpoint is none: it changes routes, and S3's addresses stay public
-    (https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html).
-    """
-    endpoints = vpc.on_subnets("s3")
-    own = {group["GroupId"] for group in groups}
-    named = {pair.get("GroupId") for rule in rules for pair in rule.get("UserIdGroupPairs", [])}
-    has_addresses = any(rule.get("IpRanges") for rule in rules)
-    of_endpoints = {group["GroupId"] for each in endpoints for group in each.get("Groups", [])}
-    if named & of_endpoints or (endpoints and has_addresses):
-        return
-    # Another group, or a private address, may be that of a way which is not seen here.
-    level = warning if has_addresses or named - own else error
-    yield level(
-        "network.security_groups",
-        f"{', '.join(sorted(own))} has no outbound rule that lets HTTPS out to S3: hosts can "
-        "neither read their data nor store models",
-        "add one: outbound, TCP 443, to 0.0.0.0/0 or to the prefix list of S3 in your region",
-    )
-
-
-def lets_out_to_the_public(rule: dict[str, Any]) -> bool:
-    """Whether a rule names public addresses; those of a prefix list, and IPv6's, may be."""
+def is_public(rule: dict[str, Any]) -> bool:
+    """Whether a rule allows public addresses; those of prefix lists and IPv6 may be public."""
     blocks = [IPv4Network(block["CidrIp"]) for block in rule.get("IpRanges", [])]
     are_private = all(any(map(block.subnet_of, PRIVATE)) for block in blocks)
     return bool(rule.get("PrefixListIds") or rule.get("Ipv6Ranges")) or not are_private
 
 
 def is_https(rule: dict[str, Any]) -> bool:
-    """Whether a rule is about port 443 of TCP, too."""
+    """Whether a rule allows port 443 of TCP."""
     if rule["IpProtocol"] == "-1":
         return True
     return rule["IpProtocol"] in ("tcp", "6") and rule["FromPort"] <= 443 <= rule["ToPort"]
 
 
-def within(subnets: list[dict[str, Any]]) -> dict[str, Any]:
-    """Parameters that ask for what is in the subnets' VPCs."""
+def within(subnets: Entries) -> dict[str, Any]:
+    """Parameters of a question about the subnets' VPCs."""
     vpcs = sorted({subnet["VpcId"] for subnet in subnets})
     return {"Filters": [{"Name": "vpc-id", "Values": vpcs}]}
 
 
-def routes(context: Context, subnets: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """ID of a subnet → its routes. Without any it is of a VPC that another account shares, whose
-    tables and endpoints may not be seen.
+def routes(context: Context, subnets: Entries) -> dict[str, Entries]:
+    """ID of a subnet → the routes of its own table, else of its VPC's main one.
+
+    A subnet without routes is in a VPC that another account shares, which AWS may not show.
     """
     tables = context.ask("ec2", "describe_route_tables", **within(subnets))["RouteTables"]
-    return {subnet["SubnetId"]: routes_of(subnet, tables) for subnet in subnets}
-
-
-def routes_of(subnet: dict[str, Any], tables: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The routes of the subnet's own tables, else of its VPC's main one."""
-    associated: list[dict[str, Any]] = []
-    main: list[dict[str, Any]] = []
-    for table in tables:
-        for association in table["Associations"]:
-            if association.get("SubnetId") == subnet["SubnetId"]:
-                associated.append(table)
-            elif association.get("Main") and table["VpcId"] == subnet["VpcId"]:
-                main.append(table)
-    return [route for table in associated or main for route in table["Routes"]]
+    found: dict[str, Entries] = {}
+    for subnet in subnets:
+        own: Entries = []
+        main: Entries = []
+        for table in tables:
+            for association in table["Associations"]:
+                if association.get("SubnetId") == subnet["SubnetId"]:
+                    own += table["Routes"]
+                elif association.get("Main") and table["VpcId"] == subnet["VpcId"]:
+                    main += table["Routes"]
+        found[subnet["SubnetId"]] = own or main
+    return found
 
 
 def gateway(route: dict[str, Any]) -> str:
-    """The ID of the gateway that a route leads to, whose beginning tells its kind."""
+    """The ID of the gateway that a route leads to; its beginning tells its kind."""
     return str(route.get("GatewayId", ""))
 
 
-DEFAULT = "0.0.0.0/0"
+def leads_to_internet(routes: Entries) -> bool:
+    """Whether there is a default route other than through an internet gateway (igw-).
 
-
-def leads_to_internet(routes: list[dict[str, Any]]) -> bool:
-    """Whether there is a default route other than an internet gateway's (igw-).
-
-    SageMaker's hosts have no public address, so an internet gateway alone lets nothing through.
+    SageMaker's hosts have no public address, so an internet gateway lets nothing of theirs through.
     """
     default = [route for route in routes if route.get("DestinationCidrBlock") == DEFAULT]
     return any(not gateway(route).startswith("igw-") for route in default)
 
 
-def leads_elsewhere(routes: list[dict[str, Any]]) -> bool:
-    """Whether a route leads to other networks than the VPC and the internet."""
+def leads_elsewhere(routes: Entries) -> bool:
+    """Whether a route leads to networks other than the VPC and the internet."""
     return any(
         not gateway(route).startswith(("local", "igw-", "vpce-"))
         and not (route.get("NatGatewayId") and route.get("DestinationCidrBlock") == DEFAULT)

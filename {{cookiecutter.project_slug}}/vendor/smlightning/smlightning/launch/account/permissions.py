@@ -1,4 +1,4 @@
-"""Whether the role of a job is one, and whether it and the caller may do what the job needs."""
+"""Whether the role exists, and whether it and the caller have the permissions that a job needs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from smlightning.launch.findings import Finding, error, skipped, warning
 
 
 def permissions(context: Context) -> Iterator[Finding]:
-    """The role exists and trusts SageMaker, and it and the caller may do what the job needs."""
+    """The role exists and trusts SageMaker, and it and the caller have the job's permissions."""
     problems = list(role_problems(context))
     if problems:
         yield from problems
@@ -59,7 +59,7 @@ def permissions(context: Context) -> Iterator[Finding]:
 
 
 def role_problems(context: Context) -> Iterator[Finding]:
-    """What is wrong with the role before AWS is asked for it."""
+    """Problems of the role that show before AWS is asked."""
     kind, caller = context.caller
     if not context.role:
         # An empty role means the caller's own, as it is in Studio.
@@ -76,11 +76,11 @@ def role_problems(context: Context) -> Iterator[Finding]:
     account = context.role.split(":")[4]
     if account != context.account:
         problem = f"it is in account {account}, the credentials in {context.account}"
-        yield error("role", problem, "take a role of this account, or set profile to the other's")
+        yield error("role", problem, "use a role of this account, or set profile to the other's")
 
 
 def trusted_services(role: dict[str, Any]) -> list[str]:
-    """The services that may take the role on."""
+    """The services that may assume the role."""
     services: list[str] = []
     for statement in as_list(role["AssumeRolePolicyDocument"]["Statement"]):
         principal = statement.get("Principal")
@@ -93,17 +93,14 @@ def trusted_services(role: dict[str, Any]) -> list[str]:
 
 
 def unknown_permissions(context: Context, who: str) -> Iterator[Finding]:
-    """A caller whose session policies cannot be asked for."""
+    """A federated user, whose session policies AWS does not show."""
     if context.caller[0] == "federated-user" and not context.sender:
-        problem = "what a federated user may do cannot be asked for"
+        problem = "AWS does not show the permissions of a federated user"
         yield skipped(who, problem, f"see that it may do what `account --policy {who}` prints")
 
 
 def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
-    """The ARN whose policies decide what the caller may do; empty where none does.
-
-    Root may do everything; a federated user's session policies cannot be asked for.
-    """
+    """The ARN whose policies decide what the caller may do; empty for root and federated users."""
     if context.sender:
         name = context.sender.rpartition("/")[2]
         return str(iam.get_role(RoleName=name)["Role"]["Arn"])
@@ -118,7 +115,7 @@ def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
 
 
 def key_arns(context: Context) -> dict[str, str]:
-    """Alias in the request → ARN of its KMS key; `named.keys` reports what AWS does not answer."""
+    """Alias in the request → ARN of its KMS key; `named` reports the others."""
     from botocore.exceptions import ClientError
 
     output, resources = context.request["OutputDataConfig"], context.request["ResourceConfig"]
@@ -134,7 +131,7 @@ def key_arns(context: Context) -> dict[str, str]:
 
 
 def facts_of(context: Context, role_arn: str) -> Facts:
-    """What the table of permissions reads of a job that is about to be sent."""
+    """The facts for the table of permissions about a job that is about to be sent."""
     key = "HyperParameterTuningJobName" if context.tuning else "TrainingJobName"
     return Facts(
         job=context.job,
@@ -149,15 +146,15 @@ def facts_of(context: Context, role_arn: str) -> Facts:
 
 @dataclass(frozen=True)
 class Answer:
-    """What IAM's simulation says of a need on one resource."""
+    """The simulation's answer about a need on one resource."""
 
     allowed: bool
-    missing: tuple[str, ...]  # keys of the context that a policy asks for and nobody gave
-    limit: str  # of LIMITS, where it denies the action; empty: the policies of who asks decide
+    missing: tuple[str, ...]  # keys of the context that a policy uses and that are not known
+    limit: str  # of LIMITS, if it denies the action; empty: the identity's own policies decide
 
 
-# What denies a call that the policies of a user or role allow, and whom to ask. Such a denial is
-# no error: IAM does not report which keys these policies miss (API_EvaluationResult).
+# Policies that may deny a call that a user's or role's own allow, and whom to ask. The denial is a
+# warning: IAM does not report which keys these policies miss (API_EvaluationResult).
 LIMITS = {
     "SCP": (
         "a service control policy (SCP) of the organisation",
@@ -173,15 +170,15 @@ LIMITS = {
 def missing_permissions(
     iam: Any, who: str, arn: str, facts: Facts, values: dict[str, Any]
 ) -> Iterator[Finding]:
-    """The permissions that a user or role has not, by IAM's own simulation.
+    """The permissions that a user or role lacks, by IAM's own simulation.
 
-    What it could not evaluate, for want of a key of its context, is a warning.
+    A permission that depends on an unknown key of the context is a warning.
 
     Args:
         iam: boto3's client.
         who: of the table.
-        arn: of the user or role; empty: nobody is asked about.
-        facts: what the table reads.
+        arn: of the user or role; empty: nothing is checked.
+        facts: for the table.
         values: key of IAM's context → value.
     """
     if not arn:
@@ -208,7 +205,7 @@ def missing_permissions(
             asked = ", ".join(sorted(unknown))
             problem = f"whether {name} may {need.action} depends on {asked}, not known here"
             yield warning(key, problem, "see that the policy's condition holds for this job")
-        elif who in (CALLER, DEPLOYER) and need.action in REFUSED_WITHOUT:
+        elif who in (CALLER, DEPLOYER) and need.action in REQUIRED:
             yield error(key, problem, "ask for that permission")
         else:  # a bucket's or a key's own policy, which is not simulated, may allow it
             yield warning(key, problem, "add it, unless the resource's own policy allows it")
@@ -218,8 +215,8 @@ def missing_permissions(
         yield warning(f"{who}.{limit}", problem, cure)
 
 
-# Without these nothing is sent or created; no policy of a resource can give them.
-REFUSED_WITHOUT = (
+# AWS sends and creates nothing without these, and no policy of a resource can grant them.
+REQUIRED = (
     "sagemaker:CreateTrainingJob",
     "sagemaker:CreateHyperParameterTuningJob",
     "sagemaker:CreateModel",
@@ -233,41 +230,59 @@ REFUSED_WITHOUT = (
 def simulated(
     iam: Any, arn: str, wanted: list[Need], context: dict[str, Any], region: str
 ) -> dict[tuple[str, str], Answer]:
-    """(Action, resource) → what IAM's own simulation answers.
+    """(Action, resource) → the answer of IAM's own simulation.
 
-    There is one question for each set of ARNs under the same condition.
+    It is asked once for each set of ARNs under the same condition.
     """
     actions_on: dict[tuple[tuple[str, ...], Condition], list[str]] = {}
     for need in wanted:
         actions_on.setdefault((need.resources, need.condition), []).append(need.action)
     answers: dict[tuple[str, str], Answer] = {}
     for (resources, condition), actions in actions_on.items():
+        values = context | dict(condition) | context_of_call(arn, resources[0], region)
         question = {
             "PolicySourceArn": arn,
             "ActionNames": actions,
             "ResourceArns": list(resources),
-            "ContextEntries": context_entries(
-                context | dict(condition) | context_of_call(arn, resources[0], region)
-            ),
+            "ContextEntries": context_entries(values),
         }
         for result in results(iam, question):
             action = result["EvalActionName"]
-            # The result is that of all resources together; of "*" there is no other.
+            # The result is for all resources together; for "*" there is no other.
             answers.update({(action, resource): answer_of(result) for resource in resources})
             for one in result.get("ResourceSpecificResults", []):
                 answers[action, one["EvalResourceName"]] = answer_of(result | one)
     return answers
 
 
+def results(iam: Any, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The results of a simulation, whose answer may have several pages."""
+    answer = iam.simulate_principal_policy(**question)
+    yield from answer["EvaluationResults"]
+    while answer.get("IsTruncated"):
+        answer = iam.simulate_principal_policy(**question, Marker=answer["Marker"])
+        yield from answer["EvaluationResults"]
+
+
+def answer_of(result: dict[str, Any]) -> Answer:
+    """The decision of an EvaluationResult; of one resource, if its result was merged in."""
+    decision = result.get("EvalResourceDecision", result["EvalDecision"])
+    by_boundary = result.get("PermissionsBoundaryDecisionDetail", {})
+    by_organisation = result.get("OrganizationsDecisionDetail", {})
+    limit = "" if by_boundary.get("AllowedByPermissionsBoundary", True) else "boundary"
+    limit = limit if by_organisation.get("AllowedByOrganizations", True) else "SCP"
+    return Answer(decision == "allowed", tuple(result.get("MissingContextValues", [])), limit)
+
+
 def context_of_call(arn: str, resource: str, region: str) -> dict[str, Any]:
-    """The keys of the context that each call has, which policies of an organisation ask for.
+    """The keys of the context that each call has, and that policies of an organisation use.
 
     See IAM/latest/UserGuide/reference_policies_condition-keys.html.
 
     Args:
         arn: of the user or role that calls.
         resource: its ARN, or "*".
-        region: of the job; that of the call where the ARN names no other.
+        region: of the job; the call goes there unless the ARN has another.
     """
     _, _, service, place, *_ = [*resource.split(":"), "", "", ""]
     return {
@@ -279,52 +294,24 @@ def context_of_call(arn: str, resource: str, region: str) -> dict[str, Any]:
     }
 
 
-def answer_of(result: dict[str, Any]) -> Answer:
-    """The decision of an EvaluationResult; that of one resource, where it has been merged in."""
-    decision = result.get("EvalResourceDecision", result["EvalDecision"])
-    limit = ""
-    if not result.get("PermissionsBoundaryDecisionDetail", {}).get(
-        "AllowedByPermissionsBoundary", True
-    ):
-        limit = "boundary"
-    if not result.get("OrganizationsDecisionDetail", {}).get("AllowedByOrganizations", True):
-        limit = "SCP"
-    return Answer(decision == "allowed", tuple(result.get("MissingContextValues", [])), limit)
-
-
-def results(iam: Any, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The results of a simulation, whose answer may come in several pages."""
-    answer = iam.simulate_principal_policy(**question)
-    yield from answer["EvaluationResults"]
-    while answer.get("IsTruncated"):
-        answer = iam.simulate_principal_policy(**question, Marker=answer["Marker"])
-        yield from answer["EvaluationResults"]
+TYPES = {list: "stringList", bool: "boolean", int: "numeric", str: "string"}
 
 
 def context_entries(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """The context as SimulatePrincipalPolicy takes it."""
+    """The context as SimulatePrincipalPolicy expects it."""
     return [
         {
             "ContextKeyName": key,
-            "ContextKeyType": context_type(value),
-            "ContextKeyValues": [context_text(item) for item in as_list(value)],
+            "ContextKeyType": TYPES[type(value)],
+            "ContextKeyValues": [
+                str(item).lower() if isinstance(item, bool) else str(item)
+                for item in as_list(value)
+            ],
         }
         for key, value in values.items()
     ]
 
 
-def context_type(value: Any) -> str:
-    if isinstance(value, list):
-        return "stringList"
-    if isinstance(value, bool):
-        return "boolean"
-    return "numeric" if isinstance(value, int) else "string"
-
-
-def context_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def as_list(value: Any) -> list[Any]:
-    """IAM's documents hold a list, or its only item."""
+    """A list, or the only item that IAM's documents may have in its place."""
     return value if isinstance(value, list) else [value]

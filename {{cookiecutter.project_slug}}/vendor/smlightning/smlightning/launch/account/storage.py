@@ -1,7 +1,6 @@
-"""Whether the buckets of a job are there, in its region, and hold its data and nothing more."""
+"""Whether a job's buckets exist in its region, and its addresses bring its data only."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from smlightning.launch import aws
@@ -9,94 +8,74 @@ from smlightning.launch.account.context import Context
 from smlightning.launch.account.named import KEY, ask
 from smlightning.launch.findings import Finding, error, skipped, warning
 
-# Classes of storage from which nothing can be read before it is restored (S3's API, GetObject).
+# Storage classes that nothing can read before it is restored (S3's API, GetObject).
 ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """What AWS says of a bucket."""
-
-    name: str
-    region: str
-    problem: str  # AWS's code of why it cannot be seen; empty if it can
-
-
 def buckets(context: Context) -> Iterator[Finding]:
-    """Every bucket is there and in the job's region, and channels have data."""
-    s3, region = context.client("s3"), context.job.region
-    seen: dict[str, Bucket] = {}
+    """Every bucket exists in the job's region, channels have data, and a resumed folder has files.
+
+    `submit` creates the account's default bucket for output.
+    """
+    unfit: dict[str, Finding | None] = {}
     for key, uri in context.addresses().items():
         name = aws.s3_location(uri)[0]
-        first = name not in seen
-        if first:
-            seen[name] = look_up(s3, name, region)
-        bucket = seen[name]
-        if bucket.problem == "404" and name == context.default_bucket and not is_data(key):
-            continue  # `submit` creates it
-        if bucket.problem or bucket.region != region:
-            if first:  # said for the first key that names the bucket
-                yield unfit(key, bucket, region)
+        is_new = name not in unfit
+        if is_new:
+            unfit[name] = look_up(context, key, name)
+        finding = unfit[name]
+        is_created = name == context.default_bucket and not is_data(key)
+        if finding:
+            if is_new and not (is_created and finding.problem.endswith("does not exist")):
+                yield finding
         elif is_data(key):
-            yield from data(key, uri, context)
+            yield from data(context, key, uri)
         elif key == "checkpoint_s3" and context.job.checkpoint_s3 not in ("", "auto"):
-            yield from resumed(uri, context)
+            if not context.objects(uri):
+                problem = f"there is nothing at {uri}, so training begins at step 0"
+                yield warning(key, problem, "correct the address, if it is to resume there")
+            yield from neighbours(context, key, uri)
 
 
 def is_data(key: str) -> bool:
     return key.startswith("channels.")
 
 
-def data(key: str, uri: str, context: Context) -> Iterator[Finding]:
-    """The first objects of a channel."""
+def look_up(context: Context, key: str, name: str) -> Finding | None:
+    """Why the job cannot use a bucket, or may not be able to; None if it can."""
+    from botocore.exceptions import ClientError
+
+    region = context.job.region
+    try:
+        answer = context.client("s3").head_bucket(Bucket=name)
+    except ClientError as failure:
+        answer = failure.response
+    code = str(answer.get("Error", {}).get("Code", ""))
+    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    place = headers.get("x-amz-bucket-region", region)
+    if code == "404":
+        cure = "create it in the job's region, or correct the name"
+        return error(key, f"bucket {name} does not exist", cure)
+    if place != region:
+        problem = f"bucket {name} is in {place}, the job in {region}"
+        return error(key, problem, "use one in the job's region")
+    if code:
+        problem = f"these credentials may not see bucket {name} ({code})"
+        cure = "see that the job's role may read it, or ask for s3:ListBucket"
+        return warning(key, problem, cure)
+    return None
+
+
+def data(context: Context, key: str, uri: str) -> Iterator[Finding]:
+    """The first objects of a channel exist and can be read."""
     objects = context.objects(uri)
     if not objects:
         yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
-        return
-    yield from neighbours(key, uri, objects)
     archived = [item["Key"] for item in objects if is_archived(item)]
     if archived:
         problem = f"{len(archived)} of the first objects are archived, as {archived[0]}"
         yield error(key, problem, "restore them from Glacier first (aws s3api restore-object)")
-
-
-def data_keys(context: Context) -> tuple[tuple[str, ...], list[Finding]]:
-    """ARNs of customers' KMS keys that the first object of each channel has, and what is wrong.
-
-    Who runs preflight need not be allowed to read data; all channels without an answer are one
-    finding.
-
-    AWS's own key is left out: S3 uses it for everybody who may read the object
-    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html).
-    """
-    from botocore.exceptions import ClientError
-
-    keys: list[str] = []
-    problems: list[Finding] = []
-    unknown: dict[str, str] = {}  # channel → AWS's code for why its object is not described
-    for channel, uri in context.addresses().items():
-        try:
-            objects = context.objects(uri) if is_data(channel) else []
-        except ClientError:
-            continue  # `buckets` reports it
-        for item in objects[:1]:
-            where = {"Bucket": aws.s3_location(uri)[0], "Key": item["Key"]}
-            try:
-                answer = context.client("s3").head_object(**where)
-            except ClientError as refusal:
-                unknown[channel] = aws.code(refusal)
-                continue
-            if key := answer.get("SSEKMSKeyId"):
-                answer, found = ask(context, channel, f"KMS key {key} of {uri}", KEY, KeyId=key)
-                problems += found
-                if answer.get("KeyMetadata", {}).get("KeyManager") == "CUSTOMER":
-                    keys.append(key)
-    if unknown:
-        codes = ", ".join(dict.fromkeys(unknown.values()))
-        problem = f"the encryption of {', '.join(unknown)} was not looked up (HeadObject: {codes})"
-        cure = "see that the role may use their KMS keys, or allow s3:GetObject (docs/sagemaker.md)"
-        problems.append(skipped("channels", problem, cure))
-    return tuple(dict.fromkeys(keys)), problems
+    yield from neighbours(context, key, uri)
 
 
 def is_archived(item: dict[str, Any]) -> bool:
@@ -105,49 +84,50 @@ def is_archived(item: dict[str, Any]) -> bool:
     return item.get("StorageClass") in ARCHIVED and not restored
 
 
-def resumed(uri: str, context: Context) -> Iterator[Finding]:
-    """The folder of an earlier job's checkpoints."""
-    objects = context.objects(uri)
-    if not objects:
-        problem = f"there is nothing at {uri}, so training begins at step 0"
-        yield warning("checkpoint_s3", problem, "correct the address, if it is to resume there")
-    yield from neighbours("checkpoint_s3", uri, objects)
-
-
-def neighbours(key: str, uri: str, objects: list[dict[str, Any]]) -> Iterator[Finding]:
-    """What else an address without a slash at its end brings: S3 takes it for a beginning."""
+def neighbours(context: Context, key: str, uri: str) -> Iterator[Finding]:
+    """What else an address without a final slash brings: S3 matches the beginnings of keys."""
     prefix = aws.s3_location(uri)[1]
     if not prefix or prefix.endswith("/"):
         return
-    names = [item["Key"] for item in objects]
+    names = [item["Key"] for item in context.objects(uri)]
     inside = [name for name in names if name.startswith(f"{prefix}/")]
     others = [name for name in names if name != prefix and name not in inside]
     if inside and others:
         folder = others[0].removeprefix(prefix).split("/")[0]
-        problem = f"{uri} also brings {prefix}{folder}, whose name begins as its own does"
+        problem = f"{uri} also brings {prefix}{folder}, whose name begins in the same way"
         yield warning(key, problem, f'end it with a slash: "{uri}/"')
 
 
-def look_up(s3: Any, name: str, region: str) -> Bucket:
-    """The bucket; its region is taken to be the job's where AWS does not say it."""
+def data_keys(context: Context) -> tuple[tuple[str, ...], list[Finding]]:
+    """ARNs of customers' KMS keys on the first object of each channel, and findings about them.
+
+    AWS's own key is left out: S3 uses it for everybody who may read the object
+    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html).
+    """
     from botocore.exceptions import ClientError
 
-    try:
-        answer = s3.head_bucket(Bucket=name)
-    except ClientError as error:
-        answer = error.response
-    headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-    problem = str(answer.get("Error", {}).get("Code", ""))
-    return Bucket(name, headers.get("x-amz-bucket-region", region), problem)
-
-
-def unfit(key: str, bucket: Bucket, region: str) -> Finding:
-    """Why the job cannot use a bucket, or may not be able to."""
-    if bucket.problem == "404":
-        cure = "create it in the job's region, or correct the name"
-        return error(key, f"bucket {bucket.name} does not exist", cure)
-    if bucket.region != region:
-        problem = f"bucket {bucket.name} is in {bucket.region}, the job in {region}"
-        return error(key, problem, "take one in the job's region")
-    problem = f"these credentials may not see bucket {bucket.name} ({bucket.problem})"
-    return warning(key, problem, "see that the job's role may read it, or ask for s3:ListBucket")
+    keys: list[str] = []
+    problems: list[Finding] = []
+    unknown: list[str] = []
+    for channel, uri in context.addresses().items():
+        try:
+            objects = context.objects(uri) if is_data(channel) else []
+        except ClientError:
+            continue  # `buckets` reports it
+        for item in objects[:1]:
+            where = {"Bucket": aws.s3_location(uri)[0], "Key": item["Key"]}
+            try:
+                key = context.client("s3").head_object(**where).get("SSEKMSKeyId")
+            except ClientError:  # who runs preflight need not be allowed to read data
+                unknown.append(channel)
+                continue
+            if key:
+                answer, found = ask(context, channel, f"KMS key {key} of {uri}", KEY, KeyId=key)
+                problems += found
+                if answer.get("KeyMetadata", {}).get("KeyManager") == "CUSTOMER":
+                    keys.append(key)
+    if unknown:
+        problem = f"the encryption of {', '.join(unknown)} was not looked up (HeadObject)"
+        cure = "see that the role may use their KMS keys, or allow s3:GetObject (docs/sagemaker.md)"
+        problems.append(skipped("channels", problem, cure))
+    return tuple(dict.fromkeys(keys)), problems

@@ -1,8 +1,8 @@
-"""What is wrong with a job before it is paid for: job.toml, the request, and src/.
+"""Checks of a job before it costs money: job.toml, the request, and src/.
 
 A check is a function that yields findings. Those of JOB_CHECKS read the job and the project; those
-of REQUEST_CHECKS judge the very request that is sent, and run where one can be built of the job
-and its values are of AWS's types.
+of REQUEST_CHECKS read the request that is sent, and run if one can be built and its values have
+AWS's types.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -23,11 +23,19 @@ from smlightning.launch.preflight import (
     settings,
     source,
 )
-from smlightning.launch.preflight.summary import rehearsal, summary
+from smlightning.launch.preflight.summary import passed, rehearsal, summary
 from smlightning.launch.request import Destination
 from smlightning.project import Project
 
-__all__ = ["JOB_CHECKS", "REQUEST_CHECKS", "offline_checks", "rehearsal", "run", "summary"]
+__all__ = [
+    "JOB_CHECKS",
+    "REQUEST_CHECKS",
+    "offline_checks",
+    "passed",
+    "rehearsal",
+    "run",
+    "summary",
+]
 
 JobCheck = Callable[[Job, Project], Iterator[Finding]]
 RequestCheck = Callable[[Job, dict[str, Any], Project], Iterator[Finding]]
@@ -42,7 +50,6 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     image.image,
     image.options,
     image.packages,
-    settings.misplaced,
     settings.times,
     settings.spot,
     settings.names,
@@ -59,47 +66,39 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     source.files,
     source.code,
     source.monitor,
-    requirements.of_pip,
     requirements.named,
     requirements.locked,
     members.unusable,
 )
 REQUEST_CHECKS: tuple[RequestCheck, ...] = (
-    members.exclusive,
     members.environment,
     members.isolation,
     members.offline_hub,
-    members.tags,
     members.partitions,
-    members.documented,
-    members.disk_key,
     secrets.visible,
     channels.addresses,
-    channels.file_systems,
-    channels.groups,
     members.places,
-    members.default_buckets,
 )
 
 
 def offline_checks(
     job: Job, project: Project, destination: Destination | None = None
 ) -> tuple[list[Finding], dict[str, Any] | None]:
-    """The findings that need no network, and the request if one can be made.
+    """The findings that need no network, and the request if one can be built.
 
-    `submit` sends this very request, and nothing that is refused here.
+    `submit` sends this request, unless a finding is an error.
 
     Args:
         job: of job.toml.
         project: whose src/ would be sent.
-        destination: where the job runs; without one, a dry run's.
+        destination: of the job; default: a dry run's.
     """
     findings = [finding for check in JOB_CHECKS for finding in check(job, project)]
     try:
         destination = destination or request.dry_destination(job)
         body = request.training_request(job, project, destination, request.job_name(job))
     except JobError as failure:
-        if not refused(findings):  # else it is one of these
+        if not refused(findings):  # otherwise one of these is the cause
             findings += failure.findings
         return findings, None
     except UserError as failure:
@@ -128,10 +127,10 @@ def run(
     Args:
         job: of job.toml.
         project: whose src/ would be sent.
-        offline: neither AWS nor a package index is asked.
+        offline: connect neither to AWS nor to a package index.
         accept: keys whose errors become warnings.
         also: further findings.
-        sender: the role that will send the job, by name or ARN; empty: the caller will.
+        sender: name or ARN of the role that will send the job; empty: the caller.
     """
     from smlightning.launch import account
 

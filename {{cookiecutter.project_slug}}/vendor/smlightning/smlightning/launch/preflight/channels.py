@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from smlightning.launch import aws, images, request, resources
+from smlightning.launch import aws, images, request
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, warning
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import paths
@@ -32,68 +32,22 @@ def keys(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def addresses(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """The address of each channel in S3, and that the checkpoints are kept elsewhere."""
+    """The address of each channel in S3, apart from the checkpoints."""
     checkpoints = body.get("CheckpointConfig", {}).get("S3Uri", "")
     for channel in body.get("InputDataConfig", []):
         source = channel.get("DataSource", {}).get("S3DataSource")
         if source is None:
             continue
         key, address = f"channels.{channel['ChannelName']}", source.get("S3Uri", "")
-        folder = address.endswith("/") or address.count("/") < 3
         yield from s3_address(key, address)
-        if source.get("S3DataType") == "ManifestFile" and folder:
-            problem = f'"{address}" is a folder, and a manifest is one file'
-            yield error(key, problem, "give the file's address")
-        elif aws.directory_bucket(aws.s3_location(address)[0]) and not folder:
-            # ListObjectsV2: "only prefixes that end in a delimiter (/) are supported".
-            problem = f'"{address}" is in S3 Express One Zone, and its prefix ends in no slash'
-            yield error(key, problem, "name a folder, with / at its end")
-        elif re.search(r"[*?]|\{.*\}", address):
-            problem = f'"{address}" has a wildcard, which S3 takes for a letter'
-            yield error(key, problem, "name the folder, or the beginning that its keys share")
+        if re.search(r"[*?]|\{.*\}", address):
+            problem = f'"{address}" has a wildcard, which S3 reads as a letter'
+            yield error(key, problem, "give the folder, or the beginning that its keys share")
         elif aws.s3_uri(checkpoints) and (
             aws.within(address, checkpoints) or aws.within(checkpoints, address)
         ):
             problem = f"it and {key} overlap, and checkpoints would be data"
-            yield error("checkpoint_s3", problem, "name another folder")
-
-
-def file_systems(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """A file system is reached in a VPC, whoever names it: job.toml, or an organisation's file."""
-    usual_mode = body["AlgorithmSpecification"]["TrainingInputMode"]
-    for channel in body.get("InputDataConfig", []):
-        system = channel.get("DataSource", {}).get("FileSystemDataSource", {})
-        key = f"channels.{channel['ChannelName']}"
-        if not system:
-            continue
-        if not body.get("VpcConfig"):
-            problem = "a file system can be reached in your VPC alone"
-            yield error(key, problem, "fill [network]")
-        if channel.get("InputMode", usual_mode) == "FastFile":
-            problem = "FastFile streams from S3, and a file system is mounted as it is"
-            yield error(key, problem, 'set input_mode = "File", or remove it')
-        path = system.get("DirectoryPath", "/")
-        if not path.startswith("/"):
-            problem = f'directory_path "{path}" does not begin with a slash'
-            example = '"/<mount name>/data"' if system.get("FileSystemType") != "EFS" else '"/data"'
-            yield error(key, problem, f"as in {example}")
-
-
-def groups(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """A channel reaches every group of instances, since the ranks of each read all data."""
-    names = {group.name for group in resources.groups(job)} - {""}
-    for channel in body.get("InputDataConfig", []):
-        source = channel.get("DataSource", {}).get("S3DataSource", {})
-        given = source.get("InstanceGroupNames")
-        if given is None or set(given) == names:
-            continue
-        key = f"channels.{channel['ChannelName']}"
-        unknown = sorted(set(given) - names)
-        if unknown:
-            problem = f"the job has no instance group {', '.join(unknown)}"
-        else:
-            problem = f"hosts of {', '.join(sorted(names - set(given)))} would not get it"
-        yield error(key, problem, "remove its instance groups, so that every host gets it")
+            yield error("checkpoint_s3", problem, "use another folder")
 
 
 def channel_names(job: Job, project: Project) -> Iterator[Finding]:
@@ -146,7 +100,7 @@ def unread_channels(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def option_paths(job: Job, project: Project) -> Iterator[Finding]:
-    """What an option reads is in a channel or in the image, and not on this machine."""
+    """Options read from channels, the image or src/, and not from this machine."""
     declared = declared_options(project.options().classes)
     for key, option, value in texts_of_options(job, project):
         channel = paths.channel_of(option, value)
@@ -158,40 +112,29 @@ def option_paths(job: Job, project: Project) -> Iterator[Finding]:
                 yield missing_channel(key, channel, job)
         elif value.startswith("s3://"):
             problem = f'"{value[:80]}" is an address, and the training job reads files'
-            yield warning(key, problem, "name it under [channels], and the channel here")
-        elif paths.in_every_container(value) or written(declared.get(option), option, value):
+            yield warning(key, problem, "set it under [channels], and the channel here")
+        elif is_output(declared.get(option), option, value):
             continue
-        elif paths.exists(value) or paths.only_local(value):
-            if paths.exists(str(project.src / value)) and not Path(value).is_absolute():
-                continue  # it travels with the code, in whose folder train.py starts
-            absent = paths.exists(value) or paths.on_no_host(
-                value, private_image=images.profile(job) is None
-            )
-            level = error if absent else warning
+        elif paths.is_file(str(project.src / value)) and not Path(value).is_absolute():
+            continue  # it travels with the code, in whose folder train.py starts
+        elif paths.is_local(value):
+            name = "training" if option == "dataset" else option.removesuffix("_name")
+            given = name if option == "dataset" else f"{paths.CHANNELS}{name}"
+            # An image of your own may have such a path, too.
+            may_exist = images.profile(job) is None and value.startswith("/")
+            level = warning if may_exist and not paths.exists(value) else error
             yield level(
                 key,
                 f'"{value[:80]}" is a path of this machine, which the training job cannot read',
-                "upload it, as by aws s3 cp --recursive; name its address under [channels], as "
-                f'{channel_for(option)} = "s3://bucket/folder/"; and set {option} = '
-                f'"{value_for(option)}"',
+                "upload it, as by aws s3 cp --recursive; set its address under [channels], as "
+                f'{name} = "s3://bucket/folder/"; and set {option} = "{given}"',
             )
 
 
-def channel_for(option: str) -> str:
-    """The name of a channel with what an option reads: one for each option."""
-    return "training" if option == "dataset" else option.removesuffix("_name")
+def is_output(declared: Option | None, name: str, value: str) -> bool:
+    """Whether an option is a folder for output: neither data nor weights.
 
-
-def value_for(option: str) -> str:
-    """How an option names its channel: dataset by the name, any other by its folder."""
-    channel = channel_for(option)
-    return channel if option == "dataset" else f"{paths.CHANNELS}{channel}"
-
-
-def written(declared: Option | None, name: str, value: str) -> bool:
-    """Whether an option names a folder for output, which need not be there.
-
-    That is one which is neither of data nor of weights: a run may resume with another value.
+    A run may resume with another value of such an option.
     """
     if declared is None or name == "resume":
         return False

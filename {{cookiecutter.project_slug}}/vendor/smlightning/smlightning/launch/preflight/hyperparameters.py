@@ -22,7 +22,7 @@ CONFLICT = "hyperparameters"  # the key of a finding about several of them
 
 
 def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
-    """train.py has the option and takes the value, and no launcher takes it for its own."""
+    """train.py has the option and accepts the value, and torchrun does not read it as its own."""
     classes = project.options().classes
     declared = declared_options(classes)
     for name, value in job.hyperparameters.items():
@@ -34,11 +34,11 @@ def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
             cure = cure or cure_for_unknown_name(name, declared)
             yield error(key, "train.py has no such option", cure)
             continue
-        taken = launchers.abbreviates(name) if torchrun_reads_options(job) else []
-        if taken:
-            options = ", ".join(taken)
+        similar = launchers.abbreviates(name) if torchrun_reads_options(job) else []
+        if similar:
+            options = ", ".join(similar)
             problem = (
-                f"torchrun on Python 3.11 takes --{name} for one of its own ({options}) and exits"
+                f"torchrun on Python 3.11 reads --{name} as one of its own ({options}) and exits"
             )
             yield error(key, problem, "rename the option in src/options.py")
             continue
@@ -61,7 +61,7 @@ def conflicts(job: Job, project: Project) -> Iterator[Finding]:
 def torchrun_reads_options(job: Job) -> bool:
     """Whether torchrun may end at an option of train.py, as it does on Python 3.11.
 
-    Of an image that is no profile the Python is not known.
+    The Python of an image of your own is not known.
     """
     profile = images.profile(job)
     old_python = profile is None or profile.python == "3.11"
@@ -69,11 +69,11 @@ def torchrun_reads_options(job: Job) -> bool:
 
 
 def unfit(classes: Classes, name: str, value: Any) -> str:
-    """Why an option does not take a value; empty where it does."""
+    """The reason why an option rejects a value; empty if it accepts it."""
     try:
         read_command_line(classes, [f"--{name}={value}"])
-    except OptionError as refused:
-        return f"found {refused.value!r}, expected {refused.expected}"
+    except OptionError as failure:
+        return f"found {failure.value!r}, expected {failure.expected}"
     except UserError as failure:
         return failure.problem
     except ValueError:  # Python writes no number of more than 4,300 digits

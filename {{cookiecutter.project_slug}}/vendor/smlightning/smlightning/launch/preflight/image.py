@@ -1,4 +1,4 @@
-"""The image of a job against its region, instances and launcher."""
+"""Checks of the image against region, instances and launcher."""
 
 import json
 import re
@@ -49,11 +49,11 @@ def address(key: str, uri: str, job: Job) -> Iterator[Finding]:
         )
     elif ecr and ecr[2] != job.region and job.region in aws.regions():
         problem = f"it is in {ecr[2]} and the job in {job.region}"
-        yield error(key, problem, "name the one in the job's region")
+        yield error(key, problem, "use the one in the job's region")
 
 
 def of_profile(job: Job, profile: Profile | None) -> Iterator[Finding]:
-    """What is known of an image against launcher, GPUs and date; nothing where none is."""
+    """An image's launchers, GPUs and known faults; none for an unknown image."""
     if profile:
         yield from profile_fits(job, profile)
         yield from cuda_fits(job, profile)
@@ -61,16 +61,16 @@ def of_profile(job: Job, profile: Profile | None) -> Iterator[Finding]:
 
 
 def image_of_owner(job: Job) -> Iterator[Finding]:
-    """An image's URI: what can be told from its address."""
+    """An image's URI: problems that its address shows."""
     image = images.aws_image(job.image, job.registry)
     wrong = list(address("image", job.image, job))
     if job.registry and not job.image.startswith(f"{job.registry}/"):
-        yield warning("registry", "it has no effect, since image names another", "remove it")
+        yield warning("registry", "it has no effect, since image is elsewhere", "remove it")
     if wrong:
         yield from wrong
     elif resources.gpus(job) != 0 and names_cpu(job.image):
         problem = f"its tag says CPU, and the GPUs of {kinds(job)} would idle"
-        yield error("image", problem, "take a GPU image")
+        yield error("image", problem, "use a GPU image")
     elif image:
         yield from image_of_aws(job, image)
         return
@@ -92,7 +92,7 @@ def image_of_aws(job: Job, image: AwsImage) -> Iterator[Finding]:
     """One of AWS's own images: account, repository and tag."""
     name = f"{image.repository}:{image.tag}"
     account = images.REGISTRIES.get(image.region)
-    take = 'set image = "auto", or take one of pytorch or pytorch-training'
+    take = 'set image = "auto", or use one of pytorch or pytorch-training'
     if image.account and image.account != account:
         problem = f"AWS keeps its images for {image.region} in account {account}"
         yield error("image", f"{problem}, not in {image.account}", "correct the account")
@@ -102,13 +102,13 @@ def image_of_aws(job: Job, image: AwsImage) -> Iterator[Finding]:
     elif "inference" in image.repository or image.repository == "ray":
         yield error("image", f"{name} is for inference, and starts no training", take)
     elif image.repository not in TRAINING:
-        problem = f"what {name} holds is not known here"
+        problem = f"the contents of {name} are not known here"
         yield skipped("image", problem, "rehearse with its versions")
     elif not image.torch:
-        yield error("image", f"{name} names no version of torch", 'as in "pytorch:2.13-…"')
+        yield error("image", f"{name} has no version of torch", 'as in "pytorch:2.13-…"')
     elif "-ec2" in image.tag or (image.repository == "pytorch" and "sagemaker" not in image.tag):
         problem = f"{name} is for EC2, without SageMaker's toolkit"
-        yield error("image", problem, "take the tag that ends in -sagemaker")
+        yield error("image", problem, "use the tag that ends in -sagemaker")
     elif image.torch < LIGHTNING_NEEDS:
         problem = f"{name} has torch {'.'.join(map(str, image.torch))}"
         yield error("image", f"{problem}, and Lightning here needs 2.1 or newer", take)
@@ -151,15 +151,15 @@ def cuda_fits(job: Job, profile: Profile) -> Iterator[Finding]:
     for family in dict.fromkeys(map(instances.family, resources.types(job))):
         problem = f"CUDA {version} of {profile.name} does not support the GPUs of {family}"
         if family == "p2":
-            yield error("image", problem, "take a newer instance")
+            yield error("image", problem, "use a newer instance")
         elif family.startswith("p3") and profile.cuda >= (13, 0):
-            yield error("image", problem, 'take a newer instance, or image = "smddp"')
+            yield error("image", problem, 'use a newer instance, or image = "smddp"')
         elif family.startswith(("p6", "g7")) and profile.cuda < (12, 8):
             yield error("image", problem, 'set image = "current"')
 
 
 def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
-    """What is known to be wrong with the image: one warning for its security, one for each else."""
+    """Known defects of the image: one warning for its security, and one for each other defect."""
     defects = list(profile.defects(today, fixed_build=images.is_fixed_build(job.image)))
     name = f"{profile.name} (torch {profile.torch})"
     reasons = []
@@ -168,7 +168,9 @@ def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
     reasons += [f"{defect.does} ({defect.name})" for defect in defects if defect.security]
     if reasons:
         so = dict.fromkeys(defect.so for defect in defects if defect.security)
-        cure = "; or ".join(filter(None, ["; ".join(so), newer_image(job, profile)]))
+        newest = images.profile(job.replace(**own_image(job))) == profile
+        newer = "update this project (make update)" if newest else f"set {other_image(job)}"
+        cure = "; or ".join([*so, newer])
         yield warning("image", f"{name} {', '.join(reasons)}", cure)
     by_efa = resources.host_count(job) > 1 and any(map(instances.efa, resources.types(job)))
     for defect in defects:
@@ -176,34 +178,26 @@ def faults(job: Job, profile: Profile, today: date) -> Iterator[Finding]:
             yield warning("image", f"{name} {defect.does} ({defect.name})", defect.so)
 
 
-def newer_image(job: Job, profile: Profile) -> str:
-    """The cure for a job whose image has this profile."""
-    if images.profile(job.replace(**settings_of_other_image(job))) == profile:
-        return "update this project (make update)"
-    return f"set {other_image(job)}"
-
-
 def other_image(job: Job) -> str:
-    """The settings that give the job another image, in a sentence."""
-    settings = settings_of_other_image(job)
-    return " and ".join(f'{name} = "{value}"' for name, value in settings.items())
+    """The settings that give the job this project's own image, without SMDDP."""
+    return " and ".join(f'{name} = "{value}"' for name, value in own_image(job).items())
 
 
-def settings_of_other_image(job: Job) -> dict[str, str]:
-    """Keys of job.toml that give the job this project's own image, and one without SMDDP."""
+def own_image(job: Job) -> dict[str, str]:
+    """Keys of job.toml that give the job this project's own image, without SMDDP."""
     if launchers.launcher(job) == "smddp":
         return {"distribution": "torch_distributed", "image": "auto"}
     return {"image": "auto"}
 
 
 def packages(job: Job, project: Project) -> Iterator[Finding]:
-    """AWS's images hold torch, and neither Lightning nor what else src/ imports."""
+    """AWS's images have torch, but neither Lightning nor the other packages of src/."""
     if not images.profile(job) or not project.requirements.is_file():
         return
     written = requirements.lines(project.requirements)
     if all(requirements.OPTION.match(line) for line in written):
-        problem = "it installs nothing, and AWS's images hold no pytorch-lightning"
-        cure = "name src/'s packages in it, or take an image of your own that holds them"
+        problem = "it installs nothing, and AWS's images lack pytorch-lightning"
+        cure = "list src/'s packages in it, or use an image of your own that has them"
         yield error(requirements.key_of(project), problem, cure)
 
 
@@ -211,19 +205,21 @@ def packages(job: Job, project: Project) -> Iterator[Finding]:
 def options(job: Job, project: Project) -> Iterator[Finding]:
     """The image's torch can run the options of train.py, where several processes train."""
     profile = images.profile(job)
-    alone = resources.gpus(job) in (0, 1) and resources.host_count(job) == 1
-    if profile is None or alone or launchers.launcher(job) == "none":
+    is_one = resources.gpus(job) in (0, 1) and resources.host_count(job) == 1
+    if profile is None or is_one or launchers.launcher(job) == "none":
         return
     try:
         chosen = {"strategy": "ddp", **known.options_of(job, project)}
     except UserError:
         return  # `hyperparameters` says so
     for limit in profile.limits(chosen):
-        asked = " with ".join(f"{name} = {json.dumps(chosen[name])}" for name in limit.named)
+        chosen_values = " with ".join(
+            f"{name} = {json.dumps(chosen[name])}" for name in limit.named
+        )
         problem = f"torch {profile.torch} of {profile.name} {limit.why}"
         newer = ".".join(map(str, limit.before))
         yield error(
             f"hyperparameters.{limit.named[0]}",
-            f"{asked} needs torch {newer} or newer, and {problem}",
+            f"{chosen_values} needs torch {newer} or newer, and {problem}",
             f"set {other_image(job)}, or change it",
         )

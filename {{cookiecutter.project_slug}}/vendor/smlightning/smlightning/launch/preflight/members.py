@@ -1,11 +1,11 @@
-"""Members of the request: AWS's limits of each, and what src/ or the instances cannot work with."""
+"""Members of the request: AWS's limits, and values that src/ cannot work with."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from smlightning.launch import aws, connections, instances, launchers, requirements, resources
+from smlightning.launch import aws, connections, instances, launchers
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import KEY_OF_MEMBER, Create, Job, cure_for_misplaced_key
 from smlightning.launch.preflight.secrets import texts
@@ -13,53 +13,30 @@ from smlightning.launch.preflight.settings import s3_address
 from smlightning.project import Project
 
 OUTPUT = "OutputDataConfig.S3OutputPath"
-DISK_KEY = "ResourceConfig.VolumeKmsKeyId"
 ARN = re.compile(r"arn:(aws[a-z-]*):[\w-]*:([\w-]*):")
-AWS_HOST = re.compile(r"\.(amazonaws\.com(?:\.cn)?)(?=[:/]|$)")
-OF_REGION = ("OutputDataConfig", "ResourceConfig")  # members whose ARNs are of the job's region
-OF_OWNER = ("Environment", "HyperParameters", "Tags")  # members whose values are the owner's own
-INTERVALS = (100, 200, 500, 1000, 5000, 60_000)  # ProfilerConfig, ProfilingIntervalInMilliseconds
-# Variables by which libraries choose the network between hosts.
-INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
-FILES_OF_PROFILES = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
+OF_REGION = ("OutputDataConfig", "ResourceConfig")  # members whose ARNs are in the job's region
+OF_USER = ("Environment", "HyperParameters", "Tags")  # members with the user's own values
 
 PIPE = (
     "Pipe",
     "a pipe holds no files, and src/ reads folders of files",
-    'take "File" or "FastFile"',
+    'use "File" or "FastFile"',
 )
 SHARDED = (
     "ShardedByS3Key",
     "each host would get a part, and the ranks divide all data",
     "remove it",
 )
-GZIP = ("Gzip", "SageMaker unpacks it in Pipe mode alone, which src/ cannot read", "remove it")
-RECORDS = ("RecordIO", "it is of Pipe mode, which src/ cannot read", "remove it")
+GZIP = ("Gzip", "SageMaker unpacks it in Pipe mode only, which src/ cannot read", "remove it")
+RECORDS = ("RecordIO", "it belongs to Pipe mode, which src/ cannot read", "remove it")
 MANIFEST = (
     "AugmentedManifestFile",
-    "it is of Pipe mode, which src/ cannot read",
-    'write what it lists as a table of src/, or take "ManifestFile"',
+    "it belongs to Pipe mode, which src/ cannot read",
+    'write what it lists as a table of src/, or use "ManifestFile"',
 )
 LOCAL_CHECKPOINTS = ("", "training keeps its checkpoints in /opt/ml/checkpoints", "remove it")
-# Members of a request of which AWS takes one; with "", none. From botocore 1.44.8: documentation of
-# ResourceConfig's InstancePreferences, InstancePlacementConfig and SelectedInstance…, of
-# InstancePreference's TrainingPlanArns, and of AlgorithmSpecification. Of warm pools:
-# https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html, Considerations.
-PREFERENCES = "ResourceConfig.InstancePreferences"
-EXCLUSIVE = (
-    (PREFERENCES, "ResourceConfig.InstanceGroups"),
-    (PREFERENCES, "ResourceConfig.InstancePlacementConfig"),
-    (PREFERENCES, "EnableManagedSpotTraining"),
-    ("ResourceConfig.InstancePreferences.TrainingPlanArns", "ResourceConfig.TrainingPlanArn"),
-    ("ResourceConfig.InstanceGroups", "ResourceConfig.KeepAlivePeriodInSeconds"),
-    ("ResourceConfig.SelectedInstanceType", ""),
-    ("ResourceConfig.SelectedInstanceCount", ""),
-    ("ResourceConfig.InstancePlacementConfig", ""),  # for UltraServers: no image here runs on them
-    ("AlgorithmSpecification.AlgorithmName", "AlgorithmSpecification.TrainingImage"),
-)
-# What AWS does not take, or src/ cannot work with: member of [request], or key of a channel → value
-# (empty: any), problem and cure.
+# Member of [request] or key of a channel → value that src/ cannot use (empty: any), problem and
+# cure.
 UNUSABLE = {
     "input_mode": PIPE,
     "InputMode": PIPE,
@@ -87,7 +64,7 @@ def limits(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
 
 
 def unsaid(limits: list[Finding], findings: list[Finding]) -> list[Finding]:
-    """Limits without those whose bare pattern or missing member an error already says in words."""
+    """Limits without bare patterns and missing members whose key has an error in words."""
     errors = [f"{finding.key}." for finding in findings if finding.level == "error"]
     return [
         limit
@@ -97,58 +74,21 @@ def unsaid(limits: list[Finding], findings: list[Finding]) -> list[Finding]:
     ]
 
 
-def exclusive(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """Members that AWS does not take together."""
-    for path, other in EXCLUSIVE:
-        if not is_set(request, path) or (other and not is_set(request, other)):
-            continue
-        key = key_of(path)
-        if not is_set({"request": job.request}, key) and path == PREFERENCES:
-            key = "instance_type"  # a list
-        if other:
-            shown = key_of(other)
-            yield error(key, f"AWS does not take it with {shown}", f"remove it, or {shown}")
-        else:
-            yield error(key, "AWS does not take it from a job of this project", "remove it")
-
-
-def documented(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """What AWS rejects by the documentation of a member, of which its model holds no limit."""
-    output, profiler = request["OutputDataConfig"], request.get("ProfilerConfig", {})
-    bucket = aws.s3_location(output["S3OutputPath"])[0]
-    if output.get("KmsKeyId") and aws.directory_bucket(bucket):
-        problem = "S3 Express One Zone takes no KMS key for output"  # OutputDataConfig, KmsKeyId
-        yield error(key_of("OutputDataConfig.KmsKeyId"), problem, "remove it")
-    interval = profiler.get("ProfilingIntervalInMilliseconds", INTERVALS[0])
-    if interval not in INTERVALS:
-        yield error(
-            "request.ProfilerConfig.ProfilingIntervalInMilliseconds",
-            f"{aws.show_number(interval)} is none of AWS's intervals",
-            f"take one of {', '.join(map(str, INTERVALS))}",
-        )
-
-
-def is_set(value: Any, path: str) -> bool:
-    """Whether a request has the member, in a list at least once."""
-    if isinstance(value, list):
-        return any(is_set(item, path) for item in value)
-    name, _, rest = path.partition(".")
-    if not isinstance(value, dict) or not value.get(name):
-        return False
-    return not rest or is_set(value[name], rest)
-
-
 def beyond_limits(value: Any, shape: Any, path: str = "") -> Iterator[Finding]:
-    """What of a member's value is beyond the limits of its shape in botocore's model."""
+    """Parts of a member's value that are beyond the limits of its shape in botocore's model."""
     for violation in aws.violations(value, shape, path):
-        key, cure = key_of(violation.path), violation.cure
+        key, problem, cure = key_of(violation.path), violation.problem, violation.cure
         if key == "name":
-            cure = "use letters, digits and hyphens, at most 47: a timestamp is added"
+            problem = f"{problem}, with the time that is added"
+            cure = "use letters, digits and hyphens, at most 47"
         elif key == "instance_type":
-            end = "" if cure.endswith("?") else "."
+            types = re.findall(r"ml\.[\w-]+", f"{problem} {cure}".lower())
+            generations = {re.sub(r"\D", "", instances.family(kind)) for kind in types}
+            if len(generations) > 1:  # p2 does not replace p9
+                cure = "correct it"
             newer = "pip install --upgrade boto3, or --accept instance_type"
-            cure = f"{cure}{end} If it is newer than that: {newer}"
-        yield error(key, violation.problem, cure)
+            cure = f"{cure.removesuffix('?')}? If it is newer than botocore: {newer}"
+        yield error(key, problem, cure)
 
 
 def key_of(path: str) -> str:
@@ -160,16 +100,14 @@ def key_of(path: str) -> str:
 
 
 def places(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """Output is an address in S3 that lies neither in data nor in the checkpoints: the next job
-    would take models for data, and every host would download them with its checkpoints.
-    """
+    """Output lies neither in data nor in the checkpoints, which every host downloads."""
     output = request["OutputDataConfig"]["S3OutputPath"]
-    named = job.request.get("OutputDataConfig", {}).get("S3OutputPath")
-    key = f"request.{OUTPUT}" if named else "bucket"
-    if named:
+    chosen = job.request.get("OutputDataConfig", {}).get("S3OutputPath")
+    key = f"request.{OUTPUT}" if chosen else "bucket"
+    if chosen:
         yield from s3_address(key, output)
         if job.bucket and aws.s3_location(output)[0] != job.bucket:
-            yield warning("bucket", f"it has no effect, since {key} names another", "remove it")
+            yield warning("bucket", f"it has no effect, since {key} sets another", "remove it")
     for channel in request.get("InputDataConfig", []):
         folder = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
         name = channel["ChannelName"]
@@ -177,27 +115,15 @@ def places(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
             yield error(
                 key,
                 f"{output} lies in channels.{name} ({folder}), so that models become its data",
-                "name a folder beside the data, or the data's own folder in the channel",
+                "use a folder next to the data, or the data's own folder in the channel",
             )
     if aws.s3_uri(job.checkpoint_s3) and aws.within(output, job.checkpoint_s3):
         problem = f"{output} lies in it, and every host downloads what it holds"
-        yield error("checkpoint_s3", problem, "name a folder next to the output")
-
-
-def default_buckets(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """SageMaker's default buckets have their region in their name, and jobs read one region's."""
-    addresses = {"bucket": f"s3://{job.bucket}", "checkpoint_s3": job.checkpoint_s3}
-    for path, text in texts({"channels": job.channels, "request": job.request}):
-        addresses[path] = text
-    for key, address in addresses.items():
-        match = re.match(r"s3://sagemaker-([a-z]{2,5}(?:-[a-z]+)+-\d)-\d{12}", address)
-        if match and match[1] != job.region and job.region in aws.regions():
-            problem = f"{match[0].removeprefix('s3://')} is in {match[1]}, the job in {job.region}"
-            yield error(key, problem, "take a bucket in the job's region")
+        yield error("checkpoint_s3", problem, "use a folder next to the output")
 
 
 def unusable(job: Job, project: Project) -> Iterator[Finding]:
-    """What in [request] and [channels] AWS does not take, or src/ cannot work with."""
+    """Values in [request] and [channels] that src/ cannot work with."""
     for key, text in texts({"channels": job.channels, "request": job.request}):
         value, problem, cure = UNUSABLE.get(key.rpartition(".")[2], (None, "", ""))
         if value in ("", text):
@@ -230,30 +156,17 @@ def offline_hub(job: Job, request: dict[str, Any], project: Project) -> Iterator
 
 
 def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """Variables that the launcher or SageMaker sets itself."""
+    """No variable that the launcher or SageMaker sets itself, or that hides GPUs from it."""
     variables = request.get("Environment", {})
-    launcher = launchers.launcher(job)
-    for name in variables:  # of the SDK's configuration file, where a name may be any value
+    for name in variables:  # from the SDK's configuration file, a name may be any value
         if launchers.reserves(str(name)):
             problem = "the launcher or SageMaker's toolkit sets it on each host"
             yield error(f"environment.{name}", problem, "remove it")
     if "CUDA_VISIBLE_DEVICES" in variables:
-        # The toolkit counts the GPUs of `nvidia-smi --list-gpus`, which does not look at it.
-        level = warning if launcher == "none" else error
+        # The toolkit counts the GPUs of `nvidia-smi --list-gpus`, which ignores the variable.
+        level = warning if launchers.launcher(job) == "none" else error
         problem = "a process is started for each GPU of the host, and this hides some from it"
-        yield level("environment.CUDA_VISIBLE_DEVICES", problem, "take a smaller instance")
-    for name in PROFILES:
-        if name in variables and not any(file in variables for file in FILES_OF_PROFILES):
-            problem = "the hosts have no profile of AWS, and use the job's role"
-            yield error(f"environment.{name}", problem, "remove it")
-    for name in INTERFACES:
-        if variables.get(name) in ("lo", "=lo") and resources.host_count(job) > 1:
-            problem = "hosts do not reach each other by the interface lo"
-            yield error(f"environment.{name}", problem, "remove it")
-    is_set_by_toolkit = launcher in ("torch_distributed", "none")
-    if is_set_by_toolkit and variables.get("NCCL_DEBUG", "WARN") != "WARN":
-        problem = f"the toolkit sets NCCL_DEBUG to WARN under {launcher}"
-        yield warning("environment.NCCL_DEBUG", problem, "remove it; under mpirun it arrives")
+        yield level("environment.CUDA_VISIBLE_DEVICES", problem, "use a smaller instance")
 
 
 def created(job: Job, project: Project) -> Iterator[Finding]:
@@ -264,54 +177,19 @@ def created(job: Job, project: Project) -> Iterator[Finding]:
                 yield error(f"create.{kind}.{violation.path}", violation.problem, violation.cure)
 
 
-def tags(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """Tags that only AWS may set."""
-    for tag in request.get("Tags", []):
-        if str(tag["Key"]).lower().startswith("aws:"):
-            problem = "AWS keeps tags that begin with aws: to itself"
-            yield error(f"tags.{tag['Key']}", problem, "rename it")
-
-
 def partitions(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """ARNs and hosts of AWS are of the job's partition: China and GovCloud have their own. What
-    encrypts or holds capacity is of its region, too.
-    """
-    if job.region not in aws.regions():  # said already
+    """ARNs are in the job's partition: China and GovCloud have their own."""
+    if job.region not in aws.regions():  # `region` reports it
         return
-    partition, suffix = aws.partition(job.region), aws.dns_suffix(job.region)
+    partition = aws.partition(job.region)
     named = {"mlflow": job.mlflow, "hub_token_secret": job.hub_token_secret, "secrets": job.secrets}
-    members = {member: value for member, value in request.items() if member not in OF_OWNER}
-    for path, text in texts({**named, "environment": job.environment, **members}):
-        member = path.partition(".")[0]
-        key = key_of(path) if member in members else path
-        owners = member == "environment" and path != f"environment.{requirements.CODEARTIFACT}"
-        level = warning if owners else error
-        arn, host = ARN.match(text), AWS_HOST.search(text)
+    members = {member: value for member, value in request.items() if member not in OF_USER}
+    for path, text in texts({**named, **members}):
+        arn = ARN.match(text)
+        key = key_of(path) if path.partition(".")[0] in members else path
         if arn and arn[1] != partition:
-            problem = f'"{text}" is of partition {arn[1]}, and {job.region} is in {partition}'
-            yield level(key, problem, "take one from there")
-        elif host and host[1] != suffix:
-            problem = f'"{text}" is of {host[1]}, and the hosts of {job.region} are of {suffix}'
-            yield level(key, problem, "take one from there")
-        elif arn and member in OF_REGION and arn[2] not in ("", job.region):
+            problem = f'"{text}" is in partition {arn[1]}, and {job.region} is in {partition}'
+            yield error(key, problem, "use one of the job's partition")
+        elif arn and path.startswith(OF_REGION) and arn[2] not in ("", job.region):
             problem = f'"{text}" is in {arn[2]}, and the job in {job.region}'
-            yield error(key, problem, "take one of the job's region")
-
-
-def disk_key(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """The KMS key of the hosts' disks."""
-    disk = str(request["ResourceConfig"].get("VolumeKmsKeyId", ""))
-    clusters = resources.candidates(request["ResourceConfig"])
-    types = [[group.instance_type for group in cluster] for cluster in clusters]
-    with_nvme = [kinds for kinds in types if all(map(instances.nvme, kinds))]
-    shown = " and ".join(dict.fromkeys(with_nvme[0])) if with_nvme else ""
-    if with_nvme and job.volume_gb != Job.model_fields["volume_gb"].default:
-        # ResourceConfig, VolumeSizeInGB: "Available storage is fixed to the NVMe-type instance's".
-        problem = f"{shown} has NVMe disks of a fixed size, and AWS adds no other"
-        yield warning("volume_gb", problem, "remove it, and see that the disks are large enough")
-    if disk and with_nvme:
-        problem = f"{shown} encrypts its own NVMe disks, and AWS refuses a key"
-        yield error(f"request.{DISK_KEY}", problem, "remove it")
-    elif "alias/" in disk:
-        problem = f'"{disk}" is an alias, which AWS takes for OutputDataConfig.KmsKeyId alone'
-        yield error(f"request.{DISK_KEY}", problem, "give the key's ID or ARN")
+            yield error(key, problem, "use one of the job's region")

@@ -43,7 +43,7 @@ FORMATS = (
     r"shp(at|ca|pa|ss)_[0-9a-f]{32}",  # Shopify
     # A password in an address, but no place for one: {password}, %s, $PASSWORD, <password>.
     r"://[^/\s:@\"'{}<>$]+:(?!pass(word)?@|\*+@)[^/\s@\"'{}<>$%]+@",
-    r"://(?=[^/\s@]{0,99}\d)\w{20,}@",  # a token alone, as Gemfury and Azure DevOps take it
+    r"://(?=[^/\s@]{0,99}\d)\w{20,}@",  # a token only, as for Gemfury and Azure DevOps
 )
 # Names in lower case, with underscores between their words.
 PASSWORD_NAME = re.compile(
@@ -107,7 +107,7 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
             if forms(text):
                 there = "keep it in Secrets Manager, and give the name of that secret here"
                 yield error(names[key], SHOWN, there)
-        elif forms(text) or told_by_name(key, text):
+        elif forms(text) or has_secret_name(key, text):
             yield error(key, SHOWN, cure(key.rpartition(".")[2]))
     yield from created(job.create, Create.model_fields)
 
@@ -115,25 +115,25 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
 def created(create: Create, kinds: Iterable[str]) -> Iterator[Finding]:
     """No secret in the members of [create] for these kinds."""
     for key, text in texts({f"create.{kind}": getattr(create, kind) for kind in kinds}):
-        if forms(text) or told_by_name(key, text):
+        if forms(text) or has_secret_name(key, text):
             yield error(key, SHOWN, "keep it in Secrets Manager, and let the code read it there")
 
 
 def cure(variable: str) -> str:
-    """Where a secret goes: pip reads its variables before the processes read secrets."""
+    """The cure for a secret in a variable; pip reads its own before processes read secrets."""
     if requirements.BEFORE_TRAINING.fullmatch(variable) or requirements.PROXY.fullmatch(variable):
         return f"for pip, {requirements.WITHOUT_LOGIN}"
-    kept = "keep it in Secrets Manager, and name that secret in [secrets]"
+    kept = "keep it in Secrets Manager, and set its name in [secrets]"
     return f'{kept}: VARIABLE = "name of the secret"'
 
 
 def forms(text: str) -> list[int]:
-    """Where in a text the first secret of each form begins."""
+    """Positions in a text at which the first secret of each form begins."""
     found = (re.search(pattern, text) for pattern in FORMATS)
     return [match.start() for match in found if match]
 
 
-def told_by_name(key: str, text: str) -> bool:
+def has_secret_name(key: str, text: str) -> bool:
     """Whether the name of a value says that it is a secret, and the value can be one.
 
     The name, the ARN, the address or the path of a secret is none, nor is a word of a vocabulary,
@@ -172,13 +172,13 @@ def line_of_secret(text: str, suffix: str) -> int:
             at += [
                 match.start()
                 for match in pattern.finditer(text)
-                if told_by_name(match["name"], match["text"]) and is_random(match["text"])
+                if has_secret_name(match["name"], match["text"]) and is_random(match["text"])
             ]
     return text.count("\n", 0, min(at)) + 1 if at else 0
 
 
 def is_random(text: str) -> bool:
-    """Whether a text is no name of something, as the values of code's variables mostly are.
+    """Whether a text looks random, unlike the names that code's variables mostly hold.
 
     A digit between letters, or a sign that no name has, makes a password of a word.
     """

@@ -1,18 +1,19 @@
-"""Single values of job.toml that AWS would refuse, or would take otherwise than meant."""
+"""Single values of job.toml that AWS would reject, or would read otherwise than meant."""
 
 import re
 from collections.abc import Iterator
 
 from smlightning import hub
-from smlightning.launch import aws, images, launchers, requirements
+from smlightning.launch import aws, images, launchers, requirements, resources
 from smlightning.launch.findings import Finding, error, warning
-from smlightning.launch.job import PATHS, Job, cure_for_misplaced_key
+from smlightning.launch.job import Job
 from smlightning.project import Project
 from smlightning.stored_secrets import REFERENCE
 
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
 S3_EXAMPLE = 'as in "s3://bucket/folder/"'
-# Addresses of S3's own hosts, which AWS's patterns take in place of s3://.
+BUCKET_RULE = "a name has 3 to 63 lower-case letters, digits, hyphens and dots"
+# Addresses of S3's own hosts, which AWS's patterns accept in place of s3://.
 S3_HOST = re.compile(r"https://[\w.-]*\bs3\b[\w.-]*\.amazonaws\.com(\.cn)?/.*", re.ASCII)
 
 ROLE = re.compile(r"(arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+|[\w+=,.@-]{1,64})?", re.ASCII)
@@ -22,31 +23,6 @@ REPOSITORY = re.compile(r"arn:[^:]+:codeartifact:[^:]+:[^:]+:repository/[^/]+/.+
 REFERENCE_CURE = 'a name or an ARN, with ":KEY" for a key of its JSON, or "ssm:NAME"'
 
 
-def misplaced(job: Job, project: Project) -> Iterator[Finding]:
-    """Keys and options that were written below another [table], and so belong to it."""
-    for table, entries in (("tags", job.tags), ("environment", job.environment)):
-        for key in entries:
-            cure = cure_for_misplaced_key(key, project)
-            if not cure or meant(job, key):
-                continue
-            # A tag is likelier to be called role or seed on purpose than max_run_s.
-            deliberate = table == "tags" and (PATHS.get(key) != key or "_" not in key)
-            level = warning if deliberate else error
-            yield level(
-                f"{table}.{key}",
-                f"{key} stands in [{table}] and has a place of its own",
-                f"{cure}, or pass --accept {table}.{key} if it is meant",
-            )
-
-
-def meant(job: Job, key: str) -> bool:
-    """Whether the key is set at its own place, too, so that it is another thing elsewhere."""
-    field = Job.model_fields.get(key)
-    if field is None:
-        return False
-    return field.is_required() or getattr(job, key) != field.get_default(call_default_factory=True)
-
-
 def times(job: Job, project: Project) -> Iterator[Finding]:
     """How long the job may run."""
     if job.max_run_s > MAX_RUN_S:
@@ -54,7 +30,7 @@ def times(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def spot(job: Job, project: Project) -> Iterator[Finding]:
-    """What spot instances do not go with."""
+    """Keys that spot instances do not go with."""
     if not job.spot.enabled:
         return
     if job.spot.max_wait_s < job.max_run_s:
@@ -69,6 +45,9 @@ def spot(job: Job, project: Project) -> Iterator[Finding]:
     if job.keep_alive_s:
         cure = "set it to 0, or spot.enabled = false"
         yield error("keep_alive_s", "spot instances cannot be kept", cure)
+    if len(resources.alternatives(job)) > 1:
+        cure = "give one type, or set spot.enabled = false"
+        yield error("instance_type", "AWS starts no spot job on a list of types", cure)
     if job.hyperparameters.get("resume", "auto") != "auto":
         problem = "with spot, each restart would begin there again"
         yield error("hyperparameters.resume", problem, 'set it to "auto"')
@@ -85,7 +64,7 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
     elif job.bucket:
         yield from s3_address("bucket", f"s3://{job.bucket}")
     if not MLFLOW.fullmatch(job.mlflow):
-        problem = f'"{job.mlflow}" names no server'
+        problem = f'"{job.mlflow}" is not the ARN of a server'
         yield error("mlflow", problem, "give the ARN of your MLflow tracking server or app")
     elif job.mlflow and not has_mlflow_client(job, project):
         compiled = (project.src / "requirements.in").is_file()
@@ -93,7 +72,7 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
         cure = f"add sagemaker-mlflow to src/{name}"
         yield error("mlflow", "the container has no client for it", cure)
     if job.hub_token_secret and not REFERENCE.fullmatch(job.hub_token_secret):
-        problem = f'"{job.hub_token_secret}" names no secret'
+        problem = f'"{job.hub_token_secret}" is not the name of a secret'
         yield error("hub_token_secret", problem, REFERENCE_CURE)
     yield from secrets(job, project)
     repository = job.environment.get(requirements.CODEARTIFACT, "")
@@ -107,19 +86,22 @@ def s3_address(key: str, address: str) -> Iterator[Finding]:
     """An error for a text that AWS's patterns reject, a warning for an unusual address."""
     if aws.usual_s3_uri(address):
         return
-    if aws.s3_uri(address) or S3_HOST.fullmatch(address):
-        problem = f'"{address}" has what few addresses have: capitals, underscores, spaces, https'
+    bucket = re.match(r"s3://([^/]*)", address)
+    if bucket and not re.fullmatch(r"[\w.-]{3,255}|arn:.*", bucket[1], re.ASCII):
+        yield error(key, f'"{bucket[1]}" in "{address}" is not the name of a bucket', BUCKET_RULE)
+    elif aws.s3_uri(address) or S3_HOST.fullmatch(address):
+        problem = f'"{address}" has unusual parts: capitals, underscores, spaces or https'
         yield warning(key, problem, f"correct it unless it is meant, {S3_EXAMPLE}")
     else:
         yield error(key, f'"{address}" is not an S3 address', S3_EXAMPLE)
 
 
 def secrets(job: Job, project: Project) -> Iterator[Finding]:
-    """[secrets]: variables that processes may have, each with the name of a secret."""
+    """[secrets]: valid variables, each with the name of a secret."""
     for variable, name in job.secrets.items():
         key = f"secrets.{variable}"
         if not re.fullmatch(r"[A-Za-z_]\w*", variable, re.ASCII):
-            yield error(key, f'"{variable}" is no name of a variable', "as in WANDB_API_KEY")
+            yield error(key, f'"{variable}" is not a variable name', "as in WANDB_API_KEY")
         elif variable in job.environment:
             problem = "[environment] sets the variable, too"
             yield error(key, problem, "remove it there")
@@ -127,7 +109,7 @@ def secrets(job: Job, project: Project) -> Iterator[Finding]:
             problem = "the launcher or SageMaker's toolkit sets it on each host"
             yield error(key, problem, "give it another name")
         elif requirements.BEFORE_TRAINING.fullmatch(variable):
-            problem = "pip runs before training reads its secrets, and would not get it"
+            problem = "pip runs before training reads its secrets, and would not read it"
             yield error(key, problem, f"remove it, and {requirements.WITHOUT_LOGIN}")
         elif requirements.PROXY.fullmatch(variable) and requirements.asks_an_index(job, project):
             problem = "training gets it, and pip, which runs before, does not"
@@ -136,7 +118,7 @@ def secrets(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key, "hub_token_secret is the same secret", "set one of them")
         if not REFERENCE.fullmatch(name):
             shown = "the value" if name else '""'
-            yield error(key, f"{shown} names no secret", REFERENCE_CURE)
+            yield error(key, f"{shown} is not the name of a secret", REFERENCE_CURE)
 
 
 def has_mlflow_client(job: Job, project: Project) -> bool:
@@ -159,18 +141,14 @@ def checkpoints(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def network(job: Job, project: Project) -> Iterator[Finding]:
-    """IDs of subnets and security groups, of which AWS takes neither without the other."""
-    kinds = (
-        ("subnets", job.network.subnets, "subnet-"),
-        ("security_groups", job.network.security_groups, "sg-"),
-    )
-    for key, identifiers, start in kinds:
-        for identifier in identifiers:
-            if not re.fullmatch(rf"{start}[0-9a-f]{{8,17}}", identifier):
-                problem = f'"{identifier}" is not one\'s ID'
+    """IDs of subnets and security groups; AWS needs both."""
+    kinds = {"subnets": "subnet-", "security_groups": "sg-"}
+    for key, start in kinds.items():
+        for identifier in getattr(job.network, key):
+            if not identifier.startswith(start):
+                problem = f'"{identifier}" is not the ID of a {key[:-1].replace("_", " ")}'
                 yield error(f"network.{key}", problem, f"as in {start}0123456789abcdef0")
-    missing = [key for key, identifiers, _ in kinds if not identifiers]
+    missing = [key for key in kinds if not getattr(job.network, key)]
     if len(missing) == 1:
-        given = next(key for key, identifiers, _ in kinds if identifiers)
-        problem = f"{given} without {missing[0]}, which AWS refuses"
-        yield error("network", problem, f"give {missing[0]}, too, or remove {given}")
+        problem = f"{missing[0]} is missing, and AWS needs subnets and security_groups together"
+        yield error("network", problem, f"set {missing[0]}, or remove the other")

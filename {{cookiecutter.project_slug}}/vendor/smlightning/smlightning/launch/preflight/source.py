@@ -19,12 +19,12 @@ MAX_MB = 50  # ample for code; every host downloads and unpacks it before traini
 
 
 def files(job: Job, project: Project) -> Iterator[Finding]:
-    """What keeps src/ from being a job's code."""
+    """Problems of src/ as a job's code."""
     yield from uploaded(project.src, TRAINING)
 
 
 def uploaded(folder: Path, needed: Collection[str]) -> Iterator[Finding]:
-    """What is wrong with the files of src/ that `archive.files` would upload, and with links.
+    """Problems of the links in src/ and of the files that `archive.files` would upload.
 
     Args:
         folder: the project's src/.
@@ -40,7 +40,7 @@ def uploaded(folder: Path, needed: Collection[str]) -> Iterator[Finding]:
             problem = "is a link, which leads nowhere in the container"
             yield error(name, problem, "put the file itself there")
         elif archive.KEY_FILE.fullmatch(path.name):
-            yield error(name, "is a file of keys, which no archive takes", "move it out of src/")
+            yield error(name, "is a file of keys, which is never uploaded", "move it out of src/")
         else:
             size += path.stat().st_size
             yield from file(path, name)
@@ -50,13 +50,13 @@ def uploaded(folder: Path, needed: Collection[str]) -> Iterator[Finding]:
 
 
 def file(path: Path, name: str) -> Iterator[Finding]:
-    """What a file of src/ should not be."""
+    """Problems of one file of src/: secrets, data and notebook outputs."""
     text = ""
-    if path.stat().st_size <= MAX_MB * 2**20:  # a larger one is refused for its size
+    if path.stat().st_size <= MAX_MB * 2**20:  # a larger one is an error
         text = path.read_text(encoding=encoding(path), errors="replace")
     if line := secrets.line_of_secret(text, path.suffix):
         problem = f"line {line} looks like a secret, and would be uploaded"
-        cure = "keep it in Secrets Manager, named in [secrets]"
+        cure = "keep it in Secrets Manager, and set its name in [secrets]"
         of_pip = re.fullmatch(r"requirements\S*\.(txt|in)|pip\.conf", path.name)
         yield error(name, problem, requirements.WITHOUT_LOGIN if of_pip else cure)
     elif DATA_FILE.fullmatch(path.name) or text.startswith("SQLite format 3\0"):

@@ -1,9 +1,11 @@
-"""What a job would run, in a line, and the command that rehearses it."""
+"""A job in one line, the command that rehearses it, and preflight's last line."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from smlightning.launch import images, launchers, resources
+from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job
 from smlightning.options import declared_options
 from smlightning.project import Project
@@ -23,6 +25,13 @@ def summary(job: Job, project: Project) -> str:
     processes = 1 if launcher == "none" else max(gpus, 1)
     ranks = resources.host_count(job) * processes
     return f"{line}; {ranks} ranks × batch_size {batch} = global batch {ranks * batch}"
+
+
+def passed(results: Iterable[Finding]) -> str:
+    """The last line of preflight without errors; it says if no account was checked."""
+    if any(finding.key == "AWS" and finding.level == "skipped" for finding in results):
+        return "preflight passed, without the account: see AWS above"
+    return "preflight passed"
 
 
 def batch_size(job: Job, project: Project) -> int | None:
