@@ -499,16 +499,6 @@ def test_patterns_elsewhere_are_no_matter_of_a_policy(full):
     assert template.policy(facts(job), "role")
 
 
-def test_an_organisations_bucket_is_there_already(full, tmp_path, monkeypatch):
-    file = tmp_path / "config.yaml"
-    modules = {"PythonSDK": {"Modules": {"Session": {"DefaultS3Bucket": "of-all"}}}}
-    file.write_text(json.dumps({"SageMaker": modules}))
-    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(file))
-    made = template.cloudformation(full.replace(bucket=""), PROJECT)
-    assert "Bucket" not in made["Resources"] and made["Outputs"]["Bucket"]["Value"] == "of-all"
-    assert "Bucket" in template.cloudformation(full, PROJECT)["Resources"]  # job.toml's own
-
-
 def test_a_role_by_name_has_the_account_of_the_credentials(aws, full):
     assert template.account_of(full.replace(role="words")) == ACCOUNT
 

@@ -286,13 +286,3 @@ def test_an_odd_value_ends_in_no_stack_trace(good, number: int):
     made = {"EnableNetworkIsolation": True, "Environment": variables}
     found = list(members.isolation(good.replace(hyperparameters=options), made, PROJECT))
     assert found and all("\n" not in str(each) for each in found)
-
-
-def test_isolation_that_the_organisation_sets_counts(good, tmp_path, monkeypatch):
-    """The SDK's configuration file, of which job.toml holds nothing."""
-    config = tmp_path / "config.yaml"
-    config.write_text("SageMaker: {TrainingJob: {EnableNetworkIsolation: true}}\n")
-    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
-    found, body = preflight.offline_checks(good, PROJECT)
-    assert body and body["EnableNetworkIsolation"]
-    assert ISOLATED in [each.key for each in found]

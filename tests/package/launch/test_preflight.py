@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_job import GOOD, ROLE, edited
+from small_job import GOOD, edited
 
 from options import OPTIONS
 from smlightning import project as projects
@@ -177,33 +177,6 @@ def test_a_channel_may_be_streamed_or_a_file_system(good):
     assert not any(line.startswith("error") for line in offline(wanted))
     (channel,) = request.dry_run(wanted, PROJECT)["InputDataConfig"]
     assert channel["DataSource"]["FileSystemDataSource"]["FileSystemId"] == FSX["file_system_id"]
-
-
-def test_the_sdks_own_configuration_file_is_judged_with_the_job(good, tmp_path, monkeypatch):
-    """An organisation's defaults reach the request, and so preflight."""
-    config = tmp_path / "config.yaml"
-    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
-    training = {"RoleArn": ROLE, "VpcConfig": {"Subnets": [SUBNET], "SecurityGroupIds": [GROUP]}}
-    training["EnableInterContainerTrafficEncryption"] = True
-    bucket = {"PythonSDK": {"Modules": {"Session": {"DefaultS3Bucket": "of-the-organisation"}}}}
-    config.write_text(
-        json.dumps({"SchemaVersion": "1.0", "SageMaker": {"TrainingJob": training, **bucket}})
-    )
-    found, made = preflight.offline_checks(good.replace(role=""), PROJECT)
-    assert (
-        made["RoleArn"] == ROLE
-        and made["VpcConfig"]["Subnets"] == [SUBNET]
-        and not findings.refused(found)
-    )
-    assert made["OutputDataConfig"]["S3OutputPath"] == "s3://of-the-organisation/"
-    assert made["EnableInterContainerTrafficEncryption"]
-    training["Environment"] = {"RANK": "0"}
-    config.write_text(json.dumps({"SchemaVersion": "1.0", "SageMaker": {"TrainingJob": training}}))
-    assert any("environment.RANK" in line for line in offline(good.replace(environment={})))
-    config.write_text("a: [")
-    found, made = preflight.offline_checks(good, PROJECT)
-    assert made is None
-    assert any(str(config) in each.problem for each in found if each.level == "error")
 
 
 def test_an_option_that_torchrun_would_take_for_its_own(good, monkeypatch):

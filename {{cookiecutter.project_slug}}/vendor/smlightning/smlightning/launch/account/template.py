@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, configuration, deploy_plan, images, request, requirements, tune
+from smlightning.launch import aws, deploy_plan, images, request, requirements, tune
 from smlightning.launch.account.table import (
     CALLER,
     DEPLOYER,
@@ -89,10 +89,9 @@ def facts(
     refuse_patterns(job)
     own_path, name = role_name(job)
     role = f"arn:{partition}:iam::{account}:role{path or own_path}{name}"
-    config = configuration.load(job.region)
-    bucket = job.bucket or config.bucket or f"sagemaker-{job.region}-{account}"
+    bucket = job.bucket or f"sagemaker-{job.region}-{account}"
     pattern = f"{job.name}-*"
-    destination = Destination(role, bucket, config)
+    destination = Destination(role, bucket)
     return Facts(
         job=job,
         request=request.training_request(job, project, destination, pattern),
@@ -261,8 +260,7 @@ def cloudformation(
     )
     address = given.request["OutputDataConfig"]["S3OutputPath"]
     bucket = aws.s3_location(address)[0]
-    exists = existing_bucket or bucket == configuration.load(job.region).bucket
-    exists = exists or not given.location(address).bucket.endswith(f":::{bucket}")
+    exists = existing_bucket or not given.location(address).bucket.endswith(f":::{bucket}")
     parameters = {
         "RolePath": parameter("Path of the roles", path, AllowedPattern="/|/[!-~]+/"),
         "PermissionsBoundary": parameter("ARN of the roles' permissions boundary; empty: none"),

@@ -123,7 +123,7 @@ def documented(job: Job, request: dict[str, Any], project: Project) -> Iterator[
     if interval not in INTERVALS:
         yield error(
             "request.ProfilerConfig.ProfilingIntervalInMilliseconds",
-            f"{aws.show_number(interval)} is none of AWS's intervals",
+            f"{interval} is none of AWS's intervals",
             f"take one of {', '.join(map(str, INTERVALS))}",
         )
 
