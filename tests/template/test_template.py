@@ -4,7 +4,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -159,36 +158,6 @@ def test_an_update_renews_the_package_and_leaves_the_owners_files(tmp_path: Path
         assert made.read(name).endswith("# newer\n"), name
     assert made.read("src/model.py").endswith("# mine\n")
     assert "# newer" not in made.read("src/model.py") + made.read("tests/small.py")
-
-
-BEFORE_THE_PACKAGE = "bd58ac4"  # the last commit with src/runtime/, launch/ and rehearsal/
-
-
-def test_an_update_from_before_the_package(tmp_path: Path) -> None:
-    """docs/updating.md: what moved is gone, the owner's files stay, and the rest is printed."""
-    known = ["git", "-C", str(TEMPLATE), "cat-file", "-e", f"{BEFORE_THE_PACKAGE}^{{commit}}"]
-    if subprocess.run(known, capture_output=True, check=False).returncode:
-        pytest.skip("a checkout without its history: git fetch --unshallow")
-    template = tmp_path / "template"
-    subprocess.run(["git", "clone", "-q", str(TEMPLATE), str(template)], check=True)
-    git(template, "checkout", "-q", "-B", "main", BEFORE_THE_PACKAGE)
-    made = generate_and_commit(template, tmp_path)
-    append(made.path / "src/model.py", "# mine")
-    commit_all(made.path, "mine")
-    for path in template.iterdir():
-        if path.name != ".git":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    copy_template(template)
-    commit_all(template, "the checkout")
-
-    made.make("update")
-    refused = made.make("train", check=False)
-    assert refused.returncode and "docs/updating.md" in refused.stderr, refused
-    assert "src/train.py" in refused.stderr and "from runtime import" in refused.stderr
-    assert made.read("src/model.py").endswith("# mine\n")
-    assert made.read(f"{PACKAGE}/__init__.py") == (SOURCE / PACKAGE / "__init__.py").read_text()
-    for name in ("src/runtime", "launch", "rehearsal", "tests/contract"):
-        assert not list((made.path / name).rglob("*.py")), f"{name} is still there"
 
 
 def test_answers_land_where_they_belong_and_are_not_executed(tmp_path: Path) -> None:
