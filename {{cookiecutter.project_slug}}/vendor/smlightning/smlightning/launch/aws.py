@@ -170,7 +170,7 @@ def _name(item: Any) -> str:
 def _limits(value: Any, model: Any, path: str) -> Iterator[Violation]:
     """Range or length, pattern and enumeration of a value of the right type."""
     limits = model.metadata
-    if not isinstance(value, int | float | str | list | dict):
+    if model.type_name in ("timestamp", "blob"):
         return
     if isinstance(value, int | float):
         size, shown, lower, higher = value, str(value), "lower it", "raise it"
@@ -212,7 +212,7 @@ def compiled(pattern: str) -> re.Pattern[str] | None:
 
 @functools.cache
 def regions() -> list[str]:
-    """Those in which the installed botocore knows SageMaker."""
+    """The regions in which the installed botocore knows SageMaker."""
     import botocore.session
 
     known = botocore.session.get_session()
@@ -234,7 +234,7 @@ def partition(region: str) -> str:
 
 @functools.cache
 def dns_suffix(region: str) -> str:
-    """What ends the names of AWS's hosts in a region: `amazonaws.com`, in China another."""
+    """The domain of AWS's hosts in a region: `amazonaws.com`, another one in China."""
     import botocore.session
 
     name = partition(region)
@@ -405,16 +405,16 @@ CURES = {
 
 
 def cure_of(reason: str) -> str:
-    """What can be done about a failure, by AWS's words for it; empty if they are not known here."""
+    """The cure for a failure, by AWS's words for it; empty for unknown words."""
     return next((cure for words, cure in CURES.items() if re.search(words, reason)), "")
 
 
 def explain(failure: Exception) -> UserError:
-    """What an error of boto3's means, and what to do about it."""
+    """The UserError for an error of boto3."""
     from botocore import exceptions as e
 
     if isinstance(failure, e.ClientError):
-        return _refusal(failure)
+        return _client_error(failure)
     if isinstance(failure, e.NoCredentialsError | e.PartialCredentialsError):
         return UserError("there are no AWS credentials here", sign_in())
     if isinstance(failure, e.RefreshWithMFAUnsupportedError):
@@ -434,8 +434,8 @@ def explain(failure: Exception) -> UserError:
     return UserError(" ".join(f"AWS: {failure}".split()), "correct what it names")
 
 
-def _refusal(failure: Any) -> UserError:
-    """What an answer of AWS's that is an error means."""
+def _client_error(failure: Any) -> UserError:
+    """The UserError for an error that AWS answered."""
     name, message = code(failure), failure.response["Error"].get("Message", "")
     operation = failure.operation_name
     if "Expired" in name:
@@ -450,11 +450,11 @@ def _refusal(failure: Any) -> UserError:
         return UserError(f"these credentials may not call {operation}", cure)
     reason = (message or name).rstrip(".")
     cure = cure_of(f"{name}: {message}") or "correct what it names"
-    return UserError(f"AWS refused {operation}: {reason}", cure)
+    return UserError(f"AWS rejects {operation}: {reason}", cure)
 
 
 def sign_in() -> str:
-    """How this user gets credentials: Studio's role, single sign-on, or keys."""
+    """The cure for missing credentials: Studio's role, single sign-on, or keys."""
     import botocore.session
     from botocore.exceptions import BotoCoreError
 

@@ -1,7 +1,7 @@
 """The one request as arguments of the SageMaker SDK's v2 estimator, for launch.ipynb.
 
-The SDK is needed for this alone. That the estimator sends the same request is a test:
-tests/package/launch/test_estimator.py.
+Only this module needs the SDK. tests/package/launch/test_estimator.py proves that the estimator
+sends the same request.
 """
 
 import logging
@@ -123,7 +123,7 @@ def _leaves(request: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def inputs(job: Job) -> dict[str, Any] | None:
-    """What `fit` takes: an address for each channel, or the SDK's object for one that is a table.
+    """The argument of `fit`: for each channel its address, or the SDK's object for a table.
 
     Raises:
         UserError: a channel has a member for which the SDK has no parameter.

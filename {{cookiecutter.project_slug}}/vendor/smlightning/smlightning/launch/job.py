@@ -81,7 +81,7 @@ class Network(Table):
 
 
 class Tune(Table):
-    """What `python -m smlightning tune` searches."""
+    """The search of `python -m smlightning tune`."""
 
     max_jobs: int = key("", "jobs in all", default=20, ge=1, le=MOST)
     parallel: int = key("", "jobs at a time", default=2, ge=1, le=MOST)
@@ -351,7 +351,7 @@ def _findings(
         cure = misplaced or "correct it"
         if place in unknown:
             texts = ["job.toml has no such key"]
-            table: Any = Job if len(place) == 1 else Job.model_fields[place[0]].annotation
+            table: Any = Job if len(place) == 1 else Job.model_fields[str(place[0])].annotation
             cure = misplaced or cure_for_unknown_name(name, table.model_fields)
         yield error(".".join(map(str, place)), ", or ".join(dict.fromkeys(texts)), cure)
 
@@ -403,7 +403,7 @@ def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:
 
 
 def leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value of nested tables that is no table itself, and its path; an empty table too."""
+    """Path and value of each entry of nested tables that is not a table, or is an empty one."""
     for name, value in table.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{name}.")
@@ -412,7 +412,7 @@ def leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def cure_for_misplaced_key(name: str, project: Project) -> str:
-    """Where a key belongs that stands in a wrong table; empty for an unknown key."""
+    """The cure for a key in a wrong table; empty for an unknown key."""
     if name in TABLES:
         return f"write its entries below [{name}]"
     if name in PATHS:

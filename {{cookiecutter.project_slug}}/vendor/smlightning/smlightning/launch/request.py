@@ -1,4 +1,4 @@
-"""From a `Job` to CreateTrainingJob: one dictionary by AWS's names, which boto3 sends.
+"""Build CreateTrainingJob from a `Job`: one dictionary with AWS's names, which boto3 sends.
 
 Preflight judges this request, a rehearsal plays it, `submit` sends it, and `tune` builds on it. The
 notebook's estimator sends the same (tests/package/launch/test_estimator.py).
@@ -128,9 +128,9 @@ def metric_definitions(project: Project) -> list[dict[str, str]]:
 
 
 def members_as_they_stand(job: Job) -> dict[str, Any]:
-    """The members whose value is a key's own, as job.py declares them.
+    """The members whose value is the value of a key, as job.py declares them.
 
-    Empty ones are left out; 0 and false are sent where they are not what the key is by default.
+    Empty values are left out; 0 and false are sent if they are not the default.
     """
     members: dict[str, Any] = {}
     for key in KEYS:
@@ -203,14 +203,14 @@ def output_path(job: Job, destination: Destination) -> str:
 
 
 def checkpoint_path(job: Job, destination: Destination, name: str) -> str:
-    """Where checkpoints go; empty: nowhere."""
+    """The S3 folder of the checkpoints; empty: none are kept."""
     if job.checkpoint_s3 != "auto":
         return job.checkpoint_s3
     return f"{output_path(job, destination).rstrip('/')}/{name}/checkpoints"
 
 
 def archive_uri(job: Job, destination: Destination, name: str) -> str:
-    """Where the archive of the code is uploaded to."""
+    """The S3 address of the code's archive."""
     return f"{output_path(job, destination).rstrip('/')}/{name}/source/{ARCHIVE}"
 
 
@@ -228,9 +228,10 @@ def environment(job: Job) -> dict[str, str]:
 
 
 def add_inputs(request: dict[str, Any], job: Job, code: str) -> None:
-    """Channels and hyperparameters, of which an isolated job gets its code by a channel.
+    """Add channels and hyperparameters.
 
-    It cannot download the archive: SageMaker copies it (SDK v2, Framework.CONTAINER_CODE_CHANNEL).
+    An isolated job cannot download its code: SageMaker copies it as a channel (SDK v2,
+    Framework.CONTAINER_CODE_CHANNEL).
     """
     channels = [channel(name, given) for name, given in job.channels.items()]
     unpacked = code
@@ -279,7 +280,7 @@ def _sources(table: Mapping[str, Any]) -> set[str]:
 
 
 def hyperparameters(job: Job) -> dict[str, Any]:
-    """What train.py gets, and the flags by which the container's toolkit knows the launcher."""
+    """The options of train.py, and the flags that tell SageMaker's toolkit the launcher."""
     return {**job.hyperparameters, **launchers.flags(job)}
 
 
