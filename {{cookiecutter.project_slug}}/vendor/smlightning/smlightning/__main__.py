@@ -206,7 +206,7 @@ def add_account(command: argparse.ArgumentParser) -> None:
     add(
         "--existing-bucket",
         action="store_true",
-        help="leave the bucket out, as one that the SDK's configuration file names always is",
+        help="leave the bucket out of the template: it exists",
     )
 
 

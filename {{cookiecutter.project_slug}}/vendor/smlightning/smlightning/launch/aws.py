@@ -132,7 +132,7 @@ def violations(value: Any, model: Any, path: str = "") -> Iterator[Violation]:
     botocore's ParamValidator checks types, members and minima, but no maximum, pattern or
     enumeration: one walk checks them all.
     """
-    expected = TYPES.get(model.type_name, object)
+    expected: Any = TYPES.get(model.type_name, object)
     if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
         problem = f"found {str(value)[:80]!r}, expected the type {model.type_name}"
         yield Violation(path, problem, WRONG_TYPE)
