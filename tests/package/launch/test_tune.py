@@ -225,23 +225,6 @@ def test_a_wrong_member_of_a_search_is_an_error_with_its_key(given, key, cure):
     assert wrong.key.startswith(key) and wrong.cure.startswith(cure) and made is None
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "member"),
-    [
-        ("strategy", "Hyperband", "HyperParameterTuningJobConfig"),
-        ("early_stopping_type", "Auto", "HyperParameterTuningJobConfig"),
-        ("random_seed", 3, "HyperParameterTuningJobConfig"),
-        ("warm_start_config", {"WarmStartType": "x"}, "HyperParameterTuningJob]"),
-    ],
-)
-def test_a_setting_of_the_search_in_tune_is_sent_to_create(tmp_path, name, value, member):
-    path = edited(tmp_path / "job.toml", {f"tune.{name}": value})
-    with pytest.raises(job.JobError) as raised:
-        job.load(path, PROJECT)
-    (wrong,) = raised.value.findings
-    assert wrong.key == f"tune.{name}" and wrong.cure.endswith("]") and member in wrong.cure
-
-
 def test_an_unknown_kind_in_create_is_an_error(tmp_path):
     path = edited(tmp_path / "job.toml", {"create.EndpointConfg": {"KmsKeyId": "x"}})
     for read in (lambda: job.load(path, PROJECT), lambda: job.members_to_create(path)):
