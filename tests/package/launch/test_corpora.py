@@ -91,10 +91,6 @@ def test_each_right_job_has_a_page():
 def test_a_right_job_has_no_error(case, tmp_path, monkeypatch):
     """Whatever is seldom wanted may be a warning, with its reason."""
     usual = {"name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
-    if "configuration" in case:
-        config = tmp_path / "config.yaml"
-        config.write_text(json.dumps({"SageMaker": {"TrainingJob": case["configuration"]}}))
-        monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
     if "option" in case:
         field = (case["option"], str, option("", "an option of the owner's"))
         mine = dataclasses.make_dataclass("Mine", [field], frozen=True)

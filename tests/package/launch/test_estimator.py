@@ -93,12 +93,9 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_the_estimator_sends_the_request(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uploads: dict[str, Any]
+    path: Path, tmp_path: Path, uploads: dict[str, Any]
 ) -> None:
     case = json.loads(path.read_text(encoding="utf-8"))
-    configuration = tmp_path / "config.yaml"
-    configuration.write_text(json.dumps(case["configuration"]), encoding="utf-8")
-    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(configuration))
     wanted = job.from_table(case["job"], PROJECT)
     made = request.dry_run(wanted, PROJECT, NAME)
     session = estimator.session(wanted)

@@ -1,4 +1,4 @@
-"""Following a job: its log, status and metrics against moto, in process."""
+"""Follow a job, its log, status and metrics, in moto."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +17,7 @@ from smlightning.launch.aws import cure_of, explain
 pytest_plugins = ("moto_account", "sent_job")
 
 
-def test_following_a_job_to_its_end(aws, sent, monkeypatch):
+def test_follow_prints_log_status_and_metrics_to_the_end(aws, sent, monkeypatch):
     sent.training_job_status = sent.secondary_status = "InProgress"
     name, screen = sent.training_job_name, console()
     log(aws, name, "algo-1", "Invoking TorchDistributed...")
@@ -67,7 +67,7 @@ def test_following_a_job_to_its_end(aws, sent, monkeypatch):
     assert "epoch 1 of 6 · step 2 · train/loss 1.5" in follow.progress(outcome)
 
 
-def test_the_live_line_takes_no_text_for_markup(aws, sent):
+def test_the_live_line_prints_markup_as_text(aws, sent):
     sent.hyper_parameters = {"epochs": "[/red]"}
     log(aws, sent.training_job_name, "algo-1", "step=1 epoch=1 train/loss=1.5")
     screen = console()
@@ -92,7 +92,7 @@ def test_curves_need_steps(tmp_path):
     assert "x " in raised.value.problem and not list(tmp_path.iterdir())
 
 
-def test_a_line_of_the_log_is_searched_once(monkeypatch):
+def test_each_line_is_searched_for_metrics_once(monkeypatch):
     """A job of days has a long log, of which each look brings a few lines."""
     searched = []
     metrics = job_log.metrics
@@ -107,7 +107,7 @@ def test_a_line_of_the_log_is_searched_once(monkeypatch):
     assert searched == outcome.lines == lines and len(outcome.rows) == 6
 
 
-def test_a_failed_job_shows_why_and_the_rank_that_failed_first(aws, sent, capsys):
+def test_a_failed_job_prints_its_reason_and_first_rank(aws, sent, capsys):
     sent.training_job_status = sent.secondary_status = "Failed"
     sent.failure_reason = "AlgorithmError: ExecuteUserScriptError: ExitCode 1"
     name = sent.training_job_name
@@ -167,13 +167,13 @@ def test_a_failed_job_shows_why_and_the_rank_that_failed_first(aws, sent, capsys
         ),
     ],
 )
-def test_the_first_failure(lines, who, last):
+def test_first_failure_finds_rank_or_host(lines, who, last):
     assert job_log.first_failure(
         [job_log.Line(i, host, text) for i, (host, text) in enumerate(lines)]
     ) == (who, last)
 
 
-def test_a_stopped_job_says_why_and_how_to_resume(aws, sent):
+def test_a_stopped_job_prints_its_reason_and_checkpoints(aws, sent):
     sent.training_job_status = "Stopped"
     waited = {"Status": "Stopped", "StatusMessage": "Training job waited too long for capacity."}
     started = {"StartTime": datetime.now(UTC), "EndTime": datetime.now(UTC)}
@@ -192,7 +192,7 @@ def test_a_stopped_job_says_why_and_how_to_resume(aws, sent):
         assert told in text and 'checkpoint_s3 = "s3://language-id/checkpoints"' in text
 
 
-def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(aws, sent, monkeypatch):
+def test_ctrl_c_prints_how_to_attach_and_stop(aws, sent, monkeypatch):
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
@@ -210,7 +210,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(aws, sent, monk
         assert way in screen.file.getvalue()
 
 
-def test_credentials_that_expire_meanwhile_do_not_end_the_job(aws, sent, monkeypatch, capsys):
+def test_expired_credentials_end_the_following_only(aws, sent, monkeypatch, capsys):
     sent.training_job_status = sent.secondary_status = "InProgress"
     name = sent.training_job_name
     first = aws.client("sagemaker").describe_training_job(TrainingJobName=name)
@@ -224,7 +224,7 @@ def test_credentials_that_expire_meanwhile_do_not_end_the_job(aws, sent, monkeyp
     assert said.err.startswith("error: ") and "aws configure" in said.err
 
 
-def test_following_waits_out_a_lost_network_and_throttling(aws, sent, monkeypatch):
+def test_follow_retries_after_network_errors_and_throttling(aws, sent, monkeypatch):
     """Down to the right verdict; each is printed once."""
     name, screen, waits = sent.training_job_name, console(), list[float]()
     sent.training_job_status = sent.secondary_status = "InProgress"
@@ -272,7 +272,7 @@ def unreadable(case: str) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.parametrize("case", UNREADABLE)
 @pytest.mark.parametrize("command", ["why", "attach"])
-def test_a_log_that_cannot_be_read_hides_neither_status_nor_reason(
+def test_status_and_reason_are_printed_without_the_log(
     aws, sent, monkeypatch, capsys, command, case
 ):
     sent.training_job_status = sent.secondary_status = "Failed"
@@ -292,7 +292,7 @@ def test_a_log_that_cannot_be_read_hides_neither_status_nor_reason(
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
-def test_a_running_job_is_followed_to_its_end_without_its_log(aws, sent, monkeypatch, case):
+def test_a_job_is_followed_to_its_end_without_its_log(aws, sent, monkeypatch, case):
     name, screen, looks = sent.training_job_name, console(), list[float]()
     sent.training_job_status = sent.secondary_status = "InProgress"
     log(aws, name, "algo-1", "step=1")
@@ -309,7 +309,7 @@ def test_a_running_job_is_followed_to_its_end_without_its_log(aws, sent, monkeyp
     assert screen.file.getvalue().count(words) == 1 and len(looks) < 8
 
 
-def test_a_job_without_a_log_says_so(aws, sent, capsys):
+def test_a_missing_log_is_reported(aws, sent, capsys):
     sent.training_job_status = sent.secondary_status = "Failed"
     sent.failure_reason = "ClientError: no image"
     for command in ("why", "attach"):
@@ -318,132 +318,42 @@ def test_a_job_without_a_log_says_so(aws, sent, capsys):
         assert sent.failure_reason in text and text.count("holds no line") == 1
 
 
-class Streams:
-    """CloudWatch Logs with a job's streams: a line each, and DescribeLogStreams in pages of 50."""
-
-    def __init__(self, job: str, hosts: int, attempts: int) -> None:
-        self.names = [
-            f"{job}/algo-{host}-{1_700_000_000 + 3600 * attempt}"
-            for host in range(1, hosts + 1)
-            for attempt in range(attempts)
-        ]
-        self.names.sort()
-        self.lines = {name: [f"line of {name}"] for name in self.names}
-        self.listed = 0
-        self.read: list[str] = []
-
-    def describe(self, asked: dict[str, Any]) -> dict[str, Any]:
-        self.listed += 1
-        start = int(asked.get("nextToken", 0))
-        page = {"logStreams": [{"logStreamName": n} for n in self.names[start : start + 50]]}
-        return page | ({"nextToken": str(start + 50)} if start + 50 < len(self.names) else {})
-
-    def get(self, asked: dict[str, Any]) -> dict[str, Any]:
-        name, start = asked["logStreamName"], int(asked.get("nextToken", 0))
-        self.read.append(name)
-        new = self.lines[name][start:]
-        events = [{"timestamp": start + n, "message": line} for n, line in enumerate(new)]
-        return {"events": events, "nextForwardToken": str(len(self.lines[name]))}
-
-    @property
-    def calls(self) -> int:
-        """Calls since the last time that this was asked."""
-        made = self.listed + len(self.read)
-        self.listed, self.read = 0, []
-        return made
-
-
-@pytest.mark.parametrize(("hosts", "attempts"), [(1, 2000), (20, 100), (2000, 1)])
-def test_two_thousand_streams_are_read_once_and_never_in_one_look(
-    aws, monkeypatch, hosts, attempts
-):
-    streams = Streams("x", hosts, attempts)
-    record(monkeypatch, DescribeLogStreams=streams.describe, GetLogEvents=streams.get)
-    reading, lines, calls = job_log.Log("x", aws.client("logs")), [], []
-    while not reading.complete:
-        lines += reading.new_lines()
-        calls.append(streams.calls)
-    assert sorted(line.text for line in lines) == sorted(f"line of {n}" for n in streams.names)
-    assert max(calls) <= 140 and sum(calls) == 4040
-    # From now on each host's last stream is asked, and the earlier attempts' are not.
-    last = [
-        name for name in streams.names if name.endswith(str(1_700_000_000 + 3600 * attempts - 3600))
-    ]
-    streams.lines[last[0]].append("new")
-    rounds = []
-    while not rounds or not reading.complete:
-        rounds += reading.new_lines()
-    assert [line.text for line in rounds] == ["new"]
-    assert set(streams.read) == set(last) and len(streams.read) == hosts + 1
-
-
 def test_why_reads_only_the_last_attempt(aws, sent, monkeypatch, capsys):
-    """An error of an attempt that SageMaker repeated is not why the job failed."""
+    """An error of an earlier attempt is not the reason of the failure."""
     name = sent.training_job_name
-    streams = Streams(name, 2, 1000)
     sent.training_job_status = sent.secondary_status = "Failed"
     sent.failure_reason = "AlgorithmError: ValueError: nan"
-    streams.lines[streams.names[0]] = ["[rank0]: ConnectionError: spot"]
-    streams.lines[streams.names[-1]] = ["[rank1]: ValueError: nan"]
-    record(monkeypatch, DescribeLogStreams=streams.describe, GetLogEvents=streams.get)
+    texts = {
+        f"{name}/algo-1-1700000000": "[rank0]: ConnectionError: spot",
+        f"{name}/algo-1-1700003600": "[rank0]: ValueError: nan",
+    }
+    streams = [{"logStreamName": stream} for stream in texts]
+
+    def page(asked: dict[str, Any]) -> dict[str, Any]:
+        events = [{"timestamp": 1, "message": texts[asked["logStreamName"]]}]
+        return {"events": [] if "nextToken" in asked else events, "nextForwardToken": "end"}
+
+    record(monkeypatch, DescribeLogStreams=lambda _: {"logStreams": streams}, GetLogEvents=page)
     assert main(["why", name, "--region", REGION]) == 0
     text = capsys.readouterr().out
-    assert "rank 1 on algo-2" in text and "spot" not in text
-    assert streams.calls == 44
-    sent.training_job_status = sent.secondary_status = "Completed"
-    assert main(["why", name, "--region", REGION]) == 0 and streams.calls == 0
+    assert "rank 0 on algo-1" in text and "spot" not in text
 
 
-def test_why_reads_past_a_stream_that_was_deleted_meanwhile(aws, sent, monkeypatch, capsys):
-    """Its look ends after 100 pages, and 60 hosts have 120."""
-    name = sent.training_job_name
-    streams = Streams(name, 60, 1)
-    sent.training_job_status = sent.secondary_status = "Failed"
-    sent.failure_reason = "AlgorithmError: ValueError: nan"
-    streams.lines[streams.names[-1]] = ["[rank59]: ValueError: nan"]
-
-    def get(arguments: dict[str, Any]) -> Any:
-        if arguments["logStreamName"] == streams.names[0]:
-            return refusal("ResourceNotFoundException", "GetLogEvents")
-        return streams.get(arguments)
-
-    record(monkeypatch, DescribeLogStreams=streams.describe, GetLogEvents=get)
-    assert main(["why", name, "--region", REGION]) == 0
-    text = capsys.readouterr().out
-    assert "rank 59 on" in text
-    assert text.count("A part of the log is gone") == 1 and "not read to its end" not in text
-
-
-def test_attaching_to_a_job_of_two_thousand_streams_reaches_its_end(aws, sent, monkeypatch):
-    """Throttled now and then, as AWS does: lines before it are kept, and the status is printed."""
-    name, screen = sent.training_job_name, console()
-    streams, asked = Streams(name, 1, 2000), list[int]()
-    throttled = refusal("ThrottlingException", "GetLogEvents")
-
-    def get(arguments: dict[str, Any]) -> Any:
-        asked.append(1)
-        return throttled if len(asked) % 250 == 0 else streams.get(arguments)
-
-    record(monkeypatch, DescribeLogStreams=streams.describe, GetLogEvents=get)
-    outcome = follow.follow(name, REGION, console=screen)
-    text = screen.file.getvalue()
-    assert text.index("Preparing the instances") < text.index("line of")
-    assert len(outcome.lines) == 2000 == len({line.text for line in outcome.lines})
-    assert text.count("GetLogEvents") == 1 and f"{name} completed" in text
-
-
-def test_lines_that_were_read_before_the_log_was_throttled_are_not_lost(aws, sent, monkeypatch):
+def test_lines_before_a_throttled_call_are_kept(aws, sent, monkeypatch):
     name = sent.training_job_name
     log(aws, name, "algo-1", "one")
     log(aws, name, "algo-2", "two")
     first = {"events": [{"timestamp": 1, "message": "one"}], "nextForwardToken": "t"}
+    second = {"events": [{"timestamp": 2, "message": "two"}], "nextForwardToken": "u"}
     throttled = refusal("ThrottlingException", "GetLogEvents")
+    pages = [first, first | {"events": []}, throttled]
+    pages += [first | {"events": []}, second, second | {"events": []}]
+    record(monkeypatch, GetLogEvents=pages)
     reading = job_log.Log(name, aws.client("logs"))
-    with monkeypatch.context() as patch:
-        record(patch, GetLogEvents=[first, first | {"events": []}, throttled])
-        assert [line.text for line in reading.new_lines()] == ["one"]
-        assert reading.problem is throttled and not reading.complete
-    assert [line.text for line in reading.new_lines()] == ["two"] and reading.complete
+    assert [line.text for line in reading.new_lines()] == ["one"]
+    assert reading.problem is throttled
+    assert [line.text for line in reading.new_lines()] == ["two"]
+    assert reading.problem is None and not pages
 
 
 @pytest.mark.parametrize(
@@ -547,7 +457,7 @@ def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
         ("AlgorithmError: ValueError: nan", ""),
     ],
 )
-def test_a_failure_of_capacity_or_memory_says_what_can_be_done(reason, word):
+def test_a_failure_of_capacity_or_memory_has_a_cure(reason, word):
     advice = cure_of(reason)
     assert word in advice and bool(advice) == bool(word)
 

@@ -20,94 +20,44 @@ def problems(table: dict[str, Any]) -> dict[str, tuple[str, str]]:
     return {each.key: (each.problem, each.cure) for each in raised.value.findings}
 
 
-MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
-    # key: what is wrong, what its problem names, what its cure names
-    "nmae": ({"nmae": "x"}, '"x"', "name"),
-    "region": ({"region": 7}, "text", ""),
-    "instance_count": ({"instance_count": True}, "whole number", ""),
-    "max_run_s": ({"max_run_s": 0}, "from 1 to 1,000,000,000", ""),
-    "price_per_hour": ({"price_per_hour": float("nan")}, "from 0 to 100,000", ""),
-    "keep_alive_s": ({"keep_alive_s": 16**4000}, "thousands of digits", ""),
-    "volume_gb": ({"volume_gb": 1.5}, "whole number", ""),
-    "distribution": (
-        {"distribution": "mpi"},
-        "one of auto, smddp, torch_distributed, pytorchddp, none",
-        "",
-    ),
-    "network.subnets": ({"network": {"subnets": "subnet-1"}}, "list", ""),
-    "hyperparameters.lr": ({"hyperparameters": {"lr": [1]}}, "", "[tune.ranges]"),
-    "tags.a": ({"tags": {"a": 1}}, "text", ""),
-    "channels.training": ({"channels": {"training": 1}}, "s3://", ""),
-    "tags": ({"tags": 1}, "[tags]", ""),
-    "max_wait_s": ({"max_wait_s": 60}, "60", "[spot]"),
-    "network.volume_gb": ({"network": {"volume_gb": 9}}, "9", "above the first [table]"),
-    "network.tags": ({"network": {"tags": 1}}, "1", "below [tags]"),
-    "spot.epochs": ({"spot": {"epochs": 3}}, "3", "[hyperparameters]"),
-    "tune.lr": ({"tune": {"lr": [1, 2]}}, "[1, 2]", "[tune.ranges]"),
-    "max_retry_attempts": ({"max_retry_attempts": 2}, "2", "RetryStrategy.MaximumRetryAttempts"),
-    "RetryStrategy": ({"RetryStrategy": {}}, "{}", "[request]"),
-    "volume_size": ({"volume_size": 9}, "9", "volume_gb"),
-    "telemetry": ({"telemetry": True}, "true", "remove it"),
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {  # key → a wrong table, part of the cure
+    "nmae": ({"nmae": "x"}, "name"),
+    "region": ({"region": 7}, ""),
+    "instance_count": ({"instance_count": True}, ""),
+    "max_run_s": ({"max_run_s": 0}, ""),
+    "price_per_hour": ({"price_per_hour": float("nan")}, ""),
+    "distribution": ({"distribution": "mpi"}, ""),
+    "network.subnets": ({"network": {"subnets": "subnet-1"}}, ""),
+    "hyperparameters.lr": ({"hyperparameters": {"lr": [1]}}, ""),
+    "tags.a": ({"tags": {"a": 1}}, ""),
+    "channels.training": ({"channels": {"training": 1}}, ""),
+    "tags": ({"tags": 1}, "[tags]"),
+    "max_wait_s": ({"max_wait_s": 60}, "[spot]"),
+    "network.volume_gb": ({"network": {"volume_gb": 9}}, "above the first [table]"),
+    "spot.epochs": ({"spot": {"epochs": 3}}, "[hyperparameters]"),
+    "RetryStrategy": ({"RetryStrategy": {}}, "[request]"),
 }
 
 
 @pytest.mark.parametrize("key", MISTAKES)
-def test_a_mistake_is_named_with_its_cure(key: str) -> None:
-    change, problem, cure = MISTAKES[key]
+def test_a_mistake_has_one_finding_with_its_key_and_cure(key: str) -> None:
+    change, cure = MISTAKES[key]
     found = problems({**PLAIN, **change})
     assert list(found) == [key]
-    assert problem in found[key][0]
-    assert cure in found[key][1] and found[key][1]
+    assert cure in found[key][1] and all(found[key])
 
 
-def test_every_mistake_of_the_file_is_named_at_once() -> None:
+def test_all_mistakes_of_the_file_are_reported_at_once() -> None:
     table = {"nmae": "x", "region": 7, "network": {"subnets": "s", "tags": 1}, "tags": {"a": 1}}
     missing = {"name", "instance_type", "instance_count"}
     wrong = {"nmae", "region", "network.subnets", "network.tags", "tags.a"}
     found = problems(table)
     assert found.keys() == missing | wrong
-    assert all("set it in job.toml" in found[key][1] for key in missing)
 
 
-def test_what_may_be_a_secret_is_not_shown() -> None:
+def test_the_value_of_a_variable_is_not_printed() -> None:
     ((problem, _),) = problems({**PLAIN, "environment": {"TOKEN": ["secret"]}}).values()
     assert "secret" not in problem
-
-
-@pytest.mark.parametrize(
-    ("name", "cure"),
-    [
-        ("max_retry_attempts", "RetryStrategy.MaximumRetryAttempts"),
-        ("output_kms_key", "OutputDataConfig.KmsKeyId"),
-        ("volume_size", "volume_gb"),
-        ("epochs", "[hyperparameters]"),
-        ("max_wait_s", "[spot]"),
-        ("git_config", "CreateTrainingJob"),
-        ("use_spot_instances", "spot.enabled"),
-        ("subnets", "[network]"),
-        ("security_group_ids", "network.security_groups"),
-        ("encrypt_inter_container_traffic", "network.encrypt"),
-        ("keep_alive_period_in_seconds", "keep_alive_s"),
-        ("checkpoint_s3_uri", "checkpoint_s3"),
-        ("container_entry_point", "forward_stop"),
-        ("image_uri", "image"),
-        ("framework_version", "image"),
-        ("base_job_name", "name"),
-        ("entry_point", "src/train.py"),
-        ("source_dir", "src/"),
-        ("metric_definitions", "METRICS"),
-        ("enable_infra_check", "InfraCheckConfig.EnableInfraCheck"),
-        ("code_location", "OutputDataConfig.S3OutputPath"),
-    ],
-)
-def test_a_key_of_the_former_estimator_table_is_told_its_place(name: str, cure: str) -> None:
-    found = problems({**PLAIN, "estimator": {name: 1}, "volume_gb": 0})
-    assert found.keys() == {f"estimator.{name}", "volume_gb"}
-    assert cure in found[f"estimator.{name}"][1]
-
-
-def test_an_empty_estimator_table_is_to_be_removed() -> None:
-    assert problems({**PLAIN, "estimator": {}})["estimator"][1] == "remove it"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +79,7 @@ def test_an_empty_estimator_table_is_to_be_removed() -> None:
         ({"StoppingCondition": 3}, "StoppingCondition", "[request.StoppingCondition]"),
     ],
 )
-def test_request_may_not_override_a_key(request_table: Any, key: str, cure: str) -> None:
+def test_request_cannot_set_a_keys_member(request_table: Any, key: str, cure: str) -> None:
     found = problems({**PLAIN, "request": request_table})
     assert list(found) == [f"request.{key}"]
     assert cure in found[f"request.{key}"][1]
@@ -245,28 +195,23 @@ def test_an_empty_instance_type_is_one_finding_that_it_is_missing(empty: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("content", "named"),
+    ("content", "found"),
     [
         (b"\xff\xfe", "UTF-8"),
         (b"a = ", "end of document"),
         (b'a = "\n"', "line 1"),
-        (b"[a]\n[a]", "stands further up (at line 2"),
-        (b'tags = 1\n[tags]\nteam = "nlp"\n', "stands further up (at line 2"),
-        (b"[tags]\n[spot]\n[tags]\n", "stands further up (at line 3"),
-        (b"forward_stop = True", "true and false are lower case (at"),
-        (b"a = " + b"1" * 5000, "valid TOML"),
-        (b"a = " + b"[" * 5000, "nested too deeply"),
+        (b"[tags]\n[spot]\n[tags]\n", "line 3"),
+        (b"a = " + b"1" * 5000, "TOML"),
+        (b"a = " + b"[" * 5000, "TOML"),
     ],
 )
-def test_what_is_not_toml_is_said_in_plain_words(
-    tmp_path: Path, content: bytes, named: str
-) -> None:
+def test_a_file_that_is_not_toml_is_one_finding(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "job.toml"
     path.write_bytes(content)
     with pytest.raises(JobError) as raised:
         job.load(path, PROJECT)
     (finding,) = raised.value.findings
-    assert finding.key == str(path) and named in finding.problem and finding.cure
+    assert finding.key == str(path) and found in finding.problem and finding.cure
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

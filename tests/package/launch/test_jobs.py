@@ -1,4 +1,4 @@
-"""Jobs that were sent: remembered, compared and stopped."""
+"""Remember, compare and stop jobs that were sent."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from smlightning.launch import fetch, follow, history, jobs
 pytest_plugins = ("moto_account", "sent_job")
 
 
-def test_a_job_that_was_launched_here_is_found_in_its_region(aws, sent, tmp_path):
+def test_history_knows_the_region_of_a_job(aws, sent, tmp_path):
     here = projects.Project(tmp_path)  # without a job.toml
     with pytest.raises(UserError, match="--region"):
         history.region_of(here, "x")
@@ -27,7 +27,7 @@ def test_a_job_that_was_launched_here_is_found_in_its_region(aws, sent, tmp_path
     assert history.latest(here, "eu-west-1", 5) == ["x"]
 
 
-def test_compare_puts_metrics_and_options_side_by_side(aws, sent, capsys):
+def test_compare_shows_metrics_and_differing_options(aws, sent, capsys):
     made = aws.client("sagemaker").describe_training_job(TrainingJobName=sent.training_job_name)
     keys = (
         "RoleArn",
@@ -61,7 +61,7 @@ def test_compare_puts_metrics_and_options_side_by_side(aws, sent, capsys):
     assert "0.912346" in capsys.readouterr().out
 
 
-def test_jobs_that_do_not_differ_and_what_is_not_deployed(aws, sent, capsys):
+def test_equal_jobs_and_an_absent_endpoint_are_reported(aws, sent, capsys):
     sent.final_metric_data_list = []
     assert main(["compare", *[sent.training_job_name] * 2, "--region", REGION]) == 0
     assert sent.training_job_name not in capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_jobs_that_do_not_differ_and_what_is_not_deployed(aws, sent, capsys):
     assert "nope" in said and REGION in said
 
 
-def test_stop(aws, sent, monkeypatch):
+def test_stop_stops_a_running_job(aws, sent, monkeypatch):
     assert "Completed" in jobs.stop(sent.training_job_name, REGION)
     sent.training_job_status = "InProgress"
     asked = record(monkeypatch, StopTrainingJob={})  # which moto does not know
@@ -87,30 +87,19 @@ def described(aws, sent, status: str, pool: str, keep_alive_s: int = 600) -> dic
     )
 
 
-def test_stopping_a_job_ends_its_warm_pool(aws, sent, monkeypatch, capsys):
-    """AWS updates a pool that is Available, of a job that has ended: train-warm-pools."""
-    states = [("InProgress", "InUse")] * 2 + [("Stopping", "InUse"), ("Stopped", "InUse")]
-    answers = [described(aws, sent, *state) for state in [*states, ("Stopped", "Available")]]
-    answers.insert(3, refusal("ThrottlingException", "DescribeTrainingJob"))
-    calls: list[str] = []
-    asked = record(
-        monkeypatch,
-        DescribeTrainingJob=answers,
-        StopTrainingJob=lambda _: calls.append("stop") or {},
-        UpdateTrainingJob=lambda _: calls.append(f"update, {len(answers)} looks left") or {},
-    )
+def test_stop_of_a_running_job_says_that_its_warm_pool_stays(aws, sent, monkeypatch, capsys):
+    job = described(aws, sent, "InProgress", "InUse")
+    asked = record(monkeypatch, DescribeTrainingJob=lambda _: job, StopTrainingJob={})
     assert main(["stop", sent.training_job_name, "--region", REGION]) == 0
-    assert calls == ["stop", "update, 0 looks left"]
-    assert asked["UpdateTrainingJob"]["ResourceConfig"] == {"KeepAlivePeriodInSeconds": 0}
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert "120 s" in first and "billed no longer" in last
+    assert asked["StopTrainingJob"] and "UpdateTrainingJob" not in asked
+    assert "stop again" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("pool", "keep_alive_s", "ends"),
     [("Available", 600, True), ("Reused", 600, False), ("Terminated", 600, False), ("", 0, False)],
 )
-def test_stopping_an_ended_job_ends_a_pool_that_is_left(
+def test_stop_of_an_ended_job_ends_its_available_warm_pool(
     aws, sent, monkeypatch, capsys, pool, keep_alive_s, ends
 ):
     job = described(aws, sent, "Failed", pool, keep_alive_s)
@@ -121,7 +110,7 @@ def test_stopping_an_ended_job_ends_a_pool_that_is_left(
     assert "has ended already: Failed" in text and ("billed no longer" in text) == ends
 
 
-def test_a_pool_that_may_not_be_ended_is_said_to_be_billed(aws, sent, monkeypatch, capsys):
+def test_a_denied_end_of_a_warm_pool_is_an_error(aws, sent, monkeypatch, capsys):
     job = described(aws, sent, "Completed", "Available")
     denied = refusal("AccessDeniedException", "UpdateTrainingJob")
     record(monkeypatch, DescribeTrainingJob=lambda _: job, UpdateTrainingJob=denied)
@@ -130,7 +119,7 @@ def test_a_pool_that_may_not_be_ended_is_said_to_be_billed(aws, sent, monkeypatc
     assert "billed: these credentials may not call UpdateTrainingJob" in said
 
 
-def test_a_job_that_is_not_there(aws):
+def test_an_unknown_job_is_an_error_with_its_region(aws):
     commands = (jobs.stop, follow.follow, follow.why, fetch.model_address)
     for command in commands:
         with pytest.raises(UserError, match=f'"nope" in {REGION}'):

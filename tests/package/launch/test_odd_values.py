@@ -91,7 +91,6 @@ def places() -> list[tuple[str, ...]]:
         *(("environment", name) for name in ("NCCL_DEBUG", "CA_REPOSITORY_ARN", "AWS_PROFILE", "")),
         *(("secrets", name) for name in ("WANDB_API_KEY", "1", "RANK")),
         *(("tags", name) for name in ("aws:x", "max_run_s", "")),
-        ("estimator", "max_run"),
         ("none_such",),
     ]
 
@@ -184,13 +183,11 @@ def test_classes_of_java_hold_what_aws_takes(shape, right, wrong):
     assert list(aws.violations(wrong, aws.shape(shape)))
 
 
-@pytest.mark.parametrize(
-    ("shape", "wrong", "problem"),
-    [
-        ("TrainingInstanceCount", "x", "'x' is not an integer"),
-        ("TagValue", 3, "'3' is not a string"),
-    ],
-)
-def test_a_wrong_type_has_its_article(shape, wrong, problem):
-    (violation,) = aws.violations(wrong, aws.shape(shape))
-    assert violation.problem == problem
+def test_account_names_a_value_of_a_wrong_type(tmp_path, capsys):
+    file = tmp_path / "job.toml"
+    lines = {**BASE, "channels": {"training": {"s3_data": 5}}}
+    file.write_text("".join(f"{json.dumps(key)} = {toml(item)}\n" for key, item in lines.items()))
+    assert main(["account", "--job", str(file)]) == 1
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert "channels.training.DataSource.S3DataSource.S3Uri" in shown.err

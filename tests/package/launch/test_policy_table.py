@@ -182,14 +182,9 @@ def test_policies_have_iams_grammar(aws):
         iam.create_policy(PolicyName="wrong", PolicyDocument=json.dumps(wrong))
 
 
-def test_each_right_job_has_every_permission_with_its_policies(tmp_path, monkeypatch):
-    """Of right_jobs.toml, with an organisation's configuration where the job has one."""
-    config = tmp_path / "config.yaml"
-    monkeypatch.setenv("SAGEMAKER_USER_CONFIG_OVERRIDE", str(config))
+def test_with_its_policies_each_right_job_is_missing_nothing():
     usual = {**BASE, "name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
     for case in RIGHT:
-        defaults = {"TrainingJob": case.get("configuration", {})}
-        config.write_text(json.dumps({"SageMaker": defaults}))
         given = jobs.from_table(table_of(case, usual), PROJECT)
         for who in WHO:
             found = missing(sent(given), who, template.policy(patterns(given), who))

@@ -18,26 +18,41 @@ DESCRIPTION = "Check, rehearse, send, follow and fetch SageMaker training jobs."
 EPILOG = """\
 `smlightning COMMAND --help` explains a command. A job that was sent needs no valid job.toml.
 
-exit status: 0 if all went well; 1 if a finding refuses the job, the job failed, or something is to
-be mended; 2 for a mistake on the command line; 130 after Ctrl-C.
+exit status: 0 for success; 1 for a failed check, a failed job or an error; 2 for a mistake on the
+command line; 130 after Ctrl-C. `make launch` runs `submit`.
 """
-COMMANDS = {
-    "preflight": "what is wrong with job.toml, src/ and the account, before it costs anything",
-    "estimate": "whether the job fits into the memory of GPUs and hosts, and how long it trains",
-    "account": "what the job needs in an AWS account, as CloudFormation or as a policy",
+COMMANDS = {  # in the order of the work
     "rehearse": "simulate the job's cluster on this machine",
+    "preflight": "check job.toml, src/ and the account before the job costs anything",
+    "estimate": "whether the job fits into the memory of GPUs and hosts, and how long it trains",
+    "account": "print what the job needs in an AWS account, as CloudFormation or as a policy",
     "submit": "send the job and follow it; Ctrl-C leaves it running",
     "tune": "search the ranges of job.toml's [tune] by many jobs",
-    "list": "the latest jobs",
+    "list": "list the latest jobs",
     "attach": "follow a job again",
-    "stop": "stop a job",
-    "why": "which rank of a job failed first, and its last lines",
-    "compare": "metrics and options of jobs side by side",
-    "fetch": "the model of a job, for src/predict.py",
-    "deploy": "the model of a job as a real-time endpoint",
+    "why": "print which rank of a job failed first, and its last lines",
+    "stop": "stop a job, and end its warm pool",
+    "compare": "print metrics and options of jobs side by side",
+    "fetch": "download the model of a job, for src/predict.py",
+    "deploy": "create a real-time endpoint for the model of a job",
     "undeploy": "remove what deploy created",
 }
-# Which extra of the package brings a module that a command needs.
+EXAMPLES = {
+    "preflight": "preflight --offline",
+    "estimate": "estimate --samples_per_second 900 -- --batch_size 64",
+    "account": "account --policy role",
+    "submit": "submit --dry-run",
+    "tune": "tune --dry-run",
+    "list": "list --region us-east-1",
+    "attach": "attach words-20260101-120000",
+    "stop": "stop words-20260101-120000",
+    "why": "why words-20260101-120000",
+    "compare": "compare words-20260101-120000 words-20260102-120000",
+    "fetch": "fetch words-20260101-120000 --to models/best",
+    "deploy": "deploy words-20260101-120000 --serverless",
+    "undeploy": "undeploy words-20260101-120000",
+}
+# The extra of the package that installs a module.
 EXTRAS = {
     "boto3": "launch",
     "botocore": "launch",
@@ -48,7 +63,7 @@ EXTRAS = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; of `rehearse` the rest is its own."""
+    """The parser of every command; `rehearse` parses its own options."""
     main = argparse.ArgumentParser(
         prog="smlightning",
         description=DESCRIPTION,
@@ -60,14 +75,18 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in COMMANDS.items():
         command = commands.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog=f"example: smlightning {EXAMPLES.get(name, name)}",
+            allow_abbrev=False,
         )
         if name != "rehearse":
             command.add_argument(
-                "--job", type=Path, metavar="FILE", help="the job (the project's job.toml)"
+                "--job", type=Path, metavar="FILE", help="the job's file (job.toml of the project)"
             )
             command.add_argument(
-                "--profile", metavar="NAME", help="of AWS's configuration, in place of job.toml's"
+                "--profile", metavar="NAME", help="profile of AWS's configuration (as in job.toml)"
             )
         if name in ("preflight", "submit", "tune", "deploy"):
             add_accept(command)
@@ -84,14 +103,16 @@ def parser() -> argparse.ArgumentParser:
         if name in ("attach", "stop", "why", "compare", "fetch", "deploy", "undeploy"):
             command.add_argument("name", metavar="JOB", help="name of the training job")
         if name == "compare":
-            command.add_argument("others", metavar="JOB", nargs="+", help="and of others")
+            command.add_argument("others", metavar="JOB", nargs="+", help="other training jobs")
         if name == "fetch":
-            command.add_argument("--to", type=Path, metavar="DIR", help="where to (models/JOB)")
+            command.add_argument(
+                "--to", type=Path, metavar="DIR", help="target folder (models/JOB)"
+            )
         if name == "deploy":
             add_deployment(command)
         if name in ("submit", "tune", "deploy"):
             command.add_argument(
-                "--yes", action="store_true", help="do not ask whether the price is right"
+                "--yes", action="store_true", help="accept the price without a question"
             )
         command.set_defaults(usage=command.format_usage)
     return main
@@ -109,21 +130,21 @@ def add_accept(command: argparse.ArgumentParser) -> None:
 
 def add_preflight(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--offline", action="store_true", help="ask nothing of AWS, nor of a package index")
-    add("--json", type=Path, metavar="FILE", help="write the findings there, too")
-    add("--rehearse", action="store_true", help="then simulate the job on this machine")
+    add("--offline", action="store_true", help="use no network: neither AWS nor a package index")
+    add("--json", type=Path, metavar="FILE", help="also write the findings to this file")
+    add("--rehearse", action="store_true", help="after that simulate the job on this machine")
     add(
         "--sender",
         default="",
         metavar="ROLE",
-        help="who will send the job, where these credentials may only look",
+        help="role that will send the job, if it is not the one of these credentials",
     )
     add(
         "--channel",
         action="append",
         default=[],
         metavar="NAME=DIR",
-        help="for --rehearse: local data",
+        help="for --rehearse: folder with the data of a channel",
     )
 
 
@@ -167,7 +188,7 @@ def add_account(command: argparse.ArgumentParser) -> None:
     add(
         "--existing-bucket",
         action="store_true",
-        help="leave the bucket out, as one that the SDK's configuration file names always is",
+        help="leave the bucket out of the template: it exists",
     )
 
 
@@ -180,7 +201,7 @@ def add_sending(command: argparse.ArgumentParser, *, follows: bool) -> None:
 
 def add_region(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--region", default="", help="where the job runs (as launched, else as in job.toml)"
+        "--region", default="", help="region of the job (the one it was sent to, or of job.toml)"
     )
 
 
@@ -192,19 +213,20 @@ def add_deployment(command: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, which prints no control characters; its exit status, as the help says."""
+    """Run a command without printing control characters, and return its exit status."""
     with printable_output():
         return run(list(sys.argv[1:] if argv is None else argv))
 
 
 def run(words: list[str]) -> int:
-    """The exit status of a command line."""
+    """Run a command line and return its exit status."""
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        print_error(
-            UserError(
-                f'there is no command "{words[0]}"', cure_for_unknown_name(words[0], COMMANDS)
-            )
-        )
+        cure = cure_for_unknown_name(words[0], COMMANDS)
+        if words[0] == "launch":
+            cure = "did you mean submit?"
+        elif cure.startswith("known are"):
+            cure = f"known are {', '.join(COMMANDS)}"  # all of them
+        print_error(UserError(f'there is no command "{words[0]}"', cure))
         return 2
     try:
         if words[:1] == ["rehearse"]:
@@ -231,7 +253,7 @@ def run(words: list[str]) -> int:
 
 
 def unexpected(word: str, arguments: argparse.Namespace, *, before_command: bool) -> UserError:
-    """What is wrong with a word that the command line has no place for."""
+    """The error for a word that the parser does not know."""
     command, name = arguments.command, word.partition("=")[0]
     options = re.findall(r"--[\w-]+", arguments.usage())
     if not word.startswith("-"):
@@ -246,7 +268,7 @@ def unexpected(word: str, arguments: argparse.Namespace, *, before_command: bool
 
 
 def missing(error: ModuleNotFoundError) -> UserError:
-    """What to install where a module is missing."""
+    """The error for a missing module, with the extra that installs it."""
     module = (error.name or "").split(".")[0]
     extra = EXTRAS.get(module)
     cure = "run make setup"

@@ -32,7 +32,7 @@ REFERENCE = re.compile(
 
 @dataclass(frozen=True)
 class Reference:
-    """What one value of job.toml's [secrets] names.
+    """A secret that job.toml refers to.
 
     Attributes:
         name: name or ARN of a secret, or name of a parameter.
@@ -55,7 +55,7 @@ class Reference:
 
     @property
     def region(self) -> str:
-        """Where it is, as its ARN says; empty: where the job is."""
+        """The region of its ARN; empty: the region of the job."""
         return self.name.split(":")[3] if self.name.startswith("arn:") else ""
 
 

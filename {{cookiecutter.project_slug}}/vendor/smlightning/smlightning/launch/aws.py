@@ -1,4 +1,4 @@
-"""boto3's session and clients, what AWS's model of the API refuses, and what its errors mean."""
+"""boto3's session and clients, limits of botocore's model, and the meaning of AWS's errors."""
 
 import functools
 import os
@@ -114,7 +114,7 @@ def request_shape(kind: str) -> Any:
 
 
 class Violation(NamedTuple):
-    """What of a request AWS's model refuses."""
+    """A value of a request that AWS's model does not allow."""
 
     path: str  # within the request, as in ResourceConfig.InstanceType
     problem: str
@@ -122,122 +122,87 @@ class Violation(NamedTuple):
 
 
 def wrong_types(value: Any, model: Any) -> list[Violation]:
-    """Where a value is of another type than its shape says: nothing can be read below it."""
+    """Values of another type than their shape has."""
     return [violation for violation in violations(value, model) if violation.cure == WRONG_TYPE]
 
 
 def violations(value: Any, model: Any, path: str = "") -> Iterator[Violation]:
-    """What of `value` is beyond a botocore shape.
+    """Everything in a value that its botocore shape does not allow.
 
-    botocore's own ParamValidator looks at types, members, lengths and ranges; the patterns and the
-    enumerations of the same model are looked at here alone.
+    botocore's ParamValidator checks types, members and minima, but no maximum, pattern or
+    enumeration: one walk checks them all.
     """
-    expected = TYPES.get(model.type_name)
-    if expected and not _is_a(value, expected):
-        article = "an" if model.type_name == "integer" else "a"
-        problem = f"{_shown(value)} is not {article} {model.type_name}"
+    expected: Any = TYPES.get(model.type_name, object)
+    if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
+        problem = f"found {str(value)[:80]!r}, expected the type {model.type_name}"
         yield Violation(path, problem, WRONG_TYPE)
         return
-    yield from _size(value, model, path)
-    if isinstance(value, str):
-        yield from _text(value, model, path)
-    elif model.type_name == "map":
+    yield from _limits(value, model, path)
+    above = f"{path}." if path else ""
+    if model.type_name == "map":
         for key, item in value.items():
-            inner = f"{path}.{str(key)[:40]}"
-            yield from violations(key, model.key, inner)
-            yield from violations(item, model.value, inner)
+            yield from violations(key, model.key, f"{above}{key}")
+            yield from violations(item, model.value, f"{above}{key}")
     elif model.type_name == "list":
         for item in value:
             name = _name(item)
-            yield from violations(item, model.member, f"{path}.{name}" if name else path)
+            yield from violations(item, model.member, f"{above}{name}" if name else path)
     elif model.type_name == "structure":
-        yield from _members(value, model, path)
-
-
-def _is_a(value: Any, expected: type) -> bool:
-    return isinstance(value, expected) and isinstance(value, bool) == (expected is bool)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return repr(str(value)[:80])
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of thousands of digits"
+        for key in model.required_members:
+            if key not in value:
+                yield Violation(f"{above}{key}", "is missing, and AWS requires it", ADD_IT)
+        for key, item in value.items():
+            if key in model.members:
+                yield from violations(item, model.members[key], f"{above}{key}")
+            else:
+                problem = f"{path or model.name} has no such member in the installed botocore"
+                cure = cure_for_unknown_name(key, model.members)
+                yield Violation(f"{above}{key}", problem, cure)
 
 
 def _name(item: Any) -> str:
-    """What a member of a list is called, where it says so."""
+    """The name of a list's item, if it has one."""
     if not isinstance(item, dict):
         return ""
     return next((str(item[key])[:40] for key in ("Name", "Key", "ChannelName") if key in item), "")
 
 
-def _size(value: Any, model: Any, path: str) -> Iterator[Violation]:
-    """Numbers, lengths and counts within the model's limits."""
-    most, least = model.metadata.get("max"), model.metadata.get("min")
-    if isinstance(value, int):
-        size, shown, lower, higher = value, show_number(value), "lower it", "raise it"
-    elif isinstance(value, str | list | dict):
-        unit = "characters" if isinstance(value, str) else "entries"
-        size, shown = len(value), f"{len(value)} {unit}"
-        lower, higher = f"remove {size - (most or 0)} of them", "add to them"
-        if isinstance(value, str):
-            lower = "shorten it; what is long belongs into a file of src/ or under [channels]"
-            higher = _cure_without_arn(value, model) or "lengthen it"
-    else:
+def _limits(value: Any, model: Any, path: str) -> Iterator[Violation]:
+    """Range or length, pattern and enumeration of a value of the right type."""
+    limits = model.metadata
+    if model.type_name in ("timestamp", "blob"):
         return
-    if most is not None and size > most:
-        yield Violation(path, f"{shown}, and AWS allows {most}", lower)
-    if least is not None and size < least:
-        yield Violation(path, f"{shown}, and AWS requires {least}", higher)
-
-
-def _cure_without_arn(value: str, model: Any) -> str:
-    """What to give where AWS expects an ARN and the value is a name; empty for other texts."""
-    pattern = model.metadata.get("pattern", "")
-    kind = re.search(r"arn:aws.*:([a-z-]+)/", pattern)
-    if not pattern.startswith("arn:") or value.startswith("arn:") or not kind:
-        return ""
-    return f"give its ARN, which ends in :{kind[1]}/{value}"
-
-
-def show_number(value: int) -> str:
-    try:
-        return str(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of thousands of digits"
-
-
-def _text(value: str, model: Any, path: str) -> Iterator[Violation]:
-    """A text against the model's pattern, or its enumeration."""
-    if len(value) > model.metadata.get("max", len(value)):
-        return  # said already
-    pattern = compiled(model.metadata.get("pattern", ""))
-    if pattern and not pattern.fullmatch(value):
-        if len(value) < model.metadata.get("min", 0):
-            return  # said already
+    if isinstance(value, int | float):
+        size, shown, lower, higher = value, str(value), "lower it", "raise it"
+    else:
+        size, shown, higher = len(value), f"{len(value)} entries", "add to them"
+        lower = f"remove {size - limits.get('max', 0)} of them"
+    if isinstance(value, str):
+        shown, lower, higher = f"{size} characters", "shorten it", "lengthen it"
+    pattern = compiled(limits.get("pattern", "")) if isinstance(value, str) else None
+    if size > limits.get("max", size):
+        yield Violation(path, f"{shown}, and AWS allows {limits['max']}", lower)
+    elif pattern and not pattern.fullmatch(value):
         problem = f'"{value[:80]}" does not match {pattern.pattern}'
-        cure = _cure_without_arn(value, model) or _cure_of_pattern(value, pattern.pattern)
-        yield Violation(path, problem, cure)
+        yield Violation(path, problem, CHANGE_IT)
+    elif size < limits.get("min", size):
+        yield Violation(path, f"{shown}, and AWS requires {limits['min']}", higher)
     elif model.name == "KmsKeyId" and value and not KMS_KEY.fullmatch(value):
         problem = f'"{value[:80]}" is neither ID nor ARN of a KMS key'
-        yield Violation(path, problem, 'as in "arn:aws:kms:…:key/…" or, an alias, "alias/…"')
-    elif model.enum and value not in model.enum:
+        yield Violation(path, problem, 'as in "arn:aws:kms:…:key/…" or "alias/…"')
+    elif isinstance(value, str) and model.enum and value not in model.enum:
         problem = f'"{value[:80]}" is not known to the installed botocore'
         yield Violation(path, problem, cure_for_unknown_name(value, model.enum))
 
 
-# Java's classes of characters, which Python's patterns do not have, as ones that hold at least as
-# much; each other one, as punctuation and symbols, is about as much as \S.
+# Java's classes of characters, which Python's patterns lack, as ones that hold at least as much;
+# each other one, as punctuation and symbols, is about as much as \S.
 JAVA_CLASSES = {"L": r"\w", "N": r"\w", "Z": r"\s", "Alnum": "A-Za-z0-9"}
 
 
 @functools.cache
 def compiled(pattern: str) -> re.Pattern[str] | None:
-    """A pattern of AWS's model; None where there is none, or Python cannot read it.
-
-    Three of botocore 1.44 cannot be read: two have `${1,128}` at their end, and one has surrogates.
-    """
+    """A pattern of AWS's model; None for no pattern, and for the few that Python cannot read."""
     python = re.sub(r"\\p\{(\w+)\}", lambda name: JAVA_CLASSES.get(name[1], r"\S"), pattern)
     try:
         return re.compile(python) if python else None
@@ -245,36 +210,9 @@ def compiled(pattern: str) -> re.Pattern[str] | None:
         return None
 
 
-def _cure_of_pattern(value: str, pattern: str) -> str:
-    """Which characters to take out, where the pattern is a class of characters and that alone."""
-    allowed = re.fullmatch(r"\(?(\[[^[]+\])[*+]\)?", pattern)
-    if not allowed:
-        return CHANGE_IT
-    wrong = [
-        repr(character) for character in dict.fromkeys(value) if not re.match(allowed[1], character)
-    ]
-    return f"take out {', '.join(wrong)}" if wrong else CHANGE_IT
-
-
-def _members(value: dict[str, Any], model: Any, path: str) -> Iterator[Violation]:
-    """A structure: members that AWS knows, and those that it requires."""
-    for key, item in value.items():
-        inner = f"{path}.{key}" if path else str(key)
-        if key in model.members:
-            yield from violations(item, model.members[key], inner)
-        else:
-            above = path or model.name
-            problem = f"{above} has no such member in the installed botocore"
-            yield Violation(inner, problem, cure_for_unknown_name(str(key), model.members))
-    for key in model.required_members:
-        if key not in value:
-            inner = f"{path}.{key}" if path else key
-            yield Violation(inner, "is missing, and AWS requires it", ADD_IT)
-
-
 @functools.cache
 def regions() -> list[str]:
-    """Those in which the installed botocore knows SageMaker."""
+    """The regions in which the installed botocore knows SageMaker."""
     import botocore.session
 
     known = botocore.session.get_session()
@@ -296,7 +234,7 @@ def partition(region: str) -> str:
 
 @functools.cache
 def dns_suffix(region: str) -> str:
-    """What ends the names of AWS's hosts in a region: `amazonaws.com`, in China another."""
+    """The domain of AWS's hosts in a region: `amazonaws.com`, another one in China."""
     import botocore.session
 
     name = partition(region)
@@ -467,16 +405,16 @@ CURES = {
 
 
 def cure_of(reason: str) -> str:
-    """What can be done about a failure, by AWS's words for it; empty if they are not known here."""
+    """The cure for a failure, by AWS's words for it; empty for unknown words."""
     return next((cure for words, cure in CURES.items() if re.search(words, reason)), "")
 
 
 def explain(failure: Exception) -> UserError:
-    """What an error of boto3's means, and what to do about it."""
+    """The UserError for an error of boto3."""
     from botocore import exceptions as e
 
     if isinstance(failure, e.ClientError):
-        return _refusal(failure)
+        return _client_error(failure)
     if isinstance(failure, e.NoCredentialsError | e.PartialCredentialsError):
         return UserError("there are no AWS credentials here", sign_in())
     if isinstance(failure, e.RefreshWithMFAUnsupportedError):
@@ -496,8 +434,8 @@ def explain(failure: Exception) -> UserError:
     return UserError(" ".join(f"AWS: {failure}".split()), "correct what it names")
 
 
-def _refusal(failure: Any) -> UserError:
-    """What an answer of AWS's that is an error means."""
+def _client_error(failure: Any) -> UserError:
+    """The UserError for an error that AWS answered."""
     name, message = code(failure), failure.response["Error"].get("Message", "")
     operation = failure.operation_name
     if "Expired" in name:
@@ -512,11 +450,11 @@ def _refusal(failure: Any) -> UserError:
         return UserError(f"these credentials may not call {operation}", cure)
     reason = (message or name).rstrip(".")
     cure = cure_of(f"{name}: {message}") or "correct what it names"
-    return UserError(f"AWS refused {operation}: {reason}", cure)
+    return UserError(f"AWS rejects {operation}: {reason}", cure)
 
 
 def sign_in() -> str:
-    """How this user gets credentials: Studio's role, single sign-on, or keys."""
+    """The cure for missing credentials: Studio's role, single sign-on, or keys."""
     import botocore.session
     from botocore.exceptions import BotoCoreError
 

@@ -1,11 +1,11 @@
-"""What each command of the command line does, but for `rehearse`."""
+"""The commands of the command line, except `rehearse`."""
 
 import argparse
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ from smlightning.project import Project
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The exit status of a command: 0 or 1.
+    """Run a command and return its exit status, 0 or 1.
 
     Raises:
-        UserError: of everything that is to be mended, AWS's refusals too.
+        UserError: for every mistake of the user, and for every error of AWS.
     """
     with aws.errors():
         name, given, job_file = getattr(arguments, "name", ""), arguments.profile, arguments.job
@@ -60,7 +60,7 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
 
     if arguments.channel and not arguments.rehearse:
         raise UserError(
-            "--channel gives data to a rehearsal, and none was asked for", "add --rehearse"
+            "--channel gives data to a rehearsal, and --rehearse is missing", "add --rehearse"
         )
     if arguments.json:
         ensure_dir(arguments.json.parent)  # before minutes of work
@@ -160,43 +160,59 @@ def report(results: Sequence[Finding], file: Path | None) -> None:
         print(finding)
 
 
-@dataclass(frozen=True)
-class Submission:
-    """What is sent: the request that was judged, and what is uploaded with it."""
-
-    job: Job
-    destination: Destination
-    request: dict[str, Any]
-    fingerprint: str  # of job and code; empty for a search
-
-
 def submit(arguments: argparse.Namespace, project: Project) -> int:
-    """Send the job, and follow it."""
+    """Build the request, check it, show it, ask the user, send it, and follow the job."""
     from smlightning.launch import follow, sending
 
-    submission = decide(arguments, project, tuning=False)
-    if isinstance(submission, int):
-        return submission
-    region = submission.job.region
-    name = sending.submit(submission.job, project, submission.destination, submission.request)
+    wanted = job.load(arguments.job or project.job_file, project)
+    destination = destination_of(wanted, arguments)
+    results, body = preflight.offline_checks(wanted, project, destination)
+    if not passes(arguments, project, wanted, results, body):
+        return 1
+    assert body
+    if arguments.dry_run:
+        print(json.dumps(body, indent=2))
+        return 0
+    show_costs(wanted, project)
+    fingerprint = sending.fingerprint(wanted, project)
+    before = history.same(project, fingerprint)
+    if before:
+        print(f"again   this very job was sent as {before}")
+    if not confirmed("Send it?", arguments.yes):
+        print("nothing was sent")
+        return 1
+    name = sending.submit(wanted, project, destination, body)
     print(f"sent    {name}", flush=True)  # first of all: from now on the job is billed
     profile = history.profile_of(project, given=arguments.profile, job_file=arguments.job)
-    history.remember(project, name, region, submission.fingerprint, profile)
+    history.remember(project, name, wanted.region, fingerprint, profile)
     if arguments.no_follow:
         return 0
-    outcome = follow.follow(name, region, metric_names(project))
+    outcome = follow.follow(name, wanted.region, metric_names(project))
     return int(outcome.status != "Completed")
 
 
 def submit_search(arguments: argparse.Namespace, project: Project) -> int:
-    """Send the search of [tune]."""
+    """Build the search of [tune], check it, show it, ask the user, and send it."""
     from smlightning.launch import tune
 
-    submission = decide(arguments, project, tuning=True)
-    if isinstance(submission, int):
-        return submission
-    region = submission.job.region
-    name = tune.submit(submission.job, project, submission.destination, submission.request)
+    wanted = job.load(arguments.job or project.job_file, project)
+    destination = destination_of(wanted, arguments)
+    results, body = preflight.offline_checks(wanted, project, destination)
+    results, search = tune.judged(wanted, project, results, destination)
+    wanted = tune.carried(wanted)
+    key = "HyperParameterTuningJobName"
+    checked = {**body, key: search[key]} if body and search else None
+    if not passes(arguments, project, wanted, results, checked, tuning=True):
+        return 1
+    assert search
+    if arguments.dry_run:
+        print(json.dumps(search, indent=2))
+        return 0
+    show_costs(wanted, project, tuning=True)
+    if not confirmed("Send it?", arguments.yes):
+        print("nothing was sent")
+        return 1
+    name, region = tune.submit(wanted, project, destination, search), wanted.region
     jobs = f"python -m smlightning list --region {region}"
     stop = (
         f"aws sagemaker stop-hyper-parameter-tuning-job --region {region} "
@@ -206,89 +222,59 @@ def submit_search(arguments: argparse.Namespace, project: Project) -> int:
     return 0
 
 
-def decide(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> Submission | int:
-    """Judge the job, show its findings and its price, and ask the user.
+def destination_of(wanted: Job, arguments: argparse.Namespace) -> Destination:
+    """Role and bucket of the account; placeholders for a dry run, which needs no credentials."""
+    from smlightning.launch import sending
 
-    Returns:
-        what is to be sent; where nothing is, the status of the command.
+    if arguments.dry_run:
+        return request.dry_destination(wanted)
+    aws.client("sts", wanted.region).get_caller_identity()  # nothing else works without credentials
+    return sending.account_destination(wanted, create=False)
+
+
+def passes(
+    arguments: argparse.Namespace,
+    project: Project,
+    wanted: Job,
+    results: Sequence[Finding],
+    body: dict[str, Any] | None,
+    *,
+    tuning: bool = False,
+) -> bool:
+    """Add the account's findings, print all to standard error; whether none is an error.
+
+    Raises:
+        UserError: every error was accepted, but no request could be built.
     """
-    try:
-        return judge(arguments, project, tuning=tuning)
-    except KeyboardInterrupt:
-        print("interrupted; nothing was sent", file=sys.stderr)
-        return 130
-
-
-def judge(arguments: argparse.Namespace, project: Project, *, tuning: bool) -> Submission | int:
-    """As `decide`. Findings go to standard error, the request of a dry run to standard output."""
     from smlightning.launch import account as accounts
-    from smlightning.launch import requirements, sending, tune
+    from smlightning.launch import requirements
 
-    wanted = job.load(arguments.job or project.job_file, project)
-    if not arguments.dry_run:  # without credentials nothing can be sent
-        aws.client("sts", wanted.region).get_caller_identity()
-    destination, unknown = (None, None) if arguments.dry_run else destination_of(wanted)
-    results, body = preflight.offline_checks(wanted, project, destination)
-    search: dict[str, Any] | None = None
-    if tuning:
-        results, search = tune.judged(wanted, project, results, destination)
-        wanted = tune.carried(wanted)
     if body and not arguments.dry_run:
-        if search:
-            key = "HyperParameterTuningJobName"
-            body = {**body, key: search[key]}
-        results += accounts.check(wanted, body, tuning=tuning)
+        results = [*results, *accounts.check(wanted, body, tuning=tuning)]
         results += requirements.resolved(wanted, project)
     if refused(results, arguments.accept):
-        return 1
-    outgoing = search if tuning else body
-    if outgoing is None:  # raises the error whose finding was accepted
-        build = tune.tuning_request if tuning else request.training_request
-        place = destination or request.dry_destination(wanted)
-        outgoing = build(wanted, project, place, wanted.name)
-    if arguments.dry_run:
-        print(json.dumps(outgoing, indent=2))
-        return 0
-    if unknown:
-        raise unknown
-    assert destination
+        return False
+    if body is None:
+        raise UserError("no request can be built despite --accept", "correct the errors above")
+    return True
+
+
+def show_costs(wanted: Job, project: Project, *, tuning: bool = False) -> None:
+    """Print what the job runs on, and what it costs at most."""
     print(preflight.summary(wanted, project))
     print(price.cost(wanted, tuning=tuning))
-    fingerprint = "" if tuning else sending.fingerprint(wanted, project)
-    before = history.same(project, fingerprint) if fingerprint else ""
-    if before:
-        print(f"again   this very job was sent as {before}")
-    if confirmed("Send it?", arguments.yes):
-        return Submission(wanted, destination, outgoing, fingerprint)
-    print("nothing was sent")
-    return 1
 
 
 def refused(results: Sequence[Finding], accepted: Sequence[str]) -> bool:
-    """Whether there is an error, once the findings were printed to standard error."""
+    """Print the findings to standard error; whether there is an error."""
     shown = findings.ordered(results, accepted)
     for finding in shown:
         print(finding, file=sys.stderr)
     return findings.refused(shown)
 
 
-def destination_of(wanted: Job) -> tuple[Destination | None, Exception | None]:
-    """Role and bucket in the account, or why they are not known.
-
-    The findings of the account then say what is wrong, so that it is raised only after them.
-    """
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    from smlightning.launch import sending
-
-    try:
-        return sending.account_destination(wanted, create=False), None
-    except (UserError, BotoCoreError, ClientError) as failure:
-        return None, failure
-
-
 def confirmed(question: str, yes: bool) -> bool:
-    """Whether the user agrees; where there is no terminal to ask at, `--yes` alone does.
+    """Whether the user agrees, on the terminal or by `--yes`.
 
     Raises:
         UserError: there is no terminal, and no `--yes`.
@@ -296,7 +282,7 @@ def confirmed(question: str, yes: bool) -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UserError("there is no terminal to ask at whether to go on", "pass --yes")
+        raise UserError("the command needs a confirmation, and there is no terminal", "pass --yes")
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:  # Ctrl-D

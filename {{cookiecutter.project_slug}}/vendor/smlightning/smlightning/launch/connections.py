@@ -81,7 +81,7 @@ def connections(job: Job, request: Mapping[str, Any], project: Project) -> tuple
         request: CreateTrainingJob.
         project: whose src/ is sent.
     """
-    given = request.get("Environment", {})  # of the SDK's configuration file, too: any value
+    given = request.get("Environment", {})  # a name may have any value
     variables = {str(name): str(value) for name, value in given.items()}
     return (
         *packages(job, variables, project),

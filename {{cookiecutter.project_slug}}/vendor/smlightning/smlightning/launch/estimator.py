@@ -1,7 +1,7 @@
 """The one request as arguments of the SageMaker SDK's v2 estimator, for launch.ipynb.
 
-The SDK is needed for this alone. That the estimator sends the same request is a test:
-tests/package/launch/test_estimator.py.
+Only this module needs the SDK. tests/package/launch/test_estimator.py proves that the estimator
+sends the same request.
 """
 
 import logging
@@ -9,9 +9,42 @@ import os
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, parameters
+from smlightning.launch import aws
 from smlightning.launch.job import Job
 
+# Parameter of the estimator → the member of CreateTrainingJob that it sets.
+MEMBERS = {
+    "instance_type": "ResourceConfig.InstanceType",
+    "instance_count": "ResourceConfig.InstanceCount",
+    "volume_size": "ResourceConfig.VolumeSizeInGB",
+    "volume_kms_key": "ResourceConfig.VolumeKmsKeyId",
+    "keep_alive_period_in_seconds": "ResourceConfig.KeepAlivePeriodInSeconds",
+    "training_plan": "ResourceConfig.TrainingPlanArn",
+    "max_run": "StoppingCondition.MaxRuntimeInSeconds",
+    "max_wait": "StoppingCondition.MaxWaitTimeInSeconds",
+    "use_spot_instances": "EnableManagedSpotTraining",
+    "max_retry_attempts": "RetryStrategy.MaximumRetryAttempts",
+    "checkpoint_s3_uri": "CheckpointConfig.S3Uri",
+    "output_path": "OutputDataConfig.S3OutputPath",
+    "output_kms_key": "OutputDataConfig.KmsKeyId",
+    "subnets": "VpcConfig.Subnets",
+    "security_group_ids": "VpcConfig.SecurityGroupIds",
+    "encrypt_inter_container_traffic": "EnableInterContainerTrafficEncryption",
+    "enable_network_isolation": "EnableNetworkIsolation",
+    "environment": "Environment",
+    "tags": "Tags",
+    "input_mode": "AlgorithmSpecification.TrainingInputMode",
+    "container_entry_point": "AlgorithmSpecification.ContainerEntrypoint",
+    "container_arguments": "AlgorithmSpecification.ContainerArguments",
+    "enable_sagemaker_metrics": "AlgorithmSpecification.EnableSageMakerMetricsTimeSeries",
+    "training_repository_access_mode": (
+        "AlgorithmSpecification.TrainingImageConfig.TrainingRepositoryAccessMode"
+    ),
+    "enable_remote_debug": "RemoteDebugConfig.EnableRemoteDebug",
+    "enable_session_tag_chaining": "SessionChainingConfig.EnableSessionTagChaining",
+    "enable_infra_check": "InfraCheckConfig.EnableInfraCheck",
+    "disable_profiler": "ProfilerConfig.DisableProfiler",
+}
 # Members that the notebook passes by themselves, or the estimator writes without being told.
 WRITTEN_OUT = (
     "TrainingJobName",
@@ -29,14 +62,12 @@ def session(job: Job) -> Any:
     logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output
     import boto3
     import sagemaker
-    from sagemaker.config import load_sagemaker_config
 
     logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)  # a line for each client
-    configuration = load_sagemaker_config()
-    configuration.setdefault("SchemaVersion", "1.0")
-    sdk = configuration.setdefault("SageMaker", {}).setdefault("PythonSDK", {})
-    sdk.setdefault("Modules", {})["TelemetryOptOut"] = True
+    # In place of the SDK's configuration file: the request is complete without its defaults.
+    modules = {"TelemetryOptOut": True}
+    configuration = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}}
     shared = aws.session()
     own = boto3.Session(profile_name=shared._session.profile, region_name=job.region)
     own._session._credentials = shared.get_credentials()  # one code of MFA serves both
@@ -56,11 +87,8 @@ def options(request: dict[str, Any]) -> dict[str, Any]:
     members = dict(_leaves(request))
     given: dict[str, Any] = {
         "debugger_hook_config": False,  # a hook in every step, whose output nobody reads
-        # The request is complete: what it leaves out is off, whatever the configuration file says.
-        "enable_network_isolation": False,
-        "encrypt_inter_container_traffic": False,
     }
-    for parameter, member in parameters.MEMBERS.items():
+    for parameter, member in MEMBERS.items():
         if member in members:
             given[parameter] = members.pop(member)
     if members.pop("OutputDataConfig.CompressionType", "") == "NONE":
@@ -95,7 +123,7 @@ def _leaves(request: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def inputs(job: Job) -> dict[str, Any] | None:
-    """What `fit` takes: an address for each channel, or the SDK's object for one that is a table.
+    """The argument of `fit`: for each channel its address, or the SDK's object for a table.
 
     Raises:
         UserError: a channel has a member for which the SDK has no parameter.

@@ -19,7 +19,7 @@ def fetch(name: str, region: str, target: Path) -> Path:
     """Download the job's model into ``target``, with its curves in ``output/`` where there are any.
 
     Raises:
-        UserError: there is no model, or its archive is damaged or refused.
+        UserError: there is no model, or its archive is damaged or unsafe.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} exists already", "remove it, or name another folder with --to")
@@ -76,7 +76,7 @@ def address_of(job: dict[str, Any]) -> str:
 
 
 def output_address(model: str) -> str:
-    """Where SageMaker puts a job's curves beside its model."""
+    """The S3 address of a job's curves, next to its model."""
     if model.endswith("/"):
         return f"{model.rstrip('/').rpartition('/')[0]}/data/"
     return model.replace("model.tar.gz", "output.tar.gz")
@@ -141,8 +141,8 @@ def download_folder(s3: Any, uri: str, folder: Path) -> bool:
 def unpack(archive: Path, target: Path) -> None:
     """Unpack a tar.gz within ``target``.
 
-    Python's ``data`` filter (PEP 706) refuses devices and whatever leads out of the folder.
-    Symbolic links, by which archives have got past it (CVE-2025-4517), are refused before.
+    Python's ``data`` filter (PEP 706) rejects devices and paths out of the folder.
+    Symbolic links, which got past it (CVE-2025-4517), are rejected before.
 
     Raises:
         UserError: the archive is damaged, too large for the disk, or rejected; Python has no
@@ -156,7 +156,7 @@ def unpack(archive: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            refuse_members(tar.getmembers(), target)
+            check_members(tar.getmembers(), target)
             tar.extractall(target, filter="data")
     except UserError:
         raise
@@ -167,7 +167,7 @@ def unpack(archive: Path, target: Path) -> None:
         ) from error
 
 
-def refuse_members(members: list[tarfile.TarInfo], target: Path) -> None:
+def check_members(members: list[tarfile.TarInfo], target: Path) -> None:
     """Reject an archive before anything of it is written.
 
     Raises:

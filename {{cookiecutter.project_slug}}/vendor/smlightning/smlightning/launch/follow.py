@@ -1,4 +1,4 @@
-"""Following a job that was sent: its status, log and metrics as they come, and how it ended."""
+"""Follow a job that was sent: print its status, log and metrics, and how it ended."""
 
 import sys
 import time
@@ -16,7 +16,6 @@ ENDED = ("Completed", "Failed", "Stopped")
 POLL_S = 5.0  # between two looks; AWS throttles more
 LONGEST_WAIT_S = 60.0  # between two looks while AWS does not answer
 KEEP_ALIVE = "KeepAlivePeriodInSeconds"  # of ResourceConfig
-LOG_TRIES = 3  # looks in a row that read nothing of the log of a job that has ended
 PROGRESS_S = 60.0  # between two lines of progress where there is no live line: notebooks and files
 
 STOPPED_BY = {
@@ -27,7 +26,7 @@ STOPPED_BY = {
 
 @dataclass
 class Outcome:
-    """How far a job has come.
+    """The state of a job.
 
     Attributes:
         rows: the metrics that the log holds, as `curves.write_curves` takes them.
@@ -106,7 +105,7 @@ def follow(
 
 
 class Follower:
-    """What is to be remembered between two looks at a job."""
+    """The state between two looks at a job."""
 
     def __init__(self, name: str, region: str, metrics: tuple[str, ...], console: Any) -> None:
         self.outcome = Outcome(name, metrics)
@@ -114,7 +113,6 @@ class Follower:
         self.ended = False
         self._sagemaker = aws.client("sagemaker", region)
         self._log: job_log.Log | None = job_log.Log(name, aws.client("logs", region))
-        self._log_failures = 0  # looks in a row that read nothing of the log
         self._printed: set[str] = set()  # why the log could not be read
         self._transitions = 0  # status changes that were printed
         self._failures = 0  # looks in a row without an answer
@@ -122,7 +120,7 @@ class Follower:
         self._reported = time.monotonic()
 
     def look(self) -> None:
-        """Wait, ask for the status and then for the log, and print what is new."""
+        """Wait, read the status and then the log, and print the news."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         if self._wait_s:
@@ -142,36 +140,23 @@ class Follower:
         self._wait_s = POLL_S
         self.outcome.job = job
         self._print_transitions()
-        has_ended = self.outcome.status in ENDED
-        if self._log and has_ended and not had_ended:
-            self._log.restart()
-        is_read = self._read_log(has_ended)
-        # The log comes later than the status: one more look after the job has ended.
-        self.ended = had_ended and is_read
+        self._read_log()
+        self.ended = had_ended  # one look more: the log comes later than the status
 
-    def _read_log(self, has_ended: bool) -> bool:
-        """Print new lines, or why there are none; whether another look would bring no more."""
+    def _read_log(self) -> None:
+        """Print new lines, or why they cannot be read."""
         if not self._log:
-            return True
+            return
         self._print_lines(self._log.new_lines())
-        problem = self._log.problem
-        if self._log.lost:
-            self._print_once(lost(self._log.lost))
-        if not problem:
-            self._log_failures = 0
-            if not self._log.complete:
-                self._wait_s = 0  # a long log is read at once
-            elif has_ended and not self.outcome.lines:
+        problem, has_ended = self._log.problem, self.outcome.status in ENDED
+        if problem is None:
+            if has_ended and not self.outcome.lines:
                 self._print_once(no_log(self.outcome.name))
-            return self._log.complete
-        self._log_failures = 0 if self._log.pages else self._log_failures + 1
+            return
         if has_ended or not aws.missing(problem):  # a log group comes with the first job's log
             self._print_once(f"{aws.explain(problem)}; the status is followed meanwhile")
         if aws.denied(problem):
             self._log = None
-            return True
-        is_hopeless = not aws.transient(problem) or self._log_failures > LOG_TRIES
-        return self._log.complete or (is_hopeless and not self._log.pages)
 
     def _print_once(self, sentence: str) -> None:
         if sentence not in self._printed:
@@ -201,7 +186,7 @@ class Follower:
 
 
 def print_way_back(name: str, region: str, console: Any) -> None:
-    """What to do about a job that runs on after the following has ended."""
+    """Print how to attach to, stop and find a job that is still running."""
     console.print(
         "\nThe job still runs and is billed. "
         f"To follow it again: python -m smlightning attach {name} --region {region}"
@@ -211,9 +196,9 @@ def print_way_back(name: str, region: str, console: Any) -> None:
 
 
 def why(name: str, region: str) -> None:
-    """Print how a job ended; of a failed one also which rank failed first, and its last lines.
+    """Print how a job ended; after a failure also the last lines of the rank that failed first.
 
-    AWS's reason comes from the status, and is printed whatever becomes of the log.
+    AWS's reason is part of the status, so it is printed even if the log cannot be read.
     """
     console = terminal()
     outcome = Outcome(name, job=describe(name, aws.client("sagemaker", region)))
@@ -221,10 +206,7 @@ def why(name: str, region: str) -> None:
     if outcome.status != "Failed":
         return
     log = job_log.Log(name, aws.client("logs", region), last_attempt=True)
-    while not (log.complete or log.problem):
-        outcome.add(log.new_lines())
-    if log.lost:
-        console.print(lost(log.lost))
+    outcome.add(log.new_lines())
     if log.problem:
         console.print(f"The log was not read to its end: {aws.explain(log.problem)}")
     elif not outcome.lines:
@@ -232,13 +214,8 @@ def why(name: str, region: str) -> None:
     report_first_failure(outcome, console)
 
 
-def lost(answer: Exception) -> str:
-    """The sentence for a stream that was deleted while the log was read."""
-    return f"A part of the log is gone, and the rest is read: {aws.explain(answer)}"
-
-
 def no_log(name: str) -> str:
-    """The sentence for a job without a line in CloudWatch Logs."""
+    """The message for a job without a log."""
     return (
         f"CloudWatch Logs holds no line of {name}: it wrote none, its log was deleted, or the "
         "log's retention is over"
@@ -246,7 +223,7 @@ def no_log(name: str) -> str:
 
 
 def terminal() -> Any:
-    """A console that prints plain lines, in notebooks and files too."""
+    """A rich console that prints plain lines, also in notebooks and files."""
     # A notebook's output claims to be a terminal.
     stream = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
     live = None if stream is sys.__stdout__ else False
@@ -307,7 +284,7 @@ def report_ending(outcome: Outcome, region: str, console: Any) -> None:
 
 
 def last_message(job: dict[str, Any]) -> str:
-    """What AWS said last of a job's status; it names no other reason if a job waited too long."""
+    """AWS's last message about a job's status: the only reason of a job that waited too long."""
     messages = [step.get("StatusMessage") for step in job.get("SecondaryStatusTransitions", [])]
     return next(filter(None, reversed(messages)), "AWS gives no reason").rstrip(".")
 
@@ -324,7 +301,7 @@ def report_first_failure(outcome: Outcome, console: Any) -> None:
 
 
 def report_bill(outcome: Outcome, region: str, console: Any) -> None:
-    """Print how long the job trained, and what is billed of it and of its warm pool."""
+    """Print how long the job trained, and the billed time of job and warm pool."""
     job = outcome.job
     trained = job.get("TrainingTimeInSeconds")
     billed = job.get("BillableTimeInSeconds")
@@ -342,7 +319,7 @@ def report_bill(outcome: Outcome, region: str, console: Any) -> None:
 
 
 def warm_pool(job: dict[str, Any], instances: str, name: str, region: str) -> str:
-    """What is billed of the instances that wait for another job; empty if there are none.
+    """The billed time of the instances that wait for another job; empty without them.
 
     A pool stays after a stop and after a failure of the algorithm, too
     (https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools.html).
@@ -369,7 +346,7 @@ def warm_pool(job: dict[str, Any], instances: str, name: str, region: str) -> st
 
 
 def _hosts(job: dict[str, Any]) -> int:
-    """The hosts of a job; of several candidates, before one is selected, the first's."""
+    """The number of hosts; of the first candidate until AWS has selected one."""
     return sum(group.count for group in resources.candidates(job["ResourceConfig"])[0])
 
 
@@ -380,5 +357,5 @@ def clock(seconds: float) -> str:
 
 
 def url(region: str) -> str:
-    """Where the AWS console shows training jobs."""
+    """The address of the training jobs in the AWS console."""
     return f"{aws.console(region)}#/jobs"

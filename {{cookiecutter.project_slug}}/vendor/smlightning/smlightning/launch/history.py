@@ -29,7 +29,7 @@ def remember(
 
 
 def entries(project: Project) -> list[dict[str, str]]:
-    """What was noted of each job, the oldest first. A line that is damaged is passed over."""
+    """The remembered jobs, the oldest first; damaged lines are skipped."""
     path = project.root / FILE
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     jobs = []
@@ -64,7 +64,7 @@ def latest(project: Project, region: str, count: int) -> list[str]:
 def region_of(
     project: Project, name: str = "", *, given: str = "", job_file: Path | None = None
 ) -> str:
-    """Where a job runs: as given, as remembered, as job.toml says, else as AWS is configured here.
+    """The region of a job: as given, as remembered, of job.toml, else of AWS's configuration.
 
     Of job.toml only the region's line is read: a mistake in another keeps nobody from a billed job.
 

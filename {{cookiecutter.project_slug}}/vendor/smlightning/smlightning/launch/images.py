@@ -16,7 +16,7 @@ Version = tuple[int, int]  # major and minor version of torch
 
 @dataclass(frozen=True)
 class Release:
-    """What AWS's training images with one minor version of torch hold.
+    """The content of AWS's training images with one minor version of torch.
 
     Sources, as of August 2026: docs/src/data of github.com/aws/deep-learning-containers for Python
     and the last day of patches; docker/pytorch/*/uv.lock for the toolkits from 2.11 on. Earlier
@@ -156,7 +156,7 @@ class Profile:
     patched_until: date | None  # None: not known here
     toolkit: str | None = None  # version of sagemaker-training; None: not known here
     pytorch_toolkit: str | None = None  # of sagemaker-pytorch-training
-    holds: tuple[str, ...] = ()  # packages beside torch that pip finds there, name==version
+    holds: tuple[str, ...] = ()  # packages next to torch that pip finds there, name==version
 
     @property
     def packages(self) -> dict[str, str]:
@@ -182,7 +182,7 @@ class Profile:
                 yield defect
 
     def limits(self, options: Mapping[str, Any]) -> Iterator[Limit]:
-        """What its torch cannot run of a job with these options of train.py."""
+        """The limits of its torch that these options of train.py exceed."""
         for limit in LIMITS:
             asked = all(options.get(name) == value for name, value in limit.options.items())
             if asked and self.version < limit.before:
@@ -208,11 +208,11 @@ _IN_2_13 = tuple(
 def packages_with(torch: str) -> dict[str, str]:
     """Package → version of what AWS's images with this version of torch hold, torch first."""
     major, minor = torch.split(".")[:2]
-    beside = _beside_torch(RELEASES.get((int(major), int(minor))))
-    return {"torch": torch, **dict(_pair(pin) for pin in beside)}
+    others = _next_to_torch(RELEASES.get((int(major), int(minor))))
+    return {"torch": torch, **dict(_pair(pin) for pin in others)}
 
 
-def _beside_torch(release: Release | None) -> tuple[str, ...]:
+def _next_to_torch(release: Release | None) -> tuple[str, ...]:
     if release is None:
         return ()
     return (f"torchvision=={release.torchvision}", f"torchaudio=={release.torchaudio}")
@@ -246,7 +246,7 @@ def _profile(
         patched_until=release.patched_until,
         toolkit=release.toolkit,
         pytorch_toolkit=release.pytorch_toolkit,
-        holds=(*_beside_torch(release), *holds),
+        holds=(*_next_to_torch(release), *holds),
     )
 
 
@@ -427,7 +427,7 @@ class AwsImage:
 
     @property
     def profile(self) -> Profile | None:
-        """What is in it; None for other repositories than those of PyTorch for training."""
+        """The content of the image; None for repositories other than PyTorch for training."""
         if self.repository not in ("pytorch", "pytorch-training") or not self.torch:
             return None
         for known in PROFILES.values():
@@ -447,7 +447,7 @@ class AwsImage:
             patched_until=release.patched_until if release else None,
             toolkit=release.toolkit if release else None,
             pytorch_toolkit=release.pytorch_toolkit if release else None,
-            holds=_beside_torch(release),
+            holds=_next_to_torch(release),
         )
 
 
@@ -496,7 +496,7 @@ def registry_for_inference(uri: str, region: str) -> str:
     """The registry that AWS's images for inference are in, next to a training image.
 
     A job of which only the image's address is known may have trained in a mirror of AWS's: there
-    repository and tag are AWS's, as a whole. Empty where the image is none of AWS's.
+    repository and tag are AWS's, as a whole. Empty for other images.
     """
     if uri.startswith(f"{PUBLIC}/"):
         return registry(region)

@@ -1,4 +1,4 @@
-"""What is known of SageMaker's instances: GPUs, memory, disks, network, list prices."""
+"""Facts about SageMaker's instances: GPUs, memory, disks, network, list prices."""
 
 import re
 from collections.abc import Iterable
@@ -144,7 +144,7 @@ def families_with(memory: int) -> list[str]:
 
 
 def nvme(instance_type: str) -> bool:
-    """Whether it has NVMe disks, which AWS encrypts itself: it refuses a KMS key for them."""
+    """Whether it has NVMe disks, which AWS encrypts itself: it rejects a KMS key for them."""
     return bool(_WITH_NVME.match(family(instance_type)))
 
 
@@ -160,7 +160,7 @@ def efa(instance_type: str) -> bool:
 
 @dataclass(frozen=True)
 class ListPrice:
-    """What AWS's price list asked for one instance and hour of training on demand."""
+    """The list price of one instance and hour of training on demand."""
 
     usd: float
     on: date

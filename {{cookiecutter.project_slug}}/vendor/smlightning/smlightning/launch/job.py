@@ -11,12 +11,12 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, parameters
+from smlightning.launch import aws
 from smlightning.launch.constants import Distribution
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, error_lines
 from smlightning.options import declared_options
@@ -81,7 +81,7 @@ class Network(Table):
 
 
 class Tune(Table):
-    """What `python -m smlightning tune` searches."""
+    """The search of `python -m smlightning tune`."""
 
     max_jobs: int = key("", "jobs in all", default=20, ge=1, le=MOST)
     parallel: int = key("", "jobs at a time", default=2, ge=1, le=MOST)
@@ -189,7 +189,7 @@ class Job(Table):
             JobError: a value is not valid.
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        return _validated({**given, **changes})
+        return from_table({**given, **changes})
 
 
 @dataclass(frozen=True)
@@ -225,9 +225,6 @@ TABLES = {
 # Members that no key sets, and no [request] may: where their values come from.
 OTHER_SOURCES = {"AlgorithmSpecification.MetricDefinitions": "METRICS of src/options.py"}
 
-# Keys of earlier versions, and what to do about them.
-RETIRED = {"telemetry": "remove it: boto3 sends the job, and reports its use to nobody"}
-
 # A channel that is a table: its key, and the member of Channel that it sets. Members themselves,
 # which begin with a capital, are merged as those of [request] are.
 S3_CHANNEL = {
@@ -250,24 +247,9 @@ FILE_SYSTEM_CHANNEL = {
     "content_type": "ContentType",
 }
 
-EXPECTED: dict[Any, str] = {
-    str: 'a text, in "quotes"',
-    InstanceTypes: 'a type, "ml.…", or a list of them',
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list[str]: 'a list of texts, ["…", "…"]',
-    Value: "a text, a number, true or false",
-    Channel: 'an S3 address, "s3://…", or a table, { s3_data = "s3://…" }',
-}
-
 
 class JobError(UserError):
-    """`job.toml` is wrong.
-
-    Attributes:
-        findings: every problem of the file, with its key and its cure.
-    """
+    """job.toml is wrong; `findings` has every problem of the file, each with key and cure."""
 
     def __init__(self, findings: list[Finding]) -> None:
         keys = ", ".join(finding.key for finding in findings)
@@ -279,54 +261,51 @@ class JobError(UserError):
         return "\n".join(finding.sentence for finding in self.findings)
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows in place of a stack trace (IPython looks for this name)."""
+        """The lines that a notebook shows instead of a stack trace (an IPython hook)."""
         return error_lines(self)
 
 
 def load(path: str | Path, project: Project) -> Job:
-    """The job that the file describes.
+    """Read the job from a file.
 
     Args:
-        path: of job.toml.
-        project: whose options a cure may name.
+        path: job.toml.
+        project: its options help to find the table of a misplaced key.
 
     Raises:
-        JobError: with every problem of the file at once.
+        JobError: with every problem of the file.
     """
     return from_table(_read(Path(path)), project)
 
 
-def members_to_create(path: Path) -> Create:
-    """[create] of a job.toml whose other tables may be wrong; empty if there is no such file.
-
-    Raises:
-        JobError: it is no TOML, or [create] is wrong.
-    """
-    table: dict[str, Any] = {"name": "", "region": ""}
-    if path.is_file():
-        table["create"] = _read(path).get("create", {})
+def from_table(table: dict[str, Any], project: Project | None = None) -> Job:
+    """The job of job.toml's content; raises JobError with every problem."""
+    findings = list(_missing_hosts(table))
     try:
-        return Job.model_validate(table).create
+        job = Job.model_validate(table)
     except ValidationError as problems:
-        raise JobError(list(_findings(problems, table, None))) from None
-
-
-def from_table(table: dict[str, Any], project: Project) -> Job:
-    """The job that the content of job.toml describes; raises JobError as `load` does."""
-    findings = list(_estimator_table(table.get("estimator"), project))
-    current = {name: value for name, value in table.items() if name != "estimator"}
-    try:
-        job = _validated(current, project)
-    except JobError as wrong:
-        raise JobError([*findings, *wrong.findings]) from None
-    findings += request_problems(job)
+        raise JobError([*findings, *_findings(problems, project)]) from None
+    findings += _request_problems(job)
     if findings:
         raise JobError(findings)
     return job
 
 
+def members_to_create(path: Path) -> Create:
+    """[create] of a job.toml, whatever its other tables hold; empty without the file.
+
+    Raises:
+        JobError: the file is not TOML, or [create] is wrong.
+    """
+    table = _read(path).get("create", {}) if path.is_file() else {}
+    try:
+        return Create.model_validate(table)
+    except ValidationError as problems:
+        raise JobError(list(_findings(problems, None, ("create",)))) from None
+
+
 def _missing_hosts(table: dict[str, Any]) -> Iterator[Finding]:
-    """The keys that say which hosts, as far as [request] leaves them open."""
+    """An error for each key of the hosts that neither job.toml nor its [request] has."""
     request = table.get("request")
     config = request.get("ResourceConfig") if isinstance(request, dict) else None
     config = config if isinstance(config, dict) else {}
@@ -340,190 +319,61 @@ def _missing_hosts(table: dict[str, Any]) -> Iterator[Finding]:
             yield error(name, "is missing", "set it in job.toml")
 
 
-def _validated(table: dict[str, Any], project: Project | None = None) -> Job:
-    """The job of a table; without a project, as for a copy of a job, no key can be misplaced."""
-    findings = list(_missing_hosts(table))
-    try:
-        job = Job.model_validate(table)
-    except ValidationError as problems:
-        raise JobError([*findings, *_findings(problems, table, project)]) from None
-    if findings:
-        raise JobError(findings)
-    return job
-
-
 def _read(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file; raises JobError where it is none."""
+    """The tables of a TOML file; raises JobError if it is not one."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as failure:
         finding = error(str(path), f"cannot be read ({failure.strerror})", "name it with --job")
-    except UnicodeDecodeError:
-        finding = error(str(path), "is not UTF-8 text, which TOML requires", "save it as UTF-8")
-    except RecursionError:
-        problem = "is not valid TOML: its tables or lists are nested too deeply"
-        finding = error(str(path), problem, "correct it")
-    except ValueError as failure:  # TOMLDecodeError; a number of 5,000 digits is a plain one
-        problem = f"is not valid TOML: {_plain(str(failure))}"
-        finding = error(str(path), problem, "correct that line")
+    except (ValueError, RecursionError) as failure:  # not TOML, not UTF-8, nested too deeply
+        finding = error(str(path), f"is not TOML in UTF-8: {failure}", "correct that line")
     raise JobError([finding])
 
 
-def _plain(message: str) -> str:
-    """tomllib's message in words that a beginner knows."""
-    twice = r"Cannot (overwrite a value|declare \(.*\) twice)"
-    message = re.sub(twice, "a key or a table of this name stands further up", message)
-    hint = "no value of TOML: text stands in straight quotes, true and false are lower case"
-    return message.replace("Invalid value", hint)
-
-
 def _findings(
-    problems: ValidationError, table: dict[str, Any], project: Project | None
+    problems: ValidationError, project: Project | None, above: tuple[str, ...] = ()
 ) -> Iterator[Finding]:
-    """A finding for each key that pydantic refuses."""
-    refused: set[tuple[Any, ...]] = set()
-    for problem in problems.errors(include_url=False):
-        place = problem["loc"][: 2 if problem["loc"][0] in TABLES else 1]
-        if place not in refused:  # a union, or a list, has several problems at one key
-            refused.add(place)
-            if problem["type"] == "extra_forbidden":
-                yield _unknown(place, _at(table, place), project)
-            else:
-                yield _finding(place, problem["type"], problem.get("ctx", {}), table, project)
+    """A finding for each key that pydantic rejects, in pydantic's words."""
+    messages: dict[tuple[Any, ...], list[str]] = {}
+    unknown = set()
+    for problem in problems.errors(include_url=False, include_input=False):
+        place = (*above, *problem["loc"])
+        place = place[: 2 if place[0] in TABLES else 1]  # below: the members of a list or a union
+        messages.setdefault(place, []).append(problem["msg"])
+        if problem["type"] == "extra_forbidden":
+            unknown.add(place)
+    for place, texts in messages.items():
+        name, misplaced = str(place[-1]), ""
+        if project and (place in unknown or place[0] in ("environment", "tags")):
+            misplaced = cure_for_misplaced_key(name, project)
+        cure = misplaced or "correct it"
+        if place in unknown:
+            texts = ["job.toml has no such key"]
+            table: Any = Job if len(place) == 1 else Job.model_fields[str(place[0])].annotation
+            cure = misplaced or cure_for_unknown_name(name, table.model_fields)
+        yield error(".".join(map(str, place)), ", or ".join(dict.fromkeys(texts)), cure)
 
 
-def _finding(
-    place: tuple[Any, ...],
-    kind: str,
-    limits: dict[str, Any],
-    table: dict[str, Any],
-    project: Project | None,
-) -> Finding:
-    """What is wrong at one key, in the words of job.toml."""
-    path = _path(place)
-    if kind == "missing":
-        return error(path, "is missing", "set it in job.toml")
-    value = _at(table, place)
-    shown = show(value)
-    if place[0] in ("environment", "secrets"):  # perhaps a secret itself
-        shown = f"a value of type {type(value).__name__}"
-    expected, cure = _expected(place), "correct it"
-    if "ge" in limits or "le" in limits:
-        expected = _range(place)
-    if place[0] == "hyperparameters" and isinstance(value, dict | list):
-        cure = "what is to be searched stands in [tune.ranges]"
-    elif place[0] in ("environment", "tags") and len(place) > 1 and project:
-        cure = cure_for_misplaced_key(place[1], project) or cure
-    return error(path, f"found {shown}, expected {expected}", cure)
-
-
-def _path(place: tuple[Any, ...]) -> str:
-    """A place as its key is written: network.subnets."""
-    return ".".join(show(name)[1:-1] or '""' for name in place)
-
-
-def _unknown(place: tuple[Any, ...], value: Any, project: Project | None) -> Finding:
-    """A key that job.toml does not have."""
-    name, table = place[-1], Job if len(place) == 1 else Job.model_fields[place[0]].annotation
-    if place[0] == "tune" and (cure_of_member := _cure_of_tuning_member(name)):
-        cure = cure_of_member
-    elif place[0] == "tune" and isinstance(value, dict | list):
-        cure = "set it in [tune.ranges]"
-    else:
-        known: Any = table
-        misplaced = cure_for_misplaced_key(name, project) if project else ""
-        cure = misplaced or cure_for_unknown_name(name, known.model_fields)
-    return error(_path(place), f"job.toml has no such key, found {show(value)}", cure)
-
-
-def _cure_of_tuning_member(name: str) -> str:
-    """Where to write a member of CreateHyperParameterTuningJob that has a name like this, as in
-    strategy or early_stopping; empty if there is none.
-    """
-    flat = name.replace("_", "").lower()
-    request = aws.request_shape("HyperParameterTuningJob").members
-    config = "HyperParameterTuningJobConfig"
-    for table, members in ((f".{config}", request[config].members), ("", request)):
-        for member in members:
-            if len(flat) > 5 and flat in member.lower():
-                return f"set {member} in [create.HyperParameterTuningJob{table}]"
-    return ""
-
-
-def _at(table: dict[str, Any], place: tuple[Any, ...]) -> Any:
-    value: Any = table
-    for name in place:
-        value = value[name]
-    return value
-
-
-def _annotation(place: tuple[Any, ...]) -> Any:
-    """The type of the key, or of the entry of a table, at a place."""
-    annotation: Any = Job.model_fields[place[0]].annotation
-    if len(place) == 1:
-        return annotation
-    if get_origin(annotation) is dict:
-        return get_args(annotation)[1]
-    return annotation.model_fields[place[1]].annotation
-
-
-def _expected(place: tuple[Any, ...]) -> str:
-    annotation = _annotation(place)
-    if get_origin(annotation) is Literal:
-        return f"one of {', '.join(get_args(annotation))}"
-    return EXPECTED.get(annotation) or f"a table, [{place[-1]}]"
-
-
-def _range(place: tuple[Any, ...]) -> str:
-    table: Any = Job if len(place) == 1 else Job.model_fields[place[0]].annotation
-    limits = table.model_fields[place[-1]].metadata
-    low = next(limit.ge for limit in limits if hasattr(limit, "ge"))
-    high = next(limit.le for limit in limits if hasattr(limit, "le"))
-    return f"a number from {low:,} to {high:,}"
-
-
-def _estimator_table(table: Any, project: Project) -> Iterator[Finding]:
-    """What to write in place of [estimator], which earlier versions of job.toml had."""
-    if table is None:
-        return
-    problem = "[estimator] was replaced by [request], which takes AWS's own names"
-    if not isinstance(table, dict) or not table:
-        yield error("estimator", problem, "remove it")
-        return
-    for name in table:
-        misplaced = cure_for_misplaced_key(name, project)
-        cure = misplaced or "look its member up in AWS's CreateTrainingJob"
-        yield error(f"estimator.{name}", problem, cure)
-
-
-def request_problems(job: Job) -> list[Finding]:
-    """What [request] may not hold: a member that job.toml has a key for, or that is no table."""
-    problems, request = [], job.request
-    keys = {
-        member: key
-        for member, key in KEY_OF_MEMBER.items()
-        if key != "forward_stop" or job.forward_stop  # else the image's owner may have one
-    }
-    for path, value in leaves(request):
-        above = next((member for member in _parents(path) if member in keys), "")
-        elsewhere = next((member for member in _parents(path) if member in OTHER_SOURCES), "")
-        if above:
-            cure = f"set {_shown_path(keys[above])}"
-            problems.append(error(f"request.{path}", "job.toml has a key of its own for it", cure))
-        elif elsewhere:
-            cure = f"set {OTHER_SOURCES[elsewhere]}"
-            problems.append(error(f"request.{path}", "it is set elsewhere", cure))
+def _request_problems(job: Job) -> Iterator[Finding]:
+    """Members of [request] that a key of job.toml sets, and values of a wrong type."""
+    keys = {**KEY_OF_MEMBER, **OTHER_SOURCES}
+    if not job.forward_stop:
+        del keys["AlgorithmSpecification.ContainerEntrypoint"]
+    taken = False
+    for path, value in leaves(job.request):
+        key = next((keys[member] for member in _parents(path) if member in keys), "")
+        if key:
+            shown = f"[{key}]" if key in TABLES else key
+            yield error(f"request.{path}", "job.toml has its own key for it", f"set {shown}")
         elif any(member.startswith(f"{path}.") for member in keys) and value != {}:
             problem = f"found {show(value)}, expected a table of its members"
-            problems.append(error(f"request.{path}", problem, f"write them below [request.{path}]"))
-    if request and not problems:
-        for wrong in aws.wrong_types(request, aws.shape("CreateTrainingJobRequest")):
-            problems.append(error(f"request.{wrong.path}", wrong.problem, wrong.cure))
-    return problems
-
-
-def _shown_path(path: str) -> str:
-    return f"[{path}]" if path in TABLES else path
+            yield error(f"request.{path}", problem, f"write them below [request.{path}]")
+        else:
+            continue
+        taken = True
+    if not taken:
+        for wrong in aws.wrong_types(job.request, aws.shape("CreateTrainingJobRequest")):
+            yield error(f"request.{wrong.path}", wrong.problem, wrong.cure)
 
 
 def _parents(path: str) -> list[str]:
@@ -551,7 +401,7 @@ def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:
 
 
 def leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value of nested tables that is no table itself, and its path; an empty table too."""
+    """Path and value of each entry of nested tables that is not a table, or is an empty one."""
     for name, value in table.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{name}.")
@@ -560,10 +410,7 @@ def leaves(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def cure_for_misplaced_key(name: str, project: Project) -> str:
-    """The cure of a key that stands in another table than its own; empty for an unknown one."""
-    member = parameters.MEMBERS.get(name, "")
-    if name in RETIRED:
-        return RETIRED[name]
+    """The cure for a key in a wrong table; empty for an unknown key."""
     if name in TABLES:
         return f"write its entries below [{name}]"
     if name in PATHS:
@@ -571,24 +418,12 @@ def cure_for_misplaced_key(name: str, project: Project) -> str:
         return f"set it in [{table}]" if table else "set it above the first [table]"
     if name in declared_options(project.options().classes):
         return "set it in [hyperparameters]"
-    if member in KEY_OF_MEMBER:
-        return f"set {KEY_OF_MEMBER[member]}"
-    if member:
-        return f"write it below [request], as {member}"
-    if name in parameters.CURES:
-        return parameters.CURES[name]
-    return "set it in [request]" if name in _members() else ""
-
-
-def _members() -> set[str]:
-    """The members of CreateTrainingJob, by AWS's names."""
-    return set(aws.shape("CreateTrainingJobRequest").members)
+    if name in aws.shape("CreateTrainingJobRequest").members:
+        return "set it in [request]"
+    return ""
 
 
 def show(value: Any) -> str:
     """A value about as TOML writes it, cut to one short line."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, default=str)
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of thousands of digits"
+    text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else text[:79] + "…"

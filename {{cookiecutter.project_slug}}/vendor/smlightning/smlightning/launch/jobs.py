@@ -1,19 +1,18 @@
-"""Jobs that were sent: listed, compared and stopped. None of it needs job.toml."""
+"""List, compare and stop jobs that were sent, without job.toml."""
 
 import sys
-import time
 from collections.abc import Collection
 from typing import Any
 
 from smlightning import terminal
 from smlightning.launch import aws, resources
-from smlightning.launch.follow import ENDED, KEEP_ALIVE, POLL_S, clock, describe
+from smlightning.launch.follow import ENDED, KEEP_ALIVE, clock, describe
 
 LISTED = 20  # jobs in a table
 
 
 def table(region: str, launched_here: Collection[str]) -> list[dict[str, str]]:
-    """The region's latest jobs: name, status, when sent, how long, whether launched from here."""
+    """A row for each of the region's latest jobs."""
     client = aws.client("sagemaker", region)
     newest = client.list_training_jobs(
         SortBy="CreationTime", SortOrder="Descending", MaxResults=LISTED
@@ -38,7 +37,7 @@ def table(region: str, launched_here: Collection[str]) -> list[dict[str, str]]:
 def compare(names: list[str], region: str) -> list[dict[str, str]]:
     """A row for each metric, and for each option and setting in which the jobs differ.
 
-    The column of the row's name has the key ""; each other column is a job's.
+    The key "" holds the row's name, each other key the value of a job.
     """
     client = aws.client("sagemaker", region)
     described = {name: describe(name, client) for name in names}
@@ -76,57 +75,31 @@ def summary(job: dict[str, Any]) -> dict[str, str]:
 
 
 def metrics(job: dict[str, Any]) -> dict[str, str]:
-    """The last value of each metric, by name, in their order; of memory that is its peak."""
+    """Name → last value of each metric, in alphabetical order."""
     last = job.get("FinalMetricDataList", [])
     return dict(sorted((metric["MetricName"], f"{metric['Value']:.6g}") for metric in last))
 
 
 def stop(name: str, region: str) -> str:
-    """Stop the job, and end the warm pool that it keeps or has left; what happened, in words.
+    """Stop the job, or end the warm pool of a job that has ended; return what was done.
 
-    AWS ends a pool only once its job has ended and the pool is Available, which is waited for
+    AWS ends a pool only after its job has ended
     (https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools-how-to-use.html).
     """
     client = aws.client("sagemaker", region)
     job = describe(name, client)
-    stopped = f"{name} has ended already: {job['TrainingJobStatus']}"
-    if job["TrainingJobStatus"] not in ENDED:
+    status = job["TrainingJobStatus"]
+    if status not in ENDED:
         client.stop_training_job(TrainingJobName=name)
-        stopped = f"{name} is stopping; SageMaker gives it 120 s, and keeps model and checkpoints"
-    if not job["ResourceConfig"].get(KEEP_ALIVE):
-        return stopped
-    print(stopped, flush=True)
-    return end_warm_pool(name, client)
-
-
-def end_warm_pool(name: str, client: Any) -> str:
-    """End the warm pool of a job once the job has ended; what happened, in words.
-
-    Raises:
-        UserError: AWS does not end it, for the reason that it gives.
-    """
-    with aws.errors(f"the warm pool of {name} may be kept, and billed", "run stop again"):
-        job = describe(name, client)
-        if is_held(job):
-            print("waiting until the job has ended, to end its warm pool then", flush=True)
-        while is_held(job):
-            time.sleep(POLL_S)
-            try:
-                job = describe(name, client)
-            except Exception as problem:
-                if not aws.transient(problem):
-                    raise
-        status = job.get("WarmPoolStatus", {}).get("Status", "none")
-        if status != "Available":
-            return f"it left no warm pool to end: {status}"
+        done = f"{name} is stopping; SageMaker gives it 120 s, and keeps model and checkpoints"
+        if job["ResourceConfig"].get(KEEP_ALIVE):
+            done += "; to end its warm pool, which is billed, run stop again once it has stopped"
+        return done
+    if job.get("WarmPoolStatus", {}).get("Status") != "Available":
+        return f"{name} has ended already: {status}"
+    with aws.errors(f"the warm pool of {name} may be kept, and billed"):
         client.update_training_job(TrainingJobName=name, ResourceConfig={KEEP_ALIVE: 0})
-    return "its warm pool ends, and is billed no longer"
-
-
-def is_held(job: dict[str, Any]) -> bool:
-    """Whether a job still has its instances."""
-    pool = job.get("WarmPoolStatus", {}).get("Status")
-    return job["TrainingJobStatus"] not in ENDED or pool == "InUse"
+    return f"{name} has ended already: {status}; its warm pool ends now, and is billed no longer"
 
 
 def print_rows(rows: list[dict[str, str]], none: str = "no jobs") -> None:

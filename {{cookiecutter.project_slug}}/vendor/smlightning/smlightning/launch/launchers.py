@@ -1,4 +1,4 @@
-"""How the processes of a job are started: the launcher, and how the container is told of it."""
+"""The launcher of a job's processes, and the hyperparameters that select it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -96,7 +96,7 @@ def flags(job: Job) -> dict[str, Any]:
     The SDK writes the same ones for `distribution={"torch_distributed": …}` and
     `{"smdistributed": …}`, and none for plain mpirun: it rewrites {"pytorchddp": …} to
     {"smdistributed": …}, so that the script would be told to use SMDDP, which the image lacks, and
-    p5 would be refused. So all are set here.
+    p5 would be rejected. So all are set here.
     """
     name = launcher(job)
     if name == "none":
@@ -106,7 +106,7 @@ def flags(job: Job) -> dict[str, Any]:
 
 
 def _hosts(job: Job) -> dict[str, Any]:
-    """What the toolkit is told of the hosts.
+    """Hyperparameters that describe the hosts to the toolkit.
 
     Without a type it reads the host's own (smdataparallel.py), and without the groups' names each
     group would be a cluster by itself: its hosts start a training of their own (environment.py,
@@ -130,7 +130,7 @@ def _mpi_options(job: Job) -> dict[str, Any]:
 
 
 def abbreviates(option: str) -> list[str]:
-    """Those of torchrun's options of which `--option` is an ambiguous beginning.
+    """torchrun's options that begin with `--option`, if there are several.
 
     Python 3.11's argparse looks at the script's arguments too and ends torchrun there; from 3.12 on
     it does not.

@@ -1,4 +1,4 @@
-"""What instances cost, and a job with them."""
+"""Prices of instances, and the cost of a job."""
 
 import json
 import threading
@@ -64,7 +64,7 @@ def on_demand_prices(product: dict[str, Any]) -> list[float]:
 
 
 def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
-    """What runs at once costs in an hour, and all at most; without a price, for how long.
+    """The line with the cost per hour and the highest total cost; without a price, the hours.
 
     The price is job.toml's, else AWS's answer, else a list price with its day and region.
 

@@ -1,4 +1,4 @@
-"""From a `Job` to CreateTrainingJob: one dictionary by AWS's names, which boto3 sends.
+"""Build CreateTrainingJob from a `Job`: one dictionary with AWS's names, which boto3 sends.
 
 Preflight judges this request, a rehearsal plays it, `submit` sends it, and `tune` builds on it. The
 notebook's estimator sends the same (tests/package/launch/test_estimator.py).
@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from smlightning import hub
-from smlightning.launch import aws, configuration, images, launchers, resources
-from smlightning.launch.configuration import Configuration, merge
+from smlightning.launch import aws, images, launchers, resources
 from smlightning.launch.findings import error
 from smlightning.launch.job import (
     FILE_SYSTEM_CHANNEL,
@@ -22,7 +21,6 @@ from smlightning.launch.job import (
     Job,
     JobError,
     leaves,
-    request_problems,
 )
 from smlightning.project import Project
 from smlightning.reports import log
@@ -38,17 +36,10 @@ CODE_CHANNEL = "code"  # of an isolated job, as the SDK names it
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a job runs, as the account and the organisation's configuration have it.
-
-    Attributes:
-        role: its ARN.
-        bucket: where code, models and checkpoints go.
-        configuration: an organisation's defaults.
-    """
+    """ARN of the job's role, and the bucket for code, models and checkpoints."""
 
     role: str
     bucket: str
-    configuration: Configuration
 
 
 def job_name(job: Job) -> str:
@@ -57,43 +48,37 @@ def job_name(job: Job) -> str:
 
 
 def dry_run(job: Job, project: Project, name: str = "") -> dict[str, Any]:
-    """The CreateTrainingJob request as it would be sent. Nothing leaves this machine.
-
-    Account, and the role where none is named, are placeholders; no credentials are asked for.
+    """CreateTrainingJob with placeholders for what only the account knows; it needs no credentials.
 
     Raises:
-        UserError: no request can be built of this job.
+        UserError: the job's image is unknown.
     """
     return training_request(job, project, dry_destination(job), name or job_name(job))
 
 
 def dry_destination(job: Job) -> Destination:
-    """Role and bucket as job.toml and the configuration name them, else placeholders."""
-    config = configuration.load(job.region)
-    role = job.role or config.role or DRY_ROLE
+    """Role and bucket of job.toml, else placeholders."""
+    role = job.role or DRY_ROLE
     if not role.startswith("arn:"):
         role = f"arn:{aws.partition(job.region)}:iam::{DRY_ACCOUNT}:role/{role}"
     account = (role.split(":") + [""] * 5)[4]
-    bucket = job.bucket or config.bucket or f"sagemaker-{job.region}-{account}"
-    return Destination(role, bucket, config)
+    return Destination(role, job.bucket or f"sagemaker-{job.region}-{account}")
 
 
 def training_request(
     job: Job, project: Project, destination: Destination, name: str
 ) -> dict[str, Any]:
-    """CreateTrainingJob, complete.
+    """The complete CreateTrainingJob request.
 
     Args:
-        job: what job.toml says.
-        project: whose src/options.py names the metrics.
-        destination: where it runs.
-        name: the training job's.
+        job: the content of job.toml.
+        project: its src/options.py names the metrics.
+        destination: role and bucket.
+        name: name of the training job.
 
     Raises:
-        UserError: no request can be built of this job.
+        UserError: the job's image is unknown.
     """
-    if problems := request_problems(job):
-        raise JobError(problems)
     stated = members_as_they_stand(job)
     request: dict[str, Any] = {
         "TrainingJobName": name,
@@ -114,7 +99,6 @@ def training_request(
     if "ProfilerConfig" not in {*job.request, *stated}:
         request["ProfilerConfig"] = {"DisableProfiler": True}  # nobody reads what it writes
     request = merge(request, job.request)
-    request = configuration.complete(request, destination.configuration)
     add_inputs(request, job, archive_uri(job, destination, name))
     return {
         member: value for member, value in request.items() if value is not False or member in stated
@@ -144,9 +128,9 @@ def metric_definitions(project: Project) -> list[dict[str, str]]:
 
 
 def members_as_they_stand(job: Job) -> dict[str, Any]:
-    """The members whose value is a key's own, as job.py declares them.
+    """The members whose value is the value of a key, as job.py declares them.
 
-    Empty ones are left out; 0 and false are sent where they are not what the key is by default.
+    Empty values are left out; 0 and false are sent if they are not the default.
     """
     members: dict[str, Any] = {}
     for key in KEYS:
@@ -159,8 +143,18 @@ def members_as_they_stand(job: Job) -> dict[str, Any]:
     return members
 
 
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """A new table with the values of both; `above` wins, and tables in both are merged."""
+    merged = dict(below)
+    for name, value in above.items():
+        if isinstance(value, dict) and isinstance(merged.get(name), dict):
+            value = merge(merged[name], value)
+        merged[name] = value
+    return merged
+
+
 def set_member(members: dict[str, Any], path: str, value: Any) -> None:
-    """Set `ResourceConfig.InstanceType`, say, in nested tables, which are made where missing."""
+    """Set a member by its path, as in `ResourceConfig.InstanceType`, and create its tables."""
     *tables, name = path.split(".")
     for table in tables:
         members = members.setdefault(table, {})
@@ -203,19 +197,18 @@ def output_path(job: Job, destination: Destination) -> str:
     chosen = job.request.get("OutputDataConfig", {}).get("S3OutputPath")
     if chosen:
         return str(chosen)
-    prefix = destination.configuration.prefix
-    return f"s3://{destination.bucket}/{prefix}/" if prefix else f"s3://{destination.bucket}/"
+    return f"s3://{destination.bucket}/"
 
 
 def checkpoint_path(job: Job, destination: Destination, name: str) -> str:
-    """Where checkpoints go; empty: nowhere."""
+    """The S3 folder of the checkpoints; empty: none are kept."""
     if job.checkpoint_s3 != "auto":
         return job.checkpoint_s3
     return f"{output_path(job, destination).rstrip('/')}/{name}/checkpoints"
 
 
 def archive_uri(job: Job, destination: Destination, name: str) -> str:
-    """Where the archive of the code is uploaded to."""
+    """The S3 address of the code's archive."""
     return f"{output_path(job, destination).rstrip('/')}/{name}/source/{ARCHIVE}"
 
 
@@ -233,9 +226,10 @@ def environment(job: Job) -> dict[str, str]:
 
 
 def add_inputs(request: dict[str, Any], job: Job, code: str) -> None:
-    """Channels and hyperparameters, of which an isolated job gets its code by a channel.
+    """Add channels and hyperparameters.
 
-    It cannot download the archive: SageMaker copies it (SDK v2, Framework.CONTAINER_CODE_CHANNEL).
+    An isolated job cannot download its code: SageMaker copies it as a channel (SDK v2,
+    Framework.CONTAINER_CODE_CHANNEL).
     """
     channels = [channel(name, given) for name, given in job.channels.items()]
     unpacked = code
@@ -284,7 +278,7 @@ def _sources(table: Mapping[str, Any]) -> set[str]:
 
 
 def hyperparameters(job: Job) -> dict[str, Any]:
-    """What train.py gets, and the flags by which the container's toolkit knows the launcher."""
+    """The options of train.py, and the flags that tell SageMaker's toolkit the launcher."""
     return {**job.hyperparameters, **launchers.flags(job)}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import archive, aws, configuration, history, price, request
+from smlightning.launch import archive, aws, history, price, request
 from smlightning.launch.job import Job
 from smlightning.launch.request import Destination
 from smlightning.project import Project
@@ -88,10 +88,8 @@ def account_destination(job: Job, *, create: bool = True) -> Destination:
     Raises:
         UserError: no role is named, or the bucket is another account's.
     """
-    config = configuration.load(job.region)
-    role = execution_role(job.role or config.role, job.region)
-    bucket = job.bucket or config.bucket or default_bucket(job.region)
-    destination = Destination(role, bucket, config)
+    role = execution_role(job.role, job.region)
+    destination = Destination(role, job.bucket or default_bucket(job.region))
     if create:
         ensure_bucket(job, destination)
     return destination
@@ -168,7 +166,7 @@ def ensure_bucket(job: Job, destination: Destination) -> None:
     """
     from botocore.exceptions import ClientError
 
-    if job.bucket or destination.configuration.bucket:
+    if job.bucket:
         return
     name, region = destination.bucket, job.region
     account = name.rpartition("-")[2]

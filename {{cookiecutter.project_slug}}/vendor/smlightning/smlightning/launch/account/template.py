@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, configuration, images, request, requirements, tune
+from smlightning.launch import aws, images, request, requirements, tune
 from smlightning.launch.account.table import (
     CALLER,
     DEPLOYER,
@@ -100,10 +100,9 @@ def facts(
     check_patterns(job)
     own_path, name = role_name(job)
     role = f"arn:{partition}:iam::{account}:role{path or own_path}{name}"
-    config = configuration.load(job.region)
-    bucket = job.bucket or config.bucket or f"sagemaker-{job.region}-{account}"
+    bucket = job.bucket or f"sagemaker-{job.region}-{account}"
     pattern = f"{job.name}-*"
-    destination = Destination(role, bucket, config)
+    destination = Destination(role, bucket)
     return Facts(
         job=job,
         request=request.training_request(job, project, destination, pattern),
@@ -248,8 +247,7 @@ def cloudformation(
         project: whose src/options.py declares the metrics.
         github: OWNER@ID/REPOSITORY@ID; empty: no such roles.
         without_ids: github is OWNER/REPOSITORY, for repositories from before 2026-07-15.
-        existing_bucket: create no bucket, as for an organisation's bucket in the SDK's
-            configuration file.
+        existing_bucket: create no bucket.
 
     Raises:
         UserError: no request can be built from this job, or github is not a repository.
@@ -263,7 +261,7 @@ def cloudformation(
     bucket = aws.s3_location(given.output)[0]
     # The file creates no access point and no directory bucket.
     is_bucket = given.location(given.output).bucket.endswith(f":::{bucket}")
-    exists = existing_bucket or bucket == configuration.load(job.region).bucket or not is_bucket
+    exists = existing_bucket or not is_bucket
     content: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     content["Description"] = f"What training jobs of {job.name} need"
     content["Parameters"]["RolePath"]["Default"] = path

@@ -158,7 +158,7 @@ def offline_hub(job: Job, request: dict[str, Any], project: Project) -> Iterator
 def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """No variable that the launcher or SageMaker sets itself, or that hides GPUs from it."""
     variables = request.get("Environment", {})
-    for name in variables:  # from the SDK's configuration file, a name may be any value
+    for name in variables:
         if launchers.reserves(str(name)):
             problem = "the launcher or SageMaker's toolkit sets it on each host"
             yield error(f"environment.{name}", problem, "remove it")
