@@ -264,7 +264,7 @@ def _rank(script: str = "train") -> int:
 
     if script != "train":
         exec(script, {"__name__": "__main__"})  # noqa: S102
-    return entry.main(train.train, train.OPTIONS, None)
+    return entry.main(train.train, train.Options, None)
 
 
 def _elastic(ranks: int, port: int) -> int:

@@ -12,7 +12,7 @@ from smlightning import project
 from smlightning.errors import UserError
 from smlightning.project import Project
 
-NAMES = 'OPTIONS = ()\nMETRICS = ["val/x"]\nMONITOR = "val/x"\nMODE = "min"\n'
+NAMES = 'class Options: ...\nMETRICS = ["val/x"]\nMONITOR = "val/x"\nMODE = "min"\n'
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_a_file_that_is_imported_already_is_not_read_again(tmp_path: Path) -> No
 
 def test_missing_names_and_files_are_said(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refusal:
-        Project(new_project(tmp_path / "one", "OPTIONS = ()\nMODE = 'max'")).options()
+        Project(new_project(tmp_path / "one", "class Options: ...\nMODE = 'max'")).options()
     assert all(name in refusal.value.problem for name in ("METRICS", "MONITOR"))
     with pytest.raises(UserError) as refusal:
         Project(tmp_path / "two").options()

@@ -19,7 +19,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from options import DataOptions
+from options import Options
 from smlightning.data import batches, store, tables, text
 from smlightning.errors import UserError
 from smlightning.pretrained import PretrainedTokenizer, tokenizer_files
@@ -40,16 +40,16 @@ MANY = 100  # rows, most of them with a value of their own: these values are no 
 
 
 class Data(pl.LightningDataModule):
-    """Texts and their labels. Options: the fields of `options.DataOptions`.
+    """Texts and their labels. Options: the fields of `options.Options`.
 
     A batch is a dictionary of B samples, padded to the longest of them, L tokens:
     ``input_ids`` and ``attention_mask`` (B, L) int64; ``label`` (B,) int64; ``weight`` (B,)
     float32, 0 for a filler that evens out the ranks, else 1; ``scale``: `batches.Share`.
     """
 
-    def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
+    def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:
         super().__init__()
-        self.options = DataOptions(dataset, **options)
+        self.options = Options(dataset=dataset, **options)
         self.prepare_data_per_node = True  # every node has a disk of its own
         self.batch_size = self.options.batch_size  # for the log
         self.labels: list[str] = []

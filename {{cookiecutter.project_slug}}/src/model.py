@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from options import ModelOptions
+from options import Options
 from smlightning import pretrained
 from smlightning.adapters import AdapterError, shrink_base
 from smlightning.data import text
@@ -82,7 +82,7 @@ class ByteCNN(nn.Module):
 class Model(pl.LightningModule):
     """Cross-entropy; accuracy and macro-F1 over every sample exactly once.
 
-    Options: the fields of `options.ModelOptions`. ``lr_scaling="linear"``: Goyal et al. 2017, a
+    Options: the fields of `options.Options`. ``lr_scaling="linear"``: Goyal et al. 2017, a
     heuristic; DDP averages gradients, so what grows with every rank is the global batch.
     """
 
@@ -90,7 +90,7 @@ class Model(pl.LightningModule):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = ModelOptions(**options)
+        self.options = Options(**options)
         self.labels: list[str] = []
 
     def prepare_data(self) -> None:

@@ -197,11 +197,11 @@ def test_a_base_in_bfloat16_gives_the_numbers_of_one_in_float32(
         assert all(p.dtype == torch.float32 for p in net.parameters() if p.requires_grad)
 
     monkeypatch.setattr(model, "shrink_base", shrinks)
-    train.train(**options, output_dir="small")
+    train.train(train.Options(**options, output_dir="small"))
     (middle,) = Path("small/checkpoints").glob("*-step000002-*")
-    train.train(**options, output_dir="resumed", resume=str(middle))
+    train.train(train.Options(**options, output_dir="resumed", resume=str(middle)))
     monkeypatch.setattr(model, "shrink_base", lambda *_: None)
-    train.train(**options, output_dir="large")
+    train.train(train.Options(**options, output_dir="large"))
     assert bases == [{torch.bfloat16}] * 2
     small, resumed, large = (
         load_file(f"{run}/model/adapter_model.safetensors") for run in ("small", "resumed", "large")
@@ -272,7 +272,7 @@ def test_two_sharded_ranks_train_what_one_does(words: str, tiny_bert: str, tmp_p
         "dataset": words, "data_dir": str(tmp_path / "prepared"), "max_steps": 4, "lr": 0.01,
         "model_name": str(base), "lora_rank": 2, "log_every": 1,
     }  # fmt: skip
-    train.train(**options, batch_size=16)
+    train.train(train.Options(**options, batch_size=16))
     sharded = {**options, "batch_size": 8, "strategy": "fsdp"}
     records = run_ranks(partial(sharded_runs.run, options=sharded), tmp_path / "ranks", 2)
     one, other = (

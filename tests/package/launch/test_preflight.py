@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_job import GOOD, ROLE, edited
 
-from options import OPTIONS
+from options import Options
 from smlightning import project as projects
 from smlightning.__main__ import main
 from smlightning.launch import (
@@ -208,8 +208,10 @@ def test_the_sdks_own_configuration_file_is_judged_with_the_job(good, tmp_path, 
 
 def test_an_option_that_torchrun_would_take_for_its_own(good, monkeypatch):
     """Python 3.11's argparse, which the smddp image has, ends there; a newer one does not."""
-    new = dataclasses.make_dataclass("New", [("num", int, option(3, "a number"))], frozen=True)
-    monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
+    new = dataclasses.make_dataclass(
+        "New", [("num", int, option(3, "a number"))], bases=(Options,), frozen=True
+    )
+    monkeypatch.setattr("options.Options", new)
     wanted = good.replace(distribution="torch_distributed", hyperparameters={"num": 4})
     found = [
         str(f)
@@ -318,9 +320,9 @@ def test_no_values_of_the_right_type_give_a_stack_trace(texts, tables):
 
 def test_a_new_option_is_known_at_once(good, monkeypatch):
     new = dataclasses.make_dataclass(
-        "New", [("smoothing", Ratio, option(0.0, "label smoothing"))], frozen=True
+        "New", [("smoothing", Ratio, option(0.0, "label smoothing"))], bases=(Options,), frozen=True
     )
-    monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
+    monkeypatch.setattr("options.Options", new)
     told = {
         0.1: None,
         1.0: "expected a number from 0 to below 1",
@@ -457,9 +459,12 @@ def test_what_only_this_machine_has_is_said(good, tmp_path, monkeypatch, value, 
     (tmp_path / "here.csv").touch()
     value = value.replace("{folder}", str(tmp_path))
     new = dataclasses.make_dataclass(
-        "New", [("words", str, option(value, "their file", resume="data"))], frozen=True
+        "New",
+        [("words", str, option(value, "their file", resume="data"))],
+        bases=(Options,),
+        frozen=True,
     )
-    monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
+    monkeypatch.setattr("options.Options", new)
     for key, more in {"words": {}, "dataset": {"dataset": value, "words": "cldr"}}.items():
         options = {"output_dir": str(tmp_path), **more}
         found = list(channels.option_paths(good.replace(hyperparameters=options), PROJECT))

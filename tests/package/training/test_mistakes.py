@@ -27,7 +27,7 @@ def main(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "argv", ["train.py"])
 
     def run(*args: Any, **options: Any) -> int:
-        return entry.main(lambda **_: fit(*args, **options), train.OPTIONS, None)
+        return entry.main(lambda _: fit(*args, **options), train.Options, None)
 
     return run
 
@@ -182,12 +182,6 @@ def test_a_monitor_that_is_no_name(main: Any, capsys: Any) -> None:
 def test_a_mode_that_contradicts_the_metrics_name(main: Any, capsys: Any) -> None:
     assert main(best=("max", "val/loss")) == 1
     assert "MODE" in capsys.readouterr().err
-
-
-def test_options_from_a_notebook() -> None:
-    for options in ({"epochs": "two"}, {"epoch": 1}):
-        with pytest.raises(UserError):
-            train.train(**options)
 
 
 def test_without_the_projects_environment_a_sentence_says_so(tmp_path: Path) -> None:

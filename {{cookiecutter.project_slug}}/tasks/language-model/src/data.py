@@ -19,7 +19,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from options import DataOptions
+from options import Options
 from smlightning.data import batches, documents, store, tables
 from smlightning.errors import UserError
 from smlightning.pretrained import tokenizer_files
@@ -42,7 +42,7 @@ def tokens_of(model_name: str, prompted: bool = False) -> documents.Tokens:
 
 
 class Data(pl.LightningDataModule):
-    """Windows of text. Options: the fields of `options.DataOptions`.
+    """Windows of text. Options: the fields of `options.Options`.
 
     A batch is a dictionary of B windows of L tokens: ``input_ids``, ``labels``, the token that
     follows each, and ``position_ids``, counted from each document's start, all (B, L) int64;
@@ -52,9 +52,9 @@ class Data(pl.LightningDataModule):
     ``tokens_per_byte``, of each split, makes bits per byte of a loss per token.
     """
 
-    def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
+    def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:
         super().__init__()
-        self.options = DataOptions(dataset, **options)
+        self.options = Options(dataset=dataset, **options)
         self.prepare_data_per_node = True  # every node has a disk of its own
         self.batch_size = self.options.batch_size  # for the log
         self.splits: dict[str, store.Rows] = {}

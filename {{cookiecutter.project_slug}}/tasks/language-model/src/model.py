@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from data import NO_LABEL, tokens_of
-from options import ModelOptions
+from options import Options
 from smlightning import pretrained
 from smlightning.adapters import AdapterError, shrink_base
 from smlightning.attention import document_mask
@@ -148,12 +148,12 @@ class ByteTransformer(nn.Module):
 class Model(pl.LightningModule):
     """Cross-entropy of the next token; bits per byte over every window exactly once.
 
-    Options: the fields of `options.ModelOptions`.
+    Options: the fields of `options.Options`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = ModelOptions(**options)
+        self.options = Options(**options)
 
     def prepare_data(self) -> None:
         """Fetch a checkpoint from the hub once per node, before every rank loads it."""

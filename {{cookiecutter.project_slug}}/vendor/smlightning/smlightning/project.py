@@ -18,8 +18,8 @@ VARIABLE = "SMLIGHTNING_PROJECT"  # names the project's folder, where commands r
 class ProjectOptions:
     """What ``src/options.py`` declares."""
 
-    classes: tuple[type, ...]
-    """OPTIONS: the classes whose options make the command line."""
+    cls: type
+    """Options: the class whose fields are the command line."""
 
     metrics: tuple[str, ...]
     """METRICS: every metric that a run prints."""
@@ -77,7 +77,7 @@ class Project:
         self.add_src_to_path()
         path = self.src / "options.py"
         module = _import_file("options", path)
-        names = ("OPTIONS", "METRICS", "MONITOR", "MODE")
+        names = ("Options", "METRICS", "MONITOR", "MODE")
         missing = [name for name in names if not hasattr(module, name)]
         if missing:
             raise UserError(
@@ -90,7 +90,7 @@ class Project:
             raise UserError(problem, 'write METRICS = ("val/loss", "test/loss"), with your names')
         refuse_no_name(module.MONITOR)
         return ProjectOptions(
-            classes=tuple(module.OPTIONS),
+            cls=module.Options,
             metrics=tuple(metrics),
             monitor=module.MONITOR,
             mode=module.MODE,

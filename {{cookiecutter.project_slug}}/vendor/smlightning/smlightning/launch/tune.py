@@ -178,7 +178,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _declared(project: Project) -> dict[str, Option]:
-    return declared_options(project.options().classes)
+    return declared_options(project.options().cls)
 
 
 def judged(

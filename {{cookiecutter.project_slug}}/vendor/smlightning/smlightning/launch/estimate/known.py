@@ -59,7 +59,7 @@ def options_of(job: Job, project: Project, more: Sequence[str] = ()) -> dict[str
         UserError: train.py has no such option, or does not take the value.
     """
     words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
-    return parse_command_line(project.options().classes, [*words, *more])
+    return vars(parse_command_line(project.options().cls, [*words, *more]))
 
 
 def may_shard(job: Job, options: Mapping[str, Any]) -> bool:
@@ -143,7 +143,7 @@ def counted(
     Raises:
         UserError: the model or its data cannot be built here.
     """
-    declared = declared_options(project.options().classes)
+    declared = declared_options(project.options().cls)
     variants = variants_of(options, declared)
     request = {
         "src": str(project.src.resolve()),
@@ -256,7 +256,7 @@ def _stamps_of_option(name: str, options: Mapping[str, Any], project: Project) -
     path = project.root / value
     if value and path.exists():
         return _stamps(path)
-    is_default = value == declared_options(project.options().classes)[name].default
+    is_default = value == declared_options(project.options().cls)[name].default
     return "" if name != "model_name" or is_default else _cached(value)
 
 
