@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_an_option_may_be_a_list(kind: Any) -> None:
     for argv in ([], ["--shares", "[0.1, 0.9]"]):
         shares = values_of(parse_command_line(mine, argv))["shares"]
         assert shares == [0.1, 0.9] and {type(share) for share in shares} == {float}
-    with pytest.raises(UserError, match="--shares.*'0.2,0.5'"):
+    with pytest.raises(UserError, match=r"--shares.*'0.2,0.5'"):
         parse_command_line(mine, ["--shares", "0.2,0.5"])
 
 

@@ -6,7 +6,6 @@ the one that they wait for. A process that is paused or lost says nothing.
 
 import json
 import sys
-import sysconfig
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,9 +14,8 @@ from types import CodeType, FrameType
 
 from smlightning.cluster.ending import End
 from smlightning.cluster.location import Cluster
+from smlightning.errors import PACKAGE, is_users_file
 
-PACKAGE = str(Path(__file__).parents[1])
-STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 NAMED_PLACES = 8  # of so many ranks a verdict says where they were
 
 
@@ -104,20 +102,9 @@ def main_thread_place(outer: Collection[CodeType]) -> str:
         outer: code on the stack of every rank, whatever it does, such as the entry file's.
     """
     frames = [frame for frame in main_thread_frames() if frame.f_code not in outer]
-    owners = [frame for frame in frames if not _is_of_library(frame) and not _is_of_package(frame)]
-    packages = [frame for frame in frames if _is_of_package(frame)]
-    for frame in [*owners[:1], *packages[:1], *frames[:1]]:
+    own = [frame for frame in frames if is_users_file(frame.f_code.co_filename)]
+    packages = [frame for frame in frames if frame.f_code.co_filename.startswith(PACKAGE)]
+    for frame in [*own[:1], *packages[:1], *frames[:1]]:
         file = Path(frame.f_code.co_filename).name
         return f"{file}:{frame.f_lineno} {frame.f_code.co_name}"
     return "no code"
-
-
-def _is_of_package(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(PACKAGE)
-
-
-def _is_of_library(frame: FrameType) -> bool:
-    """Whether the code is Python's, an installed library's, or generated."""
-    file = frame.f_code.co_filename
-    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return bool(installed) or file.startswith((STANDARD_LIBRARY, "<"))
