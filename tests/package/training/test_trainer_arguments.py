@@ -15,7 +15,7 @@ from pytorch_lightning import callbacks as lightnings
 
 import train
 from small_training import BATCHES, Fit, Line, Numbers, Resumable
-from smlightning.errors import UserError, as_user_error
+from smlightning.errors import UserError, as_user_error, described
 
 PAGE = Path(train.__file__).parents[1] / "docs" / "trainer.md"
 Check = Callable[[pl.Trainer], Any]
@@ -135,6 +135,8 @@ def refusal(fit: Fit, *args: Any, **options: Any) -> UserError:
     with pytest.raises(Exception) as refused:
         fit(*args, **options)
     sentence = as_user_error(refused.value)
+    if sentence is None and isinstance(refused.value, ValueError):
+        return UserError(described(refused.value), "")  # Lightning's own check of an argument
     assert sentence and sentence.cure, refused.value
     return sentence
 
