@@ -201,10 +201,10 @@ def test_reading_the_command_line_imports_nothing_heavy() -> None:
     assert run.stdout.strip() == "[]"
 
 
-def test_lightning_comes_without_what_nobody_uses() -> None:
+def test_lightning_is_imported_without_packages_for_few_metrics() -> None:
     """If this fails, torchmetrics or lightning_utilities changed: see training/imports.py."""
     code = """
-import gc, sys
+import sys
 from smlightning.training import imports
 
 imports.lightning()
@@ -220,13 +220,6 @@ assert type(figure).__module__ == "matplotlib.figure"
 
 from torchmetrics.text.bert import BERTScore
 import scipy, transformers
-assert gc.isenabled() and gc.get_freeze_count() > 100_000
-try:
-    with imports.uncollected():
-        assert not gc.isenabled()
-        import no_such_module
-except ImportError:
-    assert gc.isenabled()
 """
     subprocess.run([sys.executable, "-c", code], cwd=SRC, check=True)
 
