@@ -221,3 +221,13 @@ def test_finetuning_works_on_one_rank(fit: Fit) -> None:
 
     trainer = fit(WithBackbone, callbacks=(lightnings.BackboneFinetuning(1),))
     assert len(trainer.optimizers[0].param_groups) > 1
+
+
+def test_predict_works_after_fit(fit: Fit) -> None:
+    class Predicting(Line):
+        def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return self.net(batch[1])
+
+    trainer = fit(Predicting, max_steps=1)
+    predicted: Any = trainer.predict(trainer.lightning_module, Numbers().val_dataloader())
+    assert [len(batch) for batch in predicted] == [5, 5]
