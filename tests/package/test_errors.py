@@ -11,7 +11,7 @@ from torch.distributed import DistBackendError, DistNetworkError, DistStoreError
 
 from smlightning import errors
 from smlightning.cluster import ending
-from smlightning.errors import UserError, as_user_error, is_disk_full, root_cause, write_failure
+from smlightning.errors import UserError, as_user_error, is_disk_full, write_failure
 
 
 class OutOfMemoryError(RuntimeError):
@@ -129,10 +129,6 @@ def test_an_error_is_one_line_whatever_a_file_is_called() -> None:
     assert str(error) == "\\x1b[2Jno data in a b.csv\\x85; rename\\tit"
 
 
-def test_a_notebook_shows_the_sentence() -> None:
-    assert UserError("no data", "bring some")._render_traceback_() == ["error: no data; bring some"]
-
-
 def test_other_errors_are_described_with_the_users_line() -> None:
     """An error in a loader's worker, too, whose trace is in its text."""
     with pytest.raises(RuntimeError) as caught:
@@ -163,12 +159,6 @@ def test_other_errors_keep_their_stack_trace() -> None:
             raise KeyError("of another kind") from None
     except KeyError as error:
         assert as_user_error(error) is None and not is_disk_full(error)
-
-
-def test_the_innermost_cause_is_named() -> None:
-    assert root_cause(wrapped(KeyError("inner"))) == "'inner'"
-    assert root_cause(ValueError("")) == "ValueError"
-    assert root_cause(ValueError("one\ntwo")) == "one"
 
 
 def test_a_failed_picture_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:

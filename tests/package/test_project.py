@@ -64,26 +64,10 @@ def test_a_slip_in_the_options_is_named_with_its_line(tmp_path: Path, slip: str,
     assert f"options.py, line {line}" in refusal.value.problem and "options" not in sys.modules
 
 
-@pytest.mark.parametrize("wrong", ['METRICS = "val/x"', 'MONITOR = "val/x",'])
-def test_a_text_for_a_list_and_a_list_for_a_text(tmp_path: Path, wrong: str) -> None:
-    root = new_project(tmp_path / "project", f"{NAMES}{wrong}\n")
-    with pytest.raises(UserError) as refusal:
-        Project(root).options()
-    assert wrong.split()[0] in refusal.value.problem
-
-
 def test_no_project_is_a_mistake_of_the_users(tmp_path: Path) -> None:
     with pytest.raises(UserError) as refusal:
         project.find(tmp_path)
     assert str(tmp_path) in refusal.value.problem and "SMLIGHTNING_PROJECT" in refusal.value.cure
-
-
-def test_each_projects_options_are_its_own(tmp_path: Path) -> None:
-    first = Project(new_project(tmp_path / "one"))
-    second = Project(new_project(tmp_path / "two", NAMES.replace("val/x", "val/y")))
-    assert first.options().metrics == ("val/x",)
-    assert second.options().monitor == "val/y" and second.options().mode == "min"
-    assert Path(sys.modules["options"].__file__ or "") == second.src / "options.py"
 
 
 def test_a_file_that_is_imported_already_is_not_read_again(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import csv
 import io
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -78,13 +77,6 @@ def test_a_run_leaves_what_it_promises(words: str, capsys: pytest.CaptureFixture
     assert all(1 >= pairs[0][1] >= pairs[1][1] >= 0 for pairs in answers.values())
 
 
-def test_labels_are_drawn_as_they_are(tmp_path: Path) -> None:
-    made = model.Model()
-    made.labels, made.test_confusion = ["$10_$20", "$5^$"], torch.eye(2)
-    made.draw(tmp_path)
-    assert (tmp_path / "confusion.png").is_file()
-
-
 def test_the_same_seed_gives_the_same_weights(words: str) -> None:
     from safetensors.torch import load_file
 
@@ -145,22 +137,6 @@ def test_predict_reads_standard_input(
     lines = [line.split("\t") for line in capfd.readouterr().out.splitlines()]
     assert [text for text, _ in lines] == ["αβγδ", "abcd", "caf\ufffd", r"\x1b]0;\tx\x07"]
     assert re.fullmatch(r"greek 0\.\d{3}|greek 1\.000", lines[0][1])
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(KeyboardInterrupt, 130), (MemoryError("no more"), 1)]
-)
-def test_predict_ends_in_order(
-    error: Any, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fails(*_: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr(predict, "model_fn", fails)
-    monkeypatch.setattr("sys.argv", ["predict.py", "text"])
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
-    assert predict.main() == status
-    assert ("error: " in capsys.readouterr().err) is (status == 1)
 
 
 def test_predict_without_a_model_says_so() -> None:

@@ -4,9 +4,7 @@ import re
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning import callbacks
 from torch.utils.data import DataLoader, IterableDataset
 
 from small_training import BATCHES, Fit, Line, Manual, Numbers, Stream, directory, rows
@@ -39,22 +37,6 @@ def test_several_optimizers_count_as_one_step(fit: Fit, capsys: pytest.CaptureFi
     assert f"-step{2 * BATCHES:06d}-" in newest_name()
     refusal = refused(fit, Manual, gradient_clip_val=0.0, max_steps=9, resume="never")
     assert "max_steps=9" in refusal.problem and "limit_train_batches" in refusal.cure
-
-
-@pytest.mark.parametrize("finder", [callbacks.LearningRateFinder, callbacks.BatchSizeFinder])
-def test_finders_are_refused(finder: type[pl.Callback], fit: Fit) -> None:
-    sized = type("Sized", (Numbers,), {"batch_size": 6})  # or one finds nothing to change
-    refusal = refused(fit, data=sized, callbacks=(finder(),))
-    assert finder.__name__ in refusal.problem and "Tuner" in refusal.cure
-
-
-def test_a_learning_rate_is_searched_with_a_trainer_of_its_own() -> None:
-    """As the refusal of finders advises."""
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    tuner = pl.tuner.Tuner(pl.Trainer(accelerator="cpu", **quiet))
-    search = {"update_attr": False, "num_training": 30}
-    found = tuner.lr_find(Line(), datamodule=Numbers(), **search)
-    assert found and len(found.results["lr"]) == 30
 
 
 @pytest.mark.parametrize(

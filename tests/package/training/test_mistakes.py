@@ -1,6 +1,5 @@
 """Mistakes that show in training end in one sentence and a status, not in a stack trace."""
 
-import errno
 import os
 import shutil
 import subprocess
@@ -16,7 +15,6 @@ import train
 from small_training import Fit, InOrder, Line, Manual, Numbers
 from smlightning import entry
 from smlightning.cluster import signals
-from smlightning.errors import UserError
 
 
 @pytest.fixture
@@ -155,15 +153,6 @@ def test_a_resumed_run_may_leave_out_all_batches_that_are_left(fit: Fit) -> None
     assert fit(SometimesNothing, **options).global_step > 0
 
 
-def test_a_step_that_leaves_batches_out_trains(fit: Fit) -> None:
-    assert fit(SometimesNothing).global_step > 0
-
-
-def test_a_metric_of_one_of_several_loaders(fit: Fit) -> None:
-    """Lightning shows it after the first validation, not before training."""
-    assert fit(OfTwoLoaders, TwoLoaders, best=("min", "val/loss/dataloader_idx_1")).global_step
-
-
 def test_a_monitor_that_is_no_name(main: Any, capsys: Any) -> None:
     assert main(best=("min", ("val/loss",))) == 1
     assert "MONITOR" in capsys.readouterr().err
@@ -198,18 +187,6 @@ def test_a_reader_of_standard_output_that_is_gone(
         assert main() == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and "--resume auto" in line
-
-
-def test_a_full_disk_that_a_logger_wraps(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:  # as TensorBoard's, in Lightning 2.6.6
-        cause = OSError(errno.ENOSPC, "No space left on device")
-        raise ValueError("you tried to log 0.5") from cause
-
-    monkeypatch.setattr(pl.loggers.TensorBoardLogger, "log_metrics", full)
-    with pytest.raises(UserError) as refusal:
-        fit(max_steps=3)
-    assert "No space left on device" in refusal.value.problem
-    assert "--resume auto" in refusal.value.cure
 
 
 @pytest.mark.parametrize(

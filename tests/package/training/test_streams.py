@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from rank_training import STATEFUL, stateful_loader
 from small_training import Fit, Line, Numbers, directory, newest_state, rows, same
-from smlightning.cluster import collectives
 from smlightning.data import stateful
 from smlightning.data.draws import Start
 from smlightning.errors import UserError
@@ -103,12 +101,6 @@ def test_workers_that_outlive_an_epoch_are_named(
     assert ("persistent_workers" in capsys.readouterr().out) == (epoch > 0 and workers > 0)
 
 
-def test_which_loaders_keep_a_state() -> None:
-    kept = {kind: stateful.keeps_state(stateful_loader(kind)) for kind in STATEFUL}
-    assert kept == {kind: kind != "stateful_rows" for kind in STATEFUL}
-    assert stateful.keeps_state(Counted(True)) and not stateful.keeps_state(DataLoader([1]))  # type: ignore[arg-type]
-
-
 def test_a_state_that_nothing_safe_can_hold_is_refused() -> None:
     loader = training()
     next(iter(loader))
@@ -142,16 +134,6 @@ def test_another_number_of_ranks_workers_or_loaders_is_refused() -> None:
         with pytest.raises(UserError) as refused:
             stateful.refuse_another_place(states, another, number, world_size)
         assert "--resume never" in refused.value.cure
-
-
-def test_each_ranks_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = SimpleNamespace(world_size=2, rank=0)
-    monkeypatch.setattr(collectives, "current_cluster", lambda: cluster)
-    monkeypatch.setattr(collectives, "from_each_rank", lambda mine: [mine, [3]])
-    words = torch.zeros(2, 2, dtype=torch.int64)
-    words[1, 0] = int.from_bytes(b"abc", "little")
-    monkeypatch.setattr(collectives, "all_sum", lambda slots: slots + words)
-    assert collectives.bytes_from_each_rank(b"0123456789") == [b"0123456789", b"abc"]
 
 
 class Points(IterableDataset):

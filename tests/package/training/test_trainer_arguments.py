@@ -165,11 +165,6 @@ def test_an_argument_works(name: str, fit: Fit, monkeypatch: pytest.MonkeyPatch)
     assert check(trainer)
 
 
-def test_anomalies_are_detected(fit: Fit) -> None:
-    with pytest.raises(RuntimeError, match="nan"):
-        fit(Jumping, trainer={"detect_anomaly": True})
-
-
 @pytest.mark.parametrize(
     ("name", "value", "data"),
     [*((name, value, Numbers) for name, value in REFUSED.items()), *ALSO_REFUSED],

@@ -121,20 +121,6 @@ def test_train_py_tests_and_saves_the_best_weights(fit: Fit) -> None:
     assert model.evaluated[-1] == ("test", fitted[2])
 
 
-@pytest.mark.parametrize(("mode", "epoch"), [("min", 1), ("max", 2)])
-def test_the_best_weights_are_named_by_their_step(
-    mode: str, epoch: int, fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Rising(Scored):
-        def score(self) -> float:
-            return float(self.current_epoch)
-
-    fit(Rising, best=(mode, "val/score"))
-    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("best weights: ")]
-    assert f"{mode} val/score: {epoch - 1}," in line
-    assert f"step {epoch * BATCHES} in epoch {epoch}" in line
-
-
 def test_without_a_finite_value_the_last_weights_are_taken(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -195,11 +195,6 @@ def test_the_rank_that_the_others_wait_for_is_named(
     assert End.loads(verdict.dumps()) == verdict
 
 
-def test_a_beat_is_read_as_it_was_written() -> None:
-    heartbeat = Heartbeat(3, 12, 0.5, "step 3, model.py:7 forward", 1.5)
-    assert Heartbeat.loads(heartbeat.dumps()) == heartbeat
-
-
 @pytest.mark.parametrize("rank, seconds", [(0, 6.0), (1, 6.67)])
 def test_judges_end_the_job_after_their_time(
     rank: int, seconds: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
