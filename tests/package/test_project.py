@@ -57,11 +57,15 @@ def test_the_variable_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "slip, line", [("def broken(:", 5), ("import nowhere_to_be_found", 5), ("1 / 0", 5)]
 )
-def test_a_slip_in_the_options_is_named_with_its_line(tmp_path: Path, slip: str, line: int) -> None:
+def test_an_error_in_options_py_has_its_line(tmp_path: Path, slip: str, line: int) -> None:
     root = new_project(tmp_path / "project", f"{NAMES}{slip}\n")
     with pytest.raises(UserError) as refusal:
         Project(root).options()
-    assert f"options.py, line {line}" in refusal.value.problem and "options" not in sys.modules
+    assert (
+        str(line) in refusal.value.problem
+        and "options.py" in refusal.value.problem
+        and "options" not in sys.modules
+    )
 
 
 def test_no_project_is_a_mistake_of_the_users(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.dropout = heads, dropout
         self.norms = nn.ModuleDict({"attend": nn.LayerNorm(width), "widen": nn.LayerNorm(width)})
-        # Without biases: a key's changes nothing, and would follow rounding errors alone.
+        # Without biases: a key's bias changes nothing, and would only follow rounding errors.
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width)
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -64,8 +64,8 @@ class ByteTransformer(nn.Module):
     """A transformer over bytes (Vaswani et al. 2017; Radford et al. 2019).
 
     To each byte's embedding those of the n-grams that end there are added, hashed into buckets
-    (Bojanowski et al. 2017), which learn much of what a larger network would. No byte sees another
-    document than its own.
+    (Bojanowski et al. 2017), which learn much of what a larger network would. A byte sees only
+    its own document.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Model(pl.LightningModule):
         return logits(self.net, batch["input_ids"], batch["position_ids"])
 
     def _losses(self, batch: dict[str, Any]) -> torch.Tensor:
-        """(B, L): of each token that follows, 0 where there is no label."""
+        """(B, L): the loss of each next token, 0 without a label."""
         return token_losses(self(batch), batch["labels"], NO_LABEL)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:

@@ -89,7 +89,7 @@ class Options(TrainerOptions):
                 problem = "--lora_rank is for Hugging Face models; bytelm is trained whole"
                 raise UserError(problem, leave_out)
             if self.width % self.heads:
-                problem = f"--width {self.width} is no multiple of --heads {self.heads}"
+                problem = f"--width {self.width} is not a multiple of --heads {self.heads}"
                 raise UserError(problem, "choose one that is")
             return
         for name in ("layers", "width", "heads", "dropout"):

@@ -1,5 +1,5 @@
-"""What every run does in the same way: its callbacks and loggers, resuming, the best weights,
-testing and saving.
+"""The parts of a run that are the same in every project: callbacks, loggers, resuming, the best
+weights, testing and saving.
 
     with dist.session():
         run = Run(options, monitor=MONITOR, mode=MODE)
@@ -47,7 +47,7 @@ class Run:
         mode: whether its highest or its lowest value is best.
 
     Attributes:
-        profiler: measures nothing, in less time than Lightning's own.
+        profiler: does nothing, and takes less time than Lightning's default.
         outputs: the folder of curves and pictures.
         model_dir: the folder of the trained model.
     """

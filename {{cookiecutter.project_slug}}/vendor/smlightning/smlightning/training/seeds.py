@@ -1,12 +1,10 @@
-"""What is random in a step is a function of (seed, step, rank), not of the steps before it; what is
-random while a batch is fetched, one of (seed, epoch, row): data/draws.py.
+"""Random numbers in a step depend only on (seed, step, rank); those while a batch is fetched, on
+(seed, epoch, row): data/draws.py. So a run that resumes within an epoch has the same numbers.
 
-A run that is resumed in the middle of an epoch draws what it would have drawn.
-
-A stream has no rows. What it draws when its iterator is made is the same on every rank, as streams
-need that shuffle and then take each rank's part; and so is what it draws for its first batches, so
-that ranks which are given the same samples show it (training/rank_checks.py), however they augment
-them.
+A stream has no rows. Its random numbers are the same on every rank when its iterator is made, since
+streams shuffle all rows and then take each rank's part. They are also the same for its first
+batches, so that ranks with the same samples have equal batches (training/rank_checks.py), however
+they augment them.
 """
 
 import random
@@ -29,11 +27,10 @@ LOADERS = "loaders"  # the key of a checkpoint
 
 
 class StepSeed(pl.Callback):
-    """Seeds what is drawn in a step, dropout, say; and has loaders draw as data/draws.py says.
+    """Seeds torch's, numpy's and Python's generators before each training batch; prepares loaders.
 
-    Before a batch is trained on, torch's, numpy's and Python's generators are seeded; and before
-    it is fetched, for streams. A step is a batch of a rank: each that is accumulated has numbers of
-    its own.
+    For streams it also seeds them before a batch is fetched. A step is a batch of a rank: each
+    accumulated batch has its own numbers.
     """
 
     def __init__(self, seed: int) -> None:
@@ -83,7 +80,7 @@ class StepSeed(pl.Callback):
         start = partial(self._start, trainer, self.prepared)
         if trainer.training:
             self.prepared += 1
-        self._refuse_overfitting_of_batches(trainer, loader)
+        self._check_overfitting(trainer, loader)
         if stateful.keeps_state(loader):
             return process(self._with_state(trainer, loader, start))
         rank, training = trainer.global_rank, trainer.training
@@ -92,7 +89,7 @@ class StepSeed(pl.Callback):
     def _with_state(
         self, trainer: pl.Trainer, loader: Any, start: Callable[[], draws.Start]
     ) -> Any:
-        """A training's loader that keeps a state of its own goes on from the checkpoint's."""
+        """A training loader that has a state of its own; it continues from the checkpoint's."""
         if not trainer.training:
             return loader
         number, state = self.prepared_with_state, None
@@ -102,19 +99,19 @@ class StepSeed(pl.Callback):
             state = self.loader_states[trainer.global_rank]["states"][number]
         return stateful.StatefulLoader(loader, start, state, self.seed, trainer.global_rank)
 
-    def _refuse_overfitting_of_batches(self, trainer: pl.Trainer, loader: Any) -> None:
-        """Lightning has given each of a training's loaders a sampler of single rows by now."""
+    def _check_overfitting(self, trainer: pl.Trainer, loader: Any) -> None:
+        """Reject overfit_batches for a loader whose sampler gave whole batches."""
         overfit = getattr(trainer, "overfit_batches", 0)
         whole = isinstance(loader, DataLoader) and loader.batch_size is None
         if overfit and whole and isinstance(loader.sampler, SequentialSampler):
             raise UserError(
-                f"overfit_batches={overfit} takes the loader's sampler away, which "
-                "gives whole batches",
+                f"overfit_batches={overfit} replaces the loader's sampler, which gives whole "
+                "batches",
                 "use limit_train_batches, with --seed for the same batches in each run",
             )
 
     def _start(self, trainer: pl.Trainer, number: int) -> draws.Start:
-        """Where the training's loader of this number begins."""
+        """The start of the training loader of this number."""
         then = self.resumed
         if then is None or then["epoch"] != self.epoch:
             return draws.Start(self.epoch)
@@ -126,11 +123,11 @@ class StepSeed(pl.Callback):
         return draws.Start(self.epoch, batches, order)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A stream may draw when its iterator is made: next, for the first epoch."""
+        """The iterator of the first epoch is made next, and may use random numbers."""
         self._seed_fetching(trainer, -1 - self.epoch)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Within an epoch a batch is fetched next; at its start an iterator is made next."""
+        """Within an epoch, a batch is fetched next; at its start, an iterator is made next."""
         self.accumulate = trainer.accumulate_grad_batches
         self.batches = loop.batches_of_epoch(trainer)
         self.streams = draws.index_streams(trainer.train_dataloader)
@@ -142,7 +139,7 @@ class StepSeed(pl.Callback):
             self._seed_fetching(trainer, loop.batches_trained(trainer))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The loaders may have been made anew."""
+        """The loaders may be new."""
         self.streams = draws.index_streams(trainer.train_dataloader)
         self.prepared = 0
 
@@ -160,7 +157,7 @@ class StepSeed(pl.Callback):
         self._seed_fetching(trainer, loop.batches_trained(trainer))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Its loaders drew in between."""
+        """Validation loaders have used the generators."""
         self._seed_fetching(trainer, loop.batches_trained(trainer))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -171,7 +168,7 @@ class StepSeed(pl.Callback):
         self._seed_fetching(trainer, -1 - self.epoch)
 
     def _seed_fetching(self, trainer: pl.Trainer, index: int) -> None:
-        """For the batch of this number in the run; or, where it is negative, for an iterator."""
+        """Seed for the batch of this number in the run or, if it is negative, for an iterator."""
         rank = trainer.global_rank if index >= draws.ALIKE else 0
         number = (self._number(rank, index) + 32_768) % 2**63  # no step's of any rank
         _seed_generators(number)
