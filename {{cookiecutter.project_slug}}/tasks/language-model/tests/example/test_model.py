@@ -156,7 +156,7 @@ def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_pa
     ("values", "problem"),
     [
         ({"lora_rank": 2}, "--lora_rank is for Hugging Face models"),
-        ({"width": 10, "heads": 3}, "--width 10 is no multiple of --heads 3"),
+        ({"width": 10, "heads": 3}, "--width 10 is not a multiple of --heads 3"),
         ({"model_name": "gpt2", "layers": 4}, "--layers is for bytelm"),
         ({"prompt_column": "question"}, "--prompt_column and --text_column are for tables"),
     ],

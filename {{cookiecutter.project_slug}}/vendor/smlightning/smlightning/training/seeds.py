@@ -9,118 +9,65 @@ they augment them.
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
-from math import ceil
 from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
 
-from smlightning.data import draws, stateful
-from smlightning.errors import UserError
+from smlightning.data import draws
 from smlightning.training import loop
+from smlightning.training.loaders import ResumableLoaders
 
 LOADERS = "loaders"  # the key of a checkpoint
 
 
 class StepSeed(pl.Callback):
-    """Seeds torch's, numpy's and Python's generators before each training batch; prepares loaders.
+    """Seeds torch's, numpy's and Python's generators before each training batch.
 
     For streams it also seeds them before a batch is fetched. A step is a batch of a rank: each
-    accumulated batch has its own numbers.
+    accumulated batch has its own numbers. Lightning's loaders go through `ResumableLoaders`.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.epoch = 0
-        self.batches = 0  # of a rank, trained on in this epoch
+        self.batches = 0  # that a rank has trained on in this epoch
         self.accumulate = 1
-        self.streams: list[draws.IndexStream] = []  # of the training's loaders
-        self.prepared = 0  # loaders of the training since its epoch began
-        self.resumed: dict[str, Any] | None = None  # the state of a checkpoint
-        self.loader_states: list[dict[str, Any]] = []  # that it has of each rank's loaders
-        self.prepared_with_state = 0  # of the loaders, those that keep a state of their own
-        self.prepared_before = False  # whether training has begun with its loaders
+        self.loaders = ResumableLoaders(seed)
 
     def state_dict(self) -> dict[str, Any]:
-        orders = [asdict(stream.order(self.batches)) for stream in self.streams]
         place = {"epoch": self.epoch, "batches": self.batches, "accumulate": self.accumulate}
-        return {**place, "orders": orders}
+        return {**place, "orders": self.loaders.orders(self.batches)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.resumed = state_dict
+        self.loaders.resumed = state_dict
         self.epoch = state_dict["epoch"]
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add the states of all ranks' loaders. Collective, as saving is."""
-        loaders = stateful.stateful_loaders(trainer.train_dataloader)
-        checkpoint[LOADERS] = stateful.states_of_ranks(loaders, self.batches)
+        checkpoint[LOADERS] = self.loaders.states_of_ranks(trainer, self.batches)
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.loader_states = checkpoint.get(LOADERS, [])
+        self.loaders.saved_states = checkpoint.get(LOADERS, [])
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Prepare each loader after Lightning has divided it among the ranks.
 
-        ``Strategy.process_dataloader`` is what Lightning calls with it, before it is iterated.
+        Lightning calls ``Strategy.process_dataloader`` with a loader before it is iterated.
         """
         process: Any = trainer.strategy.process_dataloader
         if getattr(process, "func", None) != self._process:
             strategy: Any = trainer.strategy
             strategy.process_dataloader = partial(self._process, trainer, process)
 
-    def _process(self, trainer: pl.Trainer, process: Any, loader: object) -> object:
-        start = partial(self._start, trainer, self.prepared)
-        if trainer.training:
-            self.prepared += 1
-        self._check_overfitting(trainer, loader)
-        if stateful.keeps_state(loader):
-            return process(self._with_state(trainer, loader, start))
-        rank, training = trainer.global_rank, trainer.training
-        return process(draws.exact_loader(loader, start, self.seed, rank, training))
-
-    def _with_state(
-        self, trainer: pl.Trainer, loader: Any, start: Callable[[], draws.Start]
-    ) -> Any:
-        """A training loader that has a state of its own; it continues from the checkpoint's."""
-        if not trainer.training:
-            return loader
-        number, state = self.prepared_with_state, None
-        self.prepared_with_state += 1
-        if self.resumed is not None and not self.prepared_before:
-            stateful.refuse_another_place(self.loader_states, loader, number, trainer.world_size)
-            state = self.loader_states[trainer.global_rank]["states"][number]
-        return stateful.StatefulLoader(loader, start, state, self.seed, trainer.global_rank)
-
-    def _check_overfitting(self, trainer: pl.Trainer, loader: Any) -> None:
-        """Reject overfit_batches for a loader whose sampler gave whole batches."""
-        overfit = getattr(trainer, "overfit_batches", 0)
-        whole = isinstance(loader, DataLoader) and loader.batch_size is None
-        if overfit and whole and isinstance(loader.sampler, SequentialSampler):
-            raise UserError(
-                f"overfit_batches={overfit} replaces the loader's sampler, which gives whole "
-                "batches",
-                "use limit_train_batches, with --seed for the same batches in each run",
-            )
-
-    def _start(self, trainer: pl.Trainer, number: int) -> draws.Start:
-        """The start of the training loader of this number."""
-        then = self.resumed
-        if then is None or then["epoch"] != self.epoch:
-            return draws.Start(self.epoch)
-        batches = then["batches"]
-        if trainer.accumulate_grad_batches != then["accumulate"]:
-            batches = ceil(batches / then["accumulate"]) * trainer.accumulate_grad_batches
-        orders = then["orders"]
-        order = draws.Order(**orders[number]) if number < len(orders) else None
-        return draws.Start(self.epoch, batches, order)
+    def _process(self, trainer: pl.Trainer, process: Callable[[Any], Any], loader: object) -> Any:
+        return process(self.loaders.prepare(trainer, loader, lambda: self.epoch))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The iterator of the first epoch is made next, and may use random numbers."""
@@ -130,18 +77,12 @@ class StepSeed(pl.Callback):
         """Within an epoch, a batch is fetched next; at its start, an iterator is made next."""
         self.accumulate = trainer.accumulate_grad_batches
         self.batches = loop.batches_of_epoch(trainer)
-        self.streams = draws.index_streams(trainer.train_dataloader)
-        if self.resumed is not None:
-            stateful.refuse_other_loaders(self.loader_states, self.prepared_with_state)
-        self.prepared = self.prepared_with_state = 0
-        self.prepared_before = True
+        self.loaders.begin_training(trainer)
         if self.batches > 0:
             self._seed_fetching(trainer, loop.batches_trained(trainer))
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The loaders may be new."""
-        self.streams = draws.index_streams(trainer.train_dataloader)
-        self.prepared = 0
+        self.loaders.begin_epoch(trainer)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int

@@ -40,8 +40,8 @@ FOLLOW_SECONDS = 3.0  # time for a rank to notice by itself that another one fai
 WARM_UP_FACTOR = 10
 PAUSE_FACTOR = 30
 # A hang takes at least this many times the slowest step before it, and at most the time of the
-# first batches. On a GPU the slowest step is a whole batch: all of its marks fall while it is queued, and
-# the ranks then wait for it in `Agreement`.
+# first batches. On a GPU the slowest step is a whole batch: all of its marks fall while it is
+# queued, and the ranks then wait for it in `Agreement`.
 SLOW_STEP_FACTOR = 3
 
 HANG_KEY = "hang"  # the verdict
