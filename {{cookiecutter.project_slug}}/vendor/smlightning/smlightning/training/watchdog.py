@@ -242,14 +242,9 @@ class HangWatchdog(pl.Callback):
             faulthandler.dump_traceback_later(patience, exit=True, file=sys.__stderr__ or 2)
             over.wait(self.interval)
             silent = time.monotonic() - self.last_answer
-            idle = self.progress.idle()
             if self.progress.is_watched and silent > self.seconds * VERDICT_FRACTION:
                 problem = f"{self.cluster.name(0)} has not answered for {silent:.0f} s"
                 self._exit(End("failed", f"{problem}, {me} was in {self._place()}", "see its log"))
-            elif idle > self.seconds * 0.9:
-                seconds = self.progress.seconds()
-                problem = f"{me} stopped {seconds:.0f} s ago in {self._place()}"
-                self._exit(End("failed", problem, "see its stacks above"))
         faulthandler.cancel_dump_traceback_later()
 
     def _beat(self, over: threading.Event) -> None:
