@@ -8,7 +8,7 @@ import pytest
 import smlightning
 
 
-def test_an_older_python_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     code = Path(smlightning.__file__).read_text(encoding="utf-8")
     monkeypatch.setattr(sys, "version_info", (3, 10, 4))
     with pytest.raises(SystemExit, match="or newer expected"):

@@ -115,6 +115,6 @@ assert not [m for m in sys.modules if m.startswith(("smlightning.launch", "smlig
 
 
 @pytest.mark.parametrize("module", ["errors", "options", "files", "project", "cluster.signals"])
-def test_what_reads_the_command_line_needs_no_torch(module: str) -> None:
+def test_modules_of_the_command_line_import_no_torch(module: str) -> None:
     code = f"import sys, smlightning.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -53,7 +53,7 @@ def test_a_mistake_is_printed_without_control_characters() -> None:
     assert is_clean(str(UserError(f"label {HOSTILE}", "correct it")))
 
 
-def test_what_a_command_prints_is_clean(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_commands_output_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     def body() -> None:
         print(HOSTILE)
         print(HOSTILE, file=sys.stderr)

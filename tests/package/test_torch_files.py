@@ -136,7 +136,7 @@ def test_older_formats_are_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tensors", [0, 3])
-def test_what_torch_saves_is_loaded(tensors: int, tmp_path: Path) -> None:
+def test_a_file_of_torch_save_is_loaded(tensors: int, tmp_path: Path) -> None:
     state = {"step": 3, "tensors": [torch.tensor(float(number)) for number in range(tensors)]}
     path, file = tmp_path / "state.ckpt", io.BytesIO()
     torch.save(state, path)

@@ -76,20 +76,20 @@ def test_a_checkpoints_own_code_is_never_run(use: str, monkeypatch: pytest.Monke
     executed = Path("executed").absolute()
     (folder / "mine.py").write_text(f"open({str(executed)!r}, 'w')\nclass Mine: pass\n")
     monkeypatch.setattr("sys.stdin", io.StringIO("yes\n" * 9))
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as caught:
         USES[use](str(folder))
-    assert "contains custom code" in refusal.value.problem
+    assert "contains custom code" in caught.value.problem
     assert not executed.exists()
 
 
-def test_a_checkpoint_without_a_tokenizer_is_refused(tiny_bert: str) -> None:
+def test_a_checkpoint_without_a_tokenizer_is_an_error(tiny_bert: str) -> None:
     """transformers would make one of five tokens, and all texts of the unknown one."""
     Path("bare").mkdir()
     for name in ("config.json", "model.safetensors"):
         Path("bare", name).write_bytes(Path(tiny_bert, name).read_bytes())
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as caught:
         PretrainedTokenizer("bare")
-    assert "'bare'" in refusal.value.problem and "tokenizer.json" in refusal.value.cure
+    assert "'bare'" in caught.value.problem and "tokenizer.json" in caught.value.cure
 
 
 def test_a_failed_look_up_of_the_hub_holds_for_one_read_only(

@@ -38,7 +38,7 @@ class Ordinary(Numbers):
 
 
 @pytest.mark.parametrize(("data", "exact"), [(Shifting, False), (Ordinary, True)])
-def test_an_order_that_does_not_go_on_is_said(
+def test_a_resume_with_another_order_prints_a_warning(
     data: type, exact: bool, fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"checkpoint_steps": 1}

@@ -19,9 +19,9 @@ def newest_name() -> str:
 
 
 def refused(fit: Fit, *args: Any, **options: Any) -> UserError:
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as caught:
         fit(*args, **options)
-    return refusal.value
+    return caught.value
 
 
 def test_an_epoch_that_accumulation_does_not_divide(fit: Fit) -> None:
@@ -43,7 +43,7 @@ def test_several_optimizers_count_as_one_step(fit: Fit, capsys: pytest.CaptureFi
     ("split", "loader"),
     [("training", "train"), ("validation", "val"), ("test", "test")],
 )
-def test_data_without_a_batch_is_refused(split: str, loader: str, fit: Fit) -> None:
+def test_data_without_a_batch_is_an_error(split: str, loader: str, fit: Fit) -> None:
     empty = {f"{loader}_dataloader": lambda self: DataLoader(rows(3), 6, drop_last=True)}
     refusal = refused(fit, data=type("Empty", (Numbers,), empty))
     assert split in refusal.problem and f"{loader}_dataloader" in refusal.cure
@@ -58,7 +58,7 @@ class EmptyStream(Stream):
 @pytest.mark.parametrize(
     ("data", "arguments"), [(EmptyStream, {}), (Numbers, {"limit_train_batches": 0})]
 )
-def test_a_training_without_a_batch_is_not_taken_for_complete(
+def test_a_training_without_a_batch_is_not_complete(
     data: type, arguments: dict[str, Any], fit: Fit
 ) -> None:
     refusal = refused(fit, data=data, trainer=arguments, max_steps=3)
@@ -85,7 +85,7 @@ def test_training_that_diverges_ends(scaled: bool, fit: Fit) -> None:
         assert "step 8" in refusal.problem and "net.0.weight" in refusal.problem
 
 
-def test_a_training_without_end_is_refused(fit: Fit) -> None:
+def test_a_training_without_end_is_an_error(fit: Fit) -> None:
     refusal = refused(fit, trainer={"max_epochs": -1})
     assert "max_epochs" in refusal.problem and "max_steps" in refusal.problem
     assert fit(trainer={"max_epochs": -1}, max_steps=3).global_step == 3

@@ -153,7 +153,7 @@ def test_a_resumed_run_may_leave_out_all_batches_that_are_left(fit: Fit) -> None
     assert fit(SometimesNothing, **options).global_step > 0
 
 
-def test_a_monitor_that_is_no_name(main: Any, capsys: Any) -> None:
+def test_a_monitor_that_is_not_a_text_is_an_error(main: Any, capsys: Any) -> None:
     assert main(best=("min", ("val/loss",))) == 1
     assert "MONITOR" in capsys.readouterr().err
 
@@ -201,7 +201,7 @@ def test_a_reader_of_standard_output_that_is_gone(
     ],
     ids=["user-error", "full-disk"],
 )
-def test_of_the_owners_module_while_it_is_imported(
+def test_an_error_while_data_py_is_imported_is_one_sentence(
     tmp_path: Path, code: str, parts: list[str]
 ) -> None:
     """Before anything runs, and so before `signals.run`."""

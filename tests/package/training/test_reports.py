@@ -260,9 +260,9 @@ def test_mlflow_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ModuleNotFoundError("mlflow")
 
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", missing)
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as caught:
         mlflow.mlflow_loggers({}, dict(SERVER))
-    assert "sagemaker-mlflow" in str(refusal.value)
+    assert "sagemaker-mlflow" in str(caught.value)
 
 
 def test_an_mlflow_server_that_does_not_answer_is_named_without_its_address(
@@ -272,6 +272,6 @@ def test_an_mlflow_server_that_does_not_answer_is_named_without_its_address(
         raise ConnectionError(f"API request to {tracking_uri} failed")
 
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", silent)
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as caught:
         mlflow.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "http://me:secret@x"})
-    assert "API request" in str(refusal.value) and "secret" not in str(refusal.value)
+    assert "API request" in str(caught.value) and "secret" not in str(caught.value)

@@ -89,7 +89,7 @@ def test_an_epoch_that_was_cut_short_says_so(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(("epoch", "workers"), [(0, 2), (1, 0), (1, 2)])
-def test_workers_that_outlive_an_epoch_are_named(
+def test_persistent_workers_of_a_stream_print_a_warning(
     epoch: int, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What they have drawn before is in no state: new ones begin otherwise."""
@@ -101,7 +101,7 @@ def test_workers_that_outlive_an_epoch_are_named(
     assert ("persistent_workers" in capsys.readouterr().out) == (epoch > 0 and workers > 0)
 
 
-def test_a_state_that_nothing_safe_can_hold_is_refused() -> None:
+def test_a_state_of_unsafe_objects_is_an_error() -> None:
     loader = training()
     next(iter(loader))
     assert stateful.states_of_ranks([loader], 1)[0]["states"][0]["state"]["given"] == 1
@@ -111,7 +111,7 @@ def test_a_state_that_nothing_safe_can_hold_is_refused() -> None:
     assert "tolist" in refused.value.cure
 
 
-def test_a_loader_that_does_not_take_a_state_is_refused() -> None:
+def test_a_loader_that_cannot_load_a_state_is_an_error() -> None:
     loader = training()
     next(iter(loader))
     resumed = loader.state(1)
@@ -121,7 +121,7 @@ def test_a_loader_that_does_not_take_a_state_is_refused() -> None:
         list(training(0, resumed))
 
 
-def test_another_number_of_ranks_workers_or_loaders_is_refused() -> None:
+def test_another_number_of_ranks_workers_or_loaders_is_an_error() -> None:
     loader = training()
     next(iter(loader))
     then = stateful.states_of_ranks([loader], 1)
@@ -180,7 +180,7 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(
     assert same(newest_state("alone")["state_dict"], newest_state()["state_dict"])
 
 
-def test_another_kind_of_loader_is_not_resumed_with(fit: Fit) -> None:
+def test_a_resume_with_another_kind_of_loader_is_an_error(fit: Fit) -> None:
     fit(data=Streamed, max_steps=16, checkpoint_steps=1, crash=("on_train_batch_end", 3))
     with pytest.raises(UserError) as refused:
         fit(Line, Numbers, max_steps=16)

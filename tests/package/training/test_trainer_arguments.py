@@ -169,7 +169,7 @@ def test_an_argument_works(name: str, fit: Fit, monkeypatch: pytest.MonkeyPatch)
     ("name", "value", "data"),
     [*((name, value, Numbers) for name, value in REFUSED.items()), *ALSO_REFUSED],
 )
-def test_an_argument_is_refused(name: str, value: Any, data: type, fit: Fit) -> None:
+def test_an_argument_is_rejected(name: str, value: Any, data: type, fit: Fit) -> None:
     refusal(fit, data=data, trainer={name: value})
 
 
@@ -181,7 +181,7 @@ def test_a_callback_works(name: str, fit: Fit) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED_CALLBACKS)
-def test_a_callback_is_refused(name: str, fit: Fit) -> None:
+def test_a_callback_is_rejected(name: str, fit: Fit) -> None:
     sized = type("Sized", (Numbers,), {"batch_size": 6})
     assert name in refusal(fit, data=sized, callbacks=(REFUSED_CALLBACKS[name](),)).problem
 

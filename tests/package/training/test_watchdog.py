@@ -181,7 +181,7 @@ def heard(marks: int, idle: float, at: float = 100.0) -> Heard:
         ({}, None),
     ],
 )
-def test_the_rank_that_the_others_wait_for_is_named(
+def test_the_verdict_has_the_rank_that_the_others_wait_for(
     latest: dict[int, Heard], named: list[str] | None
 ) -> None:
     verdict = find_hang(latest, now=100.0, limit=10.0, cluster=TWO)
