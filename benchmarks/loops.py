@@ -23,8 +23,8 @@ import pytorch_lightning as pl
 import torch
 from data import Data
 from model import Model
-from options import OPTIONS, DataOptions, ModelOptions
-from smlightning.options import arguments_for, parse_command_line
+from options import Options
+from smlightning.options import parse_command_line
 from torch.nn import functional as F
 # isort: on
 
@@ -77,11 +77,11 @@ def by_hand(options: dict[str, Any]) -> None:
     if RANKS > 1:
         torch.distributed.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo")
     torch.manual_seed(0)
-    data = Data(**arguments_for(DataOptions, options))
+    data = Data(**options)
     data.trainer = SimpleNamespace(global_rank=RANK, world_size=RANKS, accumulate_grad_batches=1)
     data.prepare_data()
     data.setup()
-    model = Model(**{**arguments_for(ModelOptions, options), "compile": False})
+    model = Model(**{**options, "compile": False})
     model._trainer = SimpleNamespace(datamodule=data, world_size=RANKS)  # type: ignore[assignment]
     model.configure_model()
     model.to(DEVICE)
@@ -156,10 +156,10 @@ def by_trainer(options: dict[str, Any]) -> None:
     kind = Logging if WAY == "Lightning" else Model
     torch.manual_seed(0)
     trainer = pl.Trainer(callbacks=callbacks, **chosen)
-    data = Data(**arguments_for(DataOptions, options))
-    trainer.fit(kind(**arguments_for(ModelOptions, options)), datamodule=data)
+    data = Data(**options)
+    trainer.fit(kind(**options), datamodule=data)
 
 
 if __name__ == "__main__":
-    given = parse_command_line(OPTIONS, sys.argv[2:])
+    given = vars(parse_command_line(Options, sys.argv[2:]))
     by_hand(given) if WAY in ("by hand", "stock parts") else by_trainer(given)

@@ -173,7 +173,7 @@ def main() -> int:
             super().__init__(*arguments, callbacks=[probe, *callbacks], **more)
 
     pl.Trainer = Watched  # type: ignore[misc]
-    return entry.main(train.train, train.OPTIONS, None)
+    return entry.main(train.train, train.Options, None)
 
 
 if __name__ == "__main__":

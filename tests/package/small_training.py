@@ -14,6 +14,7 @@ import torchmetrics
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import train
+from options import Options
 from smlightning.checkpoints import files
 from smlightning.checkpoints.callback import Checkpoints
 from smlightning.data.batches import GlobalBatches
@@ -235,9 +236,9 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> Fit:
             if crash:
                 crash_after(patch, *crash)
                 with pytest.raises(Crash):
-                    start(**options)
+                    start(Options(**options))
             else:
-                start(**options)
+                start(Options(**options))
         return trainers[0]
 
     return run

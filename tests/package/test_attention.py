@@ -13,7 +13,7 @@ POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_mask_of_numbers_does_what_one_of_bools_does(dtype: torch.dtype) -> None:
+def test_a_mask_of_numbers_equals_a_mask_of_bools(dtype: torch.dtype) -> None:
     query, key, value = torch.randn(3, 2, 4, 6, 8, dtype=dtype).unbind()
     mask = document_mask(POSITIONS, query)
     seen = torch.zeros(2, 1, 6, 6, dtype=torch.bool)
@@ -41,7 +41,7 @@ def network(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_packed_documents_need_no_wait_and_are_as_they_are_alone(kind: str) -> None:
+def test_packed_documents_give_the_numbers_of_single_ones_without_a_wait(kind: str) -> None:
     net, ids = network(kind), torch.randint(1, 9, POSITIONS.shape)
     with Waits() as waits:
         together = net(ids, position_ids=POSITIONS, use_cache=False).last_hidden_state

@@ -68,7 +68,7 @@ def write_and_be_killed(folder: Path, model: dict[str, str], change: int) -> boo
 @pytest.mark.parametrize(
     ("old", "new"), [(WHOLE, ADAPTER), (ADAPTER, WHOLE), (WHOLE, WHOLE), (ADAPTER, ADAPTER)]
 )
-def test_who_is_killed_leaves_one_model_or_none(
+def test_a_kill_leaves_one_model_or_none(
     tmp_path: Path, old: dict[str, str], new: dict[str, str]
 ) -> None:
     new = {name: content + " anew" for name, content in new.items()}
@@ -98,7 +98,7 @@ def test_a_model_that_could_not_be_written_leaves_the_older_one(tmp_path: Path) 
     assert read(tmp_path) == ADAPTER and (tmp_path / "code").exists()
 
 
-def test_what_lies_beside_a_model_stays(tmp_path: Path) -> None:
+def test_other_files_in_a_models_folder_stay(tmp_path: Path) -> None:
     theirs = ["model_ema.safetensors", "model-backup.safetensors", "base/notes.txt"]
     for name in theirs:
         path = files.ensure_dir((tmp_path / name).parent) / Path(name).name

@@ -2,9 +2,6 @@
 
 import ast
 import graphlib
-import importlib
-import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,46 +115,6 @@ assert not [m for m in sys.modules if m.startswith(("smlightning.launch", "smlig
 
 
 @pytest.mark.parametrize("module", ["errors", "options", "files", "project", "cluster.signals"])
-def test_what_reads_the_command_line_needs_no_torch(module: str) -> None:
+def test_modules_of_the_command_line_import_no_torch(module: str) -> None:
     code = f"import sys, smlightning.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-@pytest.mark.parametrize("folder", ["checkpoints", "cluster", "data", "reports", "training"])
-def test_a_subpackage_has_the_names_that_its_docstring_lists(folder: str) -> None:
-    """Each line of the list is a module, and its public names in double backquotes."""
-    package = f"smlightning.{folder}"
-    _, *lines = (importlib.import_module(package).__doc__ or "").split("\n- `")
-    assert lines
-    for line in lines:
-        module = importlib.import_module(f"{package}.{line.partition('`')[0]}")
-        public = re.findall(r"``(\w+)``", line)
-        assert public and not [name for name in public if not hasattr(module, name)]
-
-
-def test_the_notebook_imports_what_the_readme_names() -> None:
-    notebook = json.loads((PROJECT / "launch.ipynb").read_text(encoding="utf-8"))
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    tree = ast.parse("\n".join("".join(cell["source"]) for cell in cells))
-    readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("The notebook, launch.ipynb")[2].partition("Also public")[0]
-    modules, used = set(), set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module == "smlightning.launch":
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith("smlightning.l"):
-            used |= {(str(node.module).rpartition(".")[2], alias.name) for alias in node.names}
-    for node in ast.walk(tree):
-        owner = node.value if isinstance(node, ast.Attribute) else None
-        if isinstance(owner, ast.Name) and owner.id in modules:
-            used.add((owner.id, node.attr))
-    listed = dict(re.findall(r"^(\|.*?) \| (.*) \|$", table, re.MULTILINE))
-    named = {
-        (module, name)
-        for row, names in listed.items()
-        for module, group in zip(re.findall(r"`\.(\w+)`", row), names.split(";"), strict=False)
-        for name in re.findall(r"`(\w+)`", group)
-    }
-    assert used and used == named
-    for module, name in named:
-        assert hasattr(importlib.import_module(f"smlightning.launch.{module}"), name)

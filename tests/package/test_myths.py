@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from small_job import GOOD
 
-from options import ModelOptions
+from options import Options
 from smlightning.cluster.location import Machine, locate
 from smlightning.launch.preflight import source
 from smlightning.project import Project
@@ -78,7 +78,7 @@ def test_gradients_are_averaged_so_that_the_batch_grows_and_not_the_rate():
 
     averaged = (gradient(slice(0, 4)) + gradient(slice(4, 8))) / 2
     assert torch.allclose(averaged, gradient(slice(0, 8)), atol=1e-6)
-    assert ModelOptions().lr_scaling == "none"
+    assert Options().lr_scaling == "none"
 
 
 def test_gloo_is_the_backend_without_a_gpu_on_any_system():

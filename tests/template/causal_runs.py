@@ -26,4 +26,4 @@ def main() -> None:
         print(f"run of {name}", flush=True)
         if "resume" in options:
             (options["resume"],) = map(str, Path().glob(options["resume"]))
-        train.train(**options, output_dir=name)
+        train.train(train.Options(**options, output_dir=name))

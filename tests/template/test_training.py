@@ -69,7 +69,7 @@ import os, sys
 os.chdir({str(project.path)!r})
 import train
 from smlightning import entry
-sys.exit(entry.main(train.train, train.OPTIONS, None))
+sys.exit(entry.main(train.train, train.Options, None))
 """
     shared = project.environment(
         project.path / "src",

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from options import DataOptions
+from options import Options
 from smlightning.data import batches, store, tables, text
 from smlightning.data.labels import Labels
 from smlightning.data.module import StoredData
@@ -31,15 +31,15 @@ LABEL_COLUMNS = ("label", "labels", "language", "category", "class", "target", "
 
 
 class Data(StoredData):
-    """Texts and their labels. Options: the fields of `options.DataOptions`.
+    """Texts and their labels. Options: the fields of `options.Options`.
 
     A batch is a dictionary of B samples, padded to the longest of them, L tokens:
     ``input_ids`` and ``attention_mask`` (B, L) int64; ``label`` (B,) int64; ``weight`` (B,)
     float32, 0 for a filler that evens out the ranks, else 1; ``scale``: `batches.Share`.
     """
 
-    def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
-        chosen = DataOptions(dataset, **options)
+    def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:
+        chosen = Options(dataset=dataset, **options)
         self.labels: list[str] = []
         self.source = None if dataset == BUILTIN else tables.find_source(dataset)
         source = self.source.facts() if self.source else [BUILTIN, version("babel")]

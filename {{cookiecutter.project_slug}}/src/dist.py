@@ -1,6 +1,6 @@
 """The wiring of the cluster: which strategy a backend gets, devices, number of nodes, and ranks.
 
-    with dist.session() as cluster:  # the ranks meet; rank 0 prints who came
+    with dist.session() as cluster:  # the ranks connect; rank 0 prints them
         strategy, devices, num_nodes = dist.get_initialization_info()
         trainer = Trainer(strategy=strategy, devices=devices, num_nodes=num_nodes, ...)
 
@@ -11,7 +11,7 @@
 | mpirun and SMDDP       | smddp                 | SmddpStrategy, a ClusterStrategy      |
 | with `--strategy fsdp` | nccl, gloo            | ShardedStrategy: FSDP2                |
 
-smlightning.cluster reads the launchers' variables; Lightning detects nothing.
+smlightning.cluster reads the launchers' variables; Lightning does not.
 """
 
 from typing import Any
@@ -56,7 +56,7 @@ def choose_strategy(
     bucket_cap_mb: int = 25,
     shard_size: int = 0,
 ) -> Strategy:
-    """The strategy of the table above. One process needs none of the options of many."""
+    """The strategy of the table above; one process needs no options."""
     if cluster.backend == "none":
         return OneProcess(cluster)
     if strategy == "fsdp":

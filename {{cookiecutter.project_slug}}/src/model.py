@@ -4,7 +4,6 @@ To train something else, replace this file: docs/data_and_model.md.
 """
 
 import functools
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,12 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from options import ModelOptions
+from options import Options
 from smlightning import pretrained
-from smlightning.adapters import AdapterError, shrink_base
+from smlightning.adapters import shrink_base
 from smlightning.data import text
-from smlightning.errors import UserError, root_cause
-from smlightning.files import replace_model
 from smlightning.reports import curves
 from smlightning.training.compiling import compile_network
 from smlightning.training.metrics import ConfusionMatrix, WeightedMean, accuracy, macro_f1
@@ -30,10 +27,10 @@ from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
 class ByteCNN(nn.Module):
     """Kim, *Convolutional Neural Networks for Sentence Classification* (2014), over bytes.
 
-    Embed, convolve with several kernel sizes, keep each filter's largest value, drop out. Beside
-    it, as in fastText, the mean embedding of a text's n-grams, hashed into buckets (Bojanowski et
-    al. 2017; Joulin et al. 2017); then classify. Embeddings of n-grams start at zero: one that
-    training never met adds nothing.
+    Embed, convolve with several kernel sizes, keep each filter's largest value, drop out. Add, as
+    in fastText, the mean embedding of a text's n-grams, hashed into buckets (Bojanowski et al.
+    2017; Joulin et al. 2017); then classify. Embeddings of n-grams start at zero: an n-gram that
+    is not in the training data adds nothing.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class ByteCNN(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         """(B, L) ids and mask → (B, classes) logits, the same however far the batch is padded."""
-        # Where a text begins: 256 is byte 255 plus one, which is no byte of UTF-8.
+        # Mark the beginning of a text: 256 is byte 255 plus one, which UTF-8 does not have.
         input_ids = F.pad(input_ids, (1, 0), value=256)
         padding = F.pad(attention_mask == 0, (1, 0))[:, None]
         x = self.embed(input_ids).transpose(1, 2)
@@ -82,15 +79,13 @@ class ByteCNN(nn.Module):
 class Model(pl.LightningModule):
     """Cross-entropy; accuracy and macro-F1 over every sample exactly once.
 
-    Options: the fields of `options.ModelOptions`. ``lr_scaling="linear"``: Goyal et al. 2017, a
+    Options: the fields of `options.Options`. ``lr_scaling="linear"``: Goyal et al. 2017, a
     heuristic; DDP averages gradients, so what grows with every rank is the global batch.
     """
 
-    saved_attributes = ("labels",)  # written by save, and so compared between ranks
-
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = ModelOptions(**options)
+        self.options = Options(**options)
         self.labels: list[str] = []
 
     def prepare_data(self) -> None:
@@ -137,7 +132,7 @@ class Model(pl.LightningModule):
         self.test_confusion = self._log("test")
 
     def _log(self, split: str) -> torch.Tensor:
-        """Log what all batches gave, the same on every rank; returns the confusion matrix."""
+        """Log the metrics of all batches, equal on every rank; returns the confusion matrix."""
         loss, confusion = self.mean_loss.compute(), self.confusion.compute()
         values = {"loss": loss, "accuracy": accuracy(confusion), "macro_f1": macro_f1(confusion)}
         self.log_dict({f"{split}/{name}": value.float() for name, value in values.items()})
@@ -153,23 +148,19 @@ class Model(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Lightning's own refuses fused AdamW under bf16 (#21435)."""
+        """Lightning's own method rejects fused AdamW under bf16 (#21435)."""
         clip_gradients(self.net.parameters(), gradient_clip_val, gradient_clip_algorithm)
 
     def save(self, directory: Path) -> None:
-        """Write what :func:`load` reads: weights as safetensors, config.json; none of it code."""
-        max_length = self.options.max_length
-        if not isinstance(self.net, ByteCNN):
-            name, merge = self.options.model_name, self.options.merge
-            pretrained.save(self.net, name, max_length, directory, merge)
-            return
-        from safetensors.torch import save_file
-
-        config = {"labels": self.labels, "max_length": max_length, "net": self.net.config}
-        content = json.dumps({"model_type": "bytecnn", **config}, ensure_ascii=False, indent=1)
-        with replace_model(directory) as new:
-            save_file(self.net.state_dict(), new / "model.safetensors")
-            (new / "config.json").write_text(content, encoding="utf-8")
+        """Write the files that :func:`load` reads; they hold no code."""
+        chosen = self.options
+        if isinstance(self.net, ByteCNN):
+            config = {"labels": self.labels, "max_length": chosen.max_length}
+            config |= {"model_type": "bytecnn", "net": self.net.config}
+            pretrained.save_own(self.net, config, directory)
+        else:
+            name, length = chosen.model_name, chosen.max_length
+            pretrained.save(self.net, name, length, directory, chosen.merge)
 
     def draw(self, directory: Path) -> None:
         """Write ``confusion.png``: each true label's row as shares of it: rare ones are seen."""
@@ -189,30 +180,19 @@ def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, An
     """A saved model: the network in evaluation mode, what makes a batch of texts, the labels.
 
     Raises:
-        UserError: no model is there, or it is not one that :meth:`Model.save` wrote.
+        UserError: there is no model, or :meth:`Model.save` did not write it.
     """
-    try:
+    with pretrained.model_errors(directory):
         config = pretrained.saved_config(directory)
         if config["model_type"] == "bytecnn":
-            from safetensors.torch import load_file
-
             net: Any = ByteCNN(**config["net"])
-            net.load_state_dict(load_file(directory / "model.safetensors"))
+            pretrained.load_own(net, directory)
             labels, max_length = config["labels"], config["max_length"]
             tokens: Any = text.ByteTokenizer()
         else:
             net, labels = pretrained.load_classifier(directory)
             tokens = pretrained.PretrainedTokenizer(str(directory))
             max_length = tokens.longest
-    except AdapterError:
-        raise
-    except Exception as error:  # safetensors, transformers and json have exceptions of their own
-        reason = f"{type(error).__name__}: {root_cause(error)}"
-        raise UserError(
-            f"{directory} holds no trained model ({reason}); expected config.json and "
-            "model.safetensors as training writes them",
-            "train first, or name the folder",
-        ) from error
     batch = functools.partial(text.batch, tokens=tokens, max_length=max_length)
     return net.eval(), batch, labels
 

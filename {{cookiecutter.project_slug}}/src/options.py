@@ -1,10 +1,10 @@
-"""Every option of model, data and training; what a run measures, and which metric is monitored.
+"""Every option of model, data and training; the metrics of a run, and which one is monitored.
 
 An option is a typed field with a default and an explanation. It becomes `--name` on the command
 line and is checked in job.toml's hyperparameters; `Model` and `Data` read it as
 `self.options.name`. `resume` says whether a run may resume with another value: see `option` in
-smlightning/options.py. `__post_init__` refuses values that do not go together, before a job is
-paid for. Nothing heavy is imported, since the launcher reads this file, too.
+smlightning/options.py. `__post_init__` rejects values that conflict, before a job is paid for.
+The launcher reads this file, too, so it imports nothing heavy.
 """
 
 from dataclasses import dataclass
@@ -18,84 +18,72 @@ from smlightning.options import (
     PositiveFloat,
     PositiveInt,
     Ratio,
-    Seed,
     option,
-    shared,
 )
 from smlightning.training.options import TrainerOptions
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """What `model.Model` takes."""
+class Options(TrainerOptions):
+    """Options of this project and of every project (TrainerOptions).
 
-    RESUME = "optimizer"  # whose state has the old value, unless an option says otherwise
-
-    model_name: str = option(
-        "bytecnn", "bytecnn, or a Hugging Face sequence classifier by name or path", resume="data"
-    )
-    max_length: PositiveInt = option(256, "tokens of a text, the rest is cut off", resume="data")
-    lr: PositiveFloat = option(2e-3, "highest learning rate; to fine-tune 2e-5, with LoRA 2e-4")
-    weight_decay: NonNegativeFloat = option(0.01, "of AdamW, on matrices only")
-    warmup_ratio: Ratio = option(0.06, "share of steps in which lr rises", resume="path")
-    lr_scaling: Literal["none", "linear"] = option(
-        "none", "linear multiplies lr by the world size (a heuristic; raise warmup_ratio with it)"
-    )
-    lora_rank: NonNegativeInt = option(
-        0, "of LoRA beside a Hugging Face model, which alone is trained; 0: none", resume="data"
-    )
-    merge: bool = option(False, "save what LoRA trained merged into its model", resume="free")
-    compile: bool = option(False, "torch.compile the network", resume="free")
-    gradient_checkpointing: bool = option(
-        False, "recompute activations in the backward pass: less memory, more time", resume="free"
-    )
-
-    def __post_init__(self) -> None:
-        if self.model_name == "bytecnn" and (self.gradient_checkpointing or self.lora_rank):
-            problem = "--gradient_checkpointing and --lora_rank are for Hugging Face models"
-            raise UserError(problem, "leave them out, or choose another --model_name")
-
-
-@dataclass(frozen=True)
-class TrainingOptions(TrainerOptions):
-    """What `train.train` gives to the Trainer and its callbacks: TrainerOptions', and these.
-
-    A field that has the name of one of TrainerOptions replaces it, as with another default.
+    A field that has the name of one of TrainerOptions replaces it, as here with another default.
     """
 
-    epochs: PositiveInt = option(6, "passes over the training data", resume="path")
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """What `data.Data` takes."""
-
-    RESUME = "data"  # unless an option says otherwise: they decide which samples a step sees
-
+    # data
     dataset: str = option(
-        "cldr", "cldr (built in), training (the channel), a hub name, or a path (csv, jsonl, …)"
+        "cldr",
+        "cldr (built in), training (the channel), a hub name, or a path (csv, jsonl, …)",
+        resume="data",
     )
-    model_name: str = shared(ModelOptions.model_name)  # its tokenizer encodes the texts
-    max_length: PositiveInt = shared(ModelOptions.max_length)
     batch_size: PositiveInt = option(
         64,
         "samples per rank and step; global batch: this × world size × accumulate_grad_batches",
         resume="free",
     )
-    text_column: str = option("", "name of the text column; empty: found by its usual names")
-    label_column: str = option("", "name of the label column; empty: found by its usual names")
-    seed: Seed = shared(TrainingOptions.seed)
+    text_column: str = option(
+        "", "name of the text column; empty: found by its usual names", resume="data"
+    )
+    label_column: str = option(
+        "", "name of the label column; empty: found by its usual names", resume="data"
+    )
     num_workers: OrMinusOne = option(-1, "per rank; -1: 2 on a GPU, 0 on a CPU", resume="free")
     data_dir: str = option("prepared", "folder of each host for prepared data", resume="free")
+    # model
+    model_name: str = option(
+        "bytecnn", "bytecnn, or a Hugging Face sequence classifier by name or path", resume="data"
+    )
+    max_length: PositiveInt = option(256, "tokens of a text, the rest is cut off", resume="data")
+    lr: PositiveFloat = option(
+        2e-3, "highest learning rate; to fine-tune 2e-5, with LoRA 2e-4", resume="optimizer"
+    )
+    weight_decay: NonNegativeFloat = option(0.01, "of AdamW, on matrices only", resume="optimizer")
+    warmup_ratio: Ratio = option(0.06, "share of steps in which lr rises", resume="path")
+    lr_scaling: Literal["none", "linear"] = option(
+        "none",
+        "linear multiplies lr by the world size (a heuristic; raise warmup_ratio with it)",
+        resume="optimizer",
+    )
+    lora_rank: NonNegativeInt = option(
+        0, "rank of LoRA on a Hugging Face model; 0: train all of its weights", resume="data"
+    )
+    merge: bool = option(False, "with LoRA: save the whole model, merged", resume="free")
+    compile: bool = option(False, "torch.compile the network", resume="free")
+    gradient_checkpointing: bool = option(
+        False, "recompute activations in the backward pass: less memory, more time", resume="free"
+    )
+    # training
+    epochs: PositiveInt = option(6, "passes over the training data", resume="path")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dataset == "cldr" and (self.text_column or self.label_column):
             problem = "--text_column and --label_column are for tables, and --dataset is cldr"
             raise UserError(problem, "leave them out, or name a table")
+        if self.model_name == "bytecnn" and (self.gradient_checkpointing or self.lora_rank):
+            problem = "--gradient_checkpointing and --lora_rank are for Hugging Face models"
+            raise UserError(problem, "leave them out, or choose another --model_name")
 
-
-OPTIONS = (DataOptions, ModelOptions, TrainingOptions)
-"""The classes whose options make the command line, in the order of `--help`."""
 
 METRICS = (
     "train/loss", "val/loss", "val/accuracy", "val/macro_f1", "test/loss", "test/accuracy",

@@ -55,7 +55,7 @@ def predict(
 
 
 def predict_fn(records: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
-    """The answer to each record of a request; status 400 where one holds no text."""
+    """The answer to each record of a request; status 400 if one has no text."""
     texts = []
     for number, record in enumerate(records, 1):
         text = record.get("text") if isinstance(record, dict) else record
@@ -87,7 +87,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     texts = [*arguments.text, SAMPLE] if arguments.sample else arguments.text
-    # A byte that is no UTF-8 ends no stream.
+    # A byte that is not UTF-8 does not end the stream.
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     is_typed = not texts and sys.stdin.isatty()

@@ -7,15 +7,13 @@ SageMaker:           python -m smlightning submit  (of job.toml; `rehearse` simu
 """
 
 import sys
-from typing import Any
 
-from options import MODE, MONITOR, OPTIONS, DataOptions, ModelOptions, TrainingOptions
+from options import MODE, MONITOR, Options
 from smlightning.entry import main
-from smlightning.options import arguments_for, with_defaults
 
 
-def train(**given: Any) -> None:
-    """Train, test the best weights, save what `predict.py` loads; defaults are options.py's."""
+def train(options: Options) -> None:
+    """Train, test the best weights, and save what `predict.py` loads."""
     import pytorch_lightning as pl  # these take seconds, and --help answers at once
 
     import dist
@@ -23,14 +21,11 @@ def train(**given: Any) -> None:
     from model import Model
     from smlightning.run import Run
 
-    options = with_defaults(OPTIONS, given)
-    training = TrainingOptions(**arguments_for(TrainingOptions, options))
     with dist.session() as cluster:
-        run = Run(options, OPTIONS, monitor=MONITOR, mode=MODE)
-        data = Data(**arguments_for(DataOptions, options))
-        model = Model(**arguments_for(ModelOptions, options))
+        run = Run(options, monitor=MONITOR, mode=MODE)
+        data, model = Data(**vars(options)), Model(**vars(options))
         strategy, devices, num_nodes = dist.get_initialization_info(
-            training.compression, training.bucket_cap_mb, training.strategy, training.shard_size
+            options.compression, options.bucket_cap_mb, options.strategy, options.shard_size
         )
         trainer = pl.Trainer(
             accelerator=cluster.accelerator,
@@ -38,12 +33,12 @@ def train(**given: Any) -> None:
             devices=devices,
             num_nodes=num_nodes,
             precision=run.precision(cluster.accelerator),
-            deterministic=training.deterministic,
-            max_epochs=training.epochs,
-            max_steps=training.max_steps,
-            accumulate_grad_batches=training.accumulate_grad_batches,
-            gradient_clip_val=training.gradient_clip_val,
-            log_every_n_steps=training.log_every,
+            deterministic=options.deterministic,
+            max_epochs=options.epochs,
+            max_steps=options.max_steps,
+            accumulate_grad_batches=options.accumulate_grad_batches,
+            gradient_clip_val=options.gradient_clip_val,
+            log_every_n_steps=options.log_every,
             num_sanity_val_steps=1,  # shows before training whether validation logs MONITOR
             enable_progress_bar=sys.stdout.isatty(),
             enable_model_summary=False,
@@ -55,5 +50,5 @@ def train(**given: Any) -> None:
     run.finish()
 
 
-if __name__ == "__main__":  # 0: trained; 2: a mistaken command line; 1: found later; 143: stopped
-    sys.exit(main(train, OPTIONS, __doc__))
+if __name__ == "__main__":  # 0: trained; 2: a wrong command line; 1: found later; 143: stopped
+    sys.exit(main(train, Options, __doc__))

@@ -150,7 +150,7 @@ def run(
         torch.nn.Dropout.forward = lambda self, x: x  # type: ignore[method-assign]
     with contextlib.suppress(Crash), contextlib.chdir(disk):
         try:
-            train.train(**options)
+            train.train(train.Options(**options))
         except UserError:
             if not crash_at:  # else another rank ended first
                 raise

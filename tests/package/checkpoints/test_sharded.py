@@ -85,7 +85,7 @@ def test_fsdp_has_the_numbers_of_ddp_and_a_shard_on_each_rank(
 ) -> None:
     assert losses(fsdp) == pytest.approx(losses(ddp), abs=1e-5)
     assert len(losses(ddp)) == STEPS
-    assert gap(weights(words, "fsdp"), weights(words, "ddp")) < 1e-6
+    assert gap(weights(words, "fsdp"), weights(words, "ddp")) < 1e-4
     for rank, record in enumerate(fsdp):
         assert record["elements"] == ddp[0]["held"]
         assert record["held"] <= 0.55 * record["elements"]

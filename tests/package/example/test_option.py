@@ -43,7 +43,7 @@ def test_an_option_is_one_line_and_its_use(
 
     with monkeypatch.context() as patch, pytest.raises(Crash):
         patch.setattr(Checkpoints, "on_train_end", crash)
-        train.train(**parse_command_line(train.OPTIONS, [*options, "--checkpoint_steps", "1"]))
+        train.train(parse_command_line(train.Options, [*options, "--checkpoint_steps", "1"]))
     gc.collect()  # the run held a lock
     before = capsys.readouterr().out
 
@@ -59,7 +59,7 @@ def test_an_option_is_one_line_and_its_use(
         "import json, sys, train\n"
         "from smlightning.options import parse_command_line\n"
         "for words in map(json.loads, sys.argv[1:]):\n"
-        "    train.train(**parse_command_line(train.OPTIONS, words))"
+        "    train.train(parse_command_line(train.Options, words))"
     )
     other = [*options, "--output_dir", "other", "--tried", "0.5"]
     command = [sys.executable, "-c", code, json.dumps(options), json.dumps(other)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from small_job import PROJECT, ROLE
 
-from options import OPTIONS
+from options import Options
 from smlightning.launch import findings, job, preflight, tune
 from smlightning.launch.findings import Finding
 from smlightning.options import option
@@ -93,8 +93,8 @@ def test_a_right_job_has_no_error(case, tmp_path, monkeypatch):
     usual = {"name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
     if "option" in case:
         field = (case["option"], str, option("", "an option of the owner's"))
-        mine = dataclasses.make_dataclass("Mine", [field], frozen=True)
-        monkeypatch.setattr("options.OPTIONS", (*OPTIONS, mine))
+        mine = dataclasses.make_dataclass("Mine", [field], bases=(Options,), frozen=True)
+        monkeypatch.setattr("options.Options", mine)
     results = found(case, tmp_path, {**BASE, **usual})
     assert not findings.refused(results), [str(each) for each in results]
 

@@ -77,7 +77,7 @@ def members(shape: Any, depth: int = 4) -> list[tuple[str, ...]]:
 
 def places() -> list[tuple[str, ...]]:
     """Where a value of job.toml can stand."""
-    options = declared_options(PROJECT.options().classes)
+    options = declared_options(PROJECT.options().cls)
     channel = members(aws.shape("Channel"))
     return [
         *(tuple(key.path.split(".")) for key in KEYS),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from small_job import GOOD, edited
 
-from options import OPTIONS
+from options import Options
 from smlightning import project as projects
 from smlightning.__main__ import main
 from smlightning.launch import (
@@ -130,8 +130,10 @@ def test_the_container_gets_the_mlflow_server(good, tmp_path, monkeypatch):
 
 def test_an_option_that_torchrun_reads_as_its_own_is_an_error(good, monkeypatch):
     """Python 3.11's argparse, which the smddp image has, ends there; a newer one does not."""
-    new = dataclasses.make_dataclass("New", [("num", int, option(3, "a number"))], frozen=True)
-    monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
+    new = dataclasses.make_dataclass(
+        "New", [("num", int, option(3, "a number"))], bases=(Options,), frozen=True
+    )
+    monkeypatch.setattr("options.Options", new)
     wanted = good.replace(distribution="torch_distributed", hyperparameters={"num": 4})
     found = [
         str(f)
@@ -145,9 +147,9 @@ def test_an_option_that_torchrun_reads_as_its_own_is_an_error(good, monkeypatch)
 
 def test_a_new_option_is_known_at_once(good, monkeypatch):
     new = dataclasses.make_dataclass(
-        "New", [("smoothing", Ratio, option(0.0, "label smoothing"))], frozen=True
+        "New", [("smoothing", Ratio, option(0.0, "label smoothing"))], bases=(Options,), frozen=True
     )
-    monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
+    monkeypatch.setattr("options.Options", new)
     told = {
         0.1: None,
         1.0: "expected a number from 0 to below 1",
@@ -284,9 +286,12 @@ def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, 
     (tmp_path / "here.csv").touch()
     value = value.replace("{folder}", str(tmp_path))
     new = dataclasses.make_dataclass(
-        "New", [("words", str, option(value, "their file", resume="data"))], frozen=True
+        "New",
+        [("words", str, option(value, "their file", resume="data"))],
+        bases=(Options,),
+        frozen=True,
     )
-    monkeypatch.setattr("options.OPTIONS", (*OPTIONS, new))
+    monkeypatch.setattr("options.Options", new)
     for key, more in {"words": {}, "dataset": {"dataset": value, "words": "cldr"}}.items():
         options = {"output_dir": str(tmp_path), **more}
         found = list(channels.option_paths(good.replace(hyperparameters=options), PROJECT))

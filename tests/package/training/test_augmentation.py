@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from rank_training import Noisy, NoisyLine
 from small_training import Fit, Numbers, newest_state, same
@@ -38,7 +38,7 @@ class Ordinary(Numbers):
 
 
 @pytest.mark.parametrize(("data", "exact"), [(Shifting, False), (Ordinary, True)])
-def test_an_order_that_does_not_go_on_is_said(
+def test_a_resume_with_another_order_prints_a_warning(
     data: type, exact: bool, fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = {"checkpoint_steps": 1}
@@ -108,30 +108,4 @@ def test_epochs_differ_and_evaluations_do_not(fit: Fit) -> None:
     assert len(seen["val"]) == 3 and seen["val"][0] == seen["val"][1] == seen["val"][2]
 
 
-class Words(Dataset):
-    """Rows by name, as many a data set of files has them."""
-
-    def __len__(self) -> int:
-        return 36
-
-    def __getitem__(self, name: str) -> Any:
-        return NOISY[int(name.removeprefix("row "))]
-
-
 NOISY = Noisy()
-
-
-class Named(Numbers):
-    def train_dataloader(self) -> DataLoader:
-        names = [f"row {row}" for row in range(36)]
-        return DataLoader(Words(), 4, sampler=names)
-
-
-def test_rows_may_have_names(fit: Fit) -> None:
-    """Nothing in them is a number; what is drawn for one is its own, also in a resumed run."""
-    options = {"checkpoint_steps": 1}
-    fit(NoisyLine, Named, output_dir="alone", **options)
-    fit(NoisyLine, Named, output_dir="resumed", crash=("on_train_batch_end", 12), **options)
-    fit(NoisyLine, Named, output_dir="resumed", **options)
-    weights = [newest_state(folder)["state_dict"] for folder in ("alone", "resumed")]
-    assert same(*weights)

@@ -4,9 +4,7 @@ import re
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning import callbacks
 from torch.utils.data import DataLoader, IterableDataset
 
 from small_training import BATCHES, Fit, Line, Manual, Numbers, Stream, directory, rows
@@ -21,9 +19,9 @@ def newest_name() -> str:
 
 
 def refused(fit: Fit, *args: Any, **options: Any) -> UserError:
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError) as caught:
         fit(*args, **options)
-    return refusal.value
+    return caught.value
 
 
 def test_an_epoch_that_accumulation_does_not_divide(fit: Fit) -> None:
@@ -41,27 +39,11 @@ def test_several_optimizers_count_as_one_step(fit: Fit, capsys: pytest.CaptureFi
     assert "max_steps=9" in refusal.problem and "limit_train_batches" in refusal.cure
 
 
-@pytest.mark.parametrize("finder", [callbacks.LearningRateFinder, callbacks.BatchSizeFinder])
-def test_finders_are_refused(finder: type[pl.Callback], fit: Fit) -> None:
-    sized = type("Sized", (Numbers,), {"batch_size": 6})  # or one finds nothing to change
-    refusal = refused(fit, data=sized, callbacks=(finder(),))
-    assert finder.__name__ in refusal.problem and "Tuner" in refusal.cure
-
-
-def test_a_learning_rate_is_searched_with_a_trainer_of_its_own() -> None:
-    """As the refusal of finders advises."""
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    tuner = pl.tuner.Tuner(pl.Trainer(accelerator="cpu", **quiet))
-    search = {"update_attr": False, "num_training": 30}
-    found = tuner.lr_find(Line(), datamodule=Numbers(), **search)
-    assert found and len(found.results["lr"]) == 30
-
-
 @pytest.mark.parametrize(
     ("split", "loader"),
     [("training", "train"), ("validation", "val"), ("test", "test")],
 )
-def test_data_without_a_batch_is_refused(split: str, loader: str, fit: Fit) -> None:
+def test_data_without_a_batch_is_an_error(split: str, loader: str, fit: Fit) -> None:
     empty = {f"{loader}_dataloader": lambda self: DataLoader(rows(3), 6, drop_last=True)}
     refusal = refused(fit, data=type("Empty", (Numbers,), empty))
     assert split in refusal.problem and f"{loader}_dataloader" in refusal.cure
@@ -76,7 +58,7 @@ class EmptyStream(Stream):
 @pytest.mark.parametrize(
     ("data", "arguments"), [(EmptyStream, {}), (Numbers, {"limit_train_batches": 0})]
 )
-def test_a_training_without_a_batch_is_not_taken_for_complete(
+def test_a_training_without_a_batch_is_not_complete(
     data: type, arguments: dict[str, Any], fit: Fit
 ) -> None:
     refusal = refused(fit, data=data, trainer=arguments, max_steps=3)
@@ -103,7 +85,7 @@ def test_training_that_diverges_ends(scaled: bool, fit: Fit) -> None:
         assert "step 8" in refusal.problem and "net.0.weight" in refusal.problem
 
 
-def test_a_training_without_end_is_refused(fit: Fit) -> None:
+def test_a_training_without_end_is_an_error(fit: Fit) -> None:
     refusal = refused(fit, trainer={"max_epochs": -1})
     assert "max_epochs" in refusal.problem and "max_steps" in refusal.problem
     assert fit(trainer={"max_epochs": -1}, max_steps=3).global_step == 3

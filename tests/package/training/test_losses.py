@@ -26,7 +26,7 @@ def test_losses_and_gradients_are_those_of_cross_entropy(
         torch.testing.assert_close(losses.token_losses(logits, labels), expected)
 
 
-def test_of_many_tokens_a_part_is_computed_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_of_many_tokens_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "NUMBERS", 100_000)
     logits = torch.randn(4, 100, 1000, dtype=torch.bfloat16, requires_grad=True)
     labels = torch.randint(0, 1000, (4, 100))

@@ -92,7 +92,9 @@ def test_a_batch_that_cannot_be_handed_over_ends_its_worker(
     assert errors.as_user_error(failure.value) is None
 
 
-def test_no_room_for_what_workers_are_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_dev_shm_at_the_start_of_workers_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A semaphore is a file of /dev/shm, and its error names none."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     for free, cure in ((0, "num_workers"), (2**30, "free some space")):

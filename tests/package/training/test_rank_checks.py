@@ -26,18 +26,16 @@ WORDS = {
     "validation": "3 batches on rank 1 and 4 on rank 0",
     "weights": "weight differs between ranks 0 and 1",
     "buffers": "seen differs between ranks 0 and 1",
-    "unused": "every parameter",
+    "unused": "find_unused_parameters=True",
 }
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_on_two_ranks_ends_both_in_one_sentence(name: str, tmp_path: Path) -> None:
-    """With a cure; a sound training ends as ever."""
     records = ranks(make_mistake, tmp_path, 2, name=name)
     expected = WORDS.get(name, "")
     for record in records:
         assert expected in record["problem"] and bool(record["problem"]) is bool(expected), record
-        assert bool(record["cure"]) is bool(expected)
     warned = [re.findall("^warning: (.*?): each rank", record["log"], re.M) for record in records]
     assert sorted(", ".join(warned[0]).split(", ")) == (
         ["train/own", "val/own"] if name == "none" else [""]
@@ -92,10 +90,9 @@ def test_only_loaders_with_lengths_promise_equally_many_batches(
     assert rank_checks.equally_many([DataLoader([1]), loader]) is equal  # type: ignore[arg-type]
 
 
-def see(*loaders: list[Any], others: list[list[float]], workers: int = 0) -> int:
+def see(*loaders: list[Any], others: list[list[float]]) -> int:
     """Give each rank its batches, seen from rank 0; returns how many batches were compared."""
     trainer: Any = SimpleNamespace(world_size=len(loaders), global_rank=0, is_last_batch=False)
-    trainer.train_dataloader = DataLoader(Stream(), num_workers=workers)
     check = rank_checks.DividedData()
     check.on_train_start(trainer, None)  # type: ignore[arg-type]
     for at, batch in enumerate(loaders[0]):
@@ -129,35 +126,10 @@ def test_divided_data_and_data_that_prove_nothing_pass(
 
 
 def test_ranks_with_the_same_batches_are_listed(other_ranks: list[list[float]]) -> None:
-    with pytest.raises(UserError, match="Ranks 0, 2 of 3") as error:
+    with pytest.raises(UserError, match="Ranks 0, 2 of 3"):
         see([A, B, C], [D, E, F], [A, B, F], others=other_ranks)
-    assert "ordinary DataLoader" in error.value.cure and "GlobalBatches" in error.value.cure
     with pytest.raises(UserError, match="Ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12"):
         see(*[[A, B]] * 12, others=other_ranks)
-
-
-def test_workers_that_repeat_a_stream_are_rejected(other_ranks: list[list[float]]) -> None:
-    with pytest.raises(UserError, match="2 workers") as error:
-        see([A, A, B, B], [C, C, D, D], others=other_ranks, workers=2)
-    assert "get_worker_info" in error.value.cure
-    with pytest.raises(UserError, match="3 workers"):
-        see([A, A, A, B, B, B], others=other_ranks, workers=3)
-    assert see([A, B, C], others=other_ranks, workers=2) == 2
-    assert see([A, A, B], others=other_ranks, workers=1) == 0
-    one_block = [A, A, B, A, B, B]  # may be chance
-    assert see(one_block, others=other_ranks, workers=2) == 4
-    assert see([A, A, B, B], [C, D, E, F], others=other_ranks, workers=2) == 3
-    with pytest.raises(UserError, match="Ranks 0, 1 of 2"):
-        see([A, A, B], [A, A, B], others=other_ranks, workers=1)
-
-
-def test_other_numbers_of_batches_are_rejected(other_ranks: list[list[float]]) -> None:
-    other_ranks.append([21])
-    with pytest.raises(UserError, match="10 batches on rank 0 and 21 on rank 1"):
-        rank_checks.check_lengths("training", [10])
-    rank_checks.check_lengths("training", [21])
-    other_ranks[:] = [[-1]]
-    rank_checks.check_lengths("training", [math.inf])
 
 
 @pytest.mark.parametrize(
@@ -187,7 +159,7 @@ def test_saved_attributes_are_compared_by_value(
 @pytest.mark.parametrize(
     ("other", "equal"), [(0.5, True), (0.5001, True), (0.51, False), (math.nan, False)]
 )
-def test_a_metric_of_one_rank_is_rejected_before_training_and_warned_of_later(
+def test_a_metric_that_differs_on_one_rank_is_an_error_before_training_and_a_warning_later(
     other: float, equal: bool, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     values = torch.tensor([[0.5], [0.5], [other]], dtype=torch.float64)
@@ -203,17 +175,6 @@ def test_a_metric_of_one_rank_is_rejected_before_training_and_warned_of_later(
         assert part in error.value.problem
     assert "sync_dist=True" in error.value.cure
     assert warned == f"warning: {error.value}\n"
-
-
-def test_other_metrics_on_another_rank_give_one_warning(
-    monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(rank_checks, "first_difference", lambda _: (1, 0))
-    trainer: Any = SimpleNamespace(world_size=2, is_global_zero=True, callback_metrics={"a": 1.0})
-    check = rank_checks.SharedMetrics()
-    for _ in range(2):
-        check.on_test_end(trainer, None)  # type: ignore[arg-type]
-    assert capsys.readouterr().err.count("Rank 1 logs other metrics") == 1
 
 
 def test_a_checksum_depends_on_values_and_not_on_strides() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import rank_training
 from rank_training import ROWS, ranks, train_here, train_plainly
 
 SAMPLERS = ["of_subset", "of_weights", "of_batches", "shuffled"]
@@ -57,7 +56,3 @@ def test_a_weighted_sampler_gives_ranks_parts_of_one_draw(tmp_path: Path) -> Non
     two = rows_by_rank(train_here, tmp_path / "two", 2, kind="of_weights")
     half = len(alone) // 2
     assert counted([alone[:half]]) == counted([rank[: len(rank) // 2] for rank in two])
-
-
-def test_the_names_of_loaders() -> None:
-    assert rank_training.LOADERS.keys() >= set(SAMPLERS)

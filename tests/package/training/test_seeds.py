@@ -35,14 +35,14 @@ def drawn_while_fetching(seed: int, batch: int, rank: int = 0) -> tuple[float, f
 
 
 @pytest.mark.parametrize("draw", [drawn_in_step, drawn_while_fetching])
-def test_equal_numbers_for_equal_places_alone(draw: Any) -> None:
+def test_random_numbers_depend_on_seed_step_and_rank(draw: Any) -> None:
     first = draw(5, 3)
     others = [draw(6, 3), draw(5, 4), draw(5, 3, rank=1)]
     assert draw(5, 3) == first and first not in others
     assert len(set(others)) == len(others)
 
 
-def test_ranks_draw_alike_for_their_first_batches_alone() -> None:
+def test_only_the_first_batches_have_the_same_numbers_on_all_ranks() -> None:
     """So that a stream which no rank divides shows it."""
     alike = [drawn_while_fetching(5, n) == drawn_while_fetching(5, n, rank=1) for n in range(4)]
     assert alike == [True, True, False, False]
@@ -52,7 +52,7 @@ def test_fetching_and_training_draw_different_numbers() -> None:
     assert drawn_while_fetching(5, 3)[0] != drawn_in_step(5, 3)
 
 
-def test_a_streams_iterator_draws_what_its_epoch_says() -> None:
+def test_a_streams_iterator_has_the_numbers_of_its_epoch() -> None:
     """It is made after the epoch before, or when training starts."""
     within = StepSeed(5)
     within.on_train_epoch_end(trainer(7), None)  # type: ignore[arg-type]

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from rank_training import STATEFUL, stateful_loader
 from small_training import Fit, Line, Numbers, directory, newest_state, rows, same
-from smlightning.cluster import collectives
 from smlightning.data import stateful
 from smlightning.data.draws import Start
 from smlightning.errors import UserError
@@ -91,7 +89,7 @@ def test_an_epoch_that_was_cut_short_says_so(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(("epoch", "workers"), [(0, 2), (1, 0), (1, 2)])
-def test_workers_that_outlive_an_epoch_are_named(
+def test_persistent_workers_of_a_stream_print_a_warning(
     epoch: int, workers: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What they have drawn before is in no state: new ones begin otherwise."""
@@ -103,13 +101,7 @@ def test_workers_that_outlive_an_epoch_are_named(
     assert ("persistent_workers" in capsys.readouterr().out) == (epoch > 0 and workers > 0)
 
 
-def test_which_loaders_keep_a_state() -> None:
-    kept = {kind: stateful.keeps_state(stateful_loader(kind)) for kind in STATEFUL}
-    assert kept == {kind: kind != "stateful_rows" for kind in STATEFUL}
-    assert stateful.keeps_state(Counted(True)) and not stateful.keeps_state(DataLoader([1]))  # type: ignore[arg-type]
-
-
-def test_a_state_that_nothing_safe_can_hold_is_refused() -> None:
+def test_a_state_of_unsafe_objects_is_an_error() -> None:
     loader = training()
     next(iter(loader))
     assert stateful.states_of_ranks([loader], 1)[0]["states"][0]["state"]["given"] == 1
@@ -119,7 +111,7 @@ def test_a_state_that_nothing_safe_can_hold_is_refused() -> None:
     assert "tolist" in refused.value.cure
 
 
-def test_a_loader_that_does_not_take_a_state_is_refused() -> None:
+def test_a_loader_that_cannot_load_a_state_is_an_error() -> None:
     loader = training()
     next(iter(loader))
     resumed = loader.state(1)
@@ -129,7 +121,7 @@ def test_a_loader_that_does_not_take_a_state_is_refused() -> None:
         list(training(0, resumed))
 
 
-def test_another_number_of_ranks_workers_or_loaders_is_refused() -> None:
+def test_another_number_of_ranks_workers_or_loaders_is_an_error() -> None:
     loader = training()
     next(iter(loader))
     then = stateful.states_of_ranks([loader], 1)
@@ -142,16 +134,6 @@ def test_another_number_of_ranks_workers_or_loaders_is_refused() -> None:
         with pytest.raises(UserError) as refused:
             stateful.check_states(states, another, number, world_size)
         assert "--resume never" in refused.value.cure
-
-
-def test_each_ranks_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = SimpleNamespace(world_size=2, rank=0)
-    monkeypatch.setattr(collectives, "current_cluster", lambda: cluster)
-    monkeypatch.setattr(collectives, "from_each_rank", lambda mine: [mine, [3]])
-    words = torch.zeros(2, 2, dtype=torch.int64)
-    words[1, 0] = int.from_bytes(b"abc", "little")
-    monkeypatch.setattr(collectives, "all_sum", lambda slots: slots + words)
-    assert collectives.bytes_from_each_rank(b"0123456789") == [b"0123456789", b"abc"]
 
 
 class Points(IterableDataset):
@@ -198,7 +180,7 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(
     assert same(newest_state("alone")["state_dict"], newest_state()["state_dict"])
 
 
-def test_another_kind_of_loader_is_not_resumed_with(fit: Fit) -> None:
+def test_a_resume_with_another_kind_of_loader_is_an_error(fit: Fit) -> None:
     fit(data=Streamed, max_steps=16, checkpoint_steps=1, crash=("on_train_batch_end", 3))
     with pytest.raises(UserError) as refused:
         fit(Line, Numbers, max_steps=16)

@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, Dataset, random_split
 
-from options import DataOptions
+from options import Options
 from smlightning.errors import UserError
 
 
@@ -44,10 +44,10 @@ class Noisy(Dataset):
 class Data(pl.LightningDataModule):
     """Batches are a list of images (B, 1, H, W) and classes (B,)."""
 
-    def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
+    def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:
         super().__init__()
         self.prepare_data_per_node = True
-        self.options = DataOptions(dataset, **options)
+        self.options = Options(dataset=dataset, **options)
 
     def setup(self, stage: str | None = None) -> None:
         name = self.options.dataset

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassF1Score
 
-from options import ModelOptions
+from options import Options
 from smlightning.cluster import collectives
 from smlightning.errors import UserError
 
@@ -19,7 +19,7 @@ from smlightning.errors import UserError
 class Model(pl.LightningModule):
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = ModelOptions(**options)
+        self.options = Options(**options)
 
     def configure_model(self) -> None:
         if not hasattr(self, "net"):

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from options import DataOptions
+from options import Options
 from smlightning.data import batches
 from smlightning.errors import UserError
 
@@ -20,10 +20,10 @@ class Data(pl.LightningDataModule):
     see smlightning.data.batches.
     """
 
-    def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
+    def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:
         super().__init__()
         self.prepare_data_per_node = True
-        self.options = DataOptions(dataset, **options)
+        self.options = Options(dataset=dataset, **options)
 
     def setup(self, stage: str | None = None) -> None:
         name = self.options.dataset

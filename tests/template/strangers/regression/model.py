@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 
-from options import ModelOptions
+from options import Options
 from smlightning.cluster import collectives
 from smlightning.errors import UserError
 
@@ -16,7 +16,7 @@ from smlightning.errors import UserError
 class Model(pl.LightningModule):
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = ModelOptions(**options)
+        self.options = Options(**options)
         sync: Any = {"dist_sync_fn": collectives.sum_over_ranks}
         errors = MetricCollection(
             {"rmse": MeanSquaredError(squared=False, **sync), "mae": MeanAbsoluteError(**sync)}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from options import DataOptions
+from options import Options
 from smlightning.data import batches, documents, store, tables
 from smlightning.data.module import StoredData
 from smlightning.pretrained import tokenizer_files
@@ -39,7 +39,7 @@ def tokens_of(model_name: str, prompted: bool = False) -> documents.Tokens:
 
 
 class Data(StoredData):
-    """Windows of text. Options: the fields of `options.DataOptions`.
+    """Windows of text. Options: the fields of `options.Options`.
 
     A batch is a dictionary of B windows of L tokens: ``input_ids``, ``labels``, the token that
     follows each, and ``position_ids``, counted from each document's start, all (B, L) int64;
@@ -49,8 +49,8 @@ class Data(StoredData):
     ``tokens_per_byte``, of each split, makes bits per byte of a loss per token.
     """
 
-    def __init__(self, dataset: str = DataOptions.dataset, **options: Any) -> None:
-        chosen = DataOptions(dataset, **options)
+    def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:
+        chosen = Options(dataset=dataset, **options)
         self.tokens_per_byte: dict[str, float] = {}
         self.prompted = bool(chosen.prompt_column)
         self.source = None if dataset == BUILTIN else tables.find_source(dataset, texts=True)

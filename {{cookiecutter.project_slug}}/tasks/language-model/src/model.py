@@ -3,7 +3,6 @@
 To train something else, replace this file: docs/data_and_model.md.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from data import NO_LABEL, tokens_of
-from options import ModelOptions
+from options import Options
 from smlightning import pretrained
-from smlightning.adapters import AdapterError, shrink_base
+from smlightning.adapters import shrink_base
 from smlightning.attention import document_mask
-from smlightning.errors import UserError, root_cause
-from smlightning.files import replace_model
 from smlightning.training.compiling import compile_network
 from smlightning.training.losses import token_losses
 from smlightning.training.metrics import WeightedMean
@@ -37,7 +34,7 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.dropout = heads, dropout
         self.norms = nn.ModuleDict({"attend": nn.LayerNorm(width), "widen": nn.LayerNorm(width)})
-        # Without biases: a key's changes nothing, and would follow rounding errors alone.
+        # Without biases: a key's bias changes nothing, and would only follow rounding errors.
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width)
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -67,8 +64,8 @@ class ByteTransformer(nn.Module):
     """A transformer over bytes (Vaswani et al. 2017; Radford et al. 2019).
 
     To each byte's embedding those of the n-grams that end there are added, hashed into buckets
-    (Bojanowski et al. 2017), which learn much of what a larger network would. No byte sees another
-    document than its own.
+    (Bojanowski et al. 2017), which learn much of what a larger network would. A byte sees only
+    its own document.
     """
 
     def __init__(
@@ -148,12 +145,12 @@ class ByteTransformer(nn.Module):
 class Model(pl.LightningModule):
     """Cross-entropy of the next token; bits per byte over every window exactly once.
 
-    Options: the fields of `options.ModelOptions`.
+    Options: the fields of `options.Options`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = ModelOptions(**options)
+        self.options = Options(**options)
 
     def prepare_data(self) -> None:
         """Fetch a checkpoint from the hub once per node, before every rank loads it."""
@@ -185,7 +182,7 @@ class Model(pl.LightningModule):
         return logits(self.net, batch["input_ids"], batch["position_ids"])
 
     def _losses(self, batch: dict[str, Any]) -> torch.Tensor:
-        """(B, L): of each token that follows, 0 where there is no label."""
+        """(B, L): the loss of each next token, 0 without a label."""
         return token_losses(self(batch), batch["labels"], NO_LABEL)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
@@ -204,7 +201,7 @@ class Model(pl.LightningModule):
         self._log("test")
 
     def _log(self, split: str) -> None:
-        """Log what all batches gave, the same on every rank."""
+        """Log the metrics of all batches, equal on every rank."""
         loss = self.mean_loss.compute()
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         bits = loss * data.tokens_per_byte[split] / math.log(2)
@@ -221,55 +218,40 @@ class Model(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """Lightning's own refuses fused AdamW under bf16 (#21435)."""
+        """Lightning's own method rejects fused AdamW under bf16 (#21435)."""
         clip_gradients(self.net.parameters(), gradient_clip_val, gradient_clip_algorithm)
 
     def save(self, directory: Path) -> None:
-        """Write what :func:`load` reads: weights as safetensors, config.json; none of it code."""
-        if not isinstance(self.net, ByteTransformer):
-            chosen = self.options
+        """Write the files that :func:`load` reads; they hold no code."""
+        chosen = self.options
+        if isinstance(self.net, ByteTransformer):
+            prompted = bool(chosen.prompt_column)
+            config = {"model_type": "bytelm", "prompted": prompted, "net": self.net.config}
+            pretrained.save_own(self.net, config, directory)
+        else:
             name, length = chosen.model_name, chosen.max_length
             pretrained.save(self.net, name, length, directory, chosen.merge)
-            return
-        from safetensors.torch import save_file
-
-        prompted = bool(self.options.prompt_column)
-        config = {"model_type": "bytelm", "prompted": prompted, "net": self.net.config}
-        content = json.dumps(config, indent=1)
-        with replace_model(directory) as new:
-            save_file(self.net.state_dict(), new / "model.safetensors")
-            (new / "config.json").write_text(content, encoding="utf-8")
 
     def draw(self, directory: Path) -> None:
-        """There is no picture beside the curves."""
+        """There are no pictures but the curves."""
 
 
 def load(directory: Path) -> tuple[nn.Module, Any]:
     """A saved model: the network in evaluation mode, and its tokens (`data.Tokens`).
 
     Raises:
-        UserError: no model is there, or it is not one that :meth:`Model.save` wrote.
+        UserError: there is no model, or :meth:`Model.save` did not write it.
     """
-    try:
+    with pretrained.model_errors(directory):
         config = pretrained.saved_config(directory)
-        prompted = config.get("prompted", False)
-        if config["model_type"] == "bytelm":
-            from safetensors.torch import load_file
-
+        name = config["model_type"]
+        if name == "bytelm":
             net: Any = ByteTransformer(**config["net"])
-            net.load_state_dict(load_file(directory / "model.safetensors"))
-            return net.eval(), tokens_of("bytelm", prompted)
-        net = pretrained.network(CAUSAL, str(directory))
-        return net.eval(), tokens_of(str(directory), prompted)
-    except AdapterError:
-        raise
-    except Exception as error:  # safetensors, transformers and json have exceptions of their own
-        reason = f"{type(error).__name__}: {root_cause(error)}"
-        raise UserError(
-            f"{directory} holds no trained model ({reason}); expected config.json and "
-            "model.safetensors as training writes them",
-            "train first, or name the folder",
-        ) from error
+            pretrained.load_own(net, directory)
+        else:
+            name = str(directory)
+            net = pretrained.network(CAUSAL, name)
+        return net.eval(), tokens_of(name, config.get("prompted", False))
 
 
 def logits(net: nn.Module, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:

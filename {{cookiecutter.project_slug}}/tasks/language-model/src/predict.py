@@ -25,19 +25,19 @@ from smlightning.training import imports
 
 __all__ = ["input_fn", "main", "model_fn", "output_fn", "predict", "predict_fn"]
 
-INCOMPLETE = "\ufffd"  # what stands for a character of which bytes are missing
-MOST_TOKENS = 2048  # of a request
-# Of a request; SageMaker's own limit, of 60 s, is in its API's InvokeEndpoint.
+INCOMPLETE = "\ufffd"  # stands for a character whose bytes are incomplete
+MOST_TOKENS = 2048  # per request
+# per request; SageMaker's own limit is 60 s (API: InvokeEndpoint)
 SECONDS = 50.0
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How each token is drawn; raises UserError where that is not possible."""
+    """How to choose each token; raises a UserError for an impossible value."""
 
     max_tokens: int = 200
     temperature: float = 0.8  # 0: always the likeliest
-    top_k: int = 50  # of the likeliest alone; 0: of all
+    top_k: int = 50  # the likeliest tokens to choose from; 0: all
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,8 +61,8 @@ def model_fn(model_dir: str | Path, context: Any = None) -> Any:
 def predict(
     text: str, trained: Any, sampling: Sampling | None = None, deadline: float = math.inf
 ) -> Generator[str, None, bool]:
-    """The continuation of a text, piece by piece, until the document, `max_tokens` or the positions
-    that a checkpoint has end. Of a model trained with `--prompt_column`: the answer to it.
+    """The continuation of a text, piece by piece, until the document ends, or `max_tokens` or the
+    checkpoint's positions are used up. A model trained with `--prompt_column` answers the text.
 
     Args:
         deadline: no token is computed after this time of `time.monotonic`.
@@ -128,7 +128,7 @@ def next_logits(network: Any, ids: list[int]) -> Iterator[Any]:
 
 
 def draw(logits: Any, sampling: Sampling, random: Any) -> int:
-    """A token, drawn from its logits."""
+    """A random token by its logits."""
     import torch
 
     if sampling.temperature == 0:
@@ -214,7 +214,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     arguments = parse()
     texts = [*arguments.text, SAMPLE] if arguments.sample else arguments.text
-    # A byte that is no UTF-8 ends no stream.
+    # A byte that is not UTF-8 does not end the stream.
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 

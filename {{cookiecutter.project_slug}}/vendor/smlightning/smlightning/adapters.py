@@ -1,17 +1,16 @@
-"""LoRA: small matrices beside those of a checkpoint, which alone are trained (Hu et al. 2021).
+"""LoRA: small matrices next to a checkpoint's own; only they are trained (Hu et al. 2021).
 
-`peft` puts them there. What this file adds: a run's checkpoints hold them alone; a saved adapter is
-a few files of numbers and names, of which nothing is imported or executed; and what is loaded is
-merged into its base, so that it is a network like any other.
+`peft` adds them. This file adds that a run's checkpoints hold only them; that a saved adapter is a
+few files of numbers and names, and loading one imports and executes nothing; and that a loaded
+adapter is merged into its base, so that it is a network like any other.
 
-A folder of an adapter holds what `peft` and transformers read, ADAPTER_CONFIG and ADAPTER_WEIGHTS,
-and in ADAPTER_BASE the configuration of the network. (Beside them it would be taken for a whole
-network's: transformers 5.17, integrations/peft.py, ``maybe_load_adapters``.)
+An adapter's folder holds the files of `peft` and transformers, ADAPTER_CONFIG and ADAPTER_WEIGHTS,
+and in ADAPTER_BASE the configuration of the network. (Next to them transformers would take it for a
+whole network's: transformers 5.17, integrations/peft.py, ``maybe_load_adapters``.)
 """
 
 import copy
 import json
-import re
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,11 +32,16 @@ TASKS = {  # peft's names for what transformers' classes do
 }
 HEADS = {"classifier", "score"}  # that peft trains of a SEQ_CLS network without being told
 BASE_CHECKSUM = "base_checksum"  # in a state_dict: of the weights that are not in it
-# Members of an adapter's configuration that may have another value than peft's default.
-MEMBERS = {
-    "base_model_name_or_path", "fan_in_fan_out", "inference_mode", "lora_alpha", "lora_dropout",
-    "modules_to_save", "peft_type", "peft_version", "r", "target_modules", "task_type",
+# Members of an adapter's configuration that are used; some of the others have peft import a module
+# (0.21.2: ``megatron_core``, ``auto_mapping``), or change what its weights mean.
+MEMBERS = ("r", "lora_alpha", "target_modules", "fan_in_fan_out", "task_type")
+IGNORED = {
+    "base_model_name_or_path", "inference_mode", "lora_dropout", "modules_to_save", "peft_type",
+    "peft_version",
 }  # fmt: skip
+
+
+MERGE = "expected a LoRA adapter as training saves it: merge yours into its base with peft"
 
 
 class AdapterError(UserError):
@@ -45,17 +49,17 @@ class AdapterError(UserError):
 
 
 def add(net: Any, rank: int, auto_class: str, name: str) -> Any:
-    """The network with matrices of this rank beside those of its linear layers, and a trained head.
+    """The network with matrices of this rank in its linear layers, and a trained head.
 
     The layers are those of QLoRA (Dettmers et al. 2023): all but a language model's last. A head
-    of another class is trained whole. ``state_dict`` is of the trained weights alone, and
-    ``load_state_dict`` takes such a one; UserError where the base's weights are others. Within
-    `outline` all of it has shapes alone.
+    of another class is trained whole. ``state_dict`` holds only the trained weights;
+    ``load_state_dict`` takes such a one, and raises a UserError if the base's weights are others.
+    Within `outline` all of it has only shapes.
 
     Args:
         net: of transformers.
         auto_class: the class of transformers that it was loaded by.
-        name: what it was loaded from, which its saved adapter names.
+        name: the path or name that it was loaded from; a saved adapter holds it.
 
     Raises:
         UserError: there is no peft, or no linear layer.
@@ -68,7 +72,7 @@ def add(net: Any, rank: int, auto_class: str, name: str) -> Any:
     targets = list(_linear_layers(net, heads))
     if not targets:
         raise UserError(
-            f"--lora_rank: {name!r} has no linear layers beside which matrices could be put",
+            f"--lora_rank: {name!r} has no linear layers",
             "leave it out, or choose another --model_name",
         )
     turned = any(type(net.get_submodule(target)).__name__ == "Conv1D" for target in targets)
@@ -84,7 +88,7 @@ def add(net: Any, rank: int, auto_class: str, name: str) -> Any:
     frozen = [] if builds_outline() else _frozen(net, duplicates=False)
     net.base_checksum = _checksum_of(parameter for _, parameter in frozen)
     net.register_state_dict_post_hook(_leave_out_base)
-    net.register_load_state_dict_pre_hook(_refuse_another_base)
+    net.register_load_state_dict_pre_hook(_check_base_of_checkpoint)
     net.register_load_state_dict_post_hook(_miss_no_base)
     return net
 
@@ -95,11 +99,11 @@ def has(net: Any) -> bool:
 
 
 def shrink_base(net: Any, trainer: Any) -> None:
-    """Keep an adapter's frozen base in bfloat16 where bf16-mixed computes with it in it.
+    """Keep an adapter's frozen linear layers in bfloat16 if training computes in bf16-mixed.
 
-    These are the weights of linear layers, of which autocast would make copies: half the memory,
-    and the same results to the last bit. Frozen norms and embeddings compute in float32, and stay.
-    So does what `--strategy fsdp` divides: it wants one type in a block, and sends bfloat16.
+    Autocast would make bfloat16 copies of their weights: this takes half the memory and gives the
+    same bits. Frozen norms and embeddings compute in float32. FSDP needs one type in a block, and
+    sends bfloat16 itself.
     """
     from pytorch_lightning.strategies import ModelParallelStrategy
 
@@ -111,7 +115,7 @@ def shrink_base(net: Any, trainer: Any) -> None:
 
 
 def _of_linear_layers(net: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Frozen parameters that only linear layers of the network compute with, by their names."""
+    """Names and values of frozen parameters that only linear layers use."""
     from transformers.pytorch_utils import Conv1D
 
     of_others = {
@@ -147,7 +151,7 @@ def save(net: Any, directory: Path) -> None:
 def merge(net: Any) -> Any:
     """The base with the adapter added to its weights: the network that transformers made.
 
-    What `shrink_base` has rounded of the base is read again.
+    Weights that `shrink_base` has rounded are read again.
 
     Raises:
         AdapterError: the base cannot be read again, or has other weights by now.
@@ -197,11 +201,11 @@ def _read_again(net: Any, names: Iterable[str]) -> dict[str, torch.Tensor]:
 
 
 def folder_of(name: str) -> Path | None:
-    """The folder of the adapter that ``name`` is, a path or a fetched name; None if it is none.
+    """The folder of the adapter ``name``, a path or a fetched name; None if it is no adapter.
 
     Raises:
-        AdapterError: it holds a whole network as well. transformers would add the adapter to that
-            without judging its configuration.
+        AdapterError: it holds a whole network as well: transformers would add the adapter to that
+            without a check of its configuration.
     """
     folder = Path(name)
     if not folder.exists():
@@ -221,15 +225,15 @@ def folder_of(name: str) -> Path | None:
         raise AdapterError(
             f"{folder} holds both a whole network ({NETWORK_CONFIG}) and an adapter "
             f"({ADAPTER_CONFIG})",
-            "keep each in a folder of its own, and name the one that is meant",
+            "keep each in a folder of its own, and give the folder of one",
         )
     return folder
 
 
 def network_folder(folder: Path) -> str:
-    """Where the configuration of an adapter's network is: beside it, else its base's."""
-    beside = folder / ADAPTER_BASE
-    return str(beside) if beside.is_dir() else base_of(folder)
+    """The folder with the configuration of an adapter's network: its own, else its base's."""
+    own = folder / ADAPTER_BASE
+    return str(own) if own.is_dir() else base_of(folder)
 
 
 def base_of(folder: Path) -> str:
@@ -241,7 +245,7 @@ def base_of(folder: Path) -> str:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    name = str(_read_config(folder)["base_model_name_or_path"])
+    name: str = _read_config(folder)["base_model_name_or_path"]
     cure = "train it with --merge true, which saves the whole model, or bring the folder back"
     if not Path(name).is_dir():
         try:
@@ -258,8 +262,8 @@ def merged(net: Any, folder: Path) -> Any:
     """The base ``net`` with the adapter in ``folder`` merged into it.
 
     Raises:
-        AdapterError: its configuration has a member that :func:`save` does not write, or its
-            weights are not those of this base; or the base has changed since.
+        AdapterError: its configuration is not of plain LoRA, its weights do not fit this base, or
+            the base has changed since.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
@@ -271,44 +275,32 @@ def merged(net: Any, folder: Path) -> Any:
     there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     here = {name: tuple(tensor.shape) for name, tensor in expected.items()}
     differing = [name for name in {**here, **there} if here.get(name) != there.get(name)]
-
-    def is_of_head(name: str) -> bool:
-        """Whether it is a weight of the head, with another number of labels."""
-        both = name in here and name in there
-        return both and here[name][1:] == there[name][1:] and not HEADS.isdisjoint(name.split("."))
-
-    if differing and all(is_of_head(name) for name in differing):
-        raise AdapterError(
-            f"The adapter in {folder} was trained for other labels than the data's (its "
-            f"{differing[0]} is of {there[differing[0]]}, here {here[differing[0]]})",
-            f"bring the data that it was trained on, or train another one: --model_name "
-            f"{base_of(folder)} --lora_rank {net.peft_config[ADAPTER].r}",
-        )
     if differing:
         raise AdapterError(
-            f"The adapter in {folder} does not fit its base ({differing[0]}: "
+            f"The adapter in {folder} does not fit this base and number of labels ({differing[0]}: "
             f"{there.get(differing[0], 'absent')} there, {here.get(differing[0], 'absent')} here)",
-            "bring back the base that it was trained on",
+            "bring the base and the data that it was trained on, or train another adapter with "
+            f"--model_name {base_of(folder)}",
         )
-    _refuse_changed_base(net, folder)
+    _check_base(net, folder)
     set_peft_model_state_dict(net, weights)
     return merge(net)
 
 
-def _refuse_changed_base(net: Any, folder: Path) -> None:
-    """Compare the base's weights with those that the adapter was trained beside, where it says."""
+def _check_base(net: Any, folder: Path) -> None:
+    """Compare the base's weights with those that the adapter was trained on, if it says so."""
     from safetensors import safe_open
 
     with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
-        trained_beside = (file.metadata() or {}).get(BASE_CHECKSUM)
-    if trained_beside is None or builds_outline():
+        trained_on = (file.metadata() or {}).get(BASE_CHECKSUM)
+    if trained_on is None or builds_outline():
         return
     base = [
         parameter
         for name, parameter in net.named_parameters()
         if not any(part in name for part in (".lora_", ".modules_to_save.", ".original_module."))
     ]
-    if trained_beside != str(_checksum_of(base)):
+    if trained_on != str(_checksum_of(base)):
         raise AdapterError(
             f"The adapter in {folder} was trained on other weights than those that are now in "
             f"{base_of(folder)!r}",
@@ -317,69 +309,39 @@ def _refuse_changed_base(net: Any, folder: Path) -> None:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """An adapter's configuration, judged before anything is made of it."""
+    """An adapter's configuration, of LoRA for a list of layers.
+
+    Raises:
+        AdapterError: it is another one, or cannot be read.
+    """
+    path = folder / ADAPTER_CONFIG
     try:
-        config = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        problem = f"{folder / ADAPTER_CONFIG} could not be read ({root_cause(error)})"
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        is_lora = config["peft_type"] == "LORA" and isinstance(config["target_modules"], list)
+        is_usable = is_lora and isinstance(config["base_model_name_or_path"], str)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"{path} could not be read ({root_cause(error)})"
         raise AdapterError(problem, "bring the adapter's folder again") from None
-    wrong = [name for name, is_right in _judged(config) if not is_right]
-    if wrong:
-        raise AdapterError(
-            f"{folder / ADAPTER_CONFIG}: {', '.join(wrong)} is not what training writes here",
-            "expected the configuration of a LoRA adapter of named layers; merge others into their "
-            "base with peft",
-        )
+    if not is_usable:  # a text would be a pattern
+        raise AdapterError(f"{path} is not of LoRA for a list of layers, or has no base", MERGE)
     return config
 
 
-def _judged(config: Any) -> Iterator[tuple[str, bool]]:
-    """Each member that is read, and whether it is plain data of its kind."""
-    config = config if isinstance(config, dict) else {}
-    rank, scaled = config.get("r"), config.get("lora_alpha")
-    yield "peft_type", config.get("peft_type") == "LORA"
-    yield "task_type", config.get("task_type") in (None, *TASKS.values())
-    yield "r", isinstance(rank, int) and not isinstance(rank, bool) and rank > 0
-    yield "lora_alpha", isinstance(scaled, int | float)
-    yield "fan_in_fan_out", isinstance(config.get("fan_in_fan_out"), bool)
-    yield "base_model_name_or_path", isinstance(config.get("base_model_name_or_path"), str)
-    # A text would be a pattern.
-    yield "target_modules", _are_names(config.get("target_modules"))
-    yield "modules_to_save", _are_names(config.get("modules_to_save") or [])
-
-
-def _are_names(values: Any) -> bool:
-    """Whether it is a list of modules' names."""
-    return isinstance(values, list) and all(
-        isinstance(value, str) and re.fullmatch(r"[\w.]+", value) for value in values
-    )
-
-
 def _lora_config(peft: Any, folder: Path) -> Any:
-    """The adapter's configuration as peft's, whose other members have to be at their defaults.
-
-    Some of them name modules that peft would import (0.21.2: ``megatron_core``, ``auto_mapping``).
-    """
+    """The adapter's configuration as peft's; its other members must have peft's defaults."""
     config = _read_config(folder)
+    heads = config.get("modules_to_save") or []
     readable = peft.LoraConfig(
-        r=config["r"],
-        lora_alpha=config["lora_alpha"],
-        target_modules=config["target_modules"],
-        modules_to_save=_heads_to_name(
-            config.get("modules_to_save") or [], config.get("task_type")
-        ),
-        fan_in_fan_out=config["fan_in_fan_out"],
-        task_type=config.get("task_type"),
+        **{name: config[name] for name in MEMBERS if name in config},
+        modules_to_save=_heads_to_name(heads, config.get("task_type")),
         inference_mode=True,
     )
     defaults = json.loads(json.dumps(readable.to_dict(), default=sorted))
-    others = [name for name in config if name not in MEMBERS]
-    unknown = [name for name in others if config[name] not in (None, defaults.get(name))]
+    unknown = [
+        name for name in config.keys() - IGNORED if config[name] not in (None, defaults.get(name))
+    ]
     if unknown:
-        raise AdapterError(
-            f"{folder / ADAPTER_CONFIG}: {', '.join(unknown)} is not read here",
-            "merge the adapter into its base with peft, and name that as --model_name",
-        )
+        raise AdapterError(f"{folder / ADAPTER_CONFIG} has {', '.join(sorted(unknown))}", MERGE)
     return readable
 
 
@@ -405,14 +367,14 @@ def _peft() -> Any:
 
 
 def _heads(net: Any) -> Iterator[str]:
-    """The modules of a transformers network beside its body: what a task adds."""
+    """The modules that a task adds to the body of a transformers network."""
     for name, child in net.named_children():
         if child is not net.base_model and any(True for _ in child.parameters()):
             yield name
 
 
 def _heads_to_name(heads: list[str], task: str | None) -> list[str] | None:
-    """What peft has to be told to train whole."""
+    """Heads that peft trains whole only if they are listed."""
     known = HEADS if task == "SEQ_CLS" else set()
     return sorted(set(heads) - known) or None
 
@@ -429,7 +391,7 @@ def _linear_layers(net: Any, heads: list[str]) -> Iterator[str]:
 
 
 def _frozen(net: Any, duplicates: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """The base's weights, but for the head that a trained copy stands in for."""
+    """The base's weights, without the head that a trained copy replaces."""
     for name, parameter in net.named_parameters(remove_duplicate=not duplicates):
         if not parameter.requires_grad and (duplicates or ".original_module." not in name):
             yield name, parameter
@@ -449,7 +411,7 @@ def _leave_out_base(net: Any, state: dict[str, Any], prefix: str, _: Any) -> Non
     state[prefix + BASE_CHECKSUM] = torch.tensor(net.base_checksum)
 
 
-def _refuse_another_base(net: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _check_base_of_checkpoint(net: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     saved = state.pop(prefix + BASE_CHECKSUM, None)
     known = net.base_checksum  # 0 of an outline: rank 0 has the weights, and compares
     if saved is not None and known and int(saved) != known:

@@ -1,4 +1,4 @@
-"""Masks of attention: made once for all layers, and without a wait for the device."""
+"""Masks of attention, made once for all layers and without a wait for the device."""
 
 from typing import Any
 
@@ -6,12 +6,13 @@ import torch
 
 
 def document_mask(position_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Which token sees which where each row holds documents: the earlier ones of its own.
+    """The mask with which a token sees only earlier tokens of its own document.
 
-    (B, L) numbers of the tokens in their documents → (B, 1, L, L): 0 where a token is seen, else
-    -inf. The type is that in which layers compute with ``x``, so that all of them keep this one
-    mask. Given bools, scaled_dot_product_attention makes such a mask in each layer, and keeps it
-    for the backward pass (ATen/native/transformers/attention.cpp, ``convert_boolean_attn_mask``).
+    (B, L) positions of the tokens in their documents → (B, 1, L, L): 0 for a token that is seen,
+    else -inf. Its type is the one in which layers compute with ``x``, so that all of them keep this
+    one mask. From a mask of bools scaled_dot_product_attention would make such a mask in each layer
+    and keep it for the backward pass (ATen/native/transformers/attention.cpp,
+    ``convert_boolean_attn_mask``).
     """
     document = (position_ids == 0).cumsum(1)
     seen = (document[:, :, None] == document[:, None, :]).tril()[:, None]
@@ -19,7 +20,7 @@ def document_mask(position_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """0 where ``seen``, else -inf, as layers add it, whose weights or inputs are of ``dtype``."""
+    """0 where ``seen``, else -inf, in the type in which layers of ``dtype`` compute."""
     kind = seen.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -28,10 +29,10 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def keep_transformers_from_waiting() -> None:
-    """Make transformers' masks without a look at their values, for which a GPU is waited for.
+    """Have transformers make masks without reading their values, which would wait for a GPU.
 
-    transformers 5.17 looks twice in each forward pass whether it could do without a mask: whether
-    nothing is padded (masking_utils.py, ``sdpa_mask``), and whether each row is one document
+    transformers 5.17 checks twice in each forward pass whether it needs a mask: whether nothing is
+    padded (masking_utils.py, ``sdpa_mask``), and whether each row is one document
     (``find_packed_sequence_indices``).
     """
     from transformers import masking_utils
@@ -47,9 +48,9 @@ def _sdpa_mask(
     allow_is_bidirectional_skip: bool = False,
     **arguments: Any,
 ) -> torch.Tensor | None:
-    """``sdpa_mask`` of transformers, which does without a mask only if no padding is given.
+    """``sdpa_mask`` of transformers, which leaves the mask out only if there is no padding mask.
 
-    One of documents or windows is added by the layers, as that of `document_mask` is.
+    Layers add a mask of documents or windows, as that of `document_mask`.
     """
     from transformers.masking_utils import sdpa_mask
 
@@ -64,6 +65,6 @@ def _sdpa_mask(
 
 
 def _documents(position_ids: torch.Tensor) -> torch.Tensor:
-    """(B, L) positions → the number of each token's document in its row, from 0."""
+    """(B, L) positions → the index of each token's document in its row, from 0."""
     jumps = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1
     return jumps.cumsum(-1)

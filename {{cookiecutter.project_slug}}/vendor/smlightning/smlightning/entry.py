@@ -1,22 +1,23 @@
-"""The entry point of a project's ``train.py``; nothing heavy is imported before the command line is
-read, so that ``--help`` and a wrong option answer at once, and a signal ends the run at any time.
+"""The entry point of a project's ``train.py``. It imports nothing heavy before the command line is
+read, so ``--help`` and a wrong option answer at once, and a signal ends the run at any time.
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from smlightning.cluster import signals
-from smlightning.options import Classes, parse_command_line
+from smlightning.options import parse_command_line
 from smlightning.training import imports
 
 
-def main(train: Callable[..., None], classes: Classes, description: str | None) -> int:
+def main(train: Callable[[Any], None], cls: type, description: str | None) -> int:
     """Run ``train`` with the options of this command line, and return the process's status.
 
     Args:
-        train: takes the options of ``classes`` as keywords.
-        classes: of options, in the order of ``--help``.
-        description: what ``--help`` prints first.
+        train: takes an instance of ``cls``.
+        cls: the project's class of options.
+        description: the beginning of ``--help``.
 
     Returns:
         0 when ``train`` is done, 1 for a mistake that the user can correct, and 143 after SIGTERM.
@@ -24,6 +25,6 @@ def main(train: Callable[..., None], classes: Classes, description: str | None) 
     Raises:
         SystemExit: the command line has a mistake, which was printed; status 2.
     """
-    options = signals.begin(partial(parse_command_line, classes, description=description))
+    options: Any = signals.begin(partial(parse_command_line, cls, description=description))
     imports.lightning()
-    return signals.run(train, options)
+    return signals.run(partial(train, options), {})

@@ -1,4 +1,4 @@
-"""Folders and files that are whole or not there, and their checksums."""
+"""Files and folders that are written whole or not at all, and their checksums."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 
 from smlightning.errors import UserError
 
-# What transformers and peft name a model's files. Without a configuration a folder holds no model.
+# Names that transformers and peft give a model's files. A model's folder has a configuration.
 NETWORK_CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -22,7 +22,7 @@ NETWORK_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
 
 
 def ensure_dir(path: Path) -> Path:
-    """``path``, a folder that is created where it is missing.
+    """``path``, a folder that is created if it is missing.
 
     Raises:
         UserError: a file is in its place, or it may not be created.
@@ -31,7 +31,7 @@ def ensure_dir(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"folder {path} cannot be created ({error.strerror})", "name another place"
+            f"folder {path} cannot be created ({error.strerror})", "give another folder"
         ) from None
     return path
 
@@ -56,17 +56,16 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def replace_model(folder: Path) -> Iterator[Path]:
     """``with replace_model(folder) as new``: write a model's files into the folder ``new``.
 
-    They take the places of those of an older model in ``folder`` if the body raises nothing. The
-    older configuration is removed before anything else, and the new one comes last: who is killed
-    on the way leaves the older model, or a folder that is not taken for one, or the new model.
-    What is in ``folder`` beside a model stays, but for what has the name of something new.
+    They replace the files of an older model in ``folder`` if the body raises no error. The older
+    configuration is removed first, and the new one comes last: a kill leaves the older model, a
+    folder that nobody takes for a model, or the new model. Other files in ``folder`` stay, unless
+    a new file has their name.
 
     Raises:
-        UserError: an adapter is saved, and a folder that is none of another's has the name of its
-            ADAPTER_BASE.
+        UserError: an adapter is saved, and ``folder`` has a folder ADAPTER_BASE of something else.
     """
     new = folder / ".saving"
-    shutil.rmtree(new, ignore_errors=True)  # of one who was killed
+    shutil.rmtree(new, ignore_errors=True)  # left by a killed process
     new.mkdir(parents=True)
     try:
         yield new
@@ -75,7 +74,7 @@ def replace_model(folder: Path) -> Iterator[Path]:
         is_adapters = (folder / ADAPTER_WEIGHTS).exists()  # else the folder is someone else's
         if base.exists() and (new / ADAPTER_BASE).exists() and not is_adapters:
             raise UserError(
-                f"{base} is no part of a model that was saved here, and an adapter's has its name",
+                f"{base} would be overwritten by an adapter, and is not part of one",
                 "move it, or save to another folder",
             )
         for name in configs:
@@ -86,7 +85,7 @@ def replace_model(folder: Path) -> Iterator[Path]:
         for path in list(folder.iterdir()):
             if NETWORK_WEIGHTS.fullmatch(path.name):
                 path.unlink()
-        # An adapter's weights come before its folder: they tell whose that is.
+        # An adapter's weights come before its folder: they mark the folder as an adapter's.
         last = ("", ADAPTER_BASE, *configs)
         places = {path: last.index(path.name) if path.name in last else 0 for path in new.iterdir()}
         for path in sorted(places, key=places.__getitem__):

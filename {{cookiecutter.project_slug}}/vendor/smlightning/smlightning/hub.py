@@ -1,6 +1,6 @@
-"""Secrets of a job, the Hugging Face hub's token one of them; the hub's failures, as one sentence.
+"""Secrets of a job, such as the Hugging Face hub's token; errors of the hub as one sentence.
 
-A job's request names its secrets and does not hold them.
+A job's request holds the names of its secrets, not their values.
 """
 
 import contextlib
@@ -15,22 +15,19 @@ from smlightning.errors import UserError, root_cause
 from smlightning.stored_secrets import Reference
 
 SECRET = "HUB_TOKEN_SECRET"  # noqa: S105  job.toml's hub_token_secret sets this variable
-# Before the name of a variable, this one holds the name of the secret that it is filled from:
-# job.toml's [secrets].
+# Prefix of the variables that hold the names of secrets, from job.toml's [secrets].
 SECRET_FOR = "SECRET_FOR_"  # noqa: S105
 TOKEN = "HF_TOKEN"  # noqa: S105  the variable that the hub's client reads
 
 
 def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
-    """Fill the variables of job.toml's [secrets] on the one process that prepares a host's data.
+    """Set the variables of job.toml's [secrets] in the process that prepares a host's data.
 
-    That is where a host's data is fetched, and where rank 0 logs. Values are neither written nor
-    printed. Each secret is read once, so that two keys of it are of one version. A variable that is
-    set already is left alone.
+    It fetches the host's data, and rank 0 logs. Values are neither written nor printed. Each secret
+    is read once, so that two of its keys have one version. A variable that is set stays as it is.
 
-    The hub's token is one of them: the host's other processes take from the cache what this one has
-    fetched, since without a token the hub would refuse them. Call it before anything imports
-    huggingface_hub.
+    If the hub's token is one of them, the host's other processes use only the cache: without a
+    token the hub would reject them. Call this before anything imports huggingface_hub.
 
     Raises:
         UserError: a secret cannot be read, or holds nothing that a variable can.
@@ -58,7 +55,7 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
 
 
 def secrets(env: MutableMapping[str, str]) -> dict[str, str]:
-    """Variable → name of the secret that it is filled from."""
+    """Variable → name of the secret that sets it."""
     names = {
         variable.removeprefix(SECRET_FOR): name
         for variable, name in env.items()
@@ -70,7 +67,7 @@ def secrets(env: MutableMapping[str, str]) -> dict[str, str]:
 
 
 def stored_text(setting: str, reference: Reference, region: str | None) -> str:
-    """What is stored; raises UserError as `sign_in` does, as what follows. None holds a value."""
+    """The stored text of a secret; a UserError never holds a value."""
     try:
         return stored_secrets.read(reference, region)
     except Exception as error:  # of boto3, of the network, or an answer without text
@@ -82,7 +79,7 @@ def stored_text(setting: str, reference: Reference, region: str | None) -> str:
 
 
 def value_of_key(setting: str, key: str, text: str) -> str:
-    """The value of a key of the JSON that is stored; without a key the whole text."""
+    """The value of a key of the stored JSON; without a key the whole text."""
     if not key:
         return text
     try:
@@ -95,7 +92,7 @@ def value_of_key(setting: str, key: str, text: str) -> str:
 
 
 def token(setting: str, text: str) -> str:
-    """The hub's token, without blanks around it; raises UserError where the text is more."""
+    """The hub's token without blanks around it; a UserError if the text holds more."""
     if not re.fullmatch(r"\w+", text.strip()):
         raise UserError(
             f"{setting} holds more than a token",
@@ -105,12 +102,12 @@ def token(setting: str, text: str) -> str:
 
 
 def variable_value(setting: str, text: str) -> str:
-    """The text as it is stored, but for line ends after it.
+    """The stored text without line ends after it.
 
     Passwords hold blanks and braces, and some services want JSON or a key of many lines.
 
     Raises:
-        UserError: it is empty, or holds what no variable of a process can.
+        UserError: it is empty or has a zero byte.
     """
     if not text.strip():
         raise UserError(f"{setting} is empty", "store the value as text")
@@ -121,15 +118,15 @@ def variable_value(setting: str, text: str) -> str:
 
 @contextlib.contextmanager
 def errors(problem: str, local: bool = False) -> Iterator[None]:
-    """Turn whatever the hub's client raises in here into a UserError that begins with ``problem``.
+    """Turn errors of the hub's client into a UserError that begins with ``problem``.
 
     A UserError stays as it is.
 
     Args:
-        local: what is read is a folder of this machine, for which no network is needed.
+        local: the body reads a folder of this machine and needs no network.
 
     Raises:
-        UserError: anything was raised in here.
+        UserError: the body raised an error.
     """
     import huggingface_hub
 
@@ -149,9 +146,9 @@ def errors(problem: str, local: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reachable_or_cached(local: bool = False) -> Iterator[bool]:
-    """In here the client reads its cache only, if the hub's name does not resolve now.
+    """In the body the client reads only its cache if the hub's name does not resolve now.
 
-    It would otherwise retry for half a minute. The value is whether the client may ask the hub.
+    It would otherwise retry for half a minute. The value is whether the client may connect.
 
     Args:
         local: as in `errors`.

@@ -1,22 +1,22 @@
-"""Options are typed fields of dataclasses; jsonargparse makes one flat command line of them.
+"""Options are typed fields of one dataclass; jsonargparse makes a flat command line of them.
 
     @dataclass(frozen=True)
-    class ModelOptions:
+    class Options(TrainerOptions):
         dropout: Ratio = option(0.3, "share of activations that training sets to zero")
 
-jsonargparse checks values against types and prints ``--help``. Added here are the field's
-``resume`` class, options that two classes share, and errors that name the option and the nearest
-one.
+jsonargparse checks values against types and prints ``--help``. This file adds the ``resume`` class
+of an option, and errors that name the option and the nearest one.
 
-Nothing heavy is imported: the launcher checks a job's hyperparameters with this file, too.
+The launcher checks a job's hyperparameters with this file, too, so it imports nothing heavy.
 """
 
 import difflib
 import math
+import re
 import sys
 from argparse import ArgumentError, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from smlightning.errors import UserError
@@ -29,28 +29,6 @@ except ModuleNotFoundError as missing:
         "the project's environment: . .venv/bin/activate"
     ) from None
 from jsonargparse.typing import NonNegativeInt, PositiveInt, restricted_number_type
-
-__all__ = [
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "Option",
-    "OrMinusOne",
-    "PositiveFloat",
-    "PositiveInt",
-    "PositiveOrMinusOne",
-    "Ratio",
-    "Seed",
-    "arguments_for",
-    "declared_options",
-    "describe_type",
-    "nearest_option",
-    "option",
-    "option_parser",
-    "parse_command_line",
-    "read_command_line",
-    "shared",
-    "with_defaults",
-]
 
 if TYPE_CHECKING:
     PositiveFloat = float
@@ -85,10 +63,10 @@ DESCRIPTIONS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
+    str: "a text",
 }
 
 Resume = Literal["free", "optimizer", "data", "path"]
-Classes = Sequence[type]
 
 
 @dataclass(frozen=True)
@@ -99,144 +77,69 @@ class Option:
     default: Any
     help: str
     resume: Resume
-    group: str  # name of the class that declares it
 
 
-def option(default: Any, help: str = "", *, resume: Resume | None = None) -> Any:
-    """A field of a class of options.
+def option(default: Any, help: str, *, resume: Resume = "path") -> Any:
+    """A field of the class of options.
 
     Args:
-        default: plain: text, a number, true or false, or a list of these.
-        help: what ``--help`` says of it.
+        default: text, a number, true or false, or a list of these.
+        help: its explanation in ``--help``.
         resume: whether a run may resume with another value. ``free``: yes. ``path``: only with
             ``--resume PATH``. ``optimizer`` and ``data``: no, since the optimizer's state has the
-            old value, or it determines which samples a step sees. None: as ``RESUME`` of the class
-            says, else ``path``.
+            old value, or it determines which samples a step sees.
     """
     if isinstance(default, list):
-        default = tuple(default)  # a dataclass refuses a default that can be changed
+        default = tuple(default)  # a dataclass takes no default that can be changed
     return field(default=default, metadata={"help": help, "resume": resume})
 
 
-def shared(default: Any) -> Any:
-    """A field whose option another class declares, as in ``shared(TrainingOptions.seed)``.
-
-    Both classes get its value.
-    """
-    return field(default=default, metadata={"shared": True})
-
-
-def declared_options(classes: Classes) -> dict[str, Option]:
-    """Every option of ``classes`` by its name.
+def declared_options(cls: type) -> dict[str, Option]:
+    """Every option of the class by its name.
 
     Raises:
-        UserError: a name is declared twice, without an explanation or a default, or with a default
-            that is not of its type; or a shared option is declared nowhere.
+        UserError: one has no default with an explanation.
     """
+    types = get_type_hints(cls)
     options: dict[str, Option] = {}
-    for cls in classes:
-        types = get_type_hints(cls)
-        for declaration in fields(cls):
-            name = declaration.name
-            if "shared" in declaration.metadata:
-                continue
-            if name in options:
-                raise UserError(
-                    f"option {name} is declared twice, in {options[name].group} and {cls.__name__}",
-                    "rename one of them, or make one shared()",
-                )
-            options[name] = _declared_option(cls, declaration, types[name])
-    for cls in classes:
-        for declaration in fields(cls):
-            if declaration.name not in options:
-                raise UserError(
-                    f"{cls.__name__}.{declaration.name} is shared, but no other class declares it",
-                    "declare it in one of them as option(default, explanation)",
-                )
+    for declaration in fields(cls):
+        name, metadata = declaration.name, declaration.metadata
+        if declaration.default is MISSING or "help" not in metadata:
+            raise UserError(
+                f"{cls.__name__}.{name} has no default with an explanation",
+                f'declare it in src/options.py as {name}: TYPE = option(DEFAULT, "what it does")',
+            )
+        default = _plain(declaration.default)
+        options[name] = Option(types[name], default, metadata["help"], metadata["resume"])
     return options
 
 
-def _declared_option(cls: type, declaration: Field[Any], kind: Any) -> Option:
-    name = f"{cls.__name__}.{declaration.name}"
-    default, explanation = declaration.default, declaration.metadata.get("help")
-    if default is MISSING or not explanation:
-        type_name = getattr(kind, "__name__", kind)
-        raise UserError(
-            f"{name} has no default with an explanation",
-            f'declare it as {declaration.name}: {type_name} = option(default, "what it does")',
-        )
-    resume = declaration.metadata["resume"] or getattr(cls, "RESUME", "path")
-    if resume not in get_args(Resume):
-        known = ", ".join(get_args(Resume))
-        raise UserError(f"{name} has resume={resume!r}", f"take one of {known}")
-    if not _is_of_type(default, kind):
-        raise UserError(
-            f"{name} has the default {default!r}, expected {describe_type(kind)}",
-            "correct the default or the type",
-        )
-    plain = list(default) if isinstance(default, tuple) else default
-    return Option(kind, plain, explanation, resume, cls.__name__)
+def values_of(options: Any) -> dict[str, Any]:
+    """The value of every option, as a checkpoint can hold it."""
+    return {name: _plain(value) for name, value in vars(options).items()}
 
 
-def _is_of_type(default: Any, kind: Any) -> bool:
-    """Whether a default is of its option's type; a whole number is a number, too."""
-    if get_origin(kind) is Literal:
-        return default in get_args(kind)
-    base = _plain_base(kind)
-    if base is None:  # a list, say
-        return True
-    if type(default) is not base and (base, type(default)) != (float, int):
-        return False
-    try:
-        return bool(kind(default) == default)
-    except ValueError:  # outside the range of a restricted number
-        return False
-
-
-def _plain_base(kind: Any) -> type | None:
-    """Which of bool, int, float and str a type is or is made from."""
-    if not isinstance(kind, type):
-        return None
-    for base in (bool, int, float, str):  # bool first: it is a kind of int
-        if issubclass(kind, base):
-            return base
-    return None
+def _plain(value: Any) -> Any:
+    """The value as a plain type: a checkpoint may not hold the classes of restricted numbers."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    for kind in (bool, int, float, str):  # bool first: it is a kind of int
+        if isinstance(value, kind):
+            return kind(value)
+    return value
 
 
 def describe_type(kind: Any) -> str:
-    """What a value of an option's type looks like, in words."""
+    """The values of an option's type, in words."""
     if get_origin(kind) is Literal:
         return " or ".join(map(str, get_args(kind)))
     if get_origin(kind) in (list, tuple):
         return 'a list such as "[1, 2]"'
-    if kind is str:
-        return "a text"
     return DESCRIPTIONS.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
 
 
-def with_defaults(classes: Classes, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option with its value in ``values``, or else its default.
-
-    Raises:
-        UserError: ``values`` has a name that no class declares, and the nearest one is said; or a
-            value that is not of its option's type.
-    """
-    options = declared_options(classes)
-    for name, value in values.items():
-        if name not in options:
-            _refuse_unknown(name, options)
-        if not _is_of_type(value, options[name].type):
-            _refuse_value(name, str(value), options[name])
-    return {name: values.get(name, declared.default) for name, declared in options.items()}
-
-
-def arguments_for(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of ``cls``: those of ``values`` that it has, shared ones too."""
-    return {declaration.name: values[declaration.name] for declaration in fields(cls)}
-
-
-def option_parser(classes: Classes, description: str | None = None) -> ArgumentParser:
-    """A flat command line, grouped by class in ``--help``.
+def option_parser(cls: type, description: str | None = None) -> ArgumentParser:
+    """A flat command line; the project's own options come first in ``--help``.
 
     Raises:
         UserError: jsonargparse cannot read an option's type.
@@ -249,48 +152,48 @@ def option_parser(classes: Classes, description: str | None = None) -> ArgumentP
         exit_on_error=False,
         allow_abbrev=False,  # an abbreviation would change its meaning with the next option
     )
-    groups = {cls.__name__: parser.add_argument_group(cls.__name__) for cls in classes}
-    for name, declared in declared_options(classes).items():
+    own = parser.add_argument_group("the project's options (src/options.py)")
+    others = parser.add_argument_group("options of every project")
+    for name, declared in declared_options(cls).items():
         default = "" if declared.default == "" else f" (default: {declared.default})"
         help = f"{declared.help}{default}".replace("%", "%%")  # argparse formats it
+        group = own if name in cls.__annotations__ else others
         try:
-            groups[declared.group].add_argument(
-                f"--{name}", type=declared.type, default=declared.default, help=help
-            )
+            group.add_argument(f"--{name}", type=declared.type, default=declared.default, help=help)
         except ValueError as error:
             raise UserError(
-                f"{declared.group}.{name} has a type that no command line can hold ({error})",
-                "take str, bool, int, float, a list or a Literal of these, or a type of "
+                f"{cls.__name__}.{name} has a type that no command line can hold ({error})",
+                "use str, bool, int, float, a list or a Literal of these, or a type of "
                 "smlightning.options",
             ) from None
     return parser
 
 
-def parse_command_line(
-    classes: Classes, argv: Sequence[str], description: str | None = None
-) -> dict[str, Any]:
-    """Every option as the command line gives it, or its default.
+def parse_command_line(cls: type, argv: Sequence[str], description: str | None = None) -> Any:
+    """An instance of the class of options, from a command line.
 
     Options are ``--name value`` or ``--name=value``.
     ``--help`` prints all of them and exits with status 0.
 
     Raises:
-        UserError: an option is unknown, and the nearest name is said; it has no value, or one that
-            is not of its type; or values do not go together.
+        UserError: an option is unknown, and the error has the nearest name; it has no value, or
+            one of another type; or ``__post_init__`` rejects values that conflict.
     """
-    values = read_command_line(classes, argv, description)
-    refuse_conflicts(classes, values)
-    return values
+    values = read_command_line(cls, argv, description)
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise UserError(str(error), f"see {cls.__name__} in src/options.py") from None
 
 
 def read_command_line(
-    classes: Classes, argv: Sequence[str], description: str | None = None
+    cls: type, argv: Sequence[str], description: str | None = None
 ) -> dict[str, Any]:
-    """As `parse_command_line`, but for values that do not go together."""
-    options = declared_options(classes)
+    """The value of every option; ``__post_init__`` has not checked them."""
+    options = declared_options(cls)
     pairs: list[tuple[str, str]] = []
     remaining = list(argv)
-    parser = option_parser(classes, description)
+    parser = option_parser(cls, description)
     while remaining:
         argument = remaining.pop(0)
         if argument in ("--help", "-h"):
@@ -298,49 +201,43 @@ def read_command_line(
         name, equals, value = argument.removeprefix("--").partition("=")
         if not argument.startswith("--"):
             raise UserError(
-                f"found {argument!r}, which is no option's value",
+                f"found {argument!r} without an option before it",
                 "write options as --name value; --help lists them",
             )
         if name not in options:
-            _refuse_unknown(name, options)
+            nearest = nearest_option(name, options)
+            cure = f"did you mean --{nearest}?" if nearest else "--help lists the options"
+            raise UserError(f"unknown option --{name}", cure)
         if not equals:
             if not remaining or remaining[0].startswith("--"):
-                _refuse_value(name, "", options[name])
+                raise OptionError(name, "", describe_type(options[name].type))
             value = remaining.pop(0)
         pairs.append((name, value))
     try:
-        values = parser.parse_args([f"--{name}={value}" for name, value in pairs]).as_dict()
-    except ArgumentError:
-        for name, value in pairs:
-            if not _is_readable(parser, name, value):
-                _refuse_value(name, value, options[name])
-        raise
+        values = parser.parse_args([f"--{name}={value}" for name, value in pairs])
+    except ArgumentError as error:
+        _raise_option_error(error, dict(pairs), options)
     return {name: _plain(values[name]) for name in options}
 
 
-def refuse_conflicts(classes: Classes, values: Mapping[str, Any]) -> None:
-    """Build each class, whose ``__post_init__`` refuses values that do not go together.
-
-    Args:
-        classes: that declare the options.
-        values: of every option.
-
-    Raises:
-        UserError: of a ``__post_init__``; a ValueError of it becomes one.
-    """
-    for cls in classes:
-        try:
-            cls(**arguments_for(cls, values))
-        except ValueError as refused:
-            raise UserError(str(refused), f"see {cls.__name__} in src/options.py") from None
+def _raise_option_error(
+    error: ArgumentError, given: Mapping[str, str], options: Mapping[str, Option]
+) -> NoReturn:
+    """Raise an OptionError for the option that jsonargparse names in its error."""
+    key = re.search(r'Parser key "(\w+)', error.message)
+    if key is None:
+        raise error
+    declared = options[key[1]]
+    value = given.get(key[1], str(declared.default))
+    raise OptionError(key[1], value, describe_type(declared.type)) from None
 
 
 class OptionError(UserError):
-    """The command line has a value that is not of its option's type.
+    """The value of an option is not of its type.
 
     Attributes:
         option: its name.
-        value: the text that the command line has.
+        value: its text.
         expected: the type, in words.
     """
 
@@ -354,7 +251,7 @@ class OptionError(UserError):
         self.expected = expected
 
 
-# What other trainers call an option: the Hugging Face Trainer's arguments, and usual names.
+# Names that other trainers use: the Hugging Face Trainer's arguments, and usual ones.
 ELSEWHERE = {
     "learning_rate": "lr",
     "num_train_epochs": "epochs",
@@ -379,36 +276,9 @@ ELSEWHERE = {
 
 
 def nearest_option(name: str, options: Iterable[str]) -> str:
-    """The option that is meant by a name that none has; empty where no one can tell."""
+    """The option that an unknown name probably means; empty if none is near."""
     known = list(options)
     meant = ELSEWHERE.get(name.replace("-", "_").lower(), "")
     if meant in known:
         return meant
     return next(iter(difflib.get_close_matches(name, known, 1)), "")
-
-
-def _refuse_unknown(name: str, options: Mapping[str, Option]) -> NoReturn:
-    nearest = nearest_option(name, options)
-    cure = f"did you mean --{nearest}?" if nearest else "--help lists the options"
-    raise UserError(f"unknown option --{name}", cure)
-
-
-def _refuse_value(name: str, value: str, declared: Option) -> NoReturn:
-    expected = describe_type(declared.type)
-    raise OptionError(name, value, expected)
-
-
-def _is_readable(parser: ArgumentParser, name: str, value: str) -> bool:
-    try:
-        parser.parse_args([f"--{name}={value}"])
-    except ArgumentError:
-        return False
-    return True
-
-
-def _plain(value: Any) -> Any:
-    """The value as a plain type: a checkpoint may not hold the classes of restricted numbers."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    base = _plain_base(type(value))
-    return value if base is None else base(value)

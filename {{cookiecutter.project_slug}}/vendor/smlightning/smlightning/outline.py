@@ -1,4 +1,4 @@
-"""A network's outline: its modules, with parameters that have a shape and no memory."""
+"""A network's outline: its modules, whose parameters have a shape and no memory."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 @dataclass
 class _Building:
-    """What a process builds now."""
+    """Whether this process builds an outline now."""
 
     outline: bool = False
 
@@ -23,10 +23,10 @@ _building = _Building()
 def outline() -> Iterator[None]:
     """Within it every parameter that a module registers is on torch's meta device.
 
-    All else is as ever, unlike under ``torch.device("meta")``: buffers and metrics keep their
-    values, and an ``__init__`` may read a tensor's.
+    Unlike under ``torch.device("meta")``, buffers and metrics keep their values, and an
+    ``__init__`` may read a tensor's values.
     """
-    # Its annotation says that a hook returns nothing, its documentation what it may return.
+    # Its annotation has no return value; its documentation has.
     hook = register_module_parameter_registration_hook(_without_memory)  # type: ignore[arg-type]
     _building.outline = True
     try:
@@ -37,14 +37,14 @@ def outline() -> Iterator[None]:
 
 
 def builds_outline() -> bool:
-    """Whether `outline` holds here, so that weights need not be read."""
+    """Whether this code runs within `outline`, where weights need not be read."""
     return _building.outline
 
 
 def _without_memory(
     module: nn.Module, name: str, parameter: nn.Parameter | None
 ) -> nn.Parameter | None:
-    """What is registered in its place; the same where it is registered again."""
+    """The meta parameter to register instead; the same one if it is registered again."""
     if parameter is None or parameter.is_meta:
         return parameter
     known = vars(parameter).get("outline")

@@ -1,8 +1,9 @@
-"""Ports of this machine at which the ranks of a run meet.
+"""Ports of this machine at which the ranks of a run connect.
 
 A port is bound only once rank 0 begins, seconds or minutes after it was chosen. Until then the
 system may give a connection any port of its own range (Linux: 32768 to 60999 of
-``net.ipv4.ip_local_port_range``; macOS and Windows: 49152 and above), so none of it is chosen.
+``net.ipv4.ip_local_port_range``; macOS and Windows: 49152 and above). This module chooses no port
+of it.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ CHOSEN_FROM = range(20_000, 32_768)
 
 @contextlib.contextmanager
 def claimed(preferred: Sequence[int] = ()) -> Iterator[int]:
-    """A port on which nobody listens and which nobody else has claimed, for as long as this lasts.
+    """A port on which nobody listens, and which nobody else has claimed, while the body runs.
 
     Args:
         preferred: ports that are tried first.
@@ -27,7 +28,7 @@ def claimed(preferred: Sequence[int] = ()) -> Iterator[int]:
     Raises:
         UserError: no port is free.
     """
-    # Not the generator that a test or a training has seeded: each process would begin alike.
+    # Not a seeded generator: each process would begin with the same port.
     others = random.SystemRandom().sample(CHOSEN_FROM, 100)
     for number in [*preferred, *others]:
         with contextlib.ExitStack() as claim:
@@ -50,7 +51,7 @@ def _is_free(number: int) -> bool:
 
 
 def _claim(number: int, claim: contextlib.ExitStack) -> bool:
-    """Whether nobody else has claimed the port; elsewhere than on Linux nobody is asked."""
+    """Whether nobody else has claimed the port; always True on other systems than Linux."""
     if sys.platform != "linux":
         return True
     holder = claim.enter_context(socket.socket(socket.AF_UNIX))

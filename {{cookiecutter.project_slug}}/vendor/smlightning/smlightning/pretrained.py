@@ -1,13 +1,14 @@
-"""A Hugging Face checkpoint: fetched once per node, its tokenizer and its network loaded.
+"""Hugging Face checkpoints: fetch once per node, load tokenizer and network; save and load models.
 
-No code that a checkpoint brings is run: with nothing said, transformers would ask standard input
-whether to run it.
+No code of a checkpoint runs: by default transformers would ask standard input whether to run it.
 """
 
+import contextlib
 import itertools
 import json
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,7 @@ FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 def fetch(name: str) -> None:
-    """Have the checkpoint in the hub's cache, before every rank of the node loads it.
-
-    Of an adapter, its base, too.
-    """
+    """Download a checkpoint, and an adapter's base, before every rank of the node loads it."""
     if not Path(name).exists():
         _download(name)
     folder = adapters.folder_of(name)
@@ -46,12 +44,12 @@ def _download(name: str) -> None:
 
 
 class PretrainedTokenizer:
-    """A checkpoint's own tokenizer, which cuts a text where the checkpoint has no more positions.
+    """A checkpoint's own tokenizer; it cuts a text at the checkpoint's last position.
 
     Attributes:
-        pad_id: the token that fills up a batch. Decoders often have none; then it is the token
-            that ends a text, else 0, for padding is masked.
-        positions: that its network has; 0: it does not say.
+        pad_id: the token that fills up a batch. Decoders often have none: then the token that
+            ends a text, else 0, since padding is masked.
+        positions: of its network; 0 if unknown.
         longest: the most tokens that the checkpoint takes.
 
     Raises:
@@ -61,7 +59,7 @@ class PretrainedTokenizer:
     def __init__(self, name: str) -> None:
         from transformers import AutoTokenizer
 
-        _refuse_without_tokenizer(name)
+        _check_tokenizer(name)
         with checkpoint_errors(name):
             self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
             config = _configuration(name)
@@ -74,7 +72,7 @@ class PretrainedTokenizer:
                 self.pad_id = token
 
     def encode(self, texts: pa.Array | list[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of all texts, one after the other, and how many each has, at least one."""
+        """The tokens of all texts, one after the other, and their number per text, at least one."""
         strings = texts if isinstance(texts, list) else texts.to_pylist()
         most = min(max_length, self.longest)
         rows = self.tokenizer(strings, truncation=True, max_length=most)["input_ids"]  # all cores
@@ -85,13 +83,13 @@ class PretrainedTokenizer:
 
 
 def tokenizer_files(name: str) -> list[Path]:
-    """The files on which a tokenizer depends, where ``name`` is a folder; else none."""
+    """The files on which a tokenizer depends, if ``name`` is a folder; else none."""
     files = sorted(Path(name).glob("*"))
     return [file for file in files if file.suffix in (".json", ".txt", ".model", ".jinja")]
 
 
-def _refuse_without_tokenizer(name: str) -> None:
-    """transformers would make a tokenizer of five tokens, and all texts of the unknown one."""
+def _check_tokenizer(name: str) -> None:
+    """Reject a folder without a tokenizer: transformers would make one of five tokens."""
     files = " ".join(file.name for file in tokenizer_files(name))
     if Path(name, "config.json").exists() and not re.search("token|vocab|merges|[.]model", files):
         raise UserError(
@@ -103,16 +101,16 @@ def _refuse_without_tokenizer(name: str) -> None:
 def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> Any:
     """A checkpoint's network in training mode, on the CPU, in float32.
 
-    An adapter is merged into its base. Within `outline` it has shapes alone: no weights are read.
+    An adapter is merged into its base. Within `outline` no weights are read.
 
     Args:
         auto_class: of transformers, e.g. AutoModelForSequenceClassification.
-        lora_rank: of an adapter to be trained in its place; 0: the network itself is.
+        lora_rank: rank of an adapter to train; 0: train the network itself.
         config: members of its configuration to replace.
 
     Raises:
-        UserError: there is no such checkpoint, or one that would need its own code; or LoRA is not
-            possible with it.
+        UserError: there is no such checkpoint, it needs its own code, or LoRA does not work
+            with it.
     """
     import torch
     import transformers
@@ -172,10 +170,10 @@ def load_classifier(directory: Path) -> tuple[Any, list[str]]:
 
 
 def saved_config(directory: Path) -> dict[str, Any]:
-    """What a saved model's config.json holds; an adapter's is its network's.
+    """A saved model's config.json; for an adapter, its network's.
 
     Raises:
-        OSError, ValueError: there is none, or none of JSON.
+        OSError, ValueError: it is missing, or not JSON.
     """
     folder = adapters.folder_of(str(directory))
     place = Path(adapters.network_folder(folder)) if folder else directory
@@ -196,8 +194,8 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
     """Write the network and the tokenizer of the checkpoint ``name``, cut at ``max_length``.
 
     Args:
-        merge: write an adapter's network whole. Else only the adapter is written, and also, with a
-            warning, where its base is lost.
+        merge: write an adapter's whole network. Else, or with a warning if its base is lost, only
+            the adapter is written.
 
     Raises:
         UserError: the adapter's base is in ``directory``, and would be removed.
@@ -235,9 +233,42 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
 
 
 def checkpoint_errors(name: str) -> AbstractContextManager[Any]:
-    """Turn what transformers raises in here for the checkpoint ``name`` into a UserError."""
+    """Turn an error of transformers with the checkpoint ``name`` into a UserError."""
     problem = (
         f"--model_name {name!r} could not be loaded: it is neither a built-in model, nor a folder "
         "with a Hugging Face checkpoint and its tokenizer, nor the name of one on the hub"
     )
     return hub.errors(problem, local=Path(name).exists())
+
+
+def save_own(net: Any, config: dict[str, Any], directory: Path) -> None:
+    """Write a network of the project's own: weights as safetensors, and config.json; no code."""
+    from safetensors.torch import save_file
+
+    with replace_model(directory) as new:
+        save_file(net.state_dict(), new / "model.safetensors")
+        content = json.dumps(config, ensure_ascii=False, indent=1)
+        (new / "config.json").write_text(content, encoding="utf-8")
+
+
+def load_own(net: Any, directory: Path) -> None:
+    """Give a network of the project's own the weights that :func:`save_own` wrote."""
+    from safetensors.torch import load_file
+
+    net.load_state_dict(load_file(directory / "model.safetensors"))
+
+
+@contextlib.contextmanager
+def model_errors(directory: Path) -> Iterator[None]:
+    """Turn errors of reading a saved model into a UserError."""
+    try:
+        yield
+    except adapters.AdapterError:
+        raise
+    except Exception as error:  # safetensors, transformers and json have exceptions of their own
+        reason = f"{type(error).__name__}: {root_cause(error)}"
+        raise UserError(
+            f"{directory} holds no trained model ({reason}); expected config.json and "
+            "model.safetensors as training writes them",
+            "train first, or give the model's folder",
+        ) from error

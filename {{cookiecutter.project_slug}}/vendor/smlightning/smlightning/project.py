@@ -1,25 +1,24 @@
-"""Where the owner's project lies: its folder, its files, what its ``src/options.py`` declares."""
+"""The user's project: its folder, its files, and the declarations of its ``src/options.py``."""
 
 import importlib.util
 import os
 import sys
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from smlightning.errors import UserError
+from smlightning.errors import UserError, described
 
-VARIABLE = "SMLIGHTNING_PROJECT"  # names the project's folder, where commands run elsewhere
+VARIABLE = "SMLIGHTNING_PROJECT"  # the project's folder, if commands run elsewhere
 
 
 @dataclass(frozen=True)
 class ProjectOptions:
-    """What ``src/options.py`` declares."""
+    """The declarations of ``src/options.py``."""
 
-    classes: tuple[type, ...]
-    """OPTIONS: the classes whose options make the command line."""
+    cls: type
+    """Options: the class whose fields are the command line."""
 
     metrics: tuple[str, ...]
     """METRICS: every metric that a run prints."""
@@ -39,7 +38,7 @@ class Project:
 
     @property
     def src(self) -> Path:
-        """The owner's modules; SageMaker's ``source_dir``."""
+        """The user's modules; SageMaker's ``source_dir``."""
         return self.root / "src"
 
     @property
@@ -48,7 +47,7 @@ class Project:
 
     @property
     def requirements(self) -> Path:
-        """What a job installs besides its image's packages."""
+        """The packages that a job installs in addition to its image's."""
         return self.src / "requirements.txt"
 
     @property
@@ -64,12 +63,12 @@ class Project:
         return self.root / "tests"
 
     def add_src_to_path(self) -> None:
-        """Let the owner's modules be imported by their names, as in the training container."""
+        """Make the user's modules importable by their names, as in the training container."""
         if str(self.src) not in sys.path:
             sys.path.insert(0, str(self.src))
 
     def options(self) -> ProjectOptions:
-        """What ``src/options.py`` declares; imports that file, and with it nothing heavy.
+        """The declarations of ``src/options.py``; imports that file, and with it nothing heavy.
 
         Raises:
             UserError: the file is missing, or does not declare one of its names.
@@ -77,7 +76,7 @@ class Project:
         self.add_src_to_path()
         path = self.src / "options.py"
         module = _import_file("options", path)
-        names = ("OPTIONS", "METRICS", "MONITOR", "MODE")
+        names = ("Options", "METRICS", "MONITOR", "MODE")
         missing = [name for name in names if not hasattr(module, name)]
         if missing:
             raise UserError(
@@ -86,11 +85,11 @@ class Project:
             )
         metrics = module.METRICS
         if isinstance(metrics, str) or not all(isinstance(name, str) for name in metrics):
-            problem = f"METRICS of {path} is {metrics!r}, and no list of names"
+            problem = f"METRICS of {path} is {metrics!r}; expected a list of names"
             raise UserError(problem, 'write METRICS = ("val/loss", "test/loss"), with your names')
         refuse_no_name(module.MONITOR)
         return ProjectOptions(
-            classes=tuple(module.OPTIONS),
+            cls=module.Options,
             metrics=tuple(metrics),
             monitor=module.MONITOR,
             mode=module.MODE,
@@ -98,14 +97,14 @@ class Project:
 
 
 def refuse_no_name(monitor: object) -> None:
-    """Refuse a MONITOR that is no text: a tuple, where a comma stands behind it."""
+    """Raise a UserError if MONITOR is not a text: with a comma behind it, it is a tuple."""
     if not isinstance(monitor, str):
-        problem = f"MONITOR of src/options.py is {monitor!r}, and no name of a metric"
+        problem = f"MONITOR of src/options.py is {monitor!r}; expected the name of a metric"
         raise UserError(problem, 'set it to one, as in MONITOR = "val/loss"')
 
 
 def find(start: Path | None = None) -> Project:
-    """The project that SMLIGHTNING_PROJECT names; else the nearest one upwards from ``start``.
+    """The project of SMLIGHTNING_PROJECT, or else the nearest one upwards from ``start``.
 
     Args:
         start: a folder; by default the working directory.
@@ -119,7 +118,7 @@ def find(start: Path | None = None) -> Project:
         if _is_project(folder):
             return Project(folder)
         raise UserError(
-            f"{VARIABLE}={named} is no project: it does not hold job.toml and src/",
+            f"{VARIABLE}={named} is not a project: it has no job.toml and src/",
             "set it to a project's folder, or unset it",
         )
     first = (start or Path.cwd()).resolve()
@@ -137,7 +136,7 @@ def _is_project(folder: Path) -> bool:
 
 
 def _import_file(name: str, path: Path) -> ModuleType:
-    """The module of a file, which is imported unless ``sys.modules`` has that of this very file."""
+    """The module of a file; imports it unless ``sys.modules`` has the module of this very file."""
     loaded = sys.modules.get(name)
     file = getattr(loaded, "__file__", None)
     if loaded is not None and file and Path(file).resolve() == path.resolve():
@@ -152,20 +151,7 @@ def _import_file(name: str, path: Path) -> ModuleType:
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Exception) and not isinstance(error, UserError):
-            raise _refused_import(path, error) from error
+            cure = "correct it: the tests, the launcher and the rehearsal read it"
+            raise UserError(described(error), cure) from error
         raise
     return module
-
-
-def _refused_import(path: Path, error: Exception) -> UserError:
-    """Why an owner's file cannot be imported, with the line of it."""
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == str(path)
-    ]
-    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    place = f"{path}, line {line}" if line else str(path)
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    problem = f"{place}: {type(error).__name__}: {text}"
-    return UserError(problem, "correct it: the tests, the launcher and the rehearsal read it")

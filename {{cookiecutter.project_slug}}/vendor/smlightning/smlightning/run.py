@@ -1,8 +1,8 @@
-"""What every run does in the same way: its callbacks and loggers, resuming, the best weights,
-testing and saving.
+"""The parts of a run that are the same in every project: callbacks, loggers, resuming, the best
+weights, testing and saving.
 
     with dist.session():
-        run = Run(options, OPTIONS, monitor=MONITOR, mode=MODE)
+        run = Run(options, monitor=MONITOR, mode=MODE)
         trainer = pl.Trainer(
             callbacks=[*run.callbacks(), MyCallback()],
             logger=[*run.loggers(), MyLogger()],
@@ -14,7 +14,6 @@ testing and saving.
 
 import os
 import time
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -23,7 +22,7 @@ from smlightning import errors, hub
 from smlightning.checkpoints.callback import Checkpoints
 from smlightning.cluster import session
 from smlightning.cluster.sharding import gather_weights
-from smlightning.options import Classes, declared_options
+from smlightning.options import declared_options, values_of
 from smlightning.reports import log
 from smlightning.reports.lines import LogLines, MetricHistory
 from smlightning.reports.mlflow import mlflow_loggers
@@ -32,6 +31,7 @@ from smlightning.reports.progress import ProgressReport
 from smlightning.training.buckets import BucketOrder
 from smlightning.training.checks import refuse_incomplete, training_checks
 from smlightning.training.loop import ValidationSteps
+from smlightning.training.options import TrainerOptions
 from smlightning.training.precision import trainer_precision
 from smlightning.training.seeds import StepSeed
 from smlightning.training.watchdog import HangWatchdog
@@ -41,47 +41,41 @@ class Run:
     """One run of a project; make it within the session, and before data and model.
 
     Args:
-        options: the value of every option, those of `TrainerOptions` among them.
-        classes: the classes that declare the options.
+        options: of the project.
         monitor: the validation metric that marks the best weights.
         mode: whether its highest or its lowest value is best.
 
     Attributes:
-        profiler: measures nothing, in less time than Lightning's own.
+        profiler: does nothing, and takes less time than Lightning's default.
         outputs: the folder of curves and pictures.
         model_dir: the folder of the trained model.
     """
 
     def __init__(
-        self,
-        options: Mapping[str, Any],
-        classes: Classes,
-        *,
-        monitor: str,
-        mode: Literal["max", "min"],
+        self, options: TrainerOptions, *, monitor: str, mode: Literal["max", "min"]
     ) -> None:
         self.started = time.perf_counter()
         self.options, self.monitor = options, monitor
         hub.sign_in(session.current_cluster().local_rank, os.environ)
         log.quiet()
-        pl.seed_everything(options["seed"], verbose=False)
-        self.outputs, self.model_dir = log.output_dirs(options["output_dir"])
+        pl.seed_everything(options.seed, verbose=False)
+        self.outputs, self.model_dir = log.output_dirs(options.output_dir)
         self.profiler = NoProfiler()
         self.history = MetricHistory()
         self.checkpoints = Checkpoints(
             self.model_dir.parent / "checkpoints",
-            options,
-            options["checkpoint_minutes"],
-            options["checkpoint_steps"],
+            values_of(options),
+            options.checkpoint_minutes,
+            options.checkpoint_steps,
             monitor=monitor,
             mode=mode,
-            declared=declared_options(classes),
+            declared=declared_options(type(options)),
         )
 
     def precision(self, accelerator: str) -> Any:
         """The Trainer's ``precision`` for the option of that name; sets TF32 for this process."""
         chosen = self.options
-        return trainer_precision(chosen["precision"], accelerator, chosen["strategy"])
+        return trainer_precision(chosen.precision, accelerator, chosen.strategy)
 
     def callbacks(self, data_divided: bool = True) -> list[pl.Callback]:
         """The callbacks, in the order that they need: checkpoints last, after what they save.
@@ -91,12 +85,12 @@ class Run:
         """
         chosen = self.options
         return [
-            HangWatchdog(chosen["hang_seconds"]),
+            HangWatchdog(chosen.hang_seconds),
             *training_checks(data_divided),
-            StepSeed(chosen["seed"]),
+            StepSeed(chosen.seed),
             BucketOrder(),
-            ValidationSteps(chosen["val_check_steps"]),
-            ProgressReport(chosen["log_every"], self.outputs, self.history),
+            ValidationSteps(chosen.val_check_steps),
+            ProgressReport(chosen.log_every, self.outputs, self.history),
             self.checkpoints,
         ]
 
@@ -105,7 +99,7 @@ class Run:
         return [
             LogLines(self.history),
             pl.loggers.TensorBoardLogger(self.outputs, name="tensorboard", version=""),
-            *mlflow_loggers(self.options, os.environ),
+            *mlflow_loggers(values_of(self.options), os.environ),
         ]
 
     def train_test_save(
@@ -118,11 +112,11 @@ class Run:
                 from belongs to another run.
         """
         refuse_incomplete(model, data)
-        resume_from = self.checkpoints.resume(self.options["resume"])
+        resume_from = self.checkpoints.resume(self.options.resume)
         trainer.fit(model, datamodule=data, ckpt_path=resume_from, weights_only=True)
         self.checkpoints.load_best_weights(model)
         trainer.test(model, datamodule=data, verbose=False)
-        merge = self.options.get("merge", False)
+        merge = getattr(self.options, "merge", False)
         gather_weights(trainer, merge)  # from shards; with DDP each rank has them all
         if trainer.is_global_zero:
             saved: Any = model

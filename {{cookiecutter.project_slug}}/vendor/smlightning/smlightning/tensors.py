@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-PIECE = 2**22  # numbers that are added up at a time
+PIECE = 2**22  # numbers added up at a time
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -20,7 +20,7 @@ def checksum(tensor: torch.Tensor) -> int:
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for piece in flat.view(integers[flat.element_size()]).split(PIECE):
-        total += piece.sum(dtype=torch.int64)  # of which it makes a copy in int64
+        total += piece.sum(dtype=torch.int64)  # copies the piece in int64
     return int(total) % 2**61
 
 

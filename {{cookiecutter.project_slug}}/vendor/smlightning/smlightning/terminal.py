@@ -1,4 +1,4 @@
-"""Text from elsewhere (labels, file names, logs, answers of AWS) as a terminal may show it.
+"""Makes text of other sources (labels, file names, logs, answers of AWS) safe for a terminal.
 
 A control character in it could move the cursor, hide what is printed, or write to the clipboard.
 """
@@ -18,7 +18,7 @@ ESCAPES = {
 
 
 def printable(text: str) -> str:
-    """The text with each control character as an escape: ``\\x1b`` in four characters."""
+    """The text with each control character as an escape: ``\\x1b`` as four characters."""
     return text.translate(ESCAPES)
 
 
@@ -60,7 +60,7 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def printable_output() -> Iterator[None]:
-    """While the body runs, what it prints has no control characters."""
+    """While the body runs, its output has no control characters."""
     out: Any = PrintableStream(sys.stdout)
     err: Any = PrintableStream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

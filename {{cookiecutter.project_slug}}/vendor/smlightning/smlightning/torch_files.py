@@ -1,4 +1,4 @@
-"""Opens what torch.save wrote, as data: nothing in it is executed; the only calls of torch.load.
+"""Loads files of torch.save as data, without executing anything; the only calls of torch.load.
 
 Before torch 2.6, ``torch.load(weights_only=True)`` hands a TorchScript archive to
 ``torch.jit.load``, which runs its code (CVE-2025-32434). It takes a zip file with a record
@@ -32,11 +32,11 @@ class ProgramError(UserError):
 
 
 def load(source: Path | bytes) -> Any:
-    """The object that ``torch.save`` was given, on the CPU; maps a file's tensors into memory.
+    """The object in a file of ``torch.save``, on the CPU; maps a file's tensors into memory.
 
     Raises:
         ProgramError: it is a TorchScript archive.
-        Exception: of any class, where it is damaged or holds more than data.
+        Exception: of any class, if it is damaged or holds more than data.
     """
     if isinstance(source, bytes):
         content = io.BytesIO(source)
@@ -48,19 +48,19 @@ def load(source: Path | bytes) -> Any:
 
 
 def reject_program(file: BinaryIO, name: object) -> None:
-    """Raise an error unless ``file``, which is then at its start, is laid out as torch.save does.
+    """Raise an error unless ``file`` has the layout of torch.save; then go to its start.
 
     Args:
         name: of the file, for the error.
 
     Raises:
         ProgramError: it is a TorchScript archive.
-        ValueError: it is not what torch.save writes.
+        ValueError: torch.save did not write it.
     """
     if PROGRAM_RECORDS.search(_directory(file)):
         raise ProgramError(
             f"{name} is a program (a TorchScript archive), and a checkpoint is data",
-            "find out who wrote it; name a file that training wrote",
+            "find out who wrote it; give a file that training wrote",
         )
     file.seek(0)
 
@@ -68,8 +68,8 @@ def reject_program(file: BinaryIO, name: object) -> None:
 def _directory(file: BinaryIO) -> bytes:
     """The central directory of a zip file, with all its records' names.
 
-    In the layout that torch.save writes nothing lies between the directory and the file's end, so
-    torch's reader (miniz) can find no other one.
+    torch.save writes nothing between the directory and the end of the file, so torch's reader
+    (miniz) can find no other directory.
 
     Raises:
         ValueError: the file has another layout.

@@ -104,7 +104,7 @@ def fine_tuning(checkpoint: str, tmp_path: Path, **more: Any) -> dict[str, Any]:
 def test_a_checkpoint_is_fine_tuned_saved_and_continues(checkpoint: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    train.train(**fine_tuning(checkpoint, tmp_path))
+    train.train(train.Options(**fine_tuning(checkpoint, tmp_path)))
     net = AutoModelForCausalLM.from_pretrained("outputs/model")
     tokenizer = AutoTokenizer.from_pretrained("outputs/model")
     prompt = torch.tensor([[tokenizer.bos_token_id or 1, *tokenizer("beta ")["input_ids"]]])
@@ -124,7 +124,7 @@ def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_pa
 
     base = shutil.copytree(checkpoint, tmp_path / "base")
     chosen = fine_tuning(str(base), tmp_path, lora_rank=2, checkpoint_steps=2, num_workers=0)
-    train.train(**chosen)
+    train.train(train.Options(**chosen))
     last, middle = (next(Path("outputs/checkpoints").glob(f"*-step00000{n}-*")) for n in (4, 2))
     kept = files.read(last)["state_dict"]
     adapter = safetensors.load_file("outputs/model/adapter_model.safetensors")
@@ -132,7 +132,7 @@ def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_pa
     assert checksum == "net.base_checksum" and len(kept) == len(adapter) + 1
     assert last.stat().st_size < base.joinpath("model.safetensors").stat().st_size
     again = {**chosen, "resume": str(middle), "output_dir": "again"}
-    train.train(**{**again, "merge": True})
+    train.train(train.Options(**{**again, "merge": True}))
     resumed = files.read(next(Path("again/checkpoints").glob("*-step000004-*")))["state_dict"]
     assert all(torch.equal(kept[name], resumed[name]) for name in kept)
     # What predict.py, peft and transformers load: the adapter on its base, and the merged model.
@@ -151,26 +151,26 @@ def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_pa
     # Other weights under the same name.
     AutoModelForCausalLM.from_pretrained("again/model").save_pretrained(base)
     with pytest.raises(UserError, match="other weights"):
-        train.train(**{**again, "output_dir": "third"})
+        train.train(train.Options(**{**again, "output_dir": "third"}))
 
 
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
         ({"lora_rank": 2}, "--lora_rank is for Hugging Face models"),
-        ({"width": 10, "heads": 3}, "--width 10 is no multiple of --heads 3"),
+        ({"width": 10, "heads": 3}, "--width 10 is not a multiple of --heads 3"),
         ({"model_name": "gpt2", "layers": 4}, "--layers is for bytelm"),
         ({"prompt_column": "question"}, "--prompt_column and --text_column are for tables"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        parse_command_line(train.OPTIONS, [f"--{name}={value}" for name, value in values.items()])
+        parse_command_line(train.Options, [f"--{name}={value}" for name, value in values.items()])
 
 
 def test_a_model_of_prompts_answers_as_it_was_trained(tmp_path: Path) -> None:
     chosen = {**options(tmp_path), "prompt_column": "prompt", "max_length": 160, "max_steps": 2}
-    train.train(**chosen)
+    train.train(train.Options(**chosen))
     trained = predict.model_fn("outputs/model")
     assert trained[1].prompted
     assert trained[1].beginning("a") == [0, ord("a") + 1, ord("\n") + 1]
@@ -179,7 +179,7 @@ def test_a_model_of_prompts_answers_as_it_was_trained(tmp_path: Path) -> None:
 
 
 def test_a_continuation_is_a_function_of_its_seed(tmp_path: Path) -> None:
-    train.train(**{**options(tmp_path), "max_steps": 4, "epochs": 1})
+    train.train(train.Options(**{**options(tmp_path), "max_steps": 4, "epochs": 1}))
     trained = predict.model_fn("outputs/model")
 
     def said(seed: int, **more: Any) -> str:

@@ -245,7 +245,8 @@ def _print_exception(kind: type[BaseException], error: BaseException, traceback:
     if user_error:
         _print_user_error(user_error, error)
         return
-    errors.write_failure(f"{kind.__name__}: {error}")  # an earlier text stays
+    errors.write_failure(errors.described(error))  # an earlier text stays
+    print(f"error: {errors.described(error)}; its stack trace follows", file=sys.stderr)
     sys.__excepthook__(kind, error, traceback)
 
 

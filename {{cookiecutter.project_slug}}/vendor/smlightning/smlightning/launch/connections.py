@@ -135,7 +135,7 @@ def hub_repositories(job: Job, variables: Variables, project: Project) -> Iterat
 
 def hub_names(job: Job, project: Project) -> Iterator[tuple[str, str, bool]]:
     """Key of an option, the repository on the hub that it names, and whether that is certain."""
-    declared = declared_options(project.options().classes)
+    declared = declared_options(project.options().cls)
     for option in ("dataset", "model_name"):
         if option not in declared:
             continue

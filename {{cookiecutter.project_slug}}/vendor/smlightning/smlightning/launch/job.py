@@ -416,7 +416,7 @@ def cure_for_misplaced_key(name: str, project: Project) -> str:
     if name in PATHS:
         table = PATHS[name].rpartition(".")[0]
         return f"set it in [{table}]" if table else "set it above the first [table]"
-    if name in declared_options(project.options().classes):
+    if name in declared_options(project.options().cls):
         return "set it in [hyperparameters]"
     if name in aws.shape("CreateTrainingJobRequest").members:
         return "set it in [request]"

@@ -214,7 +214,7 @@ def parameter_ranges(job: Job, project: Project) -> dict[str, list[dict[str, Any
         "IntegerParameterRanges": [],
         "CategoricalParameterRanges": [],
     }
-    declared = declared_options(project.options().classes)
+    declared = declared_options(project.options().cls)
     for option, given in job.tune.ranges.items():
         if isinstance(given, list):
             values = [json.dumps(str(value)) for value in given]

@@ -24,17 +24,17 @@ from smlightning import project, run
 from smlightning.options import declared_options
 from smlightning.reports.log import metric_regex, of_the_test
 from smlightning.testing import owner, recording, runs
+from smlightning.training.options import TrainerOptions
 
 OWNER = owner.load()
 OPTIONS = OWNER.options
-DECLARED = declared_options(OPTIONS.OPTIONS)
+DECLARED = declared_options(OPTIONS.Options)
 
 
 def tried_options() -> list[str]:
-    """Options of data and model that the contract changes, one in each run."""
-    classes = (OPTIONS.DataOptions, OPTIONS.ModelOptions)
-    names = {field.name for cls in classes for field in fields(cls)}
-    return sorted(names - OWNER.small.ELSEWHERE.keys())
+    """The project's own options, and the seed: the contract changes one in each run."""
+    common = {field.name for field in fields(TrainerOptions)} - {"seed"}
+    return sorted(DECLARED.keys() - common - OWNER.small.ELSEWHERE.keys())
 
 
 @dataclass(frozen=True)
@@ -244,9 +244,8 @@ def test_every_option_of_training_is_read() -> None:
                 read.add(node.attr)  # training.epochs
             elif isinstance(node, ast.Constant):
                 read.add(str(node.value))  # options["epochs"]
-    classes = (OPTIONS.DataOptions, OPTIONS.ModelOptions)
-    tried = {field.name for cls in classes for field in fields(cls)}
-    unread = sorted(DECLARED.keys() - tried - read)
+    common = {field.name for field in fields(TrainerOptions)}
+    unread = sorted(common - read)
     assert not unread, f"no file of src/ reads {', '.join(unread)}; use it in train.py"
 
 

@@ -22,7 +22,6 @@ import torch
 
 from smlightning.data.batches import digest, leaves
 from smlightning.data.stateful import resumes_exactly
-from smlightning.options import arguments_for, declared_options, with_defaults
 from smlightning.reports import curves
 from smlightning.testing import owner
 from smlightning.training.seeds import StepSeed
@@ -93,7 +92,8 @@ def train(write: Write, options: dict[str, Any], kill_at: int) -> None:
     pl.Trainer = RecordedTrainer  # type: ignore[misc]
     curves.save_figure = close_unseen
     with contextlib.suppress(SystemExit):
-        owner.load().train.train(**options)
+        project = owner.load()
+        project.train.train(project.options.Options(**options))
     recorder.seen["files"] = result_files()
     write(recorder.seen)
 
@@ -182,12 +182,10 @@ def iterate(write: Write, options: dict[str, Any], seed: int) -> None:
         seed: of augmentation; the options' own seed divides the data.
     """
     project = owner.load()
-    declared = project.options.OPTIONS
-    single = {"batch_size": 1} if "batch_size" in declared_options(declared) else {}
-    complete = with_defaults(declared, {**options, **single})
+    single = {"batch_size": 1} if hasattr(project.options.Options, "batch_size") else {}
     model = Collect()
     with project.dist.session() as cluster:
-        data = project.data.Data(**arguments_for(project.options.DataOptions, complete))
+        data = project.data.Data(**{**options, **single})
         strategy, devices, num_nodes = project.dist.get_initialization_info()
         trainer = pl.Trainer(
             accelerator=cluster.accelerator,

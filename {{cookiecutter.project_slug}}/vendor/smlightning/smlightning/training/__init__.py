@@ -1,18 +1,21 @@
 """Callbacks and settings of training.
 
-- `imports`: Lightning without what nobody uses: ``lightning``. It needs no torch.
+- `imports`: imports Lightning faster: ``lightning``. It needs no torch.
 - `allocator`: torch's memory settings: ``allocator_settings``. It needs no torch.
-- `options`: options that every task has: ``TrainerOptions``. It needs no torch.
-- `seeds`: what is random in a step: ``StepSeed``.
+- `options`: options that every project has: ``TrainerOptions``. It needs no torch.
+- `seeds`: random numbers of a step: ``StepSeed``.
+- `loaders`: training loaders that continue within an epoch: ``ResumableLoaders``.
 - `buckets`: the order of DDP's buckets: ``BucketOrder``.
-- `loop`: where Lightning's loop is, and when it validates: ``ValidationSteps``.
-- `watchdog`: the end of a job whose ranks hang: ``HangWatchdog``, ``pause_watchdog``.
+- `loop`: the position of Lightning's loop, and its validations: ``ValidationSteps``.
+- `hangs`: which rank hangs, and where: ``find_hang``.
+- `watchdog`: ends a job whose ranks hang: ``HangWatchdog``, ``pause_watchdog``.
 - `checks`: mistakes found before training or in its first epoch: ``training_checks``,
   ``refuse_incomplete``.
 - `rank_checks`: ranks that differ, or train on the same data: ``EqualRanks``, ``DividedData``,
   ``SharedMetrics``, ``equal_on_ranks``.
 - `metrics`: metrics over all ranks: ``WeightedMean``, ``ConfusionMatrix``.
 - `losses`: the loss of each token: ``token_losses``.
-- `optimizers`: optimizers with their schedule: ``adamw_with_cosine``.
+- `optimizers`: optimizers with their schedule: ``adamw_with_cosine``, ``clip_gradients``.
+- `compiling`: torch.compile for each strategy: ``compile_network``.
 - `precision`: the Trainer's precision: ``trainer_precision``.
 """

@@ -1,4 +1,4 @@
-"""How torch divides a GPU's memory and pins the host's: defaults of its environment variable."""
+"""Defaults of torch's environment variable for GPU memory and pinned host memory."""
 
 import re
 import sys
@@ -10,10 +10,10 @@ EXACT_SINCE = (2, 13)  # the first torch that pins so
 
 
 def allocator_settings(torch_version: str, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set before torch is imported; none where the owner has set one.
+    """The variables to set before torch is imported; none if the user has set one.
 
-    - ``expandable_segments``: batches of varying length fragment a GPU's memory less; torchtitan
-      has it as its default. Torch below 2.10 is left as it is: its image is SMDDP's, which may
+    - ``expandable_segments``: batches of varying length fragment a GPU's memory less, and it is
+      torchtitan's default. Not below torch 2.10: the image with that torch is SMDDP's, which may
       share GPU memory between processes, and such segments cannot be shared.
     - ``pinned_max_cached_size_mb``: torch pins a power of two, up to twice as much as a tensor has
       (CachingHostAllocator.h). Above this size it pins just the tensor's bytes, and returns them to

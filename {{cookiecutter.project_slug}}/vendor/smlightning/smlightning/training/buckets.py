@@ -1,10 +1,9 @@
-"""DDP adds up gradients in buckets: a resumed run adds in the same order, and buffers are sent if
-they change.
+"""Keeps DDP's gradient buckets in the same order in a resumed run; broadcasts buffers that change.
 
 DDP rearranges its buckets once, after the first step, in the order in which that step finished the
 gradients, so that a bucket is sent while the rest is computed. A number's place in a bucket decides
-in which order a ring of ranks adds it up: a resumed run needs that arrangement in its first step.
-Without it 4 ranks differed by 1e-5.
+the order in which a ring of ranks adds it up: a resumed run needs that arrangement in its first
+step. Without it 4 ranks differed by 1e-5.
 """
 
 from functools import partial
@@ -75,9 +74,7 @@ class BucketOrder(pl.Callback):
 
 
 def _tracks_statistics(module: torch.nn.Module) -> bool:
-    """Whether any part keeps running statistics, which an evaluation mode may only have held still
-    so far.
-    """
+    """Whether any part keeps running statistics, even if evaluation mode holds them still."""
     return any(getattr(part, "track_running_stats", False) for part in module.modules())
 
 
@@ -86,7 +83,7 @@ def prebuild_buckets(ddp: DistributedDataParallel, order: list[torch.nn.Paramete
     in this order.
     """
     module = ddp.module
-    # autograd goes from the last that was made to the first
+    # autograd visits the last of them first
     zeros = [(parameter * 0).sum() for parameter in reversed(order)]
     vars(module)["forward"] = lambda _: torch.stack(zeros).sum()
     try:

@@ -1,10 +1,11 @@
-"""What Lightning would notice only after an epoch of training, at its end, or never is refused
-before.
-"""
+"""Checks of model and data, for mistakes that Lightning reports late or never."""
 
+import difflib
+from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from smlightning.data.workers import LostBatches
@@ -13,13 +14,12 @@ from smlightning.training.rank_checks import DividedData, EqualRanks, SharedMetr
 
 
 def training_checks(data_divided: bool = True) -> list[pl.Callback]:
-    """Callbacks that find mistakes before training, or in its first epoch.
+    """Callbacks that find mistakes before training or in its first epoch.
 
     Args:
-        data_divided: reject ranks that are given the same data; False where that is intended.
+        data_divided: reject ranks that have the same data; False if that is intended.
     """
-    checks: list[pl.Callback] = [EqualRanks(), EarlyStoppingCheck(), StepCheck()]
-    checks += [SharedMetrics(), LostBatches()]
+    checks: list[pl.Callback] = [EqualRanks(), StepCheck(), SharedMetrics(), LostBatches()]
     return [DividedData(), *checks] if data_divided else checks
 
 
@@ -27,13 +27,19 @@ def refuse_incomplete(model: pl.LightningModule, data: pl.LightningDataModule) -
     """Check that the best weights can be tested and saved when training ends.
 
     Raises:
-        UserError: ``test_step``, ``test_dataloader``, ``save`` or ``draw`` is missing.
+        UserError: ``test_step``, ``test_dataloader``, ``save`` or ``draw`` is missing, or a
+            method's name is a misspelt hook.
     """
     for owner, attribute in ((data, "prepare_data_per_node"), (model, "_modules")):
         if attribute not in vars(owner):
             raise UserError(
                 f"{type(owner).__name__}.__init__ does not call the base class's",
                 "begin it with super().__init__()",
+            )
+        for name, hook in misspelt_hooks(owner):
+            raise UserError(
+                f"{type(owner).__name__}.{name} is never called: Lightning has no such hook",
+                f"did you mean {hook}?",
             )
     required: Any = ((model, "test_step"), (data, "test_dataloader"))
     missing = [
@@ -52,15 +58,36 @@ def refuse_incomplete(model: pl.LightningModule, data: pl.LightningDataModule) -
         )
 
 
+def misspelt_hooks(owner: Any) -> Iterator[tuple[str, str]]:
+    """Methods of the user's class that Lightning does not call, and the hooks they resemble."""
+    kind = pl.LightningModule if isinstance(owner, pl.LightningModule) else pl.LightningDataModule
+    hooks = [name for name in dir(kind) if callable(getattr(kind, name)) and name[0] != "_"]
+    missing = [name for name in hooks if not is_overridden(name, owner, parent=kind)]
+    for name, value in vars(type(owner)).items():
+        if callable(value) and name not in hooks:
+            for hook in difflib.get_close_matches(name, missing, 1, cutoff=0.93):
+                yield name, hook
+
+
+def untrained_layers(model: torch.nn.Module, optimized: set[int]) -> Iterator[str]:
+    """Lists of layers that torch does not know, with weights that no optimizer has."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            layers = value if isinstance(value, list | tuple) else ()
+            weights = [p for x in layers if isinstance(x, torch.nn.Module) for p in x.parameters()]
+            if any(p.requires_grad and id(p) not in optimized for p in weights):
+                yield f"{path}.{name}".lstrip(".")
+
+
 class StepCheck(pl.Callback):
-    """Refuses a training without an optimizer, and one whose steps return no loss."""
+    """Rejects a training without an optimizer, and one whose steps return no loss."""
 
     def __init__(self) -> None:
         self.has_loss = False
         self.batches = 0  # until one had a loss
 
     def state_dict(self) -> dict[str, Any]:
-        """A resumed run may have only batches left that are left out on purpose."""
+        """A resumed run may have only batches left that training_step skips on purpose."""
         return {"has_loss": self.has_loss}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -68,18 +95,23 @@ class StepCheck(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trained = {id(weights) for weights in pl_module.parameters()}
-        optimized = [
+        optimized = {
             id(weights)
             for optimizer in trainer.optimizers
             for group in optimizer.param_groups
             for weights in group["params"]
-        ]
-        # Where configure_optimizers returns None, Lightning makes one of a tensor of its own.
-        if not trained & set(optimized):
+        }
+        # If configure_optimizers returns None, Lightning's optimizer has a tensor of its own.
+        if not trained & optimized:
             raise UserError(
-                "configure_optimizers gives no optimizer of the model's parameters, so nothing "
+                "configure_optimizers returns no optimizer of the model's parameters, so nothing "
                 "would be trained",
                 "return an optimizer of self.parameters() there",
+            )
+        for name in untrained_layers(pl_module, optimized):
+            raise UserError(
+                f"{name} is a plain list of layers, so torch does not train them",
+                "make it a torch.nn.ModuleList",
             )
 
     def on_train_batch_end(
@@ -108,22 +140,3 @@ class StepCheck(pl.Callback):
                 "return the loss there, or set self.automatic_optimization = False and step the "
                 "optimizer yourself",
             )
-
-
-class EarlyStoppingCheck(pl.Callback):
-    """Refuses an EarlyStopping whose metric validation does not log.
-
-    Lightning would find out after an epoch, or with ``strict=False`` never.
-    """
-
-    def on_sanity_check_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        logged = trainer.callback_metrics
-        prefixes = {name.partition("/")[0] for name in logged}  # train/… is not logged yet
-        for stopper in trainer.early_stopping_callbacks:
-            monitor = stopper.monitor
-            if monitor not in logged and monitor.partition("/")[0] in prefixes:
-                raise UserError(
-                    f"EarlyStopping waits for {monitor}, "
-                    f"but validation logged {', '.join(sorted(logged))}",
-                    "name one of these",
-                )

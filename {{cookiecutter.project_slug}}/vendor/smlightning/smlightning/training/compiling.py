@@ -1,4 +1,4 @@
-"""torch.compile of a network, as its strategy needs it."""
+"""torch.compile for each strategy."""
 
 from pytorch_lightning.strategies import Strategy
 from torch import nn
@@ -10,8 +10,8 @@ from smlightning.cluster.sharding import ShardedStrategy
 def compile_network(network: nn.Module, strategy: Strategy) -> None:
     """Compile the network for inputs of any length, when it is first called.
 
-    Where it will be divided each block is compiled by itself, as torchtitan does: to gather a
-    block's weights interrupts what is compiled together, and equal blocks are compiled once.
+    With FSDP each block is compiled separately, as in torchtitan: gathering a block's weights would
+    interrupt a larger compiled part, and equal blocks are compiled once.
     """
     parts = list(blocks(network)) if isinstance(strategy, ShardedStrategy) else []
     for part in parts or [network]:

@@ -1,12 +1,11 @@
-"""Which rank a hang is of, by what each rank says of itself; and where a process is in its code.
+"""Finds the rank that hangs from the ranks' heartbeats, and the line that a process executes.
 
-In a hang the ranks wait for one another in some collective, and the one that has come least far is
-the one that they wait for. A process that is paused or lost says nothing.
+In a hang the ranks wait in some collective for the rank that has made the least progress. A process
+that is paused or lost sends no heartbeats.
 """
 
 import json
 import sys
-import sysconfig
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,20 +14,19 @@ from types import CodeType, FrameType
 
 from smlightning.cluster.location import Cluster
 from smlightning.cluster.session import End
+from smlightning.errors import PACKAGE, is_users_file
 
-PACKAGE = str(Path(__file__).parents[1])
-STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
-NAMED_PLACES = 8  # of so many ranks a verdict says where they were
+NAMED_PLACES = 8  # ranks whose places a verdict lists
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a rank says of itself every few seconds."""
+    """A rank's own report, every few seconds."""
 
     number: int
-    marks: int  # how far its training has come
-    idle: float  # seconds since its last mark, as far as they count
-    place: str  # what it was doing, and where in the code
+    marks: int  # progress of its training
+    idle: float  # seconds since its last mark, less for slow phases
+    place: str  # its activity and its line of code
     seconds: float  # since its last mark
 
     def dumps(self) -> str:
@@ -36,13 +34,13 @@ class Heartbeat:
 
     @staticmethod
     def loads(text: str) -> "Heartbeat":
-        """The heartbeat that ``dumps`` made a text of."""
+        """The heartbeat of a text by ``dumps``."""
         return Heartbeat(**json.loads(text))
 
 
 @dataclass(frozen=True)
 class Heard:
-    """The latest heartbeat of a rank, and when it was first read (``time.monotonic()``)."""
+    """The latest heartbeat of a rank, and the time of its first reading (``time.monotonic()``)."""
 
     heartbeat: Heartbeat
     at: float
@@ -54,7 +52,7 @@ def find_hang(
     """The end of a job in which a rank has been silent or idle for ``limit`` seconds; else None.
 
     Args:
-        latest: of each rank that was ever heard of.
+        latest: the heartbeat of each rank that has sent one.
     """
     silent = {rank: now - heard.at for rank, heard in latest.items() if now - heard.at > limit}
     if silent:
@@ -68,8 +66,8 @@ def find_hang(
     least = min(heard.heartbeat.marks for heard in latest.values())
     late = {rank: heard for rank, heard in latest.items() if heard.heartbeat.marks == least}
     if len(late) == cluster.world_size > 1:
-        problems = ["no rank goes on, and all are in one place"]
-        cure = "look at the network between the hosts, and at the disk of the checkpoints"
+        problems = ["no rank makes progress, and all are at the same point"]
+        cure = "check the network between the hosts, and the disk of the checkpoints"
         return _verdict(problems, latest, cure)
     problems = [
         f"{cluster.name(rank)} stopped taking part "
@@ -95,29 +93,17 @@ def main_thread_frames() -> Iterator[FrameType]:
 
 
 def main_thread_place(outer: Collection[CodeType]) -> str:
-    """File, line and function where the main thread is: the innermost of the owner's code.
+    """File, line and function of the main thread: the innermost line of the user's code.
 
-    Where the owner's code called the package or a library, its own line says more than theirs.
-    Where none of it is on the stack, it is the package's innermost line, else the innermost of all.
+    If the stack has none, it is the innermost line of the package, else the innermost of all.
 
     Args:
-        outer: code on the stack of every rank, whatever it does, such as the entry file's.
+        outer: code that is always on the stack, such as the entry file's.
     """
     frames = [frame for frame in main_thread_frames() if frame.f_code not in outer]
-    owners = [frame for frame in frames if not _is_of_library(frame) and not _is_of_package(frame)]
-    packages = [frame for frame in frames if _is_of_package(frame)]
-    for frame in [*owners[:1], *packages[:1], *frames[:1]]:
+    own = [frame for frame in frames if is_users_file(frame.f_code.co_filename)]
+    packages = [frame for frame in frames if frame.f_code.co_filename.startswith(PACKAGE)]
+    for frame in [*own[:1], *packages[:1], *frames[:1]]:
         file = Path(frame.f_code.co_filename).name
         return f"{file}:{frame.f_lineno} {frame.f_code.co_name}"
     return "no code"
-
-
-def _is_of_package(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(PACKAGE)
-
-
-def _is_of_library(frame: FrameType) -> bool:
-    """Whether the code is Python's, an installed library's, or generated."""
-    file = frame.f_code.co_filename
-    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return bool(installed) or file.startswith((STANDARD_LIBRARY, "<"))

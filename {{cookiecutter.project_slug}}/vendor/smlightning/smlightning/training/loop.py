@@ -1,7 +1,6 @@
-"""Lightning's training loop (2.6.6): where it is, when it validates, and how a resumed run is put
-in its middle.
+"""Lightning's training loop (2.6.6): its position, its validations, and resuming within an epoch.
 
-What has no public name there is used in this file alone.
+Only this file uses the loop's private names.
 """
 
 from collections.abc import Callable
@@ -13,19 +12,16 @@ from smlightning.errors import UserError
 
 
 class ValidationSteps(pl.Callback):
-    """Validates after every so many optimizer steps of an epoch, and at its end; with 0 at its end
-    alone.
+    """Validates after every so many optimizer steps of an epoch and at its end; with 0 only then.
 
-    ``Trainer(val_check_interval)`` leaves an epoch's end out where the interval does not divide it.
+    ``Trainer(val_check_interval)`` skips the end of an epoch that the interval does not divide.
     """
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
     def on_train_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        """Have Lightning validate at each epoch's batches that ``val_check_batch`` divides, and at
-        the last one.
-        """
+        """Set ``val_check_batch``: Lightning validates at the batches that it divides."""
         if not self.steps:
             return
         if trainer.is_last_batch:
@@ -72,8 +68,9 @@ def validates_by_the_clock(trainer: pl.Trainer) -> bool:
 
 
 def watch_fetching(trainer: pl.Trainer, begin: Callable[[], None], end: Callable[[], None]) -> None:
-    """Have functions called before and after each time that the training loader is asked for a
-    batch. Lightning tells its profiler alone, and that is the owner's.
+    """Call functions before and after each fetch of a training batch.
+
+    Lightning has hooks for it only in its profiler, which is the user's.
     """
     loop: Any = trainer.fit_loop.epoch_loop
     for name, call in (("_on_before_fetch", begin), ("_on_after_fetch", end)):
@@ -89,9 +86,7 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
 
 
 def check_count(trainer: pl.Trainer, step: int) -> None:
-    """Refuse ``max_steps``, which the Trainer compares with ``global_step``, where that is not
-    ``step``.
-    """
+    """Raise a UserError if ``max_steps`` would not count global batches, as ``step`` does."""
     if trainer.max_steps != -1 and trainer.global_step != step:
         raise UserError(
             f"max_steps={trainer.max_steps} would end training too early or too late: in manual "
@@ -102,9 +97,7 @@ def check_count(trainer: pl.Trainer, step: int) -> None:
 
 
 def end_restart(trainer: pl.Trainer) -> None:
-    """From here on a resumed run is like any other, or ReduceLROnPlateau leaves out the epoch that
-    was resumed.
-    """
+    """End Lightning's restart mode, in which ReduceLROnPlateau would skip the resumed epoch."""
     trainer.fit_loop._restarting = False
 
 
@@ -119,10 +112,10 @@ def set_progress(
     validate: bool,
     max_steps: int,
 ) -> None:
-    """Write a position into the state of Lightning's fit loop as if a run had just got there.
+    """Write a position into the state of Lightning's fit loop, as if a run had just reached it.
 
-    What Lightning saves depends on the hook that saves and on accumulation, and after some it
-    repeats or leaves out an epoch's end.
+    Lightning's own state depends on the hook that saves and on accumulation; after some of them a
+    resumed run repeats or skips the end of an epoch.
 
     Args:
         fit_loop: ``checkpoint["loops"]["fit_loop"]``, changed in place.

@@ -1,4 +1,4 @@
-"""The loss of each token of a language model, with little memory where there are many tokens."""
+"""The loss of each token of a language model, with little memory for many tokens."""
 
 import functools
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def token_losses(logits: torch.Tensor, labels: torch.Tensor, ignored: int = -100
         again: dict[str, Any] = {
             "use_reentrant": False,
             "preserve_rng_state": False,
-        }  # nothing is drawn
+        }  # nothing is random
         compute = functools.partial(checkpoint, _losses, **again)
     losses = [compute(*piece, ignored) for piece in pieces]
     return torch.cat(losses).view_as(labels)

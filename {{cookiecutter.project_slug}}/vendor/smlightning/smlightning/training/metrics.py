@@ -13,7 +13,7 @@ from smlightning.errors import UserError
 def check_sums(model: torch.nn.Module) -> None:
     """Raise a UserError if a metric uses ``sum_over_ranks`` and has a state that is not a sum.
 
-    torchmetrics 1.9 keeps in ``Metric._reductions`` how each state of all ranks is made one.
+    torchmetrics 1.9 keeps the reduction of each state in ``Metric._reductions``.
     """
     for name, metric in model.named_modules():
         if getattr(metric, "dist_sync_fn", None) is not collectives.sum_over_ranks:
@@ -23,7 +23,7 @@ def check_sums(model: torch.nn.Module) -> None:
         if others:
             raise UserError(
                 f"{name or 'the metric'} ({type(metric).__name__}) has the state {others[0]}, "
-                "which is no sum, and dist_sync_fn=sum_over_ranks would give wrong figures on "
+                "which is not a sum: dist_sync_fn=sum_over_ranks would give wrong values on "
                 "several ranks",
                 "leave dist_sync_fn out, or give the metric thresholds if it takes some",
             )
@@ -33,8 +33,8 @@ class WeightedMean(torchmetrics.Metric):
     """Sum of values × weights, divided by the sum of the weights, in float64; nan stays nan,
     whatever its weight.
 
-    ``torchmetrics.MeanMetric`` looks for nan in each batch, for which a GPU has to be waited for;
-    told not to (``nan_strategy="disable"``), torchmetrics 1.9 takes every weight for 1.
+    ``torchmetrics.MeanMetric`` looks for nan in each batch and so waits for the GPU; with
+    ``nan_strategy="disable"`` torchmetrics 1.9 ignores the weights.
     """
 
     full_state_update = False
@@ -56,11 +56,9 @@ class WeightedMean(torchmetrics.Metric):
 
 
 class ConfusionMatrix(torchmetrics.Metric):
-    """How often each class was predicted for each true one: (classes, classes) float64, a row for
-    each true class.
+    """Counts of predicted classes: (classes, classes) float64, a row per true class.
 
-    torchmetrics' leaves rows out by ``ignore_index`` and counts by ``bincount``; a GPU has to be
-    waited for in both.
+    torchmetrics' own uses ``ignore_index`` and ``bincount``; both wait for the GPU.
     """
 
     full_state_update = False

@@ -1,7 +1,6 @@
-"""Options of training that every task has, under the names by which the package knows them.
+"""Options that every project has.
 
-The launcher counts a job's memory and hours by them, and runs resume by them. Nothing heavy is
-imported, since it reads them, too.
+The launcher reads them to estimate memory and hours, so this file imports nothing heavy.
 """
 
 from dataclasses import dataclass
@@ -21,17 +20,17 @@ from smlightning.options import (
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """What a project's ``train.py`` gives to Lightning's Trainer, the strategy and the callbacks.
+    """Options of Lightning's Trainer, the strategy and the callbacks.
 
-    A project derives its own class from it. A field of the same name there replaces the one here.
+    A project derives its class from it. A field of the same name there replaces the one here.
     """
-
-    RESUME = "free"  # a resumed run may have other values, unless an option says otherwise
 
     epochs: PositiveInt = option(1, "passes over the training data", resume="path")
     max_steps: PositiveOrMinusOne = option(-1, "steps in all; -1: no limit", resume="path")
     seed: Seed = option(0, "determines splits, order, initial weights, dropout", resume="data")
-    accumulate_grad_batches: PositiveInt = option(1, "batches per rank and optimizer step")
+    accumulate_grad_batches: PositiveInt = option(
+        1, "batches per rank and optimizer step", resume="free"
+    )
     gradient_clip_val: NonNegativeFloat = option(1.0, "largest norm; 0: none", resume="path")
     precision: Literal["auto", "32-true", "tf32", "bf16-mixed", "16-mixed"] = option(
         "auto",
@@ -40,38 +39,56 @@ class TrainerOptions:
         resume="path",
     )
     strategy: Literal["ddp", "fsdp"] = option(
-        "ddp", "fsdp divides weights and optimizer state among the ranks (docs/distributed.md)"
+        "ddp",
+        "fsdp divides weights and optimizer state among the ranks (docs/distributed.md)",
+        resume="free",
     )
     shard_size: NonNegativeInt = option(
-        0, "of fsdp: ranks that share one copy, as those of a host (faster, more memory); 0: all"
+        0,
+        "of fsdp: ranks that share one copy, as those of a host (faster, more memory); 0: all",
+        resume="free",
     )
     compression: Literal["none", "fp16", "bf16", "powersgd"] = option(
         "none",
         "of gradients between ranks; powersgd (rank 2, from step 100 on) does not resume exactly",
         resume="path",
     )
-    bucket_cap_mb: PositiveInt = option(25, "largest size in MiB in which gradients are sent")
-    deterministic: bool = option(
-        False, "only GPU kernels that repeat their numbers: needed to resume bit by bit"
+    bucket_cap_mb: PositiveInt = option(
+        25, "largest size in MiB in which gradients are sent", resume="free"
     )
-    output_dir: str = option("outputs", "folder of all results; on SageMaker its own folders")
+    deterministic: bool = option(
+        False,
+        "only GPU kernels that repeat their numbers: needed to resume bit by bit",
+        resume="free",
+    )
+    output_dir: str = option(
+        "outputs", "folder of all results; on SageMaker its own folders", resume="free"
+    )
     resume: str = option(
         "auto",
         "auto (where an unfinished run of these options stopped), never, or a checkpoint's path",
+        resume="free",
     )
     checkpoint_minutes: PositiveFloat = option(
-        5.0, "between two checkpoints; an epoch's end and a stop signal make one anyway"
+        5.0,
+        "between two checkpoints; an epoch's end and a stop signal make one anyway",
+        resume="free",
     )
-    checkpoint_steps: NonNegativeInt = option(0, "steps between two checkpoints; 0: by minutes")
+    checkpoint_steps: NonNegativeInt = option(
+        0, "steps between two checkpoints; 0: by minutes", resume="free"
+    )
     hang_seconds: PositiveFloat = option(
         60.0,
         "hang timeout; after 60 % of it, or three slowest steps, the stalled rank is reported and "
         "the job is aborted",
+        resume="free",
     )
     val_check_steps: NonNegativeInt = option(
         0, "steps between two validations within an epoch; 0: one at its end", resume="optimizer"
     )
-    log_every: PositiveInt = option(50, "optimizer steps between two lines of the log")
+    log_every: PositiveInt = option(
+        50, "optimizer steps between two lines of the log", resume="free"
+    )
 
     def __post_init__(self) -> None:
         if self.strategy == "ddp" and self.shard_size:

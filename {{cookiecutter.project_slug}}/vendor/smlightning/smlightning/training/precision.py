@@ -1,6 +1,4 @@
-"""The numbers that training computes with: Trainer's ``precision``, and TF32 only where it is asked
-for.
-"""
+"""The Trainer's ``precision`` for an option's value; TF32 only on request."""
 
 from typing import Any
 
@@ -11,16 +9,14 @@ def trainer_precision(wanted: str, accelerator: str, strategy: str = "ddp") -> A
     """Trainer's ``precision`` for an option's value; sets TF32 for this process.
 
     Args:
-        wanted: ``auto`` is bf16-mixed where the GPU computes in it, on older GPUs 16-mixed or, with
+        wanted: ``auto`` is bf16-mixed if the GPU computes in it, on older GPUs 16-mixed or, with
             ``fsdp``, 32-true, and 32-true on a CPU; ``tf32`` is 32-true with matrix products in
-            TF32, which 32-true itself leaves out everywhere; any other is Lightning's own.
+            TF32; the others are Lightning's.
         accelerator: ``cpu`` or ``gpu``.
         strategy: ``ddp`` or ``fsdp``, which does not scale losses as 16-mixed needs.
     """
     tf32 = wanted == "tf32"
-    torch.backends.cudnn.allow_tf32 = (
-        tf32  # torch's default allows convolutions what products may not
-    )
+    torch.backends.cudnn.allow_tf32 = tf32  # torch's default is True for convolutions
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if wanted == "auto" and accelerator == "gpu":
         if torch.cuda.is_bf16_supported(including_emulation=False):

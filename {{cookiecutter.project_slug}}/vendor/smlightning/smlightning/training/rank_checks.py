@@ -1,11 +1,10 @@
 """Checks that ranks agree where they must, and that each trains on its own part of the data.
 
-Ranks that differ train without an error: the number of a label stands for another label on each
-rank, the weights drift apart, or a metric is one rank's own. Each check gathers a few numbers from
+Ranks that differ train without an error: a label's number has another meaning on each rank, the
+weights drift apart, or a metric covers one rank's samples. Each check gathers a few numbers from
 every rank, with the one reduction that every backend has (cluster/collectives.py).
 """
 
-import hashlib
 import math
 import sys
 from collections import Counter
@@ -27,7 +26,7 @@ from smlightning.training.metrics import check_sums
 
 SHOWN = 60  # characters of a value in an error
 LISTED = 8  # ranks or metrics in an error
-MOST = 32  # batches that DividedData compares: two of each of up to 16 workers
+MOST = 32  # batches that DividedData compares
 TOLERANCE = 1e-3  # of a metric: ranks may add up in another order
 SUM_IT = (
     "sum it over the ranks: log a torchmetrics metric, or self.log(..., sync_dist=True) where the "
@@ -37,9 +36,6 @@ GIVE_ALL = (
     "give every rank all of the data: Lightning divides an ordinary DataLoader, and "
     "smlightning.data.batches.loader gives each rank equally many batches"
 )
-
-Digests = tuple[int, ...]
-"""The digests of one rank's batches, from the first one on."""
 
 
 class EqualRanks(pl.Callback):
@@ -79,15 +75,14 @@ class EqualRanks(pl.Callback):
 class DividedData(pl.Callback):
     """Compares the ranks' first two batches of a fit, before the second is trained on.
 
-    Where a rank's own batches are equal, it compares more, at most MOST: loader workers that do not
-    divide a stream among them give each batch in turn. Uniform data prove nothing, nor does an
-    epoch of one batch, of which a sampler may have to give a sample to two ranks.
+    If the batches of a rank are equal to each other, it compares more, at most MOST. Uniform data
+    prove nothing, nor does an epoch of one batch: a sampler may have to give one sample to two
+    ranks.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.workers = stream_workers(trainer.train_dataloader)
         self.batches: list[list[int]] = []  # for each batch, the ranks' digests
-        self.done = trainer.world_size == 1 and self.workers < 2
+        self.done = trainer.world_size == 1
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
@@ -100,40 +95,31 @@ class DividedData(pl.Callback):
         self.done = self._is_proven() or len(self.batches) == MOST or ended
 
     def _is_proven(self) -> bool:
-        """Whether the batches so far prove that ranks and workers have data of their own.
+        """Whether the batches so far prove that every rank has its own data.
 
         Raises:
-            UserError: they prove that ranks, or the workers of a loader, share it.
+            UserError: ranks have the same batches, and these differ from each other.
         """
-        ranks: list[Digests] = list(zip(*self.batches, strict=True))
+        ranks = list(zip(*self.batches, strict=True))
         varied = [digests for digests in ranks if len(set(digests)) > 1]
-        repeats = bool(varied) and all(is_repeated(digests, self.workers) for digests in varied)
-        two_of_each = 2 * self.workers
-        if repeats and len(self.batches) == two_of_each:
-            raise UserError(
-                f"Each of the train loader's {self.workers} workers gives the same batches, so "
-                f"training sees each {self.workers} times",
-                "let the IterableDataset give every worker a part of its own "
-                "(torch.utils.data.get_worker_info), or set num_workers to 1",
-            )
-        same = ranks_with_equal_batches(ranks)
-        if same:
-            raise UserError(
-                f"Ranks {listed(same)} of {len(ranks)} were given the same batches and would train "
-                "on the same data",
-                "let train_dataloader return an ordinary DataLoader, which Lightning divides "
-                "among the ranks, or give its loader a DistributedSampler or "
-                "smlightning.data.batches.GlobalBatches; let a stream give each rank a part "
-                "(dist.get_global_rank()), or draw from a generator of the rank's own",
-            )
-        chance = repeats and len(self.batches) < two_of_each  # one batch of each worker
-        return len(varied) == len(ranks) and not chance
+        for digests, times in Counter(varied).items():
+            if times > 1:
+                same = [rank for rank, other in enumerate(ranks) if other == digests]
+                raise UserError(
+                    f"Ranks {listed(same)} of {len(ranks)} have the same batches and would train "
+                    "on the same data",
+                    "let train_dataloader return an ordinary DataLoader, which Lightning divides "
+                    "among the ranks, or give its loader a DistributedSampler or "
+                    "smlightning.data.batches.GlobalBatches; let a stream give each rank a part "
+                    "(dist.get_global_rank()), or use a random generator per rank",
+                )
+        return len(varied) == len(ranks)
 
 
 class SharedMetrics(pl.Callback):
-    """Warns of metrics that are each rank's own, once after the first validation, epoch and test.
+    """Warns once after the first validation, epoch and test of metrics that differ between ranks.
 
-    Before training it raises a UserError for metrics that would be summed wrongly.
+    Before training it rejects metrics that would be summed wrongly.
     """
 
     def __init__(self) -> None:
@@ -165,11 +151,11 @@ class SharedMetrics(pl.Callback):
             print(f"warning: {difference}", file=sys.stderr)
 
 
-# What is compared. Every function below that gathers from the ranks is collective.
+# Every function below that gathers from the ranks is collective.
 
 
 def saved_attributes(model: Any) -> tuple[str, ...]:
-    """Names of attributes, of the model or its data module, that `Model.save` writes."""
+    """Attributes of the model or of its data module that `Model.save` writes."""
     return tuple(getattr(model, "saved_attributes", ("labels", "classes")))
 
 
@@ -223,8 +209,6 @@ def check_weights(model: torch.nn.Module, with_buffers: bool) -> None:
     if with_buffers:
         tensors.update(model.named_buffers())
     numbers = [checksum(tensor) * 2 + tensor.requires_grad for tensor in tensors.values()]
-    if first_difference([text_digest(repr(numbers))]) is None:
-        return
     difference = first_difference(numbers)
     if difference is not None:
         rank, number = difference
@@ -251,7 +235,7 @@ def equal_on_ranks(name: str, value: float, check: bool) -> float:
 
 def metric_difference(names: list[str], values: list[float]) -> UserError | None:
     """The warning about metrics that differ between ranks."""
-    logged = first_difference([text_digest(repr(names))])
+    logged = first_difference([digest(names)])
     if logged is not None:
         return UserError(
             f"Rank {logged[0]} logs other metrics than rank 0, which logs "
@@ -273,9 +257,6 @@ def metric_difference(names: list[str], values: list[float]) -> UserError | None
     )
 
 
-# How it is compared
-
-
 def gathered(values: Sequence[float]) -> torch.Tensor:
     """The values of each rank: (ranks, values) float64."""
     cluster = session.current_cluster()
@@ -294,39 +275,7 @@ def first_difference(numbers: Sequence[int]) -> tuple[int, int] | None:
     return None
 
 
-def text_digest(text: str) -> int:
-    """48 bits of the hash of a text."""
-    content = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6)
-    return int.from_bytes(content.digest(), "big")
-
-
 def listed(names: Sequence[Any]) -> str:
     """The first names, and how many more there are."""
     shown = ", ".join(map(str, names[:LISTED]))
     return shown if len(names) <= LISTED else f"{shown} and {len(names) - LISTED} more"
-
-
-def stream_workers(loaders: Any) -> int:
-    """The most workers of any loader of an IterableDataset; 0 if there is none."""
-    workers = [0]
-    for loader in CombinedLoader(loaders, "sequential").flattened:
-        if isinstance(getattr(loader, "dataset", None), IterableDataset):
-            workers.append(getattr(loader, "num_workers", 0))
-    return max(workers)
-
-
-def is_repeated(digests: Digests, workers: int) -> bool:
-    """Whether each batch of a rank came as often in a row as there are workers."""
-    if workers < 2:
-        return False
-    rounds = [digests[at : at + workers] for at in range(0, len(digests), workers)]
-    return all(len(set(batches)) == 1 for batches in rounds)
-
-
-def ranks_with_equal_batches(ranks: list[Digests]) -> list[int]:
-    """The largest set of ranks with the same batches, if these batches differ from each other."""
-    counts = Counter(digests for digests in ranks if len(set(digests)) > 1)
-    if not counts:
-        return []
-    ((digests, times),) = counts.most_common(1)
-    return [rank for rank, other in enumerate(ranks) if other == digests] if times > 1 else []

@@ -1,7 +1,7 @@
-"""Hangs: a rank that stops taking part is named, every rank says where it is, and the job ends.
+"""Detects hangs: the log says which rank hangs and where every rank is, and the job ends.
 
-A thread of each rank writes every few seconds to the store how far its training has come; rank 0's
-compares. Rank 1 deputises for rank 0. A rank that cannot reach the store any more ends by itself.
+A thread of each rank writes its progress to the store every few seconds; rank 0 compares, and rank
+1 does if rank 0 cannot. A rank that cannot reach the store any more ends by itself.
 """
 
 import faulthandler
@@ -31,26 +31,27 @@ from smlightning.training.hangs import (
     main_thread_place,
 )
 
-VERDICT_FRACTION = 0.6  # of the hang timeout; the rest is for the ranks to read it, and for stacks
-HEARTBEATS = 30  # in the hang timeout
-FOLLOW_SECONDS = 3.0  # in which a rank has to notice by itself that another one failed
-# So many times as long the first batches of a phase may take: compilers, caches and workers start.
+VERDICT_FRACTION = 0.6  # of the hang timeout; the rest is time to read the verdict and print stacks
+HEARTBEATS = 30  # per hang timeout
+FOLLOW_SECONDS = 3.0  # time for a rank to notice by itself that another one failed
+# Factors of the timeout: for the first batches of a phase (compilers, caches and workers start),
+# and for a pause (the disk that writes a checkpoint may have failed).
 WARM_UP_FACTOR = 10
-PAUSE_FACTOR = 30  # and so many times what pauses it: a disk that takes a checkpoint may have died
-# A hang takes at least so many times as long as the slowest step before it, and at most as long as
-# the first batches may. On a GPU the slowest step is a whole batch: all of its marks fall while it
-# is queued, and the ranks then wait for it in `Agreement`.
+PAUSE_FACTOR = 30
+# A hang takes at least this many times the slowest step before it, and at most the time of the
+# first batches. On a GPU the slowest step is a whole batch: all of its marks fall while it is
+# queued, and the ranks then wait for it in `Agreement`.
 SLOW_STEP_FACTOR = 3
 
 HANG_KEY = "hang"  # the verdict
-PAUSES_KEY = "pauses"  # how often a rank was seen to pause
+PAUSES_KEY = "pauses"  # heartbeats of ranks that pause
 
 
 @dataclass
 class _Pause:
     depth: int = 0  # greater than 0 while all ranks wait on purpose
-    began: float = 0.0  # time.monotonic() when they began to
-    ended: float = 0.0  # time.monotonic() when they last stopped waiting
+    began: float = 0.0  # time.monotonic() of the beginning
+    ended: float = 0.0  # time.monotonic() of the last end
 
 
 _pause = _Pause()
@@ -58,7 +59,7 @@ _pause = _Pause()
 
 @contextmanager
 def pause_watchdog() -> Iterator[None]:
-    """The body may take PAUSE_FACTOR times as long without being a hang."""
+    """In the body the hang timeout is PAUSE_FACTOR times as long."""
     if not _pause.depth:
         _pause.began = time.monotonic()
     _pause.depth += 1
@@ -80,11 +81,11 @@ def _pause_while_compiling() -> None:
 
 @dataclass
 class Progress:
-    """How far this rank's training has come.
+    """Progress of this rank's training.
 
     Attributes:
         timeout: seconds without a mark that are a hang, unless steps are slow.
-        slowest: seconds from one mark to the next, at most, since the first batch of training.
+        slowest: longest time between two marks since the first batch of training.
     """
 
     timeout: float = math.inf
@@ -106,13 +107,13 @@ class Progress:
         last_words.note(f"in {activity}")
 
     def enter(self, phase: str, *, warm: bool = False) -> None:
-        """Go on in ``phase``; its first batches are over once that was ``warm``."""
+        """Enter a phase; after a ``warm`` entry its first batches are over."""
         if warm:
             self.warm_phases.add(phase)
         self.is_warm = phase in self.warm_phases
 
     def idle(self) -> float:
-        """Seconds since the last mark, as far as they count."""
+        """Seconds since the last mark, divided by the patience with this step."""
         if not self.is_watched:
             return 0.0
         if _pause.depth:
@@ -120,11 +121,11 @@ class Progress:
         return self.seconds() / self._patience()
 
     def seconds(self) -> float:
-        """Since the last mark, or the last pause."""
+        """Seconds since the last mark or the last pause."""
         return time.monotonic() - max(self.at, _pause.ended)
 
     def _patience(self) -> float:
-        """How many times as long as the timeout this step may take."""
+        """The factor by which this step may exceed the timeout."""
         if not self.is_warm:
             return WARM_UP_FACTOR
         slow = SLOW_STEP_FACTOR * self.slowest / (self.timeout * VERDICT_FRACTION)
@@ -132,15 +133,14 @@ class Progress:
 
 
 class HangWatchdog(pl.Callback):
-    """Ends a job whose ranks wait for one that takes no part any more.
+    """Ends a job whose ranks wait for one that makes no progress.
 
     Marks are the beginnings and ends of batches, backward passes and updates. A rank that fails
-    says so at once, and one that does not notice, since it waits in a collective, ends with that
-    cause. One process alone is not watched: nobody waits for it, and a slow step, or a debugger, is
-    no hang.
+    tells the others at once; one that waits in a collective ends with that cause. A single process
+    is not watched: a slow step or a debugger is not a hang.
 
     Args:
-        seconds: longest time from one mark to the next; more where the steps before are slow.
+        seconds: longest time from one mark to the next; longer after slow steps.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -153,8 +153,6 @@ class HangWatchdog(pl.Callback):
         self.last_answer = time.monotonic()  # of the store
         self.over = threading.Event()
         self.threads: list[threading.Thread] = []
-
-    # What training is doing
 
     def setup(self, *_: Any, **__: Any) -> None:
         self.outer_code = frozenset(frame.f_code for frame in main_thread_frames())
@@ -214,7 +212,7 @@ class HangWatchdog(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
         if isinstance(exception, Exception) and not signals.leaving():
-            # Before Lightning's own clean-up, which waits for the device.
+            # before Lightning's clean-up, which waits for the device
             session.record_failure(exception)
         self._stop()
 
@@ -225,34 +223,27 @@ class HangWatchdog(pl.Callback):
         self.progress.is_watched = self.cluster.world_size > 1
 
     def _stop(self) -> None:
-        """End the threads: the process may live on, as a notebook or a test runner."""
+        """End the threads: the process may go on, as a notebook or a test runner does."""
         self.progress.is_watched = False
         self.over.set()
         self.threads.clear()
-
-    # Threads
 
     def _place(self) -> str:
         return f"{self.progress.activity}, {main_thread_place(self.outer_code)}"
 
     def _guard(self, over: threading.Event) -> None:
-        """Watch without any other rank: neither this rank nor the store may be silent for long."""
+        """Watch this rank and the store, without the other ranks."""
         me = self.cluster.name(self.cluster.rank)
         while not over.is_set():
-            # Native code that holds the interpreter's lock stops this thread as well: then the
-            # timer, which is of C, ends the process.
+            # Native code that holds the interpreter's lock stops this thread, too: then the timer,
+            # which is written in C, ends the process.
             patience = self.seconds if self.progress.is_warm else self.seconds * WARM_UP_FACTOR
             faulthandler.dump_traceback_later(patience, exit=True, file=sys.__stderr__ or 2)
             over.wait(self.interval)
             silent = time.monotonic() - self.last_answer
-            idle = self.progress.idle()
             if self.progress.is_watched and silent > self.seconds * VERDICT_FRACTION:
                 problem = f"{self.cluster.name(0)} has not answered for {silent:.0f} s"
                 self._exit(End("failed", f"{problem}, {me} was in {self._place()}", "see its log"))
-            elif idle > self.seconds * 0.9:
-                seconds = self.progress.seconds()
-                problem = f"{me} stopped {seconds:.0f} s ago in {self._place()}"
-                self._exit(End("failed", problem, "see its stacks above"))
         faulthandler.cancel_dump_traceback_later()
 
     def _beat(self, over: threading.Event) -> None:
@@ -281,7 +272,7 @@ class HangWatchdog(pl.Callback):
                 else:
                     latest.clear()
                 self.last_answer = time.monotonic()
-            except RuntimeError:  # the store is gone, with rank 0: the collectives say so as well
+            except RuntimeError:  # the store is gone with rank 0: collectives raise an error, too
                 return
             over.wait(self.interval)
 
@@ -291,7 +282,7 @@ class HangWatchdog(pl.Callback):
         store.set(_heartbeat_key(self.cluster.rank), heartbeat.dumps())
 
     def _judge(self, store: RankStore, latest: dict[int, Heard]) -> None:
-        """Read every rank's heartbeat into ``latest``, and end the job where that shows a hang."""
+        """Read every rank's heartbeat into ``latest``, and end the job if a rank hangs."""
         for rank in range(self.cluster.world_size):
             text = store.get(_heartbeat_key(rank))
             if text is None:
@@ -299,7 +290,7 @@ class HangWatchdog(pl.Callback):
             heartbeat = Heartbeat.loads(text)
             if rank not in latest or latest[rank].heartbeat != heartbeat:
                 latest[rank] = Heard(heartbeat, time.monotonic())
-        # The deputy judges later.
+        # Rank 1 waits for rank 0's verdict first.
         limit = self.seconds * VERDICT_FRACTION + self.cluster.rank * 2 * self.interval
         verdict = find_hang(latest, time.monotonic(), limit, self.cluster)
         if verdict:
@@ -308,7 +299,7 @@ class HangWatchdog(pl.Callback):
             self._exit(verdict)
 
     def _follow(self, store: RankStore, cause: End, over: threading.Event) -> None:
-        """Another rank failed: leave with its cause, unless this one notices it itself."""
+        """Another rank failed: end with its cause, unless this rank notices the failure itself."""
         key = end_key(self.cluster.rank)
         if store.has(key):
             return
@@ -320,10 +311,10 @@ class HangWatchdog(pl.Callback):
             os._exit(1)
 
     def _exit(self, verdict: End, *, is_first: bool = True) -> None:
-        """Print the stacks, then the verdict, and end this process, whatever its threads wait for.
+        """Print the stacks, then the verdict, and end this process.
 
         Args:
-            is_first: whether no other rank prints the verdict.
+            is_first: this rank prints the verdict.
         """
         write_failure(str(verdict))
         os.write(2, f"stacks of {self.cluster.name(self.cluster.rank)}:\n".encode())

@@ -77,7 +77,9 @@ def count(options: dict[str, Any], fake: bool = True) -> dict[str, Any]:
     pl.Trainer = CountingTrainer  # type: ignore[misc]
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Counted):
-            importlib.import_module("train").train(**{**options, "output_dir": folder})
+            options_class = importlib.import_module("options").Options
+            chosen = options_class(**{**options, "output_dir": folder})
+            importlib.import_module("train").train(chosen)
     finally:
         pl.Trainer = given  # type: ignore[misc]
     return answer

@@ -59,7 +59,7 @@ def options_of(job: Job, project: Project, more: Sequence[str] = ()) -> dict[str
         UserError: train.py has no such option, or does not take the value.
     """
     words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
-    return parse_command_line(project.options().classes, [*words, *more])
+    return vars(parse_command_line(project.options().cls, [*words, *more]))
 
 
 def may_shard(job: Job, options: Mapping[str, Any]) -> bool:

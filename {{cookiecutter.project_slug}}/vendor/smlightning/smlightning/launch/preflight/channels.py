@@ -66,7 +66,7 @@ def channel_names(job: Job, project: Project) -> Iterator[Finding]:
 
 def texts_of_options(job: Job, project: Project) -> Iterator[tuple[str, str, str]]:
     """Key, option and value of each option of train.py whose value is a text, in a search too."""
-    declared = declared_options(project.options().classes)
+    declared = declared_options(project.options().cls)
     values = {name: option.default for name, option in declared.items()}
     for name, value in {**values, **job.hyperparameters}.items():
         if isinstance(value, str):
@@ -101,7 +101,7 @@ def unread_channels(job: Job, project: Project) -> Iterator[Finding]:
 
 def option_paths(job: Job, project: Project) -> Iterator[Finding]:
     """Options read from channels, the image or src/, and not from this machine."""
-    declared = declared_options(project.options().classes)
+    declared = declared_options(project.options().cls)
     for key, option, value in texts_of_options(job, project):
         channel = paths.channel_of(option, value)
         if option == "model_name" and value in {*job.channels, paths.DATASET}:

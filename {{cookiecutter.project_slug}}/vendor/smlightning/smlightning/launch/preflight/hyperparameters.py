@@ -9,7 +9,6 @@ from smlightning.launch import images, launchers
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, from_error
 from smlightning.launch.job import Job, cure_for_misplaced_key
 from smlightning.options import (
-    Classes,
     OptionError,
     declared_options,
     nearest_option,
@@ -23,8 +22,8 @@ CONFLICT = "hyperparameters"  # the key of a finding about several of them
 
 def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
     """train.py has the option and accepts the value, and torchrun does not read it as its own."""
-    classes = project.options().classes
-    declared = declared_options(classes)
+    cls = project.options().cls
+    declared = declared_options(cls)
     for name, value in job.hyperparameters.items():
         key = f"hyperparameters.{name}"
         if name not in declared:
@@ -42,18 +41,18 @@ def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
             )
             yield error(key, problem, "rename the option in src/options.py")
             continue
-        problem = unfit(classes, name, value)
+        problem = unfit(cls, name, value)
         if problem:
             yield error(key, problem, f"as in {name} = {json.dumps(declared[name].default)}")
 
 
 def conflicts(job: Job, project: Project) -> Iterator[Finding]:
-    """The values go together, as ``__post_init__`` of the classes in src/options.py says."""
+    """The values go together, as ``__post_init__`` in src/options.py says."""
     if any(hyperparameters(job, project)):
         return  # the values themselves are wrong
     words = [f"--{name}={value}" for name, value in job.hyperparameters.items()]
     try:
-        parse_command_line(project.options().classes, words)
+        parse_command_line(project.options().cls, words)
     except UserError as failure:
         yield from_error(CONFLICT, failure)
 
@@ -68,10 +67,10 @@ def torchrun_reads_options(job: Job) -> bool:
     return launchers.launcher(job) == "torch_distributed" and old_python
 
 
-def unfit(classes: Classes, name: str, value: Any) -> str:
+def unfit(cls: type, name: str, value: Any) -> str:
     """The reason why an option rejects a value; empty if it accepts it."""
     try:
-        read_command_line(classes, [f"--{name}={value}"])
+        read_command_line(cls, [f"--{name}={value}"])
     except OptionError as failure:
         return f"found {failure.value!r}, expected {failure.expected}"
     except UserError as failure:

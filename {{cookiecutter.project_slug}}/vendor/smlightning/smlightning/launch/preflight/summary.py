@@ -36,7 +36,7 @@ def passed(results: Iterable[Finding]) -> str:
 
 def batch_size(job: Job, project: Project) -> int | None:
     """Samples per rank and step; None where train.py has no such option."""
-    declared = declared_options(project.options().classes).get("batch_size")
+    declared = declared_options(project.options().cls).get("batch_size")
     value = job.hyperparameters.get("batch_size", declared.default if declared else None)
     return value if isinstance(value, int) else None
 
