@@ -188,3 +188,35 @@ def test_a_checksum_depends_on_values_and_not_on_strides() -> None:
         assert checksum(large) == 2**23 * (2**24 - 1)
     assert storages.peak < large.nbytes
     assert checksum(torch.empty(0)) == checksum(torch.eye(2).to_sparse()) == 0
+
+
+def iterate(batches: list[Any], workers: int) -> None:
+    """Let the check see a stream's batches."""
+    trainer: Any = SimpleNamespace(train_dataloader=DataLoader(Stream(), num_workers=workers))
+    check = rank_checks.DividedStream()
+    check.on_train_start(trainer, None)  # type: ignore[arg-type]
+    for at, batch in enumerate(batches):
+        check.on_train_batch_start(trainer, None, batch, at)
+
+
+@pytest.mark.parametrize(
+    ("batches", "workers"),
+    [
+        ([A, B, C, D, A, A, B, B], 2),
+        ([A, A, B, B], 1),
+        ([A, A, A, A], 2),  # the data is uniform
+        ([A, A, B, C], 2),
+        ([A, A, B], 2),  # the epoch is shorter
+    ],
+)
+def test_workers_that_divide_a_stream_pass(batches: list[Any], workers: int) -> None:
+    iterate(batches, workers)
+
+
+@pytest.mark.parametrize(("batches", "workers"), [([A, A, B, B], 2), ([A, A, A, B, B, B, C], 3)])
+def test_workers_that_each_read_a_whole_stream_are_rejected(
+    batches: list[Any], workers: int
+) -> None:
+    with pytest.raises(UserError, match=f"{workers} workers") as error:
+        iterate(batches, workers)
+    assert "get_worker_info" in error.value.cure

@@ -10,7 +10,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from smlightning.data.workers import LostBatches
 from smlightning.errors import UserError
-from smlightning.training.rank_checks import DividedData, EqualRanks, SharedMetrics
+from smlightning.training.rank_checks import DividedData, DividedStream, EqualRanks, SharedMetrics
 
 
 def training_checks(data_divided: bool = True) -> list[pl.Callback]:
@@ -19,7 +19,13 @@ def training_checks(data_divided: bool = True) -> list[pl.Callback]:
     Args:
         data_divided: reject ranks that have the same data; False if that is intended.
     """
-    checks: list[pl.Callback] = [EqualRanks(), StepCheck(), SharedMetrics(), LostBatches()]
+    checks: list[pl.Callback] = [
+        EqualRanks(),
+        DividedStream(),
+        StepCheck(),
+        SharedMetrics(),
+        LostBatches(),
+    ]
     return [DividedData(), *checks] if data_divided else checks
 
 

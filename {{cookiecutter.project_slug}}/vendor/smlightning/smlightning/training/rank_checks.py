@@ -116,6 +116,35 @@ class DividedData(pl.Callback):
         return len(varied) == len(ranks)
 
 
+class DividedStream(pl.Callback):
+    """Rejects a stream that each worker of its loader reads whole: training would see it as many
+    times as there are workers.
+
+    The first batches then come in groups, one batch from each worker, that are equal.
+    """
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.workers = stream_workers(trainer.train_dataloader)
+        self.digests: list[int] = []
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.workers < 2 or len(self.digests) == 2 * self.workers:
+            return
+        self.digests.append(digest(batch))
+        first, second = set(self.digests[: self.workers]), set(self.digests[self.workers :])
+        if len(self.digests) < 2 * self.workers or first == second:
+            return
+        if len(first) == len(second) == 1:
+            raise UserError(
+                f"Each of the train loader's {self.workers} workers gives the same batches, so "
+                f"training sees each {self.workers} times",
+                "let the IterableDataset give each worker a part of the data "
+                "(torch.utils.data.get_worker_info), or set num_workers to 1",
+            )
+
+
 class SharedMetrics(pl.Callback):
     """Warns once after the first validation, epoch and test of metrics that differ between ranks.
 
@@ -152,6 +181,18 @@ class SharedMetrics(pl.Callback):
 
 
 # Every function below that gathers from the ranks is collective.
+
+
+def stream_workers(loaders: Any) -> int:
+    """The most workers of any loader of an IterableDataset; 0 without such a loader."""
+    return max(
+        (
+            getattr(loader, "num_workers", 0)
+            for loader in CombinedLoader(loaders, "sequential").flattened
+            if isinstance(getattr(loader, "dataset", None), IterableDataset)
+        ),
+        default=0,
+    )
 
 
 def saved_attributes(model: Any) -> tuple[str, ...]:
