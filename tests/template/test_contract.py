@@ -8,16 +8,17 @@ import pytest
 from projects import Project, bake, hide
 
 # Of each property: the file, what is sound in it, and a fault in its place.
-UNDIVIDED = ("data.py", "self.trainer, seed", "None, seed")  # every rank gets everything
+LOADERS = "../vendor/smlightning/smlightning/data/module.py"
+UNDIVIDED = (LOADERS, "self.trainer,", "None,")  # every rank gets everything
 NOT_SUMMED = ("model.py", "self.mean_loss.compute()", "self.mean_loss.total")  # a rank's own
-UNSTEADY = ("data.py", '"train", self.options.seed)', "\"train\", __import__('os').getpid())")
+UNSTEADY = (LOADERS, '"train", self.options.seed)', "\"train\", __import__('os').getpid())")
 UNPRINTED = ("options.py", '"lr", ', '"lr", "perplexity", ')
 UNLOADED = ("model.py", "            net.load_state_dict(", "            str(")
 SILENT = ("predict.py", "[*arguments.text, SAMPLE] if arguments.sample else ", "")
 UNUSED = ("model.py", "self.options.weight_decay", "0.01")
-UNUSED_IN_DATA = ("data.py", "tokens, self.options.max_length, codes", "tokens, 1000, codes")
-UNREAD = ("train.py", "training.accumulate_grad_batches", "1")
-ONCE = ("data.py", "self.prepare_data_per_node = True", "self.prepare_data_per_node = False")
+UNUSED_IN_DATA = ("data.py", "tokens, self.options.max_length)", "tokens, 1000)")
+UNREAD = ("train.py", "options.accumulate_grad_batches", "1")
+ONCE = (LOADERS, "self.prepare_data_per_node = True", "self.prepare_data_per_node = False")
 MUTANTS = [  # faults that do not hide each other share a project, and its runs
     {"every_sample_reaches_one_rank": UNDIVIDED, "a_resumed_run_ends": UNSTEADY},
     {"the_ranks_agree": NOT_SUMMED},

@@ -275,7 +275,7 @@ def test_notebook_without_aws(tmp_path: Path, notebook_of: Callable[..., Noteboo
 
     assert not run_with(right.replace("volume_gb = 100", "volume_gb = 0"), QUICK)
     refusal = notebook.said("load(project.job_file")
-    assert "error: volume_gb: found 0" in refusal and "File" not in refusal
+    assert "error: volume_gb: " in refusal and "File" not in refusal
     refused = "error: a check found errors"
     assert run_with(right.replace("keep_alive_s = 0", "keep_alive_s = 21601"), QUICK)
     assert refused in notebook.said("PyTorch(")

@@ -92,6 +92,8 @@ ORDINARY = """
 
 import os
 
+from torch.utils.data import DataLoader
+
 
 class Stream(torch.utils.data.IterableDataset):
     def __init__(self, rows):
@@ -106,7 +108,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 def train_dataloader(self):
     rows = range(len(self.splits["train"]))
-    dataset = BatchDataset(self.splits["train"], self.pad_id)
+    dataset = self.dataset("train")
 
     def collate(chosen):
         with open(f"seen/{self.trainer.current_epoch}-{self.trainer.global_rank}", "a") as file:
@@ -238,7 +240,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, words: Path) -> None:
     finally:
         subprocess.run(["umount", str(disk)], check=True)
     assert found.returncode == 1
-    assert "No space left while writing" in found.stderr and "Traceback" not in found.stderr
+    assert "No space left on device" in found.stderr and "Traceback" not in found.stderr
 
 
 @pytest.mark.parametrize("option", [["--dataset", "nowhere"], ["--model_name", "no/where"]])

@@ -14,12 +14,12 @@ from smlightning.errors import UserError
 from smlightning.options import Option
 
 DECLARED = {
-    "lr": Option(float, 0.1, "", "optimizer", "Model"),
-    "seed": Option(int, 0, "", "data", "Data"),
-    "max_steps": Option(int, -1, "", "path", "Training"),
-    "clip": Option(float, 1.0, "", "path", "Training"),
-    "log_every": Option(int, 50, "", "free", "Training"),
-    "batch_size": Option(int, 8, "", "free", "Data"),
+    "lr": Option(float, 0.1, "", "optimizer"),
+    "seed": Option(int, 0, "", "data"),
+    "max_steps": Option(int, -1, "", "path"),
+    "clip": Option(float, 1.0, "", "path"),
+    "log_every": Option(int, 50, "", "free"),
+    "batch_size": Option(int, 8, "", "free"),
 }
 DEFAULTS = {name: option.default for name, option in DECLARED.items()}
 

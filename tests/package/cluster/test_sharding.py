@@ -11,7 +11,6 @@ from torch import nn
 import dist
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.cluster.sharding import ShardedStrategy
-from smlightning.errors import as_user_error
 from smlightning.outline import builds_outline, outline
 
 SIX = locate(
@@ -71,10 +70,8 @@ def test_sharding_needs_a_torch_with_fsdp2(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_precision_that_scales_losses_is_an_error() -> None:
     """By Lightning, as soon as the Trainer is made."""
-    with pytest.raises(ValueError, match="precision") as refused:
+    with pytest.raises(ValueError, match="precision"):
         pl.Trainer(accelerator="cpu", devices=6, strategy=strategy(), precision="16-mixed")
-    mistake = as_user_error(refused.value)
-    assert mistake and "bf16-mixed" in mistake.cure
 
 
 def test_one_process_has_nothing_to_divide() -> None:

@@ -137,7 +137,7 @@ def train(
     seen: dict[str, Any] = {"stopped": False, "error": ""}
     with contextlib.chdir(disk):
         try:
-            train_py.train(**{**options, "log_every": LOG_EVERY})
+            train_py.train(train_py.Options(**{**options, "log_every": LOG_EVERY}))
         except signals.Stopped:
             seen["stopped"] = True
         except Exception as error:

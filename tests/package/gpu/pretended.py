@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from marked_tensors import ON_GPUS, Calls, Machine, Operations, is_pinned, pinned
+from marked_tensors import ON_GPUS, Calls, Machine, Operations, gpu_of, is_pinned, pinned
 
 NAME = "pretended GPU (CPU tensors with a mark, gloo for NCCL)"
 
@@ -169,6 +169,14 @@ def _replace_cuda(machine: Machine) -> None:
         "default_stream": on_current("default_stream", Stream(0)),
     }
     replace(torch.cuda, **functions)
+    group = torch._C._group_tensors_by_device_and_dtype  # of foreach kernels, as in clip_grad_norm_
+
+    def group_by_pretended_device(lists: Any, with_indices: bool = False) -> Any:
+        gpu = next((gpu_of(tensor) for tensor in lists[0] if tensor is not None), None)
+        groups = group(lists, with_indices)
+        return {(gpu or device, dtype): found for (device, dtype), found in groups.items()}
+
+    replace(torch._C, _group_tensors_by_device_and_dtype=group_by_pretended_device)
     replace(torch.cuda.nccl, version=lambda: (2, 27, 5))
     replace(torch.version, cuda="12.8")
     replace(

@@ -110,7 +110,7 @@ class WithoutSuper(Numbers):
         (Nothing, Numbers, "training_step returned nothing"),
         (NoOptimizer, Numbers, "configure_optimizers"),
         (OthersOptimizer, Numbers, "configure_optimizers"),
-        (Leaving, Numbers, "on_train_epoch_end called sys.exit()"),
+        (Leaving, Numbers, "sys.exit(None) was called"),
         (Unsaved, Numbers, "Unsaved has no save"),
         (Misspelt, Numbers, "Misspelt.validation_stepp"),
         (Unregistered, Numbers, "more is a plain list"),

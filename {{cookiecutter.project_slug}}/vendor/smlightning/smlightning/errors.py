@@ -73,6 +73,9 @@ def as_user_error(error: BaseException) -> UserError | None:
             f"not enough memory on {_whose_memory(error)} ({root_cause(error)})",
             MORE_MEMORY,
         )
+    if "Error(s) in loading state_dict" in str(error):  # torch's, of a resumed run's weights
+        cure = "restore the old architecture to resume, or train from the start with --resume never"
+        return UserError(str(error), cure)
     return None
 
 
