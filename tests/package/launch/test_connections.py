@@ -11,7 +11,7 @@ from small_job import PROJECT
 
 from smlightning.launch import account, preflight, request
 from smlightning.launch.connections import connections
-from smlightning.launch.findings import Finding, refused
+from smlightning.launch.findings import Finding, has_errors
 from smlightning.launch.job import Job, Network
 
 pytest_plugins = "moto_account"
@@ -134,7 +134,7 @@ def test_preflight_judges_the_network_of_whatever_the_job_connects_to(aws, good,
     assert [each.key for each in errors] == ["network.subnets"]
     assert errors[0].problem.startswith("secrets.DB needs Secrets Manager")
     vpc.endpoints("secretsmanager")
-    assert not refused(preflight.run(job, PROJECT))
+    assert not has_errors(preflight.run(job, PROJECT))
 
 
 Change = Callable[[Job], Job]

@@ -96,7 +96,7 @@ def test_a_right_job_has_no_error(case, tmp_path, monkeypatch):
         mine = dataclasses.make_dataclass("Mine", [field], bases=(Options,), frozen=True)
         monkeypatch.setattr("options.Options", mine)
     results = found(case, tmp_path, {**BASE, **usual})
-    assert not findings.refused(results), [str(each) for each in results]
+    assert not findings.has_errors(results), [str(each) for each in results]
 
 
 @pytest.mark.parametrize("case", MISTAKES, ids=name)
@@ -109,4 +109,4 @@ def test_a_mistake_is_found_with_a_cure(case, tmp_path):
     assert any(case.get("cure", "") in each.cure for each in named), [str(each) for each in named]
     assert all(each.problem and each.cure and "\n" not in str(each) for each in results)
     accepted = findings.ordered(results, [each.key for each in results])
-    assert not findings.refused(accepted)
+    assert not findings.has_errors(accepted)

@@ -76,7 +76,7 @@ def test_the_projects_own_job_passes(tmp_path):
     found, made = preflight.offline_checks(
         job.load(edited(tmp_path / "job.toml", {}), PROJECT), PROJECT
     )
-    assert made and not findings.refused(found)
+    assert made and not findings.has_errors(found)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_the_container_gets_the_mlflow_server(good, tmp_path, monkeypatch):
     monkeypatch.setattr(projects.Project, "requirements", tmp_path / "requirements.txt")
     server = "arn:aws:sagemaker:us-east-1:123456789012:mlflow-app/app-1"
     found, made = preflight.offline_checks(good.replace(mlflow=server, environment={}), PROJECT)
-    assert not findings.refused(found), found
+    assert not findings.has_errors(found), found
     assert made["Environment"] == {
         "MLFLOW_TRACKING_URI": server,
         "MLFLOW_EXPERIMENT_NAME": "language-id",
@@ -375,7 +375,7 @@ TRAINING = {"hyperparameters": {"dataset": "training"}}
         ({"network": {"subnets": ["mine"], "security_groups": NETWORK.security_groups}}, '"mine"'),
         ({"channels": {"training": "s3://b/x"}, **TRAINING}, '"b" in "s3://b/x"'),
         ({"name": "x" * 67}, "with the time that is added"),
-        ({"role": "my role"}, "neither ARN nor name"),
+        ({"role": "my role"}, "my role"),
         ({"checkpoint_s3": "checkpoints"}, "is not an S3 address"),
         (
             {"channels": {"training": "/data"}, **TRAINING},

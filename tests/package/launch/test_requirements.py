@@ -84,7 +84,7 @@ def judged(
     """Findings on a requirements.txt, where [environment] of job.toml has these variables."""
     project.requirements.write_text(text + "\n", encoding="utf-8")
     job = job.replace(environment=environment)
-    named = requirements.named(job, project)
+    named = requirements.replacing(job, project)
     return [*named, *requirements.resolved(job, project, offline=offline)]
 
 
@@ -209,7 +209,7 @@ def test_markers_of_a_line_are_those_of_the_image(
     line: str, replaces: bool, project: Project
 ) -> None:
     project.requirements.write_text(line + "\n")
-    assert bool(list(requirements.named(JOB, project))) is replaces
+    assert bool(list(requirements.replacing(JOB, project))) is replaces
 
 
 @pytest.mark.parametrize("image", PROFILES)
@@ -294,7 +294,7 @@ def test_included_files_and_addresses_ask_an_index_and_options_do_not(
 def test_a_torch_that_an_included_file_names_is_found(project: Project) -> None:
     (project.src / "base.txt").write_text("torch==2.4.0\n")
     project.requirements.write_text("-r base.txt\n")
-    assert levels(list(requirements.named(JOB, project))) == ["error"]
+    assert levels(list(requirements.replacing(JOB, project))) == ["error"]
 
 
 def test_a_package_that_is_only_a_source_archive_is_no_error_and_the_others_are_judged(
@@ -437,7 +437,7 @@ def test_the_shipped_file_is_compiled_and_pins_nothing_of_the_image() -> None:
     for profile in PROFILES:
         job = JOB.replace(image=profile)
         assert requirements.hashes(job, PROJECT)
-        assert not [*requirements.named(job, PROJECT), *requirements.locked(job, PROJECT)]
+        assert not [*requirements.replacing(job, PROJECT), *requirements.locked(job, PROJECT)]
         pins = dict(requirements.wanted(job, PROJECT.requirements))
         assert all("--hash=" in line for line in pins) and len(pins) > 50
 

@@ -14,7 +14,7 @@ from smlightning import hub, stored_secrets
 from smlightning.errors import UserError
 from smlightning.launch import preflight, request
 from smlightning.launch.account import table
-from smlightning.launch.findings import refused
+from smlightning.launch.findings import has_errors
 from smlightning.launch.job import Job
 from smlightning.stored_secrets import REFERENCE, Reference
 
@@ -36,7 +36,7 @@ def test_a_hosts_first_process_has_the_values_and_nothing_else_has_them(
     aws.client("ssm").put_parameter(Name="/team/db", Value=VALUE, Type="SecureString")
     asked = record(monkeypatch)
     found, body = preflight.offline_checks(with_secrets, PROJECT)
-    assert body is not None and not refused(found)
+    assert body is not None and not has_errors(found)
     names = {"SECRET_FOR_WANDB_API_KEY": "team/wandb", "SECRET_FOR_DB_PASSWORD": "ssm:/team/db"}
     assert names.items() <= body["Environment"].items()
     first, other = ({**names, "AWS_REGION": REGION} for _ in range(2))

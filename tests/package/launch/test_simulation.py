@@ -11,7 +11,7 @@ from policies import EVERYTHING, simulation
 from small_job import PROJECT
 
 from smlightning.launch import account, request
-from smlightning.launch.findings import Finding, refused
+from smlightning.launch.findings import Finding, has_errors
 from smlightning.launch.job import Job
 
 pytest_plugins = "moto_account"
@@ -140,4 +140,4 @@ def test_a_key_that_the_simulator_misses_makes_no_error(aws, good, monkeypatch):
         (found,) = answered(monkeypatch, good, simulation({CALLER: policies}))
         assert (found.level, found.key) == (level, "caller.sagemaker:CreateTrainingJob")
         assert ("aws:SourceVpce" in found.problem) == (level == "warning")
-        assert refused([found]) == (level == "error")
+        assert has_errors([found]) == (level == "error")

@@ -132,7 +132,7 @@ def test_a_search_has_the_members_of_create():
     own = {"HyperParameterTuningJobConfig": config, "WarmStartConfig": warm}
     wanted = GOOD.replace(tune=Tune(max_jobs=9, **TUNE), create={"HyperParameterTuningJob": own})
     found, made = tune.judged(wanted, projects.find(), [])
-    assert not findings.refused(found)
+    assert not findings.has_errors(found)
     search = made["HyperParameterTuningJobConfig"]
     assert (search["Strategy"], search["TrainingJobEarlyStoppingType"]) == ("Random", "Auto")
     assert search["ResourceLimits"]["MaxRuntimeInSeconds"] == 3600

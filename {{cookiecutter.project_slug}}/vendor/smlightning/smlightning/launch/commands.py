@@ -82,7 +82,7 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
     report(results, arguments.json)
     print(preflight.summary(wanted, project))
     print(price.cost(wanted, offline=arguments.offline))
-    if findings.refused(results):
+    if findings.has_errors(results):
         print(
             "preflight failed: fix the errors above, "
             "or pass --accept KEY for one that does not apply"
@@ -112,12 +112,12 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
 
     wanted = job.load(arguments.job or project.job_file, project)
     who, image = arguments.policy, arguments.image
-    template.refuse_options(who, arguments.sender, image)
+    template.check_options(who, arguments.sender, image)
     results, body = preflight.offline_checks(wanted, project)
     wrong = [finding for finding in results if finding.level == "error"]
     # Then it is not known what the job needs, or for which account.
     if body is None or any(finding.key == "role" for finding in wrong):
-        refused(wrong, ())
+        print_findings(wrong, ())
         return 1
     if not who:
         import yaml
@@ -151,7 +151,7 @@ def report(results: Sequence[Finding], file: Path | None) -> None:
     """Print the findings, and write them as JSON where a file is named."""
     if file:
         content = {
-            "ok": not findings.refused(results),
+            "ok": not findings.has_errors(results),
             "findings": [asdict(finding) for finding in results],
         }
         text = json.dumps(content, indent=2, ensure_ascii=False)
@@ -252,7 +252,7 @@ def passes(
     if body and not arguments.dry_run:
         results = [*results, *accounts.check(wanted, body, tuning=tuning)]
         results += requirements.resolved(wanted, project)
-    if refused(results, arguments.accept):
+    if print_findings(results, arguments.accept):
         return False
     if body is None:
         raise UserError("no request can be built despite --accept", "correct the errors above")
@@ -265,12 +265,12 @@ def show_costs(wanted: Job, project: Project, *, tuning: bool = False) -> None:
     print(price.cost(wanted, tuning=tuning))
 
 
-def refused(results: Sequence[Finding], accepted: Sequence[str]) -> bool:
+def print_findings(results: Sequence[Finding], accepted: Sequence[str]) -> bool:
     """Print the findings to standard error; whether there is an error."""
     shown = findings.ordered(results, accepted)
     for finding in shown:
         print(finding, file=sys.stderr)
-    return findings.refused(shown)
+    return findings.has_errors(shown)
 
 
 def confirmed(question: str, yes: bool) -> bool:
@@ -349,7 +349,7 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
         create=job.members_to_create(arguments.job or project.job_file),
     )
     deployment = plan(arguments.name, region, options)
-    if refused(deploy_check.check(deployment, project.src), arguments.accept):
+    if print_findings(deploy_check.check(deployment, project.src), arguments.accept):
         return 1
     print(deployment.cost)
     if not confirmed("Make it?", arguments.yes):

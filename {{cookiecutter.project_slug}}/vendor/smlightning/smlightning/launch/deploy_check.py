@@ -7,8 +7,8 @@ from smlightning.launch import aws
 from smlightning.launch.account.context import Context
 from smlightning.launch.account.permissions import (
     caller_arn,
+    federated_user,
     missing_permissions,
-    unknown_permissions,
 )
 from smlightning.launch.account.quotas import granted
 from smlightning.launch.account.table import (
@@ -96,7 +96,7 @@ def permissions(deployment: Deployment) -> Iterator[Finding]:
         problem = f"{role}, the role of {deployment.job['TrainingJobName']}, does not exist"
         yield error("role", problem, f"create it again, and let {SAGEMAKER} do sts:AssumeRole")
         return
-    yield from unknown_permissions(asking, DEPLOYER)
+    yield from federated_user(asking, DEPLOYER)
     whose = {DEPLOYER: caller_arn(asking, iam, asking.role), ENDPOINT: asking.role}
     values = context_of_deployment(deployment.requests)
     for who, arn in whose.items():

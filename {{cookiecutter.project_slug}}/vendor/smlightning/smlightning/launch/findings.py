@@ -2,9 +2,10 @@
 
 import difflib
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from smlightning.errors import UserError
 
@@ -83,7 +84,17 @@ def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list
     return sorted(result, key=lambda finding: LEVELS.index(finding.level))
 
 
-def refused(findings: Iterable[Finding]) -> bool:
+def each_of(*rows: tuple[object, Finding]) -> Iterator[Finding]:
+    """The findings whose condition holds, from a table of conditions and findings."""
+    return (finding for applies, finding in rows if applies)
+
+
+def first_of(*rows: tuple[object, Finding]) -> Iterator[Finding]:
+    """The first of these findings only: each condition assumes that those before do not hold."""
+    return islice(each_of(*rows), 1)
+
+
+def has_errors(findings: Iterable[Finding]) -> bool:
     """Whether there is an error among the findings."""
     return any(finding.level == "error" for finding in findings)
 
@@ -94,7 +105,7 @@ def raise_if_errors(findings: Iterable[Finding]) -> None:
     Raises:
         UserError: there is an error among the findings.
     """
-    if refused(findings):
+    if has_errors(findings):
         raise UserError("a check found errors", "correct them, and run its cells again")
 
 

@@ -205,7 +205,7 @@ def lists(job: Job, project: Project, package: str) -> bool:
     return any(canonicalize_name(requirement.name) == package for requirement in found)
 
 
-def named(job: Job, project: Project) -> Iterator[Finding]:
+def replacing(job: Job, project: Project) -> Iterator[Finding]:
     """Lines of requirements.txt that would replace a package of the image."""
     packages = packages_of(job)
     for line, found in wanted(job, project.requirements):
@@ -299,7 +299,7 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         offline: connect to no index; pip runs only if the job's own pip would need none.
     """
     key, profile = key_of(project), images.profile(job)
-    if not project.requirements.is_file() or any(named(job, project)):
+    if not project.requirements.is_file() or any(replacing(job, project)):
         return
     if profile is None:
         problem = "not resolved: the image's versions are not known"

@@ -13,7 +13,7 @@ from typing import Any
 
 from smlightning.errors import UserError
 from smlightning.launch import aws, request, resources, sending
-from smlightning.launch.findings import Finding, error, from_error, refused, warning
+from smlightning.launch.findings import Finding, error, from_error, has_errors, warning
 from smlightning.launch.job import KEYS, Job, JobError, Value, leaves, show
 from smlightning.launch.preflight.hyperparameters import CONFLICT, conflicts, hyperparameters
 from smlightning.launch.request import Destination
@@ -133,7 +133,7 @@ def judged(
     except UserError as failure:
         if isinstance(failure, JobError):
             findings += failure.findings
-        elif not refused(findings):  # otherwise it is one of these
+        elif not has_errors(findings):  # otherwise it is one of these
             findings.append(from_error("tune", failure))
         return findings, None
     limits = aws.violations(body, aws.shape("CreateHyperParameterTuningJobRequest"))

@@ -7,7 +7,7 @@ from typing import Any
 from smlightning.launch import aws, images, resources
 from smlightning.launch.account import table
 from smlightning.launch.account.context import Context
-from smlightning.launch.findings import Finding, error, refused, skipped, warning
+from smlightning.launch.findings import Finding, error, has_errors, skipped, warning
 
 # Beginnings and ends of AWS's error codes for what does not exist, from seven services.
 ABSENT = ("NotFound", "DoesNotExist", "Validation", "Invalid")
@@ -138,7 +138,7 @@ def image(context: Context) -> Iterator[Finding]:
     what = f"{uri.partition('/')[2]} in ECR of account {address[1]}"
     repository = {"registryId": address[1], "repositoryName": address[3]}
     problems = ask(context, "image", what, IMAGE, imageIds=[reference], **repository)[1]
-    if context.job.registry and refused(problems):
+    if context.job.registry and has_errors(problems):
         # A pull-through cache fetches an image at its first pull.
         yield warning("image", problems[0].problem, "copy it there, unless this is a cache")
     else:
@@ -174,7 +174,7 @@ def elastic(context: Context, key: str, system: dict[str, Any]) -> Iterator[Find
     """EFS: a mount target in the job's VPC."""
     name = system["FileSystemId"]
     problems = ask(context, key, f"EFS {name}", ELASTIC, FileSystemId=name)[1]
-    if refused(problems):
+    if has_errors(problems):
         yield from problems
         return
     what = f"the mount targets of EFS {name}"

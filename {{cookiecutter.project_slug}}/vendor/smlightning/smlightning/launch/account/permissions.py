@@ -46,7 +46,7 @@ def permissions(context: Context) -> Iterator[Finding]:
     keys, problems = storage.data_keys(context)
     yield from problems
     facts = replace(facts_of(context, arn), data_keys=keys, key_arns=key_arns(context))
-    yield from unknown_permissions(context, CALLER)
+    yield from federated_user(context, CALLER)
     try:
         caller = caller_arn(context, iam, arn)
     except iam.exceptions.NoSuchEntityException:
@@ -92,7 +92,7 @@ def trusted_services(role: dict[str, Any]) -> list[str]:
     return services
 
 
-def unknown_permissions(context: Context, who: str) -> Iterator[Finding]:
+def federated_user(context: Context, who: str) -> Iterator[Finding]:
     """A federated user, whose session policies AWS does not show."""
     if context.caller[0] == "federated-user" and not context.sender:
         problem = "AWS does not show the permissions of a federated user"

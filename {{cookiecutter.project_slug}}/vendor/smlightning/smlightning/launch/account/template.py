@@ -156,7 +156,7 @@ def not_granted(given: Facts) -> list[Finding]:
     return findings
 
 
-def refuse_options(who: str | None, sender: str, image: str) -> None:
+def check_options(who: str | None, sender: str, image: str) -> None:
     """Reject options that the requested policy does not use.
 
     Args:

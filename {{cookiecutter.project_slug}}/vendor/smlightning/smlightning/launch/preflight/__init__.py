@@ -10,7 +10,7 @@ from typing import Any
 
 from smlightning.errors import UserError
 from smlightning.launch import aws, connections, request, requirements
-from smlightning.launch.findings import Finding, from_error, ordered, refused
+from smlightning.launch.findings import Finding, from_error, has_errors, ordered
 from smlightning.launch.job import Job, JobError
 from smlightning.launch.preflight import (
     channels,
@@ -66,7 +66,7 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     source.files,
     source.code,
     source.monitor,
-    requirements.named,
+    requirements.replacing,
     requirements.locked,
     members.unusable,
 )
@@ -98,11 +98,11 @@ def offline_checks(
         destination = destination or request.dry_destination(job)
         body = request.training_request(job, project, destination, request.job_name(job))
     except JobError as failure:
-        if not refused(findings):  # otherwise one of these is the cause
+        if not has_errors(findings):  # otherwise one of these is the cause
             findings += failure.findings
         return findings, None
     except UserError as failure:
-        if not refused(findings):
+        if not has_errors(findings):
             findings.append(from_error("job.toml", failure))
         return findings, None
     limits = list(members.limits(job, body, project))

@@ -2,10 +2,18 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from smlightning.cluster.location import OLD_SMDDP_INSTANCE, SMDDP_INSTANCES, runs_smddp
 from smlightning.launch import aws, instances, launchers, resources
-from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
+from smlightning.launch.findings import (
+    Finding,
+    cure_for_unknown_name,
+    error,
+    first_of,
+    skipped,
+    warning,
+)
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import members
 from smlightning.project import Project
@@ -48,23 +56,39 @@ def instance(job: Job, project: Project) -> Iterator[Finding]:
         # For a type that botocore does not know there may be no request to check.
         member = resources.member(job, "InstanceType")
         yield from members.beyond_limits(kind, aws.shape("TrainingInstanceType"), member)
-        if instances.family(kind).startswith(WITHOUT_IMAGE):
-            problem = f"these images do not run on {kind}"
-            yield error(key, problem, "use a p or g instance (NVIDIA, x86)")
-        elif instances.gpus(kind) is None:
-            problem = f"the number of GPUs of {kind} is not known here"
-            yield skipped(key, problem, "torchrun uses all it finds")
+        unknown = f"the number of GPUs of {kind} is not known here"
+        yield from first_of(
+            (
+                instances.family(kind).startswith(WITHOUT_IMAGE),
+                error(
+                    key,
+                    f"these images do not run on {kind}",
+                    "use a p or g instance (NVIDIA, x86)",
+                ),
+            ),
+            (instances.gpus(kind) is None, skipped(key, unknown, "torchrun uses all it finds")),
+        )
     key = resources.key(job, "InstanceCount")
     if without_image(job):
         return
-    if not all(group.count for group in resources.groups(job)):
-        yield error(key, "0 instances", "expected at least 1; remove it, or correct it")
-    elif count > MOST_INSTANCES:
-        cure = f"expected at most {MOST_INSTANCES:,}; correct it"
-        yield error(key, f"{count:,} instances", cure)
-    elif count > USUAL_INSTANCES:
-        problem = f"{count} is above AWS's default of {USUAL_INSTANCES} instances per job"
-        yield warning(key, problem, "see that your quota was raised")
+    yield from first_of(
+        (
+            not all(group.count for group in resources.groups(job)),
+            error(key, "0 instances", "expected at least 1; remove it, or correct it"),
+        ),
+        (
+            count > MOST_INSTANCES,
+            error(key, f"{count:,} instances", f"expected at most {MOST_INSTANCES:,}; correct it"),
+        ),
+        (
+            count > USUAL_INSTANCES,
+            warning(
+                key,
+                f"{count} is above AWS's default of {USUAL_INSTANCES} instances per job",
+                "see that your quota was raised",
+            ),
+        ),
+    )
 
 
 @for_all_candidates
@@ -75,29 +99,55 @@ def launcher(job: Job, project: Project) -> Iterator[Finding]:
     kinds, count, gpus = resources.types(job), resources.host_count(job), resources.gpus(job)
     shown = " or ".join(kinds)
     chosen = launchers.launcher(job)
+    smddp, none = chosen == "smddp", chosen == "none"
     torchrun = 'set distribution = "torch_distributed"'
     without_smddp = [kind for kind in kinds if not runs_smddp(kind)]
-    if chosen == "smddp" and without_smddp:
-        types = ", ".join(SMDDP_INSTANCES)
-        cure = f"{torchrun}, or {resources.key(job, 'InstanceType')} to one of {types}"
-        yield error("distribution", f"SMDDP does not run on {' or '.join(without_smddp)}", cure)
-    elif chosen == "smddp" and len(kinds) > 1:
+    other = f"{torchrun}, or {resources.key(job, 'InstanceType')} to one of "
+    wrong = partial(error, "distribution")
+    yield from first_of(
+        (
+            smddp and without_smddp,
+            wrong(
+                f"SMDDP does not run on {' or '.join(without_smddp)}",
+                other + ", ".join(SMDDP_INSTANCES),
+            ),
+        ),
         # The toolkit starts it with SMDATAPARALLEL_USE_HOMOGENEOUS=1 (smdataparallel.py).
-        yield error("distribution", f"SMDDP needs hosts of one type, not {shown}", torchrun)
-    elif chosen == "smddp" and OLD_SMDDP_INSTANCE in kinds:
-        problem = f"AWS no longer develops SMDDP for {OLD_SMDDP_INSTANCE}"
-        yield warning("distribution", problem, f"{torchrun}, or use {SMDDP_INSTANCES[0]}")
-    elif chosen == "smddp" and job.hyperparameters.get("strategy") == "fsdp":
-        problem = "--strategy fsdp makes its own process groups, which SMDDP does not support"
-        yield error("distribution", problem, torchrun)
-    elif chosen == "pytorchddp" and gpus == 0:
-        yield error("distribution", f"pytorchddp needs GPUs and {shown} has none", torchrun)
-    elif chosen == "none" and count > 1:
-        problem = f"none on {count} hosts makes each host believe it is rank 0"
-        yield error("distribution", problem, torchrun)
-    elif chosen == "none" and gpus and gpus > 1:
-        problem = f"none starts one process, and {gpus - 1} of {gpus} paid GPUs would idle"
-        yield error("distribution", problem, torchrun)
+        (
+            smddp and len(kinds) > 1,
+            wrong(f"SMDDP needs hosts of one type, not {shown}", torchrun),
+        ),
+        (
+            smddp and OLD_SMDDP_INSTANCE in kinds,
+            warning(
+                "distribution",
+                f"AWS no longer develops SMDDP for {OLD_SMDDP_INSTANCE}",
+                f"{torchrun}, or use {SMDDP_INSTANCES[0]}",
+            ),
+        ),
+        (
+            smddp and job.hyperparameters.get("strategy") == "fsdp",
+            wrong(
+                "--strategy fsdp makes its own process groups, which SMDDP does not support",
+                torchrun,
+            ),
+        ),
+        (
+            chosen == "pytorchddp" and gpus == 0,
+            wrong(f"pytorchddp needs GPUs and {shown} has none", torchrun),
+        ),
+        (
+            none and count > 1,
+            wrong(f"none on {count} hosts makes each host believe it is rank 0", torchrun),
+        ),
+        (
+            none and (gpus or 0) > 1,
+            wrong(
+                f"none starts one process, and {(gpus or 0) - 1} of {gpus} paid GPUs would idle",
+                torchrun,
+            ),
+        ),
+    )
 
 
 def ring(job: Job, project: Project) -> Iterator[Finding]:

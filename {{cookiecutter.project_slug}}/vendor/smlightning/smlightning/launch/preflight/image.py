@@ -4,11 +4,19 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import date
+from functools import partial
 
 from smlightning.errors import UserError
 from smlightning.launch import aws, images, instances, launchers, requirements, resources
 from smlightning.launch.estimate import known
-from smlightning.launch.findings import Finding, cure_for_unknown_name, error, skipped, warning
+from smlightning.launch.findings import (
+    Finding,
+    cure_for_unknown_name,
+    error,
+    first_of,
+    skipped,
+    warning,
+)
 from smlightning.launch.images import AwsImage, Profile
 from smlightning.launch.job import Job
 from smlightning.launch.preflight.cluster import for_all_candidates
@@ -35,21 +43,36 @@ def image(job: Job, project: Project) -> Iterator[Finding]:
 def address(key: str, uri: str, job: Job) -> Iterator[Finding]:
     """An image's address: it is one, in a registry that SageMaker reaches, in the job's region."""
     ecr = images.ECR.match(uri)
-    if not images.REFERENCE.fullmatch(uri):
-        problem = f'"{getattr(job, key)}" is not the address of an image'
-        example = "<account>.dkr.ecr.<region>.amazonaws.com/<repository>"
-        yield error(key, problem, f"as in {example}" + (":<tag>" if key == "image" else ""))
-    elif not ecr and not images.aws_image(uri) and not from_private_registry(job):
-        yield error(
-            key,
-            f'"{getattr(job, key)}" is not in Amazon ECR',
-            "push it to Amazon ECR; a registry in your VPC needs "
-            'TrainingRepositoryAccessMode = "Vpc" in '
-            "[request.AlgorithmSpecification.TrainingImageConfig]",
-        )
-    elif ecr and ecr[2] != job.region and job.region in aws.regions():
-        problem = f"it is in {ecr[2]} and the job in {job.region}"
-        yield error(key, problem, "use the one in the job's region")
+    region = ecr[2] if ecr else job.region
+    value, example = getattr(job, key), "<account>.dkr.ecr.<region>.amazonaws.com/<repository>"
+    yield from first_of(
+        (
+            not images.REFERENCE.fullmatch(uri),
+            error(
+                key,
+                f'"{value}" is not the address of an image',
+                f"as in {example}" + (":<tag>" if key == "image" else ""),
+            ),
+        ),
+        (
+            not ecr and not images.aws_image(uri) and not from_private_registry(job),
+            error(
+                key,
+                f'"{value}" is not in Amazon ECR',
+                "push it to Amazon ECR; a registry in your VPC needs "
+                'TrainingRepositoryAccessMode = "Vpc" in '
+                "[request.AlgorithmSpecification.TrainingImageConfig]",
+            ),
+        ),
+        (
+            region != job.region and job.region in aws.regions(),
+            error(
+                key,
+                f"it is in {region} and the job in {job.region}",
+                "use the one in the job's region",
+            ),
+        ),
+    )
 
 
 def of_profile(job: Job, profile: Profile | None) -> Iterator[Finding]:
@@ -92,28 +115,51 @@ def image_of_aws(job: Job, image: AwsImage) -> Iterator[Finding]:
     """One of AWS's own images: account, repository and tag."""
     name = f"{image.repository}:{image.tag}"
     account = images.REGISTRIES.get(image.region)
+    torch = image.torch or (0, 0)
     take = 'set image = "auto", or use one of pytorch or pytorch-training'
-    if image.account and image.account != account:
-        problem = f"AWS keeps its images for {image.region} in account {account}"
-        yield error("image", f"{problem}, not in {image.account}", "correct the account")
-    elif "arm64" in name:
-        problem = f"{name} is for ARM, and {kinds(job)} is x86"
-        yield error("image", problem, take)
-    elif "inference" in image.repository or image.repository == "ray":
-        yield error("image", f"{name} is for inference, and starts no training", take)
-    elif image.repository not in TRAINING:
-        problem = f"the contents of {name} are not known here"
-        yield skipped("image", problem, "rehearse with its versions")
-    elif not image.torch:
-        yield error("image", f"{name} has no version of torch", 'as in "pytorch:2.13-…"')
-    elif "-ec2" in image.tag or (image.repository == "pytorch" and "sagemaker" not in image.tag):
-        problem = f"{name} is for EC2, without SageMaker's toolkit"
-        yield error("image", problem, "use the tag that ends in -sagemaker")
-    elif image.torch < LIGHTNING_NEEDS:
-        problem = f"{name} has torch {'.'.join(map(str, image.torch))}"
-        yield error("image", f"{problem}, and Lightning here needs 2.1 or newer", take)
-    else:
-        yield from of_profile(job, image.profile)
+    wrong = partial(error, "image")
+    without_toolkit = image.repository == "pytorch" and "sagemaker" not in image.tag
+    findings = first_of(
+        (
+            image.account and image.account != account,
+            wrong(
+                f"AWS keeps its images for {image.region} in account {account}, not in "
+                f"{image.account}",
+                "correct the account",
+            ),
+        ),
+        ("arm64" in name, wrong(f"{name} is for ARM, and {kinds(job)} is x86", take)),
+        (
+            "inference" in image.repository or image.repository == "ray",
+            wrong(f"{name} is for inference, and starts no training", take),
+        ),
+        (
+            image.repository not in TRAINING,
+            skipped(
+                "image",
+                f"the contents of {name} are not known here",
+                "rehearse with its versions",
+            ),
+        ),
+        (not image.torch, wrong(f"{name} has no version of torch", 'as in "pytorch:2.13-…"')),
+        (
+            "-ec2" in image.tag or without_toolkit,
+            wrong(
+                f"{name} is for EC2, without SageMaker's toolkit",
+                "use the tag that ends in -sagemaker",
+            ),
+        ),
+        (
+            torch < LIGHTNING_NEEDS,
+            wrong(
+                f"{name} has torch {'.'.join(map(str, torch))}, and Lightning here needs 2.1 or "
+                "newer",
+                take,
+            ),
+        ),
+    )
+    problem = next(findings, None)
+    yield from of_profile(job, image.profile) if problem is None else [problem]
 
 
 def kinds(job: Job) -> str:
@@ -134,13 +180,25 @@ def names_cpu(uri: str) -> bool:
 def profile_fits(job: Job, profile: Profile) -> Iterator[Finding]:
     """The image has the launcher, and is for the instance's kind of processor."""
     launcher = launchers.launcher(job)
-    if launcher not in profile.launchers:
-        fitting = [name for name, other in images.PROFILES.items() if launcher in other.launchers]
-        problem = f"{profile.name} (torch {profile.torch}) cannot start {launcher}"
-        yield error("image", problem, f'set image = "{fitting[0]}"')
-    elif resources.gpus(job) == 0 and not profile.cpu:
-        problem = f"{profile.name} is an image for GPUs and {kinds(job)} has none"
-        yield error("image", problem, 'set image = "auto"')
+    fitting = [name for name, other in images.PROFILES.items() if launcher in other.launchers]
+    yield from first_of(
+        (
+            launcher not in profile.launchers,
+            error(
+                "image",
+                f"{profile.name} (torch {profile.torch}) cannot start {launcher}",
+                f'set image = "{fitting[0]}"',
+            ),
+        ),
+        (
+            resources.gpus(job) == 0 and not profile.cpu,
+            error(
+                "image",
+                f"{profile.name} is an image for GPUs and {kinds(job)} has none",
+                'set image = "auto"',
+            ),
+        ),
+    )
 
 
 def cuda_fits(job: Job, profile: Profile) -> Iterator[Finding]:

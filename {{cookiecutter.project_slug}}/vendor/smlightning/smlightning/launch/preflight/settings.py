@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from smlightning import hub
 from smlightning.launch import aws, images, launchers, requirements, resources
-from smlightning.launch.findings import Finding, error, warning
+from smlightning.launch.findings import Finding, each_of, error, first_of, warning
 from smlightning.launch.job import Job
 from smlightning.project import Project
 from smlightning.stored_secrets import REFERENCE
@@ -16,11 +17,26 @@ BUCKET_RULE = "a name has 3 to 63 lower-case letters, digits, hyphens and dots"
 # Addresses of S3's own hosts, which AWS's patterns accept in place of s3://.
 S3_HOST = re.compile(r"https://[\w.-]*\bs3\b[\w.-]*\.amazonaws\.com(\.cn)?/.*", re.ASCII)
 
-ROLE = re.compile(r"(arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+|[\w+=,.@-]{1,64})?", re.ASCII)
-MLFLOW = re.compile(r"(arn:[\w-]+:sagemaker:[\w-]+:\d{12}:mlflow-(app|tracking-server)/.+)?")
+ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+|[\w+=,.@-]{1,64}", re.ASCII)
+MLFLOW = re.compile(r"arn:[\w-]+:sagemaker:[\w-]+:\d{12}:mlflow-(app|tracking-server)/.+")
 # As AWS's toolkit reads it (sagemaker-training 5.1.4, modules.py).
 REPOSITORY = re.compile(r"arn:[^:]+:codeartifact:[^:]+:[^:]+:repository/[^/]+/.+")
 REFERENCE_CURE = 'a name or an ARN, with ":KEY" for a key of its JSON, or "ssm:NAME"'
+# Key of job.toml → pattern of its value, what it should be, and the cure.
+NAMES = {
+    "role": (ROLE, "the name or ARN of a role", "as in arn:aws:iam::<12 digits>:role/<name>"),
+    "mlflow": (
+        MLFLOW,
+        "the ARN of a server",
+        "give the ARN of your MLflow tracking server or app",
+    ),
+    "hub_token_secret": (REFERENCE, "the name of a secret", REFERENCE_CURE),
+    f"environment.{requirements.CODEARTIFACT}": (
+        REPOSITORY,
+        "the ARN of a repository in CodeArtifact",
+        "as in arn:aws:codeartifact:<region>:<account>:repository/<domain>/<repository>",
+    ),
+}
 
 
 def times(job: Job, project: Project) -> Iterator[Finding]:
@@ -33,53 +49,73 @@ def spot(job: Job, project: Project) -> Iterator[Finding]:
     """Keys that spot instances do not go with."""
     if not job.spot.enabled:
         return
-    if job.spot.max_wait_s < job.max_run_s:
-        yield error(
-            "spot.max_wait_s",
-            f"{job.spot.max_wait_s} is below max_run_s = {job.max_run_s}",
-            "it counts training and waiting: raise it, or lower max_run_s",
-        )
-    if not job.checkpoint_s3:
-        problem = "spot without checkpoints loses all at each interruption"
-        yield error("checkpoint_s3", problem, 'set it to "auto"')
-    if job.keep_alive_s:
-        cure = "set it to 0, or spot.enabled = false"
-        yield error("keep_alive_s", "spot instances cannot be kept", cure)
-    if len(resources.alternatives(job)) > 1:
-        cure = "give one type, or set spot.enabled = false"
-        yield error("instance_type", "AWS starts no spot job on a list of types", cure)
-    if job.hyperparameters.get("resume", "auto") != "auto":
-        problem = "with spot, each restart would begin there again"
-        yield error("hyperparameters.resume", problem, 'set it to "auto"')
+    yield from each_of(
+        (
+            job.spot.max_wait_s < job.max_run_s,
+            error(
+                "spot.max_wait_s",
+                f"{job.spot.max_wait_s} is below max_run_s = {job.max_run_s}",
+                "it counts training and waiting: raise it, or lower max_run_s",
+            ),
+        ),
+        (
+            not job.checkpoint_s3,
+            error(
+                "checkpoint_s3",
+                "spot without checkpoints loses all at each interruption",
+                'set it to "auto"',
+            ),
+        ),
+        (
+            job.keep_alive_s,
+            error(
+                "keep_alive_s",
+                "spot instances cannot be kept",
+                "set it to 0, or spot.enabled = false",
+            ),
+        ),
+        (
+            len(resources.alternatives(job)) > 1,
+            error(
+                "instance_type",
+                "AWS starts no spot job on a list of types",
+                "give one type, or set spot.enabled = false",
+            ),
+        ),
+        (
+            job.hyperparameters.get("resume", "auto") != "auto",
+            error(
+                "hyperparameters.resume",
+                "with spot, each restart would begin there again",
+                'set it to "auto"',
+            ),
+        ),
+    )
 
 
 def names(job: Job, project: Project) -> Iterator[Finding]:
     """Names and ARNs of a role, a bucket, an MLflow server and a secret."""
-    if not ROLE.fullmatch(job.role):
-        problem = f'"{job.role}" is neither ARN nor name'
-        yield error("role", problem, "arn:aws:iam::<12 digits>:role/<name>")
+    codeartifact = f"environment.{requirements.CODEARTIFACT}"
+    values = {
+        "role": job.role,
+        "mlflow": job.mlflow,
+        "hub_token_secret": job.hub_token_secret,
+        codeartifact: job.environment.get(requirements.CODEARTIFACT, ""),
+    }
+    for key, (pattern, expected, cure) in NAMES.items():
+        if values[key] and not pattern.fullmatch(values[key]):
+            yield error(key, f'"{values[key]}" is not {expected}', cure)
     if job.bucket and ("/" in job.bucket or not aws.s3_uri(f"s3://{job.bucket}")):
         problem = f'"{job.bucket}" is not the name of a bucket'
         yield error("bucket", problem, "give only the name: no s3://, no folder")
     elif job.bucket:
         yield from s3_address("bucket", f"s3://{job.bucket}")
-    if not MLFLOW.fullmatch(job.mlflow):
-        problem = f'"{job.mlflow}" is not the ARN of a server'
-        yield error("mlflow", problem, "give the ARN of your MLflow tracking server or app")
-    elif job.mlflow and not has_mlflow_client(job, project):
+    if MLFLOW.fullmatch(job.mlflow) and not has_mlflow_client(job, project):
         compiled = (project.src / "requirements.in").is_file()
         name = "requirements.in, then run make lock" if compiled else project.requirements.name
         cure = f"add sagemaker-mlflow to src/{name}"
         yield error("mlflow", "the container has no client for it", cure)
-    if job.hub_token_secret and not REFERENCE.fullmatch(job.hub_token_secret):
-        problem = f'"{job.hub_token_secret}" is not the name of a secret'
-        yield error("hub_token_secret", problem, REFERENCE_CURE)
     yield from secrets(job, project)
-    repository = job.environment.get(requirements.CODEARTIFACT, "")
-    if repository and not REPOSITORY.fullmatch(repository):
-        problem = f'"{repository}" is not the ARN of a repository in CodeArtifact'
-        example = "arn:aws:codeartifact:<region>:<account>:repository/<domain>/<repository>"
-        yield error(f"environment.{requirements.CODEARTIFACT}", problem, f"as in {example}")
 
 
 def s3_address(key: str, address: str) -> Iterator[Finding]:
@@ -100,25 +136,47 @@ def secrets(job: Job, project: Project) -> Iterator[Finding]:
     """[secrets]: valid variables, each with the name of a secret."""
     for variable, name in job.secrets.items():
         key = f"secrets.{variable}"
-        if not re.fullmatch(r"[A-Za-z_]\w*", variable, re.ASCII):
-            yield error(key, f'"{variable}" is not a variable name', "as in WANDB_API_KEY")
-        elif variable in job.environment:
-            problem = "[environment] sets the variable, too"
-            yield error(key, problem, "remove it there")
-        elif launchers.reserves(variable):
-            problem = "the launcher or SageMaker's toolkit sets it on each host"
-            yield error(key, problem, "give it another name")
-        elif requirements.BEFORE_TRAINING.fullmatch(variable):
-            problem = "pip runs before training reads its secrets, and would not read it"
-            yield error(key, problem, f"remove it, and {requirements.WITHOUT_LOGIN}")
-        elif requirements.PROXY.fullmatch(variable) and requirements.asks_an_index(job, project):
-            problem = "training gets it, and pip, which runs before, does not"
-            yield warning(key, problem, f"for packages, {requirements.WITHOUT_LOGIN}")
-        elif variable == hub.TOKEN and job.hub_token_secret:
-            yield error(key, "hub_token_secret is the same secret", "set one of them")
+        wrong = partial(error, key)
+        for_pip = requirements.PROXY.fullmatch(variable)
+        yield from first_of(
+            (
+                not re.fullmatch(r"[A-Za-z_]\w*", variable, re.ASCII),
+                wrong(f'"{variable}" is not a variable name', "as in WANDB_API_KEY"),
+            ),
+            (
+                variable in job.environment,
+                wrong("[environment] sets the variable, too", "remove it there"),
+            ),
+            (
+                launchers.reserves(variable),
+                wrong(
+                    "the launcher or SageMaker's toolkit sets it on each host",
+                    "give it another name",
+                ),
+            ),
+            (
+                requirements.BEFORE_TRAINING.fullmatch(variable),
+                wrong(
+                    "pip runs before training reads its secrets, and would not read it",
+                    f"remove it, and {requirements.WITHOUT_LOGIN}",
+                ),
+            ),
+            (
+                for_pip and requirements.asks_an_index(job, project),
+                warning(
+                    key,
+                    "training gets it, and pip, which runs before, does not",
+                    f"for packages, {requirements.WITHOUT_LOGIN}",
+                ),
+            ),
+            (
+                variable == hub.TOKEN and job.hub_token_secret,
+                wrong("hub_token_secret is the same secret", "set one of them"),
+            ),
+        )
         if not REFERENCE.fullmatch(name):
             shown = "the value" if name else '""'
-            yield error(key, f"{shown} is not the name of a secret", REFERENCE_CURE)
+            yield wrong(f"{shown} is not the name of a secret", REFERENCE_CURE)
 
 
 def has_mlflow_client(job: Job, project: Project) -> bool:

@@ -74,9 +74,24 @@ def encoding(path: Path) -> str:
     return "utf-16" if is_utf_16 else "utf-8-sig"
 
 
-OLD_SMDDP = "smdistributed.dataparallel.torch.distributed"
-HOSTS_AS_NUMBER = re.compile(
-    r"""\b(int|len)\(\s*os\.(environ(\.get\(|\[)|getenv\()\s*["']SM_HOSTS"""
+# Advice of earlier years, which fails today: what a line of code has, problem and cure.
+OUTDATED = (
+    (
+        r"^\s*(import|from)\s+smdistributed\.dataparallel\.torch(\.|\s+import\s+)distributed\b",
+        "imports smdistributed.dataparallel.torch.distributed, which SMDDP 1.4 deprecated",
+        "remove it: src/dist.py registers smddp as a backend of torch.distributed",
+    ),
+    (
+        r"^[^#\n]*\binit_process_group\(\s*(backend\s*=\s*)?['\"]mpi['\"]",
+        'init_process_group("mpi") needs a torch that is built with MPI, which none of the images '
+        "of AWS has: mpirun is the launcher, and no backend",
+        "remove it: the Trainer's strategy of src/dist.py chooses the backend",
+    ),
+    (
+        r"^[^#\n]*\b(int|len)\(\s*os\.(environ(\.get\(|\[)|getenv\()\s*['\"]SM_HOSTS",
+        "takes SM_HOSTS for a number or a word, and it is a JSON list",
+        'len(json.loads(os.environ["SM_HOSTS"]))',
+    ),
 )
 
 
@@ -88,50 +103,14 @@ def code(job: Job, project: Project) -> Iterator[Finding]:
         name = path.relative_to(project.src.parent).as_posix()
         try:
             text = path.read_text(encoding="utf-8")
-            tree = ast.parse(text)
+            ast.parse(text)
         except (OSError, ValueError, SyntaxError) as failure:
             line = f" (line {failure.lineno})" if isinstance(failure, SyntaxError) else ""
             yield error(name, f"is not Python: {failure.args[0]}{line}", "correct it")
             continue
-        yield from outdated(tree, name)
-        if HOSTS_AS_NUMBER.search(text):
-            problem = "takes SM_HOSTS for a number or a word, and it is a JSON list"
-            yield error(name, problem, 'len(json.loads(os.environ["SM_HOSTS"]))')
-
-
-def outdated(tree: ast.AST, name: str) -> Iterator[Finding]:
-    """Imports and calls of earlier years, which fail today."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom) and OLD_SMDDP in imported(node):
-            yield error(
-                name,
-                f"imports {OLD_SMDDP}, which SMDDP 1.4 deprecated",
-                "remove it: src/dist.py registers smddp as a backend of torch.distributed",
-            )
-        elif isinstance(node, ast.Call) and called(node.func) == "init_process_group":
-            values = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "backend")]
-            if any(isinstance(value, ast.Constant) and value.value == "mpi" for value in values):
-                yield error(
-                    name,
-                    'init_process_group("mpi") needs a torch that is built with MPI, which none '
-                    "of AWS's images has: mpirun is the launcher, and no backend",
-                    "remove it: the Trainer's strategy of src/dist.py chooses the backend",
-                )
-
-
-def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """Full names of the modules that a statement imports, or may import."""
-    names = [alias.name for alias in node.names]
-    if isinstance(node, ast.Import):
-        return names
-    return [str(node.module), *(f"{node.module}.{name}" for name in names)]
-
-
-def called(function: ast.AST) -> str:
-    """The last name of what is called: `init_process_group` of `dist.init_process_group`."""
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
+        for pattern, problem, cure in OUTDATED:
+            if re.search(pattern, text, re.MULTILINE):
+                yield error(name, problem, cure)
 
 
 def monitor(job: Job, project: Project) -> Iterator[Finding]:
