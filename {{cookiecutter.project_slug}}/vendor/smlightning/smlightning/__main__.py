@@ -49,7 +49,7 @@ EXAMPLES = {
     "why": "why words-20260101-120000",
     "compare": "compare words-20260101-120000 words-20260102-120000",
     "fetch": "fetch words-20260101-120000 --to models/best",
-    "deploy": "deploy words-20260101-120000 --serverless",
+    "deploy": "deploy words-20260101-120000",
     "undeploy": "undeploy words-20260101-120000",
 }
 # The extra of the package that installs a module.

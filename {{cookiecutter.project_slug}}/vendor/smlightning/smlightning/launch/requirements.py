@@ -1,7 +1,6 @@
 """Checks that `pip install -r requirements.txt` in the image keeps the image's torch.
 
-Before a job is sent, pip's own resolver computes what it would install. A rehearsal judges the
-packages that it ran with (rehearsal/installed_requirements.py), by the same `OF_THE_IMAGE`.
+Before a job is sent, pip's own resolver computes what it would install.
 """
 
 import ast
