@@ -207,7 +207,7 @@ def _fork(folder: Path, env: dict[str, str], arguments: list[str], log: int, scr
         from smlightning import entry
 
         exec(script, {"__name__": "__main__"})  # noqa: S102
-        status = entry.main(train.train, train.OPTIONS, None)
+        status = entry.main(train.train, train.Options, None)
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException:
