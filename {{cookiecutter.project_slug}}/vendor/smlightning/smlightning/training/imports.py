@@ -5,6 +5,7 @@ Lightning imports all of torchmetrics. That imports transformers (for BERTScore)
 audio) and matplotlib (for ``metric.plot``) if they are installed.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -31,6 +32,8 @@ def lightning() -> None:
     os.environ.update(allocator_settings(version("torch"), os.environ))
     with hidden(LATER):
         import pytorch_lightning  # noqa: F401
+    # The garbage collector of a forked loader worker would copy the pages of all these objects.
+    gc.freeze()
     # Every plot calls this function first.
     plot = sys.modules["torchmetrics.utilities.plot"]
     plot._error_on_missing_matplotlib = _load_plots  # type: ignore[attr-defined]
