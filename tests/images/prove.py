@@ -466,8 +466,8 @@ def page(record: dict[str, Any]) -> str:
         "",
         "`make images ARGS=--record` writes this page. Each row ran in an environment with the",
         "image's Python and torch and the toolkits of the table in `launch/images.py`, all from",
-        "package indexes. AWS's own builds, GPUs, NCCL and SMDDP were not there. Numbers are",
-        "seconds on a CPU that did other work too, two trainings at a time: no benchmark. *save*",
+        "package indexes. AWS's own builds, GPUs, NCCL and SMDDP were not available. Numbers are",
+        "seconds, two trainings at a time on a busy CPU: they are not a benchmark. *save*",
         "compares the resumed run's model with the undisturbed run's, bit for bit.",
     ]
     for found in record.values():
