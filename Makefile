@@ -33,7 +33,7 @@ $(VENV)/.template: pyproject.toml | $(BIN)/python
 # The generated project's own Makefile does the rest, in the same environment.
 project: $(VENV)/.template
 	@rm -rf $(PROJECT)
-	@$(BIN)/cookiecutter . --no-input --output-dir build
+	@$(BIN)/cookiecutter . --no-input --output-dir build > /dev/null  # its next steps are for another folder
 	@touch -r $(SOURCE)/pyproject.toml $(PROJECT)/pyproject.toml  # or a new copy would be installed again
 	@touch -r $(SOURCE)/src/requirements.txt $(PROJECT)/src/requirements.txt
 

@@ -24,10 +24,10 @@ command line; 130 after Ctrl-C. `make launch` runs `submit`.
 COMMANDS = {  # in the order of the work
     "rehearse": "simulate the job's cluster on this machine",
     "preflight": "check job.toml, src/ and the account before the job costs anything",
-    "estimate": "whether the job fits into the memory of GPUs and hosts, and how long it trains",
+    "estimate": "compute the memory that the job needs, and how long it trains",
     "account": "print what the job needs in an AWS account, as CloudFormation or as a policy",
     "submit": "send the job and follow it; Ctrl-C leaves it running",
-    "tune": "search the ranges of job.toml's [tune] by many jobs",
+    "tune": "search the ranges of [tune] in job.toml with many jobs",
     "list": "list the latest jobs",
     "attach": "follow a job again",
     "why": "print which rank of a job failed first, and its last lines",
@@ -132,7 +132,9 @@ def add_preflight(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--offline", action="store_true", help="use no network: neither AWS nor a package index")
     add("--json", type=Path, metavar="FILE", help="also write the findings to this file")
-    add("--rehearse", action="store_true", help="after that simulate the job on this machine")
+    add(
+        "--rehearse", action="store_true", help="after the checks, simulate the job on this machine"
+    )
     add(
         "--sender",
         default="",
@@ -150,10 +152,26 @@ def add_preflight(command: argparse.ArgumentParser) -> None:
 
 def add_estimate(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--samples_per_second", type=float, metavar="N", help="of the whole job, for its hours")
-    add("--json", type=Path, metavar="FILE", help="write the estimate there, too")
-    add("--channel", action="append", default=[], metavar="NAME=DIR", help="a channel's data here")
-    add("options", nargs="*", metavar="-- --option value", help="in place of job.toml's")
+    add(
+        "--samples_per_second",
+        type=float,
+        metavar="N",
+        help="measured speed of the whole job; gives its hours",
+    )
+    add("--json", type=Path, metavar="FILE", help="also write the estimate to this file")
+    add(
+        "--channel",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="folder with the data of a channel",
+    )
+    add(
+        "options",
+        nargs="*",
+        metavar="-- --option value",
+        help="options of src/train.py that replace those of job.toml",
+    )
 
 
 def add_account(command: argparse.ArgumentParser) -> None:
@@ -161,23 +179,28 @@ def add_account(command: argparse.ArgumentParser) -> None:
     add(
         "--policy",
         choices=("caller", "role", "deployer", "endpoint"),
-        help="print one policy as JSON: of who sends the job, of the role that it runs under, of "
-        "who deploys its model, or of the role that the model answers under",
+        help="print one policy as JSON: for the sender of the job, the role that the job runs "
+        "under, the deployer of its model, or the role of the endpoint",
     )
     add(
         "--sender",
         default="",
         metavar="ROLE",
         help="with --policy caller or deployer: the role or user that gets the policy, so that "
-        "preflight may ask IAM about it (a user about itself)",
+        "preflight may simulate its permissions",
     )
-    add("--image", default="", metavar="URI", help="with --policy endpoint: of deploy --image")
+    add(
+        "--image",
+        default="",
+        metavar="URI",
+        help="with --policy endpoint: the image that deploy --image will name",
+    )
     add(
         "--github",
         default="",
         metavar="OWNER@ID/REPOSITORY@ID",
-        help="with two roles that this repository's workflows take on by OIDC; without IDs it "
-        "prints the command that shows them",
+        help="add two roles that the workflows of this repository assume by OIDC; without IDs, "
+        "print the command that shows them",
     )
     add(
         "--without-ids",
@@ -188,7 +211,7 @@ def add_account(command: argparse.ArgumentParser) -> None:
     add(
         "--existing-bucket",
         action="store_true",
-        help="leave the bucket out of the template: it exists",
+        help="do not create the bucket, because it exists",
     )
 
 
@@ -208,8 +231,13 @@ def add_region(command: argparse.ArgumentParser) -> None:
 def add_deployment(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--count", type=int, default=1, metavar="N", help="number of instances (%(default)s)")
-    add("--instance", default=DEFAULT_INSTANCE, metavar="TYPE", help="their type (%(default)s)")
-    add("--image", default="", metavar="URI", help="for inference, with Ray Serve (AWS's own)")
+    add(
+        "--instance",
+        default=DEFAULT_INSTANCE,
+        metavar="TYPE",
+        help="type of the instances (%(default)s)",
+    )
+    add("--image", default="", metavar="URI", help="image with Ray Serve (that of AWS)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,8 +14,11 @@ Back:
 1. `callback.Checkpoints.resume`: rank 0 chooses for all (`resume.decide`), under a lock (`lock`),
    and every host verifies that it has the same files;
 2. `plugin.CheckpointPlugin.load_checkpoint` reads them on each rank (`files.read`);
-3. `callback.Checkpoints.on_load_checkpoint` restores position, best weights (`best`), the data's
-   start and the counts of Lightning's loops.
+3. `callback.Checkpoints.on_load_checkpoint` restores position, best weights (`best`) and the counts
+   of Lightning's loops; `training.seeds.StepSeed` gives `training.loaders.ResumableLoaders` the
+   epoch and batch at which the data start.
+
+`run.Run.train_test_save` calls both.
 
 Public:
 
