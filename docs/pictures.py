@@ -143,7 +143,7 @@ def svg(lines: list[Line]) -> str:
         "<title>make rehearse, pauses shortened</title>",
         f'<rect width="{width:g}" height="{height:g}" rx="8" fill="#161b22"/>',
         '<g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" '
-        'font-size="14" fill="#e6edf3" xml:space="preserve">',
+        'font-size="14" fill="#e6edf3">',
     ]
     for number, ((_, line), second) in enumerate(zip(lines, appears, strict=True), 1):
         line.truncate(COLUMNS, overflow="ellipsis")
@@ -168,7 +168,8 @@ def spans(line: Text) -> str:
         words = {word for span in part.spans for word in str(span.style).split()}
         words |= {*str(line.style).split()}
         attributes = " ".join(STYLES[word] for word in STYLES if word in words)
-        text = escape(part.plain, quote=False)
+        # Browsers merge several spaces into one, also with xml:space="preserve", which SVG 2 dropped.
+        text = escape(part.plain, quote=False).replace(" ", "\N{NO-BREAK SPACE}")
         parts.append(f"<tspan {attributes}>{text}</tspan>" if attributes else text)
     return "".join(parts)
 
@@ -217,6 +218,7 @@ def stale_lines(lines: list[Line]) -> list[str]:
 
 
 def unescaped(text: str) -> str:
+    text = text.replace("\N{NO-BREAK SPACE}", " ")
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
