@@ -168,7 +168,7 @@ def spans(line: Text) -> str:
         words = {word for span in part.spans for word in str(span.style).split()}
         words |= {*str(line.style).split()}
         attributes = " ".join(STYLES[word] for word in STYLES if word in words)
-        # Browsers merge several spaces into one, also with xml:space="preserve", which SVG 2 dropped.
+        # Browsers merge spaces; SVG 2 dropped xml:space="preserve".
         text = escape(part.plain, quote=False).replace(" ", "\N{NO-BREAK SPACE}")
         parts.append(f"<tspan {attributes}>{text}</tspan>" if attributes else text)
     return "".join(parts)

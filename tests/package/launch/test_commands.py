@@ -189,7 +189,7 @@ def test_without_a_terminal_submit_needs_yes(aws, good, monkeypatch, capsys):
     assert main(["submit", "--no-follow", "--yes"]) == 0
     assert main(["submit", "--no-follow"]) == 1
     (first,) = history.remembered(PROJECT)
-    assert f"this very job was sent as {first}" in capsys.readouterr().out
+    assert f"the same job was sent as {first}" in capsys.readouterr().out
 
 
 def test_the_notebook_asks_before_it_sends_a_job_again(aws, good, monkeypatch, capsys):

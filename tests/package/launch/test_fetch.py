@@ -53,7 +53,7 @@ def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
         "fifo",
         "hard link to nothing",
         "a file in 1500 folders",
-        "1200 folders within each other",
+        "1200 nested folders",
         "cut off",
         "text",
         "empty",

@@ -162,7 +162,7 @@ def merge(net: Any) -> Any:
         base = (exact.get(name, p) for name, p in _frozen(net, duplicates=False))
         if net.base_checksum and _checksum_of(base) != net.base_checksum:
             problem = f"{net.name_or_path!r} has other weights than when training began"
-            raise AdapterError(problem, "bring the old ones back")
+            raise AdapterError(problem, "restore the old weights")
         for name, parameter in rounded.items():
             parameter.data = exact[name].to(parameter.device)
     return net.merge_and_unload()
@@ -225,7 +225,7 @@ def folder_of(name: str) -> Path | None:
         raise AdapterError(
             f"{folder} holds both a whole network ({NETWORK_CONFIG}) and an adapter "
             f"({ADAPTER_CONFIG})",
-            "keep each in a folder of its own, and give the folder of one",
+            "keep them in two folders, and name one of the two",
         )
     return folder
 

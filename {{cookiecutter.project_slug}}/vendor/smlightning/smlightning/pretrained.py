@@ -220,7 +220,7 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
     is_adapter = adapters.has(net)
     if is_adapter and Path(net.name_or_path) == directory.resolve():
         raise UserError(
-            f"{directory} holds the adapter's base, whose place it would take",
+            f"{directory} holds the adapter's base, which the adapter would overwrite",
             "train with another --output_dir, or with --merge true",
         )
     with replace_model(directory) as new:

@@ -255,7 +255,9 @@ def _is_whole(path: Path) -> bool:
 
 def _damaged(path: Path) -> UserError:
     size = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
-    return UserError(f"{path} is damaged or incomplete ({size})", "use another one, or auto")
+    return UserError(
+        f"{path} is damaged or incomplete ({size})", "name another checkpoint, or use --resume auto"
+    )
 
 
 def files_beside(path: Path, content: Mapping[str, Any] | None = None) -> list[str]:
@@ -301,7 +303,7 @@ def newest_verified(directory: Path) -> tuple[Path, dict[str, Any]] | None:
         try:
             return path, verified(path)
         except UserError as fault:
-            print(f"warning: {fault.problem}; trying the one before", file=sys.stderr)
+            print(f"warning: {fault.problem}; trying the checkpoint before it", file=sys.stderr)
     if known:
         raise UserError(
             f"All {len(known)} checkpoints in {directory} are damaged",

@@ -76,7 +76,7 @@ def decide(
     if not is_of_this_version:
         raise UserError(
             f"{path} was written by another version of smlightning",
-            "finish the run with that one, or train from the start with --resume never",
+            "finish the run with that version, or train from the start with --resume never",
         )
     differing = differences(state, run, declared)
     _check_differences(wanted, path, directory, position, differing, declared)
@@ -163,7 +163,7 @@ def check_length(position: Position, max_steps: int) -> None:
     """
     if max_steps != -1 and position.step > max_steps:
         raise UserError(
-            f"The checkpoint is of step {position.step}, and max_steps is {max_steps}",
+            f"The checkpoint is at step {position.step}, but max_steps is {max_steps}",
             f"raise --max_steps to {position.step} or more, or train from the start with "
             "--resume never",
         )

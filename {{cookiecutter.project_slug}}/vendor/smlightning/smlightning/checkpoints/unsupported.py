@@ -60,7 +60,7 @@ def check_trainer(trainer: pl.Trainer, stage: str) -> None:
             raise UserError(
                 f"{type(callback).__name__} unfreezes parameters after DDP has wrapped the model, "
                 "and each rank would train them on its own data only",
-                "give them a parameter group whose learning rate is 0 until then",
+                "put these parameters into a group whose learning rate is 0 until then",
             )
     if averages_weights(trainer) and isinstance(trainer.strategy, ShardedStrategy):
         raise UserError(

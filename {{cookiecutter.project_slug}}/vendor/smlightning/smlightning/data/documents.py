@@ -280,7 +280,7 @@ def divide(scratch: Path, seed: int) -> dict[str, tuple[str, np.ndarray]]:
         raise UserError(
             f"The data has {len(order)} documents; expected at least {len(missing) + 1}, one for "
             "each split",
-            "add some, or lines, if it is a single text file, which is divided at its lines",
+            "add documents; of a single text file each line counts as one",
         )
     for split in missing:
         chosen[split] = ("train", order[:held_out])

@@ -290,7 +290,7 @@ def _pieces(batches: Iterable[Any], table: str, first: int = 1) -> Pieces:
             yield Piece([array[at : at + PIECE] for array in arrays], table, number + at)
         number += len(batch)
     if number == first:
-        raise UserError(f"{table} has no rows", "add some, or remove it")
+        raise UserError(f"{table} has no rows", "add rows, or remove the file")
 
 
 def _plain_columns(batch: Any) -> list[pa.Array]:
@@ -453,7 +453,7 @@ def _read_hub(source: Source, columns: Sequence[Column]) -> dict[str, Pieces]:
 
     datasets.disable_progress_bars()
     name = repr(source.dataset)
-    with hub.errors(f"--dataset {name} is no path, and the Hugging Face hub does not give it"):
+    with hub.errors(f"--dataset {name} is neither a path nor a data set of the hub"):
         loaded = datasets.load_dataset(source.dataset)
     parts = {SPLITS[split]: rows for split, rows in loaded.items() if split in SPLITS}
     if "train" not in parts:

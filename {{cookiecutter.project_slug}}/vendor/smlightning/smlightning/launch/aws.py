@@ -392,8 +392,8 @@ CURES = {
         "num_workers or prefetching, or pass less through the loader's workers"
     ),
     r"^InternalServerError": (
-        "it is a fault within AWS: do it again. SageMaker repeats such a job itself where job.toml "
-        "has MaximumRetryAttempts = 3 below [request.RetryStrategy]"
+        "it is a fault within AWS: send the job again. SageMaker does so itself if job.toml has "
+        "MaximumRetryAttempts = 3 below [request.RetryStrategy]"
     ),
     rf"^\w*({TRANSIENT.pattern})": (
         "AWS is busy, or limits how often it is called: do it again in a minute"
@@ -431,7 +431,7 @@ def explain(failure: Exception) -> UserError:
         host = urlsplit(str(failure.kwargs.get("endpoint_url"))).netloc or "AWS"
         problem = f"{host} cannot be reached ({type(failure).__name__})"
         return UserError(problem, "check the network, the proxy, and the region")
-    return UserError(" ".join(f"AWS: {failure}".split()), "correct what it names")
+    return UserError(" ".join(f"AWS: {failure}".split()), "correct the value that AWS names")
 
 
 def _client_error(failure: Any) -> UserError:
@@ -449,7 +449,7 @@ def _client_error(failure: Any) -> UserError:
         cure = f"ask for that permission ({message})"
         return UserError(f"these credentials may not call {operation}", cure)
     reason = (message or name).rstrip(".")
-    cure = cure_of(f"{name}: {message}") or "correct what it names"
+    cure = cure_of(f"{name}: {message}") or "correct the value that AWS names"
     return UserError(f"AWS rejects {operation}: {reason}", cure)
 
 

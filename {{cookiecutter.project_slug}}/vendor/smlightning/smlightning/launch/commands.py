@@ -177,7 +177,7 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     fingerprint = sending.fingerprint(wanted, project)
     before = history.same(project, fingerprint)
     if before:
-        print(f"again   this very job was sent as {before}")
+        print(f"again   the same job was sent as {before}")
     if not confirmed("Send it?", arguments.yes):
         print("nothing was sent")
         return 1

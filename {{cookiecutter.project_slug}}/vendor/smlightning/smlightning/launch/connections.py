@@ -97,7 +97,10 @@ def packages(job: Job, variables: Variables, project: Project) -> Iterator[Conne
     if not requirements.asks_an_index(job, project):
         return
     key = requirements.key_of(project)
-    cure = "put wheels into src/, with --no-index and --find-links, or use an image with them"
+    cure = (
+        "put wheels into src/, with --no-index and --find-links, or use an image that holds the "
+        "packages"
+    )
     if repository := variables.get(requirements.CODEARTIFACT, ""):
         region = (repository.split(":") + [""] * 4)[3]
         services = ("codeartifact.api", "codeartifact.repositories")

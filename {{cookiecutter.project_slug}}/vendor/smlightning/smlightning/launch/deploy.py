@@ -51,7 +51,7 @@ def deploy(deployment: Deployment, src: Path) -> str:
             remove_after(error, deployment, f"{name} may be left, and billed: {undeploy_it}")
         raise
     return (
-        f"ask it  aws sagemaker-runtime invoke-endpoint --region {deployment.region} "
+        f"use it: aws sagemaker-runtime invoke-endpoint --region {deployment.region} "
         f"--endpoint-name {name} --content-type {PLAIN} "
         "--cli-binary-format raw-in-base64-out --body 'a text' answer.json"
     )

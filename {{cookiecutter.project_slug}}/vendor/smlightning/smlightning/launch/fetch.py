@@ -180,11 +180,11 @@ def check_members(members: list[tarfile.TarInfo], target: Path) -> None:
         )
     if any(member.issym() for member in members):
         raise UserError(
-            "the archive holds symbolic links, which a model has not",
+            "the archive holds symbolic links, which fetch does not follow",
             "save copies of the files when training ends",
         )
     if any(member.name.count("/") > MOST_FOLDERS for member in members):
         raise UserError(
-            f"the archive holds files in more than {MOST_FOLDERS} folders within each other",
-            "save them in fewer when training ends",
+            f"the archive holds files in more than {MOST_FOLDERS} nested folders",
+            "save them in fewer folders when training ends",
         )

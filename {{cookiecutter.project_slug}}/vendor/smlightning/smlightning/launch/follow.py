@@ -132,7 +132,7 @@ class Follower:
             if not aws.transient(problem):
                 raise
             if not self._failures:
-                self.console.print(f"{aws.explain(problem)}; asking again until there is an answer")
+                self.console.print(f"{aws.explain(problem)}; retrying until AWS answers")
             self._failures += 1
             return
         had_ended = self.outcome.status in ENDED

@@ -46,7 +46,7 @@ def fingerprint(job: Job, project: Project) -> str:
 def agreed(job: Job, project: Project, name: str) -> bool:
     """For the notebook: whether to send a job, after its price and its name were printed.
 
-    A name is sent once. Where this very job was sent before, the user is asked; without an answer
+    A name is sent once. Where the same job was sent before, the user is asked; without an answer
     nothing is sent.
     """
     if name in history.remembered(project):
@@ -57,12 +57,12 @@ def agreed(job: Job, project: Project, name: str) -> bool:
     if not before:
         return True
     try:
-        answer = input(f"this very job was sent as {before}; send it again as {name}? [y/N] ")
+        answer = input(f"the same job was sent as {before}; send it again as {name}? [y/N] ")
     except (EOFError, RuntimeError):  # a kernel that nobody sits at (StdinNotImplementedError)
         answer = ""
     if answer.strip().lower() in ("y", "yes"):
         return True
-    print(f"nothing was sent: this very job was sent as {before}")
+    print(f"nothing was sent: the same job was sent as {before}")
     return False
 
 

@@ -94,7 +94,7 @@ def ranges(job: Job, project: Project) -> Iterator[Finding]:
     for option, given in job.tune.ranges.items():
         key = f"tune.ranges.{option}"
         if option in job.hyperparameters:
-            cure = "tuning takes its values from there"
+            cure = "remove one: tuning uses [tune.ranges]"
             yield warning(f"hyperparameters.{option}", "[tune.ranges] has it too", cure)
         if isinstance(given, dict):
             values: list[Any] = [given.get("min"), given.get("max")]

@@ -91,7 +91,7 @@ def test_every_sample_reaches_one_rank(
         assert total, f"the {split} loader gave no tensor with samples along its first dimension"
         assert missing < world_size, f"{missing} samples of {split} reach no rank of {world_size}"
         assert given < total + world_size, (
-            f"{total} samples of {split}, and {world_size} ranks together were given {given}"
+            f"{total} samples of {split}, but {world_size} ranks together got {given}"
         )
 
 
@@ -107,7 +107,7 @@ def missing_of_what_is_not_drawn(one: Counter[str], again: Counter[str], many: C
     fixed = [i for i in columns if only(one, [i]) == only(again, [i])]
     alike = only(one, fixed)
     if len(alike) < alike.total() / 2:  # labels, for example: too few to tell samples apart
-        pytest.skip("too little of a sample is the same in each reading: give it its row's number")
+        pytest.skip("too little of a sample is equal when it is read again: add its row number")
     return (only(one, fixed) - only(many, fixed)).total()
 
 

@@ -57,7 +57,7 @@ def find_hang(
     silent = {rank: now - heard.at for rank, heard in latest.items() if now - heard.at > limit}
     if silent:
         problems = [
-            f"{cluster.name(rank)} has not been heard of for {seconds:.0f} s"
+            f"{cluster.name(rank)} has been silent for {seconds:.0f} s"
             for rank, seconds in silent.items()
         ]
         return _verdict(problems, latest, "see its log and the stacks of the others")

@@ -228,7 +228,7 @@ def check_lengths(name: str, batches: Sequence[int | float]) -> None:
         if least not in (-1, most):
             raise UserError(
                 f"A loader of {name} has {least} batches on rank {counts.index(least)} and {most} "
-                f"on rank {counts.index(most)}, and each step takes all ranks",
+                f"on rank {counts.index(most)}, but each step needs a batch on every rank",
                 GIVE_ALL,
             )
 

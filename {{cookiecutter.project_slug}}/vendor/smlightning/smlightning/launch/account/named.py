@@ -55,7 +55,7 @@ KEY = Kind(
     "describe_key",
     "KeyMetadata.KeyState",
     ("Disabled", "PendingDeletion", "PendingImport", "PendingReplicaDeletion", "Unavailable"),
-    "enable it, or use another",
+    "enable the key, or use another one",
 )
 SECRET = Kind(
     "secretsmanager",
