@@ -292,7 +292,11 @@ def test_a_terminal_gets_a_live_bar_and_a_log_does_not(tmp_path: Path, words: Pa
     child.close()
     assert child.exitstatus == 0
     shutil.rmtree(made.path / "prepared")
-    found = made.run("python", *command)
+    programs = made.path / "programs"  # Lightning looks for Slurm's srun
+    programs.mkdir()
+    (programs / "srun").write_text("#!/bin/sh\n", encoding="utf-8")
+    (programs / "srun").chmod(0o755)
+    found = made.run("python", *command, PATH=f"{programs}{os.pathsep}{os.environ['PATH']}")
     assert not found.stderr, "a warning that nobody can act on"
     plain = found.stdout
     assert "\x1b" not in plain and "\r" not in plain
