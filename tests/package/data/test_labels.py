@@ -56,6 +56,8 @@ def test_a_test_split_without_labels_is_left_out() -> None:
         ({"train": [1.0, 0.0, math.nan]}, "train, row 3"),
         ({"train": [[1], [2]]}, "train, row 1.*list"),
         ({"train": ["a", "b"], "test": ["a", "c"]}, "test, row 2.*'c'"),
+        ({"train": ["a", "b"], "test": ["a", "b", None, None]}, "test, row 3.*missing"),
+        ({"train": ["a", "b"], "test": [None, None, "a", "b"]}, "test, row 1.*missing"),
         ({"train": ["a"] * 30}, "single label, 'a'"),
         ({"train": [f"{number}" for number in range(60)]}, "60 rows have 60 labels"),
     ],

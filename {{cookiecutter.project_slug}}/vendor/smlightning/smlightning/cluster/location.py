@@ -114,6 +114,12 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
                 "out of range",
                 f"leave {', '.join(astuple(names))} to {launcher}",
             )
+        if local_rank != rank % local_world_size:  # mpirun --map-by node
+            raise ClusterError(
+                f"rank {rank} is process {local_rank} of {local_world_size} on its host: ranks do "
+                "not follow each other on a host",
+                "let the launcher fill one host after the other; mpirun does with --map-by slot",
+            )
     hosts = tuple(json.loads(env.get("SM_HOSTS", "[]")))
     num_nodes = len(hosts) or world_size // local_world_size
     if world_size != num_nodes * local_world_size:  # hosts would train apart, each as rank 0

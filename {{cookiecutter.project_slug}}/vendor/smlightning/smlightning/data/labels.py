@@ -43,13 +43,19 @@ class Labels:
             UserError: a label is missing, or it is not in training.
         """
         known = len(self.codes)
+        missing = ""  # the first row without a label
+        has_labels = False
         for arrays, piece in pieces:
             codes = self._codes_of(piece)
-            if split != "train" and codes.max() < 0:
-                return
             if codes.min() < 0:
-                problem = f"{piece.place(int(codes.argmin()))}: the label is missing; expected one"
-                raise UserError(problem, "correct or remove the row")
+                missing = missing or piece.place(int(codes.argmin()))
+            has_labels = has_labels or codes.max() >= 0
+            if missing and (has_labels or split == "train"):
+                raise UserError(
+                    f"{missing}: the label is missing; expected one", "correct or remove the row"
+                )
+            if not has_labels:
+                continue
             if split != "train" and codes.max() >= known:
                 row = int(codes.argmax())
                 label = repr([*self.codes][codes[row]][:40])
