@@ -138,6 +138,15 @@ def test_a_checkpoint_of_another_version_is_an_error(
         assert str(path) in refused.problem and "--resume never" in refused.cure
 
 
+def test_a_checkpoint_that_lists_no_files_is_of_another_version(tmp_path: Path) -> None:
+    content = {"callbacks": {}, "position": asdict(Position()), "best_file": ""}
+    path = files.write_file(tmp_path, "000001-step000000", content, ".ckpt")
+    for wanted in ("auto", str(path)):
+        refused = refusal(wanted, tmp_path)
+        assert f"{path} was written by another version" in refused.problem
+        assert refused.cure.startswith("finish the run with that version")
+
+
 def test_an_unfinished_run_is_not_replaced(tmp_path: Path) -> None:
     other, mine = tmp_path / "other", tmp_path / "mine"
     path = write(other)

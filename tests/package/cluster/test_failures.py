@@ -425,7 +425,8 @@ def test_a_host_without_rank_0s_checkpoint_ends_all_ranks(how: str, tmp_path: Pa
     assert statuses == ((0, 0) if how == "whole" else (1, 1)), said
     for text in said:
         missing = best if how == "no best weights" else path.name
-        assert how == "whole" or f"kept/{missing} is damaged or incomplete" in text, text
+        fault = "damaged or incomplete" if how == "damaged" else "missing"
+        assert how == "whole" or f"kept/{missing} is {fault}" in text, text
 
 
 COMPRESSED = """

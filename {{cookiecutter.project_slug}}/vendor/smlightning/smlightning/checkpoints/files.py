@@ -228,13 +228,16 @@ def verified(path: Path) -> dict[str, Any]:
     """The content of a checkpoint whose files are as the checksums in their names say.
 
     Raises:
-        UserError: it, or a file that it names, is damaged or missing; or it holds a program.
+        UserError: it, or a file that it names, is damaged or missing; or it holds a program; or
+            another version of this package wrote it.
     """
     _check_checksums([path])
     try:
         content: dict[str, Any] = torch_files.load(path)
+        if "files" not in content:
+            raise other_version(path)
         beside = files_beside(path, content)
-    except torch_files.ProgramError:
+    except UserError:
         raise
     except Exception as error:  # of any class
         raise _damaged(path) from error
@@ -253,10 +256,23 @@ def _is_whole(path: Path) -> bool:
     return path.is_file() and digest(path).startswith(path.stem[-16:])
 
 
-def _damaged(path: Path) -> UserError:
-    size = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+def other_version(path: Path) -> UserError:
     return UserError(
-        f"{path} is damaged or incomplete ({size})", "name another checkpoint, or use --resume auto"
+        f"{path} was written by another version of smlightning",
+        "finish the run with that version, or train from the start with --resume never",
+    )
+
+
+def _damaged(path: Path) -> UserError:
+    if not path.is_file():
+        return UserError(
+            f"{path} is missing",
+            "share the folder of checkpoints between the hosts, or copy all of its files to each host; "
+            "or train from the start with --resume never",
+        )
+    return UserError(
+        f"{path} is damaged or incomplete ({path.stat().st_size} bytes)",
+        "name another checkpoint, or train from the start with --resume never",
     )
 
 
@@ -293,20 +309,21 @@ def newest(directory: Path) -> Path | None:
 def newest_verified(directory: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that is whole, and its content; None if there is no checkpoint at all.
 
-    Prints a warning for each that is damaged.
+    Prints a warning for each that is not.
 
     Raises:
-        UserError: all are damaged. It takes a person to decide to start again.
+        UserError: none is whole. It takes a person to decide to start again.
     """
-    known = numbered(directory)
-    for _, path in known:
+    faults = []
+    for _, path in numbered(directory):
         try:
             return path, verified(path)
         except UserError as fault:
             print(f"warning: {fault.problem}; trying the checkpoint before it", file=sys.stderr)
-    if known:
+            faults.append(fault)
+    if faults:
         raise UserError(
-            f"All {len(known)} checkpoints in {directory} are damaged",
-            "to start again pass --resume never",
+            f"none of the {len(faults)} checkpoints in {directory} is whole: {faults[0].problem}",
+            faults[0].cure,
         )
     return None

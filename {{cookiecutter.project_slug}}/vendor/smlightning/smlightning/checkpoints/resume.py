@@ -54,7 +54,7 @@ def decide(
 
     Raises:
         UserError: the path holds no checkpoint that this run can resume from; or there are
-            checkpoints in ``directory``, all damaged.
+            checkpoints in ``directory``, none of them whole.
     """
     if wanted == "never":
         files.mark(directory, files.DISCARDED, "free some space")
@@ -74,10 +74,7 @@ def decide(
     except (KeyError, TypeError):
         is_of_this_version = False
     if not is_of_this_version:
-        raise UserError(
-            f"{path} was written by another version of smlightning",
-            "finish the run with that version, or train from the start with --resume never",
-        )
+        raise files.other_version(path)
     differing = differences(state, run, declared)
     _check_differences(wanted, path, directory, position, differing, declared)
     if path.parent.resolve() != directory.resolve():
