@@ -138,6 +138,8 @@ WRONG = {
     "not hosts × local": (torchrun(0, 3, 1, SM_HOSTS=TWO), "3 processes .* 2 hosts"),
     "uneven": (torchrun(0, 5, 2), "5 processes"),
     "ranks in turn": (mpirun(1, 4, 2) | {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "rank 1 is process 0"),
+    "no port": (torchrun(0, 2, 2, MASTER_PORT="x"), "MASTER_PORT is 'x'"),
+    "too high a port": (torchrun(0, 2, 2, MASTER_PORT="99999"), "MASTER_PORT is '99999'"),
     "no address": (mpirun(0, 2, 1), "MASTER_ADDR"),
     "empty address": (mpirun(0, 2, 1, MASTER_ADDR=""), "MASTER_ADDR"),
     "no driver for the GPUs": ({"SM_NUM_GPUS": "8"}, "SM_NUM_GPUS=8.*2.13.0"),

@@ -21,8 +21,11 @@ from smlightning.testing.environment import of_tests
 from smlightning.testing.processes import free_port
 
 SESSION = """
-import sys, time
+import os, sys, time
 import dist
+import torch
+if os.environ["OMPI_COMM_WORLD_RANK"] == os.environ.get("ANOTHER_TORCH"):
+    torch.__version__ = "1.0"
 from smlightning import errors
 started = time.monotonic()
 try:
@@ -33,7 +36,7 @@ except errors.UserError as error:
 """
 
 
-def start_one(rank: int, port: int, seconds: int, log: Path) -> forked.Rank:
+def start_one(rank: int, port: int, seconds: object, log: Path, **variables: str) -> forked.Rank:
     """Start one of four ranks on two hosts, as Open MPI does."""
     environment = dict(
         of_tests(os.environ),
@@ -46,8 +49,20 @@ def start_one(rank: int, port: int, seconds: int, log: Path) -> forked.Rank:
         MASTER_PORT=str(port),
         DIST_MEET_SECONDS=str(seconds),
         CUDA_VISIBLE_DEVICES="",
+        **variables,
     )
     return forked.start(SESSION, log / str(rank), environment)
+
+
+def test_another_torch_on_a_rank_and_a_wrong_limit_end_every_rank(tmp_path: Path) -> None:
+    port = free_port()
+    ranks = [start_one(rank, port, 60, tmp_path, ANOTHER_TORCH="2") for rank in range(4)]
+    statuses, said = forked.wait_for_all(ranks, 100)
+    assert statuses == (1, 1, 1, 1), said
+    for text in said:
+        assert "rank 2 on host algo-2 has torch 1.0, lightning" in text, text
+    status, text = start_one(0, port, "soon", tmp_path).wait(60)
+    assert status == 1 and "DIST_MEET_SECONDS is 'soon'" in text and "Traceback" not in text, text
 
 
 def test_a_rank_that_does_not_come_is_reported_in_time(tmp_path: Path) -> None:

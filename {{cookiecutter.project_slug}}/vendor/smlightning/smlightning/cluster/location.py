@@ -114,12 +114,6 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
                 "out of range",
                 f"leave {', '.join(astuple(names))} to {launcher}",
             )
-        if local_rank != rank % local_world_size:  # mpirun --map-by node
-            raise ClusterError(
-                f"rank {rank} is process {local_rank} of {local_world_size} on its host: ranks do "
-                "not follow each other on a host",
-                "let the launcher fill one host after the other; mpirun does with --map-by slot",
-            )
     hosts = tuple(json.loads(env.get("SM_HOSTS", "[]")))
     num_nodes = len(hosts) or world_size // local_world_size
     if world_size != num_nodes * local_world_size:  # hosts would train apart, each as rank 0
@@ -128,6 +122,12 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
             f"each need {num_nodes * local_world_size} (SM_HOSTS={env.get('SM_HOSTS', 'unset')})",
             "set distribution to torch_distributed, smddp or pytorchddp, or instance_count to 1; "
             "start equally many processes on every host",
+        )
+    if local_rank != rank % local_world_size:  # mpirun --map-by node
+        raise ClusterError(
+            f"rank {rank} is process {local_rank} of {local_world_size} on its host: ranks do "
+            "not follow each other on a host",
+            "let the launcher fill one host after the other; mpirun does with --map-by slot",
         )
     placeholders = (f"node-{number}" for number in range(num_nodes))
     default_address = hosts[0] if hosts else "127.0.0.1"
@@ -152,7 +152,7 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
         backend=backend if world_size > 1 else "none",
         device=device,
         main_address=main_address,
-        main_port=int(env.get("MASTER_PORT", DEFAULT_PORT)),
+        main_port=_port(env.get("MASTER_PORT", str(DEFAULT_PORT))),
     )
 
 
@@ -175,6 +175,15 @@ def _integer(env: Mapping[str, str], name: str) -> int:
             f"{name} is {text}, but a variable of the same launcher is set",
             "use torchrun or mpirun, which set all, or unset these",
         ) from None
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise ClusterError(
+            f"MASTER_PORT is {text[:40]!r}; expected a port, 1 to 65535",
+            "correct MASTER_PORT, or unset it",
+        )
+    return int(text)
 
 
 def _uses_smddp(env: Mapping[str, str]) -> bool:

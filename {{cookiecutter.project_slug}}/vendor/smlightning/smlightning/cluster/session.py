@@ -191,17 +191,35 @@ def _meet(cluster: Cluster) -> None:
     """Wait for every rank; rank 0 prints who came.
 
     Raises:
-        ClusterError: a rank did not come in time.
+        ClusterError: a rank did not come in time, or has another version of torch or Lightning.
     """
-    seconds = float(os.environ.get("DIST_MEET_SECONDS", "180"))
+    seconds = _meeting_seconds(os.environ.get("DIST_MEET_SECONDS", "180"))
     if cluster.world_size > 1:
         _session.store = _open_store(cluster, seconds)
     infos = from_all_ranks("meet", _rank_info(cluster), seconds)
     _session.have_met = True
+    versions = [info.pop("versions") for info in infos]
     if cluster.rank == 0:
         _print_table(infos)
-        versions = f"torch {torch.__version__}, lightning {pytorch_lightning.__version__}"
-        print(f"launcher: {cluster.launcher}; {versions}", flush=True)
+        print(f"launcher: {cluster.launcher}; {versions[0]}", flush=True)
+    for rank, other in enumerate(versions):
+        if other != versions[0]:
+            raise ClusterError(
+                f"{cluster.name(rank)} has {other}, and rank 0 has {versions[0]}",
+                "install the same requirements on every host",
+            )
+
+
+def _meeting_seconds(text: str) -> float:
+    try:
+        if (seconds := float(text)) > 0:
+            return seconds
+    except ValueError:
+        pass
+    raise ClusterError(
+        f"DIST_MEET_SECONDS is {text[:40]!r}; expected seconds above 0",
+        "correct DIST_MEET_SECONDS, or unset it",
+    )
 
 
 def _rank_info(cluster: Cluster) -> dict[str, str]:
@@ -220,6 +238,7 @@ def _rank_info(cluster: Cluster) -> dict[str, str]:
         "device": device,
         "backend": cluster.backend,
         "shared memory": f"{size:.1f} GiB",
+        "versions": f"torch {torch.__version__}, lightning {pytorch_lightning.__version__}",
     }
 
 
