@@ -128,6 +128,8 @@ def test_a_smaller_batch_fits_and_keeps_the_global_batch():
     (cure,) = fit.changed_options(counted, run, 14 * 10**9, sharding=False)
     assert cure == "--batch_size 8 --accumulate_grad_batches 2"
     assert total(memory(SMALL_STEP, replace(run, batch_size=8))) <= 14 * 10**9
+    (cure,) = fit.changed_options(counted, replace(run, batch_size=9), 10 * 10**9, sharding=False)
+    assert cure == "--batch_size 3 --accumulate_grad_batches 3", "5 × 2 would be 10 samples"
     small = Run(1, ranks=8)
     assert fit.changed_options(counted, small, 4 * 10**9, sharding=True) == ["--strategy fsdp"]
     two = replace(small, shards=2)

@@ -130,6 +130,9 @@ def test_ranks_and_batch_are_those_of_all_groups() -> None:
     summary = preflight.summary(TWO, PROJECT)
     assert "1 × ml.g5.12xlarge + 2 × ml.g6.12xlarge, torch_distributed" in summary
     assert summary.endswith(f"12 ranks × batch_size {batch} = global batch {12 * batch}")
+    accumulating = TWO.replace(hyperparameters={"accumulate_grad_batches": 4})
+    line = preflight.summary(accumulating, PROJECT)
+    assert line.endswith(f"× accumulate_grad_batches 4 = global batch {48 * batch}")
 
 
 def test_groups_of_cpus_and_gpus_have_neither_ranks_nor_a_batch() -> None:

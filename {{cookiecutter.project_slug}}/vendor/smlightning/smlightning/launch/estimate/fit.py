@@ -1,6 +1,5 @@
 """Findings of a job that does not fit into its GPUs or hosts, with what makes it fit."""
 
-import math
 from dataclasses import replace
 
 from smlightning.launch import aws, instances, resources
@@ -51,7 +50,9 @@ def changed_options(known: Known, run: Run, usable: float, sharding: bool) -> li
     if sharding and total(memory(known.sizes, divided)) <= usable:
         return ["--strategy fsdp" if run.shards == 1 else "--shard_size 0"]
     for batches in range(2, run.batch_size + 1):
-        batch_size = math.ceil(run.batch_size / batches)
+        batch_size, rest = divmod(run.batch_size, batches)
+        if rest:
+            continue
         if total(memory(known.sizes, replace(run, batch_size=batch_size))) <= usable:
             accumulated = batches * run.accumulate
             return [f"--batch_size {batch_size} --accumulate_grad_batches {accumulated}"]

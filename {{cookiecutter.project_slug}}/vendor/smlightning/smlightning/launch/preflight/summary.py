@@ -10,6 +10,7 @@ from smlightning.launch.job import Job
 from smlightning.options import declared_options
 from smlightning.project import Project
 
+ACCUMULATE = "accumulate_grad_batches"
 REHEARSED_HOSTS = 2  # and as many processes on each, at most
 
 
@@ -19,12 +20,16 @@ def summary(job: Job, project: Project) -> str:
     image = f"torch {profile.torch} on Python {profile.python}" if profile else job.image
     line = f"job     {resources.shown(resources.groups(job))}, {launcher}, {image}"
     gpus = resources.gpus(job)
-    batch = batch_size(job, project)
+    batch, accumulated = (option(job, project, name) for name in ("batch_size", ACCUMULATE))
     if gpus is None or batch is None:
         return line
     processes = 1 if launcher == "none" else max(gpus, 1)
     ranks = resources.host_count(job) * processes
-    return f"{line}; {ranks} ranks × batch_size {batch} = global batch {ranks * batch}"
+    factors = [f"{ranks} ranks", f"batch_size {batch}"]
+    if accumulated and accumulated > 1:
+        factors.append(f"{ACCUMULATE} {accumulated}")
+    total = ranks * batch * (accumulated or 1)
+    return f"{line}; {' × '.join(factors)} = global batch {total}"
 
 
 def passed(results: Iterable[Finding]) -> str:
@@ -34,10 +39,10 @@ def passed(results: Iterable[Finding]) -> str:
     return "preflight passed"
 
 
-def batch_size(job: Job, project: Project) -> int | None:
-    """Samples per rank and step; None where train.py has no such option."""
-    declared = declared_options(project.options().cls).get("batch_size")
-    value = job.hyperparameters.get("batch_size", declared.default if declared else None)
+def option(job: Job, project: Project, name: str) -> int | None:
+    """A whole number among the options of the job; None where train.py has no such option."""
+    declared = declared_options(project.options().cls).get(name)
+    value = job.hyperparameters.get(name, declared.default if declared else None)
     return value if isinstance(value, int) else None
 
 
