@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import sagemaker_training
 from sagemaker import image_uris
-from sagemaker.utils import instance_supports_kms
 from small_job import GOOD, PROJECT
 
 from smlightning.errors import UserError
@@ -165,14 +164,6 @@ def test_a_region_without_a_registry_is_named() -> None:
     with pytest.raises(UserError) as raised:
         images.image_uri(GOOD.replace(region="eusc-de-east-1"))
     assert "eusc-de-east-1" in raised.value.problem and "image" in raised.value.cure
-
-
-@pytest.mark.parametrize(
-    "kind", ["p4d", "p5", "g4dn", "g5", "g6e", "trn1", "c5", "m5", "p3", "c5d"]
-)
-def test_disks_that_take_no_key_are_the_sdks(kind: str) -> None:
-    instance = f"ml.{kind}.24xlarge"
-    assert instances.nvme(instance) != instance_supports_kms(instance)
 
 
 def test_torchruns_options_are_all_known() -> None:

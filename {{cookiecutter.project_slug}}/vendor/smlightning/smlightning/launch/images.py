@@ -205,13 +205,6 @@ _IN_2_13 = tuple(
 )
 
 
-def packages_with(torch: str) -> dict[str, str]:
-    """Package → version of what AWS's images with this version of torch hold, torch first."""
-    major, minor = torch.split(".")[:2]
-    others = _next_to_torch(RELEASES.get((int(major), int(minor))))
-    return {"torch": torch, **dict(_pair(pin) for pin in others)}
-
-
 def _next_to_torch(release: Release | None) -> tuple[str, ...]:
     if release is None:
         return ()

@@ -92,7 +92,6 @@ _WITH_EFA = re.compile(r"p3dn|p4d|p5|p6|trn")
 # GPUs before Ampere compute nothing in bfloat16 (torch.cuda.is_bf16_supported: compute capability
 # 8), so that precision auto is another on them (training/precision.py).
 _WITHOUT_BF16 = ("p2", "p3", "p3dn", "g4dn")
-_WITH_NVME = re.compile(r".*\d.*d|p[5-9]|gr?[5-9]|trn")  # a d, as in p4d and g4dn, or these
 
 
 def family(instance_type: str) -> str:
@@ -141,11 +140,6 @@ def families_with(memory: int) -> list[str]:
     """Families whose GPUs have more than ``memory`` bytes, the smallest GPUs first."""
     enough = [name for name, size in _GPU_MEMORY_MIB.items() if size * 2**20 > memory]
     return sorted(enough, key=lambda name: _GPU_MEMORY_MIB[name])
-
-
-def nvme(instance_type: str) -> bool:
-    """Whether it has NVMe disks, which AWS encrypts itself: it rejects a KMS key for them."""
-    return bool(_WITH_NVME.match(family(instance_type)))
 
 
 def bf16(instance_type: str) -> bool:

@@ -1,6 +1,5 @@
 """The launcher of a job's processes, and the hyperparameters that select it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from smlightning.launch import resources
@@ -83,11 +82,6 @@ ENABLED = {  # by launcher
     "smddp": "sagemaker_distributed_dataparallel_enabled",
     "pytorchddp": "sagemaker_pytorch_ddp_enabled",
 }
-
-
-def has_flag(hyperparameters: Mapping[str, str]) -> bool:
-    """Whether a job's hyperparameters, as AWS tells them, name a launcher."""
-    return any(hyperparameters.get(flag) == "true" for flag in ENABLED.values())
 
 
 def flags(job: Job) -> dict[str, Any]:
