@@ -417,7 +417,7 @@ def assert_deployed_and_removed(notebook: Notebook, name: str) -> None:
 
 
 def assert_attached(notebook: Notebook, name: str) -> None:
-    """The notebook asked whether to send the very job again, sent none, and follows the one."""
+    """The notebook asked whether to send the same job again, sent none, and follows the one."""
     assert len(notebook.asked) == 1 and name in notebook.asked.pop()
     assert f"nothing was sent: the same job was sent as {name}" in (
         notebook.said("if send and sending")

@@ -103,7 +103,9 @@ def parser() -> argparse.ArgumentParser:
         if name in ("attach", "stop", "why", "compare", "fetch", "deploy", "undeploy"):
             command.add_argument("name", metavar="JOB", help="name of the training job")
         if name == "compare":
-            command.add_argument("others", metavar="JOB", nargs="+", help="other training jobs")
+            command.add_argument(
+                "others", metavar="OTHER", nargs="+", help="names of the jobs to compare with it"
+            )
         if name == "fetch":
             command.add_argument(
                 "--to", type=Path, metavar="DIR", help="target folder (models/JOB)"

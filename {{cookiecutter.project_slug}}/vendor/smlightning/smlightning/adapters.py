@@ -304,7 +304,7 @@ def _check_base(net: Any, folder: Path) -> None:
         raise AdapterError(
             f"The adapter in {folder} was trained on other weights than those that are now in "
             f"{base_of(folder)!r}",
-            "bring the old ones back, or train it anew",
+            "restore the old weights, or train the adapter again",
         )
 
 
@@ -417,7 +417,7 @@ def _check_base_of_checkpoint(net: Any, state: dict[str, Any], prefix: str, *_: 
     if saved is not None and known and int(saved) != known:
         raise UserError(
             f"The checkpoint is of an adapter on other weights than those of {net.name_or_path!r}",
-            "bring the old ones back, or train from the start with --resume never",
+            "restore the old weights, or train from the start with --resume never",
         )
 
 

@@ -18,7 +18,7 @@ Back:
    of Lightning's loops; `training.seeds.StepSeed` gives `training.loaders.ResumableLoaders` the
    epoch and batch at which the data start.
 
-`run.Run.train_test_save` calls both.
+`run.Run.train_test_save` calls `resume`, and passes its path to `Trainer.fit`, which does the rest.
 
 Public:
 

@@ -271,7 +271,7 @@ def divide(scratch: Path, seed: int) -> dict[str, tuple[str, np.ndarray]]:
     for split in [split for split in SPLITS if (scratch / split).exists()]:
         count = len(store.arrays(scratch / split).get("lengths", ()))
         if not count:
-            raise UserError(f"The {split} split has no text", "add some, or remove its file")
+            raise UserError(f"The {split} split has no text", "add texts, or remove its file")
         chosen[split] = (split, np.random.default_rng(seed).permutation(count))
     missing = [split for split in SPLITS if split not in chosen]
     _, order = chosen["train"]
@@ -280,7 +280,7 @@ def divide(scratch: Path, seed: int) -> dict[str, tuple[str, np.ndarray]]:
         raise UserError(
             f"The data has {len(order)} documents; expected at least {len(missing) + 1}, one for "
             "each split",
-            "add documents; of a single text file each line counts as one",
+            "add documents, or lines to a single text file",
         )
     for split in missing:
         chosen[split] = ("train", order[:held_out])

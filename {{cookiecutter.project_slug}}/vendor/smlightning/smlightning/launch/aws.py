@@ -409,6 +409,9 @@ def cure_of(reason: str) -> str:
     return next((cure for words, cure in CURES.items() if re.search(words, reason)), "")
 
 
+CORRECT = "correct what this message names"
+
+
 def explain(failure: Exception) -> UserError:
     """The UserError for an error of boto3."""
     from botocore import exceptions as e
@@ -431,7 +434,7 @@ def explain(failure: Exception) -> UserError:
         host = urlsplit(str(failure.kwargs.get("endpoint_url"))).netloc or "AWS"
         problem = f"{host} cannot be reached ({type(failure).__name__})"
         return UserError(problem, "check the network, the proxy, and the region")
-    return UserError(" ".join(f"AWS: {failure}".split()), "correct the value that AWS names")
+    return UserError(" ".join(f"AWS: {failure}".split()), CORRECT)
 
 
 def _client_error(failure: Any) -> UserError:
@@ -449,7 +452,7 @@ def _client_error(failure: Any) -> UserError:
         cure = f"ask for that permission ({message})"
         return UserError(f"these credentials may not call {operation}", cure)
     reason = (message or name).rstrip(".")
-    cure = cure_of(f"{name}: {message}") or "correct the value that AWS names"
+    cure = cure_of(f"{name}: {message}") or CORRECT
     return UserError(f"AWS rejects {operation}: {reason}", cure)
 
 

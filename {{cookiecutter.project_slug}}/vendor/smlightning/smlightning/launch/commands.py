@@ -333,7 +333,7 @@ def fetch(arguments: argparse.Namespace, project: Project, region: str) -> int:
     target = arguments.to or project.root / "models" / arguments.name
     folder = fetch(arguments.name, region, target)
     ask = f'python src/predict.py --model_dir {folder} "a text"'
-    print(f"the model is in {folder}; ask it: {ask}")
+    print(f"the model is in {folder}; use it: {ask}")
     return 0
 
 

@@ -20,7 +20,7 @@ POLL_S = 15.0
 
 
 def deploy(deployment: Deployment, src: Path) -> str:
-    """Create the endpoint, wait until it answers, and return how to ask it.
+    """Create the endpoint, wait until it answers, and return how to use it.
 
     Args:
         deployment: as `deploy_plan.plan` returns it.

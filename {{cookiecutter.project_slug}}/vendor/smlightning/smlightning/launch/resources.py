@@ -58,7 +58,7 @@ def members(job: Job) -> dict[str, Any]:
 
 def _given(job: Job) -> dict[str, Any]:
     """[request.ResourceConfig]; empty where its values are of other types than AWS's, of which
-    nothing can be read, and no request is made (job.request_problems).
+    nothing can be read, and no request is made (job._request_problems).
     """
     given = job.request.get("ResourceConfig") or {}
     return {} if aws.wrong_types(given, aws.shape("ResourceConfig")) else given
