@@ -89,7 +89,7 @@ def test_a_failed_build_leaves_nothing() -> None:
 
 def test_a_folder_without_locks_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def acquire(*_: object, **__: object) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # as filelock does on a file system without locks
 
     monkeypatch.setattr("filelock.FileLock.acquire", acquire)
     with pytest.raises(UserError, match=r"lock.*--data_dir"):

@@ -1,5 +1,6 @@
 """Validation: what it has to log, when it comes, and which weights it makes the best ones."""
 
+import abc
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,11 @@ def validated_steps() -> list[int]:
     return [int(row["step"]) for row in curve_rows() if "val/score" in row]
 
 
-class Scored(Line):
+class Scored(Line, abc.ABC):
     """Logs a score of its own."""
 
-    def score(self) -> float:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def score(self) -> float: ...
 
     def on_validation_epoch_end(self) -> None:
         self.log("val/score", self.score())
