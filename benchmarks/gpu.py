@@ -136,7 +136,7 @@ def compare_resumed(lab: Lab, name: str, task: str, options: dict[str, Any]) -> 
     if not lab.small:
         count = differing(whole, state(lab.train(task, **options)[1]))
         yield Answer(f"{name}: again", "0 tensors differ", str(count), judged and count == 0)
-    killed, output = lab.start(task, "is_killed", **options)
+    killed, output = lab.start(task, "is_killed_once_saved", **options)
     killed.wait(600)
     resumed, _ = lab.train(task, **{**options, "output_dir": output.name})
     count, is_resumed = differing(whole, state(output)), "resume: from" in resumed.text()

@@ -25,6 +25,8 @@ import pytorch_lightning as pl  # noqa: E402
 import torch  # noqa: E402
 import train  # noqa: E402
 from smlightning import entry  # noqa: E402
+from smlightning.checkpoints import files  # noqa: E402
+from smlightning.checkpoints.callback import Checkpoints  # noqa: E402
 # isort: on
 
 ON_GPU = torch.cuda.is_available()
@@ -135,8 +137,19 @@ class Fault(pl.Callback):
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         if self.here and trainer.global_step == int(os.environ.get("FAULT_STEP", "6")):
+            if self.name == KILLED_ONCE_SAVED:
+                wait_for_checkpoint(trainer)
             print("it happens", flush=True)
             FAULTS[self.name]()
+
+
+def wait_for_checkpoint(trainer: Any) -> None:
+    """Wait until the thread that writes checkpoints has finished one."""
+    [kept] = [each for each in trainer.callbacks if isinstance(each, Checkpoints)]
+    deadline = time.monotonic() + 60
+    while not files.numbered(kept.directory):
+        assert time.monotonic() < deadline, f"no checkpoint in {kept.directory}"
+        time.sleep(0.01)
 
 
 def raise_error() -> None:
@@ -147,9 +160,15 @@ def take_all_memory() -> None:
     torch.empty(2**50, dtype=torch.uint8, device="cuda" if ON_GPU else "cpu")
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+KILLED_ONCE_SAVED = "is_killed_once_saved"
 FAULTS = {
     "raises": raise_error,
-    "is_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "is_killed": die,
+    KILLED_ONCE_SAVED: die,
     "is_stopped": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "sleeps": lambda: time.sleep(600),
     "aborts": os.abort,
