@@ -324,7 +324,7 @@ def state(project: Project) -> set[str]:
     """What a rehearsal must leave as it was: files with times, temporary ones, packages."""
     places = (Path.home(), Path("/opt"), Path("/dev", "shm"), Path("/etc"))
     files = [path for place in places for path in place.iterdir()]
-    files += project.path.rglob("*")
+    files += [path for path in project.path.rglob("*") if "__pycache__" not in path.parts]
     facts = set()
     for path in files:
         if path.is_file() and not path.is_symlink() and path.name != ".bash_history":

@@ -93,6 +93,7 @@ class Phases(pl.Callback):
     on_validation_epoch_end: Any = _end
     on_train_epoch_end: Any = _end
     on_train_end: Any = _end
+    on_exception: Any = _end  # a stop within validation
 
 
 def train(
