@@ -267,8 +267,8 @@ def _damaged(path: Path) -> UserError:
     if not path.is_file():
         return UserError(
             f"{path} is missing",
-            "share the folder of checkpoints between the hosts, or copy all of its files to each host; "
-            "or train from the start with --resume never",
+            "share the folder of checkpoints between the hosts, copy all of its files to each, or "
+            "train from the start with --resume never",
         )
     return UserError(
         f"{path} is damaged or incomplete ({path.stat().st_size} bytes)",
