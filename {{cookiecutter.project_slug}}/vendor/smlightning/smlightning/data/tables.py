@@ -453,9 +453,7 @@ def _read_hub(source: Source, columns: Sequence[Column]) -> dict[str, Pieces]:
 
     datasets.disable_progress_bars()
     name = repr(source.dataset)
-    with hub.errors(
-        f"--dataset {name} is not a path, and not loaded from the hub"
-    ):
+    with hub.errors(f"--dataset {name} is not a path, and not loaded from the hub"):
         loaded = datasets.load_dataset(source.dataset)
     parts = {SPLITS[split]: rows for split, rows in loaded.items() if split in SPLITS}
     if "train" not in parts:
