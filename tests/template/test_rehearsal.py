@@ -18,6 +18,7 @@ import pytest
 
 from projects import Project, need
 from rehearsals import failed_checks, options, processes_below, rehearse, size, verdicts
+from smlightning import ports
 
 TEMPORARY = Path(tempfile.gettempdir())
 LEFT_BY_REHEARSALS = ("rehearsal", "ompi", "done.")  # beginnings of names of temporary files
@@ -264,7 +265,8 @@ def test_a_lost_rank_ends_the_job_and_is_named_and_no_secret_is_to_be_seen(
     of_checks = verdicts(report)
     assert of_checks.pop("hosts-succeeded") == "failed"
     names = {"success-or-failure-file", "ends-in-time", "failure-names-cause"}
-    assert {name for name, verdict in of_checks.items() if verdict == "passed"} >= names, report
+    passed = {name for name, verdict in of_checks.items() if verdict == "passed"}
+    assert passed >= names, (report["exit_codes"], report["checks"])
     assert cause in report["failures"][1][:1024]
     assert set(report["secrets"]) == set(SECRETS)
     assert_nowhere(VALUE, report, tmp_path)
@@ -336,16 +338,13 @@ def state(project: Project) -> set[str]:
 def occupy_port_7777(listener: socket.socket) -> None:
     """Let something listen on SageMaker's port, unless another process of this machine does.
 
-    A rehearsal that is about to use the port holds a name of it, too.
+    A rehearsal of another test may have claimed the port, and not bound it yet.
     """
-    with socket.socket(socket.AF_UNIX) as claim:
-        try:
-            claim.bind("\0rehearsal-7777")
+    with ports.claimed([7777]) as port:
+        if port == 7777:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("", 7777))
+            listener.bind(("", port))
             listener.listen()
-        except OSError:
-            pass
 
 
 def start(project: Project, *arguments: str, **variables: str) -> "subprocess.Popen[bytes]":
