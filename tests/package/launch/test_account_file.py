@@ -73,7 +73,8 @@ def missing(
     """What the simulation finds missing, where each of them has its policy."""
     arns = {who: ROLE if who in ("role", "endpoint") else CALLER for who in whose}
     answer = simulation({arn: [policies[who]] for who, arn in arns.items()})
-    iam = SimpleNamespace(simulate_principal_policy=lambda **asked: answer(asked))
+    pages = SimpleNamespace(paginate=lambda **asked: [answer(asked)])
+    iam = SimpleNamespace(get_paginator=lambda _: pages)
     return [
         finding
         for who, arn in arns.items()

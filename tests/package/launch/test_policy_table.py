@@ -153,7 +153,8 @@ def variants(given: Job) -> list[tuple[table.Facts, table.Facts]]:
 
 def missing(given: table.Facts, who: str, policy: dict[str, Any]) -> list[Finding]:
     answer = simulation({ROLE: [policy]})
-    iam = SimpleNamespace(simulate_principal_policy=lambda **asked: answer(asked))
+    pages = SimpleNamespace(paginate=lambda **asked: [answer(asked)])
+    iam = SimpleNamespace(get_paginator=lambda _: pages)
     values = table.context_of_request(given.request)
     return list(missing_permissions(iam, who, ROLE, given, values))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from smlightning.launch import aws, instances
+from smlightning.launch import instances
 from smlightning.launch.job import KEY_OF_MEMBER, Job
 
 GROUPS, PREFERENCES = "InstanceGroups", "InstancePreferences"  # members of ResourceConfig
@@ -57,11 +57,8 @@ def members(job: Job) -> dict[str, Any]:
 
 
 def _given(job: Job) -> dict[str, Any]:
-    """[request.ResourceConfig]; empty where its values are of other types than AWS's, of which
-    nothing can be read, and no request is made (job._request_problems).
-    """
-    given = job.request.get("ResourceConfig") or {}
-    return {} if aws.wrong_types(given, aws.shape("ResourceConfig")) else given
+    """[request.ResourceConfig], whose types reading job.toml has checked."""
+    return job.request.get("ResourceConfig", {})
 
 
 def _equal_count(first: str, count: int, kind: str) -> int:

@@ -210,18 +210,13 @@ def routes(context: Context, subnets: Entries) -> dict[str, Entries]:
     A subnet without routes is in a VPC that another account shares, which AWS may not show.
     """
     tables = context.ask("ec2", "describe_route_tables", **within(subnets))["RouteTables"]
-    found: dict[str, Entries] = {}
-    for subnet in subnets:
-        own: Entries = []
-        main: Entries = []
-        for table in tables:
-            for association in table["Associations"]:
-                if association.get("SubnetId") == subnet["SubnetId"]:
-                    own += table["Routes"]
-                elif association.get("Main") and table["VpcId"] == subnet["VpcId"]:
-                    main += table["Routes"]
-        found[subnet["SubnetId"]] = own or main
-    return found
+    uses = [(use, table) for table in tables for use in table["Associations"]]
+    own = {use["SubnetId"]: table["Routes"] for use, table in uses if "SubnetId" in use}
+    main = {table["VpcId"]: table["Routes"] for use, table in uses if use.get("Main")}
+    return {
+        subnet["SubnetId"]: own.get(subnet["SubnetId"]) or main.get(subnet["VpcId"], [])
+        for subnet in subnets
+    }
 
 
 def gateway(route: dict[str, Any]) -> str:

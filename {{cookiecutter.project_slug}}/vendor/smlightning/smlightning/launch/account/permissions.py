@@ -237,6 +237,7 @@ def simulated(
     actions_on: dict[tuple[tuple[str, ...], Condition], list[str]] = {}
     for need in wanted:
         actions_on.setdefault((need.resources, need.condition), []).append(need.action)
+    pages = iam.get_paginator("simulate_principal_policy")
     answers: dict[tuple[str, str], Answer] = {}
     for (resources, condition), actions in actions_on.items():
         values = context | dict(condition) | context_of_call(arn, resources[0], region)
@@ -246,22 +247,16 @@ def simulated(
             "ResourceArns": list(resources),
             "ContextEntries": context_entries(values),
         }
-        for result in results(iam, question):
+        results = [
+            each for page in pages.paginate(**question) for each in page["EvaluationResults"]
+        ]
+        for result in results:
             action = result["EvalActionName"]
             # The result is for all resources together; for "*" there is no other.
             answers.update({(action, resource): answer_of(result) for resource in resources})
             for one in result.get("ResourceSpecificResults", []):
                 answers[action, one["EvalResourceName"]] = answer_of(result | one)
     return answers
-
-
-def results(iam: Any, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The results of a simulation, whose answer may have several pages."""
-    answer = iam.simulate_principal_policy(**question)
-    yield from answer["EvaluationResults"]
-    while answer.get("IsTruncated"):
-        answer = iam.simulate_principal_policy(**question, Marker=answer["Marker"])
-        yield from answer["EvaluationResults"]
 
 
 def answer_of(result: dict[str, Any]) -> Answer:

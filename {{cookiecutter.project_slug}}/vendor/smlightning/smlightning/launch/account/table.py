@@ -1,7 +1,7 @@
-"""The one table of permissions: who needs which action on which resources, and AWS's page for it.
+"""The one table of permissions: who needs which action on which resources.
 
 Preflight asks IAM's simulation for these permissions (permissions.py); the policies and the
-CloudFormation file are made from them (template.py). Pages are below docs.aws.amazon.com.
+CloudFormation file are made from them (template.py).
 """
 
 import re
@@ -112,13 +112,11 @@ class Permission:
         who: needs it: CALLER, ROLE, LOOKER, DEPLOYER or ENDPOINT.
         action: as IAM names it.
         resources: their name in `resources_of`; a job without any does not need the permission.
-        page: AWS's, that says so.
     """
 
     who: str
     action: str
     resources: str
-    page: str
 
 
 @dataclass(frozen=True)
@@ -408,146 +406,138 @@ def _model_repository(facts: Facts) -> list[str]:
     return [facts.arn("ecr", f"repository/{name}", account=account)]
 
 
-ROLES = "sagemaker/latest/dg/sagemaker-roles.html"
-IAM = "service-authorization/latest/reference/list_amazonsagemaker.html"
-S3 = "AmazonS3/latest/userguide/UsingKMSEncryption.html"
-PASSING = "IAM/latest/UserGuide/id_roles_use_passrole.html"
-RESUME = "sagemaker/latest/dg/model-checkpoints.html"
-SSM = "systems-manager/latest/userguide/sysman-paramstore-access.html"
-SECRETS = "secretsmanager/latest/userguide/auth-and-access_examples.html"
-MLFLOW = "sagemaker/latest/dg/mlflow-create-tracking-server-iam.html"
-CODE = "codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access-control.html"
-SHELL = "sagemaker/latest/dg/train-remote-debugging.html"
-PRICES = "service-authorization/latest/reference/list_awspricelist.html"
-IDENTITIES = "service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html"
-QUOTAS = "service-authorization/latest/reference/list_servicequotas.html"
-NETWORK = "service-authorization/latest/reference/list_amazonec2.html"
-REPOSITORIES = "service-authorization/latest/reference/list_amazonelasticcontainerregistry.html"
-SYSTEMS = "sagemaker/latest/dg/model-access-training-data.html"
-EXPRESS = "AmazonS3/latest/userguide/s3-express-security-iam.html"
-
-
-def _lines(who: str, actions: str, resources: str, page: str) -> Iterator[Permission]:
+def _lines(who: str, actions: str, resources: str) -> Iterator[Permission]:
     """A line for each action of one service, which is before the colon."""
     service, _, names = actions.partition(":")
     for name in names.split():
-        yield Permission(who, f"{service}:{name}", resources, page)
+        yield Permission(who, f"{service}:{name}", resources)
 
 
+# AWS's pages that say so, below docs.aws.amazon.com:
+# AmazonS3/latest/userguide/UsingKMSEncryption.html
+# AmazonS3/latest/userguide/s3-express-security-iam.html
+# IAM/latest/UserGuide/id_roles_use_passrole.html
+# codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access-control.html
+# sagemaker/latest/dg/mlflow-create-tracking-server-iam.html
+# sagemaker/latest/dg/model-access-training-data.html
+# sagemaker/latest/dg/model-checkpoints.html
+# sagemaker/latest/dg/sagemaker-roles.html
+# sagemaker/latest/dg/train-remote-debugging.html
+# secretsmanager/latest/userguide/auth-and-access_examples.html
+# service-authorization/latest/reference/list_amazonec2.html
+# service-authorization/latest/reference/list_amazonelasticcontainerregistry.html
+# service-authorization/latest/reference/list_amazonsagemaker.html
+# service-authorization/latest/reference/list_awsidentityandaccessmanagementiam.html
+# service-authorization/latest/reference/list_awspricelist.html
+# service-authorization/latest/reference/list_servicequotas.html
+# systems-manager/latest/userguide/sysman-paramstore-access.html
 TABLE: tuple[Permission, ...] = (
     # `submit`, `tune`, `attach` and `stop`; then the job itself.
-    *_lines(CALLER, "sagemaker:CreateTrainingJob", "job", IAM),
-    *_lines(CALLER, "sagemaker:CreateHyperParameterTuningJob", "search", IAM),
-    *_lines(CALLER, "sagemaker:AddTags", "tagged jobs", IAM),
-    *_lines(CALLER, "iam:PassRole", "execution role", PASSING),
-    *_lines(CALLER, "s3:PutObject", "objects of the code", S3),
-    *_lines(CALLER, "s3express:CreateSession", "directory buckets of the code", EXPRESS),
-    *_lines(CALLER, "kms:GenerateDataKey Decrypt", "key of the output", S3),
-    *_lines(CALLER, "sagemaker:DescribeTrainingJob StopTrainingJob", "job", IAM),
-    *_lines(CALLER, "sagemaker:UpdateTrainingJob", "job with a warm pool", IAM),
-    *_lines(CALLER, "logs:DescribeLogStreams", "log group", ROLES),
-    *_lines(CALLER, "logs:GetLogEvents", "log streams", ROLES),
-    *_lines(ROLE, "s3:GetObject", "objects of all", ROLES),
-    *_lines(ROLE, "s3:PutObject", "objects of outputs", ROLES),
-    *_lines(ROLE, "s3:DeleteObject", "objects of checkpoints", RESUME),
-    *_lines(ROLE, "s3:ListBucket", "buckets of all", ROLES),
-    *_lines(ROLE, "s3express:CreateSession", "directory buckets of inputs only", EXPRESS),
-    *_lines(ROLE, "s3express:CreateSession", "directory buckets of outputs", EXPRESS),
-    *_lines(ROLE, "logs:CreateLogGroup DescribeLogStreams", "log group", ROLES),
-    *_lines(ROLE, "logs:CreateLogStream PutLogEvents", "log streams", ROLES),
-    *_lines(ROLE, "cloudwatch:PutMetricData", "everything", ROLES),
-    *_lines(ROLE, "ecr:GetAuthorizationToken", "any repository", ROLES),
-    *_lines(ROLE, "ecr:BatchCheckLayerAvailability BatchGetImage", "repository", ROLES),
-    *_lines(ROLE, "ecr:GetDownloadUrlForLayer", "repository", ROLES),
-    *_lines(ROLE, "ec2:CreateNetworkInterface", "interfaces in the network", ROLES),
-    *_lines(ROLE, "ec2:DeleteNetworkInterface", "interfaces", ROLES),
-    *_lines(ROLE, "ec2:CreateNetworkInterfacePermission", "interfaces", ROLES),
-    *_lines(ROLE, "ec2:DeleteNetworkInterfacePermission", "interfaces", ROLES),
-    *_lines(ROLE, "ec2:DescribeNetworkInterfaces DescribeVpcs DescribeSubnets", "network", ROLES),
-    *_lines(ROLE, "ec2:DescribeDhcpOptions DescribeSecurityGroups", "network", ROLES),
-    *_lines(ROLE, "kms:Encrypt Decrypt GenerateDataKey", "key of the output", ROLES),
-    *_lines(ROLE, "kms:CreateGrant DescribeKey", "key of the disks", ROLES),
-    *_lines(ROLE, "kms:Decrypt", "keys of the data", ROLES),
-    *_lines(ROLE, "secretsmanager:GetSecretValue", "secrets", SECRETS),
-    *_lines(ROLE, "ssm:GetParameter", "parameters", SSM),
+    *_lines(CALLER, "sagemaker:CreateTrainingJob", "job"),
+    *_lines(CALLER, "sagemaker:CreateHyperParameterTuningJob", "search"),
+    *_lines(CALLER, "sagemaker:AddTags", "tagged jobs"),
+    *_lines(CALLER, "iam:PassRole", "execution role"),
+    *_lines(CALLER, "s3:PutObject", "objects of the code"),
+    *_lines(CALLER, "s3express:CreateSession", "directory buckets of the code"),
+    *_lines(CALLER, "kms:GenerateDataKey Decrypt", "key of the output"),
+    *_lines(CALLER, "sagemaker:DescribeTrainingJob StopTrainingJob", "job"),
+    *_lines(CALLER, "sagemaker:UpdateTrainingJob", "job with a warm pool"),
+    *_lines(CALLER, "logs:DescribeLogStreams", "log group"),
+    *_lines(CALLER, "logs:GetLogEvents", "log streams"),
+    *_lines(ROLE, "s3:GetObject", "objects of all"),
+    *_lines(ROLE, "s3:PutObject", "objects of outputs"),
+    *_lines(ROLE, "s3:DeleteObject", "objects of checkpoints"),
+    *_lines(ROLE, "s3:ListBucket", "buckets of all"),
+    *_lines(ROLE, "s3express:CreateSession", "directory buckets of inputs only"),
+    *_lines(ROLE, "s3express:CreateSession", "directory buckets of outputs"),
+    *_lines(ROLE, "logs:CreateLogGroup DescribeLogStreams", "log group"),
+    *_lines(ROLE, "logs:CreateLogStream PutLogEvents", "log streams"),
+    *_lines(ROLE, "cloudwatch:PutMetricData", "everything"),
+    *_lines(ROLE, "ecr:GetAuthorizationToken", "any repository"),
+    *_lines(ROLE, "ecr:BatchCheckLayerAvailability BatchGetImage", "repository"),
+    *_lines(ROLE, "ecr:GetDownloadUrlForLayer", "repository"),
+    *_lines(ROLE, "ec2:CreateNetworkInterface", "interfaces in the network"),
+    *_lines(ROLE, "ec2:DeleteNetworkInterface", "interfaces"),
+    *_lines(ROLE, "ec2:CreateNetworkInterfacePermission", "interfaces"),
+    *_lines(ROLE, "ec2:DeleteNetworkInterfacePermission", "interfaces"),
+    *_lines(ROLE, "ec2:DescribeNetworkInterfaces DescribeVpcs DescribeSubnets", "network"),
+    *_lines(ROLE, "ec2:DescribeDhcpOptions DescribeSecurityGroups", "network"),
+    *_lines(ROLE, "kms:Encrypt Decrypt GenerateDataKey", "key of the output"),
+    *_lines(ROLE, "kms:CreateGrant DescribeKey", "key of the disks"),
+    *_lines(ROLE, "kms:Decrypt", "keys of the data"),
+    *_lines(ROLE, "secretsmanager:GetSecretValue", "secrets"),
+    *_lines(ROLE, "ssm:GetParameter", "parameters"),
     *_lines(
         ROLE,
         "sagemaker-mlflow:CreateExperiment GetExperimentByName CreateRun GetRun UpdateRun LogBatch",
         "tracking server",
-        MLFLOW,
     ),
-    *_lines(ROLE, "sagemaker-mlflow:LogMetric LogParam SetTag", "tracking server", MLFLOW),
-    *_lines(ROLE, "sagemaker:CallMlflowAppApi", "tracking app", MLFLOW),
-    *_lines(ROLE, "codeartifact:GetAuthorizationToken", "domain of packages", CODE),
-    *_lines(ROLE, "codeartifact:GetRepositoryEndpoint ReadFromRepository", "packages", CODE),
-    *_lines(ROLE, "sts:GetServiceBearerToken", "token of CodeArtifact", CODE),
-    *_lines(ROLE, "ssmmessages:CreateControlChannel CreateDataChannel", "remote shell", SHELL),
-    *_lines(ROLE, "ssmmessages:OpenControlChannel OpenDataChannel", "remote shell", SHELL),
+    *_lines(ROLE, "sagemaker-mlflow:LogMetric LogParam SetTag", "tracking server"),
+    *_lines(ROLE, "sagemaker:CallMlflowAppApi", "tracking app"),
+    *_lines(ROLE, "codeartifact:GetAuthorizationToken", "domain of packages"),
+    *_lines(ROLE, "codeartifact:GetRepositoryEndpoint ReadFromRepository", "packages"),
+    *_lines(ROLE, "sts:GetServiceBearerToken", "token of CodeArtifact"),
+    *_lines(ROLE, "ssmmessages:CreateControlChannel CreateDataChannel", "remote shell"),
+    *_lines(ROLE, "ssmmessages:OpenControlChannel OpenDataChannel", "remote shell"),
     # What preflight and `list` look up. Preflight rejects no job for the lack of these.
-    *_lines(LOOKER, "iam:GetRole", "roles", IDENTITIES),
-    *_lines(LOOKER, "iam:SimulatePrincipalPolicy", "principals", IDENTITIES),
-    *_lines(LOOKER, "sagemaker:ListTrainingJobs", "everything", IAM),
-    *_lines(LOOKER, "servicequotas:ListServiceQuotas", "everything", QUOTAS),
-    *_lines(LOOKER, "servicequotas:ListAWSDefaultServiceQuotas", "everything", QUOTAS),
-    *_lines(LOOKER, "pricing:GetProducts", "everything", PRICES),
-    *_lines(LOOKER, "s3:ListBucket", "buckets of all", S3),
-    *_lines(LOOKER, "s3express:CreateSession", "directory buckets of all", EXPRESS),
-    *_lines(LOOKER, "ec2:DescribeSubnets DescribeSecurityGroups", "network", NETWORK),
-    *_lines(LOOKER, "ec2:DescribeRouteTables DescribeVpcEndpoints", "network", NETWORK),
-    *_lines(LOOKER, "ecr:DescribeImages", "own repository", REPOSITORIES),
-    *_lines(LOOKER, "elasticfilesystem:DescribeFileSystems", "EFS", SYSTEMS),
-    *_lines(LOOKER, "elasticfilesystem:DescribeMountTargets", "EFS", SYSTEMS),
-    *_lines(LOOKER, "fsx:DescribeFileSystems", "FSx", SYSTEMS),
-    *_lines(LOOKER, "kms:DescribeKey", "key of the output", S3),
-    *_lines(LOOKER, "kms:DescribeKey", "key of the disks", S3),
-    *_lines(LOOKER, "secretsmanager:DescribeSecret", "secrets", SECRETS),
-    *_lines(LOOKER, "ssm:DescribeParameters", "any parameter", SSM),
-    *_lines(LOOKER, "sagemaker:DescribeMlflowTrackingServer", "tracking server", IAM),
-    *_lines(LOOKER, "sagemaker:DescribeMlflowApp", "tracking app", IAM),
-    *_lines(LOOKER, "sagemaker:DescribeTrainingPlan", "training plans", IAM),
+    *_lines(LOOKER, "iam:GetRole", "roles"),
+    *_lines(LOOKER, "iam:SimulatePrincipalPolicy", "principals"),
+    *_lines(LOOKER, "sagemaker:ListTrainingJobs", "everything"),
+    *_lines(LOOKER, "servicequotas:ListServiceQuotas", "everything"),
+    *_lines(LOOKER, "servicequotas:ListAWSDefaultServiceQuotas", "everything"),
+    *_lines(LOOKER, "pricing:GetProducts", "everything"),
+    *_lines(LOOKER, "s3:ListBucket", "buckets of all"),
+    *_lines(LOOKER, "s3express:CreateSession", "directory buckets of all"),
+    *_lines(LOOKER, "ec2:DescribeSubnets DescribeSecurityGroups", "network"),
+    *_lines(LOOKER, "ec2:DescribeRouteTables DescribeVpcEndpoints", "network"),
+    *_lines(LOOKER, "ecr:DescribeImages", "own repository"),
+    *_lines(LOOKER, "elasticfilesystem:DescribeFileSystems", "EFS"),
+    *_lines(LOOKER, "elasticfilesystem:DescribeMountTargets", "EFS"),
+    *_lines(LOOKER, "fsx:DescribeFileSystems", "FSx"),
+    *_lines(LOOKER, "kms:DescribeKey", "key of the output"),
+    *_lines(LOOKER, "kms:DescribeKey", "key of the disks"),
+    *_lines(LOOKER, "secretsmanager:DescribeSecret", "secrets"),
+    *_lines(LOOKER, "ssm:DescribeParameters", "any parameter"),
+    *_lines(LOOKER, "sagemaker:DescribeMlflowTrackingServer", "tracking server"),
+    *_lines(LOOKER, "sagemaker:DescribeMlflowApp", "tracking app"),
+    *_lines(LOOKER, "sagemaker:DescribeTrainingPlan", "training plans"),
     # `deploy` and `undeploy`.
-    *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", "job", IAM),
-    *_lines(DEPLOYER, "sagemaker:CreateModel DeleteModel", "model", IAM),
-    *_lines(
-        DEPLOYER, "sagemaker:CreateEndpointConfig DeleteEndpointConfig", "endpoint-config", IAM
-    ),
-    *_lines(DEPLOYER, "sagemaker:CreateEndpoint", "endpoint and its config", IAM),
-    *_lines(DEPLOYER, "sagemaker:DeleteEndpoint", "endpoint", IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeModel", "model", IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeEndpointConfig", "endpoint-config", IAM),
-    *_lines(DEPLOYER, "sagemaker:DescribeEndpoint", "endpoint", IAM),
-    *_lines(DEPLOYER, "sagemaker:InvokeEndpoint", "endpoint", IAM),
-    *_lines(DEPLOYER, "sagemaker:AddTags", "tagged kinds", IAM),
-    *_lines(DEPLOYER, "iam:PassRole", "execution role", PASSING),
-    *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", "objects of the job", S3),
-    *_lines(DEPLOYER, "s3:ListBucket", "buckets of the job", S3),
-    *_lines(DEPLOYER, "s3express:CreateSession", "directory buckets of the job", EXPRESS),
-    *_lines(DEPLOYER, "pricing:GetProducts", "everything", PRICES),
-    *_lines(DEPLOYER, "iam:GetRole", "roles", IDENTITIES),
-    *_lines(DEPLOYER, "iam:SimulatePrincipalPolicy", "principals", IDENTITIES),
-    *_lines(DEPLOYER, "servicequotas:ListServiceQuotas", "everything", QUOTAS),
-    *_lines(DEPLOYER, "servicequotas:ListAWSDefaultServiceQuotas", "everything", QUOTAS),
-    *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", "key of the output", S3),
-    *_lines(ENDPOINT, "s3:GetObject", "objects of the job", ROLES),
-    *_lines(ENDPOINT, "s3:ListBucket", "buckets of the job", ROLES),
-    *_lines(ENDPOINT, "s3express:CreateSession", "directory buckets of the model", EXPRESS),
-    *_lines(
-        ENDPOINT, "logs:CreateLogGroup CreateLogStream PutLogEvents", "logs of the model", ROLES
-    ),
-    *_lines(ENDPOINT, "logs:DescribeLogStreams", "logs of the model", ROLES),
-    *_lines(ENDPOINT, "cloudwatch:PutMetricData", "everything", ROLES),
-    *_lines(ENDPOINT, "ecr:GetAuthorizationToken", "everything", ROLES),
-    *_lines(ENDPOINT, "ecr:BatchCheckLayerAvailability", "repository of the model", ROLES),
-    *_lines(ENDPOINT, "ecr:BatchGetImage GetDownloadUrlForLayer", "repository of the model", ROLES),
-    *_lines(ENDPOINT, "ec2:CreateNetworkInterface", "interfaces in the network", ROLES),
-    *_lines(ENDPOINT, "ec2:DeleteNetworkInterface", "interfaces", ROLES),
-    *_lines(ENDPOINT, "ec2:CreateNetworkInterfacePermission", "interfaces", ROLES),
-    *_lines(ENDPOINT, "ec2:DeleteNetworkInterfacePermission", "interfaces", ROLES),
-    *_lines(
-        ENDPOINT, "ec2:DescribeNetworkInterfaces DescribeVpcs DescribeSubnets", "network", ROLES
-    ),
-    *_lines(ENDPOINT, "ec2:DescribeDhcpOptions DescribeSecurityGroups", "network", ROLES),
-    *_lines(ENDPOINT, "kms:Encrypt Decrypt GenerateDataKey", "key of the output", ROLES),
+    *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", "job"),
+    *_lines(DEPLOYER, "sagemaker:CreateModel DeleteModel", "model"),
+    *_lines(DEPLOYER, "sagemaker:CreateEndpointConfig DeleteEndpointConfig", "endpoint-config"),
+    *_lines(DEPLOYER, "sagemaker:CreateEndpoint", "endpoint and its config"),
+    *_lines(DEPLOYER, "sagemaker:DeleteEndpoint", "endpoint"),
+    *_lines(DEPLOYER, "sagemaker:DescribeModel", "model"),
+    *_lines(DEPLOYER, "sagemaker:DescribeEndpointConfig", "endpoint-config"),
+    *_lines(DEPLOYER, "sagemaker:DescribeEndpoint", "endpoint"),
+    *_lines(DEPLOYER, "sagemaker:InvokeEndpoint", "endpoint"),
+    *_lines(DEPLOYER, "sagemaker:AddTags", "tagged kinds"),
+    *_lines(DEPLOYER, "iam:PassRole", "execution role"),
+    *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", "objects of the job"),
+    *_lines(DEPLOYER, "s3:ListBucket", "buckets of the job"),
+    *_lines(DEPLOYER, "s3express:CreateSession", "directory buckets of the job"),
+    *_lines(DEPLOYER, "pricing:GetProducts", "everything"),
+    *_lines(DEPLOYER, "iam:GetRole", "roles"),
+    *_lines(DEPLOYER, "iam:SimulatePrincipalPolicy", "principals"),
+    *_lines(DEPLOYER, "servicequotas:ListServiceQuotas", "everything"),
+    *_lines(DEPLOYER, "servicequotas:ListAWSDefaultServiceQuotas", "everything"),
+    *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", "key of the output"),
+    *_lines(ENDPOINT, "s3:GetObject", "objects of the job"),
+    *_lines(ENDPOINT, "s3:ListBucket", "buckets of the job"),
+    *_lines(ENDPOINT, "s3express:CreateSession", "directory buckets of the model"),
+    *_lines(ENDPOINT, "logs:CreateLogGroup CreateLogStream PutLogEvents", "logs of the model"),
+    *_lines(ENDPOINT, "logs:DescribeLogStreams", "logs of the model"),
+    *_lines(ENDPOINT, "cloudwatch:PutMetricData", "everything"),
+    *_lines(ENDPOINT, "ecr:GetAuthorizationToken", "everything"),
+    *_lines(ENDPOINT, "ecr:BatchCheckLayerAvailability", "repository of the model"),
+    *_lines(ENDPOINT, "ecr:BatchGetImage GetDownloadUrlForLayer", "repository of the model"),
+    *_lines(ENDPOINT, "ec2:CreateNetworkInterface", "interfaces in the network"),
+    *_lines(ENDPOINT, "ec2:DeleteNetworkInterface", "interfaces"),
+    *_lines(ENDPOINT, "ec2:CreateNetworkInterfacePermission", "interfaces"),
+    *_lines(ENDPOINT, "ec2:DeleteNetworkInterfacePermission", "interfaces"),
+    *_lines(ENDPOINT, "ec2:DescribeNetworkInterfaces DescribeVpcs DescribeSubnets", "network"),
+    *_lines(ENDPOINT, "ec2:DescribeDhcpOptions DescribeSecurityGroups", "network"),
+    *_lines(ENDPOINT, "kms:Encrypt Decrypt GenerateDataKey", "key of the output"),
 )
 
 

@@ -74,25 +74,28 @@ def encoding(path: Path) -> str:
     return "utf-16" if is_utf_16 else "utf-8-sig"
 
 
-# Advice of earlier years, which fails today: what a line of code has, problem and cure.
+# Advice of earlier years, which fails today: how an import or a call begins in the form that
+# `ast.unparse` gives it, the problem, and the cure.
 OUTDATED = (
     (
-        r"^\s*(import|from)\s+smdistributed\.dataparallel\.torch(\.|\s+import\s+)distributed\b",
+        r"(import|from) smdistributed\.dataparallel\.torch(\.| import )distributed\b",
         "imports smdistributed.dataparallel.torch.distributed, which SMDDP 1.4 deprecated",
         "remove it: src/dist.py registers smddp as a backend of torch.distributed",
     ),
     (
-        r"^[^#\n]*\binit_process_group\(\s*(backend\s*=\s*)?['\"]mpi['\"]",
+        r"([\w.]+\.)?init_process_group\((backend=)?'mpi'",
         'init_process_group("mpi") needs a torch that is built with MPI, which none of the images '
         "of AWS has: mpirun is the launcher, and no backend",
         "remove it: the Trainer's strategy of src/dist.py chooses the backend",
     ),
     (
-        r"^[^#\n]*\b(int|len)\(\s*os\.(environ(\.get\(|\[)|getenv\()\s*['\"]SM_HOSTS",
+        r"(int|len)\(os\.(environ(\.get\(|\[)|getenv\()'SM_HOSTS",
         "takes SM_HOSTS for a number or a word, and it is a JSON list",
         'len(json.loads(os.environ["SM_HOSTS"]))',
     ),
 )
+
+JUDGED = (ast.Import, ast.ImportFrom, ast.Call)  # a comment or docstring may tell of old code
 
 
 def code(job: Job, project: Project) -> Iterator[Finding]:
@@ -102,14 +105,15 @@ def code(job: Job, project: Project) -> Iterator[Finding]:
             continue
         name = path.relative_to(project.src.parent).as_posix()
         try:
-            text = path.read_text(encoding="utf-8")
-            ast.parse(text)
+            tree = ast.parse(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, SyntaxError) as failure:
             line = f" (line {failure.lineno})" if isinstance(failure, SyntaxError) else ""
             yield error(name, f"is not Python: {failure.args[0]}{line}", "correct it")
             continue
+        nodes = (node for node in ast.walk(tree) if isinstance(node, JUDGED))
+        parts = [ast.unparse(node) for node in nodes]
         for pattern, problem, cure in OUTDATED:
-            if re.search(pattern, text, re.MULTILINE):
+            if any(re.match(pattern, part) for part in parts):
                 yield error(name, problem, cure)
 
 
