@@ -32,14 +32,17 @@ def keys(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def addresses(job: Job, body: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """The address of each channel in S3, apart from the checkpoints."""
+    """The address of each channel in S3, apart from the checkpoints, and the VPC of the others."""
     checkpoints = body.get("CheckpointConfig", {}).get("S3Uri", "")
     for channel in body.get("InputDataConfig", []):
-        source = channel.get("DataSource", {}).get("S3DataSource")
-        if source is None:
+        key, sources = f"channels.{channel['ChannelName']}", channel.get("DataSource", {})
+        if "FileSystemDataSource" in sources and "VpcConfig" not in body:
+            problem = "hosts reach a file system only in its VPC"
+            yield error(key, problem, "set subnets and security_groups of that VPC in [network]")
+        if "S3DataSource" not in sources:
             continue
-        key, address = f"channels.{channel['ChannelName']}", source.get("S3Uri", "")
-        yield from s3_address(key, address)
+        address = sources["S3DataSource"].get("S3Uri", "")
+        yield from s3_address(job, key, address)
         if re.search(r"[*?]|\{.*\}", address):
             problem = f'"{address}" has a wildcard, which S3 reads as a letter'
             yield error(key, problem, "give the folder, or the beginning that its keys share")

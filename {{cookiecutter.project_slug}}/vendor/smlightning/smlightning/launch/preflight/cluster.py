@@ -1,6 +1,7 @@
 """Checks of region, instances and launcher against each other."""
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -22,6 +23,10 @@ USUAL_INSTANCES = 20  # AWS's default quota for one job
 MOST_INSTANCES = 1000  # a larger number is a slip of the pen
 GROUPS_KEY = "request.ResourceConfig.InstanceGroups"
 WITHOUT_IMAGE = ("trn", "p6e-gb200")  # Trainium, and ARM: AWS's images here are for NVIDIA on x86
+
+
+# Families with local NVMe disks, which take no VolumeKmsKeyId (API_ResourceConfig).
+LOCAL_DISKS = re.compile(r"p3dn|p[456]|g[4-7]|gr|trn|\w\dd$")
 
 
 def region(job: Job, project: Project) -> Iterator[Finding]:
@@ -52,6 +57,7 @@ def for_all_candidates(
 def instance(job: Job, project: Project) -> Iterator[Finding]:
     """The instance types exist, the images run on them, and the count is plausible."""
     key, count = resources.key(job, "InstanceType"), resources.host_count(job)
+    disk_key = job.request.get("ResourceConfig", {}).get("VolumeKmsKeyId")
     for kind in resources.types(job):
         # For a type that botocore does not know there may be no request to check.
         member = resources.member(job, "InstanceType")
@@ -68,6 +74,9 @@ def instance(job: Job, project: Project) -> Iterator[Finding]:
             ),
             (instances.gpus(kind) is None, skipped(key, unknown, "torchrun uses all it finds")),
         )
+        if LOCAL_DISKS.match(instances.family(kind)) and disk_key:
+            problem = f"{kind} stores data on its own disks, which AWS encrypts with its own key"
+            yield error("request.ResourceConfig.VolumeKmsKeyId", problem, "remove it")
     key = resources.key(job, "InstanceCount")
     if without_image(job):
         return
@@ -152,6 +161,9 @@ def launcher(job: Job, project: Project) -> Iterator[Finding]:
 
 def ring(job: Job, project: Project) -> Iterator[Finding]:
     """All hosts of several groups train together, so that they need the same GPUs and network."""
+    names = [group.name for group in resources.groups(job)]
+    if len(set(names)) < len(names):
+        yield error(GROUPS_KEY, f"two groups have one name: {', '.join(names)}", "rename one")
     kinds = resources.types(job)
     gpus = {kind: instances.gpus(kind) for kind in kinds}
     if len(set(gpus.values()) - {None}) > 1:
@@ -193,7 +205,12 @@ def capacity(job: Job, project: Project) -> Iterator[Finding]:
     if job.instance_type and resources.member(job, "InstanceType") != "ResourceConfig.InstanceType":
         problem = f"{resources.key(job, 'InstanceType')} replaces it"
         yield warning("instance_type", problem, "remove it")
+    clusters = resources.candidates(resources.members(job))
+    given = [group.instance_type for cluster in clusters for group in cluster]
     kinds = resources.types_of(resources.members(job))
+    if len(clusters) > 1 and len(kinds) < len(given):
+        key = resources.key(job, "InstanceType")
+        yield error(key, "one type is in the list twice", "remove one of them")
     if job.price_per_hour and len(kinds) > 1:
         problem = f"it is one price, and the job may run on {' and '.join(kinds)}"
         yield warning("price_per_hour", problem, "set it to 0: AWS's own price of each is used")

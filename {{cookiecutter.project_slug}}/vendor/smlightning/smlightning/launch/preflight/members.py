@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from smlightning.launch import aws, connections, instances, launchers
+from smlightning.launch import aws, connections, images, instances, launchers, resources
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import KEY_OF_MEMBER, Create, Job, cure_for_misplaced_key
 from smlightning.launch.preflight.secrets import texts
@@ -15,6 +15,8 @@ from smlightning.project import Project
 OUTPUT = "OutputDataConfig.S3OutputPath"
 ARN = re.compile(r"arn:(aws[a-z-]*):[\w-]*:([\w-]*):")
 OF_REGION = ("OutputDataConfig", "ResourceConfig")  # members whose ARNs are in the job's region
+SOCKETS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+PROFILE_FILES = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
 OF_USER = ("Environment", "HyperParameters", "Tags")  # members with the user's own values
 
 PIPE = (
@@ -105,7 +107,7 @@ def places(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
     chosen = job.request.get("OutputDataConfig", {}).get("S3OutputPath")
     key = f"request.{OUTPUT}" if chosen else "bucket"
     if chosen:
-        yield from s3_address(key, output)
+        yield from s3_address(job, key, output)
         if job.bucket and aws.s3_location(output)[0] != job.bucket:
             yield warning("bucket", f"it has no effect, since {key} sets another", "remove it")
     for channel in request.get("InputDataConfig", []):
@@ -167,6 +169,14 @@ def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator
         level = warning if launchers.launcher(job) == "none" else error
         problem = "a process is started for each GPU of the host, and this hides some from it"
         yield level("environment.CUDA_VISIBLE_DEVICES", problem, "use a smaller instance")
+    for name in SOCKETS:
+        if variables.get(name, "").lstrip("=") == "lo" and resources.host_count(job) > 1:
+            problem = "hosts do not reach each other through the loopback interface"
+            yield error(f"environment.{name}", problem, "remove it")
+    if "AWS_PROFILE" in variables and not any(name in variables for name in PROFILE_FILES):
+        level = error if images.profile(job) else warning  # an image of your own may have one
+        problem = "the container has no file of profiles"
+        yield level("environment.AWS_PROFILE", problem, "remove it: code uses the job's role")
 
 
 def created(job: Job, project: Project) -> Iterator[Finding]:

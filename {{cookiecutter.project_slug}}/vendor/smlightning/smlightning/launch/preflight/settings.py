@@ -13,6 +13,8 @@ from smlightning.stored_secrets import REFERENCE
 
 MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
 S3_EXAMPLE = 'as in "s3://bucket/folder/"'
+# SageMaker's default bucket of an account, whose name has its region.
+DEFAULT_BUCKET = re.compile(r"s3://sagemaker-([a-z-]+-\d)-\d{12}(/|$)", re.ASCII)
 BUCKET_RULE = "a name has 3 to 63 lower-case letters, digits, hyphens and dots"
 # Addresses of S3's own hosts, which AWS's patterns accept in place of s3://.
 S3_HOST = re.compile(r"https://[\w.-]*\bs3\b[\w.-]*\.amazonaws\.com(\.cn)?/.*", re.ASCII)
@@ -109,7 +111,10 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
         problem = f'"{job.bucket}" is not the name of a bucket'
         yield error("bucket", problem, "give only the name: no s3://, no folder")
     elif job.bucket:
-        yield from s3_address("bucket", f"s3://{job.bucket}")
+        yield from s3_address(job, "bucket", f"s3://{job.bucket}")
+    for tag in job.tags:
+        if tag.lower().startswith("aws:"):
+            yield error(f"tags.{tag}", "AWS keeps tags that begin with aws:", "rename it")
     if MLFLOW.fullmatch(job.mlflow) and not has_mlflow_client(job, project):
         compiled = (project.src / "requirements.in").is_file()
         name = "requirements.in, then run make lock" if compiled else project.requirements.name
@@ -118,8 +123,14 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
     yield from secrets(job, project)
 
 
-def s3_address(key: str, address: str) -> Iterator[Finding]:
-    """An error for a text that AWS's patterns reject, a warning for an unusual address."""
+def s3_address(job: Job, key: str, address: str) -> Iterator[Finding]:
+    """An error for a text that AWS's patterns reject and for a default bucket of another region,
+    a warning for an unusual address.
+    """
+    default = DEFAULT_BUCKET.match(address)
+    if default and default[1] != job.region and job.region in aws.regions():
+        problem = f"the bucket is in {default[1]}, the job in {job.region}"
+        yield error(key, problem, "use one in the job's region")
     if aws.usual_s3_uri(address):
         return
     bucket = re.match(r"s3://([^/]*)", address)
@@ -192,7 +203,7 @@ def checkpoints(job: Job, project: Project) -> Iterator[Finding]:
     folder = job.checkpoint_s3
     if folder in ("", "auto"):
         return
-    yield from s3_address("checkpoint_s3", folder)
+    yield from s3_address(job, "checkpoint_s3", folder)
     if aws.s3_uri(folder) and not re.fullmatch(r"s3://[^/]+/.*[^/].*", folder):
         problem = f"{folder} is a whole bucket, and every host would download it"
         yield error("checkpoint_s3", problem, "name a folder in it")
