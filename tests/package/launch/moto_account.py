@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import boto3
@@ -18,7 +19,7 @@ from moto.servicequotas.responses import ServiceQuotasResponse
 from policies import ALLOWED, IMPLICIT, Verdict, evaluation
 
 from smlightning.launch import history, requirements
-from smlightning.launch.job import Job
+from smlightning.launch.job import Job, Network
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 LAMBDA = {
@@ -141,3 +142,55 @@ def record(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> dict[str, Any]:
 
 def refusal(code: str, operation: str = "GetCallerIdentity") -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": "no"}}, operation)
+
+
+@dataclass(frozen=True)
+class Vpc:
+    """A VPC in moto: one subnet that leads nowhere, one security group."""
+
+    ec2: Any
+    id: str
+    subnet: str
+    table: str
+    group: str
+
+    @property
+    def network(self) -> Network:
+        return Network(subnets=[self.subnet], security_groups=[self.group])
+
+    def endpoints(self, *services: str) -> None:
+        """Interface endpoints on the subnet, with the hosts' own security group."""
+        for service in services:
+            self.ec2.create_vpc_endpoint(
+                VpcId=self.id,
+                ServiceName=f"com.amazonaws.{REGION}.{service}",
+                VpcEndpointType="Interface",
+                SubnetIds=[self.subnet],
+                SecurityGroupIds=[self.group],
+            )
+
+    def gateway(self, service: str) -> None:
+        """An endpoint by a route, as AWS's guide on training in a VPC creates it for S3."""
+        self.ec2.create_vpc_endpoint(
+            VpcId=self.id,
+            ServiceName=f"com.amazonaws.{REGION}.{service}",
+            VpcEndpointType="Gateway",
+            RouteTableIds=[self.table],
+        )
+
+    def route(self, block: str, **target: str) -> None:
+        self.ec2.create_route(RouteTableId=self.table, DestinationCidrBlock=block, **target)
+
+
+@pytest.fixture
+def vpc(aws: boto3.Session) -> Vpc:
+    ec2 = aws.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24")["Subnet"]["SubnetId"]
+    of_vpc = [{"Name": "vpc-id", "Values": [vpc]}]
+    (table,) = ec2.describe_route_tables(Filters=of_vpc)["RouteTables"]
+    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)["GroupId"]
+    itself = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]  # as EFA needs it
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=itself)
+    ec2.authorize_security_group_egress(GroupId=group, IpPermissions=itself)
+    return Vpc(ec2, vpc, subnet, table["RouteTableId"], group)

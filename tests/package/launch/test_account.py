@@ -1,7 +1,6 @@
 """Preflight's questions to an account: the real boto3 and SDK against moto, in process."""
 
 import json
-import re
 import socket
 import time
 from subprocess import CompletedProcess
@@ -9,7 +8,7 @@ from typing import Any
 
 import boto3
 import pytest
-from moto_account import ACCOUNT, LAMBDA, REGION, TRUST, record, refusal, simulated
+from moto_account import ACCOUNT, LAMBDA, REGION, TRUST, Vpc, record, refusal, simulated
 from small_job import PROJECT
 
 from smlightning.__main__ import main
@@ -90,156 +89,84 @@ def test_the_caller_may_send_the_job_and_the_role_may_read_and_write(aws, good, 
     assert context["iam:PassedToService"] == ["sagemaker.amazonaws.com"]
 
 
-def network(
-    aws: boto3.Session, *, cidr: str = "10.0.0.0/16", routed: bool = True
-) -> tuple[str, str]:
-    """A new VPC with one subnet and one security group without inbound rules: their IDs."""
-    ec2 = aws.client("ec2")
-    vpc = ec2.create_vpc(CidrBlock=cidr)["Vpc"]["VpcId"]
-    subnet = ec2.create_subnet(
-        VpcId=vpc, CidrBlock=cidr.replace("/16", "/24"), AvailabilityZone="us-east-1a"
-    )["Subnet"]
-    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)
-    if routed:
-        way_out(aws, subnet["SubnetId"])
-    return subnet["SubnetId"], group["GroupId"]
+def to_the_internet(vpc: Vpc) -> None:
+    gateway = vpc.ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
+    vpc.ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc.id)
+    vpc.route("0.0.0.0/0", GatewayId=gateway)
 
 
-def way_out(aws: boto3.Session, subnet: str) -> None:
-    """A NAT gateway, to which the subnet's route table leads."""
-    ec2 = aws.client("ec2")
-    vpc = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
-    address = ec2.allocate_address(Domain="vpc")["AllocationId"]
-    gateway = ec2.create_nat_gateway(SubnetId=subnet, AllocationId=address)["NatGateway"][
-        "NatGatewayId"
-    ]
-    (table,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])[
-        "RouteTables"
-    ]
-    route = {
-        "RouteTableId": table["RouteTableId"],
-        "DestinationCidrBlock": "0.0.0.0/0",
-        "NatGatewayId": gateway,
-    }
-    ec2.create_route(**route)
+def to_another_network(vpc: Vpc) -> None:
+    transit = vpc.ec2.create_transit_gateway()["TransitGateway"]["TransitGatewayId"]
+    vpc.route("10.9.0.0/16", TransitGatewayId=transit)
 
 
-def test_subnets_need_a_nat_gateway_or_an_endpoint_for_s3(aws, good):
-    subnet, group = network(aws, routed=False)
-    open_to_itself(aws, group)
-    job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
-    (s3,) = findings(job)
-    assert s3.startswith(
-        f"error   network.subnets: {subnet} has neither an endpoint for S3 nor a NAT gateway: hosts"
+def to_nat(vpc: Vpc) -> None:
+    address = vpc.ec2.allocate_address(Domain="vpc")["AllocationId"]
+    made = vpc.ec2.create_nat_gateway(SubnetId=vpc.subnet, AllocationId=address)["NatGateway"]
+    vpc.route("0.0.0.0/0", NatGatewayId=made["NatGatewayId"])
+
+
+@pytest.mark.parametrize(
+    ("lead", "levels"),
+    [
+        (lambda vpc: None, ["error"]),
+        (to_the_internet, ["error"]),  # SageMaker's hosts have no public address
+        (to_another_network, ["warning"]),  # it may have an endpoint
+        (to_nat, []),
+        (lambda vpc: vpc.endpoints("s3"), []),
+        (lambda vpc: vpc.gateway("s3"), []),
+    ],
+)
+def test_subnets_need_a_nat_gateway_or_an_endpoint_for_s3(good, vpc, lead, levels):
+    lead(vpc)
+    found = account.check(
+        good.replace(network=vpc.network),
+        request.dry_run(good.replace(network=vpc.network), PROJECT),
     )
-    ec2 = aws.client("ec2")
-    vpc = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
-    gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
-    ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
-    (table,) = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])[
-        "RouteTables"
+    assert [(each.level, each.key) for each in found] == [
+        (level, "network.subnets") for level in levels
     ]
-    route = {
-        "RouteTableId": table["RouteTableId"],
-        "DestinationCidrBlock": "0.0.0.0/0",
-        "GatewayId": gateway,
-    }
-    ec2.create_route(**route)
-    assert findings(job) == [s3]  # SageMaker's hosts have no public address
-    transit = ec2.create_transit_gateway()["TransitGateway"]["TransitGatewayId"]
-    other = {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": "10.9.0.0/16"}
-    ec2.create_route(**other, TransitGatewayId=transit)  # where an endpoint may be
-    assert findings(job) == [s3.replace("error  ", "warning")]
-    ec2.delete_route(**other)
-    endpoint = {
-        "VpcId": vpc,
-        "ServiceName": "com.amazonaws.us-east-1.s3",
-        "VpcEndpointType": "Interface",
-    }
-    made = ec2.create_vpc_endpoint(**endpoint, SubnetIds=[subnet])["VpcEndpoint"]["VpcEndpointId"]
-    assert findings(job) == []
-    ec2.delete_vpc_endpoints(VpcEndpointIds=[made])
-    gateway = {**endpoint, "VpcEndpointType": "Gateway", "RouteTableIds": [table["RouteTableId"]]}
-    made = ec2.create_vpc_endpoint(**gateway)["VpcEndpoint"]["VpcEndpointId"]
-    assert findings(job) == []
-    ec2.delete_vpc_endpoints(VpcEndpointIds=[made])
-    ec2.delete_route(RouteTableId=table["RouteTableId"], DestinationCidrBlock="0.0.0.0/0")
-    way_out(aws, subnet)
-    assert findings(job) == []
 
 
-def open_to_itself(aws: boto3.Session, group: str) -> None:
-    rule = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
-    aws.client("ec2").authorize_security_group_ingress(GroupId=group, IpPermissions=rule)
-    aws.client("ec2").authorize_security_group_egress(GroupId=group, IpPermissions=rule)
+def of_groups(job: Job, vpc: Vpc, *groups: str) -> list[str]:
+    """Directions in which hosts do not reach each other with these security groups."""
+    network = Network(subnets=[vpc.subnet], security_groups=list(groups))
+    found = findings(job.replace(network=network))
+    return [way for line in found for way in ("inbound", "outbound") if f"no {way} rule" in line]
 
 
-def test_security_groups_need_rules_in_both_directions(aws, good):
-    subnet, group = network(aws)
-    job = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
-    found = findings(job)
-    assert [
-        bool(re.search("has no inbound rule", found[0])),
-        bool(re.search("has no outbound rule", found[1])),
-    ] == [True] * 2
-    assert all(
-        group in line and line.startswith("error   network.security_groups") for line in found
-    )
-    assert findings(job.replace(instance_count=1)) == []  # nobody to reach
-    assert (
-        len(findings(job.replace(instance_type="ml.g5.xlarge"))) == 2
-    )  # no EFA: the open outbound rule will do
-    open_to_itself(aws, group)
-    assert findings(job) == []
-
-
-def test_one_group_or_without_efa_the_subnets_addresses_are_enough(aws, good):
-    subnet, bare = network(aws)
-    ec2 = aws.client("ec2")
-    vpc = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["VpcId"]
-    group = ec2.create_security_group(GroupName="h", Description="h", VpcId=vpc)["GroupId"]
-    open_to_itself(aws, group)
-    assert (
-        findings(good.replace(network=Network(subnets=[subnet], security_groups=[bare, group])))
-        == []
-    )
-    for block, works in (("10.9.0.0/16", False), ("10.0.0.0/8", True)):
+def test_hosts_reach_each_other_through_their_security_groups(good, vpc):
+    group = vpc.ec2.create_security_group(GroupName="h", Description="h", VpcId=vpc.id)["GroupId"]
+    without_efa = good.replace(instance_type="ml.g5.xlarge")
+    assert of_groups(good, vpc, group) == ["inbound", "outbound"]
+    assert of_groups(good.replace(instance_count=1), vpc, group) == []
+    assert of_groups(without_efa, vpc, group) == ["inbound"]
+    assert of_groups(good, vpc, vpc.group) == of_groups(good, vpc, group, vpc.group) == []
+    for block, ways in (("10.9.0.0/16", ["inbound"]), ("10.0.0.0/8", [])):
         rule = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": block}]}]
-        ec2.authorize_security_group_ingress(GroupId=bare, IpPermissions=rule)
-        found = findings(
-            good.replace(
-                network=Network(subnets=[subnet], security_groups=[bare]),
-                instance_type="ml.g5.xlarge",
-            )
-        )
-        assert any("inbound" in line for line in found) != works
-        assert any(
-            "inbound" in line
-            for line in findings(
-                good.replace(network=Network(subnets=[subnet], security_groups=[bare]))
-            )
-        )
+        vpc.ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=rule)
+        assert of_groups(without_efa, vpc, group) == ways
+    assert of_groups(good, vpc, group) == ["inbound", "outbound"]  # EFA needs the group itself
 
 
-def test_subnets_are_in_one_vpc_and_with_efa_in_one_zone(aws, good):
-    (first, group), (other, _) = network(aws), network(aws, cidr="10.1.0.0/16")
-    open_to_itself(aws, group)
-    assert (
-        "2 VPCs"
-        in findings(good.replace(network=Network(subnets=[first, other], security_groups=[group])))[
-            0
-        ]
+def test_subnets_are_in_one_vpc_and_with_efa_in_one_zone(good, vpc):
+    vpc.gateway("s3")
+    other = vpc.ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
+    elsewhere, second = (
+        vpc.ec2.create_subnet(VpcId=name, CidrBlock=block, AvailabilityZone="us-east-1b")["Subnet"]
+        for name, block in ((other, "10.1.0.0/24"), (vpc.id, "10.0.9.0/24"))
     )
-    vpc = aws.client("ec2").describe_subnets(SubnetIds=[first])["Subnets"][0]["VpcId"]
-    more = {"VpcId": vpc, "CidrBlock": "10.0.9.0/24", "AvailabilityZone": "us-east-1b"}
-    second = aws.client("ec2").create_subnet(**more)["Subnet"]["SubnetId"]
-    job = good.replace(network=Network(subnets=[first, second], security_groups=[group]))
-    assert ["2 zones (us-east-1a, us-east-1b)" in line for line in findings(job)] == [True]
-    assert not any("zones" in line for line in findings(job.replace(instance_type="ml.g5.xlarge")))
-    absent = findings(
-        good.replace(network=Network(subnets=["subnet-00000000"], security_groups=[group]))
-    )
-    assert len(absent) == 1 and "network.subnets" in absent[0] and "correct the ID" in absent[0]
+
+    def found(subnet: str, job: Job = good) -> list[str]:
+        network = Network(subnets=[vpc.subnet, subnet], security_groups=[vpc.group])
+        return findings(job.replace(network=network))
+
+    assert "2 VPCs" in found(elsewhere["SubnetId"])[0]
+    assert ["2 zones" in line for line in found(second["SubnetId"])] == [True]
+    without_efa = good.replace(instance_type="ml.g5.xlarge")
+    assert not any("zones" in line for line in found(second["SubnetId"], without_efa))
+    (absent,) = found("subnet-00000000")
+    assert absent.startswith("error   network.subnets")
 
 
 def test_buckets_are_in_the_jobs_region_and_channels_have_data(aws, good, monkeypatch):
@@ -341,7 +268,7 @@ def test_the_quotas_of_the_groups_types_count_and_not_the_unused_types(aws, good
 
 
 def test_preflight_prints_findings_and_rehearses_only_without_errors(
-    aws, good, monkeypatch, tmp_path, capsys
+    vpc, good, monkeypatch, tmp_path, capsys
 ):
     """Findings printed and as JSON, an exit status; a rehearsal only of what is not refused."""
     played: list[list[str]] = []
@@ -350,10 +277,11 @@ def test_preflight_prints_findings_and_rehearses_only_without_errors(
         "subprocess.run",
         lambda command, **_: played.append(command) or CompletedProcess(command, 7),
     )
-    subnet, group = network(aws)
-    good = good.replace(distribution="smddp")
+    group = vpc.ec2.create_security_group(GroupName="h", Description="h", VpcId=vpc.id)["GroupId"]
+    vpc.gateway("s3")
+    good = good.replace(distribution="smddp", environment={"PIP_NO_INDEX": "1"})
     for job, status in (
-        (good.replace(network=Network(subnets=[subnet], security_groups=[group])), 1),
+        (good.replace(network=Network(subnets=[vpc.subnet], security_groups=[group])), 1),
         (good, 7),
     ):
         monkeypatch.setattr("smlightning.launch.job.load", lambda *_, job=job: job)

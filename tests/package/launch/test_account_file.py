@@ -280,14 +280,12 @@ ACTIONS = {"HeadBucket": "ListBucket", "ListObjectsV2": "ListBucket"}
 LOOK_UPS = {
     "ecr:DescribeImages",
     "elasticfilesystem:DescribeFileSystems",
-    "elasticfilesystem:DescribeMountTargets",
     "fsx:DescribeFileSystems",
     "kms:DescribeKey",
     "secretsmanager:DescribeSecret",
     "ssm:DescribeParameters",
     "sagemaker:DescribeMlflowTrackingServer",
     "sagemaker:DescribeMlflowApp",
-    "sagemaker:DescribeTrainingPlan",
 }
 
 
@@ -308,12 +306,10 @@ def test_the_callers_policy_has_each_call_of_preflight(aws, full, monkeypatch):
 
     monkeypatch.setattr(BaseClient, "_make_api_call", note)
     job = full.replace(role=f"arn:aws:iam::{ACCOUNT}:role/training")
-    plan = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-plan/one"
     others = {
         "image": f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/own:1",
         "secrets": {"DB": "ssm:/team/db"},
         "mlflow": f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-1",
-        "request": {"ResourceConfig": {"TrainingPlanArn": plan}},
     }
     seen = set()
     for kind in ("", "EFS", "FSxLustre"):
@@ -382,26 +378,8 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
     assert set(printed["Resources"]) == {"TrainingRole"}
     assert printed["Outputs"]["Bucket"]["Value"] == "words-bucket"
     assert main(["account", "--github", "words"]) == 1
-    assert main(["account", "--image", OWN_IMAGE]) == 1
     with pytest.raises(UserError):
         template.cloudformation(full, PROJECT, github="a@1/b@2/c@3")
-
-
-@pytest.mark.parametrize(
-    ("who", "words"),
-    [
-        (None, ["--image", OWN_IMAGE]),
-        ("deployer", ["--image", OWN_IMAGE]),
-        ("endpoint", ["--image", "mine:1"]),
-        (None, ["--sender", "sending"]),
-        ("role", ["--sender", "sending"]),
-    ],
-)
-def test_an_option_of_another_policy_is_an_error(full, monkeypatch, capsys, who, words):
-    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: full)
-    assert main(["account", *(["--policy", who] if who else []), *words]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {words[0]} ") and "; " in said
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,11 @@ from small_job import PROJECT
 from smlightning.launch import account, images, request
 from smlightning.launch.account import named
 from smlightning.launch.findings import Finding
-from smlightning.launch.job import Channel, Job, Network
+from smlightning.launch.job import Channel, Job
 
 pytest_plugins = "moto_account"
 REGISTRY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com"
 SERVER = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team"
-PLAN = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:training-plan/large"
 LUSTRE = {
     "file_system_id": "fs-0123456789abcdef0",
     "file_system_type": "FSxLustre",
@@ -38,21 +37,6 @@ def put(aws: boto3.Session, name: str, **more: Any) -> None:
 def of_training(job: Job, channel: Channel) -> Job:
     options = {**job.hyperparameters, "dataset": "training"}
     return job.replace(channels={"training": channel}, hyperparameters=options)
-
-
-def test_archived_data_is_an_error_until_it_is_restored(aws, good, monkeypatch):
-    put(aws, "data/a.csv", StorageClass="DEEP_ARCHIVE")
-    job = of_training(good, "s3://language-id/data/")
-    (finding,) = findings(job)
-    assert (finding.key, finding.level) == ("channels.training", "error")
-    assert "data/a.csv" in finding.problem
-    item = {"Key": "data/a.csv", "Size": 4, "StorageClass": "GLACIER"}
-    copy = {"IsRestoreInProgress": False, "RestoreExpiryDate": "2026-12-24T00:00:00Z"}
-    listed = [{"Contents": [{**item, "RestoreStatus": copy}]}]
-    record(monkeypatch, ListObjectsV2=lambda _: listed[-1])
-    assert findings(job) == []
-    listed.append({"Contents": [{**item, "RestoreStatus": {"IsRestoreInProgress": True}}]})
-    assert [finding.level for finding in findings(job)] == ["error"]
 
 
 def test_an_address_that_also_brings_another_folder_is_a_warning(aws, good):
@@ -127,16 +111,11 @@ def test_a_missing_or_disabled_resource_is_an_error(aws, good, change: Change, k
     assert finding.key == key and finding.cure
 
 
-def plan(job: Job) -> Job:
-    return job.replace(request={"ResourceConfig": {"TrainingPlanArn": PLAN}})
-
-
 @pytest.mark.parametrize(
     ("operation", "change", "key"),
     [
         ("DescribeFileSystems", lambda job: of_training(job, LUSTRE), "channels.training"),
         ("DescribeMlflowTrackingServer", lambda job: job.replace(mlflow=SERVER), "mlflow"),
-        ("DescribeTrainingPlan", plan, "request.ResourceConfig.TrainingPlanArn"),
     ],
 )
 def test_a_missing_resource_is_an_error_and_a_denied_one_skipped(
@@ -192,12 +171,6 @@ APP = SERVER.replace("tracking-server/team", "app/app-1")
             {"Created": "", "Deleting": "error", "Creating": ""},
         ),
         (
-            "DescribeTrainingPlan",
-            lambda state: {"Status": state},
-            lambda job: plan(job),
-            {"Active": "", "Scheduled": "", "Pending": "", "Expired": "error"},
-        ),
-        (
             "DescribeFileSystems",
             lambda state: {"FileSystems": [{"Lifecycle": state}]},
             lambda job: of_training(job, LUSTRE),
@@ -233,52 +206,21 @@ def test_a_secret_that_is_to_be_deleted_is_an_error(aws, good):
     assert findings(job) == []
 
 
-def in_vpc(aws: boto3.Session, job: Job, zones: tuple[str, ...] = ("a",)) -> Job:
-    """The job in a new VPC with a subnet in each of these zones."""
-    ec2 = aws.client("ec2")
-    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-    subnets = [
-        ec2.create_subnet(
-            VpcId=vpc, CidrBlock=f"10.0.{number}.0/24", AvailabilityZone=f"{REGION}{zone}"
-        )["Subnet"]["SubnetId"]
-        for number, zone in enumerate(zones)
-    ]
-    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)["GroupId"]
-    return job.replace(network=Network(subnets=subnets, security_groups=[group]))
+def test_a_path_in_fsx_begins_with_the_mount_name(aws, good, monkeypatch):
+    """SDK pull request 4257: AWS chooses MountName."""
+    job = of_training(good, LUSTRE)
+    for mount, levels in (("fsx", []), ("abcdefgh", ["error"])):
+        system = {"Lifecycle": "AVAILABLE", "LustreConfiguration": {"MountName": mount}}
+        described = {"FileSystems": [system]}
+        record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeFileSystems=described)
+        assert [each.level for each in findings(job)] == levels
 
 
-def vpc_of(aws: boto3.Session, job: Job) -> str:
-    ec2 = aws.client("ec2")
-    return str(ec2.describe_subnets(SubnetIds=job.network.subnets)["Subnets"][0]["VpcId"])
-
-
-def of_channel(job: Job) -> list[tuple[str, str]]:
-    """Levels and problems of the findings about the channel."""
-    found = findings(job)
-    return [(each.level, each.problem) for each in found if each.key == "channels.training"]
-
-
-def test_a_lustre_path_begins_with_the_mount_name_in_the_jobs_vpc(aws, good, monkeypatch):
-    """As SDK pull request 4257 has it: a path begins with MountName, which AWS chooses."""
-    job = of_training(in_vpc(aws, good), LUSTRE)
-    system = {"Lifecycle": "AVAILABLE", "VpcId": vpc_of(aws, job)}
-    described = {"FileSystems": [system]}
-    record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeFileSystems=described)
-    system["LustreConfiguration"] = {"MountName": "fsx"}
-    assert of_channel(job) == []
-    system["LustreConfiguration"] = {"MountName": "abcdefgh"}
-    ((level, problem),) = of_channel(job)
-    assert level == "error" and "abcdefgh" in problem and "/fsx/data" in problem
-    del system["LustreConfiguration"]
-    system["VpcId"] = "vpc-0123456789abcdef0"
-    ((level, problem),) = of_channel(job)
-    assert level == "warning" and "vpc-0123456789abcdef0" in problem
-
-
-def test_no_question_is_sent_to_aws_twice(aws, good, monkeypatch):
+def test_no_question_is_sent_to_aws_twice(aws, good, vpc, monkeypatch):
     """The checks run at once, and share answers and errors."""
     put(aws, "data/a.csv")
-    job = alias(aws, of_training(in_vpc(aws, good), "s3://language-id/data/"))
+    job = of_training(good.replace(network=vpc.network), "s3://language-id/data/")
+    job = alias(aws, job)
     job = job.replace(channels={**job.channels, "files": LUSTRE})
     elsewhere = {"Lifecycle": "AVAILABLE", "VpcId": "vpc-0123456789abcdef0"}
     described = {"FileSystems": [elsewhere]}
@@ -295,61 +237,3 @@ def test_no_question_is_sent_to_aws_twice(aws, good, monkeypatch):
     assert {each for each in asked if asked.count(each) > 1} == set()
     for name in ("DescribeKey", "ListObjectsV2", "DescribeSubnets", "DescribeRouteTables"):
         assert any(each.startswith(name) for each in asked)
-
-
-def test_efs_has_a_mount_target_in_the_jobs_vpc(aws, good, monkeypatch):
-    efs = aws.client("efs")
-    name = efs.create_file_system(CreationToken="x")["FileSystemId"]
-    channel = {"file_system_id": name, "file_system_type": "EFS", "directory_path": "/data"}
-    job = of_training(in_vpc(aws, good), channel)
-    assert [level for level, _ in of_channel(job)] == ["error"]  # no mount target
-    efs.create_mount_target(FileSystemId=name, SubnetId=job.network.subnets[0])
-    assert of_channel(job) == []
-    other = of_training(in_vpc(aws, good), channel)
-    ((level, problem),) = of_channel(other)
-    assert level == "warning" and vpc_of(aws, job) in problem
-    denied = refusal("AccessDeniedException", "DescribeMountTargets")
-    record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeMountTargets=denied)
-    assert [level for level, _ in of_channel(other)] == ["skipped"]
-
-
-def encrypted(aws: boto3.Session, key: str) -> None:
-    put(aws, "data/a.csv", ServerSideEncryption="aws:kms", SSEKMSKeyId=key)
-
-
-def test_the_role_may_decrypt_data_that_has_a_customers_key(aws, good, monkeypatch):
-    key = aws.client("kms").create_key()["KeyMetadata"]["Arn"]
-    job = of_training(good, "s3://language-id/data/")
-    encrypted(aws, key)
-    record(monkeypatch, SimulatePrincipalPolicy=simulated())
-    assert findings(job) == []
-    record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:Decrypt"))
-    (finding,) = findings(job)
-    assert (finding.level, finding.key) == ("warning", "role.kms:Decrypt")
-    assert key in finding.problem
-    aws.client("kms").disable_key(KeyId=key.rpartition("/")[2])
-    record(monkeypatch, SimulatePrincipalPolicy=simulated())
-    (finding,) = findings(job)
-    assert (finding.level, finding.key) == ("error", "channels.training")
-    aws.client("kms").enable_key(KeyId=key.rpartition("/")[2])
-    put(aws, "data/a.csv")
-    record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:Decrypt"))
-    assert findings(job) == []  # which has no key
-    encrypted(aws, key)
-    owned = {"KeyMetadata": {"KeyManager": "AWS", "Arn": key, "KeyState": "Enabled"}}
-    record(monkeypatch, SimulatePrincipalPolicy=simulated("kms:Decrypt"), DescribeKey=owned)
-    assert findings(job) == []  # alias/aws/s3, which S3 uses for who may read the object
-
-
-@pytest.mark.parametrize("code", ["403", "400", "404"])  # denied, SSE-C, deleted meanwhile
-def test_permissions_are_checked_if_objects_are_not_described(aws, good, monkeypatch, code):
-    """The account's own roles may not read data, so AWS denies the question for each channel."""
-    put(aws, "data/a.csv")
-    job = of_training(good, "s3://language-id/data/")
-    job = job.replace(channels={**job.channels, "more": "s3://language-id/data/"})
-    answers = {"HeadObject": refusal(code, "HeadObject")}
-    record(monkeypatch, SimulatePrincipalPolicy=simulated("iam:PassRole"), **answers)
-    denied, unknown = sorted(findings(job), key=lambda each: each.key)
-    assert (denied.level, denied.key) == ("error", "caller.iam:PassRole")
-    assert (unknown.level, unknown.key) == ("skipped", "channels")
-    assert "channels.training, channels.more" in unknown.problem

@@ -1,10 +1,8 @@
 """Preflight finds connections that an isolated container or a closed VPC does not allow."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import boto3
 import pytest
 from moto_account import ACCOUNT, REGION, record, simulated
 from small_job import PROJECT
@@ -12,7 +10,7 @@ from small_job import PROJECT
 from smlightning.launch import account, preflight, request
 from smlightning.launch.connections import connections
 from smlightning.launch.findings import Finding, has_errors
-from smlightning.launch.job import Job, Network
+from smlightning.launch.job import Job
 
 pytest_plugins = "moto_account"
 INDEX = {"PIP_INDEX_URL": "https://pip.example.internal/simple"}
@@ -20,65 +18,6 @@ SERVER = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team"
 APP = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-1"
 REPOSITORY = f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"
 ABROAD = f"arn:aws:secretsmanager:eu-west-1:{ACCOUNT}:secret:hub-AbCdEf"
-
-
-@dataclass(frozen=True)
-class Vpc:
-    """A VPC in moto: one subnet that leads nowhere, one security group."""
-
-    ec2: Any
-    id: str
-    subnet: str
-    table: str
-    group: str
-
-    @property
-    def network(self) -> Network:
-        return Network(subnets=[self.subnet], security_groups=[self.group])
-
-    def endpoints(self, *services: str) -> None:
-        """Interface endpoints on the subnet, with the hosts' own security group."""
-        for service in services:
-            self.ec2.create_vpc_endpoint(
-                VpcId=self.id,
-                ServiceName=f"com.amazonaws.{REGION}.{service}",
-                VpcEndpointType="Interface",
-                SubnetIds=[self.subnet],
-                SecurityGroupIds=[self.group],
-            )
-
-    def gateway(self, service: str) -> None:
-        """An endpoint by a route, as AWS's guide on training in a VPC creates it for S3."""
-        self.ec2.create_vpc_endpoint(
-            VpcId=self.id,
-            ServiceName=f"com.amazonaws.{REGION}.{service}",
-            VpcEndpointType="Gateway",
-            RouteTableIds=[self.table],
-        )
-
-    def route(self, block: str, **target: str) -> None:
-        self.ec2.create_route(RouteTableId=self.table, DestinationCidrBlock=block, **target)
-
-    def let_out(self, *rules: dict[str, Any]) -> None:
-        """The group's only outbound rules are that for itself and these."""
-        everything = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
-        self.ec2.revoke_security_group_egress(GroupId=self.group, IpPermissions=everything)
-        for rule in rules:
-            self.ec2.authorize_security_group_egress(GroupId=self.group, IpPermissions=[rule])
-
-
-@pytest.fixture
-def vpc(aws: boto3.Session) -> Vpc:
-    ec2 = aws.client("ec2")
-    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24")["Subnet"]["SubnetId"]
-    of_vpc = [{"Name": "vpc-id", "Values": [vpc]}]
-    (table,) = ec2.describe_route_tables(Filters=of_vpc)["RouteTables"]
-    group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)["GroupId"]
-    itself = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]  # as EFA needs it
-    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=itself)
-    ec2.authorize_security_group_egress(GroupId=group, IpPermissions=itself)
-    return Vpc(ec2, vpc, subnet, table["RouteTableId"], group)
 
 
 def findings(job: Job) -> list[Finding]:
@@ -160,13 +99,6 @@ CLOSED: list[tuple[Change, str, tuple[str, ...]]] = [
     (environment(PIP_INDEX_URL="https://pip.s3.cn-north-1.amazonaws.com.cn/simple"), "error", ()),
     (lambda job: job.replace(environment=INDEX, hub_token_secret=ABROAD), "error", ()),
     (lambda job: job.replace(environment={**INDEX, "WANDB_API_KEY": "x"}), "warning", ()),
-    (
-        lambda job: job.replace(
-            environment=INDEX, request={"RemoteDebugConfig": {"EnableRemoteDebug": True}}
-        ),
-        "warning",
-        ("ssmmessages",),
-    ),
 ]
 
 
@@ -188,41 +120,6 @@ def test_a_closed_subnet_leads_to_what_the_vpc_has_an_endpoint_for(
         assert all(service in found[0].cure for service in services)
         vpc.endpoints(*services)
         assert "network.subnets" not in [finding.key for finding in findings(job)]
-
-
-def test_routes_to_other_networks_make_a_warning_of_it(good, vpc):
-    vpc.gateway("s3")
-    job = good.replace(network=vpc.network)
-    assert levels(job) == [("error", "network.subnets")]
-    transit = vpc.ec2.create_transit_gateway()["TransitGateway"]["TransitGatewayId"]
-    vpc.route("10.9.0.0/16", TransitGatewayId=transit)
-    assert levels(job) == [("warning", "network.subnets")]
-
-
-def test_a_group_that_lets_out_only_to_itself_reaches_no_s3(good, vpc):
-    """AWS's hint for EFA gives such a rule; a gateway endpoint leaves S3's addresses public."""
-    vpc.gateway("s3")
-    job = good.replace(network=vpc.network, environment=INDEX)
-    assert levels(job) == []
-    https = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443}
-    private = {**https, "IpRanges": [{"CidrIp": "10.0.0.0/16"}]}
-    vpc.let_out()
-    assert levels(job) == [("error", "network.security_groups")]
-    vpc.ec2.authorize_security_group_egress(GroupId=vpc.group, IpPermissions=[private])
-    assert levels(job) == [("warning", "network.security_groups")]
-    of_s3 = {**https, "PrefixListIds": [{"PrefixListId": "pl-63a5400a"}]}
-    vpc.ec2.authorize_security_group_egress(GroupId=vpc.group, IpPermissions=[of_s3])
-    assert levels(job) == []
-
-
-def test_an_interface_endpoint_for_s3_in_the_hosts_group_is_reached_by_the_rule_for_itself(
-    good, vpc
-):
-    vpc.let_out()
-    job = good.replace(network=vpc.network, environment=INDEX)
-    assert ("error", "network.security_groups") in levels(job)
-    vpc.endpoints("s3")
-    assert levels(job) == []
 
 
 ISOLATED = "request.EnableNetworkIsolation"

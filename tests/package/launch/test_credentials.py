@@ -4,7 +4,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partialmethod
 from pathlib import Path
@@ -15,10 +14,9 @@ import botocore.client
 import pytest
 from botocore.credentials import AssumeRoleProvider
 from botocore.exceptions import ClientError
-from moto_account import ACCOUNT, REGION, record, refusal
+from moto_account import ACCOUNT, REGION, record
 from small_job import PROJECT, edited
 
-import smlightning
 from smlightning.__main__ import main
 from smlightning.errors import UserError
 from smlightning.launch import account, estimator, history, request
@@ -27,7 +25,6 @@ from smlightning.launch import aws as launch_aws
 pytest_plugins = "moto_account"
 
 Configure = Callable[..., None]
-GUIDE = Path(smlightning.__file__).parents[3] / "docs" / "how_to.md"
 COMMANDS = (["preflight"], ["submit", "--yes", "--no-follow"])
 # A credential process that notes each of its starts, and gives another key each time.
 PROCESS = """
@@ -122,21 +119,6 @@ def test_one_code_of_mfa_serves_all_clients_of_a_command(
     assert len(prompts) == 1
 
 
-def test_threads_that_begin_together_need_one_code_and_one_process(
-    configure, process, prompts, tmp_path
-):
-    def ask(region: str) -> str:
-        return str(launch_aws.client("sts", region).get_caller_identity()["Account"])
-
-    regions = [REGION, "eu-west-1", "us-west-2"] * 4
-    for text, profile in ((WITH_CODE, "mfa"), (process("team"), "team")):
-        configure(text)
-        launch_aws.use_profile(profile)
-        with ThreadPoolExecutor(len(regions)) as pool:
-            assert set(pool.map(ask, regions)) == {ACCOUNT}
-    assert len(prompts) == 1 and (tmp_path / "team").read_text() == "x"
-
-
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
 def test_a_code_that_aws_rejects_is_one_prompt_and_one_sentence(
     configure, good, prompts, monkeypatch, command, capsys
@@ -152,26 +134,6 @@ def test_a_code_that_aws_rejects_is_one_prompt_and_one_sentence(
     lines = [line for line in said.splitlines() if line.startswith("error")]
     assert len(lines) == 1 and "MFA" in lines[0] and "permission" not in lines[0]
     assert "Traceback" not in said
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
-def test_a_credential_process_starts_once_for_a_command(
-    configure, process, good, monkeypatch, tmp_path, command, capsys
-):
-    configure(process("team"), "team")
-    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
-    assert main(command) == 0, capsys.readouterr()
-    assert (tmp_path / "team").read_text() == "x"
-    assert main(command) == 0
-    assert (tmp_path / "team").read_text() == "xx"  # the next command signs in again
-
-
-def test_credentials_that_expire_are_renewed(configure, process, good, callers, tmp_path):
-    """The first ones end within the ten minutes in which botocore renews them."""
-    configure(process("team", after(minutes=5), after(hours=8)), "team")
-    assert account.check(good, request.dry_run(good, PROJECT)) == []
-    assert (tmp_path / "team").read_text() == "xx"
-    assert callers.keys() == {"KEY1"}
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, ["list"]], ids=lambda words: words[0])
@@ -210,16 +172,6 @@ def test_credentials_of_a_code_that_expire_are_one_sentence_and_one_more_code(
     assert len(prompts) == 2
 
 
-def test_a_credential_process_that_fails_is_one_sentence(
-    configure, good, monkeypatch, tmp_path, capsys
-):
-    configure("[profile team]\ncredential_process = false\n", "team")
-    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good)
-    assert main(["preflight"]) == 1
-    said = "".join(capsys.readouterr())
-    assert [line[:11] for line in said.splitlines() if "error" in line[:8]] == ["error   AWS"]
-
-
 JOBS = {"region": REGION, "role": f"arn:aws:iam::{ACCOUNT}:role/training", "bucket": "language-id"}
 P4D = {"instance_type": "ml.p4d.24xlarge"}
 
@@ -246,16 +198,6 @@ def test_each_job_file_is_sent_and_followed_with_its_own_profile(
     assert {"CreateTrainingJob", "SimulatePrincipalPolicy"} <= set.union(*callers.values())
 
 
-def test_without_a_profile_the_environment_decides(configure, process, callers, good, monkeypatch):
-    """As everywhere in AWS's tools: keys before AWS_PROFILE."""
-    configure(process("team"), "team")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "ENVIRONMENT")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
-    launch_aws.use_profile(good.profile)
-    assert account.check(good, request.dry_run(good, PROJECT)) == []
-    assert callers.keys() == {"ENVIRONMENT"}
-
-
 def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
     configure, process, callers, monkeypatch, tmp_path, capsys
 ):
@@ -275,29 +217,6 @@ def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
         assert main(["stop", sent["name"], "--job", str(job_file)]) == 0  # as it was sent
         assert ("ENVIRONMENT" in callers) == (key == "ENVIRONMENT")
     assert (tmp_path / "two").exists() and not (tmp_path / "one").exists()
-
-
-def test_the_guide_to_version_3_of_the_sdk_signs_in_once_with_the_jobs_profile(
-    configure, process, callers, good, monkeypatch, tmp_path
-):
-    configure(process("team"))
-    monkeypatch.setattr("smlightning.launch.job.load", lambda *_: good.replace(profile="team"))
-
-    def create(session: Any, region: str, **_: Any) -> Any:
-        session.client("sts", region_name=region).get_caller_identity()
-        return SimpleNamespace(wait=lambda: None)
-
-    resources = SimpleNamespace(TrainingJob=SimpleNamespace(create=create))
-    codec = SimpleNamespace(transform=lambda request, shape: {})
-    core = "sagemaker.core"
-    for name in (core, f"{core}.utils", f"{core}.utils.code_injection"):
-        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
-    monkeypatch.setitem(sys.modules, f"{core}.resources", resources)
-    monkeypatch.setitem(sys.modules, f"{core}.utils.code_injection.codec", codec)
-    guide = GUIDE.read_text(encoding="utf-8").partition("## Send the job with version 3")[2]
-    exec(guide.split("```python\n")[1].split("```")[0], {})  # noqa: S102  the guide's own code
-    assert callers.keys() == {"KEY0"} and "GetCallerIdentity" in callers["KEY0"]
-    assert (tmp_path / "team").read_text() == "x"
 
 
 def test_the_rehearsal_after_preflight_uses_its_profile(monkeypatch, tmp_path, capsys):
@@ -326,12 +245,6 @@ def test_a_profile_that_does_not_exist_is_named_with_its_key(configure, tmp_path
         assert main([*words, "--job", str(job_file)]) == 1
         said = capsys.readouterr().err
         assert "absent" in said and "set --profile to one" in said and "job.toml" not in said
-
-
-def test_the_way_to_sign_in_is_that_of_the_job_files_profile(configure):
-    configure("[profile work]\nsso_session = x\n")
-    launch_aws.use_profile("work")
-    assert "aws sso login --profile work" in launch_aws.explain(refusal("ExpiredToken")).cure
 
 
 def test_the_profile_of_a_damaged_job_file_is_still_read(tmp_path):

@@ -166,18 +166,6 @@ def test_a_region_without_a_registry_is_named() -> None:
     assert "eusc-de-east-1" in raised.value.problem and "image" in raised.value.cure
 
 
-def test_torchruns_options_are_all_known() -> None:
-    from torch.distributed.run import get_args_parser
-
-    long = {
-        name[2:].replace("-", "_")
-        for action in get_args_parser()._actions
-        for name in action.option_strings
-    }
-    unlike = {"help", "elp", "local_rank"}
-    assert {name for name in long if len(name) > 1} - unlike <= set(launchers.TORCHRUN)
-
-
 @pytest.mark.parametrize("status", [0, 3])
 def test_the_stop_forwarding_entry_ends_with_the_scripts_own_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int

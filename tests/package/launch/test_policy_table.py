@@ -31,9 +31,6 @@ OTHER_KEY = KEY.replace("1234abcd", "9999abcd")
 ANOTHERS = f"arn:aws:kms:{REGION}:999999999999:alias/theirs"
 OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
 MLFLOW = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}"
-EXPRESS = "s3://words--use1-az4--x-s3"
-POINT = f"arn:aws:s3:{REGION}:{ACCOUNT}:accesspoint"
-ALIAS = f"team-words-{'a1' * 17}-s3alias"
 WHO = ("caller", "role", "deployer", "endpoint", "looker")
 
 
@@ -103,12 +100,6 @@ JOBS = {
             "training": {"s3_data": "s3://words-data/a.manifest", "s3_data_type": "ManifestFile"}
         }
     ),
-    "express": job(
-        bucket=EXPRESS.removeprefix("s3://"),
-        channels={"training": "s3://data--use1-az4--x-s3/train/"},
-    ),
-    "alias of an access point": job(channels={"training": f"s3://{ALIAS}/train/"}),
-    "access point": job(channels={"training": f"s3://{POINT}/team-words/train/"}),
     "EFS": job(channels={"training": file_system("EFS")}, network=IN_VPC),
     "FSx": job(channels={"training": file_system("FSxLustre")}, network=IN_VPC),
 }
@@ -142,12 +133,12 @@ def own(given: Job) -> dict[str, Any]:
 def variants(given: Job) -> list[tuple[table.Facts, table.Facts]]:
     """What is needed, and what a policy is made of.
 
-    By a job, a search, a deployment to an endpoint, and a job whose data has a key.
+    By a job, a search, and a deployment to an endpoint.
     """
     wanted, allowed = sent(given), patterns(given)
     search = {"tuning": True, "job_name": "words-260101-000000"}
     kinds = {"created": frozenset({"model", "endpoint-config", "endpoint"})}
-    changes: list[dict[str, Any]] = [{}, search, kinds, {"data_keys": (KEY,)}]
+    changes: list[dict[str, Any]] = [{}, search, kinds]
     return [(replace(wanted, **each), replace(allowed, **each)) for each in changes]
 
 
@@ -216,8 +207,6 @@ STREAMS = f"arn:aws:logs:{REGION}:{ACCOUNT}:log-group:/aws/sagemaker/TrainingJob
 SECRET = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:"
 PARAMETER = f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/"
 SUBNET = f"arn:aws:ec2:{REGION}:{ACCOUNT}:subnet/"
-DIRECTORY = f"arn:aws:s3express:{REGION}:{ACCOUNT}:bucket/"
-OBJECT = f"{POINT}/team-words/object/"
 # Job, action, what begins both ARNs, what the action is allowed on, and what next to it it is not.
 LIMITS = [
     ("small", "s3:GetObject", S3, "words-bucket/words-2/source/x", "words-bucket/nlp-2/x"),
@@ -237,10 +226,6 @@ LIMITS = [
     ("monitored", "s3:PutObject", f"{S3}words-boards/", "words-2/x", "nlp-2/x"),
     ("object", "s3:GetObject", f"{S3}words-data/", "train.csv", "test.csv"),
     ("manifest", "s3:GetObject", f"{S3}words-data/", "a.manifest", "a.manifest.old"),
-    ("express", "s3express:CreateSession", DIRECTORY, "words--use1-az4--x-s3", "x--a--x-s3"),
-    ("access point", "s3:GetObject", OBJECT, "train/x", "test/x"),
-    ("access point", "s3:ListBucket", POINT, "/team-words", "/team-words-2"),
-    ("alias of an access point", "s3:GetObject", OBJECT, "train/x", "test/x"),
 ]
 
 
@@ -249,18 +234,8 @@ LIMITS = [
 )
 def test_the_role_is_allowed_no_more_than_its_job(name, action, place, inside, outside):
     policy = own(JOBS[name])["role"]
-    context = {"s3express:SessionMode": ["ReadWrite"]}
-    assert evaluate([policy], action, place + inside, context).decision == ALLOWED
-    assert evaluate([policy], action, place + outside, context).decision != ALLOWED
-
-
-def test_a_session_in_the_datas_directory_bucket_only_reads():
-    policy = own(JOBS["express"])["role"]
-    data = f"arn:aws:s3express:{REGION}:{ACCOUNT}:bucket/data--use1-az4--x-s3"
-    for mode, allowed in (("ReadOnly", True), ("ReadWrite", False)):
-        context = {"s3express:SessionMode": [mode]}
-        verdict = evaluate([policy], "s3express:CreateSession", data, context)
-        assert (verdict.decision == ALLOWED) == allowed
+    assert evaluate([policy], action, place + inside, {}).decision == ALLOWED
+    assert evaluate([policy], action, place + outside, {}).decision != ALLOWED
 
 
 @pytest.mark.parametrize("who", ["caller", "role", "deployer", "endpoint"])
@@ -314,14 +289,6 @@ def test_a_secret_is_one_secret(secret, resource):
     assert found["secrets"] == [resource]
 
 
-def test_only_a_cut_name_of_an_access_point_is_a_pattern():
-    for name, arn in (("a" * 19, f"{POINT}/{'a' * 19}"), ("a" * 20, f"{POINT}/{'a' * 20}*")):
-        place = patterns(job()).location(f"s3://{name}-{'a1' * 17}-s3alias/x")
-        assert (place.bucket, place.keys) == (arn, "/object/x*")
-    colon = patterns(job()).location(f"s3://{POINT}:mine/x/")  # as boto3 takes it, too
-    assert colon == table.Location(f"{POINT}/mine", "/object/x/*")
-
-
 @pytest.mark.parametrize("name", ["words", "a-name-of-more-than-sixteen"])
 def test_a_job_with_ranges_may_also_be_tuned(name):
     ranges = {"lr": {"min": 1e-4, "max": 1e-2}}
@@ -335,10 +302,21 @@ def test_a_job_with_ranges_may_also_be_tuned(name):
     assert "caller.sagemaker:CreateHyperParameterTuningJob" in [each.key for each in without]
 
 
-def test_a_manifest_is_reported_as_not_enough():
-    assert template.not_granted(patterns(JOBS["small"])) == []
-    (finding,) = template.not_granted(patterns(JOBS["manifest"]))
-    assert (finding.key, finding.level) == ("channels.training", "warning")
+@pytest.mark.parametrize(
+    ("channel", "count"),
+    [
+        ("s3://words-data/", 0),
+        ({"s3_data": "s3://words/a.manifest", "s3_data_type": "ManifestFile"}, 1),
+        ("s3://words--use1-az4--x-s3/train/", 1),
+        (f"s3://team-words-{'a1' * 17}-s3alias/train/", 1),
+        (f"s3://arn:aws:s3:{REGION}:{ACCOUNT}:accesspoint/team-words/train/", 1),
+    ],
+)
+def test_places_that_the_policies_do_not_allow_are_reported(channel, count):
+    given = patterns(job(channels={"training": channel}))
+    assert [each.level for each in template.not_granted(given)] == ["warning"] * bool(count)
+    for who in ("role", "caller"):
+        assert missing(given, who, template.policy(given, who)) == []
 
 
 # Actions with resources that a policy allows on all of them: theirs are data sets, not metrics.

@@ -23,15 +23,11 @@ from smlightning.launch import (
     price,
     request,
 )
-from smlightning.launch.job import Job, Network, Tune
+from smlightning.launch.job import Job, Tune
 from smlightning.launch.preflight import channels, source
 from smlightning.launch.preflight import image as images_of_jobs
 from smlightning.launch.preflight.hyperparameters import hyperparameters
 from smlightning.options import Ratio, option
-
-NETWORK = Network(
-    subnets=["subnet-0123456789abcdef0"], security_groups=["sg-0123456789abcdef0"], encrypt=True
-)
 
 
 @pytest.fixture
@@ -70,13 +66,6 @@ def test_offline_nothing_is_asked():
     ended = subprocess.run(line, capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[-1] == "asked: 0 []"
     assert "skipped src/requirements.txt: not resolved" in ended.stdout
-
-
-def test_the_projects_own_job_passes(tmp_path):
-    found, made = preflight.offline_checks(
-        job.load(edited(tmp_path / "job.toml", {}), PROJECT), PROJECT
-    )
-    assert made and not findings.has_errors(found)
 
 
 @pytest.mark.parametrize(
@@ -126,23 +115,6 @@ def test_the_container_gets_the_mlflow_server(good, tmp_path, monkeypatch):
         good.replace(mlflow=server, environment={"MLFLOW_EXPERIMENT_NAME": "mine"})
     )
     assert own["MLFLOW_EXPERIMENT_NAME"] == "mine"
-
-
-def test_an_option_that_torchrun_reads_as_its_own_is_an_error(good, monkeypatch):
-    """Python 3.11's argparse, which the smddp image has, ends there; a newer one does not."""
-    new = dataclasses.make_dataclass(
-        "New", [("num", int, option(3, "a number"))], bases=(Options,), frozen=True
-    )
-    monkeypatch.setattr("options.Options", new)
-    wanted = good.replace(distribution="torch_distributed", hyperparameters={"num": 4})
-    found = [
-        str(f)
-        for image in ("smddp", "current")
-        for f in hyperparameters(wanted.replace(image=image), PROJECT)
-    ]
-    assert [line[:58] for line in found] == [
-        "error   hyperparameters.num: torchrun on Python 3.11 reads"
-    ]
 
 
 def test_a_new_option_is_known_at_once(good, monkeypatch):
@@ -224,38 +196,6 @@ def test_the_cure_for_an_old_image_gives_another_image(good, family):
         assert ('image = "auto"' in found.cure) == helps
         assert ("make update" in found.cure) != helps
         assert not found.cure.startswith("or ")
-
-
-SMALL_BERT = {"model_name": "bert-base-uncased", "compile": True, "gradient_checkpointing": True}
-
-
-@pytest.mark.parametrize(
-    ("changes", "hyperparameters_given", "keys"),
-    [
-        ({"image": "smddp"}, {"strategy": "fsdp"}, ["hyperparameters.strategy"]),
-        ({"image": "current"}, {"strategy": "fsdp"}, []),
-        ({"image": TORCH_2_8}, {"strategy": "fsdp"}, []),
-        ({"image": "smddp"}, SMALL_BERT, ["hyperparameters.compile"]),
-        ({"image": "smddp"}, {**SMALL_BERT, "gradient_checkpointing": False}, []),
-        ({"image": "current"}, SMALL_BERT, []),
-        # One process is not wrapped in DDP.
-        (
-            {"image": "smddp", "instance_type": "ml.g5.xlarge", "instance_count": 1},
-            SMALL_BERT,
-            [],
-        ),
-        # Of an image of one's own nothing is known.
-        ({"image": "123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, SMALL_BERT, []),
-    ],
-)
-def test_options_that_the_torch_of_an_image_cannot_run_are_errors(
-    good, changes, hyperparameters_given, keys
-):
-    wanted = good.replace(**changes, hyperparameters=hyperparameters_given)
-    found = list(images_of_jobs.options(wanted, PROJECT))
-    assert [(finding.level, finding.key) for finding in found] == [("error", key) for key in keys]
-    assert all("2.6" in finding.problem and "image" in finding.cure for finding in found)
-    assert [f for f in preflight.offline_checks(wanted, PROJECT)[0] if f in found] == found
 
 
 @pytest.mark.parametrize(
@@ -370,9 +310,6 @@ TRAINING = {"hyperparameters": {"dataset": "training"}}
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"network": {"subnets": NETWORK.subnets}}, "security_groups is missing"),
-        ({"network": {"security_groups": NETWORK.security_groups}}, "subnets is missing"),
-        ({"network": {"subnets": ["mine"], "security_groups": NETWORK.security_groups}}, '"mine"'),
         ({"channels": {"training": "s3://b/x"}, **TRAINING}, '"b" in "s3://b/x"'),
         ({"name": "x" * 67}, "with the time that is added"),
         ({"role": "my role"}, "my role"),

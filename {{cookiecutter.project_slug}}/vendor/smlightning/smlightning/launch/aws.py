@@ -1,7 +1,6 @@
 """boto3's session and clients, limits of botocore's model, and the meaning of AWS's errors."""
 
 import functools
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ TRANSIENT = re.compile(
     r"|ServiceUnavailable|Internal(Failure|Err)"
 )
 
+SIGN_IN = "sign in (aws sso login, aws configure; in Studio, restart the space)"
 WRONG_TYPE, ADD_IT, CHANGE_IT = "correct its type", "add it", "change it"
 TYPES = {
     "string": str,
@@ -269,13 +269,6 @@ def s3_uri(text: str) -> bool:
     return bool(re.fullmatch(r"s3://([\w.-]{1,255}|arn:[^/]+)(/.*)?", text, re.ASCII))
 
 
-def usual_s3_uri(text: str) -> bool:
-    """Whether a bucket of today may have the name, and the key has no space. In us-east-1 buckets
-    from before March 2018 may have capitals and underscores (S3's user guide, Bucket naming rules).
-    """
-    return bool(re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/\S*)?", text))
-
-
 def s3_location(uri: str) -> tuple[str, str]:
     """Bucket and key of an S3 address."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
@@ -285,30 +278,6 @@ def s3_location(uri: str) -> tuple[str, str]:
 def within(inner: str, outer: str) -> bool:
     """Whether a folder in S3 lies in another, or is the same."""
     return f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/")
-
-
-def directory_bucket(name: str) -> bool:
-    """Whether a bucket is one of S3 Express (s3/latest/userguide/directory-bucket-naming-rules)."""
-    return name.endswith("--x-s3")
-
-
-def objects(uri: str, s3: Any) -> list[dict[str, Any]]:
-    """The first objects at an S3 address, without empty ones; of archived ones whether a copy that
-    can be read was restored (S3's API, RestoreStatus), which a directory bucket does not answer.
-    """
-    return not_empty(s3.list_objects_v2(**listing(uri)))
-
-
-def listing(uri: str) -> dict[str, Any]:
-    """The parameters of ListObjectsV2 for `objects`."""
-    bucket, prefix = s3_location(uri)
-    more = {} if directory_bucket(bucket) else {"OptionalObjectAttributes": ["RestoreStatus"]}
-    return {"Bucket": bucket, "Prefix": prefix, **more}
-
-
-def not_empty(listed: dict[str, Any]) -> list[dict[str, Any]]:
-    """The objects of ListObjectsV2's answer that have a size."""
-    return [item for item in listed.get("Contents", []) if item["Size"]]
 
 
 def code(problem: Exception) -> str:
@@ -419,7 +388,7 @@ def explain(failure: Exception) -> UserError:
     if isinstance(failure, e.ClientError):
         return _client_error(failure)
     if isinstance(failure, e.NoCredentialsError | e.PartialCredentialsError):
-        return UserError("there are no AWS credentials here", sign_in())
+        return UserError("there are no AWS credentials here", SIGN_IN)
     if isinstance(failure, e.RefreshWithMFAUnsupportedError):
         cure = "run the command again; in the notebook, its cell that loads job.toml"
         return UserError("the credentials of the MFA code have expired", cure)
@@ -429,7 +398,7 @@ def explain(failure: Exception) -> UserError:
         cure = f"set {key} to one that aws configure list-profiles prints"
         return UserError(f"{said[:1].lower()}{said[1:]}", cure)
     if isinstance(failure, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
-        return UserError(f"the single sign-on session cannot be used ({failure})", sign_in())
+        return UserError(f"the single sign-on session cannot be used ({failure})", SIGN_IN)
     if isinstance(failure, e.HTTPClientError | e.ConnectionError):
         host = urlsplit(str(failure.kwargs.get("endpoint_url"))).netloc or "AWS"
         problem = f"{host} cannot be reached ({type(failure).__name__})"
@@ -442,9 +411,9 @@ def _client_error(failure: Any) -> UserError:
     name, message = code(failure), failure.response["Error"].get("Message", "")
     operation = failure.operation_name
     if "Expired" in name:
-        return UserError("AWS credentials have expired", sign_in())
+        return UserError("AWS credentials have expired", SIGN_IN)
     if name in REFUSED_KEYS:
-        cure = f"check AWS_PROFILE, or {sign_in()}"
+        cure = f"check AWS_PROFILE, or {SIGN_IN}"
         return UserError(f"AWS does not know these credentials ({name})", cure)
     if "MultiFactorAuthentication failed" in message:
         return UserError("AWS rejects the MFA code", "run the command again with the next code")
@@ -454,24 +423,3 @@ def _client_error(failure: Any) -> UserError:
     reason = (message or name).rstrip(".")
     cure = cure_of(f"{name}: {message}") or CORRECT
     return UserError(f"AWS rejects {operation}: {reason}", cure)
-
-
-def sign_in() -> str:
-    """The cure for missing credentials: Studio's role, single sign-on, or keys."""
-    import botocore.session
-    from botocore.exceptions import BotoCoreError
-
-    if os.environ.get("SAGEMAKER_APP_TYPE") or os.environ.get(
-        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
-    ):
-        return "restart the Studio space, whose role renews them"
-    configured = botocore.session.Session(profile=_profile or None)
-    try:
-        config = configured.get_scoped_config()
-    except BotoCoreError:
-        config = {}
-    profile = f" --profile {configured.profile}" if configured.profile else ""
-    if "sso_session" in config or "sso_start_url" in config:
-        return f"run aws sso login{profile}"
-    keys = f"run aws configure{profile} with an access key"
-    return f"{keys}, or aws configure sso where your organisation has that"

@@ -112,7 +112,6 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
 
     wanted = job.load(arguments.job or project.job_file, project)
     who, image = arguments.policy, arguments.image
-    template.check_options(who, arguments.sender, image)
     results, body = preflight.offline_checks(wanted, project)
     wrong = [finding for finding in results if finding.level == "error"]
     # Then it is not known what the job needs, or for which account.

@@ -88,7 +88,6 @@ def connections(job: Job, request: Mapping[str, Any], project: Project) -> tuple
         *hub_repositories(job, variables, project),
         *secrets(job, variables),
         *tracking(job, variables),
-        *remote_shell(request),
     )
 
 
@@ -197,14 +196,6 @@ def tracking(job: Job, variables: Variables) -> Iterator[Connection]:
             variable="WANDB_BASE_URL",
             needed=False,
         )
-
-
-def remote_shell(request: Mapping[str, Any]) -> Iterator[Connection]:
-    """Systems Manager, whose agent in the container a shell goes through."""
-    if request.get("RemoteDebugConfig", {}).get("EnableRemoteDebug"):
-        key = "request.RemoteDebugConfig.EnableRemoteDebug"
-        services = ("ssmmessages",)
-        yield Connection(key, "Systems Manager", f"remove {key}", services=services, needed=False)
 
 
 def of_aws(job: Job, region: str, to: str, *services: str, key: str, cure: str) -> Connection:

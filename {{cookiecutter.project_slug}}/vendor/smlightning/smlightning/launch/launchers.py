@@ -51,14 +51,6 @@ FORWARDING = [
     "while kill -0 $c 2>&-; do wait $c; done; wait $c",
 ]
 
-# torchrun's own long options, of torch 2.5 to 2.13; it takes each with hyphens and underscores.
-TORCHRUN = """
-nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf standalone max_restarts
-monitor_interval start_method event_log_handler role module no_python run_path log_dir redirects tee
-local_ranks_filter duplicate_stdout_filters duplicate_stderr_filters node_rank master_addr
-master_port local_addr logs_specs numa_binding signals_to_handle shutdown_timeout virtual_local_rank
-""".split()  # noqa: SIM905
-
 
 def reserves(variable: str) -> bool:
     """Whether the toolkit or a launcher sets the variable of the container itself."""
@@ -121,14 +113,3 @@ def _mpi_options(job: Job) -> dict[str, Any]:
     level = job.environment.get("NCCL_DEBUG")
     option = f"--NCCL_DEBUG={level}" if level else ""
     return {"sagemaker_distributed_dataparallel_custom_mpi_options": option}
-
-
-def abbreviates(option: str) -> list[str]:
-    """torchrun's options that begin with `--option`, if there are several.
-
-    Python 3.11's argparse looks at the script's arguments too and ends torchrun there; from 3.12 on
-    it does not.
-    """
-    spelled = {*TORCHRUN, *(name.replace("_", "-") for name in TORCHRUN)}
-    beginning = sorted(name for name in spelled if name.startswith(option))
-    return beginning if len(beginning) > 1 and option not in beginning else []

@@ -5,7 +5,7 @@ Launcher, image, ranks, price, quota, network and memory depend on them. `instan
 InstancePreferences.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,17 +89,6 @@ def candidates(config: Mapping[str, Any]) -> list[Cluster]:
 def types_of(config: Mapping[str, Any]) -> list[str]:
     """Every type that a ResourceConfig names, each once."""
     return types_in(tuple(group for cluster in candidates(config) for group in cluster))
-
-
-def plans(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Cluster]]:
-    """Each training plan of a ResourceConfig: its member, its ARN, and the hosts it is for."""
-    if arn := config.get("TrainingPlanArn"):
-        yield "ResourceConfig.TrainingPlanArn", str(arn), candidates(config)[0]
-    of_all = int(config.get("InstanceCount", 0))
-    for preference in config.get(PREFERENCES, []):
-        for arn in preference.get("TrainingPlanArns", []):
-            member = f"ResourceConfig.{PREFERENCES}.TrainingPlanArns"
-            yield member, str(arn), (_group(preference, of_all),)
 
 
 def _group(table: Mapping[str, Any], count: int) -> Group:

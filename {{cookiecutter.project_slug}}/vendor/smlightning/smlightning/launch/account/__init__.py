@@ -51,7 +51,7 @@ def check(
             "no credentials here, so role, permissions, network, buckets, data and quota "
             "were not checked"
         )
-        return [skipped("AWS", problem, aws.sign_in())]
+        return [skipped("AWS", problem, aws.SIGN_IN)]
     except (BotoCoreError, ClientError) as error:
         return [from_error("AWS", aws.explain(error), cure="run preflight with --offline")]
     role = body["RoleArn"].replace(request.DRY_ACCOUNT, identity["Account"])

@@ -49,8 +49,10 @@ class Context:
         return answer.result()
 
     def objects(self, uri: str) -> list[dict[str, Any]]:
-        """As `aws.objects`."""
-        return aws.not_empty(self.ask("s3", "list_objects_v2", **aws.listing(uri)))
+        """The first objects at an S3 address, without empty ones."""
+        bucket, prefix = aws.s3_location(uri)
+        listed = self.ask("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix)
+        return [item for item in listed.get("Contents", []) if item["Size"]]
 
     @property
     def account(self) -> str:

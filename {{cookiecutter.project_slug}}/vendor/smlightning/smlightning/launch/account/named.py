@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from smlightning.launch import aws, images, resources
+from smlightning.launch import aws, images
 from smlightning.launch.account import table
 from smlightning.launch.account.context import Context
 from smlightning.launch.findings import Finding, error, has_errors, skipped, warning
@@ -35,8 +35,6 @@ class Kind:
 DELETED = "scheduled for deletion"  # AWS has no state of a secret, but the date of its deletion
 IMAGE = Kind("ecr", "describe_images")
 PARAMETER = Kind("ssm", "describe_parameters", "Parameters == `[]` && 'missing'", ("missing",))
-MOUNT_TARGETS = Kind("efs", "describe_mount_targets")
-SUBNETS = Kind("ec2", "describe_subnets")
 # The states are botocore's enumerations (tests/package/launch/test_account_resources.py).
 LUSTRE = Kind(
     "fsx",
@@ -72,13 +70,10 @@ SERVER = Kind(
     "start it (aws sagemaker start-mlflow-tracking-server), or use another",
 )
 APP = Kind("sagemaker", "describe_mlflow_app", "Status", ("CreateFailed", "Deleting", "Deleted"))
-# A job with a plan that has not begun waits for it
-# (https://docs.aws.amazon.com/sagemaker/latest/dg/training-plan-details-using-api-cli-sdk.html).
-PLAN = Kind("sagemaker", "describe_training_plan", "Status", ("Expired", "Failed"))
 
 
 def named(context: Context) -> Iterator[Finding]:
-    """Findings about image, file systems, keys, secrets, MLflow server and training plans."""
+    """Findings about image, file systems, keys, secrets and MLflow server."""
     yield from image(context)
     yield from file_systems(context)
     output, config = context.request["OutputDataConfig"], context.request["ResourceConfig"]
@@ -91,9 +86,6 @@ def named(context: Context) -> Iterator[Finding]:
             yield from ask(context, key, f"KMS key {name}", KEY, KeyId=name)[1]
     yield from secrets(context)
     yield from server(context)
-    for member, arn, _ in resources.plans(config):
-        key, name = f"request.{member}", arn.rpartition("/")[2]
-        yield from ask(context, key, f"training plan {name}", PLAN, TrainingPlanName=name)[1]
 
 
 def ask(
@@ -146,61 +138,23 @@ def image(context: Context) -> Iterator[Finding]:
 
 
 def file_systems(context: Context) -> Iterator[Finding]:
-    """File systems of the channels, which the job's VPC has to reach."""
+    """File systems of the channels, and the mount name with which a path in FSx begins."""
     for channel in context.request.get("InputDataConfig", []):
         system = channel.get("DataSource", {}).get("FileSystemDataSource")
         if not system:
             continue
-        check = elastic if system.get("FileSystemType") == "EFS" else lustre
-        yield from check(context, f"channels.{channel['ChannelName']}", system)
-
-
-def lustre(context: Context, key: str, system: dict[str, Any]) -> Iterator[Finding]:
-    """FSx for Lustre: its VPC, and its mount name, with which a channel's path begins."""
-    what = f"FSx {system['FileSystemId']}"
-    answer, problems = ask(context, key, what, LUSTRE, FileSystemIds=[system["FileSystemId"]])
-    yield from problems
-    for found in answer.get("FileSystems", [])[:1]:
-        mount = found.get("LustreConfiguration", {}).get("MountName")
-        path = str(system.get("DirectoryPath", ""))
-        if mount and path.split("/")[1:2] != [mount]:  # sagemaker-python-sdk#4257
-            problem = f'{what} has the mount name {mount}, and directory_path is "{path}"'
-            yield error(key, problem, f'begin it with "/{mount}"')
-        if "VpcId" in found:
-            yield from outside(context, key, what, {found["VpcId"]})
-
-
-def elastic(context: Context, key: str, system: dict[str, Any]) -> Iterator[Finding]:
-    """EFS: a mount target in the job's VPC."""
-    name = system["FileSystemId"]
-    problems = ask(context, key, f"EFS {name}", ELASTIC, FileSystemId=name)[1]
-    if has_errors(problems):
+        key, name = f"channels.{channel['ChannelName']}", system["FileSystemId"]
+        if system.get("FileSystemType") == "EFS":
+            yield from ask(context, key, f"EFS {name}", ELASTIC, FileSystemId=name)[1]
+            continue
+        answer, problems = ask(context, key, f"FSx {name}", LUSTRE, FileSystemIds=[name])
         yield from problems
-        return
-    what = f"the mount targets of EFS {name}"
-    answer, more = ask(context, key, what, MOUNT_TARGETS, FileSystemId=name)
-    yield from [*problems, *more]
-    targets = answer.get("MountTargets")
-    if targets == []:
-        yield error(key, f"EFS {name} has no mount target", "create one in each of your subnets")
-    elif targets:
-        yield from outside(context, key, f"EFS {name}", {at["VpcId"] for at in targets})
-
-
-def outside(context: Context, key: str, what: str, vpcs: set[str]) -> Iterator[Finding]:
-    """A warning if a file system is in none of the VPCs of the job's subnets.
-
-    A peered VPC may reach it.
-    """
-    names = context.request.get("VpcConfig", {}).get("Subnets", [])
-    if not names:
-        return
-    # The check of the network reports subnets that AWS does not show.
-    answer, _ = ask(context, "network.subnets", "a subnet", SUBNETS, SubnetIds=names)
-    mine = {subnet["VpcId"] for subnet in answer.get("Subnets", [])}
-    if mine and not mine & vpcs:
-        problem = f"{what} is in {', '.join(sorted(vpcs))}, the job in {', '.join(sorted(mine))}"
-        yield warning(key, problem, "use subnets of its VPC, unless the VPCs are connected")
+        for found in answer.get("FileSystems", [])[:1]:
+            mount = found.get("LustreConfiguration", {}).get("MountName")
+            path = str(system.get("DirectoryPath", ""))
+            if mount and path.split("/")[1:2] != [mount]:  # sagemaker-python-sdk#4257
+                problem = f'FSx {name} has the mount name {mount}, and directory_path is "{path}"'
+                yield error(key, problem, f'begin it with "/{mount}"')
 
 
 def secrets(context: Context) -> Iterator[Finding]:

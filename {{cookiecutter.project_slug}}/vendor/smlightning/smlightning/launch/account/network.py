@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Network, ip_network
+from ipaddress import ip_network
 from typing import Any
 
 from smlightning.launch import aws, instances, resources
@@ -12,7 +12,6 @@ from smlightning.launch.findings import Finding, error, warning
 
 ALL_PORTS = (0, 65535)
 DEFAULT = "0.0.0.0/0"
-PRIVATE = [IPv4Network(block) for block in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
 
 Entries = list[dict[str, Any]]  # of an answer of EC2's: subnets, groups, rules, routes
 
@@ -43,7 +42,7 @@ def vpc(context: Context) -> Iterator[Finding]:
     if any(sum(group.count for group in cluster) > 1 for cluster in clusters):
         yield from between_hosts(context, subnets, groups)
     # Last: if the caller may not ask for routes, the findings above stay.
-    yield from way_out(context, subnets, groups)
+    yield from way_out(context, subnets)
 
 
 def between_hosts(context: Context, subnets: Entries, groups: Entries) -> Iterator[Finding]:
@@ -111,31 +110,17 @@ class Vpc:
         return [endpoint for endpoint in self.of_service(service) if endpoint.get("SubnetIds")]
 
 
-def way_out(context: Context, subnets: Entries, groups: Entries) -> Iterator[Finding]:
-    """Subnets and security groups let the hosts reach S3 and the services they connect to."""
+def way_out(context: Context, subnets: Entries) -> Iterator[Finding]:
+    """The subnets lead the hosts to S3 and the services they connect to."""
     closed = {
         name: ways
         for name, ways in routes(context, subnets).items()
         if ways and not leads_to_internet(ways)
     }
-    rules = [rule for group in groups for rule in group["IpPermissionsEgress"] if is_https(rule)]
-    is_open = any(map(is_public, rules))
-    if is_open and not closed:
+    if not closed:
         return
     endpoints = context.ask("ec2", "describe_vpc_endpoints", **within(subnets))["VpcEndpoints"]
     vpc = Vpc(closed, endpoints)
-    # A gateway endpoint changes routes, and S3's addresses stay public
-    # (https://docs.aws.amazon.com/vpc/latest/privatelink/vpc-endpoints-s3.html).
-    if not is_open and not (rules and vpc.on_subnets("s3")):
-        own = {group["GroupId"] for group in groups}
-        # An address, or another group, may lead to S3.
-        level = warning if any(leads_beyond(rule, own) for rule in rules) else error
-        yield level(
-            "network.security_groups",
-            f"{', '.join(sorted(own))} has no outbound rule that lets HTTPS out to S3: hosts can "
-            "neither read their data nor store models",
-            "add one: outbound, TCP 443, to 0.0.0.0/0 or to the prefix list of S3 in your region",
-        )
     gateways = {endpoint["VpcEndpointId"] for endpoint in vpc.of_service("s3")}
     for subnet, ways in closed.items():
         if vpc.on_subnets("s3") or gateways & set(map(gateway, ways)):
@@ -148,7 +133,7 @@ def way_out(context: Context, subnets: Entries, groups: Entries) -> Iterator[Fin
         )
     variables = context.request.get("Environment", {})
     isolated = context.request.get("EnableNetworkIsolation")
-    if closed and not isolated and not any(variables.get(name) for name in PROXIES):
+    if not isolated and not any(variables.get(name) for name in PROXIES):
         for connection in context.connections:
             if not may_reach(connection, vpc):
                 yield unreached(context, connection, vpc)
@@ -176,26 +161,6 @@ def unreached(context: Context, connection: Connection, vpc: Vpc) -> Finding:
         f"{', '.join(vpc.closed)}",
         ", or ".join(filter(None, cures)),
     )
-
-
-def leads_beyond(rule: dict[str, Any], groups: set[str]) -> bool:
-    """Whether a rule allows addresses, or members of other groups."""
-    allowed = {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", [])}
-    return bool(rule.get("IpRanges") or allowed - groups)
-
-
-def is_public(rule: dict[str, Any]) -> bool:
-    """Whether a rule allows public addresses; those of prefix lists and IPv6 may be public."""
-    blocks = [IPv4Network(block["CidrIp"]) for block in rule.get("IpRanges", [])]
-    are_private = all(any(map(block.subnet_of, PRIVATE)) for block in blocks)
-    return bool(rule.get("PrefixListIds") or rule.get("Ipv6Ranges")) or not are_private
-
-
-def is_https(rule: dict[str, Any]) -> bool:
-    """Whether a rule allows port 443 of TCP."""
-    if rule["IpProtocol"] == "-1":
-        return True
-    return rule["IpProtocol"] in ("tcp", "6") and rule["FromPort"] <= 443 <= rule["ToPort"]
 
 
 def within(subnets: Entries) -> dict[str, Any]:

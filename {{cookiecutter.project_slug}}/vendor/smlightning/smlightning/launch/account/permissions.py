@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Any
 
-from smlightning.launch.account import storage
 from smlightning.launch.account.context import Context
 from smlightning.launch.account.table import (
     CALLER,
@@ -43,9 +42,7 @@ def permissions(context: Context) -> Iterator[Finding]:
         problem = f"{name} does not trust SageMaker"
         yield error("role", problem, f"let {SAGEMAKER} do sts:AssumeRole on it")
     arn = role["Arn"]
-    keys, problems = storage.data_keys(context)
-    yield from problems
-    facts = replace(facts_of(context, arn), data_keys=keys, key_arns=key_arns(context))
+    facts = replace(facts_of(context, arn), key_arns=key_arns(context))
     yield from federated_user(context, CALLER)
     try:
         caller = caller_arn(context, iam, arn)

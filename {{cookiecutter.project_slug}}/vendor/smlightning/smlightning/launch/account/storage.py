@@ -1,15 +1,10 @@
 """Whether a job's buckets exist in its region, and its addresses bring its data only."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from smlightning.launch import aws
 from smlightning.launch.account.context import Context
-from smlightning.launch.account.named import KEY, ask
-from smlightning.launch.findings import Finding, error, skipped, warning
-
-# Storage classes that nothing can read before it is restored (S3's API, GetObject).
-ARCHIVED = ("GLACIER", "DEEP_ARCHIVE")
+from smlightning.launch.findings import Finding, error, warning
 
 
 def buckets(context: Context) -> Iterator[Finding]:
@@ -67,21 +62,10 @@ def look_up(context: Context, key: str, name: str) -> Finding | None:
 
 
 def data(context: Context, key: str, uri: str) -> Iterator[Finding]:
-    """The first objects of a channel exist and can be read."""
-    objects = context.objects(uri)
-    if not objects:
+    """A channel has objects, and no others whose keys begin in the same way."""
+    if not context.objects(uri):
         yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
-    archived = [item["Key"] for item in objects if is_archived(item)]
-    if archived:
-        problem = f"{len(archived)} of the first objects are archived, as {archived[0]}"
-        yield error(key, problem, "restore them from Glacier first (aws s3api restore-object)")
     yield from neighbours(context, key, uri)
-
-
-def is_archived(item: dict[str, Any]) -> bool:
-    """Whether an object cannot be read: no copy of it was restored, or not yet."""
-    restored = "RestoreExpiryDate" in item.get("RestoreStatus", {})
-    return item.get("StorageClass") in ARCHIVED and not restored
 
 
 def neighbours(context: Context, key: str, uri: str) -> Iterator[Finding]:
@@ -96,38 +80,3 @@ def neighbours(context: Context, key: str, uri: str) -> Iterator[Finding]:
         folder = others[0].removeprefix(prefix).split("/")[0]
         problem = f"{uri} also brings {prefix}{folder}, whose name begins in the same way"
         yield warning(key, problem, f'end it with a slash: "{uri}/"')
-
-
-def data_keys(context: Context) -> tuple[tuple[str, ...], list[Finding]]:
-    """ARNs of customers' KMS keys on the first object of each channel, and findings about them.
-
-    AWS's own key is left out: S3 uses it for everybody who may read the object
-    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/UsingKMSEncryption.html).
-    """
-    from botocore.exceptions import ClientError
-
-    keys: list[str] = []
-    problems: list[Finding] = []
-    unknown: list[str] = []
-    for channel, uri in context.addresses().items():
-        try:
-            objects = context.objects(uri) if is_data(channel) else []
-        except ClientError:
-            continue  # `buckets` reports it
-        for item in objects[:1]:
-            where = {"Bucket": aws.s3_location(uri)[0], "Key": item["Key"]}
-            try:
-                key = context.client("s3").head_object(**where).get("SSEKMSKeyId")
-            except ClientError:  # who runs preflight need not be allowed to read data
-                unknown.append(channel)
-                continue
-            if key:
-                answer, found = ask(context, channel, f"KMS key {key} of {uri}", KEY, KeyId=key)
-                problems += found
-                if answer.get("KeyMetadata", {}).get("KeyManager") == "CUSTOMER":
-                    keys.append(key)
-    if unknown:
-        problem = f"the encryption of {', '.join(unknown)} was not looked up (HeadObject)"
-        cure = "see that the role may use their KMS keys, or allow s3:GetObject (docs/sagemaker.md)"
-        problems.append(skipped("channels", problem, cure))
-    return tuple(dict.fromkeys(keys)), problems

@@ -19,28 +19,11 @@ EVERY = "*"  # for an action that has no resources
 CALLER, ROLE = "caller", "role"  # sends the job; the job runs under it
 LOOKER = "looker"  # runs preflight and list, and changes nothing; each caller is one, too
 DEPLOYER, ENDPOINT = "deployer", "endpoint"  # deploys the model; the model answers under it
-# userguide/access-points-naming.html: an ARN with a slash, or with a colon as boto3 takes it; an
-# alias is the name, 34 characters and -s3alias, 63 characters at most.
-ACCESS_POINT = re.compile(r"(arn:[^/]+:accesspoint)[/:]([^/]+)/?(?:object/)?(.*)")
-ALIAS = re.compile(r"(.+)-[a-z0-9]{34}-s3alias")
-LONGEST_IN_ALIAS = 63 - len("-s3alias") - 34 - 1
-# How names of S3 Express end, and IAM's name of the kind.
-DIRECTORY_KINDS = {"x-s3": "bucket", "xa-s3": "accesspoint"}
+# S3 Express and access points: their ARNs have other forms (userguide/access-points-naming.html).
+OTHER_BUCKET = re.compile(r"arn:.*|.*(--x-s3|--xa-s3|-s3alias)")
 WHOLE_SECRET = re.compile(r"arn:.+-[A-Za-z0-9]{6}")
 
 Condition = tuple[tuple[str, str], ...]  # (key of IAM's context, value)
-
-
-@dataclass(frozen=True)
-class Location:
-    """ARN of a bucket or access point, and what follows it in the ARNs of some of its objects.
-
-    Objects of a directory bucket have no ARN: a session reads or writes all of them
-    (userguide/s3-express-security-iam.html).
-    """
-
-    bucket: str
-    keys: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +43,6 @@ class Facts:
     senders: tuple[str, ...] = ()  # ARNs of those whose permissions preflight checks
     inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
     created: frozenset[str] | None = None  # what `deploy` is about to create; None: in a policy
-    data_keys: tuple[str, ...] = ()  # ARNs of KMS keys of the data; only AWS knows them
     key_arns: Mapping[str, str] = field(default_factory=dict)  # alias in the request → KMS key
 
     def arn(self, service: str, name: str, *, account: str = "", region: str = "") -> str:
@@ -80,28 +62,23 @@ class Facts:
         """The S3 address below which SageMaker stores models."""
         return str(self.request["OutputDataConfig"]["S3OutputPath"])
 
-    def of_job(self, output: str, inside: str = "") -> Location:
-        """The training job's folder below an S3 address, to which SageMaker adds the job's name."""
+    def of_job(self, output: str, inside: str = "") -> list[str]:
+        """Objects of the training job below an S3 address; SageMaker adds the job's name."""
         slash = "" if self.tuning else "/"
-        return self.location(f"{output.rstrip('/')}/{self.training_job}{slash}{inside}")
+        return self.objects(f"{output.rstrip('/')}/{self.training_job}{slash}{inside}")
 
-    def location(self, address: str, rest: str = "*") -> Location:
-        """How IAM names an S3 address.
+    def objects(self, address: str, rest: str = "*") -> list[str]:
+        """ARN of the objects at an S3 address; none in S3 Express and behind an access point.
 
         Args:
-            address: of a bucket, a directory bucket, or an access point's alias or ARN.
-            rest: of the keys that begin with the address; empty: one object.
+            address: the beginning of their keys.
+            rest: of the keys; empty: one object.
         """
         path = address.removeprefix("s3://").replace(request.DRY_ACCOUNT, self.account)
-        if point := ACCESS_POINT.match(path):
-            return Location(f"{point[1]}/{point[2]}", f"/object/{point[3]}{rest}")
         name, _, key = path.partition("/")
-        if kind := DIRECTORY_KINDS.get(name.rpartition("--")[2]):
-            return Location(self.arn("s3express", f"{kind}/{name}"))
-        if alias := ALIAS.fullmatch(name):
-            cut = "*" if len(alias[1]) == LONGEST_IN_ALIAS else ""  # a longer name is cut
-            return Location(self.arn("s3", f"accesspoint/{alias[1]}{cut}"), f"/object/{key}{rest}")
-        return Location(f"arn:{self.partition}:s3:::{name}", f"/{key}{rest}")
+        if OTHER_BUCKET.fullmatch(name):
+            return []
+        return [f"arn:{self.partition}:s3:::{name}/{key}{rest}"]
 
 
 @dataclass(frozen=True)
@@ -154,15 +131,10 @@ def resources_of(facts: Facts) -> dict[str, list[str]]:
 
 def conditions_of(facts: Facts) -> dict[str, Condition]:
     """Name of resources in the table → the condition under which they are used."""
-    # A session that is opened without a mode then reads (API_CreateSession, SessionMode).
-    reading = (("s3express:SessionMode", "ReadOnly"),)
     passed = (("iam:PassedToService", SAGEMAKER),)
     return {
         "execution role": passed,
         "token of CodeArtifact": (("sts:AWSServiceName", "codeartifact.amazonaws.com"),),
-        "directory buckets of inputs only": reading,
-        "directory buckets of all": reading,
-        "directory buckets of the model": reading,
         "key of the output": _by_alias(_output_key(facts)),
         "key of the disks": _by_alias(_disk_key(facts)),
     }
@@ -183,7 +155,6 @@ def _of_job(facts: Facts) -> dict[str, list[str]]:
     stream = f"{facts.job_name.removesuffix('*')}*"
     uri = str(request["AlgorithmSpecification"].get("TrainingImage", ""))
     mlflow, debug = facts.job.mlflow, request.get("RemoteDebugConfig", {})
-    plans = resources.plans(request.get("ResourceConfig", {}))
     package = request.get("Environment", {}).get(requirements.CODEARTIFACT, "")
     place, _, path = package.partition(":repository/")
     return {
@@ -208,49 +179,41 @@ def _of_job(facts: Facts) -> dict[str, list[str]]:
         "domain of packages": [f"{place}:domain/{path.split('/')[0]}"] if package else [],
         "token of CodeArtifact": _any(package),
         "remote shell": [EVERY] if debug.get("EnableRemoteDebug") else [],
-        "training plans": [arn for _, arn, _ in plans],
     }
 
 
 def _of_storage(facts: Facts) -> dict[str, list[str]]:
-    """Objects, buckets and directory buckets of each of the job's and the model's places."""
-    places = _places(facts)
+    """Objects and buckets of each of the job's and the model's places."""
     named = {}
-    for name, found in places.items():
-        named[f"objects of {name}"] = _objects(found)
-        named[f"buckets of {name}"] = [place.bucket for place in found if place.keys]
-        named[f"directory buckets of {name}"] = [place.bucket for place in found if not place.keys]
-    outputs = named["directory buckets of outputs"]
-    inputs = named["directory buckets of inputs"]
-    named["directory buckets of inputs only"] = [arn for arn in inputs if arn not in outputs]
-    # The model's role only reads the job's folder; who deploys writes there, too.
-    named["directory buckets of the model"] = named["directory buckets of the job"]
+    for name, patterns in _places(facts).items():
+        named[f"objects of {name}"] = _widest(patterns)
+        named[f"buckets of {name}"] = [pattern.partition("/")[0] for pattern in patterns]
     return named
 
 
-def _places(facts: Facts) -> dict[str, list[Location]]:
-    """Places in S3. The job's own folder is named after it: its code, checkpoints and model."""
+def _places(facts: Facts) -> dict[str, list[str]]:
+    """Objects in S3. The job's own folder is named after it: its code, checkpoints and model."""
     request = facts.request
-    own = [facts.of_job(facts.output)]
+    own = facts.of_job(facts.output)
     checkpoints = request.get("CheckpointConfig", {}).get("S3Uri", "")
     is_kept = checkpoints.startswith("s3://")
-    kept = [facts.location(f"{checkpoints.rstrip('/')}/")] if is_kept else []
+    kept = facts.objects(f"{checkpoints.rstrip('/')}/") if is_kept else []
+    outputs = [*own, *kept]
     # Folders of profiler, debugger and TensorBoard (SDK v2, Estimator.latest_job_*_path).
-    members = ("ProfilerConfig", "DebugHookConfig", "TensorBoardOutputConfig")
-    monitors = [request.get(member, {}).get("S3OutputPath", "") for member in members]
-    outputs = [*own, *kept, *(facts.of_job(address) for address in monitors if address)]
+    for member in ("ProfilerConfig", "DebugHookConfig", "TensorBoardOutputConfig"):
+        if address := request.get(member, {}).get("S3OutputPath"):
+            outputs += facts.of_job(address)
     inputs = list(_inputs(facts))
     return {
         "the job": own,
-        "the code": [facts.of_job(facts.output, "source/")],  # request.archive_uri
+        "the code": facts.of_job(facts.output, "source/"),  # request.archive_uri
         "checkpoints": kept,
-        "inputs": inputs,
         "outputs": outputs,
         "all": [*inputs, *outputs],
     }
 
 
-def _inputs(facts: Facts) -> Iterator[Location]:
+def _inputs(facts: Facts) -> Iterator[str]:
     """Objects of the channels, whose keys begin with the address (API_S3DataSource, S3Uri).
 
     A manifest is one object; which objects it lists is not known here.
@@ -260,12 +223,11 @@ def _inputs(facts: Facts) -> Iterator[Location]:
         address = str(given.get("S3Uri", ""))
         if address.startswith("s3://"):
             rest = "" if str(given.get("S3DataType", "")).endswith("ManifestFile") else "*"
-            yield facts.location(address, rest)
+            yield from facts.objects(address, rest)
 
 
-def _objects(places: list[Location]) -> list[str]:
-    """ARNs of the objects, without those that another one's pattern holds."""
-    patterns = [place.bucket + place.keys for place in places if place.keys]
+def _widest(patterns: list[str]) -> list[str]:
+    """The patterns of objects, without those that another one contains."""
     folders = [pattern.removesuffix("*") for pattern in patterns if pattern.endswith("*")]
     return [
         pattern
@@ -324,7 +286,6 @@ def _of_secrets(facts: Facts) -> dict[str, list[str]]:
         "any parameter": _any(parameters),
         "key of the output": _kms_key(facts, _output_key(facts)),
         "key of the disks": _kms_key(facts, _disk_key(facts)),
-        "keys of the data": list(facts.data_keys),
     }
 
 
@@ -415,7 +376,6 @@ def _lines(who: str, actions: str, resources: str) -> Iterator[Permission]:
 
 # AWS's pages that say so, below docs.aws.amazon.com:
 # AmazonS3/latest/userguide/UsingKMSEncryption.html
-# AmazonS3/latest/userguide/s3-express-security-iam.html
 # IAM/latest/UserGuide/id_roles_use_passrole.html
 # codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access-control.html
 # sagemaker/latest/dg/mlflow-create-tracking-server-iam.html
@@ -438,7 +398,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(CALLER, "sagemaker:AddTags", "tagged jobs"),
     *_lines(CALLER, "iam:PassRole", "execution role"),
     *_lines(CALLER, "s3:PutObject", "objects of the code"),
-    *_lines(CALLER, "s3express:CreateSession", "directory buckets of the code"),
     *_lines(CALLER, "kms:GenerateDataKey Decrypt", "key of the output"),
     *_lines(CALLER, "sagemaker:DescribeTrainingJob StopTrainingJob", "job"),
     *_lines(CALLER, "sagemaker:UpdateTrainingJob", "job with a warm pool"),
@@ -448,8 +407,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(ROLE, "s3:PutObject", "objects of outputs"),
     *_lines(ROLE, "s3:DeleteObject", "objects of checkpoints"),
     *_lines(ROLE, "s3:ListBucket", "buckets of all"),
-    *_lines(ROLE, "s3express:CreateSession", "directory buckets of inputs only"),
-    *_lines(ROLE, "s3express:CreateSession", "directory buckets of outputs"),
     *_lines(ROLE, "logs:CreateLogGroup DescribeLogStreams", "log group"),
     *_lines(ROLE, "logs:CreateLogStream PutLogEvents", "log streams"),
     *_lines(ROLE, "cloudwatch:PutMetricData", "everything"),
@@ -464,7 +421,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(ROLE, "ec2:DescribeDhcpOptions DescribeSecurityGroups", "network"),
     *_lines(ROLE, "kms:Encrypt Decrypt GenerateDataKey", "key of the output"),
     *_lines(ROLE, "kms:CreateGrant DescribeKey", "key of the disks"),
-    *_lines(ROLE, "kms:Decrypt", "keys of the data"),
     *_lines(ROLE, "secretsmanager:GetSecretValue", "secrets"),
     *_lines(ROLE, "ssm:GetParameter", "parameters"),
     *_lines(
@@ -487,12 +443,10 @@ TABLE: tuple[Permission, ...] = (
     *_lines(LOOKER, "servicequotas:ListAWSDefaultServiceQuotas", "everything"),
     *_lines(LOOKER, "pricing:GetProducts", "everything"),
     *_lines(LOOKER, "s3:ListBucket", "buckets of all"),
-    *_lines(LOOKER, "s3express:CreateSession", "directory buckets of all"),
     *_lines(LOOKER, "ec2:DescribeSubnets DescribeSecurityGroups", "network"),
     *_lines(LOOKER, "ec2:DescribeRouteTables DescribeVpcEndpoints", "network"),
     *_lines(LOOKER, "ecr:DescribeImages", "own repository"),
     *_lines(LOOKER, "elasticfilesystem:DescribeFileSystems", "EFS"),
-    *_lines(LOOKER, "elasticfilesystem:DescribeMountTargets", "EFS"),
     *_lines(LOOKER, "fsx:DescribeFileSystems", "FSx"),
     *_lines(LOOKER, "kms:DescribeKey", "key of the output"),
     *_lines(LOOKER, "kms:DescribeKey", "key of the disks"),
@@ -500,7 +454,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(LOOKER, "ssm:DescribeParameters", "any parameter"),
     *_lines(LOOKER, "sagemaker:DescribeMlflowTrackingServer", "tracking server"),
     *_lines(LOOKER, "sagemaker:DescribeMlflowApp", "tracking app"),
-    *_lines(LOOKER, "sagemaker:DescribeTrainingPlan", "training plans"),
     # `deploy` and `undeploy`.
     *_lines(DEPLOYER, "sagemaker:DescribeTrainingJob ListTags", "job"),
     *_lines(DEPLOYER, "sagemaker:CreateModel DeleteModel", "model"),
@@ -515,7 +468,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "iam:PassRole", "execution role"),
     *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", "objects of the job"),
     *_lines(DEPLOYER, "s3:ListBucket", "buckets of the job"),
-    *_lines(DEPLOYER, "s3express:CreateSession", "directory buckets of the job"),
     *_lines(DEPLOYER, "pricing:GetProducts", "everything"),
     *_lines(DEPLOYER, "iam:GetRole", "roles"),
     *_lines(DEPLOYER, "iam:SimulatePrincipalPolicy", "principals"),
@@ -524,7 +476,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", "key of the output"),
     *_lines(ENDPOINT, "s3:GetObject", "objects of the job"),
     *_lines(ENDPOINT, "s3:ListBucket", "buckets of the job"),
-    *_lines(ENDPOINT, "s3express:CreateSession", "directory buckets of the model"),
     *_lines(ENDPOINT, "logs:CreateLogGroup CreateLogStream PutLogEvents", "logs of the model"),
     *_lines(ENDPOINT, "logs:DescribeLogStreams", "logs of the model"),
     *_lines(ENDPOINT, "cloudwatch:PutMetricData", "everything"),

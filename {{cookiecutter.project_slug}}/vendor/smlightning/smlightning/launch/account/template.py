@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, images, request, requirements, tune
+from smlightning.launch import aws, request, requirements, tune
 from smlightning.launch.account.table import (
     CALLER,
-    DEPLOYER,
-    ENDPOINT,
     LOOKER,
     ROLE,
     Condition,
@@ -45,6 +43,7 @@ BUCKET_PARTS = {
     "Resources": ("Bucket", "BucketPolicy", "BucketKeyPolicy"),
 }
 WITHOUT_TAGS = ("AWS::S3::BucketPolicy", "AWS::IAM::Policy")  # types that AWS has no tags for
+WITH_ADDRESSES = ("InputDataConfig", "CheckpointConfig", "OutputDataConfig")
 # IAM reads these as a pattern or a variable in the ARN of a policy.
 PATTERN = re.compile(r"[*?]|\$\{")
 # Keys of job.toml and members of [request] whose texts become ARNs.
@@ -153,33 +152,13 @@ def not_granted(given: Facts) -> list[Finding]:
             problem = "the role may read the manifest, but not the objects that it lists"
             cure = "allow s3:GetObject and s3:ListBucket on these in a policy of your own"
             findings.append(warning(key, problem, cure))
+    body = {name: given.request.get(name, {}) for name in WITH_ADDRESSES}
+    for key, text in texts(body):
+        if text.startswith("s3://") and not given.objects(text):
+            problem = f"the policies do not allow {text}, of S3 Express or an access point"
+            cure = "allow it in a policy of your own"
+            findings.append(warning(f"request.{key}", problem, cure))
     return findings
-
-
-def check_options(who: str | None, sender: str, image: str) -> None:
-    """Reject options that the requested policy does not use.
-
-    Args:
-        who: the policy is for; None: the whole file is requested.
-        sender: whose permissions preflight checks; empty: nobody's.
-        image: that the model answers in; empty: AWS's own.
-
-    Raises:
-        UserError: an option belongs to another policy, or its value is invalid.
-    """
-    used_by = {
-        "--sender": (sender, (CALLER, DEPLOYER)),
-        "--image": (image, (ENDPOINT,)),
-    }
-    for option, (value, policies) in used_by.items():
-        if value and who not in policies:
-            cure = " or ".join(f"--policy {policy}" for policy in policies)
-            raise UserError(f"{option} is used in other policies only", f"add {cure}")
-    if image and not images.ECR.match(image):
-        raise UserError(
-            f"--image {image} is not an address in ECR",
-            "as in 123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
-        )
 
 
 def role_name(job: Job) -> tuple[str, str]:
@@ -259,9 +238,7 @@ def cloudformation(
     sender_arn = f"arn:{PARTITION}:iam::{ACCOUNT}:role${{RolePath}}{sender}"
     given = facts(job, project, path="${RolePath}", senders=(sender_arn,) if github else ())
     bucket = aws.s3_location(given.output)[0]
-    # The file creates no access point and no directory bucket.
-    is_bucket = given.location(given.output).bucket.endswith(f":::{bucket}")
-    exists = existing_bucket or not is_bucket
+    exists = existing_bucket or not given.objects(given.output)  # it creates ordinary buckets only
     content: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     content["Description"] = f"What training jobs of {job.name} need"
     content["Parameters"]["RolePath"]["Default"] = path

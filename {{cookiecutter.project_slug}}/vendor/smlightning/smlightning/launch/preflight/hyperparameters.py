@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import images, launchers
 from smlightning.launch.findings import Finding, cure_for_unknown_name, error, from_error
 from smlightning.launch.job import Job, cure_for_misplaced_key
 from smlightning.options import (
@@ -21,7 +20,7 @@ CONFLICT = "hyperparameters"  # the key of a finding about several of them
 
 
 def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
-    """train.py has the option and accepts the value, and torchrun does not read it as its own."""
+    """train.py has the option and accepts the value."""
     cls = project.options().cls
     declared = declared_options(cls)
     for name, value in job.hyperparameters.items():
@@ -32,14 +31,6 @@ def hyperparameters(job: Job, project: Project) -> Iterator[Finding]:
             cure = cure_for_misplaced_key(name, project) or cure
             cure = cure or cure_for_unknown_name(name, declared)
             yield error(key, "train.py has no such option", cure)
-            continue
-        similar = launchers.abbreviates(name) if torchrun_reads_options(job) else []
-        if similar:
-            options = ", ".join(similar)
-            problem = (
-                f"torchrun on Python 3.11 reads --{name} as one of its own ({options}) and exits"
-            )
-            yield error(key, problem, "rename the option in src/options.py")
             continue
         problem = unfit(cls, name, value)
         if problem:
@@ -55,16 +46,6 @@ def conflicts(job: Job, project: Project) -> Iterator[Finding]:
         parse_command_line(project.options().cls, words)
     except UserError as failure:
         yield from_error(CONFLICT, failure)
-
-
-def torchrun_reads_options(job: Job) -> bool:
-    """Whether torchrun may end at an option of train.py, as it does on Python 3.11.
-
-    The Python of an image of your own is not known.
-    """
-    profile = images.profile(job)
-    old_python = profile is None or profile.python == "3.11"
-    return launchers.launcher(job) == "torch_distributed" and old_python
 
 
 def unfit(cls: type, name: str, value: Any) -> str:

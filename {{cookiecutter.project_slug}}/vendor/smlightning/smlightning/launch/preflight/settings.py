@@ -11,7 +11,6 @@ from smlightning.launch.job import Job
 from smlightning.project import Project
 from smlightning.stored_secrets import REFERENCE
 
-MAX_RUN_S = 28 * 86_400  # AWS's documentation of StoppingCondition; botocore's model has no ceiling
 S3_EXAMPLE = 'as in "s3://bucket/folder/"'
 # SageMaker's default bucket of an account, whose name has its region.
 DEFAULT_BUCKET = re.compile(r"s3://sagemaker-([a-z-]+-\d)-\d{12}(/|$)", re.ASCII)
@@ -39,12 +38,6 @@ NAMES = {
         "as in arn:aws:codeartifact:<region>:<account>:repository/<domain>/<repository>",
     ),
 }
-
-
-def times(job: Job, project: Project) -> Iterator[Finding]:
-    """How long the job may run."""
-    if job.max_run_s > MAX_RUN_S:
-        yield error("max_run_s", f"{job.max_run_s} is more than 28 days", f"at most {MAX_RUN_S}")
 
 
 def spot(job: Job, project: Project) -> Iterator[Finding]:
@@ -124,22 +117,15 @@ def names(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def s3_address(job: Job, key: str, address: str) -> Iterator[Finding]:
-    """An error for a text that AWS's patterns reject and for a default bucket of another region,
-    a warning for an unusual address.
-    """
+    """A text that AWS's patterns reject, or a default bucket of another region."""
     default = DEFAULT_BUCKET.match(address)
     if default and default[1] != job.region and job.region in aws.regions():
         problem = f"the bucket is in {default[1]}, the job in {job.region}"
         yield error(key, problem, "use one in the job's region")
-    if aws.usual_s3_uri(address):
-        return
     bucket = re.match(r"s3://([^/]*)", address)
     if bucket and not re.fullmatch(r"[\w.-]{3,255}|arn:.*", bucket[1], re.ASCII):
         yield error(key, f'"{bucket[1]}" in "{address}" is not the name of a bucket', BUCKET_RULE)
-    elif aws.s3_uri(address) or S3_HOST.fullmatch(address):
-        problem = f'"{address}" has unusual parts: capitals, underscores, spaces or https'
-        yield warning(key, problem, f"correct it unless it is meant, {S3_EXAMPLE}")
-    else:
+    elif not aws.s3_uri(address) and not S3_HOST.fullmatch(address):
         yield error(key, f'"{address}" is not an S3 address', S3_EXAMPLE)
 
 
@@ -207,17 +193,3 @@ def checkpoints(job: Job, project: Project) -> Iterator[Finding]:
     if aws.s3_uri(folder) and not re.fullmatch(r"s3://[^/]+/.*[^/].*", folder):
         problem = f"{folder} is a whole bucket, and every host would download it"
         yield error("checkpoint_s3", problem, "name a folder in it")
-
-
-def network(job: Job, project: Project) -> Iterator[Finding]:
-    """IDs of subnets and security groups; AWS needs both."""
-    kinds = {"subnets": "subnet-", "security_groups": "sg-"}
-    for key, start in kinds.items():
-        for identifier in getattr(job.network, key):
-            if not identifier.startswith(start):
-                problem = f'"{identifier}" is not the ID of a {key[:-1].replace("_", " ")}'
-                yield error(f"network.{key}", problem, f"as in {start}0123456789abcdef0")
-    missing = [key for key in kinds if not getattr(job.network, key)]
-    if len(missing) == 1:
-        problem = f"{missing[0]} is missing, and AWS needs subnets and security_groups together"
-        yield error("network", problem, f"set {missing[0]}, or remove the other")
