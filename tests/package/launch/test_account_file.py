@@ -235,16 +235,11 @@ def test_a_repository_from_before_the_ids_is_trusted_by_name_on_request(full):
         template.cloudformation(full, PROJECT, github="me@12/words", without_ids=True)
 
 
-def test_bucket_and_provider_outlive_the_stack(full):
+def test_bucket_and_provider_outlive_the_stack_and_have_the_jobs_tags(full):
     resources = template.cloudformation(full, PROJECT, github=GITHUB)["Resources"]
-    kept = {name for name, one in resources.items() if one.get("DeletionPolicy") == "Retain"}
-    assert kept == {"Bucket", "BucketPolicy", "GitHubProvider"}
-    replaced = {n for n, one in resources.items() if one.get("UpdateReplacePolicy") == "Retain"}
-    assert replaced == kept
-
-
-def test_resources_have_the_jobs_tags(full):
-    resources = template.cloudformation(full, PROJECT, github=GITHUB)["Resources"]
+    for policy in ("DeletionPolicy", "UpdateReplacePolicy"):
+        kept = {name for name, one in resources.items() if one.get(policy) == "Retain"}
+        assert kept == {"Bucket", "BucketPolicy", "GitHubProvider"}
     tagged = {name for name, one in resources.items() if "Tags" in one["Properties"]}
     assert resources.keys() - tagged == {"BucketPolicy", "BucketKeyPolicy"}
     assert resources["Bucket"]["Properties"]["Tags"] == [{"Key": "project", "Value": "words"}]
@@ -259,19 +254,6 @@ def test_the_bucket_takes_no_request_without_tls(full):
         context = {"aws:SecureTransport": [secure]}
         verdict = evaluate([own(full)["role"], {"Statement": tls}], "s3:GetObject", place, context)
         assert verdict.decision == decision
-
-
-def test_the_pull_requests_role_asks_about_the_roles_of_the_stack_alone(full):
-    made = template.cloudformation(full, PROJECT, github=GITHUB)
-    (policy,) = made["Resources"]["GitHubPreflightRole"]["Properties"]["Policies"]
-    (asking,) = [
-        one for one in policy["PolicyDocument"]["Statement"] if "iam:GetRole" in one["Action"]
-    ]
-    names = {
-        made["Resources"][one]["Properties"]["RoleName"] for one in ("TrainingRole", "GitHubRole")
-    }
-    prefix = "arn:${AWS::Partition}:iam::${AWS::AccountId}:role${RolePath}"
-    assert {arn["Fn::Sub"] for arn in asking["Resource"]} == {prefix + name for name in names}
 
 
 # Where a permission has another name than the service or the call.
@@ -430,50 +412,16 @@ def test_an_invalid_role_prints_no_policy(full, monkeypatch, capsys):
     assert "error   role:" in printed.err and not printed.out
 
 
-def test_patterns_outside_names_are_accepted(full):
-    job = full.replace(
-        environment={"FILES": "*.txt"},
-        hyperparameters={"pattern": "*"},
-        tags={"what": "a?"},
-        request={"AlgorithmSpecification": {"ContainerArguments": ["*"]}},
-    )
-    assert template.policy(facts(job), "role")
-
-
 def test_a_role_by_name_has_the_account_of_the_credentials(aws, full):
     assert template.account_of(full.replace(role="words")) == ACCOUNT
 
 
 def test_the_ecr_repository_is_the_images_own(full):
     own = full.replace(image="999999999999.dkr.ecr.us-east-1.amazonaws.com/team/mine:7")
-    assert table.resources_of(facts(own))["repository"] == [
-        "arn:aws:ecr:us-east-1:999999999999:repository/team/mine"
-    ]
-    for image, repositories in (
-        (OWN_IMAGE, [f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/team/answers"]),
-        ("", [f"arn:aws:ecr:{REGION}:763104351884:repository/ray"]),
-    ):
-        policy = template.policy(replace(facts(full), inference_image=image), "endpoint")
-        (statement,) = [
-            each for each in policy["Statement"] if "ecr:BatchGetImage" in each["Action"]
-        ]
-        assert statement["Resource"] == repositories
-        assert {action.partition(":")[2] for action in statement["Action"]} == {
-            "BatchCheckLayerAvailability",
-            "BatchGetImage",
-            "GetDownloadUrlForLayer",
-        }
     public = full.replace(image="public.ecr.aws/deep-learning-containers/pytorch:2.12-x-sagemaker")
+    arn = "arn:aws:ecr:us-east-1:999999999999:repository/team/mine"
+    assert table.resources_of(facts(own))["repository"] == [arn]
     assert table.resources_of(facts(public))["repository"] == []
-
-
-def test_iam_needs_few_questions(full):
-    sets = {need.resources for need in table.needs(facts(full), "role")}
-    assert len(sets) <= 16
-
-
-def test_the_default_bucket_is_the_templates_own(full):
-    made = template.facts(full.replace(bucket="", role=""), PROJECT)
-    output = made.request["OutputDataConfig"]["S3OutputPath"]
-    assert output == f"s3://sagemaker-{REGION}-{template.ACCOUNT}/"
-    assert made.role.endswith(":role/words-training")
+    for image, repository in ((OWN_IMAGE, f"{ACCOUNT}:repository/team/answers"), ("", "ray")):
+        found = table.resources_of(replace(facts(full), inference_image=image))
+        assert found["repository of the model"][0].endswith(repository)

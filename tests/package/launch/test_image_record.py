@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from images import prove
-from smlightning.launch.images import LIMITS, PROFILES
+from smlightning.launch.images import PROFILES
 
 RECORD: dict[str, Any] = json.loads(prove.RECORD.read_text())
 WORKFLOW = Path(prove.__file__).parents[2] / ".github" / "workflows" / "images.yml"
@@ -47,11 +47,6 @@ def test_the_page_shows_the_record() -> None:
 
 
 RECORD_IN_ORDER = {name: RECORD[name] for name in PROFILES}
-
-
-def test_the_limits_of_a_torch_are_on_the_page() -> None:
-    old = [profile for profile in PROFILES.values() if list(profile.limits(LIMITS[0].options))]
-    assert old and "--strategy fsdp" in prove.page({old[0].name: RECORD[old[0].name]})
 
 
 def test_a_scheduled_workflow_proves_every_profile_on_its_python() -> None:

@@ -107,23 +107,6 @@ def test_job_toml_describes_profiles_as_the_table_does(profile: images.Profile) 
     assert f"patched until {profile.patched_until}" in comment[1]
 
 
-def test_documents_name_the_images_as_the_table_does() -> None:
-    template = next(Path(__file__).parents[3].glob("{{*}}"))
-    smddp, oldest, newest = images.SMDDP, images.SMDDP.torch, images.CURRENT.torch
-    expected = {
-        "docs/troubleshooting.md": [
-            f"smddp (torch {smddp.torch}) has had no security patches since {smddp.patched_until}",
-            f"the last image with it has torch {smddp.torch} on Python {smddp.python}",
-            *(defect.name for defect in smddp.defects(WRITTEN) if defect.security),
-        ],
-        "launch.ipynb": [f"SMDDP ends with torch {smddp.torch}"],
-        "src/requirements.in": [f"torch {oldest} to {newest}"],
-    }
-    for name, sentences in expected.items():
-        text = " ".join((template / name).read_text(encoding="utf-8").split())
-        assert [sentence for sentence in sentences if sentence not in text] == [], name
-
-
 def test_efa_is_set_by_the_toolkit_for_the_types_in_its_own_list() -> None:
     installed = tuple(map(int, version("sagemaker-training").split(".")))
     known = {kind for kind, since in images.EFA_SET_SINCE.items() if since <= installed}
@@ -141,23 +124,10 @@ def _on(kind: str) -> Job:
     return GOOD.replace(instance_type=kind)
 
 
-@pytest.mark.parametrize("region", images.REGISTRIES)
-def test_the_registry_of_a_region_is_the_sdks(region: str) -> None:
-    choice = {"version": "2.8.0", "py_version": "py312", "instance_type": "ml.g5.xlarge"}
-    uri = image_uris.retrieve("pytorch", region, image_scope="training", **choice)
-    wanted = GOOD.replace(region=region, distribution="torch_distributed")
-    assert images.image_uri(wanted) == f"{uri.split('/')[0]}/{images.CURRENT.gpu}"
-
-
 def test_every_region_of_the_sdk_has_its_registry() -> None:
     config = image_uris.config_for_framework("pytorch")
     registries = config["training"]["versions"]["2.8.0"]["registries"]
     assert registries == images.REGISTRIES
-
-
-def test_a_cpu_instance_gets_the_cpu_image() -> None:
-    wanted = GOOD.replace(instance_type="ml.m5.xlarge", instance_count=1)
-    assert images.image_uri(wanted).endswith(f"/{images.CURRENT.cpu}")
 
 
 def test_a_region_without_a_registry_is_named() -> None:

@@ -181,13 +181,3 @@ def test_each_pattern_of_aws_is_compiled_or_passed_over():
 def test_classes_of_java_hold_what_aws_takes(shape, right, wrong):
     assert not list(aws.violations(right, aws.shape(shape)))
     assert list(aws.violations(wrong, aws.shape(shape)))
-
-
-def test_account_names_a_value_of_a_wrong_type(tmp_path, capsys):
-    file = tmp_path / "job.toml"
-    lines = {**BASE, "channels": {"training": {"s3_data": 5}}}
-    file.write_text("".join(f"{json.dumps(key)} = {toml(item)}\n" for key, item in lines.items()))
-    assert main(["account", "--job", str(file)]) == 1
-    shown = capsys.readouterr()
-    assert not shown.out
-    assert "channels.training.DataSource.S3DataSource.S3Uri" in shown.err

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from datetime import date, timedelta
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -182,22 +182,6 @@ def test_each_known_defect_of_an_image_is_one_warning(good, changes, day, words)
         assert all(word in finding.sentence for word in expected)
 
 
-@pytest.mark.parametrize("family", images.PROFILES.values(), ids=lambda family: family.name)
-def test_the_cure_for_an_old_image_gives_another_image(good, family):
-    day = family.patched_until + timedelta(days=1)
-    launcher = next(iter(family.launchers))
-    by_name = good.replace(image=family.name)
-    for wanted in (by_name, good.replace(image="auto", distribution=launcher)):
-        (found,) = images_of_jobs.faults(wanted, family, day)
-        launches_smddp = wanted.distribution == "smddp"
-        on_torchrun = {"distribution": "torch_distributed"} if launches_smddp else {}
-        as_advised = wanted.replace(image="auto", **on_torchrun)
-        helps = images.profile(as_advised) != family
-        assert ('image = "auto"' in found.cure) == helps
-        assert ("make update" in found.cure) != helps
-        assert not found.cure.startswith("or ")
-
-
 @pytest.mark.parametrize(
     ("value", "level", "cure"),
     [
@@ -244,13 +228,6 @@ def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, 
     assert (found.level, found.key) == ("error", "hyperparameters.data_dir"), (
         "a file is no folder for output"
     )
-
-
-def test_a_monitor_outside_metrics_is_a_warning(good, monkeypatch):
-    monkeypatch.setattr("options.MONITOR", "val/los")
-    (found,) = source.monitor(good, PROJECT)
-    assert (found.level, found.key) == ("warning", "src/options.py")
-    assert "val/los" in found.problem
 
 
 def test_data_secrets_and_links_in_src_are_errors(good, tmp_path):

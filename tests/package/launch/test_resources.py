@@ -135,18 +135,6 @@ def test_ranks_and_batch_are_those_of_all_groups() -> None:
     assert line.endswith(f"× accumulate_grad_batches 4 = global batch {48 * batch}")
 
 
-def test_groups_of_cpus_and_gpus_have_neither_ranks_nor_a_batch() -> None:
-    mixed = with_groups(group("gpu", "ml.g5.12xlarge", 2), group("cpu", "ml.c5.2xlarge", 1))
-    assert known.run_of(mixed, known.options_of(mixed, PROJECT)) is None
-    assert "batch" not in preflight.summary(mixed, PROJECT)
-
-
-def test_the_smallest_gpu_of_the_groups_has_to_hold_a_step() -> None:
-    smaller = with_groups(group("a", "ml.g6e.12xlarge", 1), group("b", "ml.g5.12xlarge", 1))
-    assert resources.gpu_memory(smaller) == resources.gpu_memory(ONE)
-    assert resources.gpu_memory(with_groups(group("a", "ml.m5.xlarge", 1))) is None
-
-
 PRICES = {"ml.g5.12xlarge": 7.0, "ml.g6.12xlarge": 5.0, "ml.p4d.24xlarge": 30.0}
 
 
@@ -171,10 +159,6 @@ def test_the_price_is_that_of_every_host(job: Job, hourly: int, monkeypatch: Any
     monkeypatch.setattr(price, "per_hour", lambda region, kind: PRICES[kind])
     job = job.replace(max_run_s=7200)
     assert f" {hourly}.00 USD an hour, at most {2 * hourly}.00 USD" in price.cost(job)
-
-
-def test_a_price_that_is_not_known_for_one_type_is_not_known() -> None:
-    assert "USD an hour" not in price.cost(TWO, offline=True)
 
 
 @pytest.mark.parametrize(("hosts", "counts"), [(1, [1]), (2, [1, 1]), (3, [2, 1]), (5, [3, 2])])

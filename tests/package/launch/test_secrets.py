@@ -13,7 +13,6 @@ from small_job import PROJECT
 from smlightning import hub, stored_secrets
 from smlightning.errors import UserError
 from smlightning.launch import preflight, request
-from smlightning.launch.account import table
 from smlightning.launch.findings import has_errors
 from smlightning.launch.job import Job
 from smlightning.stored_secrets import REFERENCE, Reference
@@ -203,11 +202,6 @@ def test_a_variable_that_is_set_is_left_alone():
     env = {"SECRET_FOR_WANDB_API_KEY": "none", "WANDB_API_KEY": "mine"}
     hub.sign_in(0, env)
     assert env["WANDB_API_KEY"] == "mine"
-
-
-def test_each_secret_has_its_key_of_job_toml(with_secrets):
-    keys = [key for key, _ in table.secret_keys(with_secrets)]
-    assert keys == ["secrets.WANDB_API_KEY", "secrets.DB_PASSWORD"]
 
 
 def test_the_real_toolkit_asks_codeartifact_for_packages(aws, good, monkeypatch, tmp_path):

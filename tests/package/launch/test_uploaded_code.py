@@ -132,15 +132,6 @@ def test_the_templates_own_code_holds_no_secret(good: Job) -> None:
     ]
 
 
-def test_without_predict_py_nothing_is_deployed(
-    account: boto3.Session, planted: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(planted.src)
-    planted.src.mkdir()
-    assert run("deploy", "--yes") == 1
-    assert "error   src/predict.py" in capsys.readouterr().err
-
-
 FORMATS = [
     "AKIA" + "ABCDEFGHIJKLMNOP",
     "ASIA" + "ABCDEFGHIJKLMNOP",

@@ -49,7 +49,6 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     cluster.capacity,
     image.image,
     image.options,
-    image.packages,
     settings.spot,
     settings.names,
     settings.checkpoints,
@@ -63,7 +62,6 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
     memory.memory,
     source.files,
     source.code,
-    source.monitor,
     requirements.replacing,
     requirements.locked,
     members.unusable,
@@ -71,7 +69,6 @@ JOB_CHECKS: tuple[JobCheck, ...] = (
 REQUEST_CHECKS: tuple[RequestCheck, ...] = (
     members.environment,
     members.isolation,
-    members.offline_hub,
     members.partitions,
     secrets.visible,
     channels.addresses,

@@ -202,18 +202,11 @@ def sharding(job: Job, project: Project) -> Iterator[Finding]:
 
 def capacity(job: Job, project: Project) -> Iterator[Finding]:
     """A job that may run on several instance types has equally many processes on each of them."""
-    if job.instance_type and resources.member(job, "InstanceType") != "ResourceConfig.InstanceType":
-        problem = f"{resources.key(job, 'InstanceType')} replaces it"
-        yield warning("instance_type", problem, "remove it")
     clusters = resources.candidates(resources.members(job))
     given = [group.instance_type for cluster in clusters for group in cluster]
-    kinds = resources.types_of(resources.members(job))
-    if len(clusters) > 1 and len(kinds) < len(given):
+    if len(clusters) > 1 and len(set(given)) < len(given):
         key = resources.key(job, "InstanceType")
         yield error(key, "one type is in the list twice", "remove one of them")
-    if job.price_per_hour and len(kinds) > 1:
-        problem = f"it is one price, and the job may run on {' and '.join(kinds)}"
-        yield warning("price_per_hour", problem, "set it to 0: AWS's own price of each is used")
     first, *others = resources.alternatives(job)
     for other in others:
         if processes(first) and processes(other) and processes(other) != processes(first):

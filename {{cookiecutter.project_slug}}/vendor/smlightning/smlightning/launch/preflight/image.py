@@ -7,7 +7,7 @@ from datetime import date
 from functools import partial
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, images, instances, launchers, requirements, resources
+from smlightning.launch import aws, images, instances, launchers, resources
 from smlightning.launch.estimate import known
 from smlightning.launch.findings import (
     Finding,
@@ -246,17 +246,6 @@ def own_image(job: Job) -> dict[str, str]:
     if launchers.launcher(job) == "smddp":
         return {"distribution": "torch_distributed", "image": "auto"}
     return {"image": "auto"}
-
-
-def packages(job: Job, project: Project) -> Iterator[Finding]:
-    """AWS's images have torch, but neither Lightning nor the other packages of src/."""
-    if not images.profile(job) or not project.requirements.is_file():
-        return
-    written = requirements.lines(project.requirements)
-    if all(requirements.OPTION.match(line) for line in written):
-        problem = "it installs nothing, and AWS's images lack pytorch-lightning"
-        cure = "list src/'s packages in it, or use an image of your own that has them"
-        yield error(requirements.key_of(project), problem, cure)
 
 
 @for_all_candidates

@@ -143,20 +143,6 @@ def isolation(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
         yield level("request.EnableNetworkIsolation", problem, cure)
 
 
-def offline_hub(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """A variable that keeps the hub's client offline goes with a cache that the container has."""
-    variables = request.get("Environment", {})
-    variable = connections.offline_variable(variables)
-    if not variable:
-        return
-    for key, name, is_certain in connections.hub_names(job, project):
-        is_mistake = is_certain and not connections.may_be_cached(job, variables)
-        level = error if is_mistake else warning
-        problem = f'{key} = "{name}" is on the Hugging Face hub, and this keeps the job offline'
-        cure = "remove it, or set HF_HOME to the folder of a channel that holds the hub's cache"
-        yield level(f"environment.{variable}", problem, cure)
-
-
 def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
     """No variable that the launcher or SageMaker sets itself, or that hides GPUs from it."""
     variables = request.get("Environment", {})
