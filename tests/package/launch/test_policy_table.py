@@ -133,12 +133,11 @@ def own(given: Job) -> dict[str, Any]:
 def variants(given: Job) -> list[tuple[table.Facts, table.Facts]]:
     """What is needed, and what a policy is made of.
 
-    By a job, a search, and a deployment to an endpoint.
+    By a job and by a search.
     """
     wanted, allowed = sent(given), patterns(given)
     search = {"tuning": True, "job_name": "words-260101-000000"}
-    kinds = {"created": frozenset({"model", "endpoint-config", "endpoint"})}
-    changes: list[dict[str, Any]] = [{}, search, kinds]
+    changes: list[dict[str, Any]] = [{}, search]
     return [(replace(wanted, **each), replace(allowed, **each)) for each in changes]
 
 

@@ -65,7 +65,7 @@ def use_profile(name: str, key: str = "profile in job.toml") -> None:
 def session() -> Any:
     """The one boto3 session, which holds the credentials of all clients and renews them.
 
-    With one for each client the user would enter a code of MFA, which AWS takes once, for each.
+    AWS accepts a code of MFA once: with a session for each client the user would enter several.
     """
     import boto3
 
@@ -340,8 +340,8 @@ def print_user_errors() -> Iterator[None]:
         print("interrupted")
 
 
-# What AWS says of a job that failed, or of a call that it rejected → what can be done. The first
-# that is found counts. Capacity's words are from
+# Pattern of AWS's message about a failed job or a rejected call → cure; the first match counts.
+# The words about capacity are from
 # https://repost.aws/knowledge-center/sagemaker-insufficient-capacity-error.
 CURES = {
     r"CapacityError|[Ii]nsufficient ?(Instance)?Capacity|requested ML compute capacity": (
@@ -365,7 +365,7 @@ CURES = {
         "MaximumRetryAttempts = 3 below [request.RetryStrategy]"
     ),
     rf"^\w*({TRANSIENT.pattern})": (
-        "AWS is busy, or limits how often it is called: do it again in a minute"
+        "AWS is busy, or limits how often it is called: run the command again in a minute"
     ),
     r"log (group|stream) does not exist": (
         "the log was deleted, its retention is over, or no host has written to it"
@@ -378,7 +378,7 @@ def cure_of(reason: str) -> str:
     return next((cure for words, cure in CURES.items() if re.search(words, reason)), "")
 
 
-CORRECT = "correct what this message names"
+CORRECT = "correct the value in this message"
 
 
 def explain(failure: Exception) -> UserError:
@@ -393,10 +393,9 @@ def explain(failure: Exception) -> UserError:
         cure = "run the command again; in the notebook, its cell that loads job.toml"
         return UserError("the credentials of the MFA code have expired", cure)
     if isinstance(failure, e.ProfileNotFound):
-        said = str(failure)
         key = _profile_key if _profile else "AWS_PROFILE"
         cure = f"set {key} to one that aws configure list-profiles prints"
-        return UserError(f"{said[:1].lower()}{said[1:]}", cure)
+        return UserError(str(failure).replace("The", "the", 1), cure)
     if isinstance(failure, e.SSOError | e.UnauthorizedSSOTokenError | e.TokenRetrievalError):
         return UserError(f"the single sign-on session cannot be used ({failure})", SIGN_IN)
     if isinstance(failure, e.HTTPClientError | e.ConnectionError):

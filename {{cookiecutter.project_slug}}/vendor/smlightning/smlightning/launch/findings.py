@@ -66,21 +66,12 @@ def print_error(problem: Exception) -> None:
 
 
 def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list[Finding]:
-    """Findings without repetitions, errors first.
-
-    An error whose key is accepted becomes a warning. A warning names each accepted key that has no
-    error.
-    """
+    """Findings without repetitions, errors first; an accepted error becomes a warning."""
     result: list[Finding] = []
     for finding in dict.fromkeys(findings):  # both ends of a range may have the same
         if finding.level == "error" and finding.key in accepted:
             finding = replace(finding, level="warning", cure="accepted")
         result.append(finding)
-    errors = [finding.key for finding in result if finding.level == "error"]
-    used = {finding.key for finding in result if finding.cure == "accepted"}
-    for key in sorted(set(accepted) - used):
-        cure = cure_for_unknown_name(key, errors) if errors else "remove it"
-        result.append(warning(key, "--accept names no error", cure))
     return sorted(result, key=lambda finding: LEVELS.index(finding.level))
 
 

@@ -73,12 +73,12 @@ class Defect:
 
 
 _TRUST_NO_FILE = (
-    "open no checkpoint or model of others there, and let nobody else write to checkpoint_s3"
+    "load only your own checkpoints and models in it, and let only your team write to checkpoint_s3"
 )
 DEFECTS = (
     Defect(
         name="CVE-2025-32434",
-        does="executes code of a prepared file in torch.load, also with weights_only=True",
+        does="lets a malicious file execute code in torch.load, even with weights_only=True",
         so=_TRUST_NO_FILE,
         source="https://github.com/pytorch/pytorch/security/advisories/GHSA-53q9-r3pm-6pq6",
         before=(2, 6),
@@ -86,7 +86,7 @@ DEFECTS = (
     ),
     Defect(
         name="CVE-2026-24747",
-        does="corrupts memory in torch.load of a prepared file",
+        does="lets a malicious file corrupt memory in torch.load",
         so=_TRUST_NO_FILE,
         source="https://github.com/pytorch/pytorch/security/advisories/GHSA-63cw-57p8-fm3p",
         before=(2, 10),

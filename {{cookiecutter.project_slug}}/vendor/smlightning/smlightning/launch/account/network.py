@@ -46,19 +46,18 @@ def vpc(context: Context) -> Iterator[Finding]:
 
 
 def between_hosts(context: Context, subnets: Entries, groups: Entries) -> Iterator[Finding]:
-    """Security groups let the hosts in and out, and hosts with EFA are in one zone."""
-    with_efa = list(filter(instances.efa, resources.types_of(context.request["ResourceConfig"])))
+    """Security groups let the hosts reach each other, and hosts with EFA are in one zone."""
+    with_efa = any(map(instances.efa, resources.types_of(context.request["ResourceConfig"])))
     zones = sorted({subnet["AvailabilityZone"] for subnet in subnets})
-    if len(zones) > 1 and with_efa:
-        shown = " and ".join(with_efa)
-        problem = f"{len(zones)} zones ({', '.join(zones)}), and EFA of {shown} works within one"
+    if with_efa and len(zones) > 1:
+        problem = f"{len(zones)} zones ({', '.join(zones)}), and EFA works within one"
         cure = "keep the subnets of one zone if hosts do not reach each other"
         yield warning("network.subnets", problem, cure)
     names = [group["GroupId"] for group in groups]
     blocks = [subnet["CidrBlock"] for subnet in subnets if subnet.get("CidrBlock")]
     for way, key in (("inbound", "IpPermissions"), ("outbound", "IpPermissionsEgress")):
         rules = [rule for group in groups for rule in group[key]]
-        if any(lets_through(rule, names, blocks, bool(with_efa)) for rule in rules):
+        if any(lets_through(rule, names, blocks, with_efa) for rule in rules):
             continue
         # Without EFA, prefix lists, IPv6 or some ports may do.
         level = error if with_efa or not rules else warning

@@ -8,7 +8,6 @@ from typing import Any
 from smlightning.launch.account.context import Context
 from smlightning.launch.account.table import (
     CALLER,
-    DEPLOYER,
     ROLE,
     SAGEMAKER,
     Condition,
@@ -43,7 +42,9 @@ def permissions(context: Context) -> Iterator[Finding]:
         yield error("role", problem, f"let {SAGEMAKER} do sts:AssumeRole on it")
     arn = role["Arn"]
     facts = replace(facts_of(context, arn), key_arns=key_arns(context))
-    yield from federated_user(context, CALLER)
+    if context.caller[0] == "federated-user" and not context.sender:
+        problem = "AWS does not show the permissions of a federated user"
+        yield skipped(CALLER, problem, "see that it may do what `account --policy caller` prints")
     try:
         caller = caller_arn(context, iam, arn)
     except iam.exceptions.NoSuchEntityException:
@@ -87,13 +88,6 @@ def trusted_services(role: dict[str, Any]) -> list[str]:
         if any(fnmatch("sts:assumerole", action.lower()) for action in actions):
             services += as_list(principal.get("Service", []))
     return services
-
-
-def federated_user(context: Context, who: str) -> Iterator[Finding]:
-    """A federated user, whose session policies AWS does not show."""
-    if context.caller[0] == "federated-user" and not context.sender:
-        problem = "AWS does not show the permissions of a federated user"
-        yield skipped(who, problem, f"see that it may do what `account --policy {who}` prints")
 
 
 def caller_arn(context: Context, iam: Any, role_arn: str) -> str:
@@ -199,10 +193,10 @@ def missing_permissions(
         if limit:
             denied_by.setdefault(limit, []).append(need.action)
         elif unknown:
-            asked = ", ".join(sorted(unknown))
-            problem = f"whether {name} may {need.action} depends on {asked}, not known here"
+            keys = ", ".join(sorted(unknown))
+            problem = f"whether {name} may {need.action} depends on {keys}, not known here"
             yield warning(key, problem, "see that the policy's condition holds for this job")
-        elif who in (CALLER, DEPLOYER) and need.action in REQUIRED:
+        elif who == CALLER and need.action in REQUIRED:
             yield error(key, problem, "ask for that permission")
         else:  # a bucket's or a key's own policy, which is not simulated, may allow it
             yield warning(key, problem, "add it, unless the resource's own policy allows it")
@@ -212,13 +206,10 @@ def missing_permissions(
         yield warning(f"{who}.{limit}", problem, cure)
 
 
-# AWS sends and creates nothing without these, and no policy of a resource can grant them.
+# AWS starts no job without these, and no policy of a resource can grant them.
 REQUIRED = (
     "sagemaker:CreateTrainingJob",
     "sagemaker:CreateHyperParameterTuningJob",
-    "sagemaker:CreateModel",
-    "sagemaker:CreateEndpointConfig",
-    "sagemaker:CreateEndpoint",
     "sagemaker:AddTags",
     "iam:PassRole",
 )
@@ -229,7 +220,7 @@ def simulated(
 ) -> dict[tuple[str, str], Answer]:
     """(Action, resource) → the answer of IAM's own simulation.
 
-    It is asked once for each set of ARNs under the same condition.
+    One call serves all actions on the same ARNs under the same condition.
     """
     actions_on: dict[tuple[tuple[str, ...], Condition], list[str]] = {}
     for need in wanted:

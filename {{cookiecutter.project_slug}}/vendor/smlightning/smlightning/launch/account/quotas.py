@@ -5,7 +5,7 @@ from typing import Any
 
 from smlightning.launch import resources
 from smlightning.launch.account.context import Context
-from smlightning.launch.findings import Finding, error, skipped
+from smlightning.launch.findings import Finding, error
 
 
 def quota(context: Context) -> Iterator[Finding]:
@@ -22,11 +22,9 @@ def quota(context: Context) -> Iterator[Finding]:
         "Maximum number of instances per training job": (key, hosts),
         "Number of instances across training jobs": (key, hosts * parallel),
     }
-    of_instances = []
     for alternative in jobs:
         for kind, count in resources.counts(alternative).items():
-            of_instances.append(f"{kind} for {use}")
-            wanted[of_instances[-1]] = (key, count * parallel)
+            wanted[f"{kind} for {use}"] = (key, count * parallel)
             if job.keep_alive_s:
                 wanted[f"{kind} for training warm pool usage"] = (key, count)
     quotas = granted(context, wanted)
@@ -35,10 +33,6 @@ def quota(context: Context) -> Iterator[Finding]:
             problem = f'{value} is above the quota "{name}", {quotas[name]["Value"]:g} in {region}'
             cure = "ask for more in the Service Quotas console; it can take days"
             yield error(key, problem, cure)
-    for name in of_instances:
-        if name not in quotas:
-            problem = f'AWS lists no "{name}" in {region}'
-            yield skipped("quota", problem, "look in the Service Quotas console")
 
 
 def granted(context: Context, wanted: Collection[str]) -> dict[str, dict[str, Any]]:

@@ -42,7 +42,6 @@ class Facts:
     tuning: bool = False
     senders: tuple[str, ...] = ()  # ARNs of those whose permissions preflight checks
     inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
-    created: frozenset[str] | None = None  # what `deploy` is about to create; None: in a policy
     key_arns: Mapping[str, str] = field(default_factory=dict)  # alias in the request → KMS key
 
     def arn(self, service: str, name: str, *, account: str = "", region: str = "") -> str:
@@ -346,13 +345,12 @@ def _of_deployment(facts: Facts) -> dict[str, list[str]]:
         facts.arn("sagemaker", f"{kind}/{name}*")
         for kind in ("model", "endpoint-config", "endpoint")
     )
-    is_tagged = facts.created is None or facts.request.get("Tags")
     return {
         "model": [model],
         "endpoint-config": [config],
         "endpoint": [endpoint],
         "endpoint and its config": [endpoint, config],
-        "tagged kinds": [model, endpoint, config] if is_tagged else [],
+        "tagged kinds": [model, endpoint, config],
         "repository of the model": _model_repository(facts),
         "logs of the model": [facts.arn("logs", f"log-group:/aws/sagemaker/Endpoints/{name}*")],
     }
@@ -469,10 +467,6 @@ TABLE: tuple[Permission, ...] = (
     *_lines(DEPLOYER, "s3:GetObject PutObject DeleteObject", "objects of the job"),
     *_lines(DEPLOYER, "s3:ListBucket", "buckets of the job"),
     *_lines(DEPLOYER, "pricing:GetProducts", "everything"),
-    *_lines(DEPLOYER, "iam:GetRole", "roles"),
-    *_lines(DEPLOYER, "iam:SimulatePrincipalPolicy", "principals"),
-    *_lines(DEPLOYER, "servicequotas:ListServiceQuotas", "everything"),
-    *_lines(DEPLOYER, "servicequotas:ListAWSDefaultServiceQuotas", "everything"),
     *_lines(DEPLOYER, "kms:GenerateDataKey Decrypt", "key of the output"),
     *_lines(ENDPOINT, "s3:GetObject", "objects of the job"),
     *_lines(ENDPOINT, "s3:ListBucket", "buckets of the job"),
@@ -492,6 +486,9 @@ TABLE: tuple[Permission, ...] = (
 )
 
 
+FILE_SYSTEM_KEYS = {"DirectoryPath": "FileSystemDirectoryPath"}  # the others are their members
+
+
 def context_of_request(request: dict[str, Any]) -> dict[str, Any]:
     """Keys of IAM's context that SageMaker sets for CreateTrainingJob with a request.
 
@@ -499,8 +496,13 @@ def context_of_request(request: dict[str, Any]) -> dict[str, Any]:
     list_amazonsagemaker.html; a member that the request lacks sets no key.
     """
     config, debug = request["ResourceConfig"], request.get("RemoteDebugConfig", {})
+    vpc, tags = request.get("VpcConfig", {}), request.get("Tags", [])
     values: dict[str, Any] = {
-        **_context(request, request),
+        "sagemaker:NetworkIsolation": bool(request.get("EnableNetworkIsolation")),
+        "sagemaker:VpcSubnets": vpc.get("Subnets"),
+        "sagemaker:VpcSecurityGroupIds": vpc.get("SecurityGroupIds"),
+        "aws:TagKeys": [tag["Key"] for tag in tags],
+        **{f"aws:RequestTag/{tag['Key']}": tag["Value"] for tag in tags},
         "sagemaker:InstanceTypes": resources.types_of(config),
         "sagemaker:MaxRuntimeInSeconds": request["StoppingCondition"].get("MaxRuntimeInSeconds"),
         "sagemaker:InterContainerTrafficEncryption": bool(
@@ -514,31 +516,4 @@ def context_of_request(request: dict[str, Any]) -> dict[str, Any]:
     for channel in request.get("InputDataConfig", []):
         for member, value in channel.get("DataSource", {}).get("FileSystemDataSource", {}).items():
             values[f"sagemaker:{FILE_SYSTEM_KEYS.get(member, member)}"] = value
-    return _given(values)
-
-
-FILE_SYSTEM_KEYS = {"DirectoryPath": "FileSystemDirectoryPath"}  # the others are their members
-
-
-def context_of_deployment(requests: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The same for what `deploy` creates: kind → request."""
-    hosts = requests.get("EndpointConfig", {}).get("ProductionVariants", [])
-    values = _context(requests.get("Model", {}), next(iter(requests.values())))
-    values["sagemaker:InstanceTypes"] = [host["InstanceType"] for host in hosts]
-    return _given(values)
-
-
-def _context(network: dict[str, Any], tagged: dict[str, Any]) -> dict[str, Any]:
-    """Keys for the network of one request, and the tags of another."""
-    vpc, tags = network.get("VpcConfig", {}), tagged.get("Tags", [])
-    return {
-        "sagemaker:NetworkIsolation": bool(network.get("EnableNetworkIsolation")),
-        "sagemaker:VpcSubnets": vpc.get("Subnets"),
-        "sagemaker:VpcSecurityGroupIds": vpc.get("SecurityGroupIds"),
-        "aws:TagKeys": [tag["Key"] for tag in tags],
-        **{f"aws:RequestTag/{tag['Key']}": tag["Value"] for tag in tags},
-    }
-
-
-def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value not in (None, [], "")}

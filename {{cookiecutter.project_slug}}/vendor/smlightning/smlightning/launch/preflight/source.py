@@ -90,7 +90,7 @@ OUTDATED = (
     ),
     (
         r"(int|len)\(os\.(environ(\.get\(|\[)|getenv\()'SM_HOSTS",
-        "takes SM_HOSTS for a number or a word, and it is a JSON list",
+        "reads SM_HOSTS as a number or a text, and it is a JSON list",
         'len(json.loads(os.environ["SM_HOSTS"]))',
     ),
 )
