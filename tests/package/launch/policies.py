@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
+from types import SimpleNamespace
 from typing import Any
 
 ALLOWED, EXPLICIT, IMPLICIT = "allowed", "explicitDeny", "implicitDeny"
@@ -187,6 +188,12 @@ def simulation(
         return {"EvaluationResults": results}
 
     return answer
+
+
+def iam_of(answer: Any) -> Any:
+    """A client of IAM with one page of a simulation's answer."""
+    pages = SimpleNamespace(paginate=lambda **asked: [answer(asked)])
+    return SimpleNamespace(get_paginator=lambda _: pages)
 
 
 EVERYTHING = {"Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}

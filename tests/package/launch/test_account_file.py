@@ -3,14 +3,13 @@
 import ast
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from botocore.client import BaseClient
 from moto_account import ACCOUNT, REGION, record, refusal, simulated
-from policies import ALLOWED, EXPLICIT, evaluate, simulation, without
+from policies import ALLOWED, EXPLICIT, evaluate, iam_of, simulation, without
 from small_job import PROJECT
 
 from smlightning.__main__ import main
@@ -73,8 +72,7 @@ def missing(
     """What the simulation finds missing, where each of them has its policy."""
     arns = {who: ROLE if who in ("role", "endpoint") else CALLER for who in whose}
     answer = simulation({arn: [policies[who]] for who, arn in arns.items()})
-    pages = SimpleNamespace(paginate=lambda **asked: [answer(asked)])
-    iam = SimpleNamespace(get_paginator=lambda _: pages)
+    iam = iam_of(answer)
     return [
         finding
         for who, arn in arns.items()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partialmethod
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import botocore.client
@@ -18,9 +17,7 @@ from moto_account import ACCOUNT, REGION, record
 from small_job import PROJECT, edited
 
 from smlightning.__main__ import main
-from smlightning.errors import UserError
 from smlightning.launch import account, estimator, history, request
-from smlightning.launch import aws as launch_aws
 
 pytest_plugins = "moto_account"
 
@@ -153,25 +150,6 @@ def test_without_a_terminal_a_code_of_mfa_is_one_sentence(
     assert line.startswith("error") and "MFA" in line
 
 
-def test_credentials_of_a_code_that_expire_are_one_sentence_and_one_more_code(
-    configure, good, prompts, monkeypatch
-):
-    """botocore renews them with no second code (RefreshWithMFAUnsupportedError)."""
-    configure(WITH_CODE, "mfa")
-    keys = {"AccessKeyId": "KEY", "SecretAccessKey": "s", "SessionToken": "t"}
-    soon = datetime.now(UTC) + timedelta(seconds=1)
-    record(monkeypatch, AssumeRole={"Credentials": {**keys, "Expiration": soon}})
-    with pytest.raises(UserError) as raised, launch_aws.errors():
-        for _ in range(2):
-            launch_aws.client("sts", REGION).get_caller_identity()
-    assert "expired" in raised.value.problem and len(prompts) == 1
-    launch_aws.use_profile(good.profile)
-    with pytest.raises(UserError), launch_aws.errors():
-        for _ in range(2):
-            launch_aws.client("sts", REGION).get_caller_identity()
-    assert len(prompts) == 2
-
-
 JOBS = {"region": REGION, "role": f"arn:aws:iam::{ACCOUNT}:role/training", "bucket": "language-id"}
 P4D = {"instance_type": "ml.p4d.24xlarge"}
 
@@ -217,21 +195,6 @@ def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
         assert main(["stop", sent["name"], "--job", str(job_file)]) == 0  # as it was sent
         assert ("ENVIRONMENT" in callers) == (key == "ENVIRONMENT")
     assert (tmp_path / "two").exists() and not (tmp_path / "one").exists()
-
-
-def test_the_rehearsal_after_preflight_uses_its_profile(monkeypatch, tmp_path, capsys):
-    job_file = edited(tmp_path / "job.toml", {**JOBS, **P4D, "profile": "one"})
-    started: list[list[str]] = []
-    monkeypatch.setattr(
-        "smlightning.launch.commands.subprocess",
-        SimpleNamespace(
-            run=lambda command, **_: started.append(command) or SimpleNamespace(returncode=0)
-        ),
-    )
-    words = ["preflight", "--offline", "--rehearse", "--job", str(job_file)]
-    for given in ([], ["--profile="]):
-        assert main([*words, *given]) == 0, capsys.readouterr()
-    assert "--profile=" in started[1] and not any("--profile" in word for word in started[0])
 
 
 def test_a_profile_that_does_not_exist_is_named_with_its_key(configure, tmp_path, capsys):

@@ -4,12 +4,11 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from moto_account import ACCOUNT, REGION, record
-from policies import ALLOWED, evaluate, simulation
+from policies import ALLOWED, evaluate, iam_of, simulation
 from small_job import PROJECT
 from test_corpora import BASE, RIGHT
 from test_corpora import table as table_of
@@ -143,8 +142,7 @@ def variants(given: Job) -> list[tuple[table.Facts, table.Facts]]:
 
 def missing(given: table.Facts, who: str, policy: dict[str, Any]) -> list[Finding]:
     answer = simulation({ROLE: [policy]})
-    pages = SimpleNamespace(paginate=lambda **asked: [answer(asked)])
-    iam = SimpleNamespace(get_paginator=lambda _: pages)
+    iam = iam_of(answer)
     values = table.context_of_request(given.request)
     return list(missing_permissions(iam, who, ROLE, given, values))
 

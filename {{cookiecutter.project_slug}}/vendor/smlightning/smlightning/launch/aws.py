@@ -389,9 +389,6 @@ def explain(failure: Exception) -> UserError:
         return _client_error(failure)
     if isinstance(failure, e.NoCredentialsError | e.PartialCredentialsError):
         return UserError("there are no AWS credentials here", SIGN_IN)
-    if isinstance(failure, e.RefreshWithMFAUnsupportedError):
-        cure = "run the command again; in the notebook, its cell that loads job.toml"
-        return UserError("the credentials of the MFA code have expired", cure)
     if isinstance(failure, e.ProfileNotFound):
         key = _profile_key if _profile else "AWS_PROFILE"
         cure = f"set {key} to one that aws configure list-profiles prints"
