@@ -97,20 +97,15 @@ def good() -> Job:
     )
 
 
-def simulated(*denied: str, pages: bool = False) -> Any:
-    """An answer of IAM's simulation, in one or two pages, that allows all but these actions."""
+def simulated(*denied: str) -> Any:
+    """An answer of IAM's simulation that allows all but these actions."""
 
     def answer(arguments: dict[str, Any]) -> dict[str, Any]:
         results = [
             evaluation(action, dict.fromkeys(arguments["ResourceArns"], verdict(action)))
             for action in arguments["ActionNames"]
         ]
-        if not pages:
-            return {"EvaluationResults": results}
-        half = len(results) // 2
-        if "Marker" in arguments:
-            return {"EvaluationResults": results[half:], "IsTruncated": False}
-        return {"EvaluationResults": results[:half], "IsTruncated": True, "Marker": "second"}
+        return {"EvaluationResults": results}
 
     def verdict(action: str) -> Verdict:
         return Verdict(IMPLICIT if action in denied else ALLOWED)

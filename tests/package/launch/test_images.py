@@ -50,45 +50,6 @@ def test_auto_chooses_a_patched_image_without_known_holes(count: int) -> None:
         assert not any(defect.security for defect in chosen.defects(WRITTEN, fixed_build=True))
 
 
-@pytest.mark.parametrize(
-    ("torch", "names"),
-    [
-        ("2.4.1", ["CVE-2025-32434", "CVE-2026-24747"]),
-        ("2.5.1", ["CVE-2025-32434", "CVE-2026-24747"]),
-        ("2.6.0", ["CVE-2026-24747"]),
-        ("2.9.1", ["CVE-2026-24747"]),
-        ("2.10.0", []),
-        ("2.11.0", ["aws-ofi-nccl 1.18.0"]),
-        ("2.12.1", ["aws-ofi-nccl 1.18.0"]),
-        ("2.13.0", []),
-    ],
-)
-def test_defects_follow_from_the_version_of_torch(torch: str, names: list[str]) -> None:
-    tag = f"pytorch-training:{torch}-gpu-py311-cu124-ubuntu22.04-sagemaker"
-    image = images.aws_image(f"763104351884.dkr.ecr.us-east-1.amazonaws.com/{tag}")
-    assert image and image.profile
-    before = date(2026, 8, 26)
-    assert [defect.name for defect in image.profile.defects(before)] == names
-    lasting = [name for name in names if name.startswith("CVE")]
-    assert [defect.name for defect in image.profile.defects(WRITTEN)] == lasting
-    fixed_build = image.profile.defects(WRITTEN, fixed_build=True)
-    assert [defect.name for defect in fixed_build] == names
-
-
-@pytest.mark.parametrize(
-    ("tag", "fixed"),
-    [
-        ("2.12-cu130-amzn2023-sagemaker", False),
-        ("2.10-gpu-py313-cu130-ubuntu22.04-sagemaker-v1", False),
-        ("2.12-cu130-amzn2023-sagemaker-v1.3", True),
-        ("2.12-cu130-amzn2023-sagemaker-2026-07-03-10-11-12", True),
-        (f"2.12-cu130-amzn2023-sagemaker@sha256:{'0' * 64}", True),
-    ],
-)
-def test_an_address_names_a_build_or_the_newest_one(tag: str, fixed: bool) -> None:
-    assert images.is_fixed_build(f"public.ecr.aws/deep-learning-containers/pytorch:{tag}") == fixed
-
-
 @pytest.mark.parametrize("profile", images.PROFILES.values(), ids=images.PROFILES)
 def test_a_profile_is_what_its_tag_says(profile: images.Profile) -> None:
     repository, _, tag = profile.gpu.partition(":")
@@ -184,21 +145,3 @@ def test_an_image_from_a_mirror_is_aws_image() -> None:
 )
 def test_the_registry_for_inference_is_the_training_images_own(image: str, registry: str) -> None:
     assert images.registry_for_inference(image, "eu-west-1") == registry
-
-
-@pytest.mark.parametrize(
-    ("uri", "right"),
-    [
-        (f"{MIRROR}/mine", True),
-        ("registry.acme.example:5000/ml/train:1.0-rc_1", True),
-        (f"{MIRROR}/a__b/c.d-e:1@sha256:{'a' * 64}", True),
-        (f"{MIRROR}/mine:", False),
-        (f"{MIRROR}/mine@sha256:abc", False),
-        (f"{MIRROR}/Mine:1", False),
-        (f"{MIRROR}/mine:1:2", False),
-        ("mine:1", False),
-        (f"{MIRROR}//mine", False),
-    ],
-)
-def test_an_address_of_an_image_is_read_as_docker_reads_it(uri: str, right: bool) -> None:
-    assert bool(images.REFERENCE.fullmatch(uri)) == right

@@ -221,42 +221,19 @@ def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, 
             [(level, f"hyperparameters.{key}")] if level else []
         )
         assert not level or cure in str(found[0])
-    options = {"words": "cldr", "data_dir": f"{tmp_path}/here.csv"}
-    (found,) = channels.option_paths(good.replace(hyperparameters=options), PROJECT)
-    assert (found.level, found.key) == ("error", "hyperparameters.data_dir"), (
-        "a file is no folder for output"
-    )
 
 
-def test_data_secrets_and_links_in_src_are_errors(good, tmp_path):
+def test_src_is_complete_and_small_and_its_notebooks_have_no_outputs(good, tmp_path):
     here, folder = projects.Project(tmp_path), tmp_path / "src"
     folder.mkdir()
     assert {f.key for f in source.files(good, here)} == {"src/train.py", "src/requirements.txt"}
     for name in ("train.py", "requirements.txt"):
         (folder / name).touch()
     assert not list(source.files(good, here))
-    (folder / "train.csv").touch()
-    (folder / ".env").write_text("KEY = 'AKIAABCDEFGHIJKLMNOP'")  # which no archive holds
-    (folder / "id_rsa").touch()
-    (folder / "keys.py").write_text("KEY = 'AKIAABCDEFGHIJKLMNOP'")
-    (folder / "a.ipynb").write_text('{"cells": [{"outputs": [{"output_type": "stream"}]}]}')
-    (folder / "link.py").symlink_to(tmp_path / "elsewhere")
-    (folder / "__pycache__").mkdir()
-    (folder / "__pycache__" / "x.zip").touch()
-    (folder / "b.ipynb").write_text(
-        '{"cells": [{"outputs": [{"output_type": "stream"}]}]}' + " " * 3_000_000
-    )
+    outputs = '{"cells": [{"outputs": [{"output_type": "stream"}]}]}'
+    (folder / "a.ipynb").write_text(outputs + " " * 3_000_000)
     (folder / "big.bin").write_bytes(b"\0" * (51 * 2**20))
-    found = {f.key for f in source.files(good, here)}
-    assert found == {
-        "src/train.csv",
-        "src/id_rsa",
-        "src/keys.py",
-        "src/a.ipynb",
-        "src/b.ipynb",
-        "src/link.py",
-        "src/",
-    }
+    assert {f.key for f in source.files(good, here)} == {"src/a.ipynb", "src/"}
 
 
 def test_a_list_price_has_its_day_and_region(good):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Any
 
@@ -156,12 +156,12 @@ class Profile:
     patched_until: date | None  # None: not known here
     toolkit: str | None = None  # version of sagemaker-training; None: not known here
     pytorch_toolkit: str | None = None  # of sagemaker-pytorch-training
-    holds: tuple[str, ...] = ()  # packages next to torch that pip finds there, name==version
+    holds: Mapping[str, str] = field(default_factory=dict)  # package → version, next to torch
 
     @property
     def packages(self) -> dict[str, str]:
         """Package → version of what is known to be in the image, torch first."""
-        return {"torch": self.torch, **dict(_pair(pin) for pin in self.holds)}
+        return {"torch": self.torch, **self.holds}
 
     @property
     def version(self) -> Version:
@@ -192,8 +192,9 @@ class Profile:
 # docker/pytorch/2.13/cuda/uv.lock of github.com/aws/deep-learning-containers, read in November
 # 2026: what a requirements.txt asks for in vain there, or what pip would wrongly replace. Of images
 # before 2.11 AWS publishes no lock file.
-_IN_2_13 = tuple(
-    """
+_IN_2_13 = dict(
+    pin.split("==")
+    for pin in """
     triton==3.7.1 deepspeed==0.19.2
     mlflow==3.15.1 mlflow-skinny==3.15.1 mlflow-tracing==3.15.1 sagemaker-mlflow==0.2.0
     nvidia-cublas==13.1.1.3 nvidia-cuda-cupti==13.0.85 nvidia-cuda-nvrtc==13.0.88
@@ -205,15 +206,11 @@ _IN_2_13 = tuple(
 )
 
 
-def _next_to_torch(release: Release | None) -> tuple[str, ...]:
+def _next_to_torch(release: Release | None) -> dict[str, str]:
+    """The packages that are built for one torch each."""
     if release is None:
-        return ()
-    return (f"torchvision=={release.torchvision}", f"torchaudio=={release.torchaudio}")
-
-
-def _pair(pin: str) -> tuple[str, str]:
-    name, _, version = pin.partition("==")
-    return name, version
+        return {}
+    return {"torchvision": release.torchvision, "torchaudio": release.torchaudio}
 
 
 def _profile(
@@ -224,7 +221,7 @@ def _profile(
     cpu: str = "",
     cuda: tuple[int, int],
     launchers: tuple[str, ...],
-    holds: tuple[str, ...] = (),
+    holds: Mapping[str, str] | None = None,
 ) -> Profile:
     """A profile of this project: tags and launchers here, the rest of its release."""
     release = RELEASES[version]
@@ -239,7 +236,7 @@ def _profile(
         patched_until=release.patched_until,
         toolkit=release.toolkit,
         pytorch_toolkit=release.pytorch_toolkit,
-        holds=(*_next_to_torch(release), *holds),
+        holds={**_next_to_torch(release), **(holds or {})},
     )
 
 

@@ -185,7 +185,7 @@ def _of_storage(facts: Facts) -> dict[str, list[str]]:
     """Objects and buckets of each of the job's and the model's places."""
     named = {}
     for name, patterns in _places(facts).items():
-        named[f"objects of {name}"] = _widest(patterns)
+        named[f"objects of {name}"] = patterns
         named[f"buckets of {name}"] = [pattern.partition("/")[0] for pattern in patterns]
     return named
 
@@ -223,16 +223,6 @@ def _inputs(facts: Facts) -> Iterator[str]:
         if address.startswith("s3://"):
             rest = "" if str(given.get("S3DataType", "")).endswith("ManifestFile") else "*"
             yield from facts.objects(address, rest)
-
-
-def _widest(patterns: list[str]) -> list[str]:
-    """The patterns of objects, without those that another one contains."""
-    folders = [pattern.removesuffix("*") for pattern in patterns if pattern.endswith("*")]
-    return [
-        pattern
-        for pattern in patterns
-        if not any(pattern.startswith(folder) and pattern != f"{folder}*" for folder in folders)
-    ]
 
 
 def _repository(facts: Facts, uri: str) -> list[str]:

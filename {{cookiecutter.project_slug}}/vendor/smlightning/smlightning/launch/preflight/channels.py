@@ -112,7 +112,9 @@ def option_paths(job: Job, project: Project) -> Iterator[Finding]:
             yield error(key, problem, f'write "{paths.CHANNELS}{value}"')
         elif channel:
             if channel not in job.channels:
-                yield missing_channel(key, channel, job)
+                cure = f'add {channel[:80]} = "s3://bucket/folder/"'
+                cure = cure_for_unknown_name(channel, job.channels) if job.channels else cure
+                yield error(key, f"[channels] has no {channel[:80]} to read", cure)
         elif value.startswith("s3://"):
             problem = f'"{value[:80]}" is an address, and the training job reads files'
             yield warning(key, problem, "set it under [channels], and the channel here")
@@ -142,11 +144,3 @@ def is_output(declared: Option | None, name: str, value: str) -> bool:
     if declared is None or name == "resume":
         return False
     return declared.resume in ("free", "path") and not paths.is_file(value)
-
-
-def missing_channel(key: str, channel: str, job: Job) -> Finding:
-    twins = [name for name in job.channels if name.lower() == channel.lower()]
-    cure = f'add {channel[:80]} = "s3://bucket/folder/"'
-    if twins:
-        cure = f"rename {twins[0]}: case counts"
-    return error(key, f"[channels] has no {channel[:80]} to read", cure)
