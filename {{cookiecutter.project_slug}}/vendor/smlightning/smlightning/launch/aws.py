@@ -35,7 +35,7 @@ TYPES = {
     "structure": dict,
 }
 
-# What the API's pages say of KmsKeyId: ID or ARN of a key, or of an alias.
+# KmsKeyId by the API's pages: ID or ARN of a key, or of an alias.
 _UUID = "-".join(rf"[0-9a-fA-F]{{{count}}}" for count in (8, 4, 4, 4, 12))
 KMS_KEY = re.compile(
     rf"{_UUID}|mrk-[0-9a-f]{{32}}|alias/[\w/-]+"
@@ -325,12 +325,14 @@ def errors(subject: str = "", instead: str = "") -> Iterator[None]:
         if failure.args:  # of a file
             raise
         cure = "run the command in a terminal, or with credentials that need no code"
-        raise UserError("the profile needs an MFA code, and nobody can type it", cure) from failure
+        raise UserError(
+            "the profile needs an MFA code, and there is no terminal", cure
+        ) from failure
 
 
 @contextmanager
 def print_user_errors() -> Iterator[None]:
-    """For a notebook's cell: a mistake's sentence in place of its stack trace."""
+    """In a notebook's cell: print a user's mistake as one sentence, without a stack trace."""
     try:
         with errors():
             yield

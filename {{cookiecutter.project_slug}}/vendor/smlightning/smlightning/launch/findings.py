@@ -110,7 +110,7 @@ def cure_for_unknown_name(value: str, known: Iterable[str]) -> str:
     if similar:
         return f"did you mean {names[similar[0]]}?"
     if not names:
-        return "there are none"
+        return "there are no such names"
     listed = ", ".join(list(names.values())[:LISTED_NAMES])
     more = ", …" if len(names) > LISTED_NAMES else ""
     return f"known are {listed}{more}"

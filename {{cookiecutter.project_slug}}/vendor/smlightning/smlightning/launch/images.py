@@ -55,7 +55,7 @@ class Defect:
         name: under which others find it.
         does: what happens, as the end of a sentence about the image.
         so: what follows from it for a job.
-        source: who says so.
+        source: URL of the evidence.
         before: the first torch without it.
         since: the first torch with it.
         rebuilt: from this day on the same tags hold an image without it; None: they never will.
@@ -148,7 +148,7 @@ class Profile:
 
     name: str
     gpu: str  # repository:tag for GPU instances
-    cpu: str  # for CPU instances; empty: there is none
+    cpu: str  # for CPU instances; empty: AWS has no such image
     python: str
     torch: str
     cuda: tuple[int, int] | None  # None: an image for CPUs
@@ -281,7 +281,7 @@ EFA_SET_SINCE = {
     "ml.p5.48xlarge": (4, 8, 1),
     "ml.p5e.48xlarge": (5, 1, 2),
 }
-# What the request sets where the toolkit does not. FI_EFA_USE_DEVICE_RDMA is needed before
+# The request sets these where the toolkit does not. FI_EFA_USE_DEVICE_RDMA is needed before
 # libfabric 1.18 only, and these images have newer ones (EFA installer 1.36.0 and later);
 # RDMAV_FORK_SAFE, which the toolkit sets, AWS advises against (awslabs/awsome-distributed-ai,
 # efa-cheatsheet.md).
@@ -386,8 +386,8 @@ REFERENCE = re.compile(
     re.ASCII,
 )
 VERSION = re.compile(r"(\d+)\.(\d+)(?:\.\d+)?")
-# A tag of theirs for training, of which owners choose none by chance: up to 2.10 with its Python,
-# then without; a build's day and version may follow
+# A tag of AWS's images for training, too long to be an owner's by chance: up to 2.10 with its
+# Python, then without; a build's day and version may follow
 # (https://aws.github.io/deep-learning-containers/reference/available_images/).
 AWS_TAG = re.compile(
     r"\d+\.\d+(\.\d+)?-(gpu|cpu|cu\d+)(-py3\d+)?(-cu\d+)?-(ubuntu\d\d\.04|amzn\d+)-sagemaker"
@@ -485,8 +485,8 @@ def aws_image(uri: str, mirror: str = "") -> AwsImage | None:
 def registry_for_inference(uri: str, region: str) -> str:
     """The registry that AWS's images for inference are in, next to a training image.
 
-    A job of which only the image's address is known may have trained in a mirror of AWS's: there
-    repository and tag are AWS's, as a whole. Empty for other images.
+    The job may have trained in a mirror of AWS's registry, where repository and tag are AWS's own.
+    Empty for other images.
     """
     if uri.startswith(f"{PUBLIC}/"):
         return registry(region)

@@ -57,7 +57,7 @@ def members(job: Job) -> dict[str, Any]:
 
 
 def _given(job: Job) -> dict[str, Any]:
-    """[request.ResourceConfig], whose types reading job.toml has checked."""
+    """[request.ResourceConfig]; reading job.toml has checked its types."""
     return job.request.get("ResourceConfig", {})
 
 
@@ -209,5 +209,5 @@ def smallest_host(job: Job) -> str:
 
 
 def shown(cluster: Cluster) -> str:
-    """As in `2 × ml.g5.12xlarge + 1 × ml.g6.12xlarge`."""
+    """A text as `2 × ml.g5.12xlarge + 1 × ml.g6.12xlarge`."""
     return " + ".join(map(str, cluster))

@@ -66,7 +66,7 @@ class Context:
 
     @property
     def output_key(self) -> str:
-        """The key of job.toml that says where models and code go."""
+        """The key of job.toml that sets the place of models and code."""
         chosen = self.job.request.get("OutputDataConfig", {}).get("S3OutputPath")
         return OUTPUT if chosen else "bucket"
 

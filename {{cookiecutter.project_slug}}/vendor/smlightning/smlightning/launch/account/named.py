@@ -15,7 +15,7 @@ ABSENT = ("NotFound", "DoesNotExist", "Validation", "Invalid")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of resource: how AWS is asked for one, and what its answer means for a job.
+    """A kind of resource: the call that describes it, and the states that a job cannot use.
 
     Attributes:
         service: of boto3.

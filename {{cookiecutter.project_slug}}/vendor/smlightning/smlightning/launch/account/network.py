@@ -90,7 +90,7 @@ def lets_through(rule: dict[str, Any], groups: list[str], blocks: list[str], efa
 
 @dataclass(frozen=True)
 class Vpc:
-    """What leads out of a job's subnets.
+    """The ways out of a job's subnets.
 
     Attributes:
         closed: ID of each subnet without a route to the internet → its routes.
@@ -105,7 +105,7 @@ class Vpc:
         return [e for e in self.endpoints if e.get("ServiceName", "").endswith(f".{service}")]
 
     def on_subnets(self, service: str) -> Entries:
-        """Those endpoints with addresses in the VPC; the others are targets of routes."""
+        """Its endpoints with addresses in the VPC; other endpoints are targets of routes."""
         return [endpoint for endpoint in self.of_service(service) if endpoint.get("SubnetIds")]
 
 
@@ -184,14 +184,14 @@ def routes(context: Context, subnets: Entries) -> dict[str, Entries]:
 
 
 def gateway(route: dict[str, Any]) -> str:
-    """The ID of the gateway that a route leads to; its beginning tells its kind."""
+    """The ID of the gateway that a route leads to; its prefix is its kind."""
     return str(route.get("GatewayId", ""))
 
 
 def leads_to_internet(routes: Entries) -> bool:
     """Whether there is a default route other than through an internet gateway (igw-).
 
-    SageMaker's hosts have no public address, so an internet gateway lets nothing of theirs through.
+    SageMaker's hosts have no public address, so an internet gateway does not forward their traffic.
     """
     default = [route for route in routes if route.get("DestinationCidrBlock") == DEFAULT]
     return any(not gateway(route).startswith("igw-") for route in default)

@@ -49,7 +49,7 @@ def permissions(context: Context) -> Iterator[Finding]:
         caller = caller_arn(context, iam, arn)
     except iam.exceptions.NoSuchEntityException:
         problem = f"{context.sender or context.caller[1]} does not exist here"
-        yield error("--sender", problem, "name a role of this account")
+        yield error("--sender", problem, "give a role of this account")
         caller = ""
     values = context_of_request(facts.request)
     yield from missing_permissions(iam, CALLER, caller, facts, values)
@@ -57,7 +57,7 @@ def permissions(context: Context) -> Iterator[Finding]:
 
 
 def role_problems(context: Context) -> Iterator[Finding]:
-    """Problems of the role that show before AWS is asked."""
+    """Problems of the role that need no call to AWS."""
     kind, caller = context.caller
     if not context.role:
         # An empty role means the caller's own, as it is in Studio.

@@ -62,14 +62,14 @@ def look_up(context: Context, key: str, name: str) -> Finding | None:
 
 
 def data(context: Context, key: str, uri: str) -> Iterator[Finding]:
-    """A channel has objects, and no others whose keys begin in the same way."""
+    """A channel has objects, and matches no other folder."""
     if not context.objects(uri):
         yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
     yield from neighbours(context, key, uri)
 
 
 def neighbours(context: Context, key: str, uri: str) -> Iterator[Finding]:
-    """What else an address without a final slash brings: S3 matches the beginnings of keys."""
+    """A warning if an address without a final slash also matches another folder's keys."""
     prefix = aws.s3_location(uri)[1]
     if not prefix or prefix.endswith("/"):
         return
@@ -78,5 +78,5 @@ def neighbours(context: Context, key: str, uri: str) -> Iterator[Finding]:
     others = [name for name in names if name != prefix and name not in inside]
     if inside and others:
         folder = others[0].removeprefix(prefix).split("/")[0]
-        problem = f"{uri} also brings {prefix}{folder}, whose name begins in the same way"
+        problem = f"{uri} also matches the keys of {prefix}{folder}"
         yield warning(key, problem, f'end it with a slash: "{uri}/"')

@@ -28,7 +28,7 @@ Condition = tuple[tuple[str, str], ...]  # (key of IAM's context, value)
 
 @dataclass(frozen=True)
 class Facts:
-    """What the table reads: a job's request, and where it is sent.
+    """The table's input: a job's request, and the account that it is sent to.
 
     ``account`` and ``partition`` may be placeholders of CloudFormation.
     """
@@ -329,7 +329,7 @@ def _by_alias(key: str) -> Condition:
 
 
 def _of_deployment(facts: Facts) -> dict[str, list[str]]:
-    """What `deploy` creates, with the job's name in small letters."""
+    """Resources that `deploy` creates, with the job's name in lower case."""
     name = facts.job_name.lower().removesuffix("*")
     model, config, endpoint = (
         facts.arn("sagemaker", f"{kind}/{name}*")
@@ -423,7 +423,7 @@ TABLE: tuple[Permission, ...] = (
     *_lines(ROLE, "sts:GetServiceBearerToken", "token of CodeArtifact"),
     *_lines(ROLE, "ssmmessages:CreateControlChannel CreateDataChannel", "remote shell"),
     *_lines(ROLE, "ssmmessages:OpenControlChannel OpenDataChannel", "remote shell"),
-    # What preflight and `list` look up. Preflight rejects no job for the lack of these.
+    # Preflight and `list` look these up. Preflight rejects no job that lacks them.
     *_lines(LOOKER, "iam:GetRole", "roles"),
     *_lines(LOOKER, "iam:SimulatePrincipalPolicy", "principals"),
     *_lines(LOOKER, "sagemaker:ListTrainingJobs", "everything"),

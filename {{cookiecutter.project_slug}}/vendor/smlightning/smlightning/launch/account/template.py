@@ -86,7 +86,7 @@ def facts(
 
     Args:
         job: of job.toml.
-        project: whose src/options.py names the metrics.
+        project: its src/options.py declares the metrics.
         account: its number.
         partition: of AWS's regions.
         path: of the execution role; empty: as job.toml has it.

@@ -66,7 +66,7 @@ def limits(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
 
 
 def unsaid(limits: list[Finding], findings: list[Finding]) -> list[Finding]:
-    """Limits without bare patterns and missing members whose key has an error in words."""
+    """The limits, except patterns and missing members of a key that has a clearer error."""
     errors = [f"{finding.key}." for finding in findings if finding.level == "error"]
     return [
         limit
@@ -144,7 +144,7 @@ def isolation(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
 
 
 def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """No variable that the launcher or SageMaker sets itself, or that hides GPUs from it."""
+    """Variables that the launcher or SageMaker sets itself, or that the container cannot use."""
     variables = request.get("Environment", {})
     for name in variables:
         if launchers.reserves(str(name)):

@@ -1,4 +1,4 @@
-"""What a value of an option can be a path of: a channel in the container, or this machine."""
+"""Paths among the values of options: of a channel in the container, or of this machine."""
 
 import os
 import re

@@ -54,7 +54,7 @@ SECRET_NAME = re.compile(
     r"|(\w*_)?(secret|api|access|private|signing|encryption|wandb)_?key)(_|$)"
 )
 KEY_NAME = re.compile(r"key$")  # a sort_key too: only what looks random is a secret
-# A name that says of a secret where it is or what it is like: SECRET_ARN, TOKEN_FILE, EOS_TOKEN_ID.
+# Names of a secret's place or kind: SECRET_ARN, TOKEN_FILE, EOS_TOKEN_ID.
 REFERENCE_NAME = re.compile(
     r"_(arns?|names?|ids?|files?|path|folder|dir|ur[il]|key_spec|env|var|field|column|type|policy"
     r"|region|method|store|header|hasher)$"
@@ -90,7 +90,7 @@ MOST_CHARACTERS = 2**20  # of a file whose assignments are read; code has fewer
 
 
 def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Finding]:
-    """No secret in what the AWS console shows of the job."""
+    """Secrets in the parts of the job that the AWS console shows."""
     names = {f"environment.{hub.SECRET}": "hub_token_secret"}
     for variable in job.secrets:
         names[f"environment.{hub.SECRET_FOR}{variable}"] = f"secrets.{variable}"
@@ -113,7 +113,7 @@ def visible(job: Job, request: dict[str, Any], project: Project) -> Iterator[Fin
 
 
 def created(create: Create, kinds: Iterable[str]) -> Iterator[Finding]:
-    """No secret in the members of [create] for these kinds."""
+    """Secrets in the members of [create] for these kinds."""
     for key, text in texts({f"create.{kind}": getattr(create, kind) for kind in kinds}):
         if forms(text) or has_secret_name(key, text):
             yield error(key, SHOWN, "keep it in Secrets Manager, and let the code read it there")
@@ -136,8 +136,8 @@ def forms(text: str) -> list[int]:
 def has_secret_name(key: str, text: str) -> bool:
     """Whether the name of a value says that it is a secret, and the value can be one.
 
-    The name, the ARN, the address or the path of a secret is none, nor is a word of a vocabulary,
-    as </s>, or a place for a secret, as "your-token".
+    Not a secret: its name, ARN, address or path; a word of a vocabulary, as </s>; a placeholder, as
+    "your-token".
     """
     name = words(key.rpartition(".")[2])
     if REFERENCE_NAME.search(name) or not ONE_WORD.fullmatch(text) or PLACEHOLDER.fullmatch(text):
