@@ -309,7 +309,7 @@ def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch, kind
     assert said.endswith("did not answer") and "offline" not in said
 
 
-def test_a_denied_question_is_skipped_and_earlier_findings_stay(aws, good, monkeypatch):
+def test_a_denied_call_is_skipped_and_earlier_findings_stay(aws, good, monkeypatch):
     record(monkeypatch, GetRole=refusal("AccessDenied", "GetRole"))
     assert [line.split(";")[0] for line in findings(good)] == [
         "skipped permissions: these credentials may not call GetRole"

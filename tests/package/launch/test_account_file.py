@@ -109,7 +109,9 @@ CONDITIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("condition", "level"), CONDITIONS, ids=str)
-def test_an_organisations_conditions_are_asked_with_the_requests_own_values(full, condition, level):
+def test_conditions_of_policies_are_simulated_with_the_values_of_the_request(
+    full, condition, level
+):
     """What the request says decides; what nobody but AWS knows is a warning, and no error."""
     whole = own(full)
     creating = {"Effect": "Allow", "Action": ["sagemaker:CreateTrainingJob"], "Resource": ["*"]}
@@ -185,7 +187,7 @@ GITHUB = "me@12/words@3456"
 LOOKING = ("Describe", "List", "Get", "Simulate")
 
 
-def test_a_pull_request_may_look_and_one_environment_of_one_branch_may_send(full):
+def test_pull_requests_only_read_and_one_environment_of_one_branch_sends(full):
     resources = template.cloudformation(full, PROJECT, github=GITHUB)["Resources"]
     claims, actions = {}, {}
     for name in ("GitHubPreflightRole", "GitHubRole"):
@@ -243,7 +245,7 @@ def test_bucket_and_provider_outlive_the_stack_and_have_the_jobs_tags(full):
     assert resources["Bucket"]["Properties"]["Tags"] == [{"Key": "project", "Value": "words"}]
 
 
-def test_the_bucket_takes_no_request_without_tls(full):
+def test_the_bucket_rejects_requests_without_tls(full):
     resources = template.cloudformation(full, PROJECT)["Resources"]
     (tls,) = resources["BucketPolicy"]["Properties"]["PolicyDocument"]["Statement"]
     tls = {**tls, "Resource": ["arn:aws:s3:::words-bucket", "arn:aws:s3:::words-bucket/*"]}
@@ -269,7 +271,7 @@ LOOK_UPS = {
 }
 
 
-def test_the_callers_policy_has_each_call_of_preflight(aws, full, monkeypatch):
+def test_the_callers_policy_allows_every_call_of_preflight(aws, full, monkeypatch):
     """And nothing that it does not look up for the job."""
     denied = {action.partition(":")[2] for action in LOOK_UPS}
     record(

@@ -1,4 +1,4 @@
-"""What a job names in an account is looked up: data, image, file system, key, secret, server."""
+"""Preflight finds the resources of a job in the account: data, image, file system, key, secret."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,7 @@ def of_training(job: Job, channel: Channel) -> Job:
     return job.replace(channels={"training": channel}, hyperparameters=options)
 
 
-def test_an_address_that_also_brings_another_folder_is_a_warning(aws, good):
+def test_an_address_that_matches_another_folder_is_a_warning(aws, good):
     put(aws, "train/a.csv")
     job = of_training(good, "s3://language-id/train")
     assert findings(job) == []
@@ -178,7 +178,7 @@ APP = SERVER.replace("tracking-server/team", "app/app-1")
         ),
     ],
 )
-def test_a_resource_in_a_state_without_use_is_an_error(
+def test_a_resource_in_an_unusable_state_is_an_error(
     aws,
     good,
     monkeypatch,
@@ -216,7 +216,7 @@ def test_a_path_in_fsx_begins_with_the_mount_name(aws, good, monkeypatch):
         assert [each.level for each in findings(job)] == levels
 
 
-def test_no_question_is_sent_to_aws_twice(aws, good, vpc, monkeypatch):
+def test_aws_gets_no_call_twice(aws, good, vpc, monkeypatch):
     """The checks run at once, and share answers and errors."""
     put(aws, "data/a.csv")
     job = of_training(good.replace(network=vpc.network), "s3://language-id/data/")

@@ -46,7 +46,7 @@ def test_a_closed_vpc_with_endpoints_and_an_index_of_its_own_passes(aws, good, v
     assert levels(job) == []
 
 
-def test_a_closed_vpc_without_them_does_not(good, vpc):
+def test_a_closed_vpc_without_endpoints_is_an_error_for_each_connection(good, vpc):
     """A private index serves only pip: every other connection is judged by itself."""
     job = good.replace(
         network=vpc.network,
@@ -65,7 +65,7 @@ def test_a_closed_vpc_without_them_does_not(good, vpc):
     ]
 
 
-def test_preflight_judges_the_network_of_whatever_the_job_connects_to(aws, good, vpc):
+def test_preflight_checks_the_network_for_all_connections_of_the_job(aws, good, vpc):
     vpc.gateway("s3")
     aws.client("secretsmanager").create_secret(Name="team/db", SecretString="x")
     job = good.replace(network=vpc.network, environment=INDEX, secrets={"DB": "team/db"})
@@ -103,7 +103,7 @@ CLOSED: list[tuple[Change, str, tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("change", "level", "services"), CLOSED)
-def test_a_closed_subnet_leads_to_what_the_vpc_has_an_endpoint_for(
+def test_a_closed_subnet_reaches_services_with_an_endpoint(
     good, vpc, monkeypatch, change: Change, level: str, services: tuple[str, ...]
 ):
     record(

@@ -1,6 +1,4 @@
-"""Right jobs that preflight passes, and mistakes that it names: tables, in right_jobs.toml and
-mistakes.toml.
-"""
+"""Preflight accepts every job of right_jobs.toml, and reports every mistake of mistakes.toml."""
 
 import dataclasses
 import json

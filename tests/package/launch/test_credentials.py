@@ -1,4 +1,4 @@
-"""Who asks AWS: one profile for each job file, whose credentials are fetched once for a command."""
+"""Each job file has one profile, and a command fetches its credentials once."""
 
 import json
 import shlex

@@ -24,7 +24,7 @@ def test_each_profile_was_proven_with_the_versions_of_the_table(name: str) -> No
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_no_question_about_a_profile_is_left_out(name: str) -> None:
+def test_the_record_of_each_profile_is_complete(name: str) -> None:
     """Both tasks, whole and by LoRA, on one rank and two, every step; each of its launchers."""
     profile = PROFILES[name]
     rows = {row["name"]: row for row in RECORD[name]["rows"]}

@@ -178,6 +178,6 @@ def test_each_pattern_of_aws_is_compiled_or_passed_over():
         ("CognitoUserGroup", "Gruppe-№1", "two words"),
     ],
 )
-def test_classes_of_java_hold_what_aws_takes(shape, right, wrong):
+def test_java_patterns_accept_the_values_that_aws_accepts(shape, right, wrong):
     assert not list(aws.violations(right, aws.shape(shape)))
     assert list(aws.violations(wrong, aws.shape(shape)))

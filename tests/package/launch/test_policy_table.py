@@ -171,7 +171,7 @@ def test_policies_have_iams_grammar(aws):
         iam.create_policy(PolicyName="wrong", PolicyDocument=json.dumps(wrong))
 
 
-def test_with_its_policies_each_right_job_is_missing_nothing():
+def test_each_right_job_has_every_permission_with_its_policies():
     usual = {**BASE, "name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
     for case in RIGHT:
         given = jobs.from_table(table_of(case, usual), PROJECT)
@@ -181,7 +181,7 @@ def test_with_its_policies_each_right_job_is_missing_nothing():
 
 
 @pytest.mark.parametrize("line", range(len(table.TABLE)), ids=label)
-def test_without_a_line_some_job_lacks_its_action(line, monkeypatch):
+def test_a_job_lacks_the_action_of_a_line_that_is_removed(line, monkeypatch):
     """The first job that needs the line."""
     lines = table.TABLE
     who, action, name = lines[line].who, lines[line].action, lines[line].resources
@@ -249,7 +249,7 @@ def test_an_alias_allows_the_keys_that_have_it(who, key, account_of_key, alias):
     assert evaluate([policy], "kms:Decrypt", arn, {}).decision != ALLOWED
 
 
-def test_preflight_asks_about_the_key_of_an_alias(aws, good, monkeypatch):
+def test_preflight_simulates_the_key_of_an_alias(aws, good, monkeypatch):
     """A role that may use that key by its ARN, by its alias, or another key."""
     kms = aws.client("kms")
     key, other = (kms.create_key()["KeyMetadata"]["Arn"] for _ in range(2))
@@ -281,7 +281,7 @@ def test_preflight_asks_about_the_key_of_an_alias(aws, good, monkeypatch):
         ("team/wandb:password", f"{SECRET}team/wandb-??????"),
     ],
 )
-def test_a_secret_is_one_secret(secret, resource):
+def test_a_reference_allows_one_secret(secret, resource):
     found = table.resources_of(patterns(job(secrets={"KEY": secret})))
     assert found["secrets"] == [resource]
 

@@ -56,7 +56,7 @@ print("asked:", status, asked)
 """
 
 
-def test_offline_nothing_is_asked():
+def test_offline_preflight_opens_no_connection():
     """No address is looked up or connected to, and no pip started that would; without a network,
     where this machine lets a test take it away.
     """

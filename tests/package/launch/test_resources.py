@@ -89,7 +89,7 @@ def test_the_clusters_of_a_resource_config(config: dict[str, Any], expected: Any
         GOOD.replace(instance_type=["ml.g5.48xlarge", "ml.g5.12xlarge"]),
     ],
 )
-def test_the_hosts_that_are_judged_are_those_that_are_sent(job: Job) -> None:
+def test_checks_read_the_hosts_of_the_request(job: Job) -> None:
     sent = request.dry_run(job, PROJECT)["ResourceConfig"]
     clusters = [resources.groups(each) for each in resources.alternatives(job)]
     assert resources.candidates(sent) == clusters or len(clusters) == 1
@@ -111,7 +111,7 @@ def test_launcher_flags_and_image_are_those_of_the_groups() -> None:
     assert launchers.launcher(alone) == "none" and launchers.flags(alone) == {}
 
 
-def test_the_toolkit_is_told_of_all_groups_and_of_no_type_that_some_hosts_are_not() -> None:
+def test_flags_contain_all_groups_and_a_type_only_if_all_hosts_have_it() -> None:
     names = {"sagemaker_distribution_instance_groups": ["a", "b"]}
     assert launchers.flags(TWO) == {**TORCHRUN, **names}
     sent = request.dry_run(TWO, PROJECT)["HyperParameters"]

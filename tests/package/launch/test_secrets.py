@@ -56,7 +56,7 @@ def test_a_hosts_first_process_has_the_values_and_nothing_else_has_them(
         ("WANDB_API_KEY", f"{VALUE}\0"),
     ],
 )
-def test_what_no_variable_can_hold_is_a_sentence_without_the_value(aws, variable, content):
+def test_an_error_about_a_secret_hides_its_value(aws, variable, content):
     aws.client("secretsmanager").create_secret(Name="keyed", SecretString=content)
     with pytest.raises(UserError) as raised:
         hub.sign_in(0, {f"SECRET_FOR_{variable}": "keyed", "AWS_REGION": REGION})
@@ -198,7 +198,7 @@ def test_a_wrong_key_is_a_sentence_without_a_value(aws):
         assert raised.value.__cause__ is None
 
 
-def test_a_variable_that_is_set_is_left_alone():
+def test_a_variable_that_is_set_is_not_overwritten():
     env = {"SECRET_FOR_WANDB_API_KEY": "none", "WANDB_API_KEY": "mine"}
     hub.sign_in(0, env)
     assert env["WANDB_API_KEY"] == "mine"

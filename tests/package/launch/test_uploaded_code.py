@@ -1,4 +1,4 @@
-"""What submit and deploy upload of a src/ that holds secrets, links and data."""
+"""submit and deploy upload src/ without secrets, links and hidden files."""
 
 import io
 import json
@@ -170,7 +170,7 @@ def test_a_secret_is_known_by_its_form_under_any_name(text: str) -> None:
     assert secrets.forms(text)
 
 
-def test_a_token_in_the_place_of_a_user_is_known_and_a_name_there_is_not() -> None:
+def test_a_token_as_user_of_an_address_is_a_secret_and_a_name_is_not() -> None:
     assert secrets.forms("https://" + "aB3x" * 6 + "@packages.example.com/me/")
     assert not secrets.forms("ssh://" + "abcd" * 6 + "@host/path")
     assert not secrets.forms("https://${TOKEN_OF_THE_TEAMS_INDEX_1}@packages.example.com/me/")
@@ -268,6 +268,6 @@ def test_a_password_needs_no_digit_and_may_have_slashes(name: str, text: str) ->
         ("first_pass", "sequential"),
     ],
 )
-def test_a_name_or_a_place_of_a_secret_is_none(name: str, text: str) -> None:
+def test_the_name_or_place_of_a_secret_is_not_a_secret(name: str, text: str) -> None:
     assert not secrets.has_secret_name(name, text)
     assert not secrets.line_of_secret(f'{name} = "{text}"\n', ".py")
