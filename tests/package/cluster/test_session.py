@@ -4,8 +4,6 @@ import json
 import os
 import socket
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -286,42 +284,6 @@ def test_ranks_end_together_and_know_the_cause(tmp_path: Path) -> None:
             assert ended > saved
 
 
-GROUPS = Path("/sys/fs/cgroup")
-JOIN = """
-with open({file!r}, "w") as file:
-    file.write(str(__import__("os").getpid()))
-"""
-
-
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group whose processes get 300 MiB, next to the memory that they share."""
-    versions = {GROUPS / "memory": "memory.limit_in_bytes", GROUPS: "memory.max"}
-    parent = next(parent for parent in versions if parent.exists())
-    folder = parent / f"smlightning-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / versions[parent]).write_text(str(300 * 2**20))
-    except OSError as error:
-        pytest.skip(f"control groups need root ({error})")
-    yield folder
-    for _ in range(100):  # until what ended in it is gone
-        try:
-            folder.rmdir()
-            return
-        except OSError:
-            time.sleep(0.1)
-
-
-def test_a_rank_that_the_kernel_kills_is_reported(group: Path, tmp_path: Path) -> None:
-    join = JOIN.format(file=str(group / "cgroup.procs"))
-    job = start(tmp_path / "job", 1, "bytearray(b'x') * 2**30", 2, join)
-    statuses, (said, _) = forked.wait_for_all(job, 120)
-    assert statuses == (1, -9), said
-    words = "had to end: rank 1 on host localhost exited without an error message, and the kernel"
-    assert f"{words} of host localhost killed 1 process for lack of memory; lower batch" in said
-
-
 TWO = Cluster(
     hosts=("localhost",),
     node_rank=0,
@@ -350,8 +312,8 @@ class Late:
         self.asked += 1
         if self.asked == self.question:
             if self.is_set:
-                self.set("key/1", '"b"')
-            self.set("end/1", "")
+                self.set("key/1", "b")
+            self.set("end/1", {})
         return answer
 
 
@@ -359,7 +321,7 @@ class Late:
 @pytest.mark.parametrize("question", range(1, 9))
 def test_a_rank_may_set_its_value_and_end_while_another_waits(question: int, is_set: bool) -> None:
     store: Any = Late(question, is_set)
-    store.set("key/0", '"a"')
+    store.set("key/0", "a")
     if is_set:
         assert session.wait_for_ranks(store, "key", range(2), TWO) == ["a", "b"]
     else:

@@ -4,11 +4,10 @@ In a hang the ranks wait in some collective for the rank that has made the least
 that is paused or lost sends no heartbeats.
 """
 
-import json
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -28,14 +27,6 @@ class Heartbeat:
     idle: float  # seconds since its last mark, less for slow phases
     place: str  # its activity and its line of code
     seconds: float  # since its last mark
-
-    def dumps(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def loads(text: str) -> "Heartbeat":
-        """The heartbeat of a text by ``dumps``."""
-        return Heartbeat(**json.loads(text))
 
 
 @dataclass(frozen=True)

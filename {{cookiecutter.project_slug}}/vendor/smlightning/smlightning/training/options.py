@@ -48,10 +48,8 @@ class TrainerOptions:
         "of fsdp: ranks that share one copy, as those of a host (faster, more memory); 0: all",
         resume="free",
     )
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = option(
-        "none",
-        "of gradients between ranks; powersgd (rank 2, from step 100 on) does not resume exactly",
-        resume="path",
+    compression: Literal["none", "fp16", "bf16"] = option(
+        "none", "type in which gradients are sent between ranks; none: their own", resume="path"
     )
     bucket_cap_mb: PositiveInt = option(
         25, "largest size in MiB in which gradients are sent", resume="free"
