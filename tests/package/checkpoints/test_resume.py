@@ -158,14 +158,6 @@ def test_an_unfinished_run_is_not_replaced(tmp_path: Path) -> None:
     assert decide(str(path), mine)
 
 
-def test_data_that_cannot_start_within_an_epoch_is_reported_inexact() -> None:
-    within = resume.data_start(epoch=1, batch=3, batches_per_epoch=8)
-    assert "inexact" in within and "5 batches" in within and "epoch 2" in within
-    assert "inexact" in resume.data_start(epoch=0, batch=3, batches_per_epoch=0)
-    at_start = resume.data_start(epoch=1, batch=0, batches_per_epoch=8)
-    assert "inexact" not in at_start and "epoch 2" in at_start
-
-
 def test_a_training_that_ends_before_the_checkpoint_is_an_error() -> None:
     position = Position(step=7, epoch=3)
     with pytest.raises(UserError, match="--max_steps to 7"):

@@ -208,6 +208,7 @@ class Checkpoints(Checkpoint):
             all_batches=all_batches,
             last=batch > 0 and self.position.epoch_trained,
             validate=self.position.validation_next,
+            complete=complete,
             max_steps=trainer.max_steps,
         )
         trainer.should_stop = complete  # by EarlyStopping, say
@@ -261,7 +262,7 @@ class Checkpoints(Checkpoint):
         then = self.position.batches_per_epoch
         is_inexact = self.resume_point and not resumes_exactly(trainer.train_dataloader)
         if is_inexact and trainer.is_global_zero:
-            print(f"resume: {resume.data_start(*self.position.next_start(), then)}", flush=True)
+            print(f"resume: {resume.data_start(*self.position.next_start())}", flush=True)
         batches = _global_batches(trainer)
         if then not in (0, batches):
             raise UserError(

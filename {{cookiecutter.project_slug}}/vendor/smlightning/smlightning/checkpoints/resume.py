@@ -180,17 +180,12 @@ def check_optimizers(then: list[str], now: list[str]) -> None:
         )
 
 
-def data_start(epoch: int, batch: int, batches_per_epoch: int) -> str:
+def data_start(epoch: int, batch: int) -> str:
     """Where the data of a resumed run begins if its loader cannot start within an epoch."""
+    start = f"a stream, or a loader of your own, begins epoch {epoch + 1}"
     if not batch:
-        return (
-            f"from the start of epoch {epoch + 1}; its loader is a stream or one of your own, "
-            "which may give another order now"
-        )
-    known = batches_per_epoch > 0
-    left = f"the {batches_per_epoch - batch} batches left" if known else "the rest"
+        return f"{start}, perhaps in another order"
     return (
-        f"inexact: a stream, or a loader of your own, begins again for {left} of epoch "
-        f"{epoch + 1}, so some samples come twice in it and others not at all; a DataLoader of a "
-        "data set with rows resumes exactly, and so does a loader with state_dict"
+        f"inexact: {start} again after its {batch} batches before, so samples come twice or not at "
+        "all; use a DataLoader of a data set with rows, or a loader with state_dict"
     )
