@@ -277,7 +277,6 @@ def test_two_sharded_ranks_train_what_one_does(words: str, tiny_bert: str, tmp_p
         torch.testing.assert_close(other[name], tensor, atol=1e-5, rtol=0)
     for record in records:
         assert record["held"] < 0.6 * record["elements"]
-        assert record["gathered"] == len(one), "nothing of what is frozen"
     newest = checkpoint_files.newest(tmp_path / "ranks/outputs/checkpoints")
     assert newest
     state = checkpoint_files.read(newest)

@@ -1,33 +1,33 @@
-"""Mistakes that a pretended GPU has to notice, each in a process of its own."""
+"""Mistakes that a pretended GPU has to notice."""
 
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import gpu_runs
 import pretended
 import torch
 import torch.distributed as dist
+from marked_tensors import Seen
 
 from smlightning.cluster import collectives, fsdp2
-from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
 
 Write = Callable[[dict[str, Any]], Any]
 
 
-def observe(write: Write, name: str) -> None:
-    """Do one thing on a pretended GPU; records what was seen, and an error."""
+def observe(write: Write) -> None:
+    """Do each thing on a pretended GPU; records what was seen of it, and an error."""
     machine = pretended.install(gpus=1)
-    machine.phase = "step"
-    x = torch.ones(4, 4, device="cuda")
-    error = ""
-    try:
-        ACTIONS[name](machine, x)
-    except (RuntimeError, TypeError) as raised:
-        error = str(raised)
-    record = {**machine.seen.as_record(), "steps": 1}
-    write({"error": error, "findings": gpu_runs.findings(record), "launches": record["launches"]})
+    seen = {}
+    for name, action in ACTIONS.items():
+        machine.seen, machine.phase, error = Seen(), "step", ""
+        try:
+            action(machine, torch.ones(4, 4, device="cuda"))
+        except (RuntimeError, TypeError) as raised:
+            error = str(raised)
+        findings = gpu_runs.findings({**machine.seen.as_record(), "steps": 1})
+        seen[name] = {"error": error, "findings": findings}
+    write(seen)
 
 
 def does_all_right(machine: Any, x: torch.Tensor) -> None:
@@ -44,35 +44,6 @@ def does_all_right(machine: Any, x: torch.Tensor) -> None:
     torch.cuda.current_stream().record_event()
     assert x[1:].device == x.T.device == torch.device("cuda", 0)
     assert not torch.ones(2).is_cuda
-
-
-def clips_and_steps(machine: Any, x: torch.Tensor) -> None:
-    """Clipping and a step of the optimizer for as many tensors as BERT-large has."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        hidden_size=16, num_hidden_layers=24, num_attention_heads=2, intermediate_size=32
-    )
-    machine.phase = ""
-    network: Any = BertForSequenceClassification(config)
-    network.to("cuda")
-    machine.phase = "step"
-    parameters = list(network.parameters())
-    assert len(parameters) == 393
-    trainer = SimpleNamespace(precision="bf16-mixed", estimated_stepping_batches=10)
-    optimizer = adamw_with_cosine(trainer, network, 1e-3, 0.01, 0.1)["optimizer"]
-    for _ in range(2):  # the first step makes the optimizer's state
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        machine.seen.launches.clear()
-        clip_gradients(parameters, 1.0)
-        optimizer.step()
-
-
-def clips_one_by_one(machine: Any, x: torch.Tensor) -> None:
-    """A norm of each of 393 tensors, as the package had it."""
-    norms = [part.double().square().sum() for part in [x] * 393]
-    x.mul_(torch.stack(norms).sum().sqrt().clamp(max=1.0))
 
 
 def sends_all_kinds(x: torch.Tensor) -> None:
@@ -95,7 +66,10 @@ def on_group(action: Callable[[torch.Tensor], Any]) -> Callable[[Any, torch.Tens
     def act(machine: Any, x: torch.Tensor) -> None:
         machine.phase = ""  # who reads an answer waits for it
         dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-        action(x)
+        try:
+            action(x)
+        finally:
+            dist.destroy_process_group()
 
     return act
 
@@ -140,6 +114,4 @@ ACTIONS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "collective of a transpose": on_group(lambda x: dist.broadcast(x[:, :2], 0)),
     "thread": in_thread(synchronize_event),
     "thread that chooses": in_thread(choose_gpu_and_synchronize_event),
-    "clipping": clips_and_steps,
-    "clipping one by one": clips_one_by_one,
 }

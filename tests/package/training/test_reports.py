@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning import callbacks, profilers
+from pytorch_lightning import callbacks
 
-from rank_training import ranks, train_quietly
 from small_training import (
     BATCHES,
     SIZE,
@@ -27,7 +26,7 @@ from small_training import (
 )
 from smlightning.checkpoints import files
 from smlightning.errors import UserError
-from smlightning.reports import log, mlflow, progress
+from smlightning.reports import mlflow, progress
 
 
 def test_a_model_that_logs_train_loss_gets_one_warning(
@@ -41,34 +40,6 @@ def test_a_model_that_logs_train_loss_gets_one_warning(
     fit(Own)
     warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning: ")]
     assert len([line for line in warnings if "train/loss" in line]) == 1
-
-
-def test_ranks_do_not_wait_for_one_without_a_loss(tmp_path: Path) -> None:
-    first, _ = ranks(train_quietly, tmp_path, 2)
-    assert first["losses"] == [3.0, 3.0] and first["state"] == 0.0, "one line an epoch"
-
-
-def test_a_line_has_the_learning_rate_of_its_step(fit: Fit) -> None:
-    class Falling(Line):
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), 1.0)
-            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 2.0**-step)
-            scheduler = {"scheduler": schedule, "interval": "step"}
-            return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
-    fit(Falling)
-    rates = [(row["step"], row["lr"]) for row in curve_rows() if "lr" in row]
-    assert rates[:2] == [("4", "0.125"), ("8", "0.0078125")]
-
-
-def test_only_a_given_profiler_measures(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = profilers.SimpleProfiler()
-    fit(trainer={"profiler": own})
-    assert own.recorded_durations["run_training_batch"]
-    began: list[str] = []
-    monkeypatch.setattr(profilers.PassThroughProfiler, "start", lambda _, name: began.append(name))
-    fit(output_dir="plain")
-    assert not [name for name in began if "batch" in name]
 
 
 def test_lines_curves_and_every_logger_have_each_value_once(
@@ -146,16 +117,6 @@ def test_a_resumed_run_has_the_models_metrics_of_the_step_of_its_checkpoint(fit:
     assert {"4", "8"} <= {row["step"] for row in curve_rows() if "train/own" in row}
 
 
-def test_training_step_may_skip_a_batch(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Skipping(Line):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = super().training_step(batch, batch_idx)
-            return None if batch_idx % 4 == 1 else 0 * loss + 2.0
-
-    fit(Skipping)
-    assert [row["train/loss"] for row in curve_rows()] == ["2.0"] * 4
-
-
 def test_lines_have_speed_and_the_share_of_waiting_for_data(
     fit: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,19 +161,6 @@ def test_lines_have_speed_and_the_share_of_waiting_for_data(
     assert all(0 < float(row["host_gib"]) < 1024 for row in lines)
 
 
-def test_another_metric_may_choose_the_best_weights(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fit(best=("min", "val/loss"))
-    out = capsys.readouterr().out
-    path = files.newest(directory())
-    assert path
-    best = files.read(path)["callbacks"]["Checkpoints"]["best"]
-    losses = [float(x) for x in re.findall(log.metric_regex("val/loss"), out, re.M)]
-    assert best["score"] == pytest.approx(min(losses), rel=1e-5)
-    assert re.fullmatch(r"test/loss \d+\.\d{4}", out.splitlines()[-1])
-
-
 def test_a_run_survives_an_error_in_draw(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
     class Artless(Line):
         def draw(self, directory: Path) -> None:
@@ -224,11 +172,6 @@ def test_a_run_survives_an_error_in_draw(fit: Fit, capsys: pytest.CaptureFixture
     assert "ValueError: no such colour" in output.err
     assert re.fullmatch(r"test/loss \d+\.\d{4}", output.out.splitlines()[-1])
     assert (directory() / files.FINISHED).is_file()
-
-
-def test_the_name_of_a_metric_is_escaped_in_its_regex() -> None:
-    line = log.format_metrics({"step": 3, "val/mape(%)": 2.5})
-    assert re.findall(log.metric_regex("val/mape(%)"), line) == ["2.5"]
 
 
 SERVER = {"MLFLOW_TRACKING_URI": "arn:x"}
@@ -262,15 +205,6 @@ def test_an_mlflow_server_gets_lightnings_logger(
     }
 
 
-def test_a_missing_mlflow_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: Any, **__: Any) -> None:
-        raise ModuleNotFoundError("mlflow")
-
-    monkeypatch.setattr(pl.loggers, "MLFlowLogger", missing)
-    with pytest.raises(UserError, match="sagemaker-mlflow"):
-        mlflow.mlflow_loggers({}, dict(SERVER))
-
-
 def test_the_error_of_an_mlflow_server_hides_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -281,3 +215,13 @@ def test_the_error_of_an_mlflow_server_hides_its_address(
     with pytest.raises(UserError, match="API request") as raised:
         mlflow.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "http://me:secret@x"})
     assert "secret" not in str(raised.value)
+
+
+def test_training_step_may_skip_a_batch(fit: Fit) -> None:
+    class Skipping(Line):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx % 4 == 1 else 0 * loss + 2.0
+
+    fit(Skipping)
+    assert [row["train/loss"] for row in curve_rows()] == ["2.0"] * 4

@@ -192,19 +192,6 @@ def test_a_progress_bar_works_where_bars_are_enabled(fit: Fit) -> None:
     assert trainer.progress_bar_callback is bar
 
 
-def test_the_optimizers_state_stays_on_its_device_when_training_ends(fit: Fit) -> None:
-    """Moved to main memory it would have no room there: a meta tensor cannot be moved at all."""
-
-    class Elsewhere(Line):
-        def on_train_end(self) -> None:
-            optimizer = self.trainer.optimizers[0]
-            for weights in optimizer.param_groups[0]["params"]:
-                optimizer.state[weights]["more"] = torch.empty(1, device="meta")
-
-    (optimizer,) = fit(Elsewhere).optimizers
-    assert all(state["more"].is_meta for state in optimizer.state.values())
-
-
 def test_finetuning_works_on_one_rank(fit: Fit) -> None:
     class WithBackbone(Line):
         @property
