@@ -83,6 +83,9 @@ def test_another_architecture_is_an_error(fit: Fit) -> None:
     with pytest.raises(RuntimeError, match=r"size mismatch for net.0.weight") as error:
         fit(Wider)
     assert as_user_error(error.value)
+    with pytest.raises(RuntimeError, match=r"size mismatch for net.0.weight") as error:
+        Wider().load_state_dict(Line().state_dict())
+    assert not as_user_error(error.value), "nothing is resumed"
 
 
 def test_another_optimizer_is_an_error(fit: Fit) -> None:

@@ -158,6 +158,8 @@ import dist
 from smlightning.cluster import session
 session.CAUSE_SECONDS = 3.0
 def rank():
+    with dist.session():
+        pass
     with dist.session() as cluster:
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             if cluster.rank == 1:
@@ -175,8 +177,8 @@ elastic_launch(config, rank)()
 """
 
 
-def test_a_restart_ignores_the_attempt_before(tmp_path: Path) -> None:
-    """torchrun's agent keeps the store from one attempt to the next. Its ranks are forked."""
+def test_a_session_ignores_the_attempt_and_the_session_before(tmp_path: Path) -> None:
+    """torchrun's agent keeps the store meanwhile. Its ranks are forked."""
     environment = dict(of_tests(os.environ), CUDA_VISIBLE_DEVICES="", DIST_MEET_SECONDS="60")
     agent = forked.start(RESTARTED, tmp_path / "log", environment, str(free_port()))
     status, said = agent.wait(200)
@@ -221,7 +223,7 @@ CASES = [  # a rank, its code, exit statuses, words in the log of another rank
         0,
         "raise ValueError('no room')",
         [1, 1],
-        "had to end: rank 0 on host localhost failed: ValueError: no room",
+        "ended because rank 0 on host localhost failed: ValueError: no room",
     ),
     (0, "later(signal.SIGTERM)", [143, 143], ""),
     (
@@ -237,7 +239,7 @@ CASES = [  # a rank, its code, exit statuses, words in the log of another rank
         1,
         "later(signal.SIGKILL)",
         [1, -9, 0],
-        "had to end: rank 1 on host localhost exited without an error message",
+        "ended because rank 1 on host localhost exited without an error message",
     ),
 ]
 

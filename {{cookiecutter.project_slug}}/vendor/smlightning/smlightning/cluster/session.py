@@ -35,7 +35,7 @@ from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.errors import UserError, write_failure
 
 POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
-# Rank 0 may keep the store: it stays for several polls, so that the others can read the last words.
+# Rank 0 may keep the store: it stays for several polls, so that the others can read the cause.
 LINGER_SECONDS = 0.5
 CAUSE_SECONDS = 5.0  # in which the other ranks say how they ended, after a failure
 ARRIVAL_SECONDS = 30.0  # in which the other ranks come to the end, after rank 0
@@ -111,11 +111,13 @@ class _Session:
         cluster: None until the environment has been read.
         store: None before the ranks connect, and with one process.
         have_met: whether all ranks have come.
+        number: of the session in this process, the same on every rank.
     """
 
     cluster: Cluster | None = None
     store: RankStore | None = None
     have_met: bool = False
+    number: int = 0
 
 
 _session = _Session()  # a process is in one session at a time
@@ -140,11 +142,11 @@ def session() -> Iterator[Cluster]:
     rank and host where it began. A rank that only lost another one says so, without a stack trace.
 
     Raises:
-        ClusterError: the environment is wrong, or a rank did not come in time or went away.
+        ClusterError: the environment is wrong, or a rank did not connect in time or went away.
         UserError: the body ends by ``sys.exit``, which would look like success.
     """
     global _session
-    _session = _Session()
+    _session = _Session(number=_session.number + 1)
     current_cluster.cache_clear()
     try:
         cluster = _session.cluster = current_cluster()
@@ -168,7 +170,7 @@ def session() -> Iterator[Cluster]:
         _fail(error)
         raise
     finally:
-        _session = _Session()
+        _session = _Session(number=_session.number)
 
 
 # Meeting
@@ -178,7 +180,7 @@ def _meet(cluster: Cluster) -> None:
     """Wait for every rank; rank 0 prints who came.
 
     Raises:
-        ClusterError: a rank did not come in time, or has another version of torch or Lightning.
+        ClusterError: a rank did not connect in time, or has another version of torch or Lightning.
     """
     seconds = _meeting_seconds(os.environ.get("DIST_MEET_SECONDS", "180"))
     if cluster.world_size > 1:
@@ -271,7 +273,7 @@ def _open_store(cluster: Cluster, seconds: float) -> RankStore:
             f"the ranks cannot meet at {host}:{port} ({str(error).splitlines()[0]})",
             "end the other program that uses this port, or see the log of rank 0",
         ) from None
-    return _of_this_attempt(store)
+    return _of_this_session(store)
 
 
 def connect(cluster: Cluster) -> RankStore:
@@ -279,13 +281,14 @@ def connect(cluster: Cluster) -> RankStore:
     store = torch.distributed.TCPStore(
         cluster.main_address, cluster.main_port, is_master=False, wait_for_workers=False
     )
-    return _of_this_attempt(store)
+    return _of_this_session(store)
 
 
-def _of_this_attempt(store: torch.distributed.Store) -> RankStore:
-    """The store with a prefix: torchrun's agent keeps its keys when it restarts the ranks."""
+def _of_this_session(store: torch.distributed.Store) -> RankStore:
+    """The store with a prefix: torchrun's agent keeps the keys of earlier sessions and attempts."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return RankStore(torch.distributed.PrefixStore(f"attempt-{attempt}", store))
+    prefix = f"attempt-{attempt}/session-{_session.number}"
+    return RankStore(torch.distributed.PrefixStore(prefix, store))
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
@@ -313,8 +316,8 @@ def _answers(host: str, port: int) -> bool:
 
 def _late(names: str, seconds: float, place: str = "") -> ClusterError:
     return ClusterError(
-        f"{names} did not come{place} within {seconds:g} s",
-        "see its log, and whether the security group lets the hosts reach each other",
+        f"{names} did not connect{place} within {seconds:g} s",
+        "see its log; allow traffic between the hosts in the security group",
     )
 
 
@@ -392,12 +395,12 @@ def _end_together() -> None:
     while cluster.rank != 0 and not store.has(end_key(0)):
         time.sleep(POLL_SECONDS)
     if cluster.rank != 0 and _known_ends(store, cluster)[0].kind != "well":
-        raise torch.distributed.DistNetworkError("rank 0 did not end well")
+        raise torch.distributed.DistNetworkError("rank 0 failed or was stopped")
     store.set(end_key(cluster.rank), asdict(End("well")))
     if cluster.rank == 0:
         ends = _wait_for_ends(store, cluster, ARRIVAL_SECONDS)
         if [end.kind for end in ends.values()] != ["well"] * cluster.world_size:
-            raise torch.distributed.DistNetworkError("a rank did not end well")
+            raise torch.distributed.DistNetworkError("a rank failed or was stopped")
     signals.complete()
 
 
@@ -448,7 +451,7 @@ def _fail(error: Exception) -> None:
     cluster = _session.cluster
     if cluster and lost_a_rank(error):
         me = cluster.name(cluster.rank)
-        raise ClusterError(f"{me} had to end: {end.problem}", end.cure) from None
+        raise ClusterError(f"{me} ended because {end.problem}", end.cure) from None
     if errors.is_disk_full(error) and not isinstance(error, UserError):
         raise UserError(end.problem, end.cure) from None
 

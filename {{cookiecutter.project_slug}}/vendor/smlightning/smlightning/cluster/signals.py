@@ -259,7 +259,7 @@ def _watch(reader: socket.socket) -> None:
             if not _state.deferred:
                 _state.deadline = min(_state.deadline, now + GRACE)
         if is_second or now > _state.deadline:
-            reason = "a second signal" if is_second else f"{name()}, too slow to leave in order"
+            reason = "a second signal" if is_second else f"{name()}: it took too long to leave"
             os.write(2, f"ended by {reason}; {_state.advice}\n".encode())
             os._exit(STATUS)
 

@@ -306,7 +306,7 @@ class HangWatchdog(pl.Callback):
         if not over.wait(FOLLOW_SECONDS):
             write_failure(str(cause))
             me = self.cluster.name(self.cluster.rank)
-            os.write(2, f"error: {me} had to end: {cause}\n".encode())
+            os.write(2, f"error: {me} ended because {cause}\n".encode())
             os._exit(1)
 
     def _exit(self, verdict: End, *, is_first: bool = True) -> None:
