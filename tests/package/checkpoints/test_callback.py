@@ -1,7 +1,6 @@
 """Which checkpoints a run resumes from, and which it rejects."""
 
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from small_training import (
     Line,
     Numbers,
     Resumable,
-    Stream,
     directory,
     same,
     saved_weights,
@@ -136,40 +134,6 @@ class Averaged(Line):
 
     def on_test_epoch_end(self) -> None:
         self.scores.append(("test", self.net[0].weight[0].item(), 0.0))
-
-
-def test_an_ordinary_loader_resumes_within_an_epoch(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A stream begins again, and the log says so."""
-    before = fit(crash=HALFWAY, checkpoint_steps=1).lightning_module.trained[BATCHES:]
-    capsys.readouterr()
-    after = fit(checkpoint_steps=1).lightning_module.trained
-    said = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("resume: ") for line in said) == 1
-    assert sum("no fingerprint" in line for line in said) == 1
-    times = Counter(row for batch in before + after for row in batch)
-    assert times == Counter(range(SIZE * BATCHES))
-    options = {"data": Stream, "max_steps": 2 * BATCHES, "output_dir": "stream"}
-    fit(crash=HALFWAY, checkpoint_steps=1, **options)
-    capsys.readouterr()
-    fit(checkpoint_steps=1, **options)
-    _, line = resume_lines(capsys)
-    assert "inexact" in line
-
-
-def test_a_stream_resumes_at_an_epochs_start(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(crash=("on_train_epoch_start", 2))
-    capsys.readouterr()
-    whole = fit().lightning_module.trained
-    assert len(resume_lines(capsys)) == 1
-    assert sorted(row for batch in whole for row in batch) == list(range(SIZE * BATCHES))
-    options = {"data": Stream, "max_steps": 2 * BATCHES, "output_dir": "stream"}
-    fit(crash=("on_train_epoch_start", 2), **options)
-    capsys.readouterr()
-    fit(**options)
-    _, line = resume_lines(capsys)
-    assert "inexact" not in line and "epoch 2" in line
 
 
 def test_model_checkpoint_writes_files_of_lightning(fit: Fit) -> None:

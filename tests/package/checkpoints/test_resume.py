@@ -119,12 +119,6 @@ def test_a_file_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
         assert wanted in refusal(wanted, tmp_path).problem
 
 
-def test_a_damaged_named_checkpoint_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "damaged" in refusal(str(path), tmp_path).problem
-
-
 @pytest.mark.parametrize("change", ["more", "fewer"])
 def test_a_checkpoint_of_another_version_is_an_error(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,15 +130,6 @@ def test_a_checkpoint_of_another_version_is_an_error(
     for wanted in ("auto", str(path)):
         refused = refusal(wanted, tmp_path)
         assert str(path) in refused.problem and "--resume never" in refused.cure
-
-
-def test_a_checkpoint_that_lists_no_files_is_of_another_version(tmp_path: Path) -> None:
-    content = {"callbacks": {}, "position": asdict(Position()), "best_file": ""}
-    path = files.write_file(tmp_path, "000001-step000000", content, ".ckpt")
-    for wanted in ("auto", str(path)):
-        refused = refusal(wanted, tmp_path)
-        assert f"{path} was written by another version" in refused.problem
-        assert refused.cure.startswith("finish the run with that version")
 
 
 def test_an_unfinished_run_is_not_replaced(tmp_path: Path) -> None:

@@ -87,18 +87,6 @@ def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path)
     assert len(files.numbered(tmp_path)) == files.KEEP
 
 
-def test_best_weights_of_the_run_before_are_kept(tmp_path: Path) -> None:
-    first = CheckpointWriter(tmp_path / "before")
-    first.keep_best({"weight": torch.tensor(5.0)})
-    write(first, {"x": 1}, Position(step=1))
-    again = CheckpointWriter(tmp_path)
-    best = files.read(files.numbered(tmp_path / "before")[0][1])["best_weights"]
-    again.resume_from(Position(step=1), best)
-    assert again.best_weights and again.best_weights["weight"] == 5
-    write(again, {"x": 2}, Position(step=2))
-    assert files.read(files.numbered(tmp_path)[0][1])["best_weights"]["weight"] == 5
-
-
 def test_a_failure_is_raised_by_finish(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path)
     write(writer, {"path": Path("somewhere")}, Position(step=1))

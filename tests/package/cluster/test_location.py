@@ -93,18 +93,6 @@ def test_one_process_without_a_launcher() -> None:
     assert locate({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, CPU).hosts == ("algo-1",)
 
 
-def test_two_nodes_of_one_gpu_are_distributed() -> None:
-    found = locate(
-        torchrun(1, 2, 1, SM_HOSTS=TWO, SM_CURRENT_HOST="algo-2"), Machine(gpus=1, has_nccl=True)
-    )
-    assert (found.world_size, found.node_rank, found.backend, found.device) == (
-        2,
-        1,
-        "nccl",
-        "cuda:0",
-    )
-
-
 @pytest.mark.parametrize(
     "params, launcher, backend",
     [
