@@ -20,7 +20,7 @@ NAMED_PLACES = 8  # ranks whose places a verdict lists
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A rank's own report, every few seconds."""
+    """A rank's report on itself, every few seconds."""
 
     number: int
     marks: int  # progress of its training
