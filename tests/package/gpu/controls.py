@@ -30,22 +30,6 @@ def observe(write: Write) -> None:
     write(seen)
 
 
-def does_all_right(machine: Any, x: torch.Tensor) -> None:
-    """Numbers of a single element, pinned copies, an optimizer, and threads that choose a GPU."""
-    machine.phase = ""
-    torch.cuda.set_device(0)
-    network = torch.nn.Linear(4, 4).to("cuda")
-    machine.phase = "step"
-    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
-    batch = torch.ones(3, 4).pin_memory().to("cuda", non_blocking=True)
-    network(batch * torch.tensor(2.0)).sum().backward()
-    optimizer.step()
-    torch.empty(3, 4, pin_memory=True).copy_(batch, non_blocking=True)
-    torch.cuda.current_stream().record_event()
-    assert x[1:].device == x.T.device == torch.device("cuda", 0)
-    assert not torch.ones(2).is_cuda
-
-
 def sends_all_kinds(x: torch.Tensor) -> None:
     """By the package's own collectives: tensors of the host, of a short type, and with gaps."""
     torch.cuda.set_device(0)
@@ -87,13 +71,7 @@ def synchronize_event() -> None:
     torch.cuda.Event().synchronize()
 
 
-def choose_gpu_and_synchronize_event() -> None:
-    torch.cuda.set_device(0)
-    torch.cuda.Event().synchronize()
-
-
 ACTIONS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
-    "right": does_all_right,
     "item": lambda machine, x: x.sum().item(),
     "truth": lambda machine, x: bool(x.sum() > 1),
     "tolist": lambda machine, x: x.tolist(),
@@ -105,7 +83,6 @@ ACTIONS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "numbers": lambda machine, x: torch.tensor([1.0, 2.0], device="cuda"),
     "pageable": lambda machine, x: torch.ones(3).to("cuda", non_blocking=True),
     "blocking": lambda machine, x: torch.ones(3).pin_memory().to("cuda"),
-    "numpy": lambda machine, x: x.numpy(),
     "sum of two devices": lambda machine, x: x + torch.ones(4, 4),
     "product of two devices": lambda machine, x: torch.nn.Linear(4, 4)(x),
     "collectives": on_group(sends_all_kinds),
@@ -113,5 +90,4 @@ ACTIONS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "collective of int16": on_group(lambda x: dist.broadcast(x.to(torch.int16), 0)),
     "collective of a transpose": on_group(lambda x: dist.broadcast(x[:, :2], 0)),
     "thread": in_thread(synchronize_event),
-    "thread that chooses": in_thread(choose_gpu_and_synchronize_event),
 }

@@ -79,6 +79,10 @@ class Unsaved(Line):
     save = None  # type: ignore[assignment]
 
 
+class Untested(Line):
+    test_step = pl.LightningModule.test_step
+
+
 class ModelWithoutSuper(Line):
     def __init__(self, **options: Any) -> None:
         pass
@@ -107,6 +111,7 @@ class WithoutSuper(Numbers):
         (OthersOptimizer, Numbers, "configure_optimizers"),
         (Leaving, Numbers, "sys.exit(None) was called"),
         (Unsaved, Numbers, "Unsaved has no save"),
+        (Untested, Numbers, "Untested has no test_step"),
         (Misspelt, Numbers, "Misspelt.validation_stepp"),
         (Unregistered, Numbers, "more is a plain list"),
         (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),

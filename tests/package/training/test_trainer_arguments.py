@@ -3,9 +3,7 @@ in a sentence. The page for readers, docs/reference.md, has the same rows.
 """
 
 import inspect
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +11,9 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning import callbacks as lightnings
 
-import train
 from small_training import BATCHES, Fit, Line, Numbers, Resumable
 from smlightning.errors import UserError, as_user_error, described
 
-PAGE = Path(train.__file__).parents[1] / "docs" / "reference.md"
 Check = Callable[[pl.Trainer], Any]
 
 
@@ -146,15 +142,6 @@ def test_the_tables_are_lightnings() -> None:
     assert arguments == GIVEN | {"detect_anomaly"} | WORKS.keys() | REFUSED.keys()
     named = {*CALLBACKS, *BARS, *OF_OTHERS, FINETUNING, *REFUSED_CALLBACKS}
     assert set(lightnings.__all__) == named
-
-
-def test_the_page_has_a_row_for_each() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (\w+)", PAGE.read_text(encoding="utf-8"), re.M))
-    arguments = set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"}
-    assert rows.keys() == arguments | set(lightnings.__all__)
-    refused = {name for name, verdict in rows.items() if verdict == "rejected"}
-    assert refused == {*REFUSED, *REFUSED_CALLBACKS}
-    assert set(rows.values()) == {"works", "rejected"}
 
 
 @pytest.mark.parametrize("name", WORKS)
