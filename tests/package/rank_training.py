@@ -31,8 +31,6 @@ from smlightning.cluster import session
 from smlightning.data import draws
 from smlightning.data.batches import GlobalBatches
 from smlightning.errors import described
-from smlightning.reports.lines import LogLines, MetricHistory
-from smlightning.reports.progress import ProgressReport
 from smlightning.testing import owner, recording
 from smlightning.testing.processes import KILLED, Record, run_ranks
 from smlightning.training.buckets import BucketOrder
@@ -131,50 +129,6 @@ class SizedStream(NumberedStream):
         return ROWS // session.current_cluster().world_size
 
 
-class UnstatedStream(IterableDataset):
-    """Goes on by giving its rows again from the first."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for row, drawn in NumberedStream():
-            yield row, drawn + random.random()
-
-
-class CountingRows(Noisy):
-    """Rows that keep a state: how many were asked for; they draw nothing else."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def __getitem__(self, row: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        self.asked += 1
-        drawn = [row + self.asked / ROWS, 0.0, 0.0]
-        return torch.tensor(int(row)), torch.tensor(drawn, dtype=torch.float64)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"asked": self.asked}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.asked = state_dict["asked"]
-
-
-STATEFUL: dict[str, Callable[..., Any]] = {
-    "stream": NumberedStream,
-    "sized_stream": SizedStream,
-    "unstated_stream": UnstatedStream,
-    "counting_rows": CountingRows,
-    "stateful_rows": Noisy,
-}
-
-
-def stateful_loader(kind: str, **options: Any) -> Any:
-    """torchdata's loader of one of these."""
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    dataset = STATEFUL[kind]()
-    shuffle = None if isinstance(dataset, IterableDataset) else True
-    return StatefulDataLoader(dataset, SIZE, shuffle=shuffle, **options)
-
-
 class Rows(pl.LightningDataModule):
     """Loaders by the name of a function above; ``global_batches`` by the package's own."""
 
@@ -201,13 +155,11 @@ class Seen(pl.LightningModule):
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.rows: list[list[int]] = []
         self.draws: list[list[list[float]]] = []
-        self.drawn_in_step: list[float] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         rows, drawn = batch
         self.rows.append(rows.tolist())
         self.draws.append(drawn.tolist())
-        self.drawn_in_step.append(torch.rand(1).item() + np.random.rand() + random.random())
         return self.weight * drawn.float().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -242,7 +194,7 @@ def train(
             callbacks=callbacks,
         )
         trainer.fit(module, datamodule=data(kind, **options))
-    write({"rows": module.rows, "draws": module.draws, "in_step": module.drawn_in_step})
+    write({"rows": module.rows, "draws": module.draws})
 
 
 def train_here(write: Callable[[Record], Any], kind: str, seed: int = 5, **options: Any) -> None:
@@ -282,10 +234,12 @@ def train_with_train_py(
 
     class Data(small_training.Numbers):
         def train_dataloader(self) -> DataLoader:
-            if kind in STATEFUL:
-                return stateful_loader(kind, num_workers=workers, persistent_workers=persistent)
-            made = LOADERS[kind](None)
-            return DataLoader(Noisy(), **made, num_workers=workers, persistent_workers=persistent)
+            options = {"num_workers": workers, "persistent_workers": persistent}
+            if kind == "sized_stream":
+                from torchdata.stateful_dataloader import StatefulDataLoader
+
+                return StatefulDataLoader(SizedStream(), SIZE, **options)
+            return DataLoader(Noisy(), **LOADERS[kind](), **options)
 
     train_py = owner.load().train
     owner.load().data.Data, owner.load().model.Model = Data, NoisyLine
@@ -300,11 +254,6 @@ class OtherLabels(Rows):
     def setup(self, stage: str | None = None) -> None:
         rank = torch.distributed.get_rank()
         self.labels = ["a", "b"] if rank == 0 else ["b", "a"]
-
-
-class OtherFingerprint(Rows):
-    def setup(self, stage: str | None = None) -> None:
-        self.fingerprint = f"of rank {torch.distributed.get_rank()}"
 
 
 class NoisyStream(IterableDataset):
@@ -330,15 +279,6 @@ class OtherValidation(Rows):
         return DataLoader(range(count), SIZE, sampler=sampler)  # type: ignore[arg-type]
 
 
-class Saving(Seen):
-    """Declares an attribute that differs between ranks."""
-
-    saved_attributes = ("names",)
-
-    def configure_model(self) -> None:
-        self.names = [f"name of rank {torch.distributed.get_rank()}"]
-
-
 class Validated(Seen):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         pass
@@ -362,7 +302,7 @@ class Evaluated(Rows):
 
 
 class Unused(Seen):
-    """Trains one of two parameters in each step; `make_mistake` may let DDP find that."""
+    """Trains one of two parameters in each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -380,33 +320,13 @@ class Drifting(Seen):
             self.weight += batch[1].float().mean()
 
 
-class DriftingBuffer(Seen):
-    """A mean of what its own rank has seen, which DDP would send at each step if it changed in
-    the first one.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(()))
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx > 1:
-            self.seen += batch[1].float().mean()
-
-
 MISTAKES: dict[str, tuple[type, type, str]] = {
     "labels": (Seen, OtherLabels, "shuffled"),
-    "fingerprint": (Seen, OtherFingerprint, "shuffled"),
-    "saved attributes": (Saving, Rows, "shuffled"),
     "undivided stream": (Seen, UndividedStream, "shuffled"),
     "validation": (Validated, OtherValidation, "shuffled"),
     "weights": (Drifting, Rows, "shuffled"),
-    "buffers": (DriftingBuffer, Rows, "shuffled"),
     "none": (Logging, Evaluated, "shuffled"),
-    "none, with replacement": (Seen, Rows, "of_weights"),
     "unused": (Unused, Rows, "shuffled"),
-    "none, of unused, found": (Unused, Rows, "shuffled"),
-    "none, of global batches": (Seen, Rows, "global_batches"),
 }
 
 
@@ -415,38 +335,11 @@ def make_mistake(write: Callable[[Record], Any], name: str) -> None:
     model, data, kind = MISTAKES[name]
     problem = ""
     callbacks = [StepSeed(5), BucketOrder(), *training_checks()]
-    if name.endswith("found"):  # as the cure says
-        create = dist.ClusterStrategy
-        unused = {"find_unused_parameters": True}
-        dist.ClusterStrategy = lambda *args, **more: create(*args, **{**more, **unused})
     try:
         train(write, kind, callbacks, model=model, data=data)
     except Exception as error:
         problem = described(error)
     write({"problem": problem})
-
-
-class Quiet(Seen):
-    """Steps by itself; rank 0 gives a loss for one batch of each epoch, rank 1 for none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        optimizer: Any = self.optimizers()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
-        return torch.tensor(3.0) if self.global_rank == 0 and batch_idx == 0 else None
-
-
-def train_quietly(write: Callable[[Record], Any]) -> None:
-    """With lines of two steps; records their losses, and what a checkpoint would hold."""
-    report = ProgressReport(2, Path(), MetricHistory())
-    logger = LogLines(report.history)
-    train(lambda seen: None, "shuffled", [StepSeed(5), report], model=Quiet, logger=logger)
-    losses = [row["train/loss"] for row in report.history.rows]
-    write({"losses": losses, "state": report.state_dict()["loss"]})
 
 
 def record_environment(write: Callable[[dict[str, Any]], Any]) -> None:

@@ -57,15 +57,6 @@ def test_a_name_that_an_images_torch_lacks_is_noticed() -> None:
     assert not lacking(names, "current")
 
 
-def test_names_that_are_read_from_a_module_count() -> None:
-    source = (
-        "import torch\nfrom torch import nn as layers\nx = layers.Linear\ny = torch.cuda.Event()\n"
-    )
-    assert {("torch", "nn", "Linear"), ("torch", "cuda", "Event")} <= set(
-        torch_names.used(source, "torch")
-    )
-
-
 def test_an_older_torch_imports_no_file_that_needs_a_newer_one() -> None:
     """Nothing imports them but functions that check torch's version first."""
     for path in torch_names.files():

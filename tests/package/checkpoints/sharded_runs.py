@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import time
-import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -60,39 +59,15 @@ def local(tensor: Any) -> torch.Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-class Gathered(torch.Tensor):
-    """A whole tensor on a device, from which `cpu` makes a plain copy."""
-
-    def detach(self) -> "Gathered":
-        return self
-
-    def cpu(self, *args: Any, **options: Any) -> torch.Tensor:
-        return self.as_subclass(torch.Tensor).detach().clone()
-
-
 def record_memory(seen: dict[str, Any]) -> None:
-    """Note the parameters that lie in memory before they are divided, and of whole tensors that
-    are gathered from their parts how many there are, and how many at a time.
-    """
-    from torch.distributed.tensor import DTensor
-
-    shard, full_tensor = fsdp2.shard, DTensor.full_tensor
-    gathered: list[weakref.ref] = []
+    """Record how many parameters lie in memory before they are divided."""
+    shard = fsdp2.shard
 
     def recorded_shard(module: Any, *args: Any) -> None:
         seen["built"] = sum(p.numel() for p in module.parameters() if not p.is_meta)
         shard(module, *args)
 
-    def recorded_full_tensor(self: Any) -> torch.Tensor:
-        whole = full_tensor(self).as_subclass(Gathered)
-        gathered.append(weakref.ref(whole))
-        alive = sum(one() is not None for one in gathered)
-        seen.update(gathered=len(gathered))
-        seen.update(gathered_at_once=max(alive, seen.get("gathered_at_once", 0)))
-        return whole
-
     fsdp2.shard = recorded_shard
-    DTensor.full_tensor = recorded_full_tensor
 
 
 def write_half(write: Callable, kill_at: int, directory: Path, stem: str, *args: Any) -> Path:

@@ -20,11 +20,6 @@ def test_the_mode_says_which_value_is_better(mode: str, better: float, worse: fl
     assert best.improved_by(better) and not best.improved_by(worse) and not best.improved_by(0.5)
 
 
-def test_an_unknown_mode_is_an_error() -> None:
-    with pytest.raises(UserError, match="'maximum'"):
-        Best("val/x", "maximum")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("monitor", "mode", "is_wrong"),
     [

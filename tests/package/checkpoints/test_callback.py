@@ -1,7 +1,6 @@
 """Which checkpoints a run resumes from, and which it rejects."""
 
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from small_training import (
     Line,
     Numbers,
     Resumable,
-    Stream,
     directory,
-    newest_state,
     same,
     saved_weights,
 )
@@ -48,43 +45,6 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_resumed(
     output = capsys.readouterr()
     assert f"warning: {newest} " in output.err and f"resume: from {before}, " in output.out
     assert same(saved_weights("alone"), saved_weights())
-
-
-def test_a_checkpoint_that_is_a_program_is_not_run(
-    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With the right checksum in its name: an attacker who may write to the folder can set it."""
-    options = {"data": Resumable, "checkpoint_steps": 3}
-    program, marker = tmp_path / "program.ckpt", tmp_path / "marker"
-    hostile.write_program(program, marker)
-    fit(**options, crash=HALFWAY)
-    (number, before), *_ = files.numbered(directory())
-    name = f"{number + 1:06d}-step000099-{digest(program)[:16]}.ckpt"
-    newest = Path(shutil.copy(program, directory() / name))
-    with pytest.raises(UserError, match="TorchScript"):
-        fit(**options, output_dir="elsewhere", resume=str(newest))
-    capsys.readouterr()
-    fit(**options, crash=("on_train_batch_end", 2))
-    output = capsys.readouterr()
-    assert f"warning: {newest} is a program" in output.err
-    assert f"resume: from {before}, " in output.out
-    assert not marker.exists()
-    hostile.run_program(newest)
-    assert marker.exists(), "or the test proves nothing"
-
-
-def test_a_run_that_is_finished_or_discarded_is_not_resumed(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fit(max_steps=3)
-    fit(max_steps=3)
-    (line,) = resume_lines(capsys)
-    assert "finished" in line
-    fit(crash=HALFWAY)
-    with pytest.raises(UserError):
-        fit(lr=0.5)
-    fit(lr=0.5, resume="never")
-    assert resume_lines(capsys)[1:] == []
 
 
 def test_a_named_checkpoint_resumes_with_more_steps_in_another_folder(fit: Fit) -> None:
@@ -121,11 +81,9 @@ def test_another_architecture_is_an_error(fit: Fit) -> None:
     with pytest.raises(RuntimeError, match=r"size mismatch for net.0.weight") as error:
         fit(Wider)
     assert as_user_error(error.value)
-
-
-class Scored(Line):
-    def on_validation_epoch_end(self) -> None:
-        self.log("val/score", self.trainer.global_step)
+    with pytest.raises(RuntimeError, match=r"size mismatch for net.0.weight") as error:
+        Wider().load_state_dict(Line().state_dict())
+    assert not as_user_error(error.value), "nothing is resumed"
 
 
 def test_another_optimizer_is_an_error(fit: Fit) -> None:
@@ -178,51 +136,6 @@ class Averaged(Line):
         self.scores.append(("test", self.net[0].weight[0].item(), 0.0))
 
 
-def test_another_monitor_chooses_best_weights_again(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fit(checkpoint_steps=1, crash=HALFWAY)
-    capsys.readouterr()
-    fit(Scored, best=("max", "val/score"))
-    _, changed = resume_lines(capsys)
-    assert "min val/loss" in changed and "max val/score" in changed
-    assert newest_state()["callbacks"]["Checkpoints"]["best"]["step"] == 2 * BATCHES
-
-
-def test_an_ordinary_loader_resumes_within_an_epoch(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A stream begins again, and the log says so."""
-    before = fit(crash=HALFWAY, checkpoint_steps=1).lightning_module.trained[BATCHES:]
-    capsys.readouterr()
-    after = fit(checkpoint_steps=1).lightning_module.trained
-    said = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("resume: ") for line in said) == 1
-    assert sum("no fingerprint" in line for line in said) == 1
-    times = Counter(row for batch in before + after for row in batch)
-    assert times == Counter(range(SIZE * BATCHES))
-    options = {"data": Stream, "max_steps": 2 * BATCHES, "output_dir": "stream"}
-    fit(crash=HALFWAY, checkpoint_steps=1, **options)
-    capsys.readouterr()
-    fit(checkpoint_steps=1, **options)
-    _, line = resume_lines(capsys)
-    assert "inexact" in line
-
-
-def test_a_stream_resumes_at_an_epochs_start(fit: Fit, capsys: pytest.CaptureFixture[str]) -> None:
-    fit(crash=("on_train_epoch_start", 2))
-    capsys.readouterr()
-    whole = fit().lightning_module.trained
-    assert len(resume_lines(capsys)) == 1
-    assert sorted(row for batch in whole for row in batch) == list(range(SIZE * BATCHES))
-    options = {"data": Stream, "max_steps": 2 * BATCHES, "output_dir": "stream"}
-    fit(crash=("on_train_epoch_start", 2), **options)
-    capsys.readouterr()
-    fit(**options)
-    _, line = resume_lines(capsys)
-    assert "inexact" not in line and "epoch 2" in line
-
-
 def test_model_checkpoint_writes_files_of_lightning(fit: Fit) -> None:
     """In its own folder and format, next to this package's."""
     saver = callbacks.ModelCheckpoint("elsewhere", filename="mine", save_last=True)
@@ -245,3 +158,26 @@ def test_a_full_disk_ends_training(fit: Fit, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UserError, match="no space"):
         fit(data=Resumable, checkpoint_steps=1, epochs=99)
     assert files.newest(directory())
+
+
+def test_a_checkpoint_that_is_a_program_is_not_run(
+    fit: Fit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the right checksum in its name: an attacker who may write to the folder can set it."""
+    options = {"data": Resumable, "checkpoint_steps": 3}
+    program, marker = tmp_path / "program.ckpt", tmp_path / "marker"
+    hostile.write_program(program, marker)
+    fit(**options, crash=HALFWAY)
+    (number, before), *_ = files.numbered(directory())
+    name = f"{number + 1:06d}-step000099-{digest(program)[:16]}.ckpt"
+    newest = Path(shutil.copy(program, directory() / name))
+    with pytest.raises(UserError, match="TorchScript"):
+        fit(**options, output_dir="elsewhere", resume=str(newest))
+    capsys.readouterr()
+    fit(**options, crash=("on_train_batch_end", 2))
+    output = capsys.readouterr()
+    assert f"warning: {newest} is a program" in output.err
+    assert f"resume: from {before}, " in output.out
+    assert not marker.exists()
+    hostile.run_program(newest)
+    assert marker.exists(), "or the test proves nothing"

@@ -3,7 +3,6 @@
 Several ranks, kills and stops from outside: training/test_exact_draws.py, benchmarks/stress.py.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,13 +37,19 @@ MOMENTS = [
     ("on_test_batch_end", 1),
     ("finish", 1),
 ]
+CASES = [
+    *[(*moment, -1) for moment in MOMENTS],
+    ("on_train_end", 1, 3 * BATCHES),
+    ("on_train_end", 1, 2 * BATCHES + 3),
+]
 
 
-@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment[0]}-{moment[1]}")
+@pytest.mark.parametrize(("hook", "times", "max_steps"), CASES)
 def test_a_run_that_ends_at_any_moment_resumes_exactly(
-    moment: tuple[str, int], fit: Fit, capsys: pytest.CaptureFixture[str]
+    hook: str, times: int, max_steps: int, fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = {"epochs": 3, "checkpoint_steps": 3, "batch_size": SIZE}
+    moment = hook, times
+    options = {"epochs": 3, "checkpoint_steps": 3, "batch_size": SIZE, "max_steps": max_steps}
     fit(data=Resumable, output_dir="alone", **options)
     fit(data=Resumable, output_dir="resumed", crash=moment, **options)
     if moment[0] != "finish":
@@ -90,13 +95,3 @@ def test_ranks_and_accumulation_divide_the_same_global_batches() -> None:
                 size = len(expected[3 + i // accumulate])
                 assert scale == pytest.approx(world_size * accumulate / size)
         assert [sorted(rows) for rows in seen] == expected[3:]
-
-
-def test_a_resumed_run_leaves_the_same_files(fit: Fit) -> None:
-    """Next to its checkpoints."""
-    options = {"checkpoint_steps": 3}
-    fit(data=Resumable, output_dir="alone", **options)
-    fit(data=Resumable, output_dir="resumed", crash=("on_train_batch_end", 11), **options)
-    fit(data=Resumable, output_dir="resumed", **options)
-    names = [sorted(p.name for p in Path(f).iterdir()) for f in ("alone", "resumed")]
-    assert names[0] == names[1]

@@ -93,16 +93,6 @@ def test_a_folder_of_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
         files.newest(tmp_path)
 
 
-def test_a_shard_that_lies_on_another_host_is_missing_and_not_damaged(tmp_path: Path) -> None:
-    for number in (1, 2):
-        best = write_best(tmp_path, number)
-        write(tmp_path, 3 * number, best=[best])
-        (tmp_path / best).unlink()
-    with pytest.raises(UserError, match=f"none of the 2 .*{best} is missing") as caught:
-        files.newest(tmp_path)
-    assert caught.value.cure.startswith("share the folder") and "damaged" not in str(caught.value)
-
-
 def test_a_checkpoint_is_whole_only_with_the_files_that_it_names(tmp_path: Path) -> None:
     best = write_best(tmp_path, 1)
     path = write(tmp_path, 3, best=[best])

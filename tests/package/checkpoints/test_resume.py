@@ -119,12 +119,6 @@ def test_a_file_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
         assert wanted in refusal(wanted, tmp_path).problem
 
 
-def test_a_damaged_named_checkpoint_is_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    path.write_bytes(path.read_bytes()[:-1])
-    assert "damaged" in refusal(str(path), tmp_path).problem
-
-
 @pytest.mark.parametrize("change", ["more", "fewer"])
 def test_a_checkpoint_of_another_version_is_an_error(
     change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,15 +132,6 @@ def test_a_checkpoint_of_another_version_is_an_error(
         assert str(path) in refused.problem and "--resume never" in refused.cure
 
 
-def test_a_checkpoint_that_lists_no_files_is_of_another_version(tmp_path: Path) -> None:
-    content = {"callbacks": {}, "position": asdict(Position()), "best_file": ""}
-    path = files.write_file(tmp_path, "000001-step000000", content, ".ckpt")
-    for wanted in ("auto", str(path)):
-        refused = refusal(wanted, tmp_path)
-        assert f"{path} was written by another version" in refused.problem
-        assert refused.cure.startswith("finish the run with that version")
-
-
 def test_an_unfinished_run_is_not_replaced(tmp_path: Path) -> None:
     other, mine = tmp_path / "other", tmp_path / "mine"
     path = write(other)
@@ -156,14 +141,6 @@ def test_an_unfinished_run_is_not_replaced(tmp_path: Path) -> None:
     assert str(mine) in refused.problem and "--resume auto" in refused.cure
     files.mark(mine, files.FINISHED, "")
     assert decide(str(path), mine)
-
-
-def test_data_that_cannot_start_within_an_epoch_is_reported_inexact() -> None:
-    within = resume.data_start(epoch=1, batch=3, batches_per_epoch=8)
-    assert "inexact" in within and "5 batches" in within and "epoch 2" in within
-    assert "inexact" in resume.data_start(epoch=0, batch=3, batches_per_epoch=0)
-    at_start = resume.data_start(epoch=1, batch=0, batches_per_epoch=8)
-    assert "inexact" not in at_start and "epoch 2" in at_start
 
 
 def test_a_training_that_ends_before_the_checkpoint_is_an_error() -> None:

@@ -90,8 +90,6 @@ def test_fsdp_has_the_numbers_of_ddp_and_a_shard_on_each_rank(
         assert record["elements"] == ddp[0]["held"]
         assert record["held"] <= 0.55 * record["elements"]
         assert record["built"] == (ddp[0]["parameters"] if rank == 0 else 0)
-        # To save the model each tensor is rank 0's main memory's before the next is gathered.
-        assert record["gathered"] > 1 and record["gathered_at_once"] == 1
 
 
 @pytest.mark.long

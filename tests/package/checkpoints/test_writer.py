@@ -2,8 +2,7 @@
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -48,46 +47,6 @@ def test_training_may_change_what_is_being_written(
     assert files.read(files.numbered(tmp_path)[0][1])["weights"].tolist() == [1, 1, 1]
 
 
-def test_the_thread_works_on_the_gpu_of_the_thread_that_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A new thread would use GPU 0, where each rank would make a context."""
-    calls: list[tuple[str, int]] = []  # (thread, device) of each call
-    write = files.write
-
-    def writes(*args: Any) -> Path:
-        calls.append((threading.current_thread().name, -1))
-        return write(*args)
-
-    def sets_device(device: int) -> None:
-        calls.append((threading.current_thread().name, device))
-
-    monkeypatch.setattr(files, "write", writes)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "set_device", sets_device)
-    stream = SimpleNamespace(record_event=lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    writer = CheckpointWriter(tmp_path)
-    writer.write({"weights": torch.ones(3)}, Position(step=1))
-    writer.finish()
-    assert calls == [("checkpoint_0", 3), ("checkpoint_0", -1)]
-
-
-class Moments(NamedTuple):
-    mean: torch.Tensor
-    count: int
-
-
-def test_a_named_tuple_becomes_a_plain_one(tmp_path: Path) -> None:
-    """Loading makes no object of a class."""
-    writer = CheckpointWriter(tmp_path)
-    writer.write({"seen": [Moments(torch.ones(2), 3)]}, Position(step=1))
-    writer.finish()
-    ((mean, count),) = files.read(files.numbered(tmp_path)[0][1])["seen"]
-    assert mean.tolist() == [1, 1] and count == 3
-
-
 def test_the_next_checkpoint_follows_the_one_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,13 +75,6 @@ def test_a_position_is_not_written_twice(tmp_path: Path) -> None:
     assert steps(tmp_path) == [1, 1]
 
 
-def test_the_position_that_a_run_resumed_from_is_not_written_again(tmp_path: Path) -> None:
-    writer = CheckpointWriter(tmp_path)
-    writer.resume_from(Position(step=4))
-    write(writer, {"x": 1}, Position(step=4))
-    assert steps(tmp_path) == []
-
-
 def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path) -> None:
     writer, written = CheckpointWriter(tmp_path), []
     for step in range(1, 2 * files.KEEP + 4):
@@ -133,18 +85,6 @@ def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path)
     assert len(set(written)) == 2
     assert written[files.KEEP + 1] != written[files.KEEP + 2]
     assert len(files.numbered(tmp_path)) == files.KEEP
-
-
-def test_best_weights_of_the_run_before_are_kept(tmp_path: Path) -> None:
-    first = CheckpointWriter(tmp_path / "before")
-    first.keep_best({"weight": torch.tensor(5.0)})
-    write(first, {"x": 1}, Position(step=1))
-    again = CheckpointWriter(tmp_path)
-    best = files.read(files.numbered(tmp_path / "before")[0][1])["best_weights"]
-    again.resume_from(Position(step=1), best)
-    assert again.best_weights and again.best_weights["weight"] == 5
-    write(again, {"x": 2}, Position(step=2))
-    assert files.read(files.numbered(tmp_path)[0][1])["best_weights"]["weight"] == 5
 
 
 def test_a_failure_is_raised_by_finish(tmp_path: Path) -> None:
@@ -168,8 +108,3 @@ def test_a_snapshot_uses_the_memory_of_the_one_before() -> None:
     assert second["list"][1] == 4 and second["pair"][1] == "x"
     other = snapshot({"a": torch.ones(5), "list": [], "pair": torch.ones(1)}, memory)
     assert other["a"] is not first["a"] and other["a"].tolist() == [1] * 5
-
-
-def test_a_state_dict_keeps_its_metadata() -> None:
-    weights = torch.nn.BatchNorm1d(2).state_dict()
-    assert snapshot(weights, {})._metadata == weights._metadata  # type: ignore[attr-defined]

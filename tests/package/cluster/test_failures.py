@@ -1,17 +1,12 @@
 """A rank that fails, compiles or sends less, in real training of two ranks as on two hosts."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import forked
@@ -105,14 +100,10 @@ with dist.session():
 
 def test_an_error_on_all_ranks_is_one_sentence_on_each(tmp_path: Path) -> None:
     """Rank 0 keeps the store: if it left first, torch would print frames of C++ on the others."""
-    for attempt in range(3):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        ranks = start(folder, BOTH_FAIL)
-        for number, rank in enumerate(ranks):
-            status, said = rank.wait(60)
-            assert status == 1 and "TCPStore" not in said, said
-            assert "there is no such file" in (folder / f"output{number}" / "failure").read_text()
+    for number, rank in enumerate(start(tmp_path, BOTH_FAIL)):
+        status, said = rank.wait(60)
+        assert status == 1 and "TCPStore" not in said, said
+        assert "there is no such file" in (tmp_path / f"output{number}" / "failure").read_text()
 
 
 NCCL_TEXT = """
@@ -134,16 +125,13 @@ with dist.session():
     fit()
 """
 TIMED_OUT = "socketStartConnect: Connect to 10.0.2.5<50913> failed : Connection timed out"
-NO_MEMORY = "Cuda failure 2 'out of memory'"
 CLOSED = "socketProgress: Connection closed by remote peer ip-10-0-2-5<43567>"
 
 
 @pytest.mark.parametrize(
     ("last", "ranks", "words"),
     [
-        (TIMED_OUT, (0, 1), TIMED_OUT),
         (TIMED_OUT, (1,), f"rank 1 on host algo-2 failed: DistBackendError: .*{TIMED_OUT}"),
-        (NO_MEMORY, (1,), f"rank 1 on host algo-2 failed: not enough memory .*{NO_MEMORY}"),
         (CLOSED, (0, 1), CLOSED),
     ],
 )
@@ -158,43 +146,6 @@ def test_the_reason_of_nccl_is_in_the_log_and_the_failure_file(
         assert re.search(words, cause) and "\n" not in cause, cause
         assert last in log
         assert "exited without an error message" not in cause
-
-
-BLOCKED = """
-torch.distributed.destroy_process_group = lambda *_: threading.Event().wait()
-
-def before_step(model, i):
-    if RANK == 1 and i == 7:
-        print("raising", flush=True)
-        raise ValueError("the cable is broken")
-
-try:
-    with dist.session():
-        fit()
-finally:
-    time.sleep(60 * RANK)  # as long as this process lives, no connection of the other rank's breaks
-"""
-
-
-def test_the_cause_reaches_all_ranks_if_the_group_cannot_be_destroyed(tmp_path: Path) -> None:
-    ranks = start(tmp_path, BLOCKED)
-    while not ranks[1].log.exists() or "raising" not in ranks[1].log.read_text():
-        assert all(rank.process.is_alive() for rank in ranks), [
-            rank.log.read_text() for rank in ranks
-        ]
-        time.sleep(0.05)
-    raised = time.monotonic()
-    status, said = ranks[0].wait(20)
-    ranks[1].process.kill()
-    assert time.monotonic() - raised < 10
-    cause = "rank 1 on host algo-2 failed: ValueError: the cable is broken"
-    assert [(tmp_path / f"output{rank}" / "failure").read_text() for rank in range(2)] == [
-        cause,
-        cause,
-    ]
-    assert (
-        status == 1 and said.splitlines()[-1] == f"error: rank 0 on host algo-1 had to end: {cause}"
-    )
 
 
 SLOW = """
@@ -224,31 +175,10 @@ def test_compiling_is_no_hang(compile: bool, tmp_path: Path) -> None:
     ranks = start(tmp_path, SLOW.format(compile=compile))
     statuses, said = forked.wait_for_all(ranks, 120)
     assert statuses == ((0, 0) if compile else (1, 1)), said
-    assert compile or any("rank 1 on host algo-2 stopped taking part" in text for text in said), (
-        said
-    )
-
-
-SLOW_STEPS = """
-def before_step(model, i):
-    if i == 3 and RANK == 1:
-        threading.Event().wait()
-    time.sleep(2.3)
-
-with dist.session():
-    fit(hang_seconds=3.0)
-"""
-
-
-def test_slow_steps_are_no_hang_and_a_hang_among_them_is_found(tmp_path: Path) -> None:
-    """Each step takes longer than a hang that steps of milliseconds have; on a GPU as here."""
-    ranks = start(tmp_path, SLOW_STEPS)
-    statuses, said = forked.wait_for_all(ranks, 60)
-    assert statuses == (1, 1), said
-    for number in range(2):
+    for number in range(2 * (not compile)):
         cause = (tmp_path / f"output{number}" / "failure").read_text()
-        assert "rank 1 on host algo-2 stopped taking part" in cause, cause
-        assert "rank 1 was in step 4, job.py:" in cause, cause
+        assert "rank 1 on host algo-2 stopped taking part" in cause
+        assert re.search(r"rank 1 was in step 11, job\.py:\d+ before_step", cause), cause
 
 
 ABORTED = """
@@ -269,97 +199,13 @@ sys.exit(signals.complete())
 """
 
 
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Those that still run and write into this folder: their log, which forked ranks and their
-    helpers have open (the system knows the environment of their server only), or a failure file.
-    """
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            written = [process.environ().get("SM_OUTPUT_DIR", "")]
-            written += [file.path for file in process.open_files()]
-            if any(path.startswith(str(folder)) for path in written):
-                found.append(process)
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
-
-
-def all_have_ended(folder: Path, seconds: float) -> bool:
-    """Whether no process of a job still runs, after at most so long."""
-    deadline = time.monotonic() + seconds
-    while processes_of(folder):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def test_a_rank_that_native_code_aborts_leaves_its_last_words(tmp_path: Path) -> None:
+def test_a_rank_that_native_code_aborts_leaves_its_stacks(tmp_path: Path) -> None:
+    """The other rank reports that it is gone."""
     ranks = start(tmp_path, ABORTED)
     statuses, said = forked.wait_for_all(ranks, 60)
     assert statuses == (1, -signal.SIGABRT), said
-    assert all_have_ended(tmp_path, 5)
-    cause = (tmp_path / "output1" / "failure").read_text()
-    assert "SIGABRT ended rank 1 on host algo-2 in backward of step 8" in cause
-    log = ranks[1].log.read_text()
-    assert "File " in log and "in abort" in log and log.count(cause) == 1, "stacks of all threads"
+    assert "Fatal Python error: Aborted" in said[1] and "in abort" in said[1]
     assert "rank 1 on host algo-2" in (tmp_path / "output0" / "failure").read_text()
-
-
-def test_under_torchrun_the_last_words_are_the_cause(tmp_path: Path) -> None:
-    """torchrun ends its other ranks, and all that they have started, at once."""
-    script, output = tmp_path / "job.py", tmp_path / "output"
-    script.write_text(TRAINING + ABORTED)
-    output.mkdir()
-    command = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
-    job = subprocess.run(
-        [sys.executable, *command],
-        env={**of_tests(os.environ), "SM_OUTPUT_DIR": str(output)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert job.returncode == 1, job.stderr
-    cause = (output / "failure").read_text()
-    assert cause.startswith("SIGABRT ended rank 1 on host localhost in backward of step 8"), cause
-    assert all_have_ended(tmp_path, 5)
-
-
-OUT_OF_MEMORY = """
-import itertools
-from smlightning.cluster import memory_kills
-counts = itertools.chain([0], itertools.repeat(2))
-memory_kills.count = lambda: next(counts)
-"""
-
-
-def test_last_words_count_the_processes_that_the_kernel_killed(tmp_path: Path) -> None:
-    """With NCCL the remaining ranks abort, whatever ended the first one."""
-    forked.wait_for_all(start(tmp_path, OUT_OF_MEMORY + ABORTED), 60)
-    assert all_have_ended(tmp_path, 5)
-    cause = (tmp_path / "output1" / "failure").read_text()
-    assert "SIGABRT ended rank 1" in cause and "the kernel killed 2 processes" in cause
-
-
-COMPLETE = """
-from smlightning.cluster import signals
-signals.install()
-with dist.session():
-    pass  # not fit(): Lightning's own signal handlers would take SIGABRT from faulthandler
-signals.complete()
-os.abort()  # as a library's destructor
-"""
-
-
-def test_a_crash_after_a_complete_run_is_in_the_log_and_no_failure(tmp_path: Path) -> None:
-    ranks = start(tmp_path, COMPLETE)
-    statuses, said = forked.wait_for_all(ranks, 60)
-    assert statuses == (-signal.SIGABRT, -signal.SIGABRT), said
-    assert all_have_ended(tmp_path, 5)
-    for rank in ranks:
-        log = rank.log.read_text()
-        assert "Fatal Python error: Aborted" in log and "File " in log, log
-        assert "error: SIGABRT" not in log
-    assert not list(tmp_path.glob("output*/failure"))
 
 
 UNEVEN = """
@@ -408,7 +254,7 @@ with dist.session():
 """
 
 
-@pytest.mark.parametrize("how", ["no checkpoint", "no best weights", "damaged", "whole"])
+@pytest.mark.parametrize("how", ["no best weights", "damaged", "whole"])
 def test_a_host_without_rank_0s_checkpoint_ends_all_ranks(how: str, tmp_path: Path) -> None:
     first, second = tmp_path / "host0/kept", tmp_path / "host1/kept"
     content = {"weights": {}, "shard": {"starts": {}, "rows": {}}}
@@ -418,8 +264,8 @@ def test_a_host_without_rank_0s_checkpoint_ends_all_ranks(how: str, tmp_path: Pa
     shutil.copytree(first, second)
     if how == "damaged":
         (second / path.name).write_bytes(b"cut off")
-    elif how != "whole":
-        (second / (best if how == "no best weights" else path.name)).unlink()
+    elif how == "no best weights":
+        (second / best).unlink()
     ranks = start(tmp_path, MISSING)
     statuses, said = forked.wait_for_all(ranks, 60)
     assert statuses == ((0, 0) if how == "whole" else (1, 1)), said
@@ -430,8 +276,6 @@ def test_a_host_without_rank_0s_checkpoint_ends_all_ranks(how: str, tmp_path: Pa
 
 
 COMPRESSED = """
-from smlightning.cluster import strategies
-strategies.POWERSGD_START = 5
 sent = []
 all_reduce = torch.distributed.all_reduce
 
@@ -442,22 +286,18 @@ def counting(tensor, *args, **kwargs):
 torch.distributed.all_reduce = counting
 weights, numbers = {}, {}
 with dist.session():
-    for compression in ("none", "fp16", "powersgd"):
+    for compression in ("none", "fp16"):
         del sent[:]
         model, _ = fit(compression=compression, bucket_cap_mb=1)
         weights[compression] = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-        is_power = compression == "powersgd"
-        numbers[compression] = [n for dtype, n in sent if dtype == torch.float16 or is_power]
+        numbers[compression] = [n for dtype, n in sent if dtype == torch.float16]
         both = [torch.empty_like(weights[compression]) for _ in range(2)]
         torch.distributed.all_gather(both, weights[compression])
         assert torch.equal(*both), compression
 # Two buckets, of half the size.
 assert numbers["fp16"][-2:] == [600 * 600 + 600 + 601, 64 * 600 + 600], numbers
-# Vectors as they are, then two factors of the matrices.
-assert max(numbers["powersgd"][-3:]) < 4000, numbers
-for compression in ("fp16", "powersgd"):
-    off = (weights[compression] - weights["none"]).norm() / weights["none"].norm()
-    assert 0 < off < 0.01, (compression, off)
+off = (weights["fp16"] - weights["none"]).norm() / weights["none"].norm()
+assert 0 < off < 0.01, off
 """
 
 

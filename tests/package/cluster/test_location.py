@@ -93,18 +93,6 @@ def test_one_process_without_a_launcher() -> None:
     assert locate({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, CPU).hosts == ("algo-1",)
 
 
-def test_two_nodes_of_one_gpu_are_distributed() -> None:
-    found = locate(
-        torchrun(1, 2, 1, SM_HOSTS=TWO, SM_CURRENT_HOST="algo-2"), Machine(gpus=1, has_nccl=True)
-    )
-    assert (found.world_size, found.node_rank, found.backend, found.device) == (
-        2,
-        1,
-        "nccl",
-        "cuda:0",
-    )
-
-
 @pytest.mark.parametrize(
     "params, launcher, backend",
     [
@@ -140,6 +128,9 @@ WRONG = {
     "ranks in turn": (mpirun(1, 4, 2) | {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "rank 1 is process 0"),
     "no port": (torchrun(0, 2, 2, MASTER_PORT="x"), "MASTER_PORT is 'x'"),
     "too high a port": (torchrun(0, 2, 2, MASTER_PORT="99999"), "MASTER_PORT is '99999'"),
+    "hosts in no list": ({"SM_HOSTS": "algo-1"}, "SM_HOSTS is 'algo-1'"),
+    "hosts in an object": ({"SM_HOSTS": '{"algo-1": 1}'}, "SM_HOSTS"),
+    "no parameters": (mpirun(0, 1, 1, SM_FRAMEWORK_PARAMS="[]"), "SM_FRAMEWORK_PARAMS"),
     "no address": (mpirun(0, 2, 1), "MASTER_ADDR"),
     "empty address": (mpirun(0, 2, 1, MASTER_ADDR=""), "MASTER_ADDR"),
     "no driver for the GPUs": ({"SM_NUM_GPUS": "8"}, "SM_NUM_GPUS=8.*2.13.0"),

@@ -4,8 +4,6 @@ import json
 import os
 import socket
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -160,6 +158,8 @@ import dist
 from smlightning.cluster import session
 session.CAUSE_SECONDS = 3.0
 def rank():
+    with dist.session():
+        pass
     with dist.session() as cluster:
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             if cluster.rank == 1:
@@ -177,8 +177,8 @@ elastic_launch(config, rank)()
 """
 
 
-def test_a_restart_ignores_the_attempt_before(tmp_path: Path) -> None:
-    """torchrun's agent keeps the store from one attempt to the next. Its ranks are forked."""
+def test_a_session_ignores_the_attempt_and_the_session_before(tmp_path: Path) -> None:
+    """torchrun's agent keeps the store meanwhile. Its ranks are forked."""
     environment = dict(of_tests(os.environ), CUDA_VISIBLE_DEVICES="", DIST_MEET_SECONDS="60")
     agent = forked.start(RESTARTED, tmp_path / "log", environment, str(free_port()))
     status, said = agent.wait(200)
@@ -223,7 +223,7 @@ CASES = [  # a rank, its code, exit statuses, words in the log of another rank
         0,
         "raise ValueError('no room')",
         [1, 1],
-        "had to end: rank 0 on host localhost failed: ValueError: no room",
+        "ended because rank 0 on host localhost failed: ValueError: no room",
     ),
     (0, "later(signal.SIGTERM)", [143, 143], ""),
     (
@@ -239,7 +239,7 @@ CASES = [  # a rank, its code, exit statuses, words in the log of another rank
         1,
         "later(signal.SIGKILL)",
         [1, -9, 0],
-        "had to end: rank 1 on host localhost exited without an error message",
+        "ended because rank 1 on host localhost exited without an error message",
     ),
 ]
 
@@ -286,42 +286,6 @@ def test_ranks_end_together_and_know_the_cause(tmp_path: Path) -> None:
             assert ended > saved
 
 
-GROUPS = Path("/sys/fs/cgroup")
-JOIN = """
-with open({file!r}, "w") as file:
-    file.write(str(__import__("os").getpid()))
-"""
-
-
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group whose processes get 300 MiB, next to the memory that they share."""
-    versions = {GROUPS / "memory": "memory.limit_in_bytes", GROUPS: "memory.max"}
-    parent = next(parent for parent in versions if parent.exists())
-    folder = parent / f"smlightning-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / versions[parent]).write_text(str(300 * 2**20))
-    except OSError as error:
-        pytest.skip(f"control groups need root ({error})")
-    yield folder
-    for _ in range(100):  # until what ended in it is gone
-        try:
-            folder.rmdir()
-            return
-        except OSError:
-            time.sleep(0.1)
-
-
-def test_a_rank_that_the_kernel_kills_is_reported(group: Path, tmp_path: Path) -> None:
-    join = JOIN.format(file=str(group / "cgroup.procs"))
-    job = start(tmp_path / "job", 1, "bytearray(b'x') * 2**30", 2, join)
-    statuses, (said, _) = forked.wait_for_all(job, 120)
-    assert statuses == (1, -9), said
-    words = "had to end: rank 1 on host localhost exited without an error message, and the kernel"
-    assert f"{words} of host localhost killed 1 process for lack of memory; lower batch" in said
-
-
 TWO = Cluster(
     hosts=("localhost",),
     node_rank=0,
@@ -350,8 +314,8 @@ class Late:
         self.asked += 1
         if self.asked == self.question:
             if self.is_set:
-                self.set("key/1", '"b"')
-            self.set("end/1", "")
+                self.set("key/1", "b")
+            self.set("end/1", {})
         return answer
 
 
@@ -359,7 +323,7 @@ class Late:
 @pytest.mark.parametrize("question", range(1, 9))
 def test_a_rank_may_set_its_value_and_end_while_another_waits(question: int, is_set: bool) -> None:
     store: Any = Late(question, is_set)
-    store.set("key/0", '"a"')
+    store.set("key/0", "a")
     if is_set:
         assert session.wait_for_ranks(store, "key", range(2), TWO) == ["a", "b"]
     else:

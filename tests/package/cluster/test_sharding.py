@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from torch import nn
 
@@ -66,17 +65,6 @@ def test_sharding_needs_a_torch_with_fsdp2(monkeypatch: pytest.MonkeyPatch) -> N
     assert "2.6" in rejected.value.problem and "2.5.1" in rejected.value.problem
     monkeypatch.setattr(torch, "__version__", "2.10.0a0+git1")
     assert isinstance(strategy(), ShardedStrategy)
-
-
-def test_a_precision_that_scales_losses_is_an_error() -> None:
-    """By Lightning, as soon as the Trainer is made."""
-    with pytest.raises(ValueError, match="precision"):
-        pl.Trainer(accelerator="cpu", devices=6, strategy=strategy(), precision="16-mixed")
-
-
-def test_one_process_has_nothing_to_divide() -> None:
-    alone = locate({}, Machine())
-    assert not isinstance(strategy(alone, shard_size=8), ShardedStrategy)
 
 
 class Tied(nn.Module):

@@ -58,7 +58,7 @@ def test_a_checkpoint_holds_only_the_trained_weights(tiny_bert: str) -> None:
     with torch.no_grad():
         next(p for p in net.parameters() if not p.requires_grad).add_(1)
     other = {**net.state_dict(), "base_checksum": torch.tensor(1)}
-    with pytest.raises(UserError, match="other weights"):
+    with pytest.raises(UserError, match="have changed"):
         net.load_state_dict(other)
 
 
@@ -105,7 +105,7 @@ def test_an_adapter_is_not_merged_into_other_weights(tiny_bert: str, tmp_path: P
     first = next(name for name in weights if "attention" in name)
     weights[first] += 1
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="on other weights"):
+    with pytest.raises(UserError, match="have changed"):
         model.load(tmp_path / "saved")
 
 
@@ -142,7 +142,7 @@ WRONG: dict[str, Callable[[Path], None]] = {
     "auto_mapping": partial(
         changed, auto_mapping={"parent_library": "evil", "base_model_class": "x"}
     ),
-    "not of LoRA": partial(changed, target_modules="(a+)+b"),
+    "is not LoRA": partial(changed, target_modules="(a+)+b"),
     "use_dora": partial(changed, use_dora=True),
     "does not fit": partial(changed, r=3),
     "is not on this machine": partial(changed, base_model_name_or_path="/nowhere/at/all"),
@@ -277,7 +277,6 @@ def test_two_sharded_ranks_train_what_one_does(words: str, tiny_bert: str, tmp_p
         torch.testing.assert_close(other[name], tensor, atol=1e-5, rtol=0)
     for record in records:
         assert record["held"] < 0.6 * record["elements"]
-        assert record["gathered"] == len(one), "nothing of what is frozen"
     newest = checkpoint_files.newest(tmp_path / "ranks/outputs/checkpoints")
     assert newest
     state = checkpoint_files.read(newest)

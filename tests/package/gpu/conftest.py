@@ -20,36 +20,19 @@ def run(tmp_path: Path) -> Run:
     """
 
     def train(
-        task: str, ranks: int, body: dict[str, Any] | None = None, ended: int = 0, **options: Any
+        task: str, ranks: int, body: dict[str, Any] | None = None, **options: Any
     ) -> list[Record]:
-        records = observe(tmp_path, task, ranks, body, ended, **options)
-        for rank, record in enumerate(records):
-            assert gpu_runs.findings(record) == [], f"rank {rank}"
+        data = tmp_path / "data"
+        data.mkdir(exist_ok=True)
+        given = {**small_options(task, data), "batch_size": 12 // ranks, "num_workers": 0}
+        given |= {**options, "data_dir": str(data / "prepared")}
+        rank = partial(gpu_runs.train, task=task, options=given, **(body or {}))
+        records = run_ranks(rank, tmp_path / "run", ranks, 0)
+        for number, record in enumerate(records):
+            assert gpu_runs.findings(record) == [], f"rank {number}"
         return records
 
     return train
-
-
-@pytest.fixture
-def observed(tmp_path: Path) -> Run:
-    """The same without these checks: for runs that are wrong."""
-    return partial(observe, tmp_path)
-
-
-def observe(
-    folder: Path,
-    task: str,
-    ranks: int,
-    body: dict[str, Any] | None = None,
-    ended: int = 0,
-    **options: Any,
-) -> list[Record]:
-    data = folder / "data"
-    data.mkdir(exist_ok=True)
-    given = {**small_options(task, data), "batch_size": 12 // ranks, "num_workers": 0, **options}
-    given["data_dir"] = str(data / "prepared")
-    rank = partial(gpu_runs.train, task=task, options=given, **(body or {}))
-    return run_ranks(rank, folder / "run", ranks, ended)
 
 
 def small_options(task: str, data: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What a rank with a pretended GPU does in these tests, and what it records."""
 
-import contextlib
 import importlib
 import os
 import sys
@@ -81,7 +80,8 @@ class Phases(pl.Callback):
 
     def on_validation_batch_start(self, *_: Any) -> None:
         self.counts["validation batches"] += 1
-        self.machine.phase = "validation batch"
+        # A stopped run may end within a validation, and its last checkpoint may be waited for.
+        self.machine.phase = "" if signals._state.requested else "validation batch"
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:
         self.machine.phase = self._training() if trainer.training else ""
@@ -103,26 +103,18 @@ def train(
     stop_at: int = 0,
     fail_at: int = 0,
     launcher: str = "torchrun",
-    waiting: bool = False,
 ) -> None:
     """Run train.py of a task, then predict.py.
 
     Args:
         stop_at: the step at which it is told to stop; 0: never.
         fail_at: the step at which rank 0 raises an error; 0: never.
-        launcher: torchrun; ``hosts``, torchrun with a host and a disk for each rank; or smddp.
-        waiting: the model reads its loss in each step.
+        launcher: torchrun or smddp.
     """
     sys.path[:0] = PATHS[task]
-    gpus = int(os.environ.get("WORLD_SIZE", 1))
-    disk = Path()
-    if launcher == "hosts":
-        gpus, disk = 1, Path(f"host{os.environ['RANK']}")
-        os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-        disk.mkdir(exist_ok=True)
     if launcher == "smddp":
         start_as_smddp()
-    machine = pretended.install(gpus)
+    machine = pretended.install(int(os.environ.get("WORLD_SIZE", 1)))
     project = load_project()
     train_py: Any = project.train
     phases = Phases(machine, stop_at, fail_at)
@@ -133,21 +125,18 @@ def train(
 
     pl.Trainer = ObservedTrainer  # type: ignore[misc]
     curves.save_figure = recording.close_unseen
-    if waiting:
-        project.model.Model = waiting_model(project.model.Model)
     seen: dict[str, Any] = {"stopped": False, "error": ""}
-    with contextlib.chdir(disk):
-        try:
-            train_py.train(train_py.Options(**{**options, "log_every": LOG_EVERY}))
-        except signals.Stopped:
-            seen["stopped"] = True
-        except Exception as error:
-            if not fail_at:
-                raise
-            seen["error"] = str(error)
-            seen["group is left"] = torch.distributed.is_initialized()
-        if os.environ.get("RANK", "0") == "0" and Path("outputs/model/config.json").is_file():
-            seen["predicted"] = predict(project)
+    try:
+        train_py.train(train_py.Options(**{**options, "log_every": LOG_EVERY}))
+    except signals.Stopped:
+        seen["stopped"] = True
+    except Exception as error:
+        if not fail_at:
+            raise
+        seen["error"] = str(error)
+        seen["group is left"] = torch.distributed.is_initialized()
+    if os.environ.get("RANK", "0") == "0" and Path("outputs/model/config.json").is_file():
+        seen["predicted"] = predict(project)
     write({**machine.seen.as_record(), **phases.counts, **seen})
 
 
@@ -175,18 +164,6 @@ def start_as_smddp() -> None:
         SM_CURRENT_INSTANCE_TYPE="ml.p4d.24xlarge",
         SM_FRAMEWORK_PARAMS='{"sagemaker_distributed_dataparallel_enabled": true}',
     )
-
-
-def waiting_model(model: Any) -> Any:
-    """A model that reads its loss in each step, as ``self.log`` of ``loss.item()`` does."""
-
-    class Waiting(model):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            loss = super().training_step(batch, batch_idx)
-            self.last = loss.item()
-            return loss
-
-    return Waiting
 
 
 def predict(project: owner.Owner) -> str:

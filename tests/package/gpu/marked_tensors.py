@@ -28,7 +28,6 @@ WAITING = frozenset(
     {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim"}
     | {"unique_consecutive", "equal", "is_nonzero", "bincount"}
 )
-ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 # They take an index or a source from another device; other operations take numbers only.
 MIXING = frozenset(
     {"copy_", "_to_copy", "set_", "_foreach_copy_", "index", "index_put", "index_put_"}
@@ -59,7 +58,6 @@ class Seen:
     mixed: Counter[tuple[str, str]] = field(default_factory=Counter)  # operation, place
     collectives: Counter[tuple[str, str]] = field(default_factory=Counter)  # problem, place
     threads: Counter[tuple[str, str]] = field(default_factory=Counter)  # function, thread's name
-    launches: Counter[str] = field(default_factory=Counter)  # by operation
     sent: Counter[str] = field(default_factory=Counter)  # collectives by operation
 
     def as_record(self) -> dict[str, list[list[Any]]]:
@@ -255,7 +253,7 @@ class Calls(TorchFunctionMode):
 
 
 class Operations(TorchDispatchMode):
-    """Marks results; notes mixed devices, waits, launches and collectives."""
+    """Marks results; notes mixed devices, waits and collectives."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -284,7 +282,7 @@ class Operations(TorchDispatchMode):
         gpus = [gpu_of(tensor) for tensor in given]
         first = next(filter(None, gpus), None)
         if first:
-            self._note(name, func, args, given, gpus)
+            self._note(name, args, given, gpus)
         out = func(*args, **kwargs)
         target = self._target(named, first)
         storages = {storage_key(tensor) for tensor in given}
@@ -308,7 +306,6 @@ class Operations(TorchDispatchMode):
     def _note(
         self,
         name: str,
-        func: Any,
         args: Any,
         given: list[torch.Tensor],
         gpus: list[torch.device | None],
@@ -332,8 +329,6 @@ class Operations(TorchDispatchMode):
         large = {gpu for tensor, gpu in zip(given, gpus, strict=True) if tensor.ndim}
         if name not in MIXING and len(large) > 1:
             machine.seen.mixed[name, place()] += 1
-        if machine.phase and not func.is_view and name not in ALLOCATIONS:
-            machine.seen.launches[name] += 1
 
     def _check_collective(self, name: str, given: list[torch.Tensor]) -> None:
         """Note what NCCL rejects."""

@@ -106,6 +106,3 @@ def test_epochs_differ_and_evaluations_do_not(fit: Fit) -> None:
     fit(Watching, Data)
     assert seen["train"][0] != seen["train"][1]
     assert len(seen["val"]) == 3 and seen["val"][0] == seen["val"][1] == seen["val"][2]
-
-
-NOISY = Noisy()

@@ -1,4 +1,4 @@
-"""DDP's buckets are those of the run before; buffers are broadcast where they change."""
+"""A resumed run has the gradient buckets of the run before from its first step on."""
 
 import json
 from collections.abc import Iterator
@@ -16,27 +16,15 @@ class Unordered(torch.nn.Module):
     them.
     """
 
-    def __init__(self, buffer: torch.nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(
             torch.nn.Linear(600, 600, bias=False) for _ in range(4)
         )  # 1.4 MB each
-        self.buffer = buffer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for i in (2, 0, 3, 1):
             x = self.layers[i](x)
-        return self.buffer(x)
-
-
-class Counter(torch.nn.Module):
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.step = step
-        self.register_buffer("seen", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen += self.step
         return x
 
 
@@ -49,16 +37,12 @@ def group_of_one() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def train_two_steps(buffer: torch.nn.Module, callback: BucketOrder) -> Any:
-    """Two steps under DDP; each one's buckets, as numbers of parameters; whether it broadcasts
-    buffers in each step.
-    """
-    net: Any = Unordered(buffer)
+def train_two_steps(callback: BucketOrder) -> list[list[list[int]]]:
+    """Two steps under DDP; each one's buckets, as numbers of parameters."""
+    net: Any = Unordered()
     ddp = torch.nn.parallel.DistributedDataParallel(net, bucket_cap_mb=1)
     ddp.device_ids, ddp.device_type = [0], "cpu"  # on GPUs DDP looks at what it is called with
-    strategy = SimpleNamespace(model=ddp, root_device=torch.device("cpu"))
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=0, batch_idx=-1))
-    trainer: Any = SimpleNamespace(strategy=strategy, global_rank=0, fit_loop=loop)
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(model=ddp))
     buckets: list[list[list[int]]] = []
     numbers = {parameter: i for i, parameter in enumerate(net.parameters())}
 
@@ -75,33 +59,15 @@ def train_two_steps(buffer: torch.nn.Module, callback: BucketOrder) -> Any:
         callback.on_train_batch_start(trainer, net, None, i)
         buckets.append([])
         ddp(torch.ones(2, 600)).sum().backward()
-    return buckets[-2:], ddp.broadcast_buffers
+    return buckets[-2:]
 
 
 def test_buckets_are_arranged_as_gradients_are_finished_and_so_again_at_a_resume(
     group_of_one: None,
 ) -> None:
     first, again = BucketOrder(), BucketOrder()
-    (before, arranged), _ = train_two_steps(torch.nn.Identity(), first)
+    before, arranged = train_two_steps(first)
     assert first.order == [1, 3, 0, 2], "last of the forward pass first"
     assert arranged == [[i] for i in first.order] != before
     again.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert train_two_steps(torch.nn.Identity(), again)[0] == [arranged, arranged], (
-        "from the first step on"
-    )
-
-
-@pytest.mark.parametrize(
-    "buffer, broadcast",
-    [
-        (torch.nn.Identity(), False),
-        (Counter(0), False),
-        (Counter(1), True),
-        (torch.nn.BatchNorm1d(600), True),
-    ],
-)
-def test_buffers_are_broadcast_only_if_they_change(
-    buffer: torch.nn.Module, broadcast: bool, group_of_one: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert train_two_steps(buffer, BucketOrder())[1] is broadcast
+    assert train_two_steps(again) == [arranged, arranged], "from the first step on"

@@ -102,27 +102,3 @@ def test_a_stream_trains_for_max_steps(fit: Fit, capsys: pytest.CaptureFixture[s
     assert fit(**options).global_step == steps
     resumed = [x for x in capsys.readouterr().out.splitlines() if x.startswith("resume: ")]
     assert len(resumed) == 2 and "inexact" in resumed[1], resumed
-
-
-def test_deterministic_and_tf32_reach_torch(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "as it was")  # Lightning sets it
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    seen: list[tuple[bool, str, bool]] = []
-
-    class Observing(Line):
-        def on_train_start(self) -> None:
-            precision = torch.get_float32_matmul_precision()
-            deterministic = torch.are_deterministic_algorithms_enabled()
-            seen.append((deterministic, precision, torch.backends.cudnn.allow_tf32))
-
-    try:
-        for number, options in enumerate(
-            ({"deterministic": True, "precision": "tf32"}, {"precision": "32-true"})
-        ):
-            trainer = fit(Observing, max_steps=1, output_dir=f"outputs{number}", **options)
-            assert trainer.precision == "32-true"
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
-    assert seen == [(True, "high", True), (False, "highest", False)]

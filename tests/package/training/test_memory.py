@@ -2,19 +2,14 @@
 what to change, in SageMaker's failure file, too.
 """
 
-import errno
 import os
 import sys
-from multiprocessing.queues import Queue
 from pathlib import Path
 
 import pytest
-from torch.utils.data import DataLoader
 
 import forked
 import train
-from smlightning import errors
-from smlightning.data import workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux: run on Linux")
 
@@ -76,28 +71,3 @@ def test_a_full_dev_shm(tmp_path: Path) -> None:
     text = "\n".join(own)  # Python prints one where torch's SIGCHLD handler meets logging's fork
     assert text.count("Traceback") == text.count("Exception ignored in"), said
     assert (tmp_path / "failure").read_text() == error.removeprefix("error: ")
-
-
-def test_a_batch_that_cannot_be_handed_over_ends_its_worker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Queue, "_on_queue_feeder_error", None)  # restored in the end
-    workers.LostBatches().setup(None, None, "fit")
-    unpicklable = [lambda: None]
-    loader = DataLoader(
-        unpicklable, batch_size=None, num_workers=1, multiprocessing_context="fork", timeout=60
-    )
-    with pytest.raises(RuntimeError, match="exited unexpectedly") as failure:
-        next(iter(loader))
-    assert errors.as_user_error(failure.value) is None
-
-
-def test_a_full_dev_shm_at_the_start_of_workers_is_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A semaphore is a file of /dev/shm, and its error names none."""
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    for free, cure in ((0, "num_workers"), (2**30, "free some space")):
-        monkeypatch.setattr(errors, "free_shared_memory", lambda free=free: free)
-        said = errors.as_user_error(full)
-        assert said and cure in said.cure

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 
 import train
-from small_training import Fit, InOrder, Line, Manual, Numbers
+from small_training import Fit, Line, Manual, Numbers
 from smlightning import entry
 from smlightning.cluster import signals
 
@@ -40,11 +40,6 @@ def test_an_error_of_lightnings_configuration_is_a_sentence(
 class Nothing(Line):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         pass
-
-
-class SometimesNothing(Line):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return super().training_step(batch, batch_idx) if batch_idx == 3 else None
 
 
 class NoOptimizer(Line):
@@ -84,6 +79,10 @@ class Unsaved(Line):
     save = None  # type: ignore[assignment]
 
 
+class Untested(Line):
+    test_step = pl.LightningModule.test_step
+
+
 class ModelWithoutSuper(Line):
     def __init__(self, **options: Any) -> None:
         pass
@@ -112,6 +111,7 @@ class WithoutSuper(Numbers):
         (OthersOptimizer, Numbers, "configure_optimizers"),
         (Leaving, Numbers, "sys.exit(None) was called"),
         (Unsaved, Numbers, "Unsaved has no save"),
+        (Untested, Numbers, "Untested has no test_step"),
         (Misspelt, Numbers, "Misspelt.validation_stepp"),
         (Unregistered, Numbers, "more is a plain list"),
         (ModelWithoutSuper, Numbers, "ModelWithoutSuper.__init__"),
@@ -147,22 +147,6 @@ def test_a_step_that_returns_nothing_ends_in_a_sentence_within_an_epoch(
         assert not list(Path("outputs/model").iterdir())
 
 
-def test_a_resumed_run_may_leave_out_all_batches_that_are_left(fit: Fit) -> None:
-    options = {"data": InOrder, "epochs": 1, "checkpoint_steps": 1}
-    fit(SometimesNothing, **options, crash=("on_train_batch_end", 5))
-    assert fit(SometimesNothing, **options).global_step > 0
-
-
-def test_a_monitor_that_is_not_a_text_is_an_error(main: Any, capsys: Any) -> None:
-    assert main(best=("min", ("val/loss",))) == 1
-    assert "MONITOR" in capsys.readouterr().err
-
-
-def test_a_mode_that_contradicts_the_metrics_name(main: Any, capsys: Any) -> None:
-    assert main(best=("max", "val/loss")) == 1
-    assert "MODE" in capsys.readouterr().err
-
-
 def test_without_the_projects_environment_a_sentence_says_so(tmp_path: Path) -> None:
     """As with another Python."""
     (tmp_path / "jsonargparse.py").write_text("raise ModuleNotFoundError(name='jsonargparse')")
@@ -175,18 +159,6 @@ def test_without_the_projects_environment_a_sentence_says_so(tmp_path: Path) -> 
     )
     assert run.returncode == 1 and "make setup" in run.stderr
     assert len(run.stderr.splitlines()) == 1
-
-
-def test_a_reader_of_standard_output_that_is_gone(
-    main: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as pipe, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", pipe)
-        assert main() == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ") and "--resume auto" in line
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,9 @@ from smlightning.training import rank_checks
 
 WORDS = {
     "labels": "OtherLabels.labels",
-    "fingerprint": "fingerprint",
-    "saved attributes": "Saving.names",
     "undivided stream": "Ranks 0, 1 of 2",
     "validation": "3 batches on rank 1 and 4 on rank 0",
     "weights": "weight differs between ranks 0 and 1",
-    "buffers": "seen differs between ranks 0 and 1",
     "unused": "find_unused_parameters=True",
 }
 
@@ -65,29 +62,6 @@ def other_ranks(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
 class Stream(IterableDataset):
     def __iter__(self) -> Any:
         yield from ()
-
-
-class Unsized:
-    """Batches in a loader that has no length."""
-
-    def __iter__(self) -> Any:
-        yield from (A, B)
-
-
-@pytest.mark.parametrize(
-    ("loader", "others", "equal"),
-    [
-        (DataLoader([1, 2]), 3, True),  # type: ignore[arg-type]
-        (DataLoader([1, 2]), 4, False),  # type: ignore[arg-type]
-        (Unsized(), -1, False),
-        (DataLoader(Stream()), -1, False),
-    ],
-)
-def test_only_loaders_with_lengths_promise_equally_many_batches(
-    loader: Any, others: int, equal: bool, other_ranks: list[list[float]]
-) -> None:
-    other_ranks.append([others])
-    assert rank_checks.equally_many([DataLoader([1]), loader]) is equal  # type: ignore[arg-type]
 
 
 def see(*loaders: list[Any], others: list[list[float]]) -> int:
@@ -130,30 +104,6 @@ def test_ranks_with_the_same_batches_are_listed(other_ranks: list[list[float]]) 
         see([A, B, C], [D, E, F], [A, B, F], others=other_ranks)
     with pytest.raises(UserError, match="Ranks 0, 1, 2, 3, 4, 5, 6, 7 and 4 more of 12"):
         see(*[[A, B]] * 12, others=other_ranks)
-
-
-@pytest.mark.parametrize(
-    ("mine", "other", "equal"),
-    [
-        (["a", "b"], ["a", "b"], True),
-        (["a", "b"], ["b", "a"], False),
-        ({"a": 0, "b": 1}, {"b": 0, "a": 1}, False),
-        (torch.eye(2), torch.eye(2), True),
-        (Path("a"), Path("b"), True),  # no plain value: not compared
-    ],
-)
-def test_saved_attributes_are_compared_by_value(
-    mine: Any, other: Any, equal: bool, other_ranks: list[list[float]]
-) -> None:
-    numbers = [
-        digest([*value.items()] if isinstance(value, dict) else value) for value in (None, other)
-    ]
-    other_ranks.append([float(number) for number in numbers])
-    owner = SimpleNamespace(labels=mine)
-    if equal:
-        return rank_checks.check_attributes(owner, ["missing", "labels"])
-    with pytest.raises(UserError, match=r"SimpleNamespace\.labels"):
-        rank_checks.check_attributes(owner, ["missing", "labels"])
 
 
 @pytest.mark.parametrize(

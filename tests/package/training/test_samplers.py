@@ -1,4 +1,4 @@
-"""Samplers of the owner's are divided among the ranks as plain Lightning divides them."""
+"""Samplers are divided among the ranks as in plain Lightning; each row draws its own numbers."""
 
 from collections import Counter
 from pathlib import Path
@@ -50,9 +50,30 @@ def test_ranks_divide_one_order(kind: str, world_size: int, tmp_path: Path) -> N
     assert here[0][: len(here[0]) // 2] != here[0][len(here[0]) // 2 :], "another order"
 
 
-def test_a_weighted_sampler_gives_ranks_parts_of_one_draw(tmp_path: Path) -> None:
-    """The draw of 24 rows that one rank alone makes is what two ranks share."""
-    (alone,) = rows_by_rank(train_here, tmp_path / "one", 1, kind="of_weights")
-    two = rows_by_rank(train_here, tmp_path / "two", 2, kind="of_weights")
-    half = len(alone) // 2
-    assert counted([alone[:half]]) == counted([rank[: len(rank) // 2] for rank in two])
+@pytest.mark.parametrize(
+    "kind", ["shuffled", pytest.param("global_batches", marks=pytest.mark.long)]
+)
+def test_a_rows_draws_are_its_own_whatever_the_ranks_and_workers(kind: str, tmp_path: Path) -> None:
+    """On 1, 2 and 3 ranks, with 0 and 2 workers, persistent or not."""
+    tables = []
+    for number, (world_size, workers, persistent) in enumerate(
+        [(1, 0, False), (1, 2, True), (2, 2, False), (2, 1, True), (3, 0, False)]
+    ):
+        records = ranks(
+            train_here, tmp_path / str(number), world_size,
+            kind=kind, workers=workers, persistent=persistent,
+        )  # fmt: skip
+        tables.append(draws_by_epoch_and_row(records))
+    assert len(tables[0]) == 2 * ROWS
+    assert len(set(map(tuple, tables[0].values()))) == 2 * ROWS, "of each epoch and row its own"
+    assert all(table == tables[0] for table in tables)
+
+
+def draws_by_epoch_and_row(records: list[Any]) -> dict[tuple[int, int], list[float]]:
+    table = {}
+    for record in records:
+        half = len(record["rows"]) // 2
+        for number, (rows, drawn) in enumerate(zip(record["rows"], record["draws"], strict=True)):
+            for row, values in zip(rows, drawn, strict=True):
+                table[number // half, row] = values
+    return table

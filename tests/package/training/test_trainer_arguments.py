@@ -3,9 +3,7 @@ in a sentence. The page for readers, docs/reference.md, has the same rows.
 """
 
 import inspect
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +11,9 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning import callbacks as lightnings
 
-import train
 from small_training import BATCHES, Fit, Line, Numbers, Resumable
 from smlightning.errors import UserError, as_user_error, described
 
-PAGE = Path(train.__file__).parents[1] / "docs" / "reference.md"
 Check = Callable[[pl.Trainer], Any]
 
 
@@ -148,15 +144,6 @@ def test_the_tables_are_lightnings() -> None:
     assert set(lightnings.__all__) == named
 
 
-def test_the_page_has_a_row_for_each() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (\w+)", PAGE.read_text(encoding="utf-8"), re.M))
-    arguments = set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"}
-    assert rows.keys() == arguments | set(lightnings.__all__)
-    refused = {name for name, verdict in rows.items() if verdict == "rejected"}
-    assert refused == {*REFUSED, *REFUSED_CALLBACKS}
-    assert set(rows.values()) == {"works", "rejected"}
-
-
 @pytest.mark.parametrize("name", WORKS)
 def test_an_argument_works(name: str, fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
@@ -190,19 +177,6 @@ def test_a_progress_bar_works_where_bars_are_enabled(fit: Fit) -> None:
     bar = lightnings.TQDMProgressBar(refresh_rate=0)
     trainer = fit(callbacks=(bar,), trainer={"enable_progress_bar": True})
     assert trainer.progress_bar_callback is bar
-
-
-def test_the_optimizers_state_stays_on_its_device_when_training_ends(fit: Fit) -> None:
-    """Moved to main memory it would have no room there: a meta tensor cannot be moved at all."""
-
-    class Elsewhere(Line):
-        def on_train_end(self) -> None:
-            optimizer = self.trainer.optimizers[0]
-            for weights in optimizer.param_groups[0]["params"]:
-                optimizer.state[weights]["more"] = torch.empty(1, device="meta")
-
-    (optimizer,) = fit(Elsewhere).optimizers
-    assert all(state["more"].is_meta for state in optimizer.state.values())
 
 
 def test_finetuning_works_on_one_rank(fit: Fit) -> None:

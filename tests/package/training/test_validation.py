@@ -1,11 +1,9 @@
 """Validation: what it has to log, when it comes, and which weights it makes the best ones."""
 
 import abc
-from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 from pytorch_lightning import callbacks
 
 from small_training import (
@@ -49,21 +47,6 @@ def test_a_monitor_that_validation_does_not_log_is_an_error_before_training(fit:
     with pytest.raises(UserError) as caught:
         fit(Untrained, best=("maximum", "val/loss"))
     assert "'maximum'" in caught.value.problem
-
-
-@pytest.mark.parametrize("lacking", ["test_step", "test_dataloader"])
-def test_a_missing_test_step_or_save_is_an_error_before_training(lacking: str, fit: Fit) -> None:
-    class Untested(Line):
-        test_step = pl.LightningModule.test_step
-
-    class Without(Numbers):
-        test_dataloader = pl.LightningDataModule.test_dataloader
-
-    model, data = (Untested, Numbers) if lacking == "test_step" else (Line, Without)
-    with pytest.raises(UserError) as caught:
-        fit(model, data)
-    assert lacking in str(caught.value)
-    assert not list(Path("outputs").rglob("*.ckpt"))
 
 
 def test_the_validation_before_training_changes_nothing_after_it(fit: Fit) -> None:

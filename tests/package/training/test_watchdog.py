@@ -1,18 +1,13 @@
 """A hang is told from rest and from warming up by heartbeats, and placed in the owner's code."""
 
-import threading
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import pytest
 
-from smlightning.cluster import session
 from smlightning.cluster.location import Cluster
-from smlightning.cluster.session import End
-from smlightning.training import hangs, watchdog
+from smlightning.training import watchdog
 from smlightning.training.hangs import Heard, Heartbeat, find_hang
-from smlightning.training.watchdog import HangWatchdog, Progress, pause_watchdog
+from smlightning.training.watchdog import Progress, pause_watchdog
 
 TWO = Cluster(
     hosts=("algo-1", "algo-2"),
@@ -40,25 +35,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(watchdog, "_pause", watchdog._Pause())
     return clock
-
-
-@dataclass
-class Memory:
-    """A RankStore of this process."""
-
-    texts: dict[str, str] = field(default_factory=dict)
-
-    def set(self, key: str, text: str) -> None:
-        self.texts[key] = text
-
-    def get(self, key: str) -> str | None:
-        return self.texts.get(key)
-
-    def has(self, *keys: str) -> bool:
-        return self.texts.keys() >= set(keys)
-
-    def add(self, key: str, amount: int) -> int:
-        return 0
 
 
 def test_time_at_rest_does_not_count(clock: Clock) -> None:
@@ -112,58 +88,6 @@ def test_a_step_may_take_three_times_as_long_as_the_slowest_before_it(clock: Clo
     assert progress.idle() > verdict
 
 
-def test_time_between_training_and_test_is_no_step(clock: Clock) -> None:
-    mine = HangWatchdog(60)
-    mine.cluster = TWO
-    mine.on_train_start()
-    mine.progress.has_trained = True
-    mine.on_train_end()
-    clock.now += 1000
-    mine.on_test_start()
-    assert mine.progress.slowest == 0 and mine.progress.is_watched
-
-
-def test_the_validation_before_training_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = HangWatchdog(60)
-    mine.cluster = TWO
-    mine.on_sanity_check_start()
-    assert mine.progress.is_watched and not mine.progress.is_warm
-
-
-def test_training_is_warm_after_a_whole_update_and_a_batch_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(watchdog.loop_state, "steps", lambda _: 0)
-    mine, trainer = HangWatchdog(60), SimpleNamespace(accumulate_grad_batches=3)
-    for _ in range(9):
-        mine.on_validation_batch_end()  # the validation before training
-    warm = []
-    for _ in range(4):
-        mine.on_train_batch_end(trainer)
-        warm.append(mine.progress.is_warm)
-    assert warm == [False, False, False, True]
-
-
-def test_a_watchdog_that_is_used_again_has_new_threads_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(session, "connect", lambda _: Memory())
-    mine = HangWatchdog(3.0)
-    mine.cluster = TWO
-    mine.setup()
-    first = [*mine.threads]
-    mine._stop()
-    mine.setup()
-    for thread in first:
-        thread.join(2)
-    assert len(first) == 2 and not any(thread.is_alive() for thread in first)
-    assert all(thread.is_alive() for thread in mine.threads)
-    second = [*mine.threads]
-    mine._stop()
-    for thread in second:  # or its timer would end the process of the tests
-        thread.join(2)
-
-
 def heard(marks: int, idle: float, at: float = 100.0) -> Heard:
     return Heard(Heartbeat(1, marks, idle, f"step {marks}", 3 * idle), at)
 
@@ -192,60 +116,3 @@ def test_the_verdict_has_the_rank_that_the_others_wait_for(
     assert all(word in verdict.problem for word in named), verdict
     first = verdict.problem.split(",")[0]
     assert first.startswith(named[0]) or named == ["all"]
-    assert End.loads(verdict.dumps()) == verdict
-
-
-@pytest.mark.parametrize("rank, seconds", [(0, 6.0), (1, 6.67)])
-def test_judges_end_the_job_after_their_time(
-    rank: int, seconds: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rank 1 judges later: it only deputises for rank 0."""
-    verdicts: list[End] = []
-    mine, store = HangWatchdog(10.0), Memory()
-    mine.cluster = replace(TWO, rank=rank)
-    monkeypatch.setattr(mine, "_exit", verdicts.append)
-    monkeypatch.setattr(watchdog.time, "sleep", lambda _: None)
-    store.set("heartbeat/0", Heartbeat(1, 5, 0.0, "", 0.0).dumps())
-    latest: dict[int, Heard] = {}
-    ended_after = None
-    for _ in range(100):
-        mine._judge(store, latest)
-        if verdicts:
-            ended_after = clock.now - 100
-            break
-        clock.now += 0.1
-    assert ended_after == pytest.approx(seconds, abs=0.2)
-    assert store.has(watchdog.HANG_KEY) and "rank 0" in verdicts[0].problem
-
-
-PLACES: list[str] = []
-
-
-def record_place() -> None:
-    """Note where a thread sees the main thread."""
-    thread = threading.Thread(target=lambda: PLACES.append(hangs.main_thread_place(OUTER)))
-    thread.start()
-    thread.join()
-
-
-OUTER = {record_place.__code__}
-
-
-def place_of(code: str, file: str) -> str:
-    """Where a hang is said to be that happens in ``code`` of ``file``."""
-    # What is on the stack now is of every rank, as the entry file is.
-    OUTER.update(frame.f_code for frame in hangs.main_thread_frames())
-    exec(compile(code, file, "exec"), {"hang": record_place})  # noqa: S102
-    return PLACES.pop()
-
-
-def test_a_hang_is_placed_in_the_owners_code() -> None:
-    """Where it called the package or a library, too: what a person changed says more."""
-    owners = "/opt/ml/code/model.py"
-    packages = str(Path(hangs.__file__).parent / "collectives.py")
-    library = "/opt/venv/lib/python3.11/site-packages/torch/nn.py"
-    assert place_of("hang()", owners).startswith("model.py:1 ")
-    for inner in (packages, library, "<string>"):
-        code = f"exec(compile('hang()', {inner!r}, 'exec'), dict(hang=hang))"
-        assert place_of(f"\n{code}", owners).startswith("model.py:2 "), inner
-    assert place_of("hang()", packages).startswith("collectives.py:1 ")

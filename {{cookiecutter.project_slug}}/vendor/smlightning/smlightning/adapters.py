@@ -41,7 +41,7 @@ IGNORED = {
 }  # fmt: skip
 
 
-MERGE = "expected a LoRA adapter as training saves it: merge yours into its base with peft"
+MERGE = "use an adapter that this package saved, or merge yours into its base with peft"
 
 
 class AdapterError(UserError):
@@ -73,7 +73,7 @@ def add(net: Any, rank: int, auto_class: str, name: str) -> Any:
     if not targets:
         raise UserError(
             f"--lora_rank: {name!r} has no linear layers",
-            "leave it out, or choose another --model_name",
+            "omit --lora_rank, or choose another --model_name",
         )
     turned = any(type(net.get_submodule(target)).__name__ == "Conv1D" for target in targets)
     config = peft.LoraConfig(
@@ -161,7 +161,7 @@ def merge(net: Any) -> Any:
         exact = _read_again(net, rounded)
         base = (exact.get(name, p) for name, p in _frozen(net, duplicates=False))
         if net.base_checksum and _checksum_of(base) != net.base_checksum:
-            problem = f"{net.name_or_path!r} has other weights than when training began"
+            problem = f"the weights of {net.name_or_path!r} have changed since training began"
             raise AdapterError(problem, "restore the old weights")
         for name, parameter in rounded.items():
             parameter.data = exact[name].to(parameter.device)
@@ -194,7 +194,7 @@ def _read_again(net: Any, names: Iterable[str]) -> dict[str, torch.Tensor]:
         }
     except Exception as error:  # of transformers, of the hub, or of a damaged file
         problem = f"{net.name_or_path!r} cannot be read again ({root_cause(error)})"
-        raise AdapterError(problem, "bring it back") from None
+        raise AdapterError(problem, "restore it") from None
 
 
 # Loading
@@ -225,7 +225,7 @@ def folder_of(name: str) -> Path | None:
         raise AdapterError(
             f"{folder} holds both a whole network ({NETWORK_CONFIG}) and an adapter "
             f"({ADAPTER_CONFIG})",
-            "keep them in two folders, and name one of the two",
+            "move one of them to another folder",
         )
     return folder
 
@@ -246,7 +246,7 @@ def base_of(folder: Path) -> str:
     from huggingface_hub.utils import validate_repo_id
 
     name: str = _read_config(folder)["base_model_name_or_path"]
-    cure = "train it with --merge true, which saves the whole model, or bring the folder back"
+    cure = "restore the folder, or train with --merge true, which saves the whole model"
     if not Path(name).is_dir():
         try:
             validate_repo_id(name)
@@ -278,8 +278,9 @@ def merged(net: Any, folder: Path) -> Any:
     if differing:
         raise AdapterError(
             f"The adapter in {folder} does not fit this base and number of labels ({differing[0]}: "
-            f"{there.get(differing[0], 'absent')} there, {here.get(differing[0], 'absent')} here)",
-            "bring the base and the data that it was trained on, or train another adapter with "
+            f"{there.get(differing[0], 'absent')} in the adapter, "
+            f"{here.get(differing[0], 'absent')} in the base)",
+            "restore the base and the data that it was trained on, or train another adapter with "
             f"--model_name {base_of(folder)}",
         )
     _check_base(net, folder)
@@ -302,8 +303,8 @@ def _check_base(net: Any, folder: Path) -> None:
     ]
     if trained_on != str(_checksum_of(base)):
         raise AdapterError(
-            f"The adapter in {folder} was trained on other weights than those that are now in "
-            f"{base_of(folder)!r}",
+            f"The weights in {base_of(folder)!r} have changed since the adapter in {folder} was "
+            "trained",
             "restore the old weights, or train the adapter again",
         )
 
@@ -312,7 +313,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     """An adapter's configuration, of LoRA for a list of layers.
 
     Raises:
-        AdapterError: it is another one, or cannot be read.
+        AdapterError: it is of another kind, or cannot be read.
     """
     path = folder / ADAPTER_CONFIG
     try:
@@ -321,9 +322,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
         is_usable = is_lora and isinstance(config["base_model_name_or_path"], str)
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"{path} could not be read ({root_cause(error)})"
-        raise AdapterError(problem, "bring the adapter's folder again") from None
+        raise AdapterError(problem, "copy the adapter's folder again") from None
     if not is_usable:  # a text would be a pattern
-        raise AdapterError(f"{path} is not of LoRA for a list of layers, or has no base", MERGE)
+        raise AdapterError(f"{path} is not LoRA for a list of layers, or has no base", MERGE)
     return config
 
 
@@ -341,7 +342,11 @@ def _lora_config(peft: Any, folder: Path) -> Any:
         name for name in config.keys() - IGNORED if config[name] not in (None, defaults.get(name))
     ]
     if unknown:
-        raise AdapterError(f"{folder / ADAPTER_CONFIG} has {', '.join(sorted(unknown))}", MERGE)
+        raise AdapterError(
+            f"{folder / ADAPTER_CONFIG} sets {', '.join(sorted(unknown))}, which this package does "
+            "not support",
+            MERGE,
+        )
     return readable
 
 
@@ -357,8 +362,8 @@ def _peft() -> Any:
         import peft
     except ImportError as error:
         raise UserError(
-            f"LoRA needs peft, which is not here ({error})",
-            "install what src/requirements.txt names",
+            f"LoRA needs peft, which is not installed ({error})",
+            "run make setup",
         ) from None
     return peft
 
@@ -416,7 +421,7 @@ def _check_base_of_checkpoint(net: Any, state: dict[str, Any], prefix: str, *_: 
     known = net.base_checksum  # 0 of an outline: rank 0 has the weights, and compares
     if saved is not None and known and int(saved) != known:
         raise UserError(
-            f"The checkpoint is of an adapter on other weights than those of {net.name_or_path!r}",
+            f"The weights of {net.name_or_path!r} have changed since the checkpoint was written",
             "restore the old weights, or train from the start with --resume never",
         )
 

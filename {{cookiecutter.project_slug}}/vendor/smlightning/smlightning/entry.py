@@ -2,6 +2,7 @@
 read, so ``--help`` and a wrong option answer at once, and a signal ends the run at any time.
 """
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,11 +21,13 @@ def main(train: Callable[[Any], None], cls: type, description: str | None) -> in
         description: the beginning of ``--help``.
 
     Returns:
-        0 when ``train`` is done, 1 for a mistake that the user can correct, and 143 after SIGTERM.
-
-    Raises:
-        SystemExit: the command line has a mistake, which was printed; status 2.
+        0 when ``train`` is done, 2 for a mistake in the command line, 1 for one that is found
+        later, and 143 after SIGTERM.
     """
-    options: Any = signals.begin(partial(parse_command_line, cls, description=description))
+    signals.install()
+    try:
+        options = parse_command_line(cls, sys.argv[1:], description=description)
+    except Exception as error:
+        return signals.report(error, 2)
     imports.lightning()
-    return signals.run(partial(train, options), {})
+    return signals.run(partial(train, options))

@@ -2,10 +2,8 @@
 
 import contextlib
 import errno
-import math
 import os
 import re
-import shutil
 import sys
 import sysconfig
 import traceback
@@ -21,7 +19,7 @@ MORE_MEMORY = (
 )
 PACKAGE = str(Path(__file__).parent)
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
-PAGE = 4096  # bytes: the smallest file in /dev/shm
+
 # torch's words for CUDA's error (c10/cuda/CUDAException.cpp), for those of cuBLAS and others
 # (ATen/cuda/Exceptions.h) and NCCL's (src/include/checks.h: Cuda failure 2 'out of memory').
 CUDA_OUT_OF_MEMORY = (
@@ -60,23 +58,29 @@ def as_user_error(error: BaseException) -> UserError | None:
     if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported
         cure = "change the Trainer's arguments, or your methods"
         return UserError(str(error).rstrip("."), cure)
-    if is_disk_full(error) and not is_shared_memory_full(error):
-        return UserError(_line_of_disk_full(error), f"free some space and {RESUME}")
     if is_shared_memory_full(error):
         return UserError(
             f"the shared memory /dev/shm was full ({root_cause(error)})",
             "lower num_workers, or what a worker's batch holds; SageMaker's /dev/shm cannot be "
             "enlarged",
         )
+    if is_disk_full(error):
+        return UserError(_line_of_disk_full(error), f"free some space and {RESUME}")
     if is_out_of_memory(error):
         return UserError(
             f"not enough memory on {_whose_memory(error)} ({root_cause(error)})",
             MORE_MEMORY,
         )
-    if "Error(s) in loading state_dict" in str(error):  # torch's, of a resumed run's weights
+    if "Error(s) in loading state_dict" in str(error) and _is_of_a_resume(error):
         cure = "restore the old architecture to resume, or train from the start with --resume never"
         return UserError(str(error), cure)
     return None
+
+
+def _is_of_a_resume(error: BaseException) -> bool:
+    """Whether Lightning's ``restore_model`` raised the error, not the user's code."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_name == "restore_model" for frame, _ in frames)
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -125,18 +129,7 @@ def is_shared_memory_full(error: BaseException) -> bool:
     signal_handling.py); a file that cannot be created there is an OSError of torch's storage.
     """
     words = r"[Bb]us error|insufficient shared memory|unable to (mmap|open|allocate) shared memory"
-    if any(re.search(words, str(cause)) for cause in error_chain(error)):
-        return True
-    # An error about a semaphore, which is a file there, has no file name.
-    return is_disk_full(error) and free_shared_memory() < PAGE
-
-
-def free_shared_memory() -> float:
-    """Free bytes in /dev/shm; infinite if the system has none."""
-    try:
-        return shutil.disk_usage("/dev/shm").free  # noqa: S108
-    except OSError:
-        return math.inf
+    return any(re.search(words, str(cause)) for cause in error_chain(error))
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -38,9 +38,9 @@ class Best:
             raise UserError(
                 f"MODE is {self.mode!r}, so the weights with the "
                 f"{'highest' if self.mode == 'max' else 'lowest'} {self.monitor} would be kept",
-                f"set MODE to {'min' if self.mode == 'max' else 'max'!r} in src/options.py; to "
-                f"keep those, log it as {self.monitor.rpartition('/')[0] or 'val'}/negative_"
-                f"{word[-1]}",
+                f"set MODE to {'min' if self.mode == 'max' else 'max'!r} in src/options.py; if "
+                f"{self.mode!r} is right, log the metric as "
+                f"{self.monitor.rpartition('/')[0] or 'val'}/negative_{word[-1]}",
             )
 
     def __str__(self) -> str:

@@ -51,7 +51,7 @@ class Checkpoints(Checkpoint):
         minutes: between two checkpoints.
         steps: between two checkpoints; 0: only by minutes.
         monitor: the validation metric that marks the best weights.
-        mode: whether its ``max`` or its ``min`` is best; UserError for another.
+        mode: whether its ``max`` or its ``min`` is best.
         declared: the options by name: their defaults, and which may differ in a resumed run.
     """
 
@@ -118,7 +118,7 @@ class Checkpoints(Checkpoint):
         for rank, missing in enumerate(session.from_all_ranks("checkpoint files", problem)):
             if missing:
                 raise UserError(
-                    f"rank 0 resumes from {path}, and for {cluster.name(rank)} {missing}",
+                    f"rank 0 resumes from {path}, but on {cluster.name(rank)} {missing}",
                     "share the folder of checkpoints between the hosts, or copy rank 0's to each",
                 )
         if not path:
@@ -138,7 +138,7 @@ class Checkpoints(Checkpoint):
             print(f"best weights: {self.best}", flush=True)
         elif is_first:
             problem = f"no validation gave a finite {self.best.monitor}"
-            print(f"warning: {problem}; the last weights are used", file=sys.stderr)
+            print(f"warning: {problem}; the last weights are tested and saved", file=sys.stderr)
         if best is not None:
             model.load_state_dict(weights_like(best, model.state_dict()))
         if not self.writer.is_sharded:
@@ -189,8 +189,8 @@ class Checkpoints(Checkpoint):
             weights = None
             if trainer.is_global_zero:
                 print(
-                    f"resume: best was {best.criterion} and is now {self.best.criterion}; "
-                    "the best weights are chosen from here on",
+                    f"resume: MODE and MONITOR were {best.criterion} and are now "
+                    f"{self.best.criterion}; earlier validations do not count",
                     flush=True,
                 )
         else:
@@ -208,6 +208,7 @@ class Checkpoints(Checkpoint):
             all_batches=all_batches,
             last=batch > 0 and self.position.epoch_trained,
             validate=self.position.validation_next,
+            complete=complete,
             max_steps=trainer.max_steps,
         )
         trainer.should_stop = complete  # by EarlyStopping, say
@@ -261,7 +262,7 @@ class Checkpoints(Checkpoint):
         then = self.position.batches_per_epoch
         is_inexact = self.resume_point and not resumes_exactly(trainer.train_dataloader)
         if is_inexact and trainer.is_global_zero:
-            print(f"resume: {resume.data_start(*self.position.next_start(), then)}", flush=True)
+            print(f"resume: {resume.data_start(*self.position.next_start())}", flush=True)
         batches = _global_batches(trainer)
         if then not in (0, batches):
             raise UserError(

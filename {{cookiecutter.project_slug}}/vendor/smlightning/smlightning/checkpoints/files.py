@@ -180,7 +180,7 @@ def mark(directory: Path, name: str, cure: str) -> None:
     """Mark the newest checkpoint as FINISHED, its run is complete, or as DISCARDED.
 
     Raises:
-        UserError: the disk is full or fails; ``cure`` is its.
+        UserError: with this cure: the disk is full or fails.
     """
     known = numbered(directory)
     if not known:
@@ -272,7 +272,7 @@ def _damaged(path: Path) -> UserError:
         )
     return UserError(
         f"{path} is damaged or incomplete ({path.stat().st_size} bytes)",
-        "name another checkpoint, or train from the start with --resume never",
+        "resume from another checkpoint, or train from the start with --resume never",
     )
 
 
@@ -301,18 +301,18 @@ def next_number(directory: Path) -> int:
 
 
 def newest(directory: Path) -> Path | None:
-    """The newest checkpoint that is whole; None if there is no checkpoint at all."""
+    """The newest undamaged checkpoint; None if there is no checkpoint at all."""
     found = newest_verified(directory)
     return found[0] if found else None
 
 
 def newest_verified(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that is whole, and its content; None if there is no checkpoint at all.
+    """The newest undamaged checkpoint and its content; None if there is no checkpoint at all.
 
-    Prints a warning for each that is not.
+    Prints a warning for each damaged one.
 
     Raises:
-        UserError: none is whole. It takes a person to decide to start again.
+        UserError: all are damaged. Only a person may decide to start again.
     """
     faults = []
     for _, path in numbered(directory):
@@ -323,7 +323,8 @@ def newest_verified(directory: Path) -> tuple[Path, dict[str, Any]] | None:
             faults.append(fault)
     if faults:
         raise UserError(
-            f"none of the {len(faults)} checkpoints in {directory} is whole: {faults[0].problem}",
+            f"none of the {len(faults)} checkpoints in {directory} can be used: "
+            f"{faults[0].problem}",
             faults[0].cure,
         )
     return None

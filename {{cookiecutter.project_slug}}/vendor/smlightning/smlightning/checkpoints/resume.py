@@ -65,7 +65,7 @@ def decide(
     path, content = found
     for mark in (files.FINISHED, files.DISCARDED):
         if wanted == "auto" and files.is_marked(path, mark):
-            print(f"resume: not from {path}, whose run is {mark}; training from the start")
+            print(f"resume: the run of {path} is {mark}; training from the start")
             return None
     try:
         state = content["callbacks"][state_key]
@@ -84,13 +84,12 @@ def decide(
 
 
 def _named(wanted: str) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint that the user named, and its content."""
+    """The checkpoint at the user's path, and its content."""
     path = Path(wanted)
     if not files.NAME.fullmatch(path.name) or not path.is_file():
         raise UserError(
-            f"--resume {wanted!r} is not a checkpoint of this program",
-            "expected auto, never or a file such as checkpoints/000007-step000390-….ckpt, under "
-            "its own name",
+            f"--resume {wanted!r} is not a checkpoint of this package, or is renamed",
+            "pass auto, never or a file such as checkpoints/000007-step000390-….ckpt",
         )
     return path, files.verified(path)
 
@@ -127,7 +126,7 @@ def _check_differences(
     fixed = [text for name, text in differing.items() if name not in by_path]
     listed = ", ".join(fixed or differing.values())
     if wanted == "auto" and differing:
-        advice = "" if fixed else f"pass --resume {path} to resume with the new ones, "
+        advice = "" if fixed else f"pass --resume {path} to resume with the new options, "
         raise UserError(
             f"{directory} holds an unfinished run, {position}, and {listed}",
             f"rerun with the original options to resume, {advice}pass --resume never to discard "
@@ -149,7 +148,7 @@ def _check_replacement(wanted: str, directory: Path) -> None:
         raise UserError(
             f"--resume {wanted!r}: {directory} holds an unfinished run, which this one would "
             "replace",
-            "set another --output_dir, or resume that one: --resume auto",
+            "set another --output_dir, or resume the run there with --resume auto",
         )
 
 
@@ -167,7 +166,7 @@ def check_length(position: Position, max_steps: int) -> None:
 
 
 def check_optimizers(then: list[str], now: list[str]) -> None:
-    """Raise a UserError for the state of optimizers of other classes: torch would load it.
+    """Raise a UserError if the optimizers' classes differ: torch would load their state anyway.
 
     Args:
         then, now: the names of their classes.
@@ -176,21 +175,16 @@ def check_optimizers(then: list[str], now: list[str]) -> None:
         raise UserError(
             f"The checkpoint has the optimizer {', '.join(then)}, and configure_optimizers returns "
             f"{', '.join(now)}",
-            "restore the old one to resume, or train from the start with --resume never",
+            "restore the old optimizer, or train from the start with --resume never",
         )
 
 
-def data_start(epoch: int, batch: int, batches_per_epoch: int) -> str:
+def data_start(epoch: int, batch: int) -> str:
     """Where the data of a resumed run begins if its loader cannot start within an epoch."""
+    start = f"the loader, a stream or your own class, begins epoch {epoch + 1}"
     if not batch:
-        return (
-            f"from the start of epoch {epoch + 1}; its loader is a stream or one of your own, "
-            "which may give another order now"
-        )
-    known = batches_per_epoch > 0
-    left = f"the {batches_per_epoch - batch} batches left" if known else "the rest"
+        return f"{start}, perhaps in another order"
     return (
-        f"inexact: a stream, or a loader of your own, begins again for {left} of epoch "
-        f"{epoch + 1}, so some samples come twice in it and others not at all; a DataLoader of a "
-        "data set with rows resumes exactly, and so does a loader with state_dict"
+        f"inexact: {start} again, though {batch} of its batches are done, so some samples come "
+        "twice or never; use a DataLoader of a data set with rows, or a loader with state_dict"
     )

@@ -28,7 +28,7 @@ CALLBACKS: tuple[tuple[tuple[type, ...], str, str], ...] = (
     ),
     (
         (GradientAccumulationScheduler,),
-        "changes the global batch within a run, and a resumed run would continue with another one",
+        "changes the global batch within a run, which a resumed run could not repeat",
         "set --accumulate_grad_batches for all of the run",
     ),
     (
@@ -38,7 +38,7 @@ CALLBACKS: tuple[tuple[tuple[type, ...], str, str], ...] = (
     ),
     (
         (ModelPruning,),
-        "renames weights within a run, so that the best ones are not found again",
+        "renames weights within a run, so the best weights could not be loaded",
         "prune the saved model, and train the result",
     ),
 )
@@ -60,12 +60,12 @@ def check_trainer(trainer: pl.Trainer, stage: str) -> None:
             raise UserError(
                 f"{type(callback).__name__} unfreezes parameters after DDP has wrapped the model, "
                 "and each rank would train them on its own data only",
-                "put these parameters into a group whose learning rate is 0 until then",
+                "train these parameters from the start, at first with a learning rate of 0",
             )
     if averages_weights(trainer) and isinstance(trainer.strategy, ShardedStrategy):
         raise UserError(
             "WeightAveraging averages whole weights, and each rank has a shard",
-            "leave it out, or use --strategy ddp",
+            "remove WeightAveraging, or use --strategy ddp",
         )
     if loop.validates_by_the_clock(trainer):
         raise UserError(

@@ -1,6 +1,5 @@
 """Writes checkpoints while training goes on: it waits for a copy, and a thread writes that."""
 
-import json
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -151,7 +150,7 @@ class CheckpointWriter:
                 names = self._write_shards(number, shard, best)
             finally:
                 if self.is_sharded:
-                    self._store.set(f"{key}/{rank}", json.dumps(names))
+                    self._store.set(f"{key}/{rank}", names)
         if rank == 0:
             written = [names]
             if self.is_sharded:
@@ -163,7 +162,7 @@ class CheckpointWriter:
             files.write(self.directory, position, state, every, number)
             kept = files.prune(self.directory)
             if self.is_sharded:
-                self._store.set(KEPT_KEY, json.dumps([kept[0], sorted(kept[1])]))
+                self._store.set(KEPT_KEY, [kept[0], sorted(kept[1])])
         elif self._cluster.local_rank == 0:
             self._prune()
 
@@ -180,7 +179,6 @@ class CheckpointWriter:
 
     def _prune(self) -> None:
         """On another host than rank 0's: remove what was not needed one checkpoint ago."""
-        text = self._store.get(KEPT_KEY)
-        if text is not None:
-            newest, named = json.loads(text)
-            files.prune_shards(self.directory, newest, named)
+        kept = self._store.get(KEPT_KEY)
+        if kept is not None:
+            files.prune_shards(self.directory, *kept)

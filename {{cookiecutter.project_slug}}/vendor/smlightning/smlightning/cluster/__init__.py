@@ -10,9 +10,6 @@
 - `shards`: states with tensors that are divided among the ranks: ``split``, ``join``.
 - `smddp`: DDP with SageMaker's data parallel library: ``SmddpStrategy``.
 - `collectives`: reductions over the ranks: ``all_sum``, ``any_rank``, ``sum_over_ranks``.
-- `signals`: how a process ends: ``begin``, ``run``. It needs no torch.
-- `last_words`: the cause in the failure file if native code aborts a process: ``watch``,
-  ``note``.
-- `memory_kills`: processes that the kernel killed for lack of memory: ``count``.
+- `signals`: how a process ends: ``install``, ``run``. It needs no torch.
 - `all_reduce`: a check that the ranks add up numbers correctly: ``verify_all_reduce``.
 """

@@ -4,9 +4,11 @@ Processes are started by nothing, torchrun, mpirun, or smddprun under mpirun (AW
 here reads ``os.environ`` or imports torch: ``session.py`` passes both in.
 """
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from typing import Any
 
 from smlightning.errors import UserError
 
@@ -46,7 +48,7 @@ LAUNCHERS = {
 
 
 class ClusterError(UserError):
-    """The launcher's variables are wrong, or a rank did not come or went away."""
+    """The launcher's variables are wrong, or a rank did not connect or went away."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,9 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
             raise ClusterError(
                 f"rank {rank} of {world_size}, local rank {local_rank} of {local_world_size}, is "
                 "out of range",
-                f"leave {', '.join(astuple(names))} to {launcher}",
+                f"set {', '.join(astuple(names))} by {launcher} only",
             )
-    hosts = tuple(json.loads(env.get("SM_HOSTS", "[]")))
+    hosts = tuple(map(str, _json(env, "SM_HOSTS", [])))
     num_nodes = len(hosts) or world_size // local_world_size
     if world_size != num_nodes * local_world_size:  # hosts would train apart, each as rank 0
         raise ClusterError(
@@ -125,9 +127,9 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
         )
     if local_rank != rank % local_world_size:  # mpirun --map-by node
         raise ClusterError(
-            f"rank {rank} is process {local_rank} of {local_world_size} on its host: ranks do "
-            "not follow each other on a host",
-            "let the launcher fill one host after the other; mpirun does with --map-by slot",
+            f"rank {rank} is process {local_rank} of {local_world_size} on its host; expected "
+            "consecutive ranks on each host",
+            "start mpirun with --map-by slot",
         )
     placeholders = (f"node-{number}" for number in range(num_nodes))
     default_address = hosts[0] if hosts else "127.0.0.1"
@@ -173,8 +175,23 @@ def _integer(env: Mapping[str, str], name: str) -> int:
     except ValueError:
         raise ClusterError(
             f"{name} is {text}, but a variable of the same launcher is set",
-            "use torchrun or mpirun, which set all, or unset these",
+            f"start the command with torchrun or mpirun, which set {name}; for a single process "
+            "unset their variables",
         ) from None
+
+
+def _json(env: Mapping[str, str], name: str, empty: list[Any] | dict[str, Any]) -> Any:
+    """The variable ``name``, JSON of the type of ``empty``; ``empty`` if it is unset."""
+    if name not in env:
+        return empty
+    with contextlib.suppress(ValueError):
+        value = json.loads(env[name])
+        if isinstance(value, type(empty)):
+            return value
+    raise ClusterError(
+        f"{name} is {env[name][:80]!r}; expected JSON such as {empty}",
+        f"let SageMaker set {name}, or unset it",
+    )
 
 
 def _port(text: str) -> int:
@@ -188,7 +205,7 @@ def _port(text: str) -> int:
 
 def _uses_smddp(env: Mapping[str, str]) -> bool:
     """Whether the job's distribution is smddp."""
-    params = json.loads(env.get("SM_FRAMEWORK_PARAMS", "{}"))
+    params = _json(env, "SM_FRAMEWORK_PARAMS", {})
     if params.get("sagemaker_pytorch_ddp_enabled"):  # the toolkit looks at this one first
         return False
     return bool(params.get("sagemaker_distributed_dataparallel_enabled"))

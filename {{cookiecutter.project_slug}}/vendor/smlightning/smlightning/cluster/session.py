@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -30,12 +30,12 @@ import torch.distributed
 from pytorch_lightning.utilities import rank_zero_only
 
 from smlightning import errors
-from smlightning.cluster import last_words, memory_kills, signals
+from smlightning.cluster import signals
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.errors import UserError, write_failure
 
 POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
-# Rank 0 may keep the store: it stays for several polls, so that the others can read the last words.
+# Rank 0 may keep the store: it stays for several polls, so that the others can read the cause.
 LINGER_SECONDS = 0.5
 CAUSE_SECONDS = 5.0  # in which the other ranks say how they ended, after a failure
 ARRIVAL_SECONDS = 30.0  # in which the other ranks come to the end, after rank 0
@@ -53,32 +53,30 @@ NCCL_LOST_A_RANK = (
 
 @dataclass(frozen=True)
 class RankStore:
-    """Texts by key that every rank of a job reads and writes.
+    """Plain values by key that every rank of a job reads and writes.
 
     Every method raises ``torch.distributed.DistError`` once the rank that keeps the store is gone.
     """
 
     store: torch.distributed.Store
 
-    def set(self, key: str, text: str) -> None:
-        self.store.set(key, text)
+    def set(self, key: str, value: Any) -> None:
+        self.store.set(key, json.dumps(value))
 
-    def set_if_absent(self, key: str, text: str) -> None:
-        self.store.compare_set(key, "", text)
+    def set_if_absent(self, key: str, value: Any) -> None:
+        self.store.compare_set(key, "", json.dumps(value))
 
-    def get(self, key: str) -> str | None:
-        """The text of a key, None if no rank has set it; does not wait."""
-        if not self.store.check([key]):
-            return None
-        return str(self.store.get(key).decode())
-
-    def has(self, *keys: str) -> bool:
-        """Whether all these keys are set."""
-        return bool(self.store.check(list(keys)))
+    def get(self, key: str) -> Any:
+        """The value of a key, None if no rank has set it; does not wait."""
+        return json.loads(self.store.get(key)) if self.has(key) else None
 
     def add(self, key: str, amount: int) -> int:
         """Add to the number of a key, which starts at 0; returns the sum."""
         return int(self.store.add(key, amount))
+
+    def has(self, *keys: str) -> bool:
+        """Whether all these keys are set."""
+        return bool(self.store.check(list(keys)))
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class End:
     Attributes:
         kind: ``well``; ``stopped`` by a signal; ``lost``: another rank failed or vanished; or
             ``failed`` by an error of its own.
-        problem: of a failure; with ``lost``, what the kernel killed on this host, if anything.
+        problem: of a failure.
         cure: of a failure.
     """
 
@@ -99,14 +97,6 @@ class End:
     def __str__(self) -> str:
         """One line for a log or a failure file."""
         return f"{self.problem}; {self.cure}" if self.cure else self.problem
-
-    def dumps(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def loads(text: str) -> "End":
-        """The End that ``dumps`` made a text of."""
-        return End(**json.loads(text))
 
 
 def end_key(rank: int) -> str:
@@ -121,13 +111,13 @@ class _Session:
         cluster: None until the environment has been read.
         store: None before the ranks connect, and with one process.
         have_met: whether all ranks have come.
-        killed_before: processes that the kernel had killed here for lack of memory at the start.
+        number: of the session in this process, the same on every rank.
     """
 
     cluster: Cluster | None = None
     store: RankStore | None = None
     have_met: bool = False
-    killed_before: int = field(default_factory=memory_kills.count)
+    number: int = 0
 
 
 _session = _Session()  # a process is in one session at a time
@@ -152,17 +142,16 @@ def session() -> Iterator[Cluster]:
     rank and host where it began. A rank that only lost another one says so, without a stack trace.
 
     Raises:
-        ClusterError: the environment is wrong, or a rank did not come in time or went away.
+        ClusterError: the environment is wrong, or a rank did not connect in time or went away.
         UserError: the body ends by ``sys.exit``, which would look like success.
     """
     global _session
-    _session = _Session()
+    _session = _Session(number=_session.number + 1)
     current_cluster.cache_clear()
     try:
         cluster = _session.cluster = current_cluster()
         # Lightning guesses it from variables, of which plain mpirun sets none.
         rank_zero_only.rank = cluster.rank  # type: ignore[attr-defined]
-        last_words.note("while it starts", cluster.name(cluster.rank))
         _meet(cluster)
         yield cluster
         _end_together()
@@ -181,7 +170,7 @@ def session() -> Iterator[Cluster]:
         _fail(error)
         raise
     finally:
-        _session = _Session()
+        _session = _Session(number=_session.number)
 
 
 # Meeting
@@ -191,7 +180,7 @@ def _meet(cluster: Cluster) -> None:
     """Wait for every rank; rank 0 prints who came.
 
     Raises:
-        ClusterError: a rank did not come in time, or has another version of torch or Lightning.
+        ClusterError: a rank did not connect in time, or has another version of torch or Lightning.
     """
     seconds = _meeting_seconds(os.environ.get("DIST_MEET_SECONDS", "180"))
     if cluster.world_size > 1:
@@ -284,7 +273,7 @@ def _open_store(cluster: Cluster, seconds: float) -> RankStore:
             f"the ranks cannot meet at {host}:{port} ({str(error).splitlines()[0]})",
             "end the other program that uses this port, or see the log of rank 0",
         ) from None
-    return _of_this_attempt(store)
+    return _of_this_session(store)
 
 
 def connect(cluster: Cluster) -> RankStore:
@@ -292,13 +281,14 @@ def connect(cluster: Cluster) -> RankStore:
     store = torch.distributed.TCPStore(
         cluster.main_address, cluster.main_port, is_master=False, wait_for_workers=False
     )
-    return _of_this_attempt(store)
+    return _of_this_session(store)
 
 
-def _of_this_attempt(store: torch.distributed.Store) -> RankStore:
-    """The store with a prefix: torchrun's agent keeps its keys when it restarts the ranks."""
+def _of_this_session(store: torch.distributed.Store) -> RankStore:
+    """The store with a prefix: torchrun's agent keeps the keys of earlier sessions and attempts."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return RankStore(torch.distributed.PrefixStore(f"attempt-{attempt}", store))
+    prefix = f"attempt-{attempt}/session-{_session.number}"
+    return RankStore(torch.distributed.PrefixStore(prefix, store))
 
 
 def _listen(host: str, port: int) -> socket.socket | None:
@@ -326,8 +316,8 @@ def _answers(host: str, port: int) -> bool:
 
 def _late(names: str, seconds: float, place: str = "") -> ClusterError:
     return ClusterError(
-        f"{names} did not come{place} within {seconds:g} s",
-        "see its log, and whether the security group lets the hosts reach each other",
+        f"{names} did not connect{place} within {seconds:g} s",
+        "see its log; allow traffic between the hosts in the security group",
     )
 
 
@@ -344,7 +334,7 @@ def from_rank_0(key: str, compute: Callable[[], Any]) -> Any:
     if store is None or cluster is None:
         return compute()
     if cluster.rank == 0:
-        store.set(f"{key}/0", json.dumps(compute()))
+        store.set(f"{key}/0", compute())
     return wait_for_ranks(store, key, [0], cluster)[0]
 
 
@@ -358,7 +348,7 @@ def from_all_ranks(key: str, value: Any, seconds: float = math.inf) -> list[Any]
     store, cluster = _session.store, _session.cluster
     if store is None or cluster is None:
         return [value]
-    store.set(f"{key}/{cluster.rank}", json.dumps(value))
+    store.set(f"{key}/{cluster.rank}", value)
     return wait_for_ranks(store, key, range(cluster.world_size), cluster, seconds)
 
 
@@ -377,7 +367,7 @@ def wait_for_ranks(
         # In this order: a rank may set its value and end between the two questions.
         ended = any(store.has(end) for end in (CAUSE_KEY, *map(end_key, ranks)))
         if store.has(*keys):
-            return [json.loads(store.get(name) or "null") for name in keys]
+            return [store.get(name) for name in keys]
         if ended:
             raise torch.distributed.DistNetworkError(f"a rank ended before it set {key}")
         if time.monotonic() > deadline:
@@ -405,12 +395,12 @@ def _end_together() -> None:
     while cluster.rank != 0 and not store.has(end_key(0)):
         time.sleep(POLL_SECONDS)
     if cluster.rank != 0 and _known_ends(store, cluster)[0].kind != "well":
-        raise torch.distributed.DistNetworkError("rank 0 did not end well")
-    store.set(end_key(cluster.rank), End("well").dumps())
+        raise torch.distributed.DistNetworkError("rank 0 failed or was stopped")
+    store.set(end_key(cluster.rank), asdict(End("well")))
     if cluster.rank == 0:
         ends = _wait_for_ends(store, cluster, ARRIVAL_SECONDS)
         if [end.kind for end in ends.values()] != ["well"] * cluster.world_size:
-            raise torch.distributed.DistNetworkError("a rank did not end well")
+            raise torch.distributed.DistNetworkError("a rank failed or was stopped")
     signals.complete()
 
 
@@ -434,8 +424,8 @@ def _wait_for_ends(
 
 
 def _known_ends(store: RankStore, cluster: Cluster) -> dict[int, End]:
-    texts = {rank: store.get(end_key(rank)) for rank in range(cluster.world_size)}
-    return {rank: End.loads(text) for rank, text in texts.items() if text is not None}
+    ends = {rank: store.get(end_key(rank)) for rank in range(cluster.world_size)}
+    return {rank: End(**end) for rank, end in ends.items() if end is not None}
 
 
 # Failing
@@ -461,7 +451,7 @@ def _fail(error: Exception) -> None:
     cluster = _session.cluster
     if cluster and lost_a_rank(error):
         me = cluster.name(cluster.rank)
-        raise ClusterError(f"{me} had to end: {end.problem}", end.cure) from None
+        raise ClusterError(f"{me} ended because {end.problem}", end.cure) from None
     if errors.is_disk_full(error) and not isinstance(error, UserError):
         raise UserError(end.problem, end.cure) from None
 
@@ -472,7 +462,7 @@ def record_failure(error: BaseException) -> None:
     If this rank only lost another one, that one has the cause, or a third knows of it.
     """
     if _session.store and lost_a_rank(error):
-        end = End("lost", _killed_here())
+        end = End("lost")
     else:
         end = _own_end(error)
         write_failure(str(end))
@@ -485,9 +475,9 @@ def _announce(end: End) -> None:
     if store is None or cluster is None:
         return
     with contextlib.suppress(torch.distributed.DistError):
-        store.set(end_key(cluster.rank), end.dumps())
+        store.set(end_key(cluster.rank), asdict(end))
         if end.kind == "failed":
-            store.set_if_absent(CAUSE_KEY, end.dumps())
+            store.set_if_absent(CAUSE_KEY, asdict(end))
         if end.kind == "stopped" and cluster.rank == 0:
             time.sleep(LINGER_SECONDS)
 
@@ -518,9 +508,6 @@ def cause(error: BaseException) -> End:
     reason = errors.nccl_reason(error)
     seen = f" (NCCL reports on {cluster.name(cluster.rank)}: {reason})" if reason else ""
     problem = f"{', '.join(silent)} exited without an error message{seen}"
-    for kills in (_killed_here(), *(end.problem for end in ends.values())):
-        if kills:
-            return End("failed", f"{problem}, and {kills}", errors.MORE_MEMORY)
     return End("failed", problem, "see its log; it may have run out of memory or of batches")
 
 
@@ -539,15 +526,6 @@ def _own_end(error: BaseException) -> End:
     if cluster and (is_of_one_rank or not user_error):
         problem = f"{cluster.name(cluster.rank)} failed: {problem}"
     return End("failed", problem, cure)
-
-
-def _killed_here() -> str:
-    """What the kernel killed on this host for lack of memory during the session; "" if nothing."""
-    cluster, count = _session.cluster, memory_kills.count() - _session.killed_before
-    if cluster is None or not count:
-        return ""
-    host = cluster.hosts[cluster.node_rank]
-    return f"the kernel of host {host} killed {memory_kills.processes(count)} for lack of memory"
 
 
 def lost_a_rank(error: BaseException) -> bool:

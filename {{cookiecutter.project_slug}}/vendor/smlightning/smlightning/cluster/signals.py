@@ -8,6 +8,7 @@ once. A thread ends a process that waits in native code, and one that gets a sec
 """
 
 import atexit
+import faulthandler
 import math
 import os
 import signal
@@ -20,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from smlightning import errors
-from smlightning.cluster import last_words
 
 STATUS = 128 + signal.SIGTERM
 GRACE = 3.0  # seconds in which a process has to leave once nothing is left to save
@@ -49,33 +49,20 @@ class Stopped(SystemExit):
         _state.deadline = time.monotonic() + GRACE
 
 
-def begin(parse: Callable[[list[str]], dict[str, Any]]) -> dict[str, Any]:
-    """Take signals, then read this command line; the first thing that an entry point does.
-
-    Raises:
-        SystemExit: the command line has a mistake, which was printed: status 2.
-    """
-    install()
-    try:
-        return parse(sys.argv[1:])
-    except Exception as error:
-        raise SystemExit(_report(error, 2)) from None
-
-
-def run(job: Callable[..., None], options: dict[str, Any]) -> int:
-    """Run ``job`` with these options; print a mistake of the user as a sentence.
+def run(job: Callable[[], None]) -> int:
+    """Run ``job``; print a mistake of the user as a sentence.
 
     Returns:
         The status of the process: 0 when the job is done; 1 for a mistake; 143 after a signal.
     """
     try:
-        job(**options)
+        job()
     except Stopped:
         raise
     except SystemExit as error:
-        return _report(left_early(error), 1)
+        return report(left_early(error), 1)
     except Exception as error:
-        return _report(error, 1)
+        return report(error, 1)
     return complete()
 
 
@@ -87,7 +74,7 @@ def left_early(error: SystemExit) -> errors.UserError:
     )
 
 
-def _report(error: Exception, status: int) -> int:
+def report(error: Exception, status: int) -> int:
     """Print a mistake of the user and return the process's status; raises any other error."""
     user_error = errors.as_user_error(error)
     if user_error is None:
@@ -106,7 +93,7 @@ def _print_user_error(user_error: errors.UserError, error: BaseException) -> Non
 
 def install() -> None:
     """Handle SIGTERM and SIGINT; call it once, in the main thread, before anything slow."""
-    last_words.watch()
+    faulthandler.enable(sys.__stderr__ or 2)  # stacks if native code aborts the process
     # Python runs handlers between two instructions of the main thread. The socket is written to
     # even while that thread waits in native code.
     reader, writer = socket.socketpair()
@@ -159,7 +146,6 @@ def exit_on_signal() -> None:
 
 def complete() -> int:
     """Returns 0, the status of a process whose work is done; no later signal changes it."""
-    last_words.no_more()
     for number in SIGNALS:
         if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_IGN)
@@ -273,7 +259,7 @@ def _watch(reader: socket.socket) -> None:
             if not _state.deferred:
                 _state.deadline = min(_state.deadline, now + GRACE)
         if is_second or now > _state.deadline:
-            reason = "a second signal" if is_second else f"{name()}, too slow to leave in order"
+            reason = "a second signal" if is_second else f"{name()}: it took too long to leave"
             os.write(2, f"ended by {reason}; {_state.advice}\n".encode())
             os._exit(STATUS)
 

@@ -12,13 +12,12 @@ from pytorch_lightning.strategies import (
     SingleDeviceStrategy,
     Strategy,
 )
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from smlightning.cluster.all_reduce import verify_all_reduce
 from smlightning.cluster.location import Cluster, ClusterError
 
 DDP_BUCKET_CAP_MB = 25  # DDP's default
-POWERSGD_START = 100  # steps with whole gradients, while they change most
 
 
 class LauncherEnvironment(ClusterEnvironment):
@@ -122,7 +121,7 @@ class ClusterStrategy(VerifiesAllReduce, BuildsOnCPU, OptimizersStay, DDPStrateg
     """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step.
 
     Args:
-        compression: of gradients between ranks: none, fp16, powersgd, or with NCCL bf16.
+        compression: of gradients between ranks: none, fp16, or with NCCL bf16.
         bucket_cap_mb: largest size in MiB in which gradients are sent.
         options: more arguments of DistributedDataParallel, as Lightning's DDPStrategy takes them:
             ``find_unused_parameters``, ``static_graph``, …
@@ -137,9 +136,6 @@ class ClusterStrategy(VerifiesAllReduce, BuildsOnCPU, OptimizersStay, DDPStrateg
     ) -> None:
         # At None DDP takes its own default, with which its first bucket is smaller.
         cap = None if bucket_cap_mb == DDP_BUCKET_CAP_MB else bucket_cap_mb
-        if compression == "powersgd" and cluster.backend == "gloo":
-            # One bucket: on gloo the ranks would start the collectives of several in other orders.
-            cap = 2**20
         super().__init__(
             cluster_environment=LauncherEnvironment(cluster),
             process_group_backend=cluster.backend,
@@ -152,11 +148,6 @@ class ClusterStrategy(VerifiesAllReduce, BuildsOnCPU, OptimizersStay, DDPStrateg
         """Register the compression here: Lightning registers DDP's hooks only on GPUs."""
         super().configure_ddp()
         model: Any = self.model
-        if self._compression == "powersgd":
-            state = powerSGD_hook.PowerSGDState(
-                None, matrix_approximation_rank=2, start_powerSGD_iter=POWERSGD_START
-            )
-            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-        elif self._compression != "none":
+        if self._compression != "none":
             hook = getattr(default_hooks, f"{self._compression}_compress_hook")
             model.register_comm_hook(None, hook)

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from smlightning.data.batches import Share
 
-ORDER, ROW, BATCH, OWN, STREAM = range(5)  # the uses of random numbers
+ORDER, ROW, BATCH, OWN, STREAM, STEP, FETCH = range(7)  # the uses of random numbers
 ALIKE = 2  # batches of a run for which streams have the same random numbers on all ranks
 MASK = 2**64 - 1
 LIBRARIES = ("torch", "torchdata", "pytorch_lightning", "lightning_fabric")

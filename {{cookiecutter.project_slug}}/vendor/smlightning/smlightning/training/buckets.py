@@ -1,4 +1,4 @@
-"""Keeps DDP's gradient buckets in the same order in a resumed run; broadcasts buffers that change.
+"""Keeps DDP's gradient buckets in the same order in a resumed run.
 
 DDP rearranges its buckets once, after the first step, in the order in which that step finished the
 gradients, so that a bucket is sent while the rest is computed. A number's place in a bucket decides
@@ -14,21 +14,16 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from smlightning.cluster import collectives
-
 
 class BucketOrder(pl.Callback):
     """Records the order in which the first step finishes gradients, and gives it to DDP in a
     resumed run.
-
-    After the first step it also has DDP broadcast buffers only if they change, as a BatchNorm's do.
     """
 
     def __init__(self) -> None:
         self.order: list[int] = []  # numbers of the trained parameters, first finished first
         self.batches = 0  # of this run
         self.hooks: list[RemovableHandle] = []
-        self.buffers: list[torch.Tensor] = []  # as they were before the first step
 
     def state_dict(self) -> dict[str, Any]:
         return {"order": self.order}
@@ -41,7 +36,6 @@ class BucketOrder(pl.Callback):
         ddp = trainer.strategy.model
         if not isinstance(ddp, DistributedDataParallel):
             return
-        self.buffers = [buffer.clone() for buffer in pl_module.buffers()]
         trained = [p for p in pl_module.parameters() if p.requires_grad]
         if sorted(self.order) == list(range(len(trained))):
             prebuild_buckets(ddp, [trained[number] for number in self.order])
@@ -59,23 +53,10 @@ class BucketOrder(pl.Callback):
             return
         for hook in self.hooks:
             hook.remove()
-        ddp = trainer.strategy.model
-        if isinstance(ddp, DistributedDataParallel):
-            changing = _tracks_statistics(pl_module) or not self._buffers_are_as_before(pl_module)
-            ddp.broadcast_buffers = collectives.any_rank(changing)
-        self.hooks, self.buffers = [], []
+        self.hooks = []
 
     def _record(self, number: int, parameter: torch.Tensor) -> None:
         self.order.append(number)
-
-    def _buffers_are_as_before(self, module: torch.nn.Module) -> bool:
-        buffers = list(module.buffers())
-        return len(buffers) == len(self.buffers) and all(map(torch.equal, self.buffers, buffers))
-
-
-def _tracks_statistics(module: torch.nn.Module) -> bool:
-    """Whether any part keeps running statistics, even if evaluation mode holds them still."""
-    return any(getattr(part, "track_running_stats", False) for part in module.modules())
 
 
 def prebuild_buckets(ddp: DistributedDataParallel, order: list[torch.nn.Parameter]) -> None:

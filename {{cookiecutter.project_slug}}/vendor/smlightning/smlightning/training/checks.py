@@ -58,9 +58,8 @@ def refuse_incomplete(model: pl.LightningModule, data: pl.LightningDataModule) -
             missing.append(f"{type(model).__name__} has no {method}(directory)")
     if missing:
         raise UserError(
-            "the best weights are tested and saved when training ends, and "
-            f"{' and '.join(missing)}",
-            "add what is missing; save and draw may do nothing",
+            f"{' and '.join(missing)}, which a run calls after training",
+            "add the methods; save and draw may do nothing",
         )
 
 
@@ -112,7 +111,7 @@ class StepCheck(pl.Callback):
             raise UserError(
                 "configure_optimizers returns no optimizer of the model's parameters, so nothing "
                 "would be trained",
-                "return an optimizer of self.parameters() there",
+                "return an optimizer of self.parameters() from it",
             )
         for name in untrained_layers(pl_module, optimized):
             raise UserError(
@@ -143,6 +142,6 @@ class StepCheck(pl.Callback):
         if self.batches and not self.has_loss:
             raise UserError(
                 f"training_step returned nothing in {self.batches} batches, so nothing was trained",
-                "return the loss there, or set self.automatic_optimization = False and step the "
+                "return the loss from it, or set self.automatic_optimization = False and step the "
                 "optimizer yourself",
             )

@@ -4,11 +4,10 @@ In a hang the ranks wait in some collective for the rank that has made the least
 that is paused or lost sends no heartbeats.
 """
 
-import json
 import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -21,21 +20,13 @@ NAMED_PLACES = 8  # ranks whose places a verdict lists
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A rank's own report, every few seconds."""
+    """A rank's report on itself, every few seconds."""
 
     number: int
     marks: int  # progress of its training
     idle: float  # seconds since its last mark, less for slow phases
     place: str  # its activity and its line of code
     seconds: float  # since its last mark
-
-    def dumps(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def loads(text: str) -> "Heartbeat":
-        """The heartbeat of a text by ``dumps``."""
-        return Heartbeat(**json.loads(text))
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def set_progress(
     all_batches: int,
     last: bool,
     validate: bool,
+    complete: bool,
     max_steps: int,
 ) -> None:
     """Write a position into the state of Lightning's fit loop, as if a run had just reached it.
@@ -125,11 +126,13 @@ def set_progress(
         all_batches: of a rank, in all epochs.
         last: whether the epoch has no more.
         validate: whether validation comes next.
+        complete: whether training is.
         max_steps: the Trainer's.
     """
+    ended = complete or step == max_steps  # Lightning does not enter its loop again
     begun = epoch + (batches > 0)
-    _set_counters(fit_loop["epoch_progress"]["current"], begun, epoch)
-    _set_counters(fit_loop["epoch_progress"]["total"], begun, epoch)
+    _set_counters(fit_loop["epoch_progress"]["current"], begun, begun if ended else epoch)
+    _set_counters(fit_loop["epoch_progress"]["total"], begun, begun if ended else epoch)
     progress = fit_loop["epoch_loop.batch_progress"]
     _set_counters(progress["current"], batches, batches)
     _set_counters(progress["total"], all_batches, all_batches)
@@ -140,7 +143,7 @@ def set_progress(
     validation["is_last_batch"] = False
     # Lightning counts one more before the next batch: after validation and, with max_steps, at the
     # start of an epoch.
-    counted = validate or (batches == 0 and max_steps != -1)
+    counted = not ended and (validate or (batches == 0 and max_steps != -1))
     fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = step - counted
 
 

@@ -45,20 +45,19 @@ class TrainerOptions:
     )
     shard_size: NonNegativeInt = option(
         0,
-        "of fsdp: ranks that share one copy, as those of a host (faster, more memory); 0: all",
+        "with fsdp, ranks that divide one copy of the model, such as a host's (faster, needs more "
+        "memory); 0: all",
         resume="free",
     )
-    compression: Literal["none", "fp16", "bf16", "powersgd"] = option(
-        "none",
-        "of gradients between ranks; powersgd (rank 2, from step 100 on) does not resume exactly",
-        resume="path",
+    compression: Literal["none", "fp16", "bf16"] = option(
+        "none", "type in which gradients are sent between ranks; none: their own", resume="path"
     )
     bucket_cap_mb: PositiveInt = option(
         25, "largest size in MiB in which gradients are sent", resume="free"
     )
     deterministic: bool = option(
         False,
-        "only GPU kernels that repeat their numbers: needed to resume bit by bit",
+        "use only GPU kernels whose results repeat exactly, to resume bit by bit",
         resume="free",
     )
     output_dir: str = option(
@@ -66,12 +65,12 @@ class TrainerOptions:
     )
     resume: str = option(
         "auto",
-        "auto (where an unfinished run of these options stopped), never, or a checkpoint's path",
+        "auto: continue an unfinished run of the same options; never; or a checkpoint's path",
         resume="free",
     )
     checkpoint_minutes: PositiveFloat = option(
         5.0,
-        "between two checkpoints; an epoch's end and a stop signal make one anyway",
+        "minutes between two checkpoints; an epoch's end and a stop signal always make one",
         resume="free",
     )
     checkpoint_steps: NonNegativeInt = option(
@@ -79,8 +78,8 @@ class TrainerOptions:
     )
     hang_seconds: PositiveFloat = option(
         60.0,
-        "hang timeout; after 60 % of it, or three slowest steps, the stalled rank is reported and "
-        "the job is aborted",
+        "hang timeout; after 60 % of it, or three times the slowest step, the log names the "
+        "stalled rank and the job ends",
         resume="free",
     )
     val_check_steps: NonNegativeInt = option(

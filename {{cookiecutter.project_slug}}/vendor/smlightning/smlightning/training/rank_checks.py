@@ -69,7 +69,7 @@ class EqualRanks(pl.Callback):
         ddp = trainer.strategy.model
         if isinstance(ddp, DistributedDataParallel) and not self.weights_compared:
             self.weights_compared = True
-            check_weights(pl_module, with_buffers=not ddp.broadcast_buffers)
+            check_weights(pl_module)
 
 
 class DividedData(pl.Callback):
@@ -108,10 +108,9 @@ class DividedData(pl.Callback):
                 raise UserError(
                     f"Ranks {listed(same)} of {len(ranks)} have the same batches and would train "
                     "on the same data",
-                    "let train_dataloader return an ordinary DataLoader, which Lightning divides "
-                    "among the ranks, or give its loader a DistributedSampler or "
-                    "smlightning.data.batches.GlobalBatches; let a stream give each rank a part "
-                    "(dist.get_global_rank()), or use a random generator per rank",
+                    "return an ordinary DataLoader from train_dataloader, which Lightning divides "
+                    "among the ranks; give your own sampler or stream each rank's part by "
+                    "dist.get_global_rank(); seed your own random generator with the rank",
                 )
         return len(varied) == len(ranks)
 
@@ -212,9 +211,8 @@ def check_attributes(owner: Any, names: Sequence[str]) -> None:
         raise UserError(
             f"{type(owner).__name__}.{names[number]} differs between ranks 0 and {rank} (here "
             f"{shown})",
-            "make it the same in every process: bring the same files to every host; sort what "
-            "comes from a set, which each process orders in its own way; or write it in "
-            "prepare_data and read it in setup",
+            "give every host the same files; sort values that come from a set, whose order "
+            "differs between processes; or write the value in prepare_data and read it in setup",
         )
 
 
@@ -228,35 +226,30 @@ def check_lengths(name: str, batches: Sequence[int | float]) -> None:
         if least not in (-1, most):
             raise UserError(
                 f"A loader of {name} has {least} batches on rank {counts.index(least)} and {most} "
-                f"on rank {counts.index(most)}, but each step needs a batch on every rank",
+                f"on rank {counts.index(most)}; expected equally many on every rank",
                 GIVE_ALL,
             )
 
 
 def equally_many(loaders: Any) -> bool:
-    """Whether all ranks get equally many batches: False for a stream, whose length is unknown."""
-    total = 0
-    for loader in CombinedLoader(loaders, "sequential").flattened:
-        size = sized_len(loader)
-        stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
-        total = -1 if size is None or stream or total < 0 else total + size
-    counts = [count for (count,) in collectives.from_each_rank([total])]
-    return counts[0] >= 0 and len(set(counts)) == 1
+    """Whether `check_lengths` could compare the ranks' batches: no loader is a stream."""
+    return not any(
+        sized_len(loader) is None or isinstance(getattr(loader, "dataset", None), IterableDataset)
+        for loader in CombinedLoader(loaders, "sequential").flattened
+    )
 
 
-def check_weights(model: torch.nn.Module, with_buffers: bool) -> None:
+def check_weights(model: torch.nn.Module) -> None:
     """Raise a UserError if a parameter, or whether it is trained, differs between ranks."""
-    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
-    if with_buffers:
-        tensors.update(model.named_buffers())
+    tensors = dict(model.named_parameters())
     numbers = [checksum(tensor) * 2 + tensor.requires_grad for tensor in tensors.values()]
     difference = first_difference(numbers)
     if difference is not None:
         rank, number = difference
         raise UserError(
             f"{list(tensors)[number]} differs between ranks 0 and {rank} after an epoch",
-            "change weights and buffers only by the optimizer, or by numbers that are the same on "
-            "every rank, and requires_grad on all ranks alike",
+            "let only the optimizer change weights, or the same numbers on every rank, and set "
+            "requires_grad equally on all ranks",
         )
 
 
@@ -264,7 +257,7 @@ def equal_on_ranks(name: str, value: float, check: bool) -> float:
     """A metric's value on rank 0, by which every rank chooses the best weights.
 
     Args:
-        check: raise a UserError if another rank has another value; else rank 0 prints a warning.
+        check: raise a UserError if the ranks' values differ; else rank 0 prints a warning.
     """
     difference = metric_difference([name], [value])
     if difference and check:
@@ -281,7 +274,7 @@ def metric_difference(names: list[str], values: list[float]) -> UserError | None
         return UserError(
             f"Rank {logged[0]} logs other metrics than rank 0, which logs "
             f"{', '.join(names) or 'none'}",
-            "log the same on every rank: rank 0's are printed and saved",
+            "log the same metrics on every rank: only rank 0's are printed and saved",
         )
     ranks = gathered(values)
     equal = torch.isclose(ranks, ranks[0], rtol=TOLERANCE, equal_nan=True)
@@ -291,9 +284,9 @@ def metric_difference(names: list[str], values: list[float]) -> UserError | None
     first = differing[0]
     other = equal[:, first].tolist().index(False)
     return UserError(
-        f"{listed([names[number] for number in differing])}: each rank has its own "
+        f"{listed([names[number] for number in differing])}: each rank has its own value "
         f"({names[first]} is {ranks[0, first]:.6g} on rank 0 and {ranks[other, first]:.6g} on rank "
-        f"{other}), and rank 0's is printed and saved",
+        f"{other}), and only rank 0's is printed and saved",
         SUM_IT,
     )
 

@@ -7,12 +7,10 @@ batches, so that ranks with the same samples have equal batches (training/rank_c
 they augment them.
 """
 
-import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
 
@@ -87,11 +85,12 @@ class StepSeed(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        number = self._number(trainer.global_rank, loop.batches_trained(trainer) - 1)
-        _seed_generators(number)
+        step = loop.batches_trained(trainer) - 1
+        number = draws.mix(draws.STEP, self.seed, step, trainer.global_rank)
+        draws.seed_generators(number)
         if trainer.strategy.root_device.type == "cuda":
             # torch.manual_seed takes up to 1 ms for kinds of device not in use
-            torch.cuda.manual_seed(number)
+            torch.cuda.manual_seed(number >> 1)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         self.batches = loop.batches_of_epoch(trainer)
@@ -111,14 +110,4 @@ class StepSeed(pl.Callback):
     def _seed_fetching(self, trainer: pl.Trainer, index: int) -> None:
         """Seed for the batch of this number in the run or, if it is negative, for an iterator."""
         rank = trainer.global_rank if index >= draws.ALIKE else 0
-        number = (self._number(rank, index) + 32_768) % 2**63  # no step's of any rank
-        _seed_generators(number)
-
-    def _number(self, rank: int, index: int) -> int:
-        return ((self.seed * 1_000_003 + index) * 65_537 + rank) % 2**63
-
-
-def _seed_generators(number: int) -> None:
-    torch.default_generator.manual_seed(number)
-    random.seed(number % 2**32)  # a longer number takes longer
-    np.random.seed(number % 2**32)
+        draws.seed_generators(draws.mix(draws.FETCH, self.seed, index, rank))

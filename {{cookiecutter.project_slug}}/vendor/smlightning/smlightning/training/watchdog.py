@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from types import CodeType
 from typing import Any
 
 import pytorch_lightning as pl
 
-from smlightning.cluster import last_words, session, signals
+from smlightning.cluster import session, signals
 from smlightning.cluster.session import CAUSE_KEY, End, RankStore, end_key
 from smlightning.errors import write_failure
 from smlightning.training import loop as loop_state
@@ -104,7 +104,6 @@ class Progress:
         self.marks += 1
         self.at = time.monotonic()
         self.activity = activity
-        last_words.note(f"in {activity}")
 
     def enter(self, phase: str, *, warm: bool = False) -> None:
         """Enter a phase; after a ``warm`` entry its first batches are over."""
@@ -257,13 +256,13 @@ class HangWatchdog(pl.Callback):
                 self._write_beat(store, number)
                 cause = store.get(CAUSE_KEY)
                 if cause is not None:
-                    self._follow(store, End.loads(cause), over)
+                    self._follow(store, End(**cause), over)
                     return
                 verdict = store.get(HANG_KEY)
                 if verdict is not None:
                     # Leaving breaks the others' collectives: give all the time to read it.
                     time.sleep(2 * self.interval)
-                    self._exit(End.loads(verdict), is_first=False)
+                    self._exit(End(**verdict), is_first=False)
                 pauses_before, pauses = pauses, store.add(PAUSES_KEY, int(_pause.depth > 0))
                 if pauses != pauses_before:  # a rank compiles or writes: the others wait for it
                     self.progress.at = time.monotonic()
@@ -279,22 +278,22 @@ class HangWatchdog(pl.Callback):
     def _write_beat(self, store: RankStore, number: int) -> None:
         now = self.progress
         heartbeat = Heartbeat(number, now.marks, now.idle(), self._place(), now.seconds())
-        store.set(_heartbeat_key(self.cluster.rank), heartbeat.dumps())
+        store.set(_heartbeat_key(self.cluster.rank), asdict(heartbeat))
 
     def _judge(self, store: RankStore, latest: dict[int, Heard]) -> None:
         """Read every rank's heartbeat into ``latest``, and end the job if a rank hangs."""
         for rank in range(self.cluster.world_size):
-            text = store.get(_heartbeat_key(rank))
-            if text is None:
+            values = store.get(_heartbeat_key(rank))
+            if values is None:
                 continue
-            heartbeat = Heartbeat.loads(text)
+            heartbeat = Heartbeat(**values)
             if rank not in latest or latest[rank].heartbeat != heartbeat:
                 latest[rank] = Heard(heartbeat, time.monotonic())
         # Rank 1 waits for rank 0's verdict first.
         limit = self.seconds * VERDICT_FRACTION + self.cluster.rank * 2 * self.interval
         verdict = find_hang(latest, time.monotonic(), limit, self.cluster)
         if verdict:
-            store.set(HANG_KEY, verdict.dumps())
+            store.set(HANG_KEY, asdict(verdict))
             time.sleep(4 * self.interval)  # the store may be this process: all read it first
             self._exit(verdict)
 
@@ -303,11 +302,11 @@ class HangWatchdog(pl.Callback):
         key = end_key(self.cluster.rank)
         if store.has(key):
             return
-        store.set(key, End("lost").dumps())  # the other rank waits until all have read its cause
+        store.set(key, asdict(End("lost")))  # the other rank waits until all have read its cause
         if not over.wait(FOLLOW_SECONDS):
             write_failure(str(cause))
             me = self.cluster.name(self.cluster.rank)
-            os.write(2, f"error: {me} had to end: {cause}\n".encode())
+            os.write(2, f"error: {me} ended because {cause}\n".encode())
             os._exit(1)
 
     def _exit(self, verdict: End, *, is_first: bool = True) -> None:
