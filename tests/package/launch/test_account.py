@@ -374,8 +374,11 @@ def test_preflight_prints_findings_and_rehearses_only_without_errors(
         main(["preflight", "--channel", "training=here"]) == 1
         and "add --rehearse" in capsys.readouterr().err
     )
-    assert main(["preflight", "--rehearse", "--channel", "training=here"]) == 7
-    assert played[1][-2:] == ["--channel", "training=here"]
+    assert main(["preflight", "--rehearse", "--channel", "training=nowhere"]) == 1
+    only_error = capsys.readouterr()
+    assert not only_error.out and "--channel training=nowhere" in only_error.err
+    assert main(["preflight", "--rehearse", "--channel", f"training={tmp_path}"]) == 7
+    assert played[1][-2:] == ["--channel", f"training={tmp_path}"]
     assert played[0][1:10] == [
         "-m",
         "smlightning",
