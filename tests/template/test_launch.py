@@ -352,8 +352,8 @@ def assert_sent_as_it_lies_here(project: Project, folder: Path) -> None:
     assert {name: json.loads(sent[name]) for name in expected} == expected
     source = project.path / "src"
     with tarfile.open(folder / "sourcedir.tar.gz") as tar:
-        code = {each.name: tar.extractfile(each) for each in tar.getmembers() if each.isfile()}
+        members = [each for each in tar.getmembers() if each.isfile()]
+        code = {each.name: file.read() for each in members if (file := tar.extractfile(each))}
     ours = {path.name: path.read_bytes() for path in source.glob("*.*")}
-    theirs = {name: file.read() for name, file in code.items() if file and "/" not in name}
-    assert theirs == ours and "train.py" in ours
+    assert {name: code[name] for name in code if "/" not in name} == ours and "train.py" in ours
     assert {"smlightning/errors.py", "smlightning/cluster/session.py"} <= code.keys()
