@@ -101,11 +101,11 @@ def assert_package_is_each_hosts(ranks: list[dict[str, Any]]) -> None:
 def test_real_mpirun_on_one_host(
     project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
-    """Open MPI from its wheel, nothing of the system; the job is started again after its loss."""
+    """Open MPI from its wheel. SIGTERM reaches the ranks in a namespace, and the job restarts."""
     need("unshare")
-    command = [*size(1, 2, "pytorchddp"), "--lose-host", "1"]
-    command += options(words, 2, epochs=8)  # the loss has to come before training's end
-    report = rehearse(project, tmp_path, *command, "--checkpoint_steps", "2", **without_sdk)
+    command = [*size(1, 2, "pytorchddp"), "--stop-host", "1"]
+    command += options(words, 2, epochs=8)  # SIGTERM has to come before the end
+    report = rehearse(project, tmp_path, *command, **without_sdk)
     if not report["mpirun"] and "may not mount" in report["launcher"]:
         need(root=True)
     assert report["mpirun"] and report["launcher"] == "mpirun", report["launcher"]

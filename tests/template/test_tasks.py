@@ -29,11 +29,9 @@ def test_the_projects_own_tests_and_its_contract_pass(writer: Project) -> None:
 
 
 @pytest.mark.long
-def test_a_stopped_host_resumes_to_equal_weights(
-    writer: Project, texts: Path, tmp_path: Path
-) -> None:
-    """Sharded on 2 hosts × 2 processes, of which the second host gets SIGTERM."""
-    command = [*size(2, 2, "torch_distributed"), "--stop-host", "2", "--", "--strategy", "fsdp"]
+def test_a_lost_host_resumes_to_equal_weights(writer: Project, texts: Path, tmp_path: Path) -> None:
+    """Sharded on 2 hosts × 2 processes, of which the second host is killed."""
+    command = [*size(2, 2, "torch_distributed"), "--lose-host", "2", "--", "--strategy", "fsdp"]
     command += ["--dataset", str(texts), "--width", "32", "--max_length", "64"]
     report = rehearse(writer, tmp_path, *command, "--batch_size", "1")
     of_checks = verdicts(report)

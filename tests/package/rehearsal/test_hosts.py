@@ -7,12 +7,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from small_rehearsal import small_plan, small_request
 
 from smlightning import hub
 from smlightning.rehearsal.environment import container_environment
-from smlightning.rehearsal.faults import upload_checkpoints
 from smlightning.rehearsal.hosts import Host, create_hosts
 from smlightning.rehearsal.plan import Plan
 
@@ -90,17 +88,6 @@ def test_the_toolkit_starts_the_hosts_of_all_groups_as_one(tmp_path: Path) -> No
         assert json.loads(found) == [addresses, addresses[0]]
 
 
-def test_the_code_is_that_of_the_archive(tmp_path: Path) -> None:
-    """The project's src/, and the package's training code next to train.py; nothing to install."""
-    [host] = create_hosts(small_plan(1, 1), tmp_path)
-    code = host.base / "code"
-    assert (code / "train.py").is_file() and not (code / "requirements.txt").exists()
-    package = {path.name for path in (code / "smlightning").iterdir()}
-    assert {"__init__.py", "cluster", "checkpoints", "data", "errors.py"} <= package
-    assert not package & {"launch", "rehearsal", "testing"}
-    assert not list(code.rglob("__pycache__"))
-
-
 def test_local_folders_replace_those_of_channels_in_options_and_variables(
     tmp_path: Path,
 ) -> None:
@@ -155,22 +142,3 @@ def test_only_the_first_process_of_a_host_reads_its_secrets(tmp_path: Path) -> N
     hub.sign_in(1, other)
     assert (of_host["DB"], of_host["KEY"]) == ("first", "second")
     assert not {"DB", "KEY"} & other.keys()
-
-
-@pytest.mark.parametrize("distribution", ["smddp", "pytorchddp", "torch_distributed"])
-def test_only_the_smddp_image_has_its_stubs(distribution: str, tmp_path: Path) -> None:
-    create_hosts(small_plan(1, 1, distribution), tmp_path)
-    smddp = [tmp_path / "stubs/smdistributed", tmp_path / "stubs/bin/smddprun"]
-    assert [path.exists() for path in smddp] == [distribution == "smddp"] * 2
-    assert (tmp_path / "stubs/bin/nvidia-smi").is_file()
-
-
-def test_uploaded_checkpoints_are_restored_on_every_host(tmp_path: Path) -> None:
-    plan = small_plan(2, 1)
-    first = create_hosts(plan, tmp_path / "first")
-    for host in first:
-        (host.base / "checkpoints/of-rank-0").write_text(f"host {host.number}")
-    kept = upload_checkpoints(first, tmp_path / "s3")
-    again = create_hosts(plan, tmp_path / "again", kept)
-    texts = [(host.base / "checkpoints/of-rank-0").read_text() for host in again]
-    assert texts == ["host 1", "host 1"]

@@ -159,15 +159,6 @@ def test_training_is_limited_unless_the_options_say_its_length(
     assert planned(tmp_path, "--distribution", "torch_distributed", *argv).batches == batches
 
 
-def test_a_lost_host_has_checkpoints_and_a_stopped_one_the_forwarding_entry(
-    tmp_path: Path,
-) -> None:
-    plan = planned(tmp_path, "--distribution", "torch_distributed", "--lose-host", "1")
-    assert plan.request["HyperParameters"]["checkpoint_steps"] == "5" and not plan.entrypoint
-    plan = planned(tmp_path, "--distribution", "torch_distributed", "--stop-host", "1")
-    assert plan.entrypoint and any("forward_stop" in note for note in plan.notes)
-
-
 def test_other_code_gets_none_of_the_jobs_options_and_channels(tmp_path: Path) -> None:
     job = CHANNEL + "[hyperparameters]\nepochs = 3\n"
     source = ["--source-dir", str(stranger(tmp_path / "code"))]

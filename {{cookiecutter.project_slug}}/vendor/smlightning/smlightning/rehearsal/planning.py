@@ -241,7 +241,7 @@ def check_cluster(arguments: argparse.Namespace, cluster: ClusterSize) -> None:
     needs_linux = cluster.hosts > 1 or by_mpirun or arguments.stop_host is not None
     if sys.platform != "linux" and needs_linux:
         raise UserError(
-            "this system has one loopback address and no /proc",
+            "several hosts, mpirun and --stop-host are simulated on Linux only",
             "use Linux, or --hosts 1 with torch_distributed",
         )
 
