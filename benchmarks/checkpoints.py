@@ -1,18 +1,16 @@
 """Measures how long training waits for a checkpoint: train.py against Lightning's ModelCheckpoint.
 
-    python benchmarks/checkpoints.py --width 1024 --rounds 6             # a state of 1 GB
-    python benchmarks/checkpoints.py --width 1024 --rounds 6 --ranks 2   # and FSDP with two shards
-    python benchmarks/checkpoints.py --against ../older                  # and another checkout's
+    python benchmarks/checkpoints.py --width 1024 --rounds 6   # a state of 1 GB
+    python benchmarks/checkpoints.py --against ../older        # and another checkout's
 
 All train the language model with this width, and take turns (common.py): some steps and a
-checkpoint of one, then of the next. The wait is the slowest rank's, in seconds of a clock and of
-its thread. A turn ends when train.py's thread has written its checkpoint.
+checkpoint of one, then of the next. The wait is in seconds of a clock and of its thread. A turn
+ends when train.py's thread has written its checkpoint.
 """
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import common
 from common import HERE, Run
@@ -24,7 +22,6 @@ def main() -> int:
     parser = common.parser_of(__doc__)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=6, help="checkpoints of each")
-    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--against", type=Path, help="a checkout to compare with")
     arguments = parser.parse_args()
     if arguments.small:
@@ -36,27 +33,25 @@ def main() -> int:
     with common.folder() as folder:
         project = common.generate(folder, task="language-model")
         ours = [common.WATCH, "stalls"]
-        ways: dict[str, tuple[Path, list[str], dict[str, Any]]] = {
-            "train.py": (project, ours, {}),
-            "Lightning": (project, [str(HERE / "loops.py"), "saving"], {}),
+        ways: dict[str, tuple[Path, list[str]]] = {
+            "train.py": (project, ours),
+            "Lightning": (project, [str(HERE / "loops.py"), "saving"]),
         }
-        if arguments.ranks > 1:
-            ways["fsdp"] = (project, ours, {"strategy": "fsdp"})
         if arguments.against:
             checkout = arguments.against.resolve()
             before = common.generate(folder / "before", checkout, task="language-model")
-            ways["before"] = (before, ours, {})
+            ways["before"] = (before, ours)
 
         def start(name: str) -> Run:
-            place, program, more = ways[name]
-            words = common.words({**options, **more, "output_dir": f"outputs-{name}"})
-            return Run(place, [*program, *words], arguments.ranks, turns=True)
+            place, program = ways[name]
+            words = common.words({**options, "output_dir": f"outputs-{name}"})
+            return Run(place, [*program, *words], turns=True)
 
         starts = {name: lambda name=name: start(name) for name in ways}  # type: ignore[misc]
         # The first turn that is kept takes new memory and writes the best weights, as each run's.
-        _, measured = common.take_turns(starts, arguments.rounds + 1, 0)
+        measured = common.take_turns(starts, arguments.rounds + 1, 0)
         sizes = {}
-        for name, (place, _, _) in ways.items():
+        for name, (place, _) in ways.items():
             files = place.glob(f"outputs-{name}/**/*.ckpt")
             sizes[name] = max((path.stat().st_size for path in files), default=0)
     found = {}

@@ -222,22 +222,19 @@ class Seat:
 
 def take_turns(
     starts: dict[str, Callable[[], Run]], turns: int, seed: int
-) -> tuple[dict[str, Facts], dict[str, list[Facts]]]:
+) -> dict[str, list[Facts]]:
     """Start the trainings one after the other, then let each take so many turns.
 
     Returns:
-        By name: seconds from a start to the first step, and the facts of each later turn.
+        By name: the facts of each turn after the first.
     """
     order = random.Random(seed)
     running: dict[str, Run] = {}
-    started: dict[str, Facts] = {}
     measured: dict[str, list[Facts]] = {name: [] for name in starts}
     try:
         for name in order.sample([*starts], len(starts)):
-            began = time.perf_counter()
             running[name] = starts[name]()
-            facts = running[name].reported()
-            started[name] = {**facts, "seconds": time.perf_counter() - began}
+            running[name].reported()
         for turn in range(turns + 1):
             for name in order.sample([*starts], len(starts)):
                 running[name].give_turn()
@@ -247,7 +244,7 @@ def take_turns(
     finally:
         for run in running.values():
             run.kill()
-    return started, measured
+    return measured
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:

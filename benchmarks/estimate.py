@@ -1,23 +1,15 @@
-"""How far `smlightning estimate` is off, by network, and why it may be trusted.
+"""Compares `smlightning estimate` with real tensors and files, for several networks.
 
-    OMP_NUM_THREADS=1 python benchmarks/estimate.py        # a table for docs/evidence.md
-    OMP_NUM_THREADS=1 python benchmarks/estimate.py hosts  # main memory: another table
+    OMP_NUM_THREADS=1 python benchmarks/estimate.py        # the table of docs/evidence.md
 
-Networks are made from their configuration; nothing is downloaded. Counted bytes are those of real
-tensors: of parameters, of gradients and of AdamW's state after a step, and of the file that a
-checkpoint's writer wrote. Activations are what autograd saves for the backward pass by torch's own
-hooks (torch.autograd.graph.saved_tensors_hooks), on the CPU, at the batch and length of the row;
-the estimate counts a fourth of that batch and doubles it, on tensors without numbers.
-
-A host's main memory is estimated of train.py's options, then train.py trains with them and writes
-checkpoints: measured is the peak of all its processes (tests/package/launch/host_records.py), some
-6 GB for the largest row.
+Networks are made from their configuration; nothing is downloaded. Measured are the bytes of
+parameters, gradients, AdamW's state after a step, and the file of a checkpoint. Activations are
+what autograd saves for the backward pass (torch.autograd.graph.saved_tensors_hooks), on the CPU,
+at the batch and length of the row. tests/package/launch/test_estimate.py measures main memory.
 """
 
 import argparse
-import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
@@ -99,81 +91,6 @@ def errors(
     return f"| {' | '.join(cells)} |"
 
 
-def hosts(tiny: bool) -> None:
-    """Print the table of main memory."""
-    import host_records
-
-    print("| network, strategy, ranks, loader workers | estimated MiB | measured MiB | off % |")
-    print("|---|---:|---:|---:|", flush=True)
-    steps = {"max_steps": 5, "val_check_steps": 2, "checkpoint_steps": 2}
-    short = {"max_steps": 40, "checkpoint_steps": 10}
-    rows: list[tuple[str, dict[str, Any], int, str]] = [
-        ("byte CNN, 1.1 M", short, 1, ""),
-        ("byte CNN, 1.1 M", short, 2, ""),
-        ("byte CNN, 1.1 M", {**short, "num_workers": 2}, 1, ""),
-    ]
-    with tempfile.TemporaryDirectory() as folder:
-        if not tiny:
-            bert = {**steps, **bert_options(Path(folder)), "batch_size": 4, "max_length": 32}
-            llama = {**steps, **llama_options(Path(folder)), "batch_size": 2, "max_length": 64}
-            rows += [
-                ("BERT, 74 M", bert, 1, ""),
-                ("BERT, 74 M", bert, 2, ""),
-                ("BERT, 74 M", {**bert, "strategy": "fsdp"}, 2, ""),
-                ("Llama, 100 M, LoRA", {**llama, "lora_rank": 8}, 1, "language-model"),
-                ("Llama, 100 M, LoRA", {**llama, "lora_rank": 8}, 2, "language-model"),
-            ]
-        for number, (name, options, ranks, task) in enumerate(rows):
-            place = Path(folder) / str(number)
-            place.mkdir()
-            record = host_records.train(place, options, ranks=ranks, task=task)
-            strategy, workers = options.get("strategy", "ddp"), options.get("num_workers", 0)
-            sizes = [size / MIB for size in (sum(record.estimated.values()), record.measured)]
-            cells = f"{sizes[0]:,.0f} | {sizes[1]:,.0f} | {100 * record.error:+.1f}"
-            print(f"| {name}, {strategy}, {ranks}, {workers} | {cells} |", flush=True)
-            shutil.rmtree(place)
-
-
-def bert_options(folder: Path) -> dict[str, Any]:
-    """A BERT with random weights, and texts of two classes."""
-    from smlightning.testing.checkpoints import write_bert
-
-    table = folder / "texts.csv"
-    lines = [f"{text(row)},{LETTERS[row % 2]}" for row in range(200)]
-    table.write_text("\n".join(["text,label", *lines]), encoding="utf-8")
-    model = write_bert(
-        folder / "bert", LETTERS, hidden=768, num_hidden_layers=7, num_attention_heads=12,
-        intermediate_size=3072, vocab_size=30522,
-    )  # fmt: skip
-    return {"model_name": model, "dataset": str(table)}
-
-
-def llama_options(folder: Path) -> dict[str, Any]:
-    """A Llama with random weights, and a text."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from smlightning.testing.checkpoints import write_letters_tokenizer
-
-    lines = folder / "texts.txt"
-    lines.write_text("\n".join(text(row) for row in range(300)), encoding="utf-8")
-    model = folder / "llama"
-    write_letters_tokenizer(model, LETTERS)
-    settings = model / "tokenizer_config.json"
-    content = {**json.loads(settings.read_text(encoding="utf-8")), "eos_token": "[SEP]"}
-    settings.write_text(json.dumps(content), encoding="utf-8")
-    config = LlamaConfig(
-        vocab_size=32000, hidden_size=768, num_hidden_layers=8, num_attention_heads=12,
-        num_key_value_heads=4, intermediate_size=2048, tie_word_embeddings=False,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(model)
-    return {"model_name": str(model), "dataset": str(lines)}
-
-
-def text(row: int) -> str:
-    """60 letters, other ones for each row."""
-    return "".join(LETTERS[(row * place) % len(LETTERS)] for place in range(3, 63)).strip()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -181,11 +98,7 @@ def main() -> None:
     parser.add_argument(
         "--tiny", action="store_true", help="without the networks of 100 M and more"
     )
-    parser.add_argument("what", nargs="?", choices=("sizes", "hosts"), default="sizes")
     arguments = parser.parse_args()
-    if arguments.what == "hosts":
-        hosts(arguments.tiny)
-        return
     from smlightning.training import imports
 
     imports.lightning()

@@ -1,13 +1,12 @@
-"""Compares steps and start of train.py with the same training by other means.
+"""Compares the steps of train.py with the same training by other means.
 
-    python benchmarks/steps_per_second.py --ranks 1 2 --rounds 7 --steps 200 --chart performance.png
-    python benchmarks/steps_per_second.py --against ../older      # and another checkout's train.py
+    python benchmarks/steps_per_second.py --rounds 7 --steps 200 --chart performance.png
+    python benchmarks/steps_per_second.py --ranks 2 --against ../older   # and another checkout's
     python benchmarks/steps_per_second.py --variants train.py "by hand" --task language-model
 
 loops.py has the other means. All train the network of `make demo` in global batches of 64, five
 steps at a time in turn (common.py), in processes with one thread. Further options are train.py's.
-Seconds are those of a clock; next to them stands the ratio of processor seconds, which other
-programs change less. A start lasts from the start of a process to its first step.
+The ratio of processor seconds is less disturbed by other programs than that of the clock.
 """
 
 import json
@@ -17,19 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import common
-from common import HERE, ROOT, Facts, Interval, Run
+from common import HERE, ROOT, Facts, Run
 
 OTHERS = ("stock parts", "by hand", "bare Trainer", "Lightning")
 OURS = ("train.py", "before")
-COLOURS = "#31608f", "#a8480b", "#3f7a3f", "#6b4a8c"
 GLOBAL_BATCH = 64
 
 
-def write_chart(path: Path, found: dict[str, dict[str, Any]], title: str) -> None:
-    """Draw train.py's step divided by the others', with intervals, in bars per world size.
+def write_chart(path: Path, facts: dict[str, Any], title: str) -> None:
+    """Draw train.py's step divided by the others', with intervals.
 
     Args:
-        found: world size → facts of `Comparison.report`.
+        facts: those of `report`.
     """
     import matplotlib
 
@@ -37,33 +35,22 @@ def write_chart(path: Path, found: dict[str, dict[str, Any]], title: str) -> Non
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(8, 3.2), layout="constrained")
-    names = [
-        name.removeprefix("step ")
-        for name in next(iter(found.values()))
-        if name.startswith("step ") and name != "step train.py"
+    names = [name for name in facts if name != "step train.py"]
+    values, low, high = zip(*(facts[name]["ratio"] for name in names), strict=True)
+    bars = [
+        [value - end for value, end in zip(values, low, strict=True)],
+        [end - value for value, end in zip(values, high, strict=True)],
     ]
-    height = 0.8 / len(found)
     axis.axvline(1, color="black", linewidth=1)
-    for number, (ranks, facts) in enumerate(found.items()):
-        ratios: dict[str, Interval] = {name: facts[f"step {name}"]["ratio"] for name in names}
-        at = [i + (number - (len(found) - 1) / 2) * height for i in range(len(names))]
-        values, low, high = zip(*(ratios[name] for name in names), strict=True)
-        bars = [
-            [value - end for value, end in zip(values, low, strict=True)],
-            [end - value for value, end in zip(values, high, strict=True)],
-        ]
-        colour = COLOURS[number % len(COLOURS)]
-        axis.barh(at, values, height * 0.9, xerr=bars, capsize=3, label=ranks, color=colour)
-        for y, value in zip(at, values, strict=True):
-            axis.text(0.01, y, f"{value:.3f}", va="center", fontsize=9, color="white")
-    axis.set_yticks(range(len(names)), names)
+    axis.barh(names, values, 0.7, xerr=bars, capsize=3, color="#31608f")
+    for y, value in enumerate(values):
+        axis.text(0.01, y, f"{value:.3f}", va="center", fontsize=9, color="white")
     axis.invert_yaxis()
     label = (
         "train.py's step divided by theirs, with its 95 % interval (below 1: train.py is faster)"
     )
     axis.set_xlabel(label, fontsize=9)
     axis.set_title(title, fontsize=10)
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=120)
 
 
@@ -72,7 +59,6 @@ class Comparison:
 
     def __init__(self, projects: dict[str, Path], ranks: int, options: dict[str, Any]) -> None:
         self.projects, self.ranks, self.options = projects, ranks, options
-        self.starts: dict[str, list[Facts]] = {name: [] for name in projects}
         self.turns: dict[str, list[Facts]] = {name: [] for name in projects}
 
     def prepare(self) -> None:
@@ -88,9 +74,8 @@ class Comparison:
             name: lambda name=name: self._start(name, seed)  # type: ignore[misc]
             for name in self.projects
         }
-        started, measured = common.take_turns(starts, turns, seed)
+        measured = common.take_turns(starts, turns, seed)
         for name in self.projects:
-            self.starts[name].append(started[name])
             self.turns[name] += measured[name]
 
     def _start(self, name: str, seed: int) -> Run:
@@ -104,29 +89,25 @@ class Comparison:
     def report(self) -> dict[str, Any]:
         """Print a line for each training; the facts for the JSON report."""
         facts: dict[str, Any] = {}
-        kinds = (("step", self.turns, common.TURN), ("start", self.starts, 1))
-        for kind, found, per in kinds:
-            for name, measured in found.items():
-                if kind == "start" and name not in OURS:
-                    continue  # the others import train.py, too
-                clock = [each["seconds"] for each in measured]
-                processor = [each["processor"] for each in measured]
-                mine = found["train.py"]
-                ratio = common.ratio([each["seconds"] for each in mine], clock)
-                spent = common.ratio([each["processor"] for each in mine], processor)
-                milliseconds = 1000 * sum(clock) / len(clock) / per
-                facts[f"{kind} {name}"] = {"ms": milliseconds, "ratio": ratio, "processor": spent}
-                print(
-                    f"{kind:5} {name:12} {milliseconds:9.2f} ms   train.py is at "
-                    f"{common.shown(ratio)}, of a processor {common.shown(spent)}",
-                    flush=True,
-                )
+        mine = self.turns["train.py"]
+        for name, turns in self.turns.items():
+            milliseconds = 1000 * sum(each["seconds"] for each in turns) / len(turns) / common.TURN
+            clock, processor = (
+                common.ratio([each[kind] for each in mine], [each[kind] for each in turns])
+                for kind in ("seconds", "processor")
+            )
+            facts[f"step {name}"] = {"ms": milliseconds, "ratio": clock, "processor": processor}
+            print(
+                f"step {name:12} {milliseconds:9.2f} ms   train.py divided by it: "
+                f"{common.shown(clock)}, of a processor {common.shown(processor)}",
+                flush=True,
+            )
         return facts
 
 
 def main() -> int:
     parser = common.parser_of(__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=200, help="steps in a round")
     parser.add_argument("--variants", nargs="+", default=["train.py", *OTHERS])
@@ -162,9 +143,8 @@ def main() -> int:
                 content = {**common.versions(), "found": found}
                 arguments.json.write_text(json.dumps(content, indent=1))
             if arguments.chart:
-                write_chart(
-                    arguments.chart, found, f"{arguments.rounds} × {arguments.steps} steps, in turn"
-                )
+                rounds = f"{title}, {arguments.rounds} × {arguments.steps} steps, in turn"
+                write_chart(arguments.chart, found[title], rounds)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The environment of all tests, their order, and the number of processes that take them."""
+"""The environment of all tests, their order, and the number of their processes."""
 
 import os
 from pathlib import Path
@@ -13,18 +13,15 @@ LONGEST = "test_notebook_from_configuration_to_prediction"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start many processes come first, so that none of them is last and alone.
+    """Run the tests of generated projects first, and the longest of them before all others.
 
-    Those of generated projects take nine tenths of the time in a tenth of the items.
+    They take most of the time, and would otherwise run at the end, on one core.
     """
     items.sort(key=lambda item: (item.name != LONGEST, "template" not in item.path.parts))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes of ``-n auto``: on two cores some wait while others compute.
-
-    For one file it takes longer to start a third than it saves.
-    """
+    """Processes of ``-n auto``: three on two cores, since many tests wait; two for a file."""
     paths = [Path(argument.partition("::")[0]) for argument in config.args]
     return 3 if any(path.is_dir() for path in paths) else 2
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command of pytest as on other machines, one after the other, and says on which one it failed:
+# Runs a command of pytest under the settings of other machines, and prints on which of them it failed:
 #     tests/elsewhere.sh .venv/bin/python -m pytest tests/package/launch
 # The command begins with a Python. ON="gpu home" chooses some of the machines; `home` needs root.
 set -u
@@ -17,7 +17,7 @@ pip() {
   PIP_CONFIG_FILE=$place/pip.conf PIP_FIND_LINKS=$place/links "$@"
 }
 
-# One GPU, for all that ask torch or nvidia-smi; as of a real one, CUDA_VISIBLE_DEVICES hides it from torch.
+# One GPU for torch and nvidia-smi; CUDA_VISIBLE_DEVICES hides it from torch.
 gpu() {
   printf '#!/bin/sh\necho "GPU 0: pretended (UUID: GPU-0)"\n' > "$place/bin/nvidia-smi"
   chmod +x "$place/bin/nvidia-smi"
@@ -57,7 +57,7 @@ turkish() {
   LOCPATH=$place LANG=tr_TR.UTF-8 LC_ALL=tr_TR.UTF-8 LANGUAGE=tr "$@"
 }
 
-# A home that cannot be written, also not by root.
+# A home in which not even root can write.
 home() {
   HOME=$place/home unshare --mount sh -ec 'mount --bind -o ro "$HOME" "$HOME"
     if touch "$HOME/file" 2>/dev/null; then echo "HOME can be written"; exit 1; fi
@@ -66,7 +66,7 @@ home() {
 
 umask_077() { (umask 077 && "$@"); }
 
-# Pythons, and a uv, that are none.
+# Programs named python and uv that do not work.
 pythons() {
   for name in python python3 python3.11 python3.12 python3.13 uv; do
     printf '#!/bin/sh\nexit 3\n' > "$place/bin/$name"
@@ -75,7 +75,7 @@ pythons() {
   PATH="$place/bin:$PATH" "$@"
 }
 
-# What a shell may hold besides.
+# Other settings that a shell may have.
 settings() {
   mkdir -p "$place/home/.aws" "$place/home/.config/sagemaker"
   printf '[default]\nregion = eu-west-9\ncredential_process = false\n' > "$place/home/.aws/config"

@@ -1,7 +1,7 @@
-"""Code run in processes forked from the server of `smlightning.testing.processes`, which start ten
-times as fast: it has imported torch and Lightning.
+"""Runs code in processes forked from the server of `smlightning.testing.processes`.
 
-Everything else is a process's own: environment, output, signals, exit status.
+They start ten times as fast, since the server has imported torch and Lightning. Each process has
+its own environment, output, signals and exit status.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The environment of the template's own tests: nothing of this machine but what is listed here.
+"""The environment of the template's own tests: only the variables that are listed here.
 
 A user's settings of pip, git, AWS, Hugging Face, the locale and the terminal change what programs
 do and print. A project's tests keep them (smlightning.testing.environment).
@@ -15,7 +15,7 @@ from pathlib import Path
 from smlightning.launch import requirements
 from smlightning.testing.environment import of_tests
 
-# Programs and libraries, temporary files, the way to the network, and what tests are told.
+# Programs and libraries, temporary files, the network, and settings of the tests.
 KEPT = frozenset(
     """
     PATH LD_LIBRARY_PATH TMPDIR TEMP TMP USER LOGNAME SYSTEMROOT COMSPEC PATHEXT

@@ -1,6 +1,6 @@
-"""What a rank does in the test of a causal model's trainings: all of them, one after the other.
+"""The code of a rank in a test of causal models: several trainings, one after the other.
 
-A process that has imported transformers once does it for all.
+They share a process, which imports transformers once.
 """
 
 import json
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def main() -> None:
-    """The argument: a list of (name, port to meet at, options), as JSON.
+    """Run the trainings of the argument: a JSON list of name, port of rank 0, options.
 
-    A checkpoint to resume from is a pattern there, since its name holds its checksum.
+    `resume` is a pattern, since the name of a checkpoint holds its checksum.
     """
     import train
     from smlightning.reports import curves

@@ -1,4 +1,4 @@
-"""Fixtures that several tests of the template share; what they are made of is in projects.py."""
+"""Fixtures of several tests of the template, made of projects.py."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="session")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A csv file of 300 words in three alphabets: a data set that trains in a second."""
+    """A csv file of 300 words in three alphabets, which trains in a second."""
     draw = random.Random(0)
     alphabets = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
     lines = ["text,label"]

@@ -52,9 +52,8 @@ class Project:
     def make(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run make in this environment, where everything is installed already."""
         installed = []
-        for name in ("train", "rehearsal", "open-mpi", "launch", "notebook", "dev"):
+        for name in ("train", "rehearsal", "open-mpi", "launch", "notebook", "dev", "update"):
             installed += ["-o", f"{ENVIRONMENT}/.{name}"]
-        installed += ["-o", f"{ENVIRONMENT}/.update"]
         return self.run("make", *words, f"VENV={ENVIRONMENT}", *installed, check=check)
 
     def read(self, name: str) -> str:
@@ -113,8 +112,8 @@ def need(*tools: str, root: bool = False) -> None:
     if root and not (os.name == "posix" and os.geteuid() == 0):
         reasons.append("it mounts file systems: run as root")
     if reasons:
-        refuse = pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip
-        refuse("; ".join(reasons))
+        give_up = pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip
+        give_up("; ".join(reasons))
 
 
 ABSENT = """
@@ -128,6 +127,6 @@ sys.meta_path.insert(0, Absent())
 
 
 def hide(folder: Path, *names: str) -> dict[str, str]:
-    """Variables of an environment that lacks these packages: importing one fails there."""
+    """Variables with which importing one of these packages fails."""
     (folder / "sitecustomize.py").write_text(ABSENT.format(names=names), encoding="utf-8")
     return {"PYTHONPATH": str(folder)}

@@ -1,4 +1,4 @@
-"""What the Makefile installs: what a command needs, and nothing that breaks a stock Trainer."""
+"""make installs what a command needs, and nothing that breaks a stock Trainer."""
 
 import itertools
 import os
@@ -47,7 +47,7 @@ EXTRAS = {  # command: the extras with which it installs the package in vendor/
 
 
 def test_a_stock_trainer_works_here(project: Project) -> None:
-    """All that `make setup` installs is here; mpi4py would send Lightning looking for MPI."""
+    """Next to all that `make setup` installs. mpi4py in it would make Lightning look for MPI."""
     project.run("python", "-c", STOCK)
     assert project.run("python", "-c", "import mpi4py", check=False).returncode == 1
     python = Path(sys.prefix) / "open-mpi" / "bin" / "python"
@@ -56,12 +56,13 @@ def test_a_stock_trainer_works_here(project: Project) -> None:
         assert (ended.returncode == 0) == is_there, package
 
 
-@pytest.mark.parametrize("uv", [False, True], ids=["pip", "uv"])
-@pytest.mark.parametrize("command", GROUPS)
-def test_a_command_installs_what_it_needs_and_no_more(
+@pytest.mark.parametrize(
+    ("command", "uv"), [*((command, False) for command in GROUPS), ("train", True)]
+)
+def test_a_command_installs_only_what_it_needs(
     command: str, uv: bool, project: Project, tmp_path: Path
 ) -> None:
-    """`make -n` says what would be run in a folder without an environment, with uv and without."""
+    """Read from `make -n`, without an environment; with uv and without."""
     for tool in ("make", "python3", "mkdir", "sh", "grep", "awk", "sed", "uname"):
         (tmp_path / tool).symlink_to(str(shutil.which(tool)))
     if uv:
@@ -84,12 +85,11 @@ def test_a_command_installs_what_it_needs_and_no_more(
     assert ("/uv pip install" in said) == uv
 
 
-@pytest.mark.parametrize("tool", ["python", "uv"])
-@pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
-def test_what_training_needs_is_installed_from_src_wherever_the_environment_lies(
+@pytest.mark.parametrize(("absolute", "tool"), [(False, "python"), (True, "uv")])
+def test_requirements_are_installed_from_src_wherever_the_environment_lies(
     absolute: bool, tool: str, tmp_path: Path
 ) -> None:
-    """The environment's programs, uv too, only write down how they were called."""
+    """Stubs of the environment's programs write down how they are called."""
     project = bake(tmp_path / ("a folder" if tool == "python" and not absolute else "folder"))
     programs = project.path / ".venv" / "bin"
     programs.mkdir(parents=True)
@@ -112,8 +112,8 @@ def test_preflight_needs_no_torch(project: Project, tmp_path: Path) -> None:
     project.run("python", "-m", "smlightning", "preflight", "--offline", **hidden)
 
 
-def test_what_is_pinned_with_hashes_stays_when_more_is_installed(tmp_path: Path) -> None:
-    """Every installation has those versions as constraints; a plain requirements.txt gives none."""
+def test_every_installation_keeps_the_pinned_versions(tmp_path: Path) -> None:
+    """A requirements.txt with hashes is a constraint of each installation; others are none."""
     project = bake(tmp_path)
     made = project.path / "made"
     (made / "bin").mkdir(parents=True)
@@ -131,10 +131,10 @@ def test_what_is_pinned_with_hashes_stays_when_more_is_installed(tmp_path: Path)
     assert (made / "pins.txt").read_text() == ""
 
 
-def test_the_workflow_that_may_send_a_job_installs_with_hashes_all_that_it_needs(
+def test_the_workflow_that_sends_jobs_installs_everything_with_hashes(
     tmp_path: Path,
 ) -> None:
-    """Its own steps, in an environment of their own; nothing is built."""
+    """The workflow's own step, in a new environment; then preflight runs."""
     project = bake(tmp_path)
     jobs = yaml.safe_load(project.read(".github/workflows/job.yml"))["jobs"].values()
     runs = [step["run"] for job in jobs for step in job["steps"] if "run" in step]

@@ -1,6 +1,6 @@
-"""Hostile answers become text of the project or a sentence: nothing is executed or left behind.
+"""Hostile answers become text of the project or an error: nothing is executed or left behind.
 
-The answers come as from a portal's form: typed at the prompts, or in a file for --replay-file.
+A portal's form gives such answers: typed at the prompts, or in a file for --replay-file.
 """
 
 import ast
@@ -13,7 +13,6 @@ import tempfile
 import threading
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from cookiecutter.exceptions import CookiecutterException, FailedHookException
 from cookiecutter.main import cookiecutter
 from jinja2.exceptions import UndefinedError
 
-from projects import TEMPLATE, bake, commit_all, copy_template, git
+from projects import TEMPLATE, commit_all, copy_template, git
 
 QUESTIONS = {
     name: answer
@@ -116,12 +115,7 @@ def holds(project: Path, answers: dict[str, Any]) -> bool:
     )
 
 
-SEEDS = 40  # of 25 projects each: 1000
-
-
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, SEEDS))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 3))])
 def test_hostile_answers_execute_nothing_and_leave_nothing(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,20 +162,6 @@ def test_hostile_answers_execute_nothing_and_leave_nothing(
     assert ended["accepted"] and ended["FailedHookException"]
 
 
-def test_cookiecutter_itself_renders_what_is_given_as_key_value(tmp_path: Path) -> None:
-    """SECURITY.md says so: no hook can keep it from running code. A replayed answer is data."""
-    mark = tmp_path / "pwned"
-    code = f"{{{{ cycler.__init__.__globals__.os.system('touch {mark}') }}}}"
-    bake(tmp_path / "given", description=code)
-    assert mark.exists()
-    mark.unlink()
-    replayed = tmp_path / "answers.json"
-    replayed.write_text(json.dumps({"cookiecutter": {**PLAIN, "description": code}}))
-    with pytest.raises(FailedHookException):
-        cookiecutter(str(TEMPLATE), replay=str(replayed), output_dir=str(tmp_path / "replayed"))
-    assert not mark.exists()
-
-
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
@@ -217,40 +197,28 @@ def test_the_hook_knows_every_choice(tmp_path: Path) -> None:
         assert set(choices[name]) == (set(answer) if isinstance(answer, list) else {False, True})
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """The checkout as a repository of git at an address with user, password and a token."""
-    folder = tmp_path / "server"
-    copy_template(folder / "work")
-    git(folder / "work", "init", "-b", "main")
-    commit_all(folder / "work", "first")
-    git(folder, "clone", "--bare", "work", "t.git")
-    git(folder / "t.git", "update-server-info")
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            """Print nothing."""
-
-    handler = functools.partial(Handler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{http.server_port}/t.git"
-        http.shutdown()
-
-
-def test_a_project_does_not_keep_the_credentials_of_the_templates_address(
-    server: str, tmp_path: Path
-) -> None:
+def test_a_project_keeps_no_credentials_of_the_templates_address(tmp_path: Path) -> None:
+    """The checkout as a repository of git, at an address with a user and a password."""
+    folder = copy_template(tmp_path / "t")
+    git(folder, "init")
+    commit_all(folder, "first")
+    git(folder, "clone", "--bare", ".", str(tmp_path / "t.git"))
+    git(tmp_path / "t.git", "update-server-info")
     configuration = tmp_path / "config.yaml"
     configuration.write_text(f"replay_dir: {tmp_path}\ncookiecutters_dir: {tmp_path}/cloned\n")
-    made = cookiecutter(
-        f"http://bot:pa55word@{server}",
-        no_input=True,
-        config_file=str(configuration),
-        output_dir=str(tmp_path / "out"),
-    )
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_port}/t.git"
+        made = cookiecutter(
+            f"http://bot:pa55word@{address}",
+            no_input=True,
+            config_file=str(configuration),
+            output_dir=str(tmp_path / "out"),
+        )
+        server.shutdown()
     link = json.loads(Path(made, ".cruft.json").read_text(encoding="utf-8"))
-    assert link["template"] == link["context"]["cookiecutter"]["_template"] == f"http://{server}"
+    assert link["template"] == link["context"]["cookiecutter"]["_template"] == f"http://{address}"
 
 
 @pytest.mark.parametrize(

@@ -23,29 +23,22 @@ ADDRESS = "10.77.0.{}"
 LEADERS_WORD = Path("/tmp")  # noqa: S108  done.HOST, from the leader to each worker
 
 
-def two_host_plan(project: Project, distribution: str, processes: int, words: Path) -> Plan:
+def two_host_plan(project: Project, processes: int, words: Path) -> Plan:
     job = Job(
         name="two-hosts",
         region="us-east-1",
         instance_type="ml.p4d.24xlarge",
         instance_count=2,
-        distribution=distribution,
+        distribution="smddp",
         hyperparameters={"epochs": 1, "dataset": str(words), "log_every": 10},
     )
+    body = request.dry_run(job, projects.Project(project.path))
     source = project.path / "src"
-    return Plan(
-        2,
-        processes,
-        distribution,
-        source,
-        request.dry_run(job, projects.Project(project.path)),
-        timeout=300,
-        real_mpirun=True,
-    )
+    return Plan(2, processes, "smddp", source, body, timeout=300, real_mpirun=True)
 
 
 def name_hosts(hosts: list[Host], names: list[str]) -> None:
-    """Names and a network of their own, in place of loopback addresses."""
+    """Replace loopback addresses in the hosts' configuration by names."""
     for host in hosts:
         config = host.base / "input/config/resourceconfig.json"
         text = config.read_text().replace('"lo"', '"eth0"')
@@ -55,7 +48,7 @@ def name_hosts(hosts: list[Host], names: list[str]) -> None:
 
 
 def variables(plan: Plan, run: Path, host: Host, name: str) -> dict[str, str]:
-    """The host's, and what two_hosts.py needs to build it."""
+    """The variables of a host, and those with which two_hosts.py builds it."""
     return {
         **container_environment(plan, run, host),
         "GLOO_SOCKET_IFNAME": "eth0",
@@ -69,22 +62,18 @@ def variables(plan: Plan, run: Path, host: Host, name: str) -> dict[str, str]:
 
 @pytest.mark.long
 def test_two_hosts_under_real_mpirun(project: Project, words: Path, tmp_path: Path) -> None:
-    """Every check passes where ranks cross hosts, each with its own sshd and /opt/ml.
-
-    Without SMDDP, on one host: test_rehearsal.py.
-    """
+    """Every check passes with ranks on two hosts, each with its own sshd and /opt/ml."""
     need("/usr/sbin/sshd", "ip", "unshare", root=True)
     run = tmp_path / "run"
     run.mkdir()
     run.chmod(0o755)
     processes = 2
-    plan = two_host_plan(project, "smddp", processes, words)
+    plan = two_host_plan(project, processes, words)
     hosts = create_hosts(plan, run)
     names = [f"algo-{host.number}-{run.stat().st_ino}" for host in hosts]
     name_hosts(hosts, names)
     environments = [
-        {"environment": variables(plan, run, host, name)}
-        for host, name in zip(hosts, names, strict=True)
+        variables(plan, run, host, name) for host, name in zip(hosts, names, strict=True)
     ]
     (run / "plan.json").write_text(json.dumps(environments))
     places = [
@@ -103,13 +92,12 @@ def test_two_hosts_under_real_mpirun(project: Project, words: Path, tmp_path: Pa
     ranks = read_ranks(run)
     verdicts = checks.judge(plan, Attempt(run, hosts, ranks))
     assert all(check.verdict == "passed" for check in verdicts), f"{verdicts}\n{logs[-6000:]}"
-    assert "mpirun --host " in logs and f"{names[0]}:{processes},{names[1]}:{processes}" in logs
     command = logs.split("mpirun --host ", 1)[1].split("\n", 1)[0]
-    assert "smddprun" in command
-    # The toolkit writes each host's variables to its /etc/environment: even here they are its own.
+    assert f"{names[0]}:{processes},{names[1]}:{processes}" in command and "smddprun" in command
+    # The toolkit writes each host's variables to its own /etc/environment.
     of_ranks = [name for name in names for _ in range(processes)]
     assert [rank.current_host for rank in ranks] == of_ranks
-    # mpirun runs the leader's command on both, whose code is at one place on SageMaker.
+    # mpirun runs the leader's command on both hosts.
     package = str(hosts[0].base / "code/smlightning/__init__.py")
     assert {rank.package for rank in ranks} == {package}
     shutil.rmtree(run)

@@ -1,12 +1,8 @@
-"""The other task than the default: a project of it trains, and keeps what every project promises.
+"""A project with a language model trains, and keeps what every project promises."""
 
-What it shares with the default one is tested there; the files that differ are named in
-test_template.py.
-"""
-
-import importlib.util
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,7 @@ from projects import Project, bake
 from rehearsals import rehearse, size, verdicts
 from smlightning.testing.processes import free_port
 
-RUNS = (("bytes", 0), ("llama", 0), ("llama", 4), ("gpt2", 0), ("gpt2", 4))  # and LoRA's rank
+RUNS = (("bytes", 0), ("llama", 0), ("llama", 4), ("gpt2", 0), ("gpt2", 4))  # LoRA's rank, or 0
 PROMISES = "reaches_one or ranks_agree or resumed_run or metrics_that or best or answers or width"
 
 
@@ -28,40 +24,20 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return bake(tmp_path_factory.mktemp("task"), task="language-model")
 
 
-def test_a_language_model_keeps_the_contract(writer: Project) -> None:
-    command = ["python", "-m", "pytest", "-n", "0", "tests/test_contract.py", "-k", PROMISES]
-    ended = writer.run(*command)
-    assert re.search(r"\b8 passed", ended.stdout), ended.stdout
-
-
-def test_the_language_models_own_tests_pass(writer: Project) -> None:
-    writer.run("python", "-m", "pytest", "-n", "0", "tests/example")
+def test_the_projects_own_tests_and_its_contract_pass(writer: Project) -> None:
+    writer.run("python", "-m", "pytest", "-n", "0", "tests", "-k", f"example or {PROMISES}")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("distribution", "strategy"),
-    [
-        ("torch_distributed", "ddp"),
-        ("torch_distributed", "fsdp"),
-        ("pytorchddp", "ddp"),
-        ("smddp", "ddp"),
-    ],
-)
-def test_it_is_rehearsed_under_each_launcher(
-    distribution: str, strategy: str, writer: Project, texts: Path, tmp_path: Path
-) -> None:
-    """On 2 hosts × 2 processes, whole and sharded; smddp's is the stand-in, and carries no fsdp."""
-    command = [*size(2, 2, distribution), "--", "--dataset", str(texts), "--strategy", strategy]
-    command += ["--width", "32", "--max_length", "64", "--batch_size", "4", "--max_steps", "6"]
-    report = rehearse(writer, tmp_path, *command)
-    assert report["exit_status"] == 0 and report["ok"], report["output"]
-    assert set(verdicts(report).values()) == {"passed"}
-    ranks = report["ranks"]
-    assert [rank["rank"] for rank in ranks] == [0, 1, 2, 3]
-    assert len({rank["weights"] for rank in ranks}) == 1
-    assert "test/bits_per_byte" in ranks[0]["metrics"]
-    assert ("SMDDP" in report["stubs"]) == (distribution == "smddp")
+def test_a_lost_host_resumes_to_equal_weights(writer: Project, texts: Path, tmp_path: Path) -> None:
+    """Sharded on 2 hosts × 2 processes, of which the second host is killed."""
+    command = [*size(2, 2, "torch_distributed"), "--lose-host", "2", "--", "--strategy", "fsdp"]
+    command += ["--dataset", str(texts), "--width", "32", "--max_length", "64"]
+    report = rehearse(writer, tmp_path, *command, "--batch_size", "1")
+    of_checks = verdicts(report)
+    assert report["exit_status"] == 0 and set(of_checks.values()) == {"passed"}, report["output"]
+    assert {"resumes-from-checkpoint", "weights-as-undisturbed"} <= of_checks.keys()
+    assert "test/bits_per_byte" in report["ranks"][0]["metrics"]
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +51,14 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_it_is_sharded_with_the_numbers_of_ddp(
-    writer: Project, texts: Path, tmp_path: Path
-) -> None:
-    """The byte transformer, and a Llama and a GPT-2, all of them or by LoRA, on two ranks."""
+def test_fsdp_has_the_numbers_of_ddp(writer: Project, texts: Path, tmp_path: Path) -> None:
+    """On two ranks: the byte transformer, and a Llama and a GPT-2, whole and by LoRA."""
     place = writer.path / "tests" / "example" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("conftest_of_the_task", place)
-    assert spec and spec.loader
-    fixtures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fixtures)
+    make_checkpoint = runpy.run_path(str(place))["make_checkpoint"]
     models = {
         "bytes": {"width": 32},
-        "llama": {"model_name": fixtures.make_checkpoint(tmp_path / "llama", "llama")},
-        "gpt2": {"model_name": fixtures.make_checkpoint(tmp_path / "gpt2", "gpt2")},
+        "llama": {"model_name": make_checkpoint(tmp_path / "llama", "llama")},
+        "gpt2": {"model_name": make_checkpoint(tmp_path / "gpt2", "gpt2")},
     }
     options = {"dataset": str(texts), "max_length": 64, "log_every": 1, "batch_size": 4}
     options["checkpoint_steps"] = 3

@@ -1,4 +1,4 @@
-"""Faults injected into a stranger's code: each run fails the checks named for it, and no other."""
+"""Faults in a stranger's code: each rehearsal fails the checks of its faults, and no other."""
 
 import shutil
 from pathlib import Path

@@ -13,17 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-UNSHARE = [
-    "unshare",
-    "--mount",
-    "--net",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-    "--propagation",
-    "private",
-]
+NAMESPACES = "--mount --net --pid --fork --kill-child --mount-proc --propagation private"
+UNSHARE = ["unshare", *NAMESPACES.split()]
 SSHD = """Port 22
 HostKey {run}/key
 AuthorizedKeysFile {run}/key.pub
@@ -86,10 +77,10 @@ def inside(run: Path) -> int:
     subprocess.run(["sh", "-ec", bridge], check=True)
     children = []
     for i, host in enumerate(plan):
-        env = {**host["environment"], "HOME": str(run / "home")}
+        env = {**host, "HOME": str(run / "home")}
         log = (run / f"log-{i}").open("w")
         child = subprocess.Popen(
-            [*UNSHARE[:1], "--uts", *UNSHARE[1:], "sh", "-ec", HOST],
+            [*UNSHARE, "--uts", "sh", "-ec", HOST],
             env=env,
             stdout=log,
             stderr=log,

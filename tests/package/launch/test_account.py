@@ -275,6 +275,14 @@ def test_preflight_prints_findings_and_writes_them_as_json(
         assert (shown in said) == ("error" in expected)
 
 
+def test_preflight_checks_the_channels_of_a_rehearsal_first(tmp_path, capsys):
+    assert main(["preflight", "--channel", "training=here"]) == 1
+    assert "add --rehearse" in capsys.readouterr().err
+    assert main(["preflight", "--rehearse", "--channel", "training=nowhere"]) == 1
+    only_error = capsys.readouterr()
+    assert not only_error.out and "--channel training=nowhere" in only_error.err
+
+
 def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
     def product(kind: str, dollars: str) -> str:
         terms = {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": dollars}}}}}}

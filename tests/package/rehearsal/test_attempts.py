@@ -49,24 +49,6 @@ def test_a_noisy_host_ends_at_the_time_limit(play: Play, tmp_path: Path) -> None
     assert lines[0] == (0, "said") and host.overdue and time.monotonic() - started < 10
 
 
-def test_the_toolkits_listing_is_only_in_the_log(play: Play, tmp_path: Path) -> None:
-    lines = [
-        "before",
-        "2026-11-22 02:35:39,966 sagemaker-training-toolkit INFO     No Neurons detected",
-        "Training Env:",
-        "{",
-        "SM_HOSTS=[]",
-        "",
-        "Invoking script with the following command:",
-        "it",
-    ]
-    text = "\n".join(lines)
-    plan = small_plan(1, 1, source=stranger(tmp_path / "code"))
-    [host], printed = play(plan, f"echo '{text}'")
-    assert [line for _, line in printed] == [lines[0], *lines[-2:]]
-    assert (host.base / "log.txt").read_text().splitlines() == lines
-
-
 def test_the_forwarding_entry_stops_the_ranks_of_one_host(play: Play, tmp_path: Path) -> None:
     """The entry of the request, on hosts that share /proc: no launcher and no other host."""
     rank = "trap 'echo rank told; exit 3' TERM; while sleep 0.1; do :; done"

@@ -1,17 +1,16 @@
 """Folders, files, code and variables of the hosts, as SageMaker gives them by the request."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from small_rehearsal import small_plan, small_request
 
 from smlightning import hub
 from smlightning.rehearsal.environment import container_environment
-from smlightning.rehearsal.faults import upload_checkpoints
 from smlightning.rehearsal.hosts import Host, create_hosts
 from smlightning.rehearsal.plan import Plan
 
@@ -60,23 +59,11 @@ def test_the_request_is_followed(tmp_path: Path) -> None:
     assert of_host["NCCL_DEBUG"] == "INFO" and of_host["AWS_REGION"] == "eu-west-1"
 
 
-def test_each_host_has_sagemakers_folders_and_addresses(tmp_path: Path) -> None:
-    data = tmp_path / "my data"
-    data.mkdir()
-    hosts = create_hosts(small_plan(3, 2, "smddp", channels={"training": data}), tmp_path)
-    resources = [configuration(host)["resourceconfig"] for host in hosts]
-    addresses = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-    assert [of_host["current_host"] for of_host in resources] == addresses
-    assert all(of_host["hosts"] == addresses for of_host in resources)
-    for host in hosts:
-        assert (host.base / "input/data/training").resolve() == data.resolve()
-
-
-CLUSTERS = """
-import json, sys
+CLUSTER = """
+import json
 from sagemaker_training.environment import Environment
-hosts = [Environment(**json.loads(arguments)) for arguments in sys.argv[1:]]
-print(json.dumps([[host.distribution_hosts, host.master_hostname] for host in hosts]))
+host = Environment()
+print(json.dumps([host.distribution_hosts, host.master_hostname]))
 """
 
 
@@ -95,24 +82,10 @@ def test_the_toolkit_starts_the_hosts_of_all_groups_as_one(tmp_path: Path) -> No
     assert [each["current_group_name"] for each in resources] == ["a", "b", "b"]
     types = [each["current_instance_type"] for each in resources]
     assert types == ["ml.g5.12xlarge", "ml.g6.12xlarge", "ml.g6.12xlarge"]
-    arguments = []
-    for each in written:
-        options = {key: json.loads(value) for key, value in each["hyperparameters"].items()}
-        facts = {"resource_config": each["resourceconfig"], "hyperparameters": options}
-        arguments.append(json.dumps({**facts, "input_data_config": each["inputdataconfig"]}))
-    found = subprocess.check_output([sys.executable, "-c", CLUSTERS, *arguments])
-    assert json.loads(found) == [[addresses, addresses[0]]] * 3
-
-
-def test_the_code_is_that_of_the_archive(tmp_path: Path) -> None:
-    """The project's src/, and the package's training code next to train.py; nothing to install."""
-    [host] = create_hosts(small_plan(1, 1), tmp_path)
-    code = host.base / "code"
-    assert (code / "train.py").is_file() and not (code / "requirements.txt").exists()
-    package = {path.name for path in (code / "smlightning").iterdir()}
-    assert {"__init__.py", "cluster", "checkpoints", "data", "errors.py"} <= package
-    assert not package & {"launch", "rehearsal", "testing"}
-    assert not list(code.rglob("__pycache__"))
+    for host in (hosts[0], hosts[2]):
+        environment = {**os.environ, "SAGEMAKER_BASE_DIR": str(host.base)}
+        found = subprocess.check_output([sys.executable, "-c", CLUSTER], env=environment)
+        assert json.loads(found) == [addresses, addresses[0]]
 
 
 def test_local_folders_replace_those_of_channels_in_options_and_variables(
@@ -169,38 +142,3 @@ def test_only_the_first_process_of_a_host_reads_its_secrets(tmp_path: Path) -> N
     hub.sign_in(1, other)
     assert (of_host["DB"], of_host["KEY"]) == ("first", "second")
     assert not {"DB", "KEY"} & other.keys()
-
-
-@pytest.mark.parametrize(
-    "distribution, port, entry",
-    [
-        ("torch_distributed", 7777, "sagemaker_pytorch_container.training:main"),
-        ("torch_distributed", 7778, "mpirun_stub:main"),
-        ("smddp", 7777, "mpirun_stub:main"),
-    ],
-)
-def test_aws_own_entry_runs_if_nothing_is_replaced(
-    distribution: str, port: int, entry: str, tmp_path: Path
-) -> None:
-    plan = small_plan(1, 1, distribution, port=port)
-    [host] = create_hosts(plan, tmp_path)
-    assert variables(plan, tmp_path, host)["SAGEMAKER_TRAINING_MODULE"] == entry
-
-
-@pytest.mark.parametrize("distribution", ["smddp", "pytorchddp", "torch_distributed"])
-def test_only_the_smddp_image_has_its_stubs(distribution: str, tmp_path: Path) -> None:
-    create_hosts(small_plan(1, 1, distribution), tmp_path)
-    smddp = [tmp_path / "stubs/smdistributed", tmp_path / "stubs/bin/smddprun"]
-    assert [path.exists() for path in smddp] == [distribution == "smddp"] * 2
-    assert (tmp_path / "stubs/bin/nvidia-smi").is_file()
-
-
-def test_uploaded_checkpoints_are_restored_on_every_host(tmp_path: Path) -> None:
-    plan = small_plan(2, 1)
-    first = create_hosts(plan, tmp_path / "first")
-    for host in first:
-        (host.base / "checkpoints/of-rank-0").write_text(f"host {host.number}")
-    kept = upload_checkpoints(first, tmp_path / "s3")
-    again = create_hosts(plan, tmp_path / "again", kept)
-    texts = [(host.base / "checkpoints/of-rank-0").read_text() for host in again]
-    assert texts == ["host 1", "host 1"]

@@ -81,17 +81,3 @@ def test_a_candidate_of_another_version_is_not_used(
     assert image.python_of("3.99") == sys.executable
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert image.python_of(here) == sys.executable
-
-
-def test_pythons_are_searched_below_pyenv_root(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYENV_ROOT", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    found = tmp_path / "versions" / "3.99.1" / "bin" / "python"
-    found.parent.mkdir(parents=True)
-    found.touch()
-    monkeypatch.chdir(tmp_path)
-    assert list(image.pythons("3.99")) == [sys.executable]
-    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
-    assert len(list(image.pythons("3.99"))) == 2

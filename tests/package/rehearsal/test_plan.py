@@ -3,49 +3,29 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from small_rehearsal import JOB, ROOT, planned, stranger
 
 from smlightning.errors import UserError
-from smlightning.launch.constants import DISTRIBUTIONS
-from smlightning.rehearsal import command, planning
+from smlightning.rehearsal import planning
 from smlightning.rehearsal.plan import Fault
 
 CHANNEL = JOB + '[channels]\ntraining = "s3://bucket/data/"\n'
 HEAVY = ("torch", "pytorch_lightning", "boto3", "botocore", "pydantic", "psutil", "sagemaker")
 
 
-def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\n"
         "from smlightning.rehearsal import main\n"
         "try:\n    main(['--help'])\n"
         f"finally:\n    print(sorted(set({HEAVY}) & sys.modules.keys()), file=sys.stderr)\n"
     )
-    started = time.perf_counter()
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 0 and "--kill-rank" in ended.stdout, ended.stderr
-    assert ended.stderr.strip() == "[]" and time.perf_counter() - started < 10
-
-
-@pytest.mark.parametrize(
-    "argv, words",
-    [
-        (["--epochs", "1"], ["--epochs", "follow --"]),
-        (["--distribution", "torchrun"], ["torchrun", "torch_distributed"]),
-        (["--distribution", "other"], ["other", *DISTRIBUTIONS]),
-    ],
-)
-def test_an_unknown_option_or_launcher_gets_a_hint(
-    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main(argv)
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2 and all(word in message for word in words)
+    assert ended.stderr.strip() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +39,6 @@ def test_an_unknown_option_or_launcher_gets_a_hint(
         (["--hosts", "0"], ["--hosts 0", "1 to 64"]),
         (["--batches", "-1"], ["--batches -1", "0 to"]),
         (["--timeout", "nan"], ["--timeout nan", "1 to 86400"]),
-        (["--stop-host", "1", "--kill-rank", "0"], ["--kill-rank", "--stop-host"]),
         (["--channel", "training=/nowhere"], ["training=/nowhere"]),
         (["--channel", "training"], ["--channel training=", "NAME=DIR"]),
         (["--channel", "=/"], ["--channel =/", "NAME=DIR"]),
@@ -135,7 +114,7 @@ def test_defaults_come_from_the_job(
     [
         (JOB, "ml.p4d.24xlarge", True),
         (JOB.replace("ml.g5.xlarge", "ml.p4de.24xlarge"), "ml.p4de.24xlarge", False),
-        # The job itself asks for what cannot run: the rehearsal shows how it fails.
+        # The job itself cannot run: the rehearsal shows how it fails.
         (f'{JOB}distribution = "smddp"\n', "ml.g5.xlarge", False),
     ],
 )
@@ -144,7 +123,7 @@ def test_smddp_is_rehearsed_on_an_instance_that_runs_it(
 ) -> None:
     plan = planned(tmp_path, "--hosts", "2", "--distribution", "smddp", job=job)
     assert plan.cluster[0].instance_type == rehearsed
-    assert any(f"as on {rehearsed}" in note for note in plan.notes) == noted
+    assert any(rehearsed in note for note in plan.notes) == noted
 
 
 @pytest.mark.parametrize(
@@ -178,15 +157,6 @@ def test_training_is_limited_unless_the_options_say_its_length(
     argv: list[str], batches: int, tmp_path: Path
 ) -> None:
     assert planned(tmp_path, "--distribution", "torch_distributed", *argv).batches == batches
-
-
-def test_a_lost_host_has_checkpoints_and_a_stopped_one_the_forwarding_entry(
-    tmp_path: Path,
-) -> None:
-    plan = planned(tmp_path, "--distribution", "torch_distributed", "--lose-host", "1")
-    assert plan.request["HyperParameters"]["checkpoint_steps"] == "5" and not plan.entrypoint
-    plan = planned(tmp_path, "--distribution", "torch_distributed", "--stop-host", "1")
-    assert plan.entrypoint and any("forward_stop" in note for note in plan.notes)
 
 
 def test_other_code_gets_none_of_the_jobs_options_and_channels(tmp_path: Path) -> None:

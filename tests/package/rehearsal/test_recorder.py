@@ -1,7 +1,7 @@
 """The recorder's digests of batches and samples."""
 
-import importlib.util
-from types import ModuleType, SimpleNamespace
+import runpy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,19 +11,14 @@ from smlightning.rehearsal.hosts import STUBS
 
 
 @pytest.fixture(scope="module")
-def recorder() -> ModuleType:
-    path = STUBS / "rehearsal_recorder.py"
-    spec = importlib.util.spec_from_file_location("rehearsal_recorder", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def recorder() -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(STUBS / "rehearsal_recorder.py")))
 
 
-def note(recorder: ModuleType, *batches: Any, epoch: int = 0) -> tuple[list[Any], list[str]]:
+def note(recorder: SimpleNamespace, *batches: Any) -> tuple[list[Any], list[str]]:
     """The digests that a rank notes of its batches, and of their samples."""
     rank = SimpleNamespace(facts={"batches": [], "samples": []}, first_epoch=0)
-    trainer = SimpleNamespace(current_epoch=epoch)
+    trainer = SimpleNamespace(current_epoch=0)
     for batch in batches:
         recorder.Recorder.on_train_batch_start(rank, trainer, None, batch, 0)
     return rank.facts["batches"], rank.facts["samples"]
@@ -32,7 +27,7 @@ def note(recorder: ModuleType, *batches: Any, epoch: int = 0) -> tuple[list[Any]
 X, Y = torch.arange(6.0).reshape(3, 2), torch.tensor([1, 0, 1])
 
 
-def test_samples_have_the_same_digest_in_another_batch(recorder: ModuleType) -> None:
+def test_samples_have_the_same_digest_in_another_batch(recorder: SimpleNamespace) -> None:
     """A tensor of another length is not part of the samples."""
     other = [torch.zeros(1)]
     first, second = {"x": X, "y": (Y, other)}, {"x": X.flip(0), "y": (Y, other)}
@@ -41,18 +36,14 @@ def test_samples_have_the_same_digest_in_another_batch(recorder: ModuleType) -> 
     assert len(samples) == 6 and set(samples[:3]) == set(samples[3:])
 
 
-def test_a_number_in_the_batch_changes_its_digest(recorder: ModuleType) -> None:
+def test_a_number_in_the_batch_changes_its_digest(recorder: SimpleNamespace) -> None:
     batches, _ = note(recorder, {"x": X, "scale": 0.5}, {"x": X.clone(), "scale": 0.5})
     assert batches[0] == batches[1]
     assert note(recorder, {"x": X, "scale": 1.0})[0] != batches[:1]
 
 
-def test_batches_without_columns_have_a_digest_and_no_samples(recorder: ModuleType) -> None:
+def test_batches_without_columns_have_a_digest_and_no_samples(recorder: SimpleNamespace) -> None:
     sparse = [torch.eye(2).to_sparse()]
     batches, samples = note(recorder, ["one", "other"], ["one", "another"], sparse)
     assert len({digest for digest, _ in batches}) == 3
     assert [size for _, size in batches] == [0, 0, 0] and not samples
-
-
-def test_a_later_epoch_is_not_noted(recorder: ModuleType) -> None:
-    assert note(recorder, X, epoch=1) == ([], [])

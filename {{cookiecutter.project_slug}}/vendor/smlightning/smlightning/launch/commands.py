@@ -71,6 +71,7 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
         report(error.findings, arguments.json)
         print("preflight failed: fix the errors above")
         return 1
+    folders = job.channel_folders(arguments.channel, wanted)  # before minutes of work
     results = preflight.run(
         wanted,
         project,
@@ -94,8 +95,8 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
     command = preflight.rehearsal(wanted, project, job_file)
     if arguments.profile is not None:
         command.append(f"--profile={arguments.profile}")
-    for channel in arguments.channel:
-        command += ["--channel", channel]
+    for name, folder in folders.items():
+        command += ["--channel", f"{name}={folder.resolve()}"]
     return subprocess.run(command, cwd=project.root).returncode
 
 

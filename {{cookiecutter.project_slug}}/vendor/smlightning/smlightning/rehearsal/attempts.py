@@ -62,7 +62,7 @@ def run_attempt(plan: Plan, folder: Path, show: Show, restored: Path | None = No
 def run_hosts(plan: Plan, folder: Path, hosts: Sequence[Host]) -> Lines:
     """Start every host and yield its lines as they come, and an empty line each 0.2 s of silence.
 
-    Ends when all hosts have ended. Closing the iterator ends every process of the rehearsal.
+    It ends when all hosts have ended. Closing it ends every process of the rehearsal.
     """
     lines: queue.Queue[tuple[Host, str]] = queue.Queue()
     readers = []

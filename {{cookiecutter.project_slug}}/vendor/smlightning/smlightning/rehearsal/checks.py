@@ -1,10 +1,9 @@
 """The checks of an attempt: each turns its evidence into a verdict under a stable name.
 
-A check is a function of the plan and an attempt. Its name, on which readers of the JSON report
-rely, is its key in the tables at the end.
+A check is a function of the plan and an attempt. The tables at the end give its name, on which
+readers of the JSON report rely.
 """
 
-import itertools
 import json
 import re
 import subprocess
@@ -12,7 +11,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from textwrap import shorten
+from typing import NamedTuple
 
 from smlightning.rehearsal.environment import container_environment
 from smlightning.rehearsal.evidence import FOR_ALL_NODES, Attempt, Rank
@@ -20,9 +21,9 @@ from smlightning.rehearsal.hosts import Host
 from smlightning.rehearsal.plan import KILL_RANK, LOSE_HOST, Fault, Plan
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-# If a larger part of a rank's epoch repeats itself, ranks cannot be compared.
+# Two ranks are not compared if a larger part of a rank's epoch repeats itself.
 RECURRING = 0.1
-SHARED_SAMPLES = 0.5  # part of a rank's samples; two ranks that share more see the same data
+SHARED_SAMPLES = 0.5  # largest part of its samples that a rank may share with another
 FAILURE_REASON = 1024  # characters of output/failure that SageMaker shows
 PREDICTION = 120  # seconds
 # A shard below a job's folder, or one that is being written, by its rank (checkpoints/files.py).
@@ -39,20 +40,11 @@ class Check:
     detail: str
 
 
-@dataclass(frozen=True)
-class Conclusion:
-    """The conclusion of a check, before it has its name."""
+class Conclusion(NamedTuple):
+    """The verdict of a check, and its reason."""
 
     verdict: str
     detail: str
-    # Evidence is missing: skipped if a host failed, else a failure.
-    incomplete: bool = False
-
-    def named(self, name: str, attempt: Attempt) -> Check:
-        """The check of this name."""
-        if self.incomplete and not attempt.succeeded:
-            return Check(name, SKIPPED, FAILED_BEFORE)
-        return Check(name, self.verdict, self.detail)
 
 
 Judge = Callable[[Plan, Attempt], Conclusion]
@@ -62,12 +54,11 @@ def passed_if(condition: bool, detail: str) -> Conclusion:
     return Conclusion(PASSED if condition else FAILED, detail)
 
 
-def skipped(detail: str) -> Conclusion:
-    return Conclusion(SKIPPED, detail)
-
-
-def incomplete(detail: str) -> Conclusion:
-    return Conclusion(FAILED, detail, incomplete=True)
+def incomplete(attempt: Attempt, detail: str) -> Conclusion:
+    """Evidence is missing: a failure, unless the job failed before."""
+    if attempt.succeeded:
+        return Conclusion(FAILED, detail)
+    return Conclusion(SKIPPED, FAILED_BEFORE)
 
 
 def judge(plan: Plan, attempt: Attempt) -> list[Check]:
@@ -89,13 +80,13 @@ def judge_restart(restarted: Attempt, undisturbed: Attempt) -> list[Check]:
     """Whether a restarted attempt resumed, and ended like an undisturbed one."""
     weights = weights_as_undisturbed(restarted, undisturbed)
     return [
-        resumes_from_checkpoint(restarted).named("resumes-from-checkpoint", restarted),
-        weights.named("weights-as-undisturbed", restarted),
+        Check("resumes-from-checkpoint", *resumes_from_checkpoint(restarted)),
+        Check("weights-as-undisturbed", *weights),
     ]
 
 
 def judged(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Check]:
-    return [check(plan, attempt).named(name, attempt) for name, check in table.items()]
+    return [Check(name, *check(plan, attempt)) for name, check in table.items()]
 
 
 # How the hosts ended.
@@ -128,8 +119,8 @@ def success_or_failure_file(plan: Plan, attempt: Attempt) -> Conclusion:
     for host in attempt.hosts:
         present = [name for name in ("success", "failure") if host.output(name) is not None]
         if present != ["failure" if host.exit_code else "success"]:
-            wrong.append(host.number)
-    return passed_if(not wrong, f"not on hosts {wrong}" if wrong else "one per host, the right one")
+            wrong.append(f"host {host.number} exited with {host.exit_code} and wrote {present}")
+    return passed_if(not wrong, "; ".join(wrong) or "each host wrote the right file")
 
 
 # The ranks.
@@ -139,7 +130,7 @@ def world_size(plan: Plan, attempt: Attempt) -> Conclusion:
     """All ranks have the planned world size."""
     expected = f"expected {plan.world_size}"
     if not attempt.ranks:
-        return incomplete(f"no rank reached a Trainer; {expected}")
+        return incomplete(attempt, f"no rank reached a Trainer; {expected}")
     sizes = Counter(rank.world_size for rank in attempt.ranks)
     seen = ", ".join(f"{size} on {count} ranks" for size, count in sizes.items())
     return passed_if(set(sizes) == {plan.world_size}, f"{seen}; {expected}")
@@ -151,7 +142,7 @@ def ranks_complete(plan: Plan, attempt: Attempt) -> Conclusion:
     expected = list(range(plan.world_size))
     some_are_absent = len(set(ranks)) == len(ranks) and set(ranks) < set(expected)
     detail = f"ranks {ranks}"
-    return incomplete(detail) if some_are_absent else passed_if(ranks == expected, detail)
+    return incomplete(attempt, detail) if some_are_absent else passed_if(ranks == expected, detail)
 
 
 def node_ranks(plan: Plan, attempt: Attempt) -> Conclusion:
@@ -166,7 +157,9 @@ def node_ranks(plan: Plan, attempt: Attempt) -> Conclusion:
     if wrong:
         return Conclusion(FAILED, "; ".join(wrong))
     if len(attempt.ranks) < plan.world_size:
-        return incomplete(f"{len(attempt.ranks)} of {plan.world_size} ranks reached a Trainer")
+        return incomplete(
+            attempt, f"{len(attempt.ranks)} of {plan.world_size} ranks reached a Trainer"
+        )
     return Conclusion(PASSED, f"0 to {plan.hosts - 1}")
 
 
@@ -179,7 +172,7 @@ def prepare_data_once_per_node(plan: Plan, attempt: Attempt) -> Conclusion:
     Calls for all nodes belong to rank 0. ``test`` on SMDDP finds the data prepared by ``fit``.
     """
     if not any(rank.prepare_data for rank in attempt.ranks):
-        return skipped("no prepare_data was called")
+        return Conclusion(SKIPPED, "no prepare_data was called")
     wrong = []
     per_node = []
     for rank in attempt.ranks:
@@ -194,7 +187,7 @@ def prepare_data_once_per_node(plan: Plan, attempt: Attempt) -> Conclusion:
     if wrong:
         return Conclusion(FAILED, "; ".join(wrong))
     if any(calls != per_node[0] for calls in per_node):
-        return incomplete(f"calls differ between nodes: {per_node}")
+        return incomplete(attempt, f"calls differ between nodes: {per_node}")
     return Conclusion(PASSED, ", ".join(attempt.ranks[0].prepare_data))
 
 
@@ -205,12 +198,13 @@ def data_divided(plan: Plan, attempt: Attempt) -> Conclusion:
     to give every rank the same number.
     """
     if plan.world_size == 1:
-        return skipped("one rank has all of the data")
-    pairs = itertools.combinations(attempt.ranks, 2)
+        return Conclusion(SKIPPED, "one rank has all of the data")
+    pairs = combinations(attempt.ranks, 2)
     compared = [shared_data(one, other, plan.world_size) for one, other in pairs]
     if all(pair is None for pair in compared):
         seen = any(rank.batches for rank in attempt.ranks)
-        return skipped("each rank sees equal batches again and again" if seen else "no batch")
+        reason = "each rank saw equal batches repeatedly" if seen else "no rank saw a batch"
+        return Conclusion(SKIPPED, reason)
     shared = [sentence for sentence in compared if sentence]
     return passed_if(not shared, "; ".join(shared[:3]) or "ranks see different data")
 
@@ -248,33 +242,30 @@ def weights_identical(plan: Plan, attempt: Attempt) -> Conclusion:
     for rank in attempt.ranks:
         by_weights.setdefault(rank.weights, []).append(rank.rank)
     if not by_weights or None in by_weights:
-        return incomplete(f"ranks {by_weights.get(None, 'all')} ended without weights")
+        return incomplete(attempt, f"ranks {by_weights.get(None, 'all')} ended without weights")
     details = [f"{weights} on ranks {ranks}" for weights, ranks in by_weights.items()]
-    return same_or_incomplete(len(by_weights) == 1, "; ".join(details))
+    if len(by_weights) > 1:  # ranks that failed did so at different steps
+        return incomplete(attempt, "; ".join(details))
+    return Conclusion(PASSED, "; ".join(details))
 
 
 def metrics_identical(plan: Plan, attempt: Attempt) -> Conclusion:
     """All ranks have the same metrics of validation and test."""
     ranks = attempt.ranks
     if not ranks:
-        return incomplete("no rank reached a Trainer")
+        return incomplete(attempt, "no rank reached a Trainer")
     names = sorted({name for rank in ranks for name in rank.metrics})
     if not names:
-        return skipped("none was logged in validation or test")
+        return Conclusion(SKIPPED, "none was logged in validation or test")
     differing = []
     for name in names:
         values = [rank.metrics.get(name) for rank in ranks]
         if len({json.dumps(value) for value in values}) > 1:
             differing.append(f"{name}: {values}")
     if differing:
-        return same_or_incomplete(False, "; ".join(differing))
+        return incomplete(attempt, "; ".join(differing))
     values_of_all = [f"{name} {value:.4f}" for name, value in ranks[0].metrics.items()]
     return Conclusion(PASSED, ", ".join(values_of_all))
-
-
-def same_or_incomplete(same: bool, detail: str) -> Conclusion:
-    """Ranks that failed did so at different steps: their difference proves nothing."""
-    return Conclusion(PASSED, detail) if same else incomplete(detail)
 
 
 # Their files.
@@ -296,7 +287,7 @@ def one_writer(plan: Plan, attempt: Attempt) -> Conclusion:
     if elsewhere:
         details.append(f"not on host 1: {', '.join(elsewhere[:3])}")
     if not details:
-        return incomplete("no rank wrote anything")
+        return incomplete(attempt, "no rank wrote anything")
     return passed_if(writers == 1 and not elsewhere, "; ".join(details))
 
 
@@ -327,7 +318,7 @@ def files_of_other_hosts(attempt: Attempt) -> list[str]:
 def smddp_contract(plan: Plan, attempt: Attempt) -> Conclusion:
     """The job makes no call that SMDDP's documentation excludes."""
     violations = "; ".join(attempt.violations)
-    return passed_if(not violations, violations or "every call is supported")
+    return passed_if(not violations, violations or "SMDDP supports every call")
 
 
 def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
@@ -335,9 +326,9 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
     host = attempt.hosts[0]
     program = host.base / "code" / "predict.py"
     if not attempt.succeeded:
-        return skipped(FAILED_BEFORE)
+        return Conclusion(SKIPPED, FAILED_BEFORE)
     if not program.is_file():
-        return skipped("no predict.py in the source folder")
+        return Conclusion(SKIPPED, "no predict.py in the source folder")
     command = [sys.executable, str(program), "--model_dir", str(host.base / "model"), "--sample"]
     variables = container_environment(plan, attempt.folder, host)
     variables["PYTHONPATH"] = ""  # without the stubs
@@ -353,7 +344,7 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
     except subprocess.TimeoutExpired:
         return Conclusion(FAILED, f"predict.py did not answer in {PREDICTION} s")
     if ended.returncode == 2 and "--sample" in ended.stderr:
-        return skipped("predict.py has no option --sample, which would answer a sample input")
+        return Conclusion(SKIPPED, "predict.py has no option --sample")
     output = ended.stdout if ended.returncode == 0 else ended.stderr
     lines = output.strip().splitlines() or [""]
     answer = " ".join(lines[-1].split())
@@ -367,7 +358,7 @@ def resumes_from_checkpoint(restarted: Attempt) -> Conclusion:
     """All ranks began after a checkpoint's step, with something left to train."""
     steps = sorted({rank.first_step or 0 for rank in restarted.ranks})
     if not steps:
-        return incomplete("no rank reached a Trainer")
+        return incomplete(restarted, "no rank reached a Trainer")
     if not any(rank.batches for rank in restarted.ranks):
         cure = "interrupt a longer run: --batches, or -- --epochs"
         return Conclusion(FAILED, f"nothing was left to train when it restarted; {cure}")
@@ -380,7 +371,7 @@ def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Conclusi
     before = {rank.weights or "none" for rank in undisturbed.ranks}
     equal = again == before and len(again) == 1 and "none" not in again
     detail = f"{', '.join(sorted(again))} restarted and {', '.join(sorted(before))} undisturbed"
-    return same_or_incomplete(equal, detail)
+    return Conclusion(PASSED, detail) if equal else incomplete(restarted, detail)
 
 
 # After a fault.

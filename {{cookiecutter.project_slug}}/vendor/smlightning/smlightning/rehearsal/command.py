@@ -36,8 +36,6 @@ Defaults come from job.toml.
 exit status: 0 if every host succeeded and every check passed, 1 if not, 2 for a mistake on
 this command line or in job.toml, 130 after Ctrl-C.
 """
-# Launchers by the names that people know, and the distributions that use them.
-LAUNCHERS = {"torchrun": "torch_distributed", "mpirun": "pytorchddp"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,28 +52,29 @@ def parser() -> argparse.ArgumentParser:
     add("--hosts", type=int, metavar="N", help="hosts (instance_count)")
     add("--processes", type=int, metavar="N", help="processes per host, one for each GPU (2)")
     names = f"how SageMaker starts the script: {', '.join(DISTRIBUTIONS)}"
-    add("--distribution", type=distribution, metavar="NAME", help=names)
-    pip = "run with the image's torch, in an environment that pip fills once"
+    add("--distribution", choices=DISTRIBUTIONS, metavar="NAME", help=names)
+    pip = "run with the image's torch, which pip installs once"
     add("--image-versions", action="store_true", help=pip)
 
     add = command.add_argument_group("code and data").add_argument
     add("--job", type=Path, metavar="FILE", help="the job (job.toml)")
-    add("--profile", metavar="NAME", help="profile of AWS's configuration, instead of job.toml's")
+    add("--profile", metavar="NAME", help="profile in ~/.aws (job.toml's)")
     add("--source-dir", type=Path, metavar="DIR", help="the folder with train.py (src)")
-    sample = "a channel's data; the default is a sample from S3"
+    sample = "folder with a channel's data, in place of a sample from S3"
     add("--channel", action="append", default=[], metavar="NAME=DIR", help=sample)
-    inherit = "give the hosts this variable of your shell; it can stand for a secret of [secrets]"
+    inherit = "pass a variable of your shell to the hosts, also as the value of a secret"
     add("--inherit", action="append", default=[], metavar="NAME", help=inherit)
     limit = "limit for one epoch, validation and test (20); 0: all batches of all epochs"
     add("--batches", type=int, metavar="N", help=limit)
     add("hyperparameters", nargs="*", metavar="-- --NAME VALUE", help="options of train.py")
 
-    add = command.add_argument_group("faults in the middle of training, one at a time").add_argument
-    add("--fail-rank", type=int, metavar="R", help="rank R, from 0, raises an error")
+    faults = command.add_argument_group("faults in the middle of training, one at a time")
+    add = faults.add_mutually_exclusive_group().add_argument
+    add("--fail-rank", type=int, metavar="R", help="raise an error on rank R, from 0")
     add("--kill-rank", type=int, metavar="R", help="kill rank R")
-    stop = "host N, from 1, gets SIGTERM; then the job starts again, and weights are compared"
+    stop = "send SIGTERM to host N, from 1, restart the job, and compare weights"
     add("--stop-host", type=int, metavar="N", help=stop)
-    lose = "the same, but host N is killed once there is a checkpoint"
+    lose = "kill host N once there is a checkpoint, restart the job, and compare weights"
     add("--lose-host", type=int, metavar="N", help=lose)
 
     add = command.add_argument_group("time and output").add_argument
@@ -85,27 +84,9 @@ def parser() -> argparse.ArgumentParser:
     return command
 
 
-def distribution(name: str) -> str:
-    """The name; a wrong one ends the command with the nearest right one."""
-    if name in DISTRIBUTIONS:
-        return name
-    right = LAUNCHERS.get(name)
-    cure = f"use {right}" if right else f"use one of {', '.join(DISTRIBUTIONS)}"
-    raise argparse.ArgumentTypeError(f"{name!r} is not a distribution of SageMaker; {cure}")
-
-
-def read_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line's values; a mistake ends the process with status 2."""
-    command = parser()
-    arguments, unknown = command.parse_known_args(argv)
-    if unknown:
-        command.error(f"unknown option {unknown[0]}; options of train.py follow --")
-    return arguments
-
-
 def main(argv: Sequence[str]) -> int:
     """The command's exit status, as the help lists them."""
-    arguments = read_arguments(argv)
+    arguments = parser().parse_args(argv)
     for number in END_SIGNALS:
         signal.signal(number, interrupt)
     run: Path | None = None

@@ -6,12 +6,10 @@ PyPI's torch in place of the image's, which AWS builds itself.
 
 import contextlib
 import hashlib
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import smlightning
@@ -57,7 +55,7 @@ def image_python(
 
 
 def contents(image: Profile, root: Path, environment: Mapping[str, str] = NO_VARIABLES) -> str:
-    """A digest of everything that decides which packages belong into the environment."""
+    """A digest of all versions, requirements and settings of pip."""
     versions = (image.python, image.torch, image.toolkit, image.pytorch_toolkit)
     wanted = requirements.lines(root / "src" / "requirements.txt")
     facts = (versions, smlightning.__version__, wanted, requirements.of_the_job(environment))
@@ -69,7 +67,7 @@ def contents(image: Profile, root: Path, environment: Mapping[str, str] = NO_VAR
 def is_current(
     folder: Path, image: Profile, root: Path, environment: Mapping[str, str] = NO_VARIABLES
 ) -> bool:
-    """Whether the environment is complete, and has these versions and requirements."""
+    """Whether pip has filled the environment with these versions and requirements."""
     complete = folder / COMPLETE
     return complete.is_file() and complete.read_text() == contents(image, root, environment)
 
@@ -95,9 +93,9 @@ def create(folder: Path, image: Profile, root: Path, environment: Mapping[str, s
         install_file = [*install, "--constraint", str(constraint), "--requirement"]
         # In src/, as in the container: requirements.txt may name wheels there.
         run([*install_file, "requirements.txt"], root / "src", environment)
-    run([*install, toolkit(image)], root)
-    # It pins more than it needs.
-    container = f"sagemaker-pytorch-training=={image.pytorch_toolkit or '3.0.0'}"
+    run([*install, f"sagemaker-training=={image.toolkit}"], root)
+    # Without its own dependencies, of which it pins too many.
+    container = f"sagemaker-pytorch-training=={image.pytorch_toolkit}"
     run([*install, "--no-deps", container], root)
     if OPEN_MPI.is_dir():  # again, since mpi4py is built for one Python
         freeze = [sys.executable, "-m", "pip", "--python", str(OPEN_MPI / "bin" / "python")]
@@ -113,35 +111,21 @@ def new_environment(folder: Path, image: Profile) -> list[str]:
     return [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
 
 
-def toolkit(image: Profile) -> str:
-    """The requirement of SageMaker's training toolkit; the newest if its version is unknown."""
-    return f"sagemaker-training=={image.toolkit}" if image.toolkit else "sagemaker-training"
-
-
 def python_of(version: str) -> str:
-    """A Python of this minor version; this one if the machine has no other.
+    """A Python of this minor version: this one, the PATH's, pyenv's, uv's; else this one.
 
     Each candidate is started: pyenv's python3.12 exists for every version it ever had.
     """
+    candidates = [sys.executable, f"python{version}"]
+    for pattern in (f".pyenv/versions/{version}.*", f".local/share/uv/python/cpython-{version}.*"):
+        candidates += map(str, sorted(Path.home().glob(f"{pattern}/bin/python")))
     question = "import sys; print('%d.%d' % sys.version_info[:2])"
-    for candidate in pythons(version):
+    for candidate in candidates:
         with contextlib.suppress(OSError):
             answer = subprocess.run([candidate, "-c", question], capture_output=True, text=True)
             if answer.stdout.strip() == version:
                 return candidate
     return sys.executable
-
-
-def pythons(version: str) -> Iterator[str]:
-    """Possible places of a Python of this minor version: this one, the PATH, pyenv's, uv's."""
-    yield sys.executable
-    on_path = shutil.which(f"python{version}")
-    if on_path:
-        yield on_path
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    yield from map(str, sorted(pyenv.glob(f"versions/{version}.*/bin/python")))
-    uv = Path.home() / ".local" / "share" / "uv" / "python"
-    yield from map(str, sorted(uv.glob(f"cpython-{version}.*/bin/python")))
 
 
 def run(command: list[str], folder: Path, environment: Mapping[str, str] = NO_VARIABLES) -> str:

@@ -54,7 +54,7 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
     cluster = cluster_size(arguments, job)
     fault = chosen_fault(arguments)
     check_source(source)
-    check_numbers(arguments, cluster)
+    check_numbers(arguments, cluster, fault)
     check_cluster(arguments, cluster)
     check_files(arguments)
     folders = channel_folders(arguments.channel, job if of_project else None)
@@ -66,7 +66,7 @@ def make_plan(arguments: argparse.Namespace, project: Project) -> Plan:
     missing = [name for name in secrets if name not in inherited]
     if missing:
         options = " ".join(f"--inherit {name}" for name in missing)
-        notes.append(f"no secret is read from AWS: export {', '.join(missing)}, and add {options}")
+        notes.append(f"the hosts lack secrets: export {', '.join(missing)}, and add {options}")
     if of_project:
         for finding in option_findings(job, project):
             raise UserError(f"{finding.key}: {finding.problem}", finding.cure)
@@ -106,19 +106,11 @@ def cluster_size(arguments: argparse.Namespace, job: Job) -> ClusterSize:
 
 def chosen_fault(arguments: argparse.Namespace) -> Fault | None:
     """The fault of the command line, which counts hosts from 1 and ranks from 0."""
-    numbers = fault_numbers(arguments)
-    if len(numbers) > 1:
-        options = " and ".join(f"--{kind}" for kind in numbers)
-        raise UserError(f"{options} are mutually exclusive", "rehearse them one by one")
-    for kind, number in numbers.items():
-        return Fault(kind, number - 1 if kind in (STOP_HOST, LOSE_HOST) else number)
+    for kind in FAULTS:
+        number = getattr(arguments, kind.replace("-", "_"))
+        if number is not None:
+            return Fault(kind, number - 1 if kind in (STOP_HOST, LOSE_HOST) else number)
     return None
-
-
-def fault_numbers(arguments: argparse.Namespace) -> dict[str, int]:
-    """The faults of the command line: kind → rank or host."""
-    numbers = {kind: getattr(arguments, kind.replace("-", "_")) for kind in FAULTS}
-    return {kind: number for kind, number in numbers.items() if number is not None}
 
 
 def batches(wanted: int | None, fault: Fault | None, given: Mapping[str, Any]) -> int:
@@ -133,7 +125,7 @@ def batches(wanted: int | None, fault: Fault | None, given: Mapping[str, Any]) -
 def rehearsed_job(
     job: Job, cluster: ClusterSize, fault: Fault | None, given: Mapping[str, Any], of_project: bool
 ) -> tuple[Job, list[str]]:
-    """The job as it is rehearsed, and notes on how it differs from the one that is sent."""
+    """The job for the rehearsal, and notes on how it differs from the job of job.toml."""
     notes = []
     values = {**job.hyperparameters, **given}
     if not of_project:
@@ -143,15 +135,15 @@ def rehearsed_job(
         values = {**job.hyperparameters, "checkpoint_steps": CHECKPOINT_STEPS, **given}
     if fault and fault.kind == STOP_HOST and not job.forward_stop:
         notes.append(
-            "forward_stop is false in job.toml: SageMaker's SIGTERM would not reach training; "
-            "see --lose-host"
+            "forward_stop is false in job.toml: on SageMaker, SIGTERM does not reach training; "
+            "--lose-host rehearses that"
         )
         job = job.replace(forward_stop=True)
     other = [kind for kind in resources.types(job) if not runs_smddp(kind)]
     kind = ""
     if cluster.distribution == "smddp" != job.distribution and other:
         kind = SMDDP_INSTANCES[0]
-        notes.append(f"SMDDP is rehearsed as on {kind}: it does not run on {other[0]}")
+        notes.append(f"SMDDP does not run on {other[0]}: the rehearsal uses {kind}")
     environment = {
         name: value
         for name, value in job.environment.items()
@@ -218,7 +210,7 @@ def check_source(source: Path) -> None:
         )
 
 
-def check_numbers(arguments: argparse.Namespace, cluster: ClusterSize) -> None:
+def check_numbers(arguments: argparse.Namespace, cluster: ClusterSize, fault: Fault | None) -> None:
     """Raise UserError for a number out of range."""
     ranges = [
         ("hosts", cluster.hosts, 1, MOST),
@@ -226,11 +218,10 @@ def check_numbers(arguments: argparse.Namespace, cluster: ClusterSize) -> None:
         ("timeout", arguments.timeout, 1, DAY),
         ("batches", arguments.batches or 0, 0, 10**9),
     ]
-    for kind, number in fault_numbers(arguments).items():
-        if kind in (STOP_HOST, LOSE_HOST):
-            ranges.append((kind, number, 1, cluster.hosts))
-        else:
-            ranges.append((kind, number, 0, cluster.hosts * cluster.processes - 1))
+    if fault and fault.interrupts:
+        ranges.append((fault.kind, fault.target + 1, 1, cluster.hosts))
+    elif fault:
+        ranges.append((fault.kind, fault.target, 0, cluster.hosts * cluster.processes - 1))
     for option, value, first, last in ranges:
         if not first <= value <= last:  # also NaN
             raise UserError(f"--{option} {value} is out of range", f"give {first} to {last}")
@@ -240,7 +231,7 @@ def check_cluster(arguments: argparse.Namespace, cluster: ClusterSize) -> None:
     """Raise UserError for a cluster that SageMaker or this system does not start."""
     if cluster.distribution == "none" and cluster.processes > 1:
         raise UserError(
-            f"--processes {cluster.processes}: without a launcher SageMaker starts one process "
+            f"--processes {cluster.processes}: without a launcher, SageMaker starts one process "
             "per host",
             "use --processes 1",
         )
@@ -250,7 +241,7 @@ def check_cluster(arguments: argparse.Namespace, cluster: ClusterSize) -> None:
     needs_linux = cluster.hosts > 1 or by_mpirun or arguments.stop_host is not None
     if sys.platform != "linux" and needs_linux:
         raise UserError(
-            "this system has one loopback address and no /proc",
+            "several hosts, mpirun and --stop-host are simulated on Linux only",
             "use Linux, or --hosts 1 with torch_distributed",
         )
 

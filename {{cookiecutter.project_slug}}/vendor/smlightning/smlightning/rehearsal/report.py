@@ -97,9 +97,7 @@ def check_modules() -> None:
 
 
 def terminal() -> Console:
-    """A console with colours only on a terminal: notebooks set FORCE_COLOR, and a spinner would
-    fill their output.
-    """
+    """A console with colours and a spinner only on a terminal, also where FORCE_COLOR is set."""
     is_terminal = sys.stdout.isatty()
     return Console(
         file=unescaped_output(),
@@ -129,7 +127,7 @@ def versions_of(plan: Plan) -> dict[str, str]:
         "toolkit": version("sagemaker_training"),
         "image_torch": image.torch if image else "",
         "image_python": image.python if image else "",
-        "image_toolkit": (image.toolkit or "") if image else "",
+        "image_toolkit": (image and image.toolkit) or "",
     }
 
 
@@ -159,7 +157,7 @@ def sample_channels(plan: Plan, folder: Path) -> tuple[dict[str, Path], list[str
 
 
 def show(console: Console, name: str, plan: Plan, hosts: Sequence[Host], lines: Lines) -> None:
-    """Print each line with its host; on a terminal a last line shows the time and who has ended."""
+    """Print each line with its host; on a terminal, a last line shows the progress."""
     console.print(name, style="bold")
     started = time.monotonic()
     with console.status("", refresh_per_second=4) as status:

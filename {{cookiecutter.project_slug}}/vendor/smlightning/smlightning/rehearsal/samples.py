@@ -1,7 +1,6 @@
 """A sample of a channel's data from S3, for a channel without a local folder."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,22 +9,16 @@ from smlightning.errors import UserError
 from smlightning.launch import aws
 
 MIB = 2**20
-LINES = (".csv", ".tsv", ".jsonl", ".txt")  # the beginning of such a file is valid data, too
+LINES = (".csv", ".tsv", ".jsonl", ".txt")  # files whose beginning is valid data, too
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much of a channel is copied."""
-
-    channel: int = 64 * MIB  # bytes of all objects
-    beginning: int = 4 * MIB  # bytes of one file of lines, up to the end of a line
-    listed: int = 1000  # objects that are looked at
-    copied: int = 200  # objects
+CHANNEL = 64 * MIB  # bytes of a sample
+BEGINNING = 4 * MIB  # bytes of one file of lines, up to the end of a line
+LISTED = 1000  # objects from which a sample is chosen
+COPIED = 200  # objects of a sample
 
 
-def copy_sample(
-    name: str, address: str, region: str, into: Path, limits: Limits | None = None
-) -> str:
+def copy_sample(name: str, address: str, region: str, into: Path) -> str:
     """Copy objects from all over an address's listing into a folder, as SageMaker names them.
 
     Returns:
@@ -34,7 +27,6 @@ def copy_sample(
     Raises:
         UserError: there is no access, or no object that is small enough.
     """
-    limits = limits or Limits()
     instead = f"give a local folder with some of its data: --channel {name}=DIR"
     if not address.startswith("s3://"):
         raise UserError(f"channel {name} is not on S3", instead)
@@ -42,22 +34,21 @@ def copy_sample(
     size = copied = 0
     with aws.errors(f"channel {name} = {address} cannot be read", instead):
         s3 = aws.client("s3", region)
-        listed = list(islice(objects(s3, bucket, prefix), limits.listed))
-        step = -(-len(listed) // limits.copied) or 1  # rounded up; each class may have its folder
+        listed = list(islice(objects(s3, bucket, prefix), LISTED))
+        step = -(-len(listed) // COPIED) or 1  # rounded up; each class may have its folder
         for key, bytes_of_object in listed[::step]:
             path = into / relative_name(key, prefix)
-            whole = not key.endswith(LINES) or bytes_of_object <= limits.beginning
-            too_large = size + (bytes_of_object if whole else 0) > limits.channel
+            is_cut = key.endswith(LINES) and bytes_of_object > BEGINNING
+            too_large = size + (BEGINNING if is_cut else bytes_of_object) > CHANNEL
             if too_large or not path.resolve().is_relative_to(into.resolve()):
                 continue
-            content = read_object(s3, bucket, key, None if whole else limits.beginning)
+            content = read_object(s3, bucket, key, is_cut)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
             size += len(content)
             copied += 1
     if not copied:
-        most = f"{limits.channel // MIB} MiB"
-        problem = f"channel {name} = {address} has no data of at most {most}"
+        problem = f"channel {name} = {address} has no data of at most {CHANNEL // MIB} MiB"
         raise UserError(problem, f"check it, or {instead}")
     return f"{copied} objects of {address}, {size / MIB:.1f} MiB"
 
@@ -79,10 +70,10 @@ def relative_name(key: str, prefix: str) -> str:
     return key.rpartition("/")[2]
 
 
-def read_object(s3: Any, bucket: str, key: str, most: int | None) -> bytes:
+def read_object(s3: Any, bucket: str, key: str, is_cut: bool) -> bytes:
     """An object, or the whole lines in its first bytes."""
-    if most is None:
+    if not is_cut:
         return bytes(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-    part = s3.get_object(Bucket=bucket, Key=key, Range=f"bytes=0-{most - 1}")
+    part = s3.get_object(Bucket=bucket, Key=key, Range=f"bytes=0-{BEGINNING - 1}")
     content = bytes(part["Body"].read())
     return content[: content.rfind(b"\n") + 1]
