@@ -14,7 +14,7 @@ import pytest
 from botocore.exceptions import ClientError, ConnectTimeoutError
 from moto import mock_aws
 from moto.sagemaker.models import sagemaker_backends
-from moto_account import ACCOUNT, REGION, TRUST, record, refusal, simulated
+from moto_account import ACCOUNT, REGION, TRUST, record, refusal
 from small_job import PROJECT
 
 from smlightning.__main__ import main
@@ -27,21 +27,9 @@ IMAGES = "763104351884.dkr.ecr.us-east-1.amazonaws.com"
 TAGS = [{"Key": "project", "Value": "language-id"}]
 
 
-QUOTAS = [
-    {"QuotaName": f"{instance} for endpoint usage", "Value": 4.0}
-    for instance in ("ml.m5.xlarge", "ml.g4dn.xlarge", "ml.g5.xlarge")
-]
-
-
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[boto3.Session]:
     """An account with a finished job, its model and its role."""
-    record(
-        monkeypatch,
-        SimulatePrincipalPolicy=simulated(),
-        ListServiceQuotas={"Quotas": []},  # of an account that has asked for no more
-        ListAWSDefaultServiceQuotas={"Quotas": QUOTAS},
-    )
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
         monkeypatch.setenv(f"AWS_{name}", "testing")
     monkeypatch.setattr("time.sleep", lambda _: None)
@@ -349,41 +337,6 @@ def test_an_archive_that_could_not_be_deleted_goes_with_the_next_undeploy(accoun
         assert run("undeploy") == 1
     assert JOB in left(account), "the model, which names the archive"
     assert run("undeploy") == 0 and left(account) == []
-
-
-def test_missing_permissions_end_before_anything_is_created(account, capsys, monkeypatch):
-    """For the model's role it is a warning: a resource's own policy may allow it."""
-    denied = simulated("sagemaker:CreateEndpoint", "ecr:BatchGetImage")
-    asked = record(monkeypatch, SimulatePrincipalPolicy=denied)
-    assert run("deploy", "--instance", "ml.m5.xlarge") == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("error   deployer.sagemaker:CreateEndpoint: ")
-    assert second.startswith("warning endpoint.ecr:BatchGetImage: training may not ecr:Batch")
-    assert left(account) == [] and not {"PutObject", "CreateModel"} & asked.keys()
-    accepted = ("--accept", "deployer.sagemaker:CreateEndpoint")
-    assert run("deploy", *accepted) == 0 and run("undeploy") == 0
-    assert "warning deployer.sagemaker:CreateEndpoint" in capsys.readouterr().err
-
-
-def test_more_hosts_than_the_quota_are_an_error(account, capsys):
-    assert run("deploy", "--instance", "ml.g5.xlarge", "--count", "5") == 1
-    said = capsys.readouterr().err
-    assert 'error   --count: 5 is above the quota "ml.g5.xlarge for endpoint usage", 4' in said
-    assert left(account) == []
-
-
-def test_a_deleted_role_is_an_error(account, capsys):
-    account.client("iam").delete_role(RoleName="training")
-    assert run("deploy") == 1
-    assert "error   role: training" in capsys.readouterr().err
-
-
-def test_a_check_that_iam_denies_is_skipped(account, capsys, monkeypatch):
-    names = ("GetRole", "ListServiceQuotas")
-    record(monkeypatch, **{name: refusal("AccessDenied", name) for name in names})
-    assert run("deploy") == 0 and run("undeploy") == 0
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(":")[0] for line in said] == ["skipped permissions", "skipped quota"]
 
 
 CAPTURE = """

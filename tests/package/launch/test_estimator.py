@@ -21,7 +21,6 @@ from smlightning.launch import (
     archive,
     aws,
     deploy,
-    deploy_check,
     deploy_plan,
     estimator,
     findings,
@@ -187,20 +186,9 @@ def test_the_session_has_the_jobs_region_and_leaves_the_shared_one(monkeypatch) 
     aws.use_profile("")
 
 
-@pytest.mark.parametrize("level", ["error", "warning"])
-def test_the_cell_of_deploy_creates_nothing_after_an_error(monkeypatch, capsys, level) -> None:
-    found = [findings.Finding(level, "quota", "it is 0", "ask for more")]
-    monkeypatch.setattr(deploy_check, "check", lambda *_, **__: found)
-    made = run_cell(monkeypatch, PROJECT)
-    assert made == ([] if level == "error" else ["deploy"])
-    assert "quota" in capsys.readouterr().out
-
-
 def test_the_cell_of_deploy_stops_at_a_secret_in_src(monkeypatch, capsys, tmp_path) -> None:
     (tmp_path / "src").mkdir()
     predict = tmp_path / "src/predict.py"
-    for question in ("permissions", "quota"):
-        monkeypatch.setattr(deploy_check, question, lambda *_: [])
     for text, expected in (("", ["deploy"]), ('TOKEN = "gh' + "p_" + "aB3" * 12 + '"', [])):
         predict.write_text(text)
         assert run_cell(monkeypatch, projects.Project(tmp_path)) == expected
