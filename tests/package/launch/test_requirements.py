@@ -345,23 +345,21 @@ def other_pip(folder: Path, markers: str, **errors: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "markers, install, versions, reason",
+    "markers, install, reason",
     [
-        ("", MISSED, MISSED, "default_environment"),
-        ("default_environment = None", "no such option: --report", "", "--report"),
-        ("default_environment = None", MISSED, "no such option: --json", "--json"),
+        ("", MISSED, "default_environment"),
+        ("default_environment = None", "no such option: --report", "--report"),
     ],
 )
 def test_a_pip_that_cannot_resolve_for_the_image_rejects_no_job(
     markers: str,
     install: str,
-    versions: str,
     reason: str,
     project: Project,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    other_pip(tmp_path / "other", markers, install=install, index=versions)
+    other_pip(tmp_path / "other", markers, install=install)
     monkeypatch.syspath_prepend(tmp_path / "other")
     [found] = judged(project, "mine")
     assert found.level == "skipped" and reason in found.problem
@@ -371,25 +369,6 @@ def hashed(path: Path, line: str = "") -> str:
     """A line of a requirements.txt with the hash of a file: its name and version, or another."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return f"{line or '=='.join(path.name.split('-')[:2])} --hash=sha256:{digest}"
-
-
-@pytest.mark.parametrize("option", ["", "--require-hashes\n"])
-def test_what_pip_would_install_has_a_hash_where_one_has(
-    option: str, project: Project, files: Path, simple: str
-) -> None:
-    """pip installs nothing where a package that it would download has none, or another."""
-    part = wheel(files, "part", "1.0")
-    whole = wheel(files, "whole", "1.0", "part", "torch>=2")
-    index(files.parent / "simple", part, whole)
-    settings = {"PIP_INDEX_URL": simple}
-    complete = f"{option}{hashed(whole)}\n{hashed(part)}"
-    assert not judged(project, complete, **settings)
-    [found] = judged(project, option + hashed(whole), **settings)
-    assert found.level == "error" and "part 1.0" in found.problem and "make lock" in found.cure
-    other = hashed(part, "whole==1.0") + "\n" + hashed(part)
-    [found] = judged(project, other, **settings)
-    assert found.level == "error" and "whole 1.0" in found.problem
-    assert not judged(project, "whole\npart", **settings)  # no hash at all
 
 
 def test_wheels_of_src_and_source_archives_may_have_hashes(
@@ -441,14 +420,3 @@ def test_the_shipped_file_is_compiled_and_pins_nothing_of_the_image() -> None:
         pins = dict(requirements.wanted(job, PROJECT.requirements))
         assert all("--hash=" in line for line in pins) and len(pins) > 50
 
-
-def test_wheels_of_the_containers_src_are_those_of_src(project, simple):
-    """/opt/ml/code is src/, where pip runs."""
-    for named in ("/opt/ml/code/wheels", "file:///opt/ml/code/wheels", "/opt/ml/code"):
-        wheel(project.src / "wheels", "modest", "1.0", "torch>=2")
-        wheel(project.src, "modest", "1.0", "torch>=2")
-        way = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": named, "offline": True}
-        assert judged(project, "modest", **way) == []
-        assert levels(judged(project, "hungry", **way)) == ["error"]
-    (other,) = judged(project, "modest", PIP_NO_INDEX="1", PIP_FIND_LINKS="/opt/ml/codes")
-    assert other.level == "skipped"

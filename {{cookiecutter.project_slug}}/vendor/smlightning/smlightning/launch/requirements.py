@@ -7,20 +7,27 @@ import ast
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
 import venv
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 
 from smlightning.launch import images
 from smlightning.launch.findings import Finding, error, skipped
@@ -62,7 +69,6 @@ OF_THE_JOB = frozenset(
 # The training toolkit (modules.py) then gives pip an index with a token.
 CODEARTIFACT = "CA_REPOSITORY_ARN"
 CONTAINER_ONLY = "/opt/ml/"
-CODE = re.compile(r"(file://)?/opt/ml/code(?=[/\s]|$)")  # src/, in the container
 # Variables that pip reads before train.py starts and reads its secrets.
 BEFORE_TRAINING = re.compile(rf"(PIP|UV)_\w+|{CODEARTIFACT}")
 PROXY = re.compile(r"(?i)(https?|all)_proxy")
@@ -80,19 +86,11 @@ NO_SET = re.compile(
     r"|is not a supported wheel|requires a different Python|the file does not exist"
     r"|Invalid requirement|Could not open requirements file"
 )
-# A package from a folder, a repository or an archive that is named by its address.
-NOT_BUILT_HERE = re.compile(
-    r"(?i)subprocess-exited-with-error|failed to build|cannot find command|ERROR: Exception"
-)
-# Lines of a requirements.txt that name no package: those that `pip index`, too, has to know, and
-# all of them. Every other line with an option asks for what it names, as -e does.
-INDEX_OPTION = re.compile(
-    r"-[if]|--(index-url|extra-index-url|find-links|no-index|pre|trusted-host)(?=[\s=]|$)"
-)
+# Lines of a requirements.txt that name no package. Every other line with an option asks for what it
+# names, as -e does.
 OPTION = re.compile(
-    INDEX_OPTION.pattern
-    + r"|-c|--(constraint|no-binary|only-binary|prefer-binary|require-hashes|use-feature)"
-    r"(?=[\s=]|$)"
+    r"-[ifc]|--(index-url|extra-index-url|find-links|no-index|pre|trusted-host|constraint|no-binary"
+    r"|only-binary|prefer-binary|require-hashes|use-feature)(?=[\s=]|$)"
 )
 HASH = re.compile(r"--hash[= ](\w+:[0-9a-fA-F]+)")
 INCLUDED = re.compile(r"(?=-).*?(?<!\S)(?:-r|--requirement(?=[\s=]))[\s=]*(.+)")
@@ -101,6 +99,8 @@ ADDRESS = re.compile(r"(?<!\w)(?!file:)[a-z][a-z+]*://")  # not of this machine
 MISSING = re.compile(
     r"(?m)(?:No matching distribution found for|depends on|requested) (.+?)(?: \(from .*)?$"
 )
+# How pip's log reports a source archive that --only-binary excludes.
+SOURCE_ARCHIVE = re.compile(r"No sources permitted for \S+: (\S+)")
 
 
 @dataclass(frozen=True)
@@ -121,17 +121,13 @@ class Unresolved(Exception):
 
     Attributes:
         errors: its standard error.
-        log: what it did when it looked for the missing packages.
+        log: its log, with the answers of package indexes.
     """
 
     def __init__(self, errors: str, log: str) -> None:
         super().__init__(errors)
         self.errors = errors
         self.log = log
-
-
-class Unreached(Unresolved):
-    """This machine's pip is configured to ask no index (no-index)."""
 
 
 def lines(path: Path) -> list[str]:
@@ -315,7 +311,6 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
     for package in resolution.built:
         problem = f"{package} has no wheel for the image, so pip builds it in the container"
         yield skipped(key, problem, "see that it builds there, and does not replace torch")
-    yield from unhashed(hashes(job, project), resolution, key)
     packages = [item["metadata"] for item in resolution.installs]
     replaced = [package for package in packages if OF_THE_IMAGE.match(package["name"])]
     if replaced:
@@ -330,37 +325,23 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         )
 
 
-def unhashed(allowed: dict[str, set[str]], resolution: Resolution, key: str) -> Iterator[Finding]:
-    """The first package that pip would download, and that none of the file's hashes allows."""
-    if not allowed:
-        return
-    of_no_file = {text.partition(" ")[0] for text in resolution.built}
-    for item in resolution.installs:
-        name, version = canonicalize_name(item["metadata"]["name"]), item["metadata"]["version"]
-        digests = item["download_info"].get("archive_info", {}).get("hashes", {})
-        known = {f"{kind}:{digest}" for kind, digest in digests.items()}
-        given = allowed.get(name, set())
-        unlike = given and not any(text.partition(":")[0] in digests for text in given)
-        if name not in of_no_file and not unlike and not given & known:
-            problem = f"{name} {version} has no hash that fits, and pip installs nothing without"
-            yield error(key, problem, "run make lock, or remove every hash")
-            return
-
-
 def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] | None:
     """Problem and cure where pip cannot do here what the container's pip does."""
     asks = asks_an_index(job, project)
     if offline and asks:
         return "not resolved: pip would ask a package index", "run preflight without --offline"
+    if asks and "PIP_NO_INDEX" in route():
+        problem = "not resolved: the configuration of this machine's pip forbids package indexes"
+        return problem, "run preflight where pip may ask the job's index"
     if not find_spec("pip"):
         cure = "run make preflight, whose environment has it"
         return "not resolved: this Python has no pip", cure
     if job.environment.get(CODEARTIFACT):
-        problem = "not resolved: CodeArtifact answers who has its token"
-        return problem, "see that it does not replace torch"
-    values = of_the_job(in_src(job.environment)).values()
+        problem = "not resolved: CodeArtifact requires a token, which only the container gets"
+        return problem, "check that it does not replace torch"
+    values = of_the_job(job.environment).values()
     if any(CONTAINER_ONLY in text for text in (*lines(project.requirements), *values)):
-        problem = f"not resolved: it names a path below {CONTAINER_ONLY}, which is not here"
+        problem = f"not resolved: found a path in {CONTAINER_ONLY}, which exists in containers only"
         return problem, "write paths inside src/ relative to src/"
     return None
 
@@ -391,14 +372,14 @@ def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
         for line in failure.errors.splitlines()
         if line.strip() and "WARNING" not in line
     ]
-    if isinstance(failure, Unreached) or NO_INDEX.search(failure.errors + failure.log):
+    if NO_INDEX.search(failure.errors + failure.log):
         problem = "not resolved: this machine did not reach a package index of the job"
         return skipped(key, problem, "run preflight again where it is reachable")
-    if NOT_BUILT_HERE.search(failure.errors) or not NO_SET.search(failure.errors):
+    if not NO_SET.search(failure.errors):
         problem = f"not resolved: pip failed on this machine: {' '.join(messages)[-200:]}"
-        return skipped(key, problem, "see that it installs in the image")
+        return skipped(key, problem, "check that it installs in the image")
     reason = " ".join(messages)[-400:]
-    problem = f"pip finds no set for Python {profile.python}: {reason}"
+    problem = f"pip finds no versions that fit together on Python {profile.python}: {reason}"
     return error(key, problem, "change the pins")
 
 
@@ -413,72 +394,51 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
     Raises:
         Unresolved: there is no solution, or no package index.
     """
-    way = route()
-    way.pop("PIP_FIND_LINKS", None)
-    if way.pop("PIP_NO_INDEX", None) and asks_an_index(job, project):
-        raise Unreached("no-index", "")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        python = empty_environment(folder / "environment", profile)
-        links = folder / "links"
+        report, log, links = (folder / name for name in ("report.json", "log", "links"))
         links.mkdir()
-        log = folder / "log"
-        log.touch()
-        pip = Pip(python, profile, project.src, variables(in_src(job.environment), way), log)
-        report = folder / "report.json"
+        command = [
+            *pip_of_image(empty_environment(folder / "environment", profile), profile.python),
+            *(f"--log={log}", "install", "--dry-run", "--report", str(report)),
+            *(f"--find-links={links}", "--requirement", project.requirements.name),
+            *("--only-binary=:all:", "--implementation=cp", f"--python-version={profile.python}"),
+            *(f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC),
+        ]
         built: dict[str, str] = {}
         while True:
-            ended = pip.run(
-                *("install", "--dry-run", "--report", str(report), "--only-binary=:all:"),
-                *(f"--find-links={links}", "--requirement", project.requirements.name),
+            ended = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                cwd=project.src,
+                env=variables(job.environment, route()),
+                check=False,
             )
             if ended.returncode == 0:
                 installs = json.loads(report.read_text(encoding="utf-8"))["install"]
-                return Resolution(
-                    installs, [f"{name} {version}" for name, version in built.items()]
-                )
-            unreached = NO_INDEX.search(ended.stderr)
-            found = {} if unreached else source_archives(pip, ended.stderr)
-            if not found.keys() - built.keys():
-                raise Unresolved(ended.stderr, pip.log.read_text("utf-8", "replace"))
+                return Resolution(installs, [" ".join(package) for package in built.items()])
+            text = log.read_text("utf-8", "replace") if log.exists() else ""
+            found = source_archives(ended.stderr, text)
+            if NO_INDEX.search(ended.stderr) or found.keys() <= built.keys():
+                raise Unresolved(ended.stderr, text)
             for name, version in found.items():
                 write_wheel(links, name, version)
             built |= found
 
 
-@dataclass(frozen=True)
-class Pip:
-    """This machine's pip, for the image."""
-
-    python: Path  # of an environment that holds what the image does
-    profile: Profile
-    folder: Path  # where it runs
-    environment: Mapping[str, str]
-    log: Path  # in which `pip index` says why it passed over an index: HTTP's 403, perhaps
-
-    def run(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        spec = find_spec("pip")
-        assert spec and spec.origin
-        line = [
-            *(str(self.python), "-I", "-X", "utf8", str(Path(__file__).with_name("image_pip.py"))),
-            *(str(Path(spec.origin).parents[1]), json.dumps(markers(self.profile.python))),
-            *("--disable-pip-version-check", "--no-input"),
-            *([f"--log={self.log}"] if command == "index" else []),  # it costs seconds
-            *("--retries=1", "--timeout=20", command, *arguments),
-            *("--implementation=cp", f"--python-version={self.profile.python}"),
-            *(f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC),
-        ]
-        return subprocess.run(
-            line,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            cwd=self.folder,
-            env=dict(self.environment),
-            check=False,
-        )
+def pip_of_image(python: Path, version: str) -> list[str]:
+    """The command that runs this machine's pip in an environment, as on the image's Python."""
+    spec = find_spec("pip")
+    assert spec and spec.origin
+    return [
+        *(str(python), "-I", "-X", "utf8", str(Path(__file__).with_name("image_pip.py"))),
+        *(str(Path(spec.origin).parents[1]), json.dumps(markers(version))),
+        *("--disable-pip-version-check", "--no-input", "--retries=1", "--timeout=20"),
+    ]
 
 
 def variables(environment: Mapping[str, str], way: Mapping[str, str]) -> dict[str, str]:
@@ -500,18 +460,13 @@ def variables(environment: Mapping[str, str], way: Mapping[str, str]) -> dict[st
     }
 
 
-def in_src(environment: Mapping[str, str]) -> dict[str, str]:
-    """A container's variables where pip runs in src/, and not in the container's copy of it."""
-    return {name: CODE.sub(".", value) for name, value in environment.items()}
-
-
 def of_the_job(environment: Mapping[str, str]) -> dict[str, str]:
     """A container's variables that change which packages its pip finds."""
     return {name: environment[name] for name in sorted(OF_THE_JOB & environment.keys())}
 
 
 def reaching(settings: Mapping[str, str]) -> dict[str, str]:
-    """Settings of pip, as variables, with which this machine reaches packages."""
+    """The variables of pip, among these, by which this machine reaches packages."""
     names = {f"PIP_{name.upper().replace('-', '_')}" for name in ROUTE}
     if settings.get("PIP_NO_INDEX"):
         names.add("PIP_FIND_LINKS")
@@ -529,36 +484,23 @@ def route() -> dict[str, str]:
     return reaching(settings)
 
 
-def source_archives(pip: Pip, errors: str) -> dict[str, str]:
+def source_archives(errors: str, log: str) -> dict[str, str]:
     """Packages that pip missed, with the newest version, that exist only as source archives."""
+    links = {urlsplit(link).path.rpartition("/")[2] for link in SOURCE_ARCHIVE.findall(log)}
+    archives = []
+    for name in links:
+        with suppress(InvalidSdistFilename):
+            archives.append(parse_sdist_filename(unquote(name)))
     found: dict[str, str] = {}
-    for text in dict.fromkeys(MISSING.findall(errors)):
+    for text in MISSING.findall(errors):
         missed = requirement_of(text)
         if missed and not missed.url:
-            fitting = versions(pip, missed)
-            if fitting and not versions(pip, missed, "--only-binary=:all:"):
-                found[canonicalize_name(missed.name)] = fitting[0]
+            package = canonicalize_name(missed.name)
+            versions = [version for name, version in archives if name == package]
+            fitting = list(missed.specifier.filter(versions))
+            if fitting:
+                found[package] = str(max(fitting))
     return found
-
-
-def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
-    """Versions of a package in the index that satisfy the requirement, the newest first.
-
-    Raises:
-        Unresolved: pip cannot list them.
-    """
-    of_the_file = [
-        word
-        for line in lines(pip.folder / "requirements.txt")
-        if INDEX_OPTION.match(line)
-        for word in shlex.split(line)
-    ]
-    ended = pip.run("index", "versions", package.name, "--json", *of_the_file, *options)
-    if ended.returncode and not NO_SET.search(ended.stderr):
-        raise Unresolved(ended.stderr, pip.log.read_text("utf-8", "replace"))
-    listed = [line for line in ended.stdout.splitlines() if line.startswith('{"name"')]
-    every = json.loads(listed[0])["versions"] if listed else []
-    return list(package.specifier.filter(every))
 
 
 def write_wheel(folder: Path, name: str, version: str, metadata: str = "") -> Path:
