@@ -4,7 +4,6 @@ import json
 import re
 import socket
 import time
-from subprocess import CompletedProcess
 from typing import Any
 
 import boto3
@@ -13,7 +12,7 @@ from moto_account import ACCOUNT, LAMBDA, REGION, TRUST, record, refusal, simula
 from small_job import PROJECT
 
 from smlightning.__main__ import main
-from smlightning.launch import account, preflight, price, request, requirements
+from smlightning.launch import account, preflight, price, request
 from smlightning.launch.job import Job, Network, Spot, Tune
 
 pytest_plugins = "moto_account"
@@ -340,53 +339,21 @@ def test_the_quotas_of_the_groups_types_count_and_not_the_unused_types(aws, good
     assert "5 is above the quota" in found
 
 
-def test_preflight_prints_findings_and_rehearses_only_without_errors(
+def test_preflight_prints_findings_and_writes_them_as_json(
     aws, good, monkeypatch, tmp_path, capsys
 ):
-    """Findings printed and as JSON, an exit status; a rehearsal only of what is not refused."""
-    played: list[list[str]] = []
-    monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
-    monkeypatch.setattr(
-        "subprocess.run",
-        lambda command, **_: played.append(command) or CompletedProcess(command, 7),
-    )
     subnet, group = network(aws)
     good = good.replace(distribution="smddp")
-    for job, status in (
-        (good.replace(network=Network(subnets=[subnet], security_groups=[group])), 1),
-        (good, 7),
-    ):
+    inside = good.replace(network=Network(subnets=[subnet], security_groups=[group]))
+    file = tmp_path / "new" / "x.json"
+    for job, expected in ((inside, ["error", "error", "warning"]), (good, ["warning"])):
         monkeypatch.setattr("smlightning.launch.job.load", lambda *_, job=job: job)
-        assert (
-            main(["preflight", "--rehearse", "--json", str(tmp_path / "new" / "x.json")]) == status
-        )
-        written, said = (
-            json.loads((tmp_path / "new" / "x.json").read_text(encoding="utf-8")),
-            capsys.readouterr().out,
-        )
-        assert written["ok"] == (status == 7) == bool(played)
-        levels = [finding["level"] for finding in written["findings"]]
-        assert levels == ["error", "error", "warning"][-3 if status == 1 else -1 :]
-        assert (f"error   network.security_groups: {group} has no inbound rule" in said) == (
-            status == 1
-        )
-    assert (
-        main(["preflight", "--channel", "training=here"]) == 1
-        and "add --rehearse" in capsys.readouterr().err
-    )
-    assert main(["preflight", "--rehearse", "--channel", "training=here"]) == 7
-    assert played[1][-2:] == ["--channel", "training=here"]
-    assert played[0][1:10] == [
-        "-m",
-        "smlightning",
-        "rehearse",
-        "--hosts",
-        "2",
-        "--processes",
-        "2",
-        "--distribution",
-        "smddp",
-    ]
+        assert main(["preflight", "--json", str(file)]) == int("error" in expected)
+        written, said = json.loads(file.read_text(encoding="utf-8")), capsys.readouterr().out
+        assert written["ok"] == ("error" not in expected)
+        assert [finding["level"] for finding in written["findings"]] == expected
+        shown = f"error   network.security_groups: {group} has no inbound rule"
+        assert (shown in said) == ("error" in expected)
 
 
 def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):

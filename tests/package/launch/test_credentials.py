@@ -300,21 +300,6 @@ def test_the_guide_to_version_3_of_the_sdk_signs_in_once_with_the_jobs_profile(
     assert (tmp_path / "team").read_text() == "x"
 
 
-def test_the_rehearsal_after_preflight_uses_its_profile(monkeypatch, tmp_path, capsys):
-    job_file = edited(tmp_path / "job.toml", {**JOBS, **P4D, "profile": "one"})
-    started: list[list[str]] = []
-    monkeypatch.setattr(
-        "smlightning.launch.commands.subprocess",
-        SimpleNamespace(
-            run=lambda command, **_: started.append(command) or SimpleNamespace(returncode=0)
-        ),
-    )
-    words = ["preflight", "--offline", "--rehearse", "--job", str(job_file)]
-    for given in ([], ["--profile="]):
-        assert main([*words, *given]) == 0, capsys.readouterr()
-    assert "--profile=" in started[1] and not any("--profile" in word for word in started[0])
-
-
 def test_a_profile_that_does_not_exist_is_named_with_its_key(configure, tmp_path, capsys):
     configure("")
     job_file = edited(tmp_path / "job.toml", {**JOBS, **P4D, "profile": "absent"})

@@ -370,7 +370,7 @@ def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
     messages = [
         line.removeprefix("ERROR: ")
         for line in failure.errors.splitlines()
-        if line.strip() and "WARNING" not in line
+        if line.strip() and "WARNING" not in line and "(from versions: " not in line
     ]
     if NO_INDEX.search(failure.errors + failure.log):
         problem = "not resolved: this machine did not reach a package index of the job"
