@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,8 +23,10 @@ from smlightning.options import declared_options
 from smlightning.project import Project
 
 Value = str | int | float | bool
+Values = Annotated[list[Value], Field(min_length=1)]
 Channel = str | dict[str, Any]
 InstanceTypes = str | list[str]
+RANGE_EXAMPLE = 'write { min = 1e-4, max = 1e-2, scale = "Logarithmic" } or [16, 32, 64]'
 MOST = 10**9  # no number of a job is larger
 CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -80,12 +82,22 @@ class Network(Table):
     )
 
 
+class Range(Table):
+    """Numbers between which `tune` searches."""
+
+    min: int | float
+    max: int | float
+    scale: Literal["Auto", "Linear", "Logarithmic", "ReverseLogarithmic"] = "Auto"
+
+
 class Tune(Table):
     """The search of `python -m smlightning tune`."""
 
     max_jobs: int = key("", "jobs in all", default=20, ge=1, le=MOST)
     parallel: int = key("", "jobs at a time", default=2, ge=1, le=MOST)
-    ranges: dict[str, Any] = key("", "option → values, or {min, max, scale}", default=dict)
+    ranges: dict[str, Range | Values] = key(
+        "", "option → values, or {min, max, scale}", default=dict
+    )
 
 
 class Create(Table):
@@ -201,6 +213,13 @@ class Key:
     derived: bool
     default: Any
 
+    def of(self, job: Job) -> Any:
+        """The value of this key."""
+        value: Any = job
+        for name in self.path.split("."):
+            value = getattr(value, name)
+        return value
+
 
 def _keys(table: type[Table], prefix: str = "") -> Iterator[Key]:
     for name, field in table.model_fields.items():
@@ -307,16 +326,13 @@ def members_to_create(path: Path) -> Create:
 def _missing_hosts(table: dict[str, Any]) -> Iterator[Finding]:
     """An error for each key of the hosts that neither job.toml nor its [request] has."""
     request = table.get("request")
-    config = request.get("ResourceConfig") if isinstance(request, dict) else None
-    config = config if isinstance(config, dict) else {}
-    needed = ["instance_type", "instance_count"]
+    config = str(request.get("ResourceConfig")) if isinstance(request, dict) else ""
     if "InstanceGroups" in config:
-        needed = []
-    elif "InstancePreferences" in config:
-        needed = [] if "InstanceCount" in str(config["InstancePreferences"]) else needed[1:]
-    for name in needed:
-        if name not in table or (name == "instance_type" and table[name] in ("", [])):
-            yield error(name, "is missing", "set it in job.toml")
+        return
+    if table.get("instance_type") in (None, "", []) and "InstancePreferences" not in config:
+        yield error("instance_type", "is missing", "set it in job.toml")
+    if "instance_count" not in table and "InstanceCount" not in config:
+        yield error("instance_count", "is missing", "set it in job.toml")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -338,7 +354,8 @@ def _findings(
     unknown = set()
     for problem in problems.errors(include_url=False, include_input=False):
         place = (*above, *problem["loc"])
-        place = place[: 2 if place[0] in TABLES else 1]  # below: the members of a list or a union
+        depth = 3 if place[:2] == ("tune", "ranges") else 2 if place[0] in TABLES else 1
+        place = place[:depth]  # below: the members of a list or a union
         messages.setdefault(place, []).append(problem["msg"])
         if problem["type"] == "extra_forbidden":
             unknown.add(place)
@@ -346,7 +363,7 @@ def _findings(
         name, misplaced = str(place[-1]), ""
         if project and (place in unknown or place[0] in ("environment", "tags")):
             misplaced = cure_for_misplaced_key(name, project)
-        cure = misplaced or "correct it"
+        cure = misplaced or (RANGE_EXAMPLE if len(place) == 3 else "correct it")
         if place in unknown:
             texts = ["job.toml has no such key"]
             table: Any = Job if len(place) == 1 else Job.model_fields[str(place[0])].annotation

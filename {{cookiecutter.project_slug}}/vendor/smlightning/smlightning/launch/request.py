@@ -134,9 +134,7 @@ def members_as_they_stand(job: Job) -> dict[str, Any]:
     """
     members: dict[str, Any] = {}
     for key in KEYS:
-        value: Any = job
-        for name in key.path.split("."):
-            value = getattr(value, name)
+        value = key.of(job)
         stated = value or (isinstance(value, bool | int | float) and value != key.default)
         if key.member and not key.derived and stated:
             set_member(members, key.member, value)
