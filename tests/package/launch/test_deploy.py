@@ -292,21 +292,6 @@ def test_deploy_asks_whether_the_price_is_right(account, capsys, monkeypatch):
     assert run("deploy") == 0
 
 
-def test_deploy_keeps_what_has_its_name_already(account, capsys):
-    client, role = account.client("sagemaker"), f"arn:aws:iam::{ACCOUNT}:role/training"
-    client.create_model(ModelName="other", ExecutionRoleArn=role, PrimaryContainer={"Image": "x"})
-    variant = {
-        "VariantName": "a",
-        "ModelName": "other",
-        "InstanceType": "ml.m5.xlarge",
-        "InitialInstanceCount": 1,
-    }
-    client.create_endpoint_config(EndpointConfigName=JOB, ProductionVariants=[variant])
-    before = left(account)
-    assert run("deploy") == 1 and "is deployed already" in capsys.readouterr().err
-    assert left(account) == before == [JOB, "other"]
-
-
 def test_undeploy_removes_only_what_deploy_created(account, capsys):
     client, role = account.client("sagemaker"), f"arn:aws:iam::{ACCOUNT}:role/training"
     variant = {"VariantName": "a", "ModelName": "other", "InstanceType": "ml.m5.xlarge"}
@@ -315,7 +300,8 @@ def test_undeploy_removes_only_what_deploy_created(account, capsys):
     client.create_endpoint_config(EndpointConfigName=JOB, ProductionVariants=[variant])
     before = left(account)
     assert run("undeploy") == 1 and "was not made by deploy" in capsys.readouterr().err
-    assert left(account) == before
+    assert run("deploy") == 1 and "is deployed already" in capsys.readouterr().err
+    assert left(account) == before == [JOB, "other"]
 
 
 def test_a_deployment_by_somebody_else_meanwhile_stays(account, capsys, monkeypatch):

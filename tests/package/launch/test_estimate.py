@@ -1,9 +1,7 @@
 """Sizes of a model and of a step against what torch records; what fits into an instance."""
 
 import json
-import os
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import host_records
 import model_records
@@ -17,10 +15,9 @@ from model import ByteCNN
 from smlightning import project as projects
 from smlightning.__main__ import main
 from smlightning.launch import aws, instances
-from smlightning.launch import job as jobs
-from smlightning.launch.estimate import command, counting, fit, known, sizes
+from smlightning.launch.estimate import command, counting, fit, known
 from smlightning.launch.estimate.known import Known
-from smlightning.launch.estimate.sizes import COPIES, STATE, Linear, Run, Sizes, memory, total
+from smlightning.launch.estimate.sizes import STATE, Linear, Run, Sizes, memory, total
 from smlightning.launch.preflight.memory import memory as findings_of_memory
 
 GIB = 2**30
@@ -108,12 +105,6 @@ def test_every_gpu_has_its_memory():
     assert instances.gpu_memory("ml.p4d.24xlarge") == 40 * GIB
     assert instances.gpu_memory("ml.m5.xlarge") is None
     assert instances.families_with(100 * GIB) == ["p5e", "p5en", "p6-b200", "p6-b300"]
-
-
-def test_a_network_may_be_called_twice_in_a_step():
-    net = torch.nn.Linear(8, 8)
-    counted, _ = counting.step(lambda: (net(torch.ones(1, 8)) * net(torch.ones(1, 8))).sum(), [])
-    assert counted > 0
 
 
 def test_fsdp_divides_weights_gradients_and_optimizer_state():
@@ -206,28 +197,6 @@ def test_a_job_that_fits_the_gpu_and_not_the_host_is_an_error(remember):
     assert not list(findings_of_memory(job.replace(instance_type="ml.g5.4xlarge"), PROJECT))
 
 
-def test_the_ranks_of_a_host_add_up():
-    def held(ranks: int, shards: int = 1, gpus: bool = False, of: int = 0) -> dict[str, int]:
-        return sizes.host_memory(SMALL_STEP, Run(4, of or ranks, shards), ranks, 0, gpus)
-
-    one, two, divided = held(1), held(2), held(2, shards=2)
-    assert total(one, *COPIES) == 4 * 10**9 + SMALL_STEP.checkpoint_bytes + 10**9
-    assert two["weights"] == 2 * one["weights"], "each has its own"
-    for other in (two, divided):  # with ddp only rank 0 has copies, with fsdp each of its half
-        assert (other["snapshot"], other["best"]) == (one["snapshot"], one["best"])
-    half = held(1, shards=2, of=2)
-    assert (2 * half["snapshot"], 2 * half["best"]) == (one["snapshot"], one["best"])
-    gpu = held(2, gpus=True)
-    assert gpu["weights"] == 2 * SMALL_STEP.parameter_bytes and "optimizer" not in gpu
-
-
-@pytest.mark.parametrize(
-    ("size", "pinned"), [(1000, 1024), (1024, 1024), (300 << 20, 300 << 20), (0, 0)]
-)
-def test_a_pinned_block_is_a_power_of_two_unless_it_is_large(size, pinned):
-    assert sizes.pinned_block(size) == pinned
-
-
 def test_every_type_that_trains_on_torch_has_its_main_memory():
     kinds = aws.shape("TrainingInstanceType").enum
     unknown = {instances.family(kind) for kind in kinds if not instances.host_memory(kind)}
@@ -291,25 +260,6 @@ def test_the_projects_own_model_is_counted(estimated):
     assert report["hours"] == pytest.approx(2 * report["samples"] / 100 / 3600)
 
 
-def test_preflight_uses_the_last_count(estimated, monkeypatch):
-    folder, report = estimated
-    project = projects.Project(folder)
-    job = jobs.load(folder / "job.toml", project)
-    assert not list(findings_of_memory(job, project))
-    least = report["memory"]["total"]
-    monkeypatch.setattr(instances, "gpu_memory", lambda kind: least - 1)
-    (found,) = findings_of_memory(job, project)
-    assert found.level == "warning"
-    changed = job.replace(hyperparameters={**job.hyperparameters, "max_length": 77})
-    assert not list(findings_of_memory(changed, project))  # nothing is known of other options
-    data = Path(job.hyperparameters["dataset"])
-    with data.open("a", encoding="utf-8") as file:
-        file.write("a longer text of other data,greek\n")
-    assert known.remembered(job, project, known.options_of(job, project)) is None
-    (folder / known.FILE).write_text("{}", encoding="utf-8")
-    assert not list(findings_of_memory(job, project))
-
-
 def test_a_count_is_forgotten_when_checkpoint_or_data_change(tmp_path, monkeypatch):
     checkpoint, channel = tmp_path / "checkpoint", tmp_path / "channel"
     for place in (checkpoint, channel):
@@ -332,21 +282,6 @@ def test_a_count_is_forgotten_when_checkpoint_or_data_change(tmp_path, monkeypat
         else:
             job = job.replace(channels={"training": "s3://bucket/b/"})
         assert known.remembered(job, project, options) is None
-
-
-def test_counting_gets_only_the_channels_of_sagemakers_variables(monkeypatch, tmp_path):
-    seen = {}
-
-    def run(command, **more):
-        seen.update(more["env"])
-        return type("Ended", (), {"returncode": 1, "stderr": "no data"})
-
-    monkeypatch.setenv("SM_MODEL_DIR", str(tmp_path))
-    monkeypatch.setattr(known.subprocess, "run", run)
-    with pytest.raises(known.UserError, match="no data"):
-        known._ask({}, PROJECT, {"training": tmp_path})
-    assert "SM_MODEL_DIR" not in seen and seen["SM_CHANNEL_TRAINING"] == str(tmp_path)
-    assert str(Path(known.__file__).parents[3]) in seen["PYTHONPATH"].split(os.pathsep)
 
 
 def test_a_dataset_that_is_a_channel_needs_a_folder(tmp_path, monkeypatch, capsys):

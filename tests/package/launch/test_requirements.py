@@ -212,7 +212,9 @@ def test_markers_of_a_line_are_those_of_the_image(
     assert bool(list(requirements.replacing(JOB, project))) is replaces
 
 
-@pytest.mark.parametrize("image", PROFILES)
+@pytest.mark.parametrize(
+    "image", {profile.python: name for name, profile in PROFILES.items()}.values()
+)
 def test_markers_of_what_a_package_requires_are_those_of_the_image(
     image: str, project: Project, files: Path
 ) -> None:
@@ -326,45 +328,6 @@ def test_a_package_that_this_machine_cannot_build_is_no_error(
     assert levels(judged(project, "./mine", PIP_INDEX_URL=simple)) == ["skipped"]
 
 
-MISSED = "ERROR: No matching distribution found for mine"
-
-
-def other_pip(folder: Path, markers: str, **errors: str) -> None:
-    """A package pip whose commands end with these errors."""
-    parts = ("cli", "operations", "utils")
-    packages = ("pip", "pip/_vendor", "pip/_vendor/packaging", "pip/_internal")
-    for package in (*packages, *(f"pip/_internal/{part}" for part in parts)):
-        (folder / package).mkdir(parents=True)
-        (folder / package / "__init__.py").touch()
-    for module, name in (("operations/prepare", "RequirementPreparer"), ("utils/hashes", "Hashes")):
-        (folder / f"pip/_internal/{module}.py").write_text(f"class {name}:\n    pass\n")
-    (folder / "pip/_vendor/packaging/markers.py").write_text(markers)
-    main = f"def main(words):\n    name = next(word for word in words if word in {errors})\n"
-    main += f"    sys.stderr.write({errors}[name])\n    return 2\n"
-    (folder / "pip/_internal/cli/main.py").write_text(f"import sys\n{main}")
-
-
-@pytest.mark.parametrize(
-    "markers, install, reason",
-    [
-        ("", MISSED, "default_environment"),
-        ("default_environment = None", "no such option: --report", "--report"),
-    ],
-)
-def test_a_pip_that_cannot_resolve_for_the_image_rejects_no_job(
-    markers: str,
-    install: str,
-    reason: str,
-    project: Project,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    other_pip(tmp_path / "other", markers, install=install)
-    monkeypatch.syspath_prepend(tmp_path / "other")
-    [found] = judged(project, "mine")
-    assert found.level == "skipped" and reason in found.problem
-
-
 def hashed(path: Path, line: str = "") -> str:
     """A line of a requirements.txt with the hash of a file: its name and version, or another."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -419,4 +382,3 @@ def test_the_shipped_file_is_compiled_and_pins_nothing_of_the_image() -> None:
         assert not [*requirements.replacing(job, PROJECT), *requirements.locked(job, PROJECT)]
         pins = dict(requirements.wanted(job, PROJECT.requirements))
         assert all("--hash=" in line for line in pins) and len(pins) > 50
-

@@ -5,7 +5,6 @@ sets, and what it means. A key whose value is sent as it stands needs nothing mo
 is derived first (`derived=True`), request.py has the function.
 """
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -376,21 +375,13 @@ def _request_problems(job: Job) -> Iterator[Finding]:
     keys = {**KEY_OF_MEMBER, **OTHER_SOURCES}
     if not job.forward_stop:
         del keys["AlgorithmSpecification.ContainerEntrypoint"]
-    taken = False
-    for path, value in leaves(job.request):
+    for path, _ in leaves(job.request):
         key = next((keys[member] for member in _parents(path) if member in keys), "")
         if key:
             shown = f"[{key}]" if key in TABLES else key
             yield error(f"request.{path}", "job.toml has its own key for it", f"set {shown}")
-        elif any(member.startswith(f"{path}.") for member in keys) and value != {}:
-            problem = f"found {show(value)}, expected a table of its members"
-            yield error(f"request.{path}", problem, f"write them below [request.{path}]")
-        else:
-            continue
-        taken = True
-    if not taken:
-        for wrong in aws.wrong_types(job.request, aws.shape("CreateTrainingJobRequest")):
-            yield error(f"request.{wrong.path}", wrong.problem, wrong.cure)
+    for wrong in aws.wrong_types(job.request, aws.shape("CreateTrainingJobRequest")):
+        yield error(f"request.{wrong.path}", wrong.problem, wrong.cure)
 
 
 def _parents(path: str) -> list[str]:
@@ -438,9 +429,3 @@ def cure_for_misplaced_key(name: str, project: Project) -> str:
     if name in aws.shape("CreateTrainingJobRequest").members:
         return "set it in [request]"
     return ""
-
-
-def show(value: Any) -> str:
-    """A value about as TOML writes it, cut to one short line."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else text[:79] + "…"
