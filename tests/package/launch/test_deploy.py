@@ -266,18 +266,16 @@ def test_a_job_without_a_usable_model_is_an_error(account, capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--count", "0"), "--count 0 is not a number of instances"),
-        (
-            ("--instance", "ml.m5.xlagre"),
-            "--instance ml.m5.xlagre is not known .*; did you mean ml.m5.xlarge?",
-        ),
+        (("--count", "0"), "InitialInstanceCount: 0, and AWS requires 1"),
+        (("--instance", "ml.m5.xlagre"), "InstanceType: .*did you mean ml.m5.xlarge?"),
         (("--instance", "ml.c7g.xlarge"), "--instance ml.c7g.xlarge has a"),
     ],
 )
 def test_wrong_options_end_before_anything_is_created(account, capsys, monkeypatch, options, said):
     asked = record(monkeypatch)
     assert run("deploy", *options) == 1
-    assert re.search(said, capsys.readouterr().err) and asked.keys() <= {"DescribeTrainingJob"}
+    assert re.search(said, capsys.readouterr().err)
+    assert asked.keys() <= {"DescribeTrainingJob", "ListObjectsV2", "ListTags"}
 
 
 def test_deploy_asks_whether_the_price_is_right(account, capsys, monkeypatch):

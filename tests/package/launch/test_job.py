@@ -119,10 +119,14 @@ def test_every_example_of_create_in_the_projects_file_is_valid(tmp_path: Path) -
     path.write_text("\n".join([before, "[create]", *lines, after]), encoding="utf-8")
     create = job.load(path, PROJECT).create
     assert create == job.members_to_create(path)
-    for kind in ("HyperParameterTuningJob", "EndpointConfig"):
+    limits = {"ResourceLimits": {"MaxParallelTrainingJobs": 1}}
+    bodies = {
+        "HyperParameterTuningJob": {"HyperParameterTuningJobConfig": limits},
+        "EndpointConfig": {"ProductionVariants": [{"VariantName": "all"}]},
+    }
+    for kind, body in bodies.items():
         assert getattr(create, kind)
-        limits = {"HyperParameterTuningJobConfig": {"ResourceLimits": {}}}
-        request.with_members(kind, limits if "Tuning" in kind else {}, create)
+        request.with_members(kind, body, create)
 
 
 def test_every_member_that_a_key_sets_is_aws_s_own() -> None:

@@ -38,7 +38,7 @@ def deploy(deployment: Deployment, src: Path) -> str:
         upload(deployment, src)
         for kind, request in deployment.requests.items():
             aws.call(client, "Create", kind, name, **request)
-        print(f"making  {name}, which takes some minutes", flush=True)
+        print(f"creates {name}, which takes some minutes", flush=True)
         answer = wait(client, name)
         status = answer.get("EndpointStatus", "removed meanwhile")
         if status != "InService":
@@ -127,8 +127,8 @@ def remove(name: str, region: str, archive: str = "") -> list[str]:
         answer = aws.call(client, "Describe", kind, name)
         if answer and answer.get("EndpointStatus") in BUSY:
             print(
-                f"waiting until AWS can remove {name}; "
-                f"else it is billed until: python -m smlightning undeploy {name}"
+                f"waiting until AWS can remove {name}; if you interrupt this, it is billed until: "
+                f"python -m smlightning undeploy {name}"
             )
             wait(client, name)
         if kind == "Model":  # it has the archive's address, and so is deleted after the archive

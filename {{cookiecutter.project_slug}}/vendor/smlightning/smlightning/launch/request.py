@@ -5,6 +5,7 @@ notebook's estimator sends the same (tests/package/launch/test_estimator.py).
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -170,7 +171,7 @@ def with_members(kind: str, body: dict[str, Any], create: Create) -> dict[str, A
     """The request that creates something of this kind, with the members of [create].
 
     Raises:
-        JobError: a command sets a member itself, or AWS's model does not allow it.
+        JobError: a command sets a member itself, or AWS's model does not allow a member.
     """
     given: dict[str, Any] = getattr(create, kind)
     taken = {f"{kind}Name", *(path for path, _ in leaves(body))} - set(DEFAULTS)
@@ -179,12 +180,12 @@ def with_members(kind: str, body: dict[str, Any], create: Create) -> dict[str, A
         for path, _ in leaves(given)
         if path in taken
     ]
-    merged, shape, name = merge(body, given), aws.request_shape(kind), {f"{kind}Name": "x"}
-    before = set(aws.violations({**name, **body}, shape))
-    for violation in aws.violations({**name, **merged}, shape):
-        if violation not in before:
-            key = f"create.{kind}.{violation.path}"
-            problems.append(error(key, violation.problem, violation.cure))
+    merged = merge(body, given)
+    for violation in aws.violations({f"{kind}Name": "x", **merged}, aws.request_shape(kind)):
+        key = f"{kind}.{violation.path}"
+        if re.split(r"[.[]", violation.path)[0] in given:
+            key = f"create.{key}"
+        problems.append(error(key, violation.problem, violation.cure))
     if problems:
         raise JobError(problems)
     return merged

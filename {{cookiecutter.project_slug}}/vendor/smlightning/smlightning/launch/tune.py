@@ -115,10 +115,6 @@ def judged(
         elif not has_errors(findings):  # otherwise it is one of these
             findings.append(from_error("tune", failure))
         return findings, None
-    limits = aws.violations(body, aws.shape("CreateHyperParameterTuningJobRequest"))
-    findings += [
-        error(f"tune: {violation.path}", violation.problem, violation.cure) for violation in limits
-    ]
     return findings, body
 
 
