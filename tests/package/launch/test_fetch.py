@@ -70,7 +70,7 @@ def test_fetch_refuses_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
 
 def test_fetch_refuses_a_model_with_a_file_named_output(aws, sent, tmp_path):
     put(aws, sent, archive(("output", tarfile.REGTYPE, b"x")))
-    with pytest.raises(UserError, match="named output"):
+    with pytest.raises(UserError, match="contains `output`"):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
 
 

@@ -98,7 +98,9 @@ def test_preflight_finds_the_requirement_behind_which_another_torch_hides(
     assert not judged(project, "modest", PIP_INDEX_URL=simple)
     [found] = judged(project, "hungry", PIP_INDEX_URL=simple)
     assert found.level == "error"
-    assert "torch 99.0, as hungry asks, would replace the image's torch 2.13.0" in found.problem
+    assert (
+        "torch 99.0, which hungry requires, would replace the image's torch 2.13.0" in found.problem
+    )
     [found] = judged(project, "absent", PIP_INDEX_URL=simple)
     assert found.level == "error" and "absent" in found.problem
 
@@ -130,7 +132,7 @@ def test_settings_of_this_machines_pip_do_not_change_what_is_found(
         (tmp_path / "pip.conf").write_text("\n".join(["[install]", *lines]))
         monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     [hungry] = judged(project, "modest\nhungry", PIP_INDEX_URL=simple)
-    assert "torch 99.0, as hungry asks" in hungry.problem
+    assert "torch 99.0, which hungry requires" in hungry.problem
     [absent] = judged(project, "absent", PIP_INDEX_URL=simple)
     assert absent.level == "error"
 

@@ -83,7 +83,7 @@ def value(text: str, key: str) -> str:
     """The value of a key of the JSON object that a secret holds; numbers as they are written.
 
     Raises:
-        ValueError: there is no such value; the message, a predicate, holds nothing of the text.
+        ValueError: there is no such value; the message is a predicate without any part of the text.
     """
     try:
         content = json.loads(text, parse_int=str, parse_float=str)

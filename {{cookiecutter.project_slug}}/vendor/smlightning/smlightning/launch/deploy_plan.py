@@ -17,14 +17,14 @@ from smlightning.launch.job import Create
 from smlightning.launch.request import with_members
 
 HANDLERS = {
-    # An image of your own around Ray's starts this application if there is no config.yaml.
+    # Your own image with Ray Serve starts this application if there is no config.yaml.
     "SM_RAYSERVE_APP": "smlightning.ray_serving:app",
 }
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user chooses for an endpoint."""
+    """The user's choices for an endpoint."""
 
     instance: str = DEFAULT_INSTANCE
     count: int = 1
@@ -40,7 +40,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What deploy creates."""
+    """Everything that deploy creates."""
 
     name: str
     region: str
@@ -137,7 +137,7 @@ def model_request(
     """CreateModel: the inference image of the job's registry, with the job's role and network.
 
     Raises:
-        UserError: the job trained in an image of your own or isolated, and there is no --image.
+        UserError: the job trained isolated or in the user's image, and --image is missing.
     """
     image = job["AlgorithmSpecification"]["TrainingImage"]
     registry = images.registry_for_inference(image, job["TrainingJobArn"].split(":")[3])
@@ -163,7 +163,7 @@ def model_request(
 
 
 def cost(region: str, options: Options) -> str:
-    """What the endpoint costs."""
+    """The line with the cost of the endpoint."""
     hourly = price.per_hour(region, options.instance, "Hosting")
     total = f"{options.count * hourly:,.2f} USD an hour" if hourly else "at an unknown price"
     return f"{options.count} × {options.instance}, {total}, until you undeploy it"

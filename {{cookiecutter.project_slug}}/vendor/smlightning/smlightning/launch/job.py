@@ -1,8 +1,8 @@
 """`job.toml`, read and typed: the one description of a job that launching and rehearsing share.
 
 A key of job.toml is one line here: its type and limits, the member of CreateTrainingJob that it
-sets, and what it means. A key whose value is sent as it stands needs nothing more; where a value
-is derived first (`derived=True`), request.py has the function.
+sets, and what it means. If the value is derived first (`derived=True`), request.py has the
+function.
 """
 
 import re
@@ -34,11 +34,11 @@ def key(member: str, text: str, *, default: Any = ..., derived: bool = False, **
     """A key of job.toml.
 
     Args:
-        member: of CreateTrainingJob that it sets; empty where it sets none by itself.
+        member: of CreateTrainingJob that it sets; empty if it sets none directly.
         text: what the key means.
         default: without one, job.toml has to have the key.
         derived: request.py computes the member's value; otherwise it is sent as it stands. Left
-            out are empty texts and lists, and 0 and false where they are the default.
+            out are empty texts and lists, and 0 and false if they are the default.
         limits: pydantic's, as in `ge=1`.
     """
     extra: dict[str, Any] = {"member": member, "derived": derived}
@@ -100,7 +100,7 @@ class Tune(Table):
 
 
 class Create(Table):
-    """Members of what `tune` and `deploy` create, by AWS's names."""
+    """Members of the requests of `tune` and `deploy`, by AWS's names."""
 
     HyperParameterTuningJob: dict[str, Any] = key(
         "", "members of CreateHyperParameterTuningJob", default=dict
@@ -116,10 +116,10 @@ class Job(Table):
     name: str = key("TrainingJobName", "its beginning; the time is added", derived=True)
     region: str = key("", "AWS's region")
     profile: str = key("", "profile of AWS's configuration that sends the job", default="")
-    # resources.py says what the request gets of these two.
+    # resources.py builds ResourceConfig from these two.
     instance_type: InstanceTypes = key(
         "ResourceConfig.InstanceType",
-        "type of the hosts, or a list: the first of which AWS has enough",
+        "type of the hosts, or a list: AWS uses the first type with enough capacity",
         default="",
         derived=True,
     )
@@ -194,7 +194,7 @@ class Job(Table):
     create: Create = key("", "members of other requests, by kind", default=Create)
 
     def replace(self, **changes: Any) -> "Job":
-        """A copy with other values for some keys, which are judged as a file's are.
+        """A copy with other values for some keys, checked like those of a file.
 
         Raises:
             JobError: a value is not valid.
@@ -240,7 +240,7 @@ TABLES = {
     for name, field in Job.model_fields.items()
     if get_origin(field.annotation) is dict or name in ("spot", "network", "tune", "create")
 }
-# Members that no key sets, and no [request] may: where their values come from.
+# Members that neither a key nor [request] may set, and the source of their values.
 OTHER_SOURCES = {"AlgorithmSpecification.MetricDefinitions": "METRICS of src/options.py"}
 
 # A channel that is a table: its key, and the member of Channel that it sets. Members themselves,
@@ -339,7 +339,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as failure:
-        finding = error(str(path), f"cannot be read ({failure.strerror})", "name it with --job")
+        finding = error(
+            str(path), f"cannot be read ({failure.strerror})", "pass its path with --job"
+        )
     except (ValueError, RecursionError) as failure:  # not TOML, not UTF-8, nested too deeply
         finding = error(str(path), f"is not TOML in UTF-8: {failure}", "correct that line")
     raise JobError([finding])
@@ -394,7 +396,7 @@ def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:
     """``NAME=DIR`` of each ``--channel``, checked.
 
     Args:
-        job: where it has channels, only these can have a folder. None: a script without a job.
+        job: if it has channels, only these can have a folder. None: a script without a job.
     """
     folders = {}
     for word in words:

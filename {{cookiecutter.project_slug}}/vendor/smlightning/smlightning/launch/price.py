@@ -17,7 +17,7 @@ def per_hour(region: str, instance_type: str, use: str = "Training") -> float:
     """US dollars for one instance and hour on demand, from AWS's pricing service.
 
     Args:
-        region: where it runs.
+        region: of the instance.
         instance_type: as in ml.g5.xlarge.
         use: Training or Hosting.
 
@@ -43,7 +43,7 @@ def per_hour(region: str, instance_type: str, use: str = "Training") -> float:
 
 
 def _asked(region: str, instance_type: str, use: str) -> float:
-    """The price as AWS answers it; 0 if there is none."""
+    """The price that AWS's service returns; 0 if there is none."""
     fields = {"productFamily": "ML Instance", "regionCode": region, "instanceName": instance_type}
     filters = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fields.items()

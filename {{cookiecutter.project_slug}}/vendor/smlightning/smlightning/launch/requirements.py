@@ -49,15 +49,15 @@ OF_THE_IMAGE = re.compile(
 )
 GLIBC = range(17, 36)  # 2.17 to 2.35, which is Ubuntu 22.04's
 
-# From this machine's pip configuration: how it reaches a package index. Everything else of it
-# (constraint, find-links, extra-index-url, pre, …) changes what pip finds, and the image has none;
-# but where it asks no index, its find-links are all that it has.
+# Settings of this machine's pip by which it reaches a package index. Its other settings
+# (constraint, find-links, extra-index-url, pre, …) change which packages pip finds, and the image has none of
+# them. A pip that uses no index needs its find-links.
 ROUTE = (
     *("cert", "client-cert", "proxy", "trusted-host", "keyring-provider", "cache-dir"),
     *("index-url", "no-index"),  # often a mirror, without which this machine reaches no index
 )
-# From [environment] of job.toml, which the container's pip reads: what changes the packages that it
-# finds. Its other variables concern the container's own files and network.
+# Variables of [environment] that change which packages the container's pip finds. Its other
+# variables concern the container's own files and network.
 OF_THE_JOB = frozenset(
     f"PIP_{name}"
     for name in """
@@ -86,8 +86,7 @@ NO_SET = re.compile(
     r"|is not a supported wheel|requires a different Python|the file does not exist"
     r"|Invalid requirement|Could not open requirements file"
 )
-# Lines of a requirements.txt that name no package. Every other line with an option asks for what it
-# names, as -e does.
+# Options on a line without a package. A line with another option, as -e, installs something.
 OPTION = re.compile(
     r"-[ifc]|--(index-url|extra-index-url|find-links|no-index|pre|trusted-host|constraint|no-binary"
     r"|only-binary|prefer-binary|require-hashes|use-feature)(?=[\s=]|$)"
@@ -134,7 +133,7 @@ def lines(path: Path) -> list[str]:
     """The lines of a requirements.txt as pip reads them; none if there is no such file.
 
     Lines that a backslash continues are joined; comments and empty lines are left out. A line that
-    includes a file gives way to that file's lines, and stays if there is no such file.
+    includes a file is replaced by that file's lines, and stays if there is no such file.
     """
     return list(_lines(path, set())) if path.is_file() else []
 
@@ -207,7 +206,7 @@ def replacing(job: Job, project: Project) -> Iterator[Finding]:
         package = canonicalize_name(found.name)
         if OF_THE_IMAGE.match(package) and not satisfied(found, packages.get(package)):
             problem = f'"{line}" would replace {torch_of_image(job)}'
-            yield error(key_of(project), problem, "remove that line: the image brings it")
+            yield error(key_of(project), problem, "remove that line: the image has it")
 
 
 def satisfied(wanted: Requirement, version: str | None) -> bool:
@@ -240,7 +239,7 @@ def asks_an_index(job: Job, project: Project) -> bool:
 
 
 def hashes(job: Job, project: Project) -> dict[str, set[str]]:
-    """Package → hashes that requirements.txt allows; empty where pip asks for none.
+    """Package → hashes that requirements.txt allows; empty if pip requires none.
 
     As soon as one line has a hash, pip installs only packages with one.
     """
@@ -251,7 +250,7 @@ def hashes(job: Job, project: Project) -> dict[str, set[str]]:
 
 
 def locked(job: Job, project: Project) -> Iterator[Finding]:
-    """Every package has a hash if one has, and what requirements.in asks for is pinned."""
+    """If one package has a hash, all have one, and every line of requirements.in is pinned."""
     allowed = hashes(job, project)
     if not allowed:
         return
@@ -262,15 +261,17 @@ def locked(job: Job, project: Project) -> Iterator[Finding]:
         name = canonicalize_name(found.name)
         pins[name] = next((each.version for each in found.specifier if each.operator == "=="), None)
         if not allowed[name] and not satisfied(found, packages.get(name)):
-            problem = f'"{line}" has no hash and other lines have, so pip installs none of them'
+            problem = f'"{line}" has no hash, other lines have one, so pip installs nothing'
             yield error(key, problem, f"{cure}, or remove every hash")
     for line, asked in wanted(job, source):
         name = canonicalize_name(asked.name)
         pin = pins.get(name)
         if name not in pins and OF_THE_IMAGE.match(name):
-            yield error(key, f'"{line}" of {source.name} is the image\'s', "remove that line")
+            yield error(key, f'"{line}" of {source.name} is in the image', "remove that line")
         elif name not in pins or (pin and not asked.specifier.contains(pin, prereleases=True)):
-            problem = f'"{line}" of {source.name} is not what it pins ({pin or "nothing"})'
+            problem = f'"{line}" of {source.name} does not allow the pinned version ({pin})'
+            if not pin:
+                problem = f'"{line}" of {source.name} is not pinned'
             yield error(key, problem, "run make lock")
 
 
@@ -298,7 +299,7 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         return
     if profile is None:
         problem = "not resolved: the image's versions are not known"
-        yield skipped(key, problem, "see that it does not replace torch")
+        yield skipped(key, problem, "check that it does not replace torch")
         return
     if reason := unresolvable(job, project, offline):
         yield skipped(key, *reason)
@@ -310,14 +311,14 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         return
     for package in resolution.built:
         problem = f"{package} has no wheel for the image, so pip builds it in the container"
-        yield skipped(key, problem, "see that it builds there, and does not replace torch")
+        yield skipped(key, problem, "check that it builds there, and does not replace torch")
     packages = [item["metadata"] for item in resolution.installs]
     replaced = [package for package in packages if OF_THE_IMAGE.match(package["name"])]
     if replaced:
         package = replaced[0]
         name = canonicalize_name(package["name"])
         asker = asker_of(name, packages, profile.packages.get(name))
-        asks = f", as {asker} asks," if asker else ""
+        asks = f", which {asker} requires," if asker else ""
         yield error(
             key,
             f"{package['name']} {package['version']}{asks} would replace {torch_of_image(job)}",
@@ -326,7 +327,7 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
 
 
 def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] | None:
-    """Problem and cure where pip cannot do here what the container's pip does."""
+    """Problem and cure if pip cannot resolve on this machine as in the container."""
     asks = asks_an_index(job, project)
     if offline and asks:
         return "not resolved: pip would ask a package index", "run preflight without --offline"
@@ -365,7 +366,7 @@ def asker_of(name: str, packages: list[dict[str, Any]], version: str | None) -> 
 def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
     """Why pip found no set of packages: an error only if the container's pip finds none, too.
 
-    A pip that cannot be used this way, an older one perhaps, says nothing of the requirements.
+    A pip that does not support this use, as an older one, shows nothing about the requirements.
     """
     messages = [
         line.removeprefix("ERROR: ")
@@ -374,7 +375,7 @@ def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
     ]
     if NO_INDEX.search(failure.errors + failure.log):
         problem = "not resolved: this machine did not reach a package index of the job"
-        return skipped(key, problem, "run preflight again where it is reachable")
+        return skipped(key, problem, "run preflight again on a machine that reaches it")
     if not NO_SET.search(failure.errors):
         problem = f"not resolved: pip failed on this machine: {' '.join(messages)[-200:]}"
         return skipped(key, problem, "check that it installs in the image")
@@ -453,7 +454,7 @@ def variables(environment: Mapping[str, str], way: Mapping[str, str]) -> dict[st
     }
     return {
         **of_the_machine,
-        "LC_ALL": "C.UTF-8",  # pip's words are read
+        "LC_ALL": "C.UTF-8",  # for pip's messages
         "PIP_CONFIG_FILE": os.devnull,  # no file of the machine, of the user and of an environment
         **way,
         **of_the_job(environment),
@@ -504,7 +505,7 @@ def source_archives(errors: str, log: str) -> dict[str, str]:
 
 
 def write_wheel(folder: Path, name: str, version: str, metadata: str = "") -> Path:
-    """A wheel without modules, which requires what its metadata say: nothing, without any."""
+    """A wheel without modules. Without metadata it requires nothing."""
     stem = f"{name.replace('-', '_')}-{version}"
     files = {
         "METADATA": metadata or f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
@@ -519,7 +520,7 @@ def write_wheel(folder: Path, name: str, version: str, metadata: str = "") -> Pa
 
 
 def empty_environment(folder: Path, profile: Profile) -> Path:
-    """An environment that holds by name what is known to be in the image; its Python."""
+    """Create an environment with the image's known packages, without files; return its Python."""
     venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
     site = next(folder.glob("lib/python*/site-packages"), folder / "Lib/site-packages")
     for name, version in profile.packages.items():

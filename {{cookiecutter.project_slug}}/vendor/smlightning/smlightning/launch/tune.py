@@ -209,8 +209,8 @@ def submit(job: Job, project: Project, destination: Destination, body: dict[str,
     Args:
         job: of job.toml.
         project: whose src/ is uploaded.
-        destination: that the request was built for; its bucket is created where it is missing.
-        body: CreateHyperParameterTuningJob, as it was judged, sent as it stands.
+        destination: of the request; its bucket is created if it is missing.
+        body: CreateHyperParameterTuningJob, as it was checked.
     """
     name = str(body["HyperParameterTuningJobName"])
     sending.ensure_bucket(job, destination)

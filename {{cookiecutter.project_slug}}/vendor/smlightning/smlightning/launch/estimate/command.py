@@ -65,7 +65,7 @@ def length(known: Known, run: Run, speed: float | None) -> dict[str, Any]:
         UserError: the speed is not positive.
     """
     if speed is not None and not 0 < speed < math.inf:
-        raise UserError(f"--samples_per_second is {speed:g}", "give a number above 0")
+        raise UserError(f"--samples_per_second is {speed:g}", "pass a number above 0")
     if not known.samples:
         return {"samples": None, "steps": None, "hours": None}
     epochs, limit = int(known.options.get("epochs", 1)), int(known.options.get("max_steps", -1))

@@ -1,4 +1,4 @@
-"""Findings of a job that does not fit into its GPUs or hosts, with what makes it fit."""
+"""Findings of a job that does not fit into its GPUs or hosts, and changes with which it fits."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -17,7 +17,7 @@ from smlightning.options import parse_command_line
 from smlightning.project import Project
 
 LOADERS = 2  # that keep their workers while it trains: for training and for validation
-MOST_SECONDS = 900  # of counting; data that was never prepared is prepared meanwhile
+MOST_SECONDS = 900  # for counting, and for preparing the data the first time
 # Options of train.py that do not matter when only sizes are counted.
 INSTEAD: dict[str, Any] = {
     "strategy": "ddp",
@@ -31,7 +31,7 @@ INSTEAD: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Known:
-    """What was counted of a job."""
+    """Counted sizes of a job."""
 
     options: dict[str, Any]  # of src/train.py
     sizes: Sizes
@@ -146,13 +146,13 @@ def _ask(
     except subprocess.TimeoutExpired:
         raise UserError(
             f"counting the model's sizes took more than {MOST_SECONDS} s",
-            "give it a part of the data: --channel NAME=FOLDER, or -- --dataset FILE",
+            "pass a part of the data: --channel NAME=FOLDER, or -- --dataset FILE",
         ) from None
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
         raise UserError(
             f"the model's sizes could not be counted: {last}",
-            "see whether make train runs with these options",
+            "check that make train runs with these options",
         )
     answer: dict[str, Any] = json.loads(ended.stdout)
     return answer
