@@ -50,8 +50,8 @@ OF_THE_IMAGE = re.compile(
 GLIBC = range(17, 36)  # 2.17 to 2.35, which is Ubuntu 22.04's
 
 # Settings of this machine's pip by which it reaches a package index. Its other settings
-# (constraint, find-links, extra-index-url, pre, …) change which packages pip finds, and the image has none of
-# them. A pip that uses no index needs its find-links.
+# (constraint, find-links, extra-index-url, pre, …) change which packages pip finds, and the image
+# has none of them. A pip that uses no index needs its find-links.
 ROUTE = (
     *("cert", "client-cert", "proxy", "trusted-host", "keyring-provider", "cache-dir"),
     *("index-url", "no-index"),  # often a mirror, without which this machine reaches no index

@@ -94,8 +94,8 @@ def memory(sizes: Sizes, run: Run) -> Memory:
     FSDP2 gathers a block when it computes, and the next one at the same time; parameters outside of
     blocks stay gathered for the whole step (``fully_shard``'s documentation: the root is not
     resharded after the forward pass). In mixed precision it gathers 16 bits, and so needs no copies
-    of weights, which are ``activations.fixed`` otherwise; ``temporary.fixed`` are whole gradients of
-    weights.
+    of weights, which are ``activations.fixed`` otherwise; ``temporary.fixed`` are whole gradients
+    of weights.
     """
     gathered = 0
     activations = sizes.activations.at(run.batch_size)
