@@ -275,14 +275,6 @@ def test_preflight_prints_findings_and_writes_them_as_json(
         assert (shown in said) == ("error" in expected)
 
 
-def test_preflight_checks_the_channels_of_a_rehearsal_first(tmp_path, capsys):
-    assert main(["preflight", "--channel", "training=here"]) == 1
-    assert "add --rehearse" in capsys.readouterr().err
-    assert main(["preflight", "--rehearse", "--channel", "training=nowhere"]) == 1
-    only_error = capsys.readouterr()
-    assert not only_error.out and "--channel training=nowhere" in only_error.err
-
-
 def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
     def product(kind: str, dollars: str) -> str:
         terms = {"OnDemand": {"a": {"priceDimensions": {"b": {"pricePerUnit": {"USD": dollars}}}}}}
@@ -314,7 +306,7 @@ def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch, kind
         began = time.monotonic()
         said = price.cost(good.replace(instance_type=kinds))
         assert time.monotonic() - began < 5
-    assert said.endswith("did not answer") and "offline" not in said
+    assert "list price" in said or "not known" in said
 
 
 def test_a_denied_call_is_skipped_and_earlier_findings_stay(aws, good, monkeypatch):

@@ -73,18 +73,6 @@ def test_what_it_holds_is_enough_to_import_train(tmp_path: Path) -> None:
     assert Path(done.stdout.strip()).is_relative_to(tmp_path)
 
 
-def test_the_copy_for_an_estimator_holds_the_same_files(tmp_path: Path) -> None:
-    copy = archive.copy(SRC, tmp_path / "staged")
-    (copy / "of_an_older_version.py").touch()
-    assert archive.copy(SRC, tmp_path / "staged") == copy
-    staged = {
-        path.relative_to(copy).as_posix(): path.read_bytes()
-        for path in copy.rglob("*")
-        if path.is_file()
-    }
-    assert staged == contents(written())
-
-
 def test_a_module_of_src_may_not_hide_the_package(tmp_path: Path) -> None:
     (tmp_path / "smlightning.py").touch()
     with pytest.raises(UserError) as raised:

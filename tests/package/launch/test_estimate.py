@@ -1,9 +1,7 @@
 """Sizes of a model and of a step against what torch records; what fits into an instance."""
 
 import json
-import os
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import host_records
 import model_records
@@ -14,14 +12,13 @@ from model_records import TINY
 from small_job import GOOD, PROJECT, edited
 
 from model import ByteCNN
-from smlightning import project as projects
 from smlightning.__main__ import main
 from smlightning.launch import aws, instances
-from smlightning.launch import job as jobs
-from smlightning.launch.estimate import command, counting, fit, known, sizes
+from smlightning.launch.estimate import command, counting, fit, known
 from smlightning.launch.estimate.known import Known
-from smlightning.launch.estimate.sizes import COPIES, STATE, Linear, Run, Sizes, memory, total
-from smlightning.launch.preflight.memory import memory as findings_of_memory
+from smlightning.launch.estimate.sizes import STATE, Linear, Run, Sizes, memory, total
+from smlightning.launch.findings import Finding
+from smlightning.launch.job import Job
 
 GIB = 2**30
 MEMORY_ERROR = 0.2
@@ -110,12 +107,6 @@ def test_every_gpu_has_its_memory():
     assert instances.families_with(100 * GIB) == ["p5e", "p5en", "p6-b200", "p6-b300"]
 
 
-def test_a_network_may_be_called_twice_in_a_step():
-    net = torch.nn.Linear(8, 8)
-    counted, _ = counting.step(lambda: (net(torch.ones(1, 8)) * net(torch.ones(1, 8))).sum(), [])
-    assert counted > 0
-
-
 def test_fsdp_divides_weights_gradients_and_optimizer_state():
     alone, divided = memory(SMALL_STEP, Run(4, ranks=4)), memory(SMALL_STEP, Run(4, 4, shards=4))
     assert 4 * total(divided, *STATE) == total(alone, *STATE)
@@ -161,71 +152,46 @@ def transformer(parameters: int) -> Sizes:
     )
 
 
-@pytest.fixture
-def remember(monkeypatch):
-    """Let a model of these sizes be the last that was counted."""
-
-    def remembered(found: Sizes) -> None:
-        last = lambda job, project, options: Known(options, found, None, 0)  # noqa: E731
-        monkeypatch.setattr(known, "remembered", last)
-
-    return remembered
+def findings(job: Job, sizes: Sizes) -> list[Finding]:
+    """Findings of a job whose model has these sizes."""
+    return list(fit.findings(job, Known(known.options_of(job, PROJECT), sizes, None, 0)))
 
 
-def test_preflight_reports_a_job_that_cannot_fit_and_what_would(remember):
-    remember(transformer(8 * 10**9))
+def test_a_job_that_cannot_fit_gets_options_and_instances_that_do():
+    large = transformer(8 * 10**9)
     hyperparameters = {"batch_size": 1}
     job = GOOD.replace(hyperparameters=hyperparameters, distribution="torch_distributed")
-    (found,) = findings_of_memory(job, PROJECT)
-    assert (found.level, found.key) == ("error", "memory")
+    (found,) = findings(job, large)
+    assert found.level == "error"
     assert "--strategy fsdp" in found.cure and "p6-b300" in found.cure
-    (found,) = findings_of_memory(job.replace(distribution="smddp"), PROJECT)
-    assert "--strategy fsdp" not in found.cure, "SMDDP does not carry it"
-    job = GOOD.replace(hyperparameters={**hyperparameters, "strategy": "fsdp"})
-    assert not list(findings_of_memory(job, PROJECT))
-    # More than fits by activations, which are estimated.
-    large = {**hyperparameters, "strategy": "fsdp", "batch_size": 64}
-    (found,) = findings_of_memory(GOOD.replace(hyperparameters=large), PROJECT)
+    (found,) = findings(job.replace(distribution="smddp"), large)
+    assert "--strategy fsdp" not in found.cure, "SMDDP does not support it"
+    sharded = {**hyperparameters, "strategy": "fsdp"}
+    assert not findings(GOOD.replace(hyperparameters=sharded), large)
+    # Activations are estimated.
+    (found,) = findings(GOOD.replace(hyperparameters={**sharded, "batch_size": 64}), large)
     assert found.level == "warning" and "--batch_size" in found.cure
-    (found,) = findings_of_memory(job.replace(instance_type="ml.m5.xlarge"), PROJECT)
+    on_cpu = GOOD.replace(hyperparameters=sharded, instance_type="ml.m5.xlarge")
+    (found,) = findings(on_cpu, large)
     assert found.level == "error" and "ml.m5.12xlarge" in found.cure, "a CPU's is main memory"
+    either = ["ml.p6-b300.48xlarge", "ml.p4d.24xlarge"]
+    (found,) = findings(job.replace(instance_type=either), large)
+    assert "ml.p4d.24xlarge" in found.problem
 
 
-def test_a_job_that_fits_the_gpu_and_not_the_host_is_an_error(remember):
-    """The system killed such a job at its first checkpoint."""
-    remember(transformer(1_100_000_000))
+def test_a_job_that_fits_the_gpu_and_not_the_host_is_an_error():
+    """The kernel killed such a job at its first checkpoint."""
+    large = transformer(1_100_000_000)
     job = GOOD.replace(
         hyperparameters={"batch_size": 1},
         instance_type="ml.g5.xlarge",
         instance_count=1,
         distribution="none",
     )
-    (found,) = findings_of_memory(job, PROJECT)
+    (found,) = findings(job, large)
     assert found.level == "error" and "main memory" in found.problem
     assert "ml.g5.2xlarge" in found.cure or "ml.g5.4xlarge" in found.cure
-    assert not list(findings_of_memory(job.replace(instance_type="ml.g5.4xlarge"), PROJECT))
-
-
-def test_the_ranks_of_a_host_add_up():
-    def held(ranks: int, shards: int = 1, gpus: bool = False, of: int = 0) -> dict[str, int]:
-        return sizes.host_memory(SMALL_STEP, Run(4, of or ranks, shards), ranks, 0, gpus)
-
-    one, two, divided = held(1), held(2), held(2, shards=2)
-    assert total(one, *COPIES) == 4 * 10**9 + SMALL_STEP.checkpoint_bytes + 10**9
-    assert two["weights"] == 2 * one["weights"], "each has its own"
-    for other in (two, divided):  # with ddp only rank 0 has copies, with fsdp each of its half
-        assert (other["snapshot"], other["best"]) == (one["snapshot"], one["best"])
-    half = held(1, shards=2, of=2)
-    assert (2 * half["snapshot"], 2 * half["best"]) == (one["snapshot"], one["best"])
-    gpu = held(2, gpus=True)
-    assert gpu["weights"] == 2 * SMALL_STEP.parameter_bytes and "optimizer" not in gpu
-
-
-@pytest.mark.parametrize(
-    ("size", "pinned"), [(1000, 1024), (1024, 1024), (300 << 20, 300 << 20), (0, 0)]
-)
-def test_a_pinned_block_is_a_power_of_two_unless_it_is_large(size, pinned):
-    assert sizes.pinned_block(size) == pinned
+    assert not findings(job.replace(instance_type="ml.g5.4xlarge"), large)
 
 
 def test_every_type_that_trains_on_torch_has_its_main_memory():
@@ -247,16 +213,9 @@ def test_a_host_takes_the_estimated_memory(tmp_path, ranks, workers):
     assert abs(record.error) < HOST_ERROR, record
 
 
-def test_a_checkpoint_of_unknown_size_is_skipped():
-    job = GOOD.replace(hyperparameters={"model_name": "somebody/large"})
-    (found,) = findings_of_memory(job, PROJECT)
-    assert found.level == "skipped" and "estimate" in found.cure
-    assert not list(findings_of_memory(job.replace(instance_type="ml.m5.xlarge"), PROJECT))
-
-
 @pytest.fixture(scope="module")
 def estimated(tmp_path_factory):
-    """A project whose job was estimated: its folder, and what was written."""
+    """The report of a job's estimate."""
     folder = tmp_path_factory.mktemp("estimated")
     for name in ("src", "pyproject.toml"):
         (folder / name).symlink_to(PROJECT.root / name)
@@ -268,11 +227,11 @@ def estimated(tmp_path_factory):
         patch.setenv("SMLIGHTNING_PROJECT", str(folder))
         words = ["estimate", "--json", str(report), "--samples_per_second", "100"]
         assert main(words) == 0
-    return folder, json.loads(report.read_text(encoding="utf-8"))
+    return json.loads(report.read_text(encoding="utf-8"))
 
 
 def test_the_projects_own_model_is_counted(estimated):
-    _, report = estimated
+    report = estimated
     net = ByteCNN(len(small.ALPHABETS))
     parameters = sum(parameter.numel() for parameter in net.parameters())
     found = report["sizes"]
@@ -289,64 +248,6 @@ def test_the_projects_own_model_is_counted(estimated):
     assert 0.7 * rows < report["samples"] < 0.9 * rows  # the others validate and test
     assert report["steps"] == 2 * -(-report["samples"] // (8 * 12))
     assert report["hours"] == pytest.approx(2 * report["samples"] / 100 / 3600)
-
-
-def test_preflight_uses_the_last_count(estimated, monkeypatch):
-    folder, report = estimated
-    project = projects.Project(folder)
-    job = jobs.load(folder / "job.toml", project)
-    assert not list(findings_of_memory(job, project))
-    least = report["memory"]["total"]
-    monkeypatch.setattr(instances, "gpu_memory", lambda kind: least - 1)
-    (found,) = findings_of_memory(job, project)
-    assert found.level == "warning"
-    changed = job.replace(hyperparameters={**job.hyperparameters, "max_length": 77})
-    assert not list(findings_of_memory(changed, project))  # nothing is known of other options
-    data = Path(job.hyperparameters["dataset"])
-    with data.open("a", encoding="utf-8") as file:
-        file.write("a longer text of other data,greek\n")
-    assert known.remembered(job, project, known.options_of(job, project)) is None
-    (folder / known.FILE).write_text("{}", encoding="utf-8")
-    assert not list(findings_of_memory(job, project))
-
-
-def test_a_count_is_forgotten_when_checkpoint_or_data_change(tmp_path, monkeypatch):
-    checkpoint, channel = tmp_path / "checkpoint", tmp_path / "channel"
-    for place in (checkpoint, channel):
-        place.mkdir()
-        (place / "file.json").write_text("{}", encoding="utf-8")
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / "src").symlink_to(PROJECT.src)
-    project = projects.Project(root)
-    hyperparameters = {"model_name": str(checkpoint), "dataset": "training"}
-    job = GOOD.replace(hyperparameters=hyperparameters, channels={"training": "s3://bucket/a/"})
-    options = known.options_of(job, PROJECT)
-    answer = {"sizes": asdict(SMALL_STEP), "samples": None, "tokens": 9}
-    monkeypatch.setattr(known, "_ask", lambda *_: answer)
-    for changed in (checkpoint / "file.json", channel / "file.json", channel / "more.json", None):
-        counted = known.counted(job, project, options, {"training": channel})
-        assert known.remembered(job, project, options) == counted
-        if changed:
-            changed.write_text("{} ", encoding="utf-8")
-        else:
-            job = job.replace(channels={"training": "s3://bucket/b/"})
-        assert known.remembered(job, project, options) is None
-
-
-def test_counting_gets_only_the_channels_of_sagemakers_variables(monkeypatch, tmp_path):
-    seen = {}
-
-    def run(command, **more):
-        seen.update(more["env"])
-        return type("Ended", (), {"returncode": 1, "stderr": "no data"})
-
-    monkeypatch.setenv("SM_MODEL_DIR", str(tmp_path))
-    monkeypatch.setattr(known.subprocess, "run", run)
-    with pytest.raises(known.UserError, match="no data"):
-        known._ask({}, PROJECT, {"training": tmp_path})
-    assert "SM_MODEL_DIR" not in seen and seen["SM_CHANNEL_TRAINING"] == str(tmp_path)
-    assert str(Path(known.__file__).parents[3]) in seen["PYTHONPATH"].split(os.pathsep)
 
 
 def test_a_dataset_that_is_a_channel_needs_a_folder(tmp_path, monkeypatch, capsys):

@@ -29,11 +29,20 @@ from smlightning.launch import (
     request,
 )
 
-CASES = [
-    path
+CASES = {
+    path.stem: json.loads(path.read_text(encoding="utf-8"))["job"]
     for path in sorted((Path(__file__).parent / "requests").glob("*.json"))
     if not path.stem.startswith("tune")
+}
+GROUPS = [
+    {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
+    {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 2},
 ]
+CASES["instance groups"] = {
+    "name": "words",
+    "region": "us-east-1",
+    "request": {"ResourceConfig": {"InstanceGroups": GROUPS}},
+}
 NAME = "language-id-20261123-010203"
 SRC = projects.find().src
 NOTEBOOK = SRC.parent / "launch.ipynb"
@@ -90,12 +99,11 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return sent
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("case", CASES)
 def test_the_estimator_sends_the_request(
-    path: Path, tmp_path: Path, uploads: dict[str, Any]
+    case: str, tmp_path: Path, uploads: dict[str, Any]
 ) -> None:
-    case = json.loads(path.read_text(encoding="utf-8"))
-    wanted = job.from_table(case["job"], PROJECT)
+    wanted = job.from_table(CASES[case], PROJECT)
     made = request.dry_run(wanted, PROJECT, NAME)
     session = estimator.session(wanted)
     sdk_estimator = written_out(wanted, made, session, archive.copy(SRC, tmp_path / "code"))
@@ -117,23 +125,6 @@ def test_the_estimators_archive_holds_the_same_files(
         members = [each for each in tar if each.isfile() and "__pycache__" not in each.name]
         files = {each.name: tar.extractfile(each).read() for each in members}  # type: ignore[union-attr]
     assert files == {name: path.read_bytes() for name, path in archive.files(SRC).items()}
-
-
-def test_the_estimator_sends_instance_groups(tmp_path: Path, uploads: dict[str, Any]) -> None:
-    """And neither instance_type nor instance_count, which are unused."""
-    groups = [
-        {"InstanceGroupName": "a", "InstanceType": "ml.g5.12xlarge", "InstanceCount": 1},
-        {"InstanceGroupName": "b", "InstanceType": "ml.g6.12xlarge", "InstanceCount": 2},
-    ]
-    wanted = GOOD.replace(request={"ResourceConfig": {"InstanceGroups": groups}})
-    made = request.dry_run(wanted, PROJECT, NAME)
-    session = estimator.session(wanted)
-    sdk_estimator = written_out(wanted, made, session, archive.copy(SRC, tmp_path / "code"))
-    sdk_estimator._prepare_for_training(NAME)
-    arguments = _TrainingJob.get_train_args(sdk_estimator, estimator.inputs(wanted), None)
-    sent = session.get_train_request(**arguments)
-    assert sent["ResourceConfig"]["InstanceGroups"] == groups
-    assert sent == made
 
 
 def test_a_member_without_a_parameter_is_named() -> None:
@@ -171,17 +162,13 @@ def test_the_notebook_writes_out_this_estimator() -> None:
     assert " ".join(arguments(cell)) == expected
 
 
-def test_the_session_reports_nothing() -> None:
-    configuration = estimator.session(GOOD).sagemaker_config
-    assert configuration["SageMaker"]["PythonSDK"]["Modules"]["TelemetryOptOut"] is True
-
-
 def test_the_session_has_the_jobs_region_and_leaves_the_shared_one(monkeypatch) -> None:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
     aws.use_profile("")
     made = estimator.session(GOOD.replace(region="eu-west-1"))
     assert made.boto_region_name == made.sagemaker_client.meta.region_name == "eu-west-1"
     assert aws.session().region_name == "us-west-2"
+    assert made.sagemaker_config["SageMaker"]["PythonSDK"]["Modules"]["TelemetryOptOut"] is True
     assert made.boto_session.get_credentials() is aws.session().get_credentials()  # one sign-in
     aws.use_profile("")
 

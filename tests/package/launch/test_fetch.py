@@ -34,6 +34,7 @@ def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
         archive(("../evil", tarfile.REGTYPE, b"x")),
         archive(("a/../../evil", tarfile.REGTYPE, b"x")),
         archive(("link", tarfile.SYMTYPE, b"/etc"), ("link/evil", tarfile.REGTYPE, b"x")),
+        archive(("a", tarfile.REGTYPE, b"x"), ("b", tarfile.SYMTYPE, b"a")),
         archive(("link", tarfile.LNKTYPE, b"../../evil")),
         archive(("dev", tarfile.CHRTYPE, b"")),
         archive(("fifo", tarfile.FIFOTYPE, b"")),
@@ -48,6 +49,7 @@ def test_fetch_brings_model_and_curves(aws, sent, tmp_path):
         "parent",
         "inner parent",
         "link",
+        "link within the folder",
         "hard link",
         "device",
         "fifo",
@@ -66,28 +68,9 @@ def test_fetch_refuses_what_leads_out_or_is_damaged(aws, sent, tmp_path, body):
     assert not list((tmp_path / "models").iterdir()) and not list(tmp_path.glob("evil"))
 
 
-def test_an_archive_for_which_memory_does_not_suffice_is_a_sentence(monkeypatch, tmp_path):
-    (tmp_path / "archive").write_bytes(archive(("config.json", tarfile.REGTYPE, b"{}")))
-
-    def fail(*_, **__):
-        raise MemoryError
-
-    monkeypatch.setattr(tarfile.TarFile, "getmembers", fail)
-    with pytest.raises(UserError, match="MemoryError"):
-        fetch.unpack(tmp_path / "archive", tmp_path / "target")
-
-
-def test_fetch_refuses_symbolic_links(aws, sent, tmp_path):
-    """Even within the folder: by them archives have got past Python's filter."""
-    body = archive(("a", tarfile.REGTYPE, b"x"), ("b", tarfile.SYMTYPE, b"a"))
-    put(aws, sent, body)
-    with pytest.raises(UserError, match="symbolic links"):
-        fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
-
-
 def test_fetch_refuses_a_model_with_a_file_named_output(aws, sent, tmp_path):
     put(aws, sent, archive(("output", tarfile.REGTYPE, b"x")))
-    with pytest.raises(UserError, match="named output"):
+    with pytest.raises(UserError, match="contains `output`"):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "models" / "x")
 
 
@@ -101,14 +84,6 @@ def test_fetch_without_a_model(aws, sent, tmp_path, monkeypatch):
     sent.training_job_status = "InProgress"
     with pytest.raises(UserError, match="InProgress"):
         fetch.fetch(sent.training_job_name, REGION, tmp_path / "x")
-
-
-def test_a_python_that_cannot_refuse_is_told(monkeypatch, tmp_path):
-    """As before 3.11.4, whose tarfile has no filters."""
-    monkeypatch.delattr(tarfile, "data_filter")
-    with pytest.raises(UserError) as raised:
-        fetch.unpack(tmp_path / "archive", tmp_path / "target")
-    assert "3.11.4" in raised.value.cure
 
 
 @pytest.mark.parametrize("key", ["m/a/b", "m/\0", f"m/{'a' * 300}", "m/\ud800", "m/../../up"])

@@ -99,12 +99,6 @@ def test_the_request_sets_efa_where_the_toolkit_of_the_image_does_not(
     assert body.get("Environment", {}) == variables
 
 
-def test_a_profiler_of_ones_own_replaces_the_default() -> None:
-    profiler = {"S3OutputPath": "s3://bucket/profiles/", "ProfilingIntervalInMilliseconds": 500}
-    body = request.dry_run(GOOD.replace(request={"ProfilerConfig": profiler}), PROJECT, NAME)
-    assert body["ProfilerConfig"] == profiler
-
-
 def test_a_channel_takes_members_by_their_own_names() -> None:
     given = {"s3_data": "s3://bucket/x", "ShuffleConfig": {"Seed": 3}}
     (channel,) = request.dry_run(GOOD.replace(channels={"training": given}), PROJECT)[

@@ -83,26 +83,20 @@ def test_a_secret_arrives_as_it_is_stored(aws, content, capfd, monkeypatch, tmp_
 
 
 ARN = f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:team/db-AbCdEf"
-ID = "9d4cb84b-ad69-40c0-a0ab-cead3EXAMPLE"
 
 
 @pytest.mark.parametrize(
     ("text", "reference"),
     [
-        # As AWS's guides of CodeBuild and ECS write them.
         ("team/db:MY_SECRET_VAR", Reference("team/db", key="MY_SECRET_VAR")),
         (f"{ARN}", Reference(ARN)),
-        (f"{ARN}:username1::", Reference(ARN, key="username1")),
-        (f"{ARN}::AWSPREVIOUS:", Reference(ARN, stage="AWSPREVIOUS")),
-        (f"{ARN}:::{ID}", Reference(ARN, version=ID)),
-        (f"{ARN}:username1:AWSPREVIOUS:", Reference(ARN, key="username1", stage="AWSPREVIOUS")),
-        (f"{ARN}:username1::{ID}", Reference(ARN, key="username1", version=ID)),
+        (f"{ARN}:username1", Reference(ARN, key="username1")),
         # Keys of JSON are any text.
         ("team/db:API key (new)", Reference("team/db", key="API key (new)")),
         ("ssm:/team/db:3", Reference("/team/db:3", is_parameter=True)),  # a parameter's version
     ],
 )
-def test_a_reference_has_a_name_a_key_and_a_version(text, reference):
+def test_a_reference_has_a_name_and_a_key(text, reference):
     assert REFERENCE.fullmatch(text) and stored_secrets.parse(text) == reference
 
 
@@ -112,8 +106,7 @@ NO_REFERENCES = {
     "NO_KEY": "team/db:",
     "BLANK": "team/db: password",
     "BLANK_IN_NAME": "team db:password",
-    "LABEL_AND_ID": f"team/db:password:AWSPREVIOUS:{ID}",
-    "TOO_MUCH": f"{ARN}:password::{ID}:more",
+    "VERSION": f"{ARN}:password:AWSPREVIOUS:",
     "OTHER_SERVICE": f"arn:aws:ssm:{REGION}:{ACCOUNT}:parameter/team/db",
     "JSON": '{"password": "x"}',
 }
@@ -129,18 +122,16 @@ def test_an_invalid_reference_is_an_error_that_does_not_print_it(good):
 
 
 def test_keys_of_a_secret_are_read_on_the_host_from_one_answer(aws, good, capsys, monkeypatch):
-    """Of one version, whichever the secret's next one is; numbers as they are written."""
+    """Numbers arrive as they are written."""
     client = aws.client("secretsmanager")
     content = f'{{"user": "me", "password": "{VALUE}", "port": 5432, "share": 1.10, "tls": true}}'
-    arn = client.create_secret(Name="team/db", SecretString='{"password": "0lder"}')["ARN"]
-    client.put_secret_value(SecretId="team/db", SecretString=content)
+    arn = client.create_secret(Name="team/db", SecretString=content)["ARN"]
     names = {
         "DB_PASSWORD": "team/db:password",
         "DB_PORT": "team/db:port",
         "DB_SHARE": "team/db:share",
         "DB_TLS": "team/db:tls",
-        "DB_USER": f"{arn}:user::",
-        "DB_BEFORE": f"{arn}:password:AWSPREVIOUS:",
+        "DB_USER": f"{arn}:user",
         "DB": "team/db",
     }
     job = good.replace(secrets=names)
@@ -160,13 +151,11 @@ def test_keys_of_a_secret_are_read_on_the_host_from_one_answer(aws, good, capsys
         "DB_SHARE": "1.10",
         "DB_TLS": "true",
         "DB_USER": "me",
-        "DB_BEFORE": "0lder",
         "DB": content,
     }
     assert asked == [
         {"SecretId": "team/db"},
         {"SecretId": arn},
-        {"SecretId": arn, "VersionStage": "AWSPREVIOUS"},
     ]
     sent = {f"SECRET_FOR_{name}": text for name, text in names.items()}
     assert sent.items() <= body["Environment"].items()

@@ -1,11 +1,9 @@
 """A secret of Secrets Manager or a parameter of Parameter Store: its reference, and its value.
 
-A reference of Secrets Manager is a name or an ARN, to which a key of its JSON, a staging label and
-an ID of its version may be appended, each after a colon, as CodeBuild takes names and ARNs
-(https://docs.aws.amazon.com/codebuild/latest/userguide/build-spec-ref.html, env/secrets-manager)
-and ECS takes ARNs
-(https://docs.aws.amazon.com/AmazonECS/latest/developerguide/secrets-envvar-secrets-manager.html).
-A secret's own name holds no colon (API_CreateSecret). Neither service takes a key of a parameter.
+A reference of Secrets Manager is a name or an ARN; ``:KEY`` after it selects a key of the JSON that
+the secret holds, as in CodeBuild
+(https://docs.aws.amazon.com/codebuild/latest/userguide/build-spec-ref.html, env/secrets-manager).
+A secret's own name holds no colon (API_CreateSecret). ``ssm:NAME`` is a parameter.
 """
 
 import json
@@ -16,16 +14,10 @@ from typing import Any
 # Before a variable's name: its value in a rehearsal, where the secret is not read from AWS.
 REHEARSED = "REHEARSAL_SECRET_"
 PARAMETER = "ssm:"  # before a name in Parameter Store
-FIELDS_OF_ARN = 7  # arn:aws:secretsmanager:region:account:secret:name
-_PLACE = r"(?:arn:[\w-]+:secretsmanager:[\w-]+:\d{12}:secret:)?[\w/+=.@-]+"
-_KEY = r"[^:\s](?:[^:\r\n]*[^:\s])?"
-_LABEL, _ID = r"[\w/+=.@-]+", r"[\w-]{32,64}"
-# AWS takes a label or an ID, not both; colons without anything between them stand for the default.
 REFERENCE = re.compile(
     rf"{PARAMETER}[\w./:-]+"
-    rf"|(?!{PARAMETER}){_PLACE}(?::{_KEY})?"
-    rf"|(?!{PARAMETER}){_PLACE}:(?:{_KEY})?:(?:{_LABEL})?:?"
-    rf"|(?!{PARAMETER}){_PLACE}:(?:{_KEY})?::{_ID}",
+    rf"|(?!{PARAMETER})(?P<name>(arn:[\w-]+:secretsmanager:[\w-]+:\d{{12}}:secret:)?[\w/+=.@-]+)"
+    r"(:(?P<key>[^:\s]([^:\r\n]*[^:\s])?))?",
     re.ASCII,
 )
 
@@ -38,15 +30,11 @@ class Reference:
         name: name or ARN of a secret, or name of a parameter.
         is_parameter: whether it is in Parameter Store.
         key: of the JSON object that the secret holds; empty: the secret's whole text.
-        stage: staging label of its version; empty: AWS's default, AWSCURRENT.
-        version: ID of its version; empty: AWS's default.
     """
 
     name: str
     is_parameter: bool = False
     key: str = ""
-    stage: str = ""
-    version: str = ""
 
     @property
     def whole(self) -> "Reference":
@@ -60,24 +48,22 @@ class Reference:
 
 
 def parse(text: str) -> Reference:
-    """The parts of a reference, of a form that REFERENCE matches."""
+    """The parts of a reference; of a text that REFERENCE does not match, a name."""
     if text.startswith(PARAMETER):
         return Reference(text.removeprefix(PARAMETER), is_parameter=True)
-    fields = text.split(":")
-    length = FIELDS_OF_ARN if text.startswith("arn:") else 1
-    key, stage, version = (*fields[length:], "", "", "")[:3]
-    return Reference(":".join(fields[:length]), key=key, stage=stage, version=version)
+    match = REFERENCE.fullmatch(text)
+    return Reference(match["name"], key=match["key"] or "") if match else Reference(text)
 
 
 def read(reference: Reference, region: str | None) -> str:
     """The whole text of a secret or parameter, as it is stored.
 
     Args:
-        reference: whose key is not looked at.
+        reference: its key is not used.
         region: of the job.
 
     Raises:
-        botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError: AWS did not answer it.
+        botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError: AWS did not answer.
         KeyError: the secret is binary.
     """
     import boto3  # in AWS's images
@@ -88,10 +74,8 @@ def read(reference: Reference, region: str | None) -> str:
         parameters = boto3.client("ssm", region_name=region)
         answer = parameters.get_parameter(Name=reference.name, WithDecryption=True)
         return str(answer["Parameter"]["Value"])
-    versions = {"VersionStage": reference.stage, "VersionId": reference.version}
-    given = {member: value for member, value in versions.items() if value}
     secrets = boto3.client("secretsmanager", region_name=region)
-    answer = secrets.get_secret_value(SecretId=reference.name, **given)
+    answer = secrets.get_secret_value(SecretId=reference.name)
     return str(answer["SecretString"])
 
 
@@ -99,7 +83,7 @@ def value(text: str, key: str) -> str:
     """The value of a key of the JSON object that a secret holds; numbers as they are written.
 
     Raises:
-        ValueError: there is no such value; the message, a predicate, holds nothing of the text.
+        ValueError: there is no such value; the message is a predicate without any part of the text.
     """
     try:
         content = json.loads(text, parse_int=str, parse_float=str)

@@ -1,7 +1,7 @@
 """The code that a job gets: `sourcedir.tar.gz` with src/ and the package smlightning.
 
-SageMaker's toolkit unpacks it to /opt/ml/code, which is on the path there. The package travels
-along, so that nothing has to be downloaded for it and a closed VPC works. `submit` sends `files`;
+SageMaker's toolkit unpacks it to /opt/ml/code, which is on Python's path. It contains the package,
+so that a job in a closed VPC downloads nothing for it. `submit` sends `files`;
 deploy, a rehearsal and the SDK's estimator use a copy of them.
 """
 
@@ -32,7 +32,7 @@ def files(source: Path) -> dict[str, Path]:
     Links, files of keys and whatever `listed` leaves out are not among them.
 
     Args:
-        source: the owner's modules, the project's src/.
+        source: the project's src/.
 
     Raises:
         UserError: src/ has a module that would hide the package.
@@ -73,7 +73,7 @@ def package_files() -> dict[str, Path]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """The files below a folder, without compiled ones, which differ from machine to machine."""
+    """The files below a folder, without compiled files, which differ between machines."""
     return sorted(
         path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     )
@@ -95,10 +95,10 @@ def write(file: BinaryIO, source: Path) -> None:
 
 
 def copy(source: Path, into: Path, without: Collection[str] = ()) -> Path:
-    """Copy the archive's files into a folder, in place of what it holds.
+    """Replace the content of a folder by the archive's files.
 
     Args:
-        source: the owner's modules, the project's src/.
+        source: the project's src/.
         into: the folder.
         without: names of files and folders that are not copied.
 
@@ -110,7 +110,7 @@ def copy(source: Path, into: Path, without: Collection[str] = ()) -> Path:
         for name, path in files(source).items()
         if {*without}.isdisjoint(Path(name).parts)
     }
-    shutil.rmtree(into, ignore_errors=True)  # of an earlier job, perhaps
+    shutil.rmtree(into, ignore_errors=True)  # files of an earlier job
     _copy(contents, into)
     return into
 

@@ -1,22 +1,74 @@
-"""The commands of the command line, except `rehearse`."""
+"""The commands of the command line, except `rehearse`: their options, and what they do.
+
+A command imports heavy modules when it runs, so that `--help` answers at once.
+"""
 
 import argparse
 import json
-import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smlightning import project as projects
 from smlightning.errors import UserError
 from smlightning.files import ensure_dir
-from smlightning.launch import aws, findings, history, job, preflight, price, request
+from smlightning.launch import aws, findings, history
+from smlightning.launch.constants import DEFAULT_INSTANCE
 from smlightning.launch.findings import Finding
-from smlightning.launch.job import Job
-from smlightning.launch.request import Destination
 from smlightning.project import Project
+
+if TYPE_CHECKING:
+    from smlightning.launch.job import Job
+    from smlightning.launch.request import Destination
+
+Option = tuple[str, dict[str, Any]]  # the arguments of argparse's add_argument
+Run = Callable[[argparse.Namespace, Project], int]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command; `run` returns its exit status, 0 or 1."""
+
+    help: str
+    example: str
+    options: tuple[Option, ...]
+    run: Run
+
+
+COMMANDS: dict[str, Command] = {}  # in the order of the work
+
+
+def command(name: str, text: str, *options: Option, example: str = "") -> Callable[[Run], Run]:
+    """Make a function the command of this name, with its help and an example of its arguments."""
+
+    def add(run: Run) -> Run:
+        COMMANDS[name] = Command(text, f"{name} {example}".strip(), options, run)
+        return run
+
+    return add
+
+
+def option(name: str, text: str, **settings: Any) -> Option:
+    """An option or argument, with its help."""
+    return name, {"help": text, **settings}
+
+
+JOB_FILE = option("--job", "the job's file (job.toml of the project)", type=Path, metavar="FILE")
+PROFILE = option("--profile", "profile of AWS's configuration (as in job.toml)", metavar="NAME")
+ACCEPT = option(
+    "--accept", "make KEY's error a warning", action="append", default=[], metavar="KEY"
+)
+YES = option("--yes", "accept the price without a question", action="store_true")
+DRY_RUN = option("--dry-run", "print the request as JSON and send nothing", action="store_true")
+REPORT = option("--json", "also write the result to this file", type=Path, metavar="FILE")
+# Commands with this option are for jobs that were sent, and need no valid job.toml.
+REGION = option(
+    "--region", "region of the job (the one it was sent to, or of job.toml)", default=""
+)
+NAME = option("name", "name of the training job", metavar="JOB")
+A_JOB = "words-20260101-120000"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,20 +78,21 @@ def run(arguments: argparse.Namespace) -> int:
         UserError: for every mistake of the user, and for every error of AWS.
     """
     with aws.errors():
-        name, given, job_file = getattr(arguments, "name", ""), arguments.profile, arguments.job
-        if arguments.command in COMMANDS:
-            project = projects.find()
+        is_sent = "region" in arguments
+        project = project_or_folder() if is_sent else projects.find()
+        arguments.job = arguments.job or project.job_file
+        name, job_file = getattr(arguments, "name", ""), arguments.job
+        history.use_profile(project, name, given=arguments.profile, job_file=job_file)
+        if is_sent:
+            given = arguments.region
+            arguments.region = history.region_of(project, name, given=given, job_file=job_file)
+        else:
             project.add_src_to_path()
-            history.use_profile(project, given=given, job_file=job_file)
-            return COMMANDS[arguments.command](arguments, project)
-        project = project_or_folder()
-        history.use_profile(project, name, given=given, job_file=job_file)
-        region = history.region_of(project, name, given=arguments.region, job_file=job_file)
-        return COMMANDS_OF_JOBS[arguments.command](arguments, project, region)
+        return COMMANDS[arguments.command].run(arguments, project)
 
 
 def project_or_folder() -> Project:
-    """The project, else the working directory: a job that was sent needs none."""
+    """The project, or the working directory: a job that was sent needs no project."""
     try:
         return projects.find()
     except UserError:
@@ -47,31 +100,39 @@ def project_or_folder() -> Project:
 
 
 def metric_names(project: Project) -> tuple[str, ...]:
-    """METRICS of src/options.py; none without that file: the log can be followed all the same."""
+    """METRICS of src/options.py; empty without that file, since the log can still be followed."""
     try:
         return project.options().metrics
     except UserError:
         return ()
 
 
+@command(
+    "preflight",
+    "check job.toml, src/ and the account before the job costs anything",
+    ACCEPT,
+    option("--offline", "use no network: neither AWS nor a package index", action="store_true"),
+    REPORT,
+    option(
+        "--sender",
+        "role that will send the job, if it is not the one of these credentials",
+        default="",
+        metavar="ROLE",
+    ),
+    example="--offline",
+)
 def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
-    """Print what is wrong with the job, and rehearse one with which nothing is."""
-    from smlightning.launch import tune
+    """Print the findings of all checks; 1 if there is an error."""
+    from smlightning.launch import job, preflight, price, tune
 
-    if arguments.channel and not arguments.rehearse:
-        raise UserError(
-            "--channel gives data to a rehearsal, and --rehearse is missing", "add --rehearse"
-        )
     if arguments.json:
         ensure_dir(arguments.json.parent)  # before minutes of work
-    job_file = arguments.job or project.job_file
     try:
-        wanted = job.load(job_file, project)
+        wanted = job.load(arguments.job, project)
     except job.JobError as error:
         report(error.findings, arguments.json)
         print("preflight failed: fix the errors above")
         return 1
-    folders = job.channel_folders(arguments.channel, wanted)  # before minutes of work
     results = preflight.run(
         wanted,
         project,
@@ -90,32 +151,102 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
         )
         return 1
     print(preflight.passed(results))
-    if not arguments.rehearse:
-        return 0
-    command = preflight.rehearsal(wanted, project, job_file)
-    if arguments.profile is not None:
-        command.append(f"--profile={arguments.profile}")
-    for name, folder in folders.items():
-        command += ["--channel", f"{name}={folder.resolve()}"]
-    return subprocess.run(command, cwd=project.root).returncode
+    return 0
 
 
+def report(results: Sequence[Finding], file: Path | None) -> None:
+    """Print the findings, and write them to a JSON file if one is given."""
+    if file:
+        content = {
+            "ok": not findings.has_errors(results),
+            "findings": [asdict(finding) for finding in results],
+        }
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        file.write_text(text, encoding="utf-8")
+    for finding in results:
+        print(finding)
+
+
+@command(
+    "estimate",
+    "compute the memory that the job needs, and how long it trains",
+    option(
+        "--samples_per_second",
+        "measured speed of the whole job; gives its hours",
+        type=float,
+        metavar="N",
+    ),
+    REPORT,
+    option(
+        "--channel",
+        "folder with the data of a channel",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+    ),
+    option(
+        "options",
+        "options of src/train.py that replace those of job.toml",
+        nargs="*",
+        metavar="-- --option value",
+    ),
+    example="--samples_per_second 900 -- --batch_size 64",
+)
 def estimate(arguments: argparse.Namespace, project: Project) -> int:
-    """Print whether the job's model fits, and how long it trains."""
+    """Print whether the job fits into memory, and how long it trains."""
     from smlightning.launch.estimate import command
 
     return command.estimate(arguments, project)
 
 
+@command(
+    "account",
+    "print what the job needs in an AWS account, as CloudFormation or as a policy",
+    option(
+        "--policy",
+        "print one policy as JSON: for the sender of the job, the role that the job runs under, "
+        "the deployer of its model, or the role of the endpoint",
+        choices=("caller", "role", "deployer", "endpoint"),
+    ),
+    option(
+        "--sender",
+        "with --policy caller or deployer: the role or user that gets the policy, so that "
+        "preflight may simulate its permissions",
+        default="",
+        metavar="ROLE",
+    ),
+    option(
+        "--image",
+        "with --policy endpoint: the image that deploy --image will use",
+        default="",
+        metavar="URI",
+    ),
+    option(
+        "--github",
+        "add two roles that the workflows of this repository assume by OIDC; without IDs, print "
+        "the command that shows them",
+        default="",
+        metavar="OWNER@ID/REPOSITORY@ID",
+    ),
+    option(
+        "--without-ids",
+        "with --github OWNER/REPOSITORY: a repository from before 2026-07-15, whose tokens have no "
+        "IDs",
+        action="store_true",
+    ),
+    option("--existing-bucket", "do not create the bucket, because it exists", action="store_true"),
+    example="--policy role",
+)
 def account(arguments: argparse.Namespace, project: Project) -> int:
-    """Print what the job needs in an account: CloudFormation, or a policy alone."""
+    """Print what the job needs in an account: CloudFormation, or one policy."""
+    from smlightning.launch import job, preflight
     from smlightning.launch.account import template
 
-    wanted = job.load(arguments.job or project.job_file, project)
+    wanted = job.load(arguments.job, project)
     who, image = arguments.policy, arguments.image
     results, body = preflight.offline_checks(wanted, project)
     wrong = [finding for finding in results if finding.level == "error"]
-    # Then it is not known what the job needs, or for which account.
+    # Then the job's needs, or its account, are unknown.
     if body is None or any(finding.key == "role" for finding in wrong):
         print_findings(wrong, ())
         return 1
@@ -147,24 +278,20 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
     return 0
 
 
-def report(results: Sequence[Finding], file: Path | None) -> None:
-    """Print the findings, and write them as JSON where a file is named."""
-    if file:
-        content = {
-            "ok": not findings.has_errors(results),
-            "findings": [asdict(finding) for finding in results],
-        }
-        text = json.dumps(content, indent=2, ensure_ascii=False)
-        file.write_text(text, encoding="utf-8")
-    for finding in results:
-        print(finding)
-
-
+@command(
+    "submit",
+    "send the job and follow it; Ctrl-C leaves it running",
+    ACCEPT,
+    DRY_RUN,
+    option("--no-follow", "print the job's name and exit", action="store_true"),
+    YES,
+    example="--dry-run",
+)
 def submit(arguments: argparse.Namespace, project: Project) -> int:
     """Build the request, check it, show it, ask the user, send it, and follow the job."""
-    from smlightning.launch import follow, sending
+    from smlightning.launch import follow, job, preflight, sending
 
-    wanted = job.load(arguments.job or project.job_file, project)
+    wanted = job.load(arguments.job, project)
     destination = destination_of(wanted, arguments)
     results, body = preflight.offline_checks(wanted, project, destination)
     if not passes(arguments, project, wanted, results, body):
@@ -173,16 +300,14 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     if arguments.dry_run:
         print(json.dumps(body, indent=2))
         return 0
-    show_costs(wanted, project)
     fingerprint = sending.fingerprint(wanted, project)
     before = history.same(project, fingerprint)
     if before:
         print(f"again   the same job was sent as {before}")
     if not confirmed("Send it?", arguments.yes):
-        print("nothing was sent")
         return 1
     name = sending.submit(wanted, project, destination, body)
-    print(f"sent    {name}", flush=True)  # first of all: from now on the job is billed
+    print(f"sent    {name}", flush=True)  # at once: from now on the job is billed
     profile = history.profile_of(project, given=arguments.profile, job_file=arguments.job)
     history.remember(project, name, wanted.region, fingerprint, profile)
     if arguments.no_follow:
@@ -191,11 +316,19 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     return int(outcome.status != "Completed")
 
 
+@command(
+    "tune",
+    "search the ranges of [tune] in job.toml with many jobs",
+    ACCEPT,
+    DRY_RUN,
+    YES,
+    example="--dry-run",
+)
 def submit_search(arguments: argparse.Namespace, project: Project) -> int:
     """Build the search of [tune], check it, show it, ask the user, and send it."""
-    from smlightning.launch import tune
+    from smlightning.launch import job, preflight, tune
 
-    wanted = job.load(arguments.job or project.job_file, project)
+    wanted = job.load(arguments.job, project)
     destination = destination_of(wanted, arguments)
     results, body = preflight.offline_checks(wanted, project, destination)
     results, search = tune.judged(wanted, project, results, destination)
@@ -208,9 +341,7 @@ def submit_search(arguments: argparse.Namespace, project: Project) -> int:
     if arguments.dry_run:
         print(json.dumps(search, indent=2))
         return 0
-    show_costs(wanted, project, tuning=True)
     if not confirmed("Send it?", arguments.yes):
-        print("nothing was sent")
         return 1
     name, region = tune.submit(wanted, project, destination, search), wanted.region
     jobs = f"python -m smlightning list --region {region}"
@@ -222,32 +353,32 @@ def submit_search(arguments: argparse.Namespace, project: Project) -> int:
     return 0
 
 
-def destination_of(wanted: Job, arguments: argparse.Namespace) -> Destination:
+def destination_of(wanted: "Job", arguments: argparse.Namespace) -> "Destination":
     """Role and bucket of the account; placeholders for a dry run, which needs no credentials."""
-    from smlightning.launch import sending
+    from smlightning.launch import request, sending
 
     if arguments.dry_run:
         return request.dry_destination(wanted)
-    aws.client("sts", wanted.region).get_caller_identity()  # nothing else works without credentials
+    aws.client("sts", wanted.region).get_caller_identity()  # fails without credentials
     return sending.account_destination(wanted, create=False)
 
 
 def passes(
     arguments: argparse.Namespace,
     project: Project,
-    wanted: Job,
+    wanted: "Job",
     results: Sequence[Finding],
     body: dict[str, Any] | None,
     *,
     tuning: bool = False,
 ) -> bool:
-    """Add the account's findings, print all to standard error; whether none is an error.
+    """Check the account and print all findings; print hosts and cost if there is no error.
 
     Raises:
         UserError: every error was accepted, but no request could be built.
     """
     from smlightning.launch import account as accounts
-    from smlightning.launch import requirements
+    from smlightning.launch import preflight, price, requirements
 
     if body and not arguments.dry_run:
         results = [*results, *accounts.check(wanted, body, tuning=tuning)]
@@ -256,13 +387,10 @@ def passes(
         return False
     if body is None:
         raise UserError("no request can be built despite --accept", "correct the errors above")
+    if not arguments.dry_run:
+        print(preflight.summary(wanted, project))
+        print(price.cost(wanted, tuning=tuning))
     return True
-
-
-def show_costs(wanted: Job, project: Project, *, tuning: bool = False) -> None:
-    """Print what the job runs on, and what it costs at most."""
-    print(preflight.summary(wanted, project))
-    print(price.cost(wanted, tuning=tuning))
 
 
 def print_findings(results: Sequence[Finding], accepted: Sequence[str]) -> bool:
@@ -284,61 +412,106 @@ def confirmed(question: str, yes: bool) -> bool:
     if not sys.stdin.isatty():
         raise UserError("the command needs a confirmation, and there is no terminal", "pass --yes")
     try:
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        agrees = input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
     except EOFError:  # Ctrl-D
-        print()
-        return False
+        agrees = False
+    if not agrees:
+        print("nothing was sent or created")
+    return agrees
 
 
-def attach(arguments: argparse.Namespace, project: Project, region: str) -> int:
+@command("list", "list the latest jobs", REGION, example="--region us-east-1")
+def list_jobs(arguments: argparse.Namespace, project: Project) -> int:
+    from smlightning.launch import jobs
+
+    launched_here = history.latest(project, arguments.region, 5 * jobs.LISTED)
+    jobs.print_rows(jobs.table(arguments.region, launched_here))
+    return 0
+
+
+@command("attach", "follow a job again", REGION, NAME, example=A_JOB)
+def attach(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import follow
 
-    outcome = follow.follow(arguments.name, region, metric_names(project))
+    outcome = follow.follow(arguments.name, arguments.region, metric_names(project))
     return int(outcome.status != "Completed")
 
 
-def why(arguments: argparse.Namespace, project: Project, region: str) -> int:
+@command(
+    "why",
+    "print which rank of a job failed first, and its last lines",
+    REGION,
+    NAME,
+    example=A_JOB,
+)
+def why(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import follow
 
-    follow.why(arguments.name, region)
+    follow.why(arguments.name, arguments.region)
     return 0
 
 
-def stop(arguments: argparse.Namespace, project: Project, region: str) -> int:
+@command("stop", "stop a job, and end its warm pool", REGION, NAME, example=A_JOB)
+def stop(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import jobs
 
-    print(jobs.stop(arguments.name, region))
+    print(jobs.stop(arguments.name, arguments.region))
     return 0
 
 
-def list_jobs(arguments: argparse.Namespace, project: Project, region: str) -> int:
-    from smlightning.launch import jobs
-
-    launched_here = history.latest(project, region, 5 * jobs.LISTED)
-    jobs.print_rows(jobs.table(region, launched_here))
-    return 0
-
-
-def compare(arguments: argparse.Namespace, project: Project, region: str) -> int:
+@command(
+    "compare",
+    "print metrics and options of jobs side by side",
+    REGION,
+    NAME,
+    option("others", "names of the jobs to compare with it", metavar="OTHER", nargs="+"),
+    example=f"{A_JOB} words-20260102-120000",
+)
+def compare(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import jobs
 
     names = [arguments.name, *arguments.others]
-    jobs.print_rows(jobs.compare(names, region), "they do not differ")
+    jobs.print_rows(jobs.compare(names, arguments.region), "they do not differ")
     return 0
 
 
-def fetch(arguments: argparse.Namespace, project: Project, region: str) -> int:
+@command(
+    "fetch",
+    "download the model of a job, for src/predict.py",
+    REGION,
+    NAME,
+    option("--to", "target folder (models/JOB)", type=Path, metavar="DIR"),
+    example=f"{A_JOB} --to models/best",
+)
+def fetch(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch.fetch import fetch
 
     target = arguments.to or project.root / "models" / arguments.name
-    folder = fetch(arguments.name, region, target)
+    folder = fetch(arguments.name, arguments.region, target)
     ask = f'python src/predict.py --model_dir {folder} "a text"'
     print(f"the model is in {folder}; use it: {ask}")
     return 0
 
 
-def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
-    from smlightning.launch import deploy_check
+@command(
+    "deploy",
+    "create a real-time endpoint for the model of a job",
+    ACCEPT,
+    REGION,
+    NAME,
+    option("--count", "number of instances (%(default)s)", type=int, default=1, metavar="N"),
+    option(
+        "--instance",
+        "type of the instances (%(default)s)",
+        default=DEFAULT_INSTANCE,
+        metavar="TYPE",
+    ),
+    option("--image", "image with Ray Serve (that of AWS)", default="", metavar="URI"),
+    YES,
+    example=A_JOB,
+)
+def deploy(arguments: argparse.Namespace, project: Project) -> int:
+    from smlightning.launch import deploy_check, job
     from smlightning.launch.deploy import deploy
     from smlightning.launch.deploy_plan import Options, plan
 
@@ -346,44 +519,25 @@ def deploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
         instance=arguments.instance,
         count=arguments.count,
         image=arguments.image,
-        create=job.members_to_create(arguments.job or project.job_file),
+        create=job.members_to_create(arguments.job),
     )
-    deployment = plan(arguments.name, region, options)
+    deployment = plan(arguments.name, arguments.region, options)
     if print_findings(deploy_check.check(deployment, project.src), arguments.accept):
         return 1
     print(deployment.cost)
-    if not confirmed("Make it?", arguments.yes):
-        print("nothing was made")
+    if not confirmed("Create it?", arguments.yes):
         return 1
     print(deploy(deployment, project.src))
     return 0
 
 
-def undeploy(arguments: argparse.Namespace, project: Project, region: str) -> int:
+@command("undeploy", "remove what deploy created", REGION, NAME, example=A_JOB)
+def undeploy(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch.deploy import undeploy
 
-    removed = undeploy(arguments.name, region)
+    removed = undeploy(arguments.name, arguments.region)
     if removed:
         print(f"removed {', '.join(removed)}")
         return 0
-    print(f"removed nothing: {arguments.name} is not deployed in {region}")
+    print(f"removed nothing: {arguments.name} is not deployed in {arguments.region}")
     return 1
-
-
-COMMANDS = {
-    "preflight": run_preflight,
-    "estimate": estimate,
-    "account": account,
-    "submit": submit,
-    "tune": submit_search,
-}
-COMMANDS_OF_JOBS = {
-    "list": list_jobs,
-    "attach": attach,
-    "stop": stop,
-    "why": why,
-    "compare": compare,
-    "fetch": fetch,
-    "deploy": deploy,
-    "undeploy": undeploy,
-}

@@ -38,7 +38,7 @@ def deploy(deployment: Deployment, src: Path) -> str:
         upload(deployment, src)
         for kind, request in deployment.requests.items():
             aws.call(client, "Create", kind, name, **request)
-        print(f"making  {name}, which takes some minutes", flush=True)
+        print(f"creates {name}, which takes some minutes", flush=True)
         answer = wait(client, name)
         status = answer.get("EndpointStatus", "removed meanwhile")
         if status != "InService":
@@ -89,10 +89,10 @@ def upload(deployment: Deployment, src: Path) -> None:
 
 
 def undeploy(name: str, region: str) -> list[str]:
-    """Delete a deployment that `deploy` created; the kinds that there were.
+    """Delete a deployment that `deploy` created, and return the deleted kinds.
 
     Raises:
-        UserError: deploy did not create what has this name.
+        UserError: something of this name exists that `deploy` did not create.
     """
     client = aws.client("sagemaker", region)
     model = aws.call(client, "Describe", "Model", name) or {}
@@ -114,11 +114,11 @@ def archive_of(model: dict[str, Any], name: str) -> str:
 
 
 def remove(name: str, region: str, archive: str = "") -> list[str]:
-    """Delete what there is of a deployment; the kinds that there were.
+    """Delete all parts of a deployment that exist, and return their kinds.
 
     Args:
         name: of the deployment.
-        region: where it is.
+        region: of the deployment.
         archive: its S3 address, for a deployment that has no model yet.
     """
     client = aws.client("sagemaker", region)
@@ -127,8 +127,8 @@ def remove(name: str, region: str, archive: str = "") -> list[str]:
         answer = aws.call(client, "Describe", kind, name)
         if answer and answer.get("EndpointStatus") in BUSY:
             print(
-                f"waiting until AWS can remove {name}; "
-                f"else it is billed until: python -m smlightning undeploy {name}"
+                f"waiting until AWS can remove {name}; if you interrupt this, it is billed until: "
+                f"python -m smlightning undeploy {name}"
             )
             wait(client, name)
         if kind == "Model":  # it has the archive's address, and so is deleted after the archive
@@ -148,10 +148,10 @@ def remove_objects(archive: str, region: str) -> None:
 
 
 def wait(client: Any, name: str) -> dict[str, Any]:
-    """DescribeEndpoint's answer once AWS has done with the endpoint.
+    """DescribeEndpoint's answer once AWS creates or changes the endpoint no longer.
 
-    botocore's waiters end at a lost network and at throttling (botocore.waiter, WaiterError),
-    while the endpoint is created and billed; this asks AWS again.
+    botocore's waiters stop when the network fails or AWS throttles them (botocore.waiter,
+    WaiterError), while the endpoint is created and billed; this function asks AWS again.
     """
     while True:
         try:

@@ -12,20 +12,19 @@ from typing import Any
 from smlightning.errors import UserError
 from smlightning.launch import aws, fetch, images, inference_images, instances, price
 from smlightning.launch.constants import DEFAULT_INSTANCE
-from smlightning.launch.findings import cure_for_unknown_name
 from smlightning.launch.follow import describe
 from smlightning.launch.job import Create
 from smlightning.launch.request import with_members
 
 HANDLERS = {
-    # An image of your own around Ray's starts this application if there is no config.yaml.
+    # Your own image with Ray Serve starts this application if there is no config.yaml.
     "SM_RAYSERVE_APP": "smlightning.ray_serving:app",
 }
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user chooses for an endpoint."""
+    """The user's choices for an endpoint."""
 
     instance: str = DEFAULT_INSTANCE
     count: int = 1
@@ -41,7 +40,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What deploy creates."""
+    """Everything that deploy creates."""
 
     name: str
     region: str
@@ -51,7 +50,6 @@ class Deployment:
     requests: dict[str, dict[str, Any]]  # kind → request, in the order of their creation
     cost: str
     options: Options
-    job: dict[str, Any]  # DescribeTrainingJob's answer
 
 
 def plan(job_name: str, region: str, options: Options) -> Deployment:
@@ -60,7 +58,7 @@ def plan(job_name: str, region: str, options: Options) -> Deployment:
     Raises:
         UserError: the options do not fit the job, the job has no model, or a member is wrong.
     """
-    check_options(options)
+    check_processor(options)
     client = aws.client("sagemaker", region)
     job = describe(job_name, client)
     trained = trained_model(job_name, region, job)
@@ -95,7 +93,6 @@ def plan(job_name: str, region: str, options: Options) -> Deployment:
         },
         cost=f"cost    {cost(region, options)}",
         options=options,
-        job=job,
     )
 
 
@@ -104,26 +101,14 @@ def is_ray(image: str) -> bool:
     return not image or re.search(r"(^|/)ray[:@]", image) is not None
 
 
-def check_options(options: Options) -> None:
-    """Check the options that no job's model can be deployed with.
-
-    Raises:
-        UserError: with the option, its value and what is expected.
-    """
-    instance, count = options.instance, options.count
-    if count < 1:
-        raise UserError(f"--count {count} is not a number of instances", "give 1 or more")
-    known = aws.shape("ProductionVariantInstanceType").enum
-    if instance not in known:
-        raise UserError(
-            f"--instance {instance} is not known to the installed botocore",
-            f"{cure_for_unknown_name(instance, known)}; if it is new, pip install --upgrade boto3",
-        )
+def check_processor(options: Options) -> None:
+    """Raise UserError if AWS's image has no build for the processor of the instance."""
+    instance = options.instance
     if not options.image and re.match(r"ml\.(inf|trn|[a-z]+\d+g)", instance):
         raise UserError(
             f"--instance {instance} has a Neuron or Graviton (ARM) processor, and AWS's image has "
             "no build for it",
-            "take an instance with x86 CPUs, or pass an --image",
+            "use an instance with x86 CPUs, or pass an --image",
         )
 
 
@@ -141,7 +126,7 @@ def trained_model(job_name: str, region: str, job: dict[str, Any]) -> str:
         found = any(item["Size"] for item in objects)
     if not found:
         raise UserError(
-            f"{job_name} is {status} and has no model.tar.gz in S3", "give a job that completed"
+            f"{job_name} is {status} and has no model.tar.gz in S3", "use a job that completed"
         )
     return uri
 
@@ -152,19 +137,19 @@ def model_request(
     """CreateModel: the inference image of the job's registry, with the job's role and network.
 
     Raises:
-        UserError: the job trained in an image of your own or isolated, and there is no --image.
+        UserError: the job trained isolated or in the user's image, and --image is missing.
     """
     image = job["AlgorithmSpecification"]["TrainingImage"]
     registry = images.registry_for_inference(image, job["TrainingJobArn"].split(":")[3])
     if not options.image and not registry:
         raise UserError(
             f"{job_name} trained in {image.partition('/')[2]}, not in AWS's image",
-            "give an image for inference with --image",
+            "pass an image for inference with --image",
         )
     if not options.image and job.get("EnableNetworkIsolation"):
         raise UserError(
-            f"{job_name} ran isolated, and so its model cannot install src/requirements.txt",
-            "give an image that has these packages with --image",
+            f"{job_name} ran isolated, so its model cannot install src/requirements.txt",
+            "pass an image that has these packages with --image",
         )
     by_aws = f"{registry}/{inference_images.GPU if options.gpus else inference_images.CPU}"
     container = {"Image": options.image or by_aws, "Environment": dict(HANDLERS)}
@@ -178,7 +163,7 @@ def model_request(
 
 
 def cost(region: str, options: Options) -> str:
-    """What the endpoint costs."""
+    """The line with the cost of the endpoint."""
     hourly = price.per_hour(region, options.instance, "Hosting")
     total = f"{options.count * hourly:,.2f} USD an hour" if hourly else "at an unknown price"
     return f"{options.count} × {options.instance}, {total}, until you undeploy it"

@@ -45,7 +45,7 @@ MEMBERS = {
     "enable_infra_check": "InfraCheckConfig.EnableInfraCheck",
     "disable_profiler": "ProfilerConfig.DisableProfiler",
 }
-# Members that the notebook passes by themselves, or the estimator writes without being told.
+# Members that the notebook passes separately, or that the estimator sets itself.
 WRITTEN_OUT = (
     "TrainingJobName",
     "RoleArn",
@@ -104,7 +104,7 @@ def options(request: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise UserError(
             f"the SDK's estimator has no parameter for {', '.join(unknown)}",
-            "send the job by make launch, which has them all",
+            "send the job by make launch, which supports them all",
         )
     given["code_location"] = str(given["output_path"]).rstrip("/")
     return given

@@ -1,7 +1,6 @@
 """The model of a job that has ended: downloaded, and unpacked without leaving its folder."""
 
 import shutil
-import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -16,13 +15,13 @@ MOST_FOLDERS = 100  # Python's own functions make and remove them by recursion
 
 
 def fetch(name: str, region: str, target: Path) -> Path:
-    """Download the job's model into ``target``, with its curves in ``output/`` where there are any.
+    """Download the job's model into ``target``, and its curves, if it has any, into ``output/``.
 
     Raises:
         UserError: there is no model, or its archive is damaged or unsafe.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target} exists already", "remove it, or name another folder with --to")
+        raise UserError(f"{target} exists already", "remove it, or choose another folder with --to")
     uri = model_address(name, region)
     s3 = aws.client("s3", region)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -33,8 +32,8 @@ def fetch(name: str, region: str, target: Path) -> Path:
         output = folder / "model" / "output"
         if output.exists():
             raise UserError(
-                f"the model of {name} holds a file or folder named output, where its curves go",
-                f"download {uri} by aws s3 cp, and give it another name when you save it",
+                f"the model of {name} contains `output`, the folder that fetch uses for curves",
+                f"download {uri} by aws s3 cp, and save it under another name in training",
             )
         download(s3, output_address(uri), output)
         (folder / "model").replace(target)
@@ -64,7 +63,7 @@ def see_log(name: str, region: str) -> str:
 def address_of(job: dict[str, Any]) -> str:
     """The S3 address of a job's model: an archive, or a folder, which then ends with a slash.
 
-    With CompressionType NONE, S3ModelArtifacts is the prefix of what was in /opt/ml/model
+    With CompressionType NONE, S3ModelArtifacts is the prefix of the files of /opt/ml/model
     (sagemaker/latest/dg/model-train-storage-uncompressed.html).
 
     Args:
@@ -119,10 +118,10 @@ def download_folder(s3: Any, uri: str, folder: Path) -> bool:
     has_objects = False
     for item in all_objects(uri, s3):
         name = item["Key"].removeprefix(prefix)
-        if not name or name.endswith("/"):  # what a console writes for a folder
+        if not name or name.endswith("/"):  # the S3 console creates one for a folder
             continue
         target = folder / name
-        cure = "remove that object, or download the others by aws s3 cp"
+        cure = "remove that object, or download the others with aws s3 cp"
         try:
             if not target.resolve().is_relative_to(folder.resolve()):
                 problem = f"s3://{bucket}/{item['Key']} would be written outside of {folder}"
@@ -144,15 +143,11 @@ def unpack(archive: Path, target: Path) -> None:
     Python's ``data`` filter (PEP 706) rejects devices and paths out of the folder.
     Symbolic links, which got past it (CVE-2025-4517), are rejected before.
 
+    Before 3.11.4 it has no filter, and unpacks nothing.
+
     Raises:
-        UserError: the archive is damaged, too large for the disk, or rejected; Python has no
-            filter.
+        UserError: the archive is damaged, too large for the disk, or rejected.
     """
-    if not hasattr(tarfile, "data_filter"):  # before 3.11.4
-        raise UserError(
-            f"Python {sys.version.split()[0]} cannot unpack an archive safely",
-            "use Python 3.11.4 or newer, or unpack it with tar yourself",
-        )
     target.mkdir(parents=True, exist_ok=True)
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -163,7 +158,7 @@ def unpack(archive: Path, target: Path) -> None:
     except Exception as error:  # of crafted headers tarfile raises KeyError and MemoryError too
         raise UserError(
             f"the archive cannot be unpacked ({root_cause(error)})",
-            "fetch it again, or see what was saved",
+            "fetch it again, or check what training saved",
         ) from error
 
 
@@ -176,7 +171,7 @@ def check_members(members: list[tarfile.TarInfo], target: Path) -> None:
     if sum(member.size for member in members) > shutil.disk_usage(target).free:
         raise UserError(
             f"the archive needs more than is free on the disk of {target}",
-            "free some, or name a folder on another disk with --to",
+            "free some, or choose a folder on another disk with --to",
         )
     if any(member.issym() for member in members):
         raise UserError(

@@ -17,10 +17,10 @@ def remember(
     """Note a job that was sent.
 
     Args:
-        project: from which.
+        project: from which the job was sent.
         name: of the job.
-        region: where it runs.
-        fingerprint: of job and code (sending.fingerprint), by which the same job is known again.
+        region: of the job.
+        fingerprint: of job and code (sending.fingerprint); finds a job that is sent again.
         profile: of AWS's configuration, with which it was sent.
     """
     entry = {"name": name, "region": region, "profile": profile, "fingerprint": fingerprint}
@@ -66,17 +66,18 @@ def region_of(
 ) -> str:
     """The region of a job: as given, as remembered, of job.toml, else of AWS's configuration.
 
-    Of job.toml only the region's line is read: a mistake in another keeps nobody from a billed job.
+    From job.toml it reads only the line of the region: the user reaches a billed job in spite of a
+    mistake in another line.
 
     Raises:
-        UserError: none of these says it.
+        UserError: none of these has it.
     """
     region = given or remembered(project).get(name)
     region = region or value_in(job_file or project.job_file, "region") or aws.session().region_name
     if not region:
         raise UserError(
             "the job's region is not known here",
-            "name it with --region, as in --region us-east-1",
+            "pass it, as in --region us-east-1",
         )
     return str(region)
 
@@ -104,7 +105,7 @@ def profile_of(
 
 
 def value_in(job_file: Path, key: str) -> str:
-    """A text above the first table of a job.toml, valid or not; empty if there is none."""
+    """The value of a key above the first table of a job.toml, even of an invalid one; or empty."""
     if not job_file.is_file():
         return ""
     text = job_file.read_text(encoding="utf-8-sig", errors="replace")

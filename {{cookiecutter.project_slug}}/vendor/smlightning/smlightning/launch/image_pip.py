@@ -1,8 +1,8 @@
 """pip as the image would run it: `python image_pip.py FOLDER MARKERS ARGUMENTS…`.
 
 An environment's Python runs this file by its path. pip comes from FOLDER and sees the environment's
-packages only, as with `pip --python`; MARKERS, in JSON, are what environment markers compare with,
-for which pip has no option. Hashes of a requirements file choose among the files of an index, and
+packages only, as with `pip --python`. MARKERS, in JSON, are the values of environment markers, for
+which pip has no option. Hashes of a requirements file choose among the files of an index, and
 are not compared with a file's content, for which pip would download every package.
 """
 
@@ -16,7 +16,7 @@ FOLDER, MARKERS, *ARGUMENTS = sys.argv[1:]
 
 
 class OnlyPip:
-    """Finds pip in FOLDER, and nothing else: other packages there are not the environment's."""
+    """Finds only pip in FOLDER: its other packages do not belong to the environment."""
 
     @staticmethod
     def find_spec(

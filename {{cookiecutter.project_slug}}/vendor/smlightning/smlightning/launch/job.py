@@ -1,17 +1,16 @@
 """`job.toml`, read and typed: the one description of a job that launching and rehearsing share.
 
 A key of job.toml is one line here: its type and limits, the member of CreateTrainingJob that it
-sets, and what it means. A key whose value is sent as it stands needs nothing more; where a value
-is derived first (`derived=True`), request.py has the function.
+sets, and what it means. If the value is derived first (`derived=True`), request.py has the
+function.
 """
 
-import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -23,8 +22,10 @@ from smlightning.options import declared_options
 from smlightning.project import Project
 
 Value = str | int | float | bool
+Values = Annotated[list[Value], Field(min_length=1)]
 Channel = str | dict[str, Any]
 InstanceTypes = str | list[str]
+RANGE_EXAMPLE = 'write { min = 1e-4, max = 1e-2, scale = "Logarithmic" } or [16, 32, 64]'
 MOST = 10**9  # no number of a job is larger
 CHANNEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -33,11 +34,11 @@ def key(member: str, text: str, *, default: Any = ..., derived: bool = False, **
     """A key of job.toml.
 
     Args:
-        member: of CreateTrainingJob that it sets; empty where it sets none by itself.
+        member: of CreateTrainingJob that it sets; empty if it sets none directly.
         text: what the key means.
         default: without one, job.toml has to have the key.
         derived: request.py computes the member's value; otherwise it is sent as it stands. Left
-            out are empty texts and lists, and 0 and false where they are the default.
+            out are empty texts and lists, and 0 and false if they are the default.
         limits: pydantic's, as in `ge=1`.
     """
     extra: dict[str, Any] = {"member": member, "derived": derived}
@@ -80,16 +81,26 @@ class Network(Table):
     )
 
 
+class Range(Table):
+    """Numbers between which `tune` searches."""
+
+    min: int | float
+    max: int | float
+    scale: Literal["Auto", "Linear", "Logarithmic", "ReverseLogarithmic"] = "Auto"
+
+
 class Tune(Table):
     """The search of `python -m smlightning tune`."""
 
     max_jobs: int = key("", "jobs in all", default=20, ge=1, le=MOST)
     parallel: int = key("", "jobs at a time", default=2, ge=1, le=MOST)
-    ranges: dict[str, Any] = key("", "option → values, or {min, max, scale}", default=dict)
+    ranges: dict[str, Range | Values] = key(
+        "", "option → values, or {min, max, scale}", default=dict
+    )
 
 
 class Create(Table):
-    """Members of what `tune` and `deploy` create, by AWS's names."""
+    """Members of the requests of `tune` and `deploy`, by AWS's names."""
 
     HyperParameterTuningJob: dict[str, Any] = key(
         "", "members of CreateHyperParameterTuningJob", default=dict
@@ -105,10 +116,10 @@ class Job(Table):
     name: str = key("TrainingJobName", "its beginning; the time is added", derived=True)
     region: str = key("", "AWS's region")
     profile: str = key("", "profile of AWS's configuration that sends the job", default="")
-    # resources.py says what the request gets of these two.
+    # resources.py builds ResourceConfig from these two.
     instance_type: InstanceTypes = key(
         "ResourceConfig.InstanceType",
-        "type of the hosts, or a list: the first of which AWS has enough",
+        "type of the hosts, or a list: AWS uses the first type with enough capacity",
         default="",
         derived=True,
     )
@@ -183,7 +194,7 @@ class Job(Table):
     create: Create = key("", "members of other requests, by kind", default=Create)
 
     def replace(self, **changes: Any) -> "Job":
-        """A copy with other values for some keys, which are judged as a file's are.
+        """A copy with other values for some keys, checked like those of a file.
 
         Raises:
             JobError: a value is not valid.
@@ -200,6 +211,13 @@ class Key:
     member: str
     derived: bool
     default: Any
+
+    def of(self, job: Job) -> Any:
+        """The value of this key."""
+        value: Any = job
+        for name in self.path.split("."):
+            value = getattr(value, name)
+        return value
 
 
 def _keys(table: type[Table], prefix: str = "") -> Iterator[Key]:
@@ -222,7 +240,7 @@ TABLES = {
     for name, field in Job.model_fields.items()
     if get_origin(field.annotation) is dict or name in ("spot", "network", "tune", "create")
 }
-# Members that no key sets, and no [request] may: where their values come from.
+# Members that neither a key nor [request] may set, and the source of their values.
 OTHER_SOURCES = {"AlgorithmSpecification.MetricDefinitions": "METRICS of src/options.py"}
 
 # A channel that is a table: its key, and the member of Channel that it sets. Members themselves,
@@ -307,16 +325,13 @@ def members_to_create(path: Path) -> Create:
 def _missing_hosts(table: dict[str, Any]) -> Iterator[Finding]:
     """An error for each key of the hosts that neither job.toml nor its [request] has."""
     request = table.get("request")
-    config = request.get("ResourceConfig") if isinstance(request, dict) else None
-    config = config if isinstance(config, dict) else {}
-    needed = ["instance_type", "instance_count"]
+    config = str(request.get("ResourceConfig")) if isinstance(request, dict) else ""
     if "InstanceGroups" in config:
-        needed = []
-    elif "InstancePreferences" in config:
-        needed = [] if "InstanceCount" in str(config["InstancePreferences"]) else needed[1:]
-    for name in needed:
-        if name not in table or (name == "instance_type" and table[name] in ("", [])):
-            yield error(name, "is missing", "set it in job.toml")
+        return
+    if table.get("instance_type") in (None, "", []) and "InstancePreferences" not in config:
+        yield error("instance_type", "is missing", "set it in job.toml")
+    if "instance_count" not in table and "InstanceCount" not in config:
+        yield error("instance_count", "is missing", "set it in job.toml")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -324,7 +339,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as failure:
-        finding = error(str(path), f"cannot be read ({failure.strerror})", "name it with --job")
+        finding = error(
+            str(path), f"cannot be read ({failure.strerror})", "pass its path with --job"
+        )
     except (ValueError, RecursionError) as failure:  # not TOML, not UTF-8, nested too deeply
         finding = error(str(path), f"is not TOML in UTF-8: {failure}", "correct that line")
     raise JobError([finding])
@@ -338,7 +355,8 @@ def _findings(
     unknown = set()
     for problem in problems.errors(include_url=False, include_input=False):
         place = (*above, *problem["loc"])
-        place = place[: 2 if place[0] in TABLES else 1]  # below: the members of a list or a union
+        depth = 3 if place[:2] == ("tune", "ranges") else 2 if place[0] in TABLES else 1
+        place = place[:depth]  # below: the members of a list or a union
         messages.setdefault(place, []).append(problem["msg"])
         if problem["type"] == "extra_forbidden":
             unknown.add(place)
@@ -346,7 +364,7 @@ def _findings(
         name, misplaced = str(place[-1]), ""
         if project and (place in unknown or place[0] in ("environment", "tags")):
             misplaced = cure_for_misplaced_key(name, project)
-        cure = misplaced or "correct it"
+        cure = misplaced or (RANGE_EXAMPLE if len(place) == 3 else "correct it")
         if place in unknown:
             texts = ["job.toml has no such key"]
             table: Any = Job if len(place) == 1 else Job.model_fields[str(place[0])].annotation
@@ -359,21 +377,13 @@ def _request_problems(job: Job) -> Iterator[Finding]:
     keys = {**KEY_OF_MEMBER, **OTHER_SOURCES}
     if not job.forward_stop:
         del keys["AlgorithmSpecification.ContainerEntrypoint"]
-    taken = False
-    for path, value in leaves(job.request):
+    for path, _ in leaves(job.request):
         key = next((keys[member] for member in _parents(path) if member in keys), "")
         if key:
             shown = f"[{key}]" if key in TABLES else key
             yield error(f"request.{path}", "job.toml has its own key for it", f"set {shown}")
-        elif any(member.startswith(f"{path}.") for member in keys) and value != {}:
-            problem = f"found {show(value)}, expected a table of its members"
-            yield error(f"request.{path}", problem, f"write them below [request.{path}]")
-        else:
-            continue
-        taken = True
-    if not taken:
-        for wrong in aws.wrong_types(job.request, aws.shape("CreateTrainingJobRequest")):
-            yield error(f"request.{wrong.path}", wrong.problem, wrong.cure)
+    for wrong in aws.wrong_types(job.request, aws.shape("CreateTrainingJobRequest")):
+        yield error(f"request.{wrong.path}", wrong.problem, wrong.cure)
 
 
 def _parents(path: str) -> list[str]:
@@ -386,7 +396,7 @@ def channel_folders(words: Sequence[str], job: Job | None) -> dict[str, Path]:
     """``NAME=DIR`` of each ``--channel``, checked.
 
     Args:
-        job: where it has channels, only these can have a folder. None: a script without a job.
+        job: if it has channels, only these can have a folder. None: a script without a job.
     """
     folders = {}
     for word in words:
@@ -421,9 +431,3 @@ def cure_for_misplaced_key(name: str, project: Project) -> str:
     if name in aws.shape("CreateTrainingJobRequest").members:
         return "set it in [request]"
     return ""
-
-
-def show(value: Any) -> str:
-    """A value about as TOML writes it, cut to one short line."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else text[:79] + "…"

@@ -81,7 +81,7 @@ def metrics(job: dict[str, Any]) -> dict[str, str]:
 
 
 def stop(name: str, region: str) -> str:
-    """Stop the job, or end the warm pool of a job that has ended; return what was done.
+    """Stop the job, or end the warm pool of a job that has ended, and return a line about it.
 
     AWS ends a pool only after its job has ended
     (https://docs.aws.amazon.com/sagemaker/latest/dg/train-warm-pools-how-to-use.html).
@@ -107,7 +107,7 @@ def print_rows(rows: list[dict[str, str]], none: str = "no jobs") -> None:
 
     Args:
         rows: of equal keys.
-        none: what is printed where there are none.
+        none: text for an empty table.
     """
     from rich.markup import escape
     from rich.table import Column, Table

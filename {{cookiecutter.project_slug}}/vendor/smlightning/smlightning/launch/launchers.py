@@ -5,8 +5,8 @@ from typing import Any
 from smlightning.launch import resources
 from smlightning.launch.job import Job
 
-# Variables of the container that the toolkit or a launcher sets, so that a job's [environment] has
-# no say in them: sagemaker-training 5.1.4 (environment.py, to_env_vars; smdataparallel.py),
+# Variables of the container that the toolkit or a launcher sets, whatever a job's [environment]
+# says: sagemaker-training 5.1.4 (environment.py, to_env_vars; smdataparallel.py),
 # torchrun of torch 2.13 (elastic/agent/server/local_elastic_agent.py), Open MPI 4.1; and those by
 # which Lightning takes a host for one of Slurm's.
 RESERVED_VARIABLES = frozenset(
@@ -31,13 +31,13 @@ RESERVED_VARIABLES = frozenset(
     SLURM_NODELIST PYTHONPATH
     """.split()  # noqa: SIM905
 )
-# Of these each further name is set: by channel, by option, by mpirun.
+# Beginnings of variables that are set for each channel and option, and by mpirun.
 RESERVED_BEGINNINGS = ("SM_CHANNEL_", "SM_HP_", "OMPI_COMM_WORLD_")
 
 # The container's entry point that forwards SageMaker's SIGTERM to training (`forward_stop`).
 # A stop is SIGTERM to process 1, in AWS's images bash, which forwards nothing
-# (sagemaker-training-toolkit#125, #173): the script is killed 120 s later. This one starts what the
-# image would have started, and sends SIGTERM to every process whose command line names train.py,
+# (sagemaker-training-toolkit#125, #173): the script is killed 120 s later. This one starts the same
+# program as the image, and sends SIGTERM to every process whose command line names train.py,
 # except launchers: torchrun and mpirun would give the ranks less time than SageMaker does (30 s,
 # and 1 s). The ranks save and exit, and the launchers after them. AWS takes one line of at most 256
 # characters (CreateTrainingJob, ContainerEntrypoint). Proven on a replica of the container's
@@ -81,8 +81,8 @@ def flags(job: Job) -> dict[str, Any]:
 
     The SDK writes the same ones for `distribution={"torch_distributed": …}` and
     `{"smdistributed": …}`, and none for plain mpirun: it rewrites {"pytorchddp": …} to
-    {"smdistributed": …}, so that the script would be told to use SMDDP, which the image lacks, and
-    p5 would be rejected. So all are set here.
+    {"smdistributed": …}, so that the script would use SMDDP, which the image lacks, and p5 would be
+    rejected. So all are set here.
     """
     name = launcher(job)
     if name == "none":
@@ -99,17 +99,17 @@ def _hosts(job: Job) -> dict[str, Any]:
     get_distribution_instance_groups_from_resource_config; SDK v2 takes one group's name only).
     """
     groups = resources.groups(job)
-    told: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     kinds = resources.types_of(resources.members(job))
     if len(kinds) == 1:
-        told["sagemaker_instance_type"] = kinds[0]
+        described["sagemaker_instance_type"] = kinds[0]
     if len(groups) > 1:
-        told["sagemaker_distribution_instance_groups"] = [group.name for group in groups]
-    return told
+        described["sagemaker_distribution_instance_groups"] = [group.name for group in groups]
+    return described
 
 
 def _mpi_options(job: Job) -> dict[str, Any]:
-    """Without this one the toolkit replaces NCCL_DEBUG of [environment] by INFO."""
+    """The hyperparameter without which the toolkit sets NCCL_DEBUG of [environment] to INFO."""
     level = job.environment.get("NCCL_DEBUG")
     option = f"--NCCL_DEBUG={level}" if level else ""
     return {"sagemaker_distributed_dataparallel_custom_mpi_options": option}

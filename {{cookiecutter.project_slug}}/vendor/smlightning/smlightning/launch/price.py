@@ -13,22 +13,22 @@ HOME = "us-east-1"  # the pricing service lives in few regions
 PATIENCE_S = 3.0  # for a line of information
 
 
-def per_hour(region: str, instance_type: str, use: str = "Training") -> float | None:
+def per_hour(region: str, instance_type: str, use: str = "Training") -> float:
     """US dollars for one instance and hour on demand, from AWS's pricing service.
 
     Args:
-        region: where it runs.
+        region: of the instance.
         instance_type: as in ml.g5.xlarge.
         use: Training or Hosting.
 
     Returns:
-        0 if AWS has no price of it; None if AWS does not answer: without credentials or permission
-        to ask, or within PATIENCE_S, as in a network that reaches some of AWS's services only.
+        0 if AWS has no price, or does not answer: without credentials or permission, or within
+        PATIENCE_S, as in a network that reaches only some of AWS's services.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
     if not aws.signed_in():
-        return None
+        return 0.0
     answers: list[float] = []
 
     def ask() -> None:
@@ -39,11 +39,11 @@ def per_hour(region: str, instance_type: str, use: str = "Training") -> float | 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(PATIENCE_S)
-    return answers[0] if answers else None
+    return answers[0] if answers else 0.0
 
 
 def _asked(region: str, instance_type: str, use: str) -> float:
-    """The price as AWS answers it; 0 if there is none."""
+    """The price that AWS's service returns; 0 if there is none."""
     fields = {"productFamily": "ML Instance", "regionCode": region, "instanceName": instance_type}
     filters = [
         {"Type": "TERM_MATCH", "Field": key, "Value": value} for key, value in fields.items()
@@ -70,74 +70,52 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
 
     Args:
         job: of job.toml.
-        offline: AWS is not asked.
-        tuning: for the jobs of [tune], in place of one.
+        offline: do not ask AWS.
+        tuning: for the jobs of [tune], instead of one job.
     """
     jobs = job.tune.max_jobs if tuning else 1
     together = job.tune.parallel if tuning else 1
     hours = f"{job.max_run_s / 3600:g} h (max_run_s)"
     if job.keep_alive_s:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
-    clusters = resources.candidates(resources.members(job))
     kinds = resources.types_of(resources.members(job))
-    answers = _prices(job, kinds, offline)
-    prices = {kind: answers[kind] or 0.0 for kind in kinds}
-    # A price of earlier is better than none.
-    listed = {
-        kind: instances.LIST_PRICES[kind]
-        for kind in kinds
-        if not prices[kind] and kind in instances.LIST_PRICES
-    }
-    prices |= {kind: price.usd for kind, price in listed.items()}
-    known = all(prices.values())
-    unanswered = "; AWS's price list did not answer" if None in answers.values() else ""
-    # The dearest: SageMaker may select any of them.
-    cluster = max(clusters, key=lambda groups: _hourly(groups, prices)) if known else clusters[0]
-    factors = f"{_instances(cluster, len(clusters))} × {hours}"
+    prices = _prices(job, kinds, offline)
+    listed = ""
+    for kind in kinds:
+        if not prices[kind] and kind in instances.LIST_PRICES:
+            price = instances.LIST_PRICES[kind]
+            prices[kind] = price.usd
+            listed = f" (list price of {price.on}, {price.region})"
+    # SageMaker may select any of the clusters; this is the most expensive one.
+    clusters = resources.candidates(resources.members(job))
+    cluster = max(clusters, key=lambda groups: _hourly(groups, prices))
+    count = sum(group.count for group in cluster)
+    factors = f"{count} instance{'s' if count > 1 else ''} × {hours}"
     if jobs > 1:
         factors = f"{jobs} jobs × {factors}"
-    if not known:
-        cure = "; set price_per_hour to see it in US dollars"
-        if len(kinds) > 1:
-            cure = "; ask AWS, without --offline, to see it in US dollars" if offline else ""
-        return f"cost    at most {factors}{cure}{unanswered}"
-    of_a_job = _hourly(cluster, prices)
+    if not all(prices.values()):
+        cure = "; set price_per_hour to see it in US dollars" if len(kinds) == 1 else ""
+        return f"cost    at most {factors}; the price is not known{cure}"
+    hourly = _hourly(cluster, prices)
     usd = " and ".join(dict.fromkeys(f"{prices[group.instance_type]:g}" for group in cluster))
-    at_once = together * of_a_job
-    most = jobs * of_a_job * (job.max_run_s + job.keep_alive_s) / 3600
-    text = f"cost    {at_once:,.2f} USD an hour, at most {most:,.2f} USD: {factors} × {usd} USD"
-    for kind in resources.types_in(cluster):
-        if kind in listed:
-            text += f" (list price of {listed[kind].on}, {listed[kind].region})"
+    most = jobs * hourly * (job.max_run_s + job.keep_alive_s) / 3600
+    text = f"cost    {together * hourly:,.2f} USD an hour, at most {most:,.2f} USD: "
+    text += f"{factors} × {usd} USD{listed}"
     if job.spot.enabled:
-        text += " on demand; spot costs less, and AWS names no price beforehand"
-    return text + unanswered
+        text += " on demand; spot costs less, and AWS publishes no price in advance"
+    return text
 
 
-def _prices(job: Job, kinds: list[str], offline: bool) -> dict[str, float | None]:
-    """Type → US dollars for one instance and hour; 0 where there is none, None without an answer.
+def _prices(job: Job, kinds: list[str], offline: bool) -> dict[str, float]:
+    """Type → US dollars for one instance and hour; 0 if unknown.
 
-    price_per_hour of job.toml is one type's.
+    price_per_hour of job.toml is the price of one type.
     """
     if job.price_per_hour and len(kinds) == 1:
         return {kinds[0]: job.price_per_hour}
-    prices: dict[str, float | None] = dict.fromkeys(kinds, 0.0)
-    for kind in [] if offline else kinds:
-        prices[kind] = per_hour(job.region, kind)
-        if prices[kind] is None:
-            break  # nor would it answer for the others
-    return prices
+    return {kind: 0.0 if offline else per_hour(job.region, kind) for kind in kinds}
 
 
 def _hourly(cluster: Cluster, prices: dict[str, float]) -> float:
     """US dollars for all hosts of a cluster and an hour."""
     return sum(group.count * prices[group.instance_type] for group in cluster)
-
-
-def _instances(cluster: Cluster, candidates: int) -> str:
-    """The instances that are billed, with their types where it is not plain which."""
-    count = sum(group.count for group in cluster)
-    if candidates == 1 and len(resources.types_in(cluster)) == 1:
-        return f"{count} instance{'s' if count > 1 else ''}"
-    shown = resources.shown(cluster)
-    return f"({shown})" if len(cluster) > 1 else shown

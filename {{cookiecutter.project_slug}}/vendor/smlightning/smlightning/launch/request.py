@@ -1,10 +1,11 @@
 """Build CreateTrainingJob from a `Job`: one dictionary with AWS's names, which boto3 sends.
 
-Preflight judges this request, a rehearsal plays it, `submit` sends it, and `tune` builds on it. The
+Preflight checks this request, a rehearsal plays it, `submit` sends it, and `tune` builds on it. The
 notebook's estimator sends the same (tests/package/launch/test_estimator.py).
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +26,7 @@ from smlightning.launch.job import (
 from smlightning.project import Project
 from smlightning.reports import log
 
-# In a dry run these stand for what only an account knows.
+# In a dry run these replace the values that only an account knows.
 DRY_ACCOUNT = "000000000000"
 DRY_ROLE = "placeholder-for-dry-run"
 
@@ -48,7 +49,7 @@ def job_name(job: Job) -> str:
 
 
 def dry_run(job: Job, project: Project, name: str = "") -> dict[str, Any]:
-    """CreateTrainingJob with placeholders for what only the account knows; it needs no credentials.
+    """CreateTrainingJob with placeholders for the account's values; it needs no credentials.
 
     Raises:
         UserError: the job's image is unknown.
@@ -97,7 +98,7 @@ def training_request(
     if job.tags:
         request["Tags"] = [{"Key": key, "Value": value} for key, value in job.tags.items()]
     if "ProfilerConfig" not in {*job.request, *stated}:
-        request["ProfilerConfig"] = {"DisableProfiler": True}  # nobody reads what it writes
+        request["ProfilerConfig"] = {"DisableProfiler": True}  # nobody reads its output
     request = merge(request, job.request)
     add_inputs(request, job, archive_uri(job, destination, name))
     return {
@@ -120,10 +121,10 @@ def algorithm(job: Job, project: Project) -> dict[str, Any]:
 def metric_definitions(project: Project) -> list[dict[str, str]]:
     """CloudWatch metrics, read from the lines that reports/log.py formats: they cannot drift.
 
-    Those of METRICS, and memory where AWS's limit leaves room.
+    The metrics of METRICS, and memory if AWS's limit has room.
     """
-    named = project.options().metrics
-    names = list(dict.fromkeys([*named, *log.MEMORY]))[: max(len(named), MOST_METRICS)]
+    own = project.options().metrics
+    names = list(dict.fromkeys([*own, *log.MEMORY]))[: max(len(own), MOST_METRICS)]
     return [{"Name": name, "Regex": log.metric_regex(name)} for name in names]
 
 
@@ -134,9 +135,7 @@ def members_as_they_stand(job: Job) -> dict[str, Any]:
     """
     members: dict[str, Any] = {}
     for key in KEYS:
-        value: Any = job
-        for name in key.path.split("."):
-            value = getattr(value, name)
+        value = key.of(job)
         stated = value or (isinstance(value, bool | int | float) and value != key.default)
         if key.member and not key.derived and stated:
             set_member(members, key.member, value)
@@ -172,21 +171,21 @@ def with_members(kind: str, body: dict[str, Any], create: Create) -> dict[str, A
     """The request that creates something of this kind, with the members of [create].
 
     Raises:
-        JobError: a command sets a member itself, or AWS's model does not allow it.
+        JobError: a command sets a member itself, or AWS's model does not allow a member.
     """
     given: dict[str, Any] = getattr(create, kind)
-    taken = {f"{kind}Name", *(path for path, _ in leaves(body))} - set(DEFAULTS)
+    reserved = {f"{kind}Name", *(path for path, _ in leaves(body))} - set(DEFAULTS)
     problems = [
         error(f"create.{kind}.{path}", "the command sets it itself", "remove it")
         for path, _ in leaves(given)
-        if path in taken
+        if path in reserved
     ]
-    merged, shape, name = merge(body, given), aws.request_shape(kind), {f"{kind}Name": "x"}
-    before = set(aws.violations({**name, **body}, shape))
-    for violation in aws.violations({**name, **merged}, shape):
-        if violation not in before:
-            key = f"create.{kind}.{violation.path}"
-            problems.append(error(key, violation.problem, violation.cure))
+    merged = merge(body, given)
+    for violation in aws.violations({f"{kind}Name": "x", **merged}, aws.request_shape(kind)):
+        key = f"{kind}.{violation.path}"
+        if re.split(r"[.[]", violation.path)[0] in given:
+            key = f"create.{key}"
+        problems.append(error(key, violation.problem, violation.cure))
     if problems:
         raise JobError(problems)
     return merged
@@ -213,7 +212,7 @@ def archive_uri(job: Job, destination: Destination, name: str) -> str:
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Variables of the container: [environment], and what instance and keys of job.toml need."""
+    """Variables of the container: [environment], and those for the instance and other keys."""
     variables = {**images.efa_variables(job), **job.environment}
     if job.mlflow:
         variables.setdefault("MLFLOW_EXPERIMENT_NAME", job.name)
@@ -258,7 +257,7 @@ def channel(name: str, given: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def channel_address(name: str, given: str | Mapping[str, Any]) -> str:
-    """The S3 address of a channel; empty where it has none."""
+    """The S3 address of a channel, or empty."""
     value: Any = channel(name, given)
     for member in S3_CHANNEL["s3_data"].split("."):
         value = value.get(member, "") if isinstance(value, dict) else ""

@@ -7,20 +7,27 @@ import ast
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
 import venv
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 
 from smlightning.launch import images
 from smlightning.launch.findings import Finding, error, skipped
@@ -42,15 +49,15 @@ OF_THE_IMAGE = re.compile(
 )
 GLIBC = range(17, 36)  # 2.17 to 2.35, which is Ubuntu 22.04's
 
-# From this machine's pip configuration: how it reaches a package index. Everything else of it
-# (constraint, find-links, extra-index-url, pre, …) changes what pip finds, and the image has none;
-# but where it asks no index, its find-links are all that it has.
+# Settings of this machine's pip by which it reaches a package index. Its other settings
+# (constraint, find-links, extra-index-url, pre, …) change which packages pip finds, and the image
+# has none of them. A pip that uses no index needs its find-links.
 ROUTE = (
     *("cert", "client-cert", "proxy", "trusted-host", "keyring-provider", "cache-dir"),
     *("index-url", "no-index"),  # often a mirror, without which this machine reaches no index
 )
-# From [environment] of job.toml, which the container's pip reads: what changes the packages that it
-# finds. Its other variables concern the container's own files and network.
+# Variables of [environment] that change which packages the container's pip finds. Its other
+# variables concern the container's own files and network.
 OF_THE_JOB = frozenset(
     f"PIP_{name}"
     for name in """
@@ -62,7 +69,6 @@ OF_THE_JOB = frozenset(
 # The training toolkit (modules.py) then gives pip an index with a token.
 CODEARTIFACT = "CA_REPOSITORY_ARN"
 CONTAINER_ONLY = "/opt/ml/"
-CODE = re.compile(r"(file://)?/opt/ml/code(?=[/\s]|$)")  # src/, in the container
 # Variables that pip reads before train.py starts and reads its secrets.
 BEFORE_TRAINING = re.compile(rf"(PIP|UV)_\w+|{CODEARTIFACT}")
 PROXY = re.compile(r"(?i)(https?|all)_proxy")
@@ -80,19 +86,10 @@ NO_SET = re.compile(
     r"|is not a supported wheel|requires a different Python|the file does not exist"
     r"|Invalid requirement|Could not open requirements file"
 )
-# A package from a folder, a repository or an archive that is named by its address.
-NOT_BUILT_HERE = re.compile(
-    r"(?i)subprocess-exited-with-error|failed to build|cannot find command|ERROR: Exception"
-)
-# Lines of a requirements.txt that name no package: those that `pip index`, too, has to know, and
-# all of them. Every other line with an option asks for what it names, as -e does.
-INDEX_OPTION = re.compile(
-    r"-[if]|--(index-url|extra-index-url|find-links|no-index|pre|trusted-host)(?=[\s=]|$)"
-)
+# Options on a line without a package. A line with another option, as -e, installs something.
 OPTION = re.compile(
-    INDEX_OPTION.pattern
-    + r"|-c|--(constraint|no-binary|only-binary|prefer-binary|require-hashes|use-feature)"
-    r"(?=[\s=]|$)"
+    r"-[ifc]|--(index-url|extra-index-url|find-links|no-index|pre|trusted-host|constraint|no-binary"
+    r"|only-binary|prefer-binary|require-hashes|use-feature)(?=[\s=]|$)"
 )
 HASH = re.compile(r"--hash[= ](\w+:[0-9a-fA-F]+)")
 INCLUDED = re.compile(r"(?=-).*?(?<!\S)(?:-r|--requirement(?=[\s=]))[\s=]*(.+)")
@@ -101,6 +98,8 @@ ADDRESS = re.compile(r"(?<!\w)(?!file:)[a-z][a-z+]*://")  # not of this machine
 MISSING = re.compile(
     r"(?m)(?:No matching distribution found for|depends on|requested) (.+?)(?: \(from .*)?$"
 )
+# How pip's log reports a source archive that --only-binary excludes.
+SOURCE_ARCHIVE = re.compile(r"No sources permitted for \S+: (\S+)")
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ class Unresolved(Exception):
 
     Attributes:
         errors: its standard error.
-        log: what it did when it looked for the missing packages.
+        log: its log, with the answers of package indexes.
     """
 
     def __init__(self, errors: str, log: str) -> None:
@@ -130,15 +129,11 @@ class Unresolved(Exception):
         self.log = log
 
 
-class Unreached(Unresolved):
-    """This machine's pip is configured to ask no index (no-index)."""
-
-
 def lines(path: Path) -> list[str]:
     """The lines of a requirements.txt as pip reads them; none if there is no such file.
 
     Lines that a backslash continues are joined; comments and empty lines are left out. A line that
-    includes a file gives way to that file's lines, and stays if there is no such file.
+    includes a file is replaced by that file's lines, and stays if there is no such file.
     """
     return list(_lines(path, set())) if path.is_file() else []
 
@@ -211,7 +206,7 @@ def replacing(job: Job, project: Project) -> Iterator[Finding]:
         package = canonicalize_name(found.name)
         if OF_THE_IMAGE.match(package) and not satisfied(found, packages.get(package)):
             problem = f'"{line}" would replace {torch_of_image(job)}'
-            yield error(key_of(project), problem, "remove that line: the image brings it")
+            yield error(key_of(project), problem, "remove that line: the image has it")
 
 
 def satisfied(wanted: Requirement, version: str | None) -> bool:
@@ -244,7 +239,7 @@ def asks_an_index(job: Job, project: Project) -> bool:
 
 
 def hashes(job: Job, project: Project) -> dict[str, set[str]]:
-    """Package → hashes that requirements.txt allows; empty where pip asks for none.
+    """Package → hashes that requirements.txt allows; empty if pip requires none.
 
     As soon as one line has a hash, pip installs only packages with one.
     """
@@ -255,7 +250,7 @@ def hashes(job: Job, project: Project) -> dict[str, set[str]]:
 
 
 def locked(job: Job, project: Project) -> Iterator[Finding]:
-    """Every package has a hash if one has, and what requirements.in asks for is pinned."""
+    """If one package has a hash, all have one, and every line of requirements.in is pinned."""
     allowed = hashes(job, project)
     if not allowed:
         return
@@ -266,15 +261,17 @@ def locked(job: Job, project: Project) -> Iterator[Finding]:
         name = canonicalize_name(found.name)
         pins[name] = next((each.version for each in found.specifier if each.operator == "=="), None)
         if not allowed[name] and not satisfied(found, packages.get(name)):
-            problem = f'"{line}" has no hash and other lines have, so pip installs none of them'
+            problem = f'"{line}" has no hash, other lines have one, so pip installs nothing'
             yield error(key, problem, f"{cure}, or remove every hash")
     for line, asked in wanted(job, source):
         name = canonicalize_name(asked.name)
         pin = pins.get(name)
         if name not in pins and OF_THE_IMAGE.match(name):
-            yield error(key, f'"{line}" of {source.name} is the image\'s', "remove that line")
+            yield error(key, f'"{line}" of {source.name} is in the image', "remove that line")
         elif name not in pins or (pin and not asked.specifier.contains(pin, prereleases=True)):
-            problem = f'"{line}" of {source.name} is not what it pins ({pin or "nothing"})'
+            problem = f'"{line}" of {source.name} does not allow the pinned version ({pin})'
+            if not pin:
+                problem = f'"{line}" of {source.name} is not pinned'
             yield error(key, problem, "run make lock")
 
 
@@ -302,7 +299,7 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         return
     if profile is None:
         problem = "not resolved: the image's versions are not known"
-        yield skipped(key, problem, "see that it does not replace torch")
+        yield skipped(key, problem, "check that it does not replace torch")
         return
     if reason := unresolvable(job, project, offline):
         yield skipped(key, *reason)
@@ -314,15 +311,14 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         return
     for package in resolution.built:
         problem = f"{package} has no wheel for the image, so pip builds it in the container"
-        yield skipped(key, problem, "see that it builds there, and does not replace torch")
-    yield from unhashed(hashes(job, project), resolution, key)
+        yield skipped(key, problem, "check that it builds there, and does not replace torch")
     packages = [item["metadata"] for item in resolution.installs]
     replaced = [package for package in packages if OF_THE_IMAGE.match(package["name"])]
     if replaced:
         package = replaced[0]
         name = canonicalize_name(package["name"])
         asker = asker_of(name, packages, profile.packages.get(name))
-        asks = f", as {asker} asks," if asker else ""
+        asks = f", which {asker} requires," if asker else ""
         yield error(
             key,
             f"{package['name']} {package['version']}{asks} would replace {torch_of_image(job)}",
@@ -330,37 +326,23 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         )
 
 
-def unhashed(allowed: dict[str, set[str]], resolution: Resolution, key: str) -> Iterator[Finding]:
-    """The first package that pip would download, and that none of the file's hashes allows."""
-    if not allowed:
-        return
-    of_no_file = {text.partition(" ")[0] for text in resolution.built}
-    for item in resolution.installs:
-        name, version = canonicalize_name(item["metadata"]["name"]), item["metadata"]["version"]
-        digests = item["download_info"].get("archive_info", {}).get("hashes", {})
-        known = {f"{kind}:{digest}" for kind, digest in digests.items()}
-        given = allowed.get(name, set())
-        unlike = given and not any(text.partition(":")[0] in digests for text in given)
-        if name not in of_no_file and not unlike and not given & known:
-            problem = f"{name} {version} has no hash that fits, and pip installs nothing without"
-            yield error(key, problem, "run make lock, or remove every hash")
-            return
-
-
 def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] | None:
-    """Problem and cure where pip cannot do here what the container's pip does."""
+    """Problem and cure if pip cannot resolve on this machine as in the container."""
     asks = asks_an_index(job, project)
     if offline and asks:
         return "not resolved: pip would ask a package index", "run preflight without --offline"
+    if asks and "PIP_NO_INDEX" in route():
+        problem = "not resolved: the configuration of this machine's pip forbids package indexes"
+        return problem, "run preflight where pip may ask the job's index"
     if not find_spec("pip"):
         cure = "run make preflight, whose environment has it"
         return "not resolved: this Python has no pip", cure
     if job.environment.get(CODEARTIFACT):
-        problem = "not resolved: CodeArtifact answers who has its token"
-        return problem, "see that it does not replace torch"
-    values = of_the_job(in_src(job.environment)).values()
+        problem = "not resolved: CodeArtifact requires a token, which only the container gets"
+        return problem, "check that it does not replace torch"
+    values = of_the_job(job.environment).values()
     if any(CONTAINER_ONLY in text for text in (*lines(project.requirements), *values)):
-        problem = f"not resolved: it names a path below {CONTAINER_ONLY}, which is not here"
+        problem = f"not resolved: found a path in {CONTAINER_ONLY}, which exists in containers only"
         return problem, "write paths inside src/ relative to src/"
     return None
 
@@ -384,21 +366,21 @@ def asker_of(name: str, packages: list[dict[str, Any]], version: str | None) -> 
 def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
     """Why pip found no set of packages: an error only if the container's pip finds none, too.
 
-    A pip that cannot be used this way, an older one perhaps, says nothing of the requirements.
+    A pip that does not support this use, as an older one, shows nothing about the requirements.
     """
     messages = [
         line.removeprefix("ERROR: ")
         for line in failure.errors.splitlines()
-        if line.strip() and "WARNING" not in line
+        if line.strip() and "WARNING" not in line and "(from versions: " not in line
     ]
-    if isinstance(failure, Unreached) or NO_INDEX.search(failure.errors + failure.log):
+    if NO_INDEX.search(failure.errors + failure.log):
         problem = "not resolved: this machine did not reach a package index of the job"
-        return skipped(key, problem, "run preflight again where it is reachable")
-    if NOT_BUILT_HERE.search(failure.errors) or not NO_SET.search(failure.errors):
+        return skipped(key, problem, "run preflight again on a machine that reaches it")
+    if not NO_SET.search(failure.errors):
         problem = f"not resolved: pip failed on this machine: {' '.join(messages)[-200:]}"
-        return skipped(key, problem, "see that it installs in the image")
+        return skipped(key, problem, "check that it installs in the image")
     reason = " ".join(messages)[-400:]
-    problem = f"pip finds no set for Python {profile.python}: {reason}"
+    problem = f"pip finds no versions that fit together on Python {profile.python}: {reason}"
     return error(key, problem, "change the pins")
 
 
@@ -413,72 +395,51 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
     Raises:
         Unresolved: there is no solution, or no package index.
     """
-    way = route()
-    way.pop("PIP_FIND_LINKS", None)
-    if way.pop("PIP_NO_INDEX", None) and asks_an_index(job, project):
-        raise Unreached("no-index", "")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        python = empty_environment(folder / "environment", profile)
-        links = folder / "links"
+        report, log, links = (folder / name for name in ("report.json", "log", "links"))
         links.mkdir()
-        log = folder / "log"
-        log.touch()
-        pip = Pip(python, profile, project.src, variables(in_src(job.environment), way), log)
-        report = folder / "report.json"
+        command = [
+            *pip_of_image(empty_environment(folder / "environment", profile), profile.python),
+            *(f"--log={log}", "install", "--dry-run", "--report", str(report)),
+            *(f"--find-links={links}", "--requirement", project.requirements.name),
+            *("--only-binary=:all:", "--implementation=cp", f"--python-version={profile.python}"),
+            *(f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC),
+        ]
         built: dict[str, str] = {}
         while True:
-            ended = pip.run(
-                *("install", "--dry-run", "--report", str(report), "--only-binary=:all:"),
-                *(f"--find-links={links}", "--requirement", project.requirements.name),
+            ended = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                cwd=project.src,
+                env=variables(job.environment, route()),
+                check=False,
             )
             if ended.returncode == 0:
                 installs = json.loads(report.read_text(encoding="utf-8"))["install"]
-                return Resolution(
-                    installs, [f"{name} {version}" for name, version in built.items()]
-                )
-            unreached = NO_INDEX.search(ended.stderr)
-            found = {} if unreached else source_archives(pip, ended.stderr)
-            if not found.keys() - built.keys():
-                raise Unresolved(ended.stderr, pip.log.read_text("utf-8", "replace"))
+                return Resolution(installs, [" ".join(package) for package in built.items()])
+            text = log.read_text("utf-8", "replace") if log.exists() else ""
+            found = source_archives(ended.stderr, text)
+            if NO_INDEX.search(ended.stderr) or found.keys() <= built.keys():
+                raise Unresolved(ended.stderr, text)
             for name, version in found.items():
                 write_wheel(links, name, version)
             built |= found
 
 
-@dataclass(frozen=True)
-class Pip:
-    """This machine's pip, for the image."""
-
-    python: Path  # of an environment that holds what the image does
-    profile: Profile
-    folder: Path  # where it runs
-    environment: Mapping[str, str]
-    log: Path  # in which `pip index` says why it passed over an index: HTTP's 403, perhaps
-
-    def run(self, command: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        spec = find_spec("pip")
-        assert spec and spec.origin
-        line = [
-            *(str(self.python), "-I", "-X", "utf8", str(Path(__file__).with_name("image_pip.py"))),
-            *(str(Path(spec.origin).parents[1]), json.dumps(markers(self.profile.python))),
-            *("--disable-pip-version-check", "--no-input"),
-            *([f"--log={self.log}"] if command == "index" else []),  # it costs seconds
-            *("--retries=1", "--timeout=20", command, *arguments),
-            *("--implementation=cp", f"--python-version={self.profile.python}"),
-            *(f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC),
-        ]
-        return subprocess.run(
-            line,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            cwd=self.folder,
-            env=dict(self.environment),
-            check=False,
-        )
+def pip_of_image(python: Path, version: str) -> list[str]:
+    """The command that runs this machine's pip in an environment, as on the image's Python."""
+    spec = find_spec("pip")
+    assert spec and spec.origin
+    return [
+        *(str(python), "-I", "-X", "utf8", str(Path(__file__).with_name("image_pip.py"))),
+        *(str(Path(spec.origin).parents[1]), json.dumps(markers(version))),
+        *("--disable-pip-version-check", "--no-input", "--retries=1", "--timeout=20"),
+    ]
 
 
 def variables(environment: Mapping[str, str], way: Mapping[str, str]) -> dict[str, str]:
@@ -493,16 +454,11 @@ def variables(environment: Mapping[str, str], way: Mapping[str, str]) -> dict[st
     }
     return {
         **of_the_machine,
-        "LC_ALL": "C.UTF-8",  # pip's words are read
+        "LC_ALL": "C.UTF-8",  # for pip's messages
         "PIP_CONFIG_FILE": os.devnull,  # no file of the machine, of the user and of an environment
         **way,
         **of_the_job(environment),
     }
-
-
-def in_src(environment: Mapping[str, str]) -> dict[str, str]:
-    """A container's variables where pip runs in src/, and not in the container's copy of it."""
-    return {name: CODE.sub(".", value) for name, value in environment.items()}
 
 
 def of_the_job(environment: Mapping[str, str]) -> dict[str, str]:
@@ -511,7 +467,7 @@ def of_the_job(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def reaching(settings: Mapping[str, str]) -> dict[str, str]:
-    """Settings of pip, as variables, with which this machine reaches packages."""
+    """The variables of pip, among these, by which this machine reaches packages."""
     names = {f"PIP_{name.upper().replace('-', '_')}" for name in ROUTE}
     if settings.get("PIP_NO_INDEX"):
         names.add("PIP_FIND_LINKS")
@@ -529,40 +485,27 @@ def route() -> dict[str, str]:
     return reaching(settings)
 
 
-def source_archives(pip: Pip, errors: str) -> dict[str, str]:
+def source_archives(errors: str, log: str) -> dict[str, str]:
     """Packages that pip missed, with the newest version, that exist only as source archives."""
+    links = {urlsplit(link).path.rpartition("/")[2] for link in SOURCE_ARCHIVE.findall(log)}
+    archives = []
+    for name in links:
+        with suppress(InvalidSdistFilename):
+            archives.append(parse_sdist_filename(unquote(name)))
     found: dict[str, str] = {}
-    for text in dict.fromkeys(MISSING.findall(errors)):
+    for text in MISSING.findall(errors):
         missed = requirement_of(text)
         if missed and not missed.url:
-            fitting = versions(pip, missed)
-            if fitting and not versions(pip, missed, "--only-binary=:all:"):
-                found[canonicalize_name(missed.name)] = fitting[0]
+            package = canonicalize_name(missed.name)
+            versions = [version for name, version in archives if name == package]
+            fitting = list(missed.specifier.filter(versions))
+            if fitting:
+                found[package] = str(max(fitting))
     return found
 
 
-def versions(pip: Pip, package: Requirement, *options: str) -> list[str]:
-    """Versions of a package in the index that satisfy the requirement, the newest first.
-
-    Raises:
-        Unresolved: pip cannot list them.
-    """
-    of_the_file = [
-        word
-        for line in lines(pip.folder / "requirements.txt")
-        if INDEX_OPTION.match(line)
-        for word in shlex.split(line)
-    ]
-    ended = pip.run("index", "versions", package.name, "--json", *of_the_file, *options)
-    if ended.returncode and not NO_SET.search(ended.stderr):
-        raise Unresolved(ended.stderr, pip.log.read_text("utf-8", "replace"))
-    listed = [line for line in ended.stdout.splitlines() if line.startswith('{"name"')]
-    every = json.loads(listed[0])["versions"] if listed else []
-    return list(package.specifier.filter(every))
-
-
 def write_wheel(folder: Path, name: str, version: str, metadata: str = "") -> Path:
-    """A wheel without modules, which requires what its metadata say: nothing, without any."""
+    """A wheel without modules. Without metadata it requires nothing."""
     stem = f"{name.replace('-', '_')}-{version}"
     files = {
         "METADATA": metadata or f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
@@ -577,7 +520,7 @@ def write_wheel(folder: Path, name: str, version: str, metadata: str = "") -> Pa
 
 
 def empty_environment(folder: Path, profile: Profile) -> Path:
-    """An environment that holds by name what is known to be in the image; its Python."""
+    """Create an environment with the image's known packages, without files; return its Python."""
     venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
     site = next(folder.glob("lib/python*/site-packages"), folder / "Lib/site-packages")
     for name, version in profile.packages.items():

@@ -13,7 +13,7 @@ from smlightning.launch.job import Job
 from smlightning.launch.request import Destination
 from smlightning.project import Project
 
-# SageMaker writes there, on its notebooks and in Studio, as who the user works.
+# SageMaker writes the user's identity to this file, on its notebooks and in Studio.
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
 
 
@@ -23,8 +23,8 @@ def submit(job: Job, project: Project, destination: Destination, body: dict[str,
     Args:
         job: of job.toml.
         project: whose src/ is uploaded.
-        destination: that the request was built for; its bucket is created where it is missing.
-        body: CreateTrainingJob, as preflight judged it, sent as it stands.
+        destination: of the request; its bucket is created if it is missing.
+        body: CreateTrainingJob, as preflight checked it.
     """
     name = str(body["TrainingJobName"])
     ensure_bucket(job, destination)
@@ -46,7 +46,7 @@ def fingerprint(job: Job, project: Project) -> str:
 def agreed(job: Job, project: Project, name: str) -> bool:
     """For the notebook: whether to send a job, after its price and its name were printed.
 
-    A name is sent once. Where the same job was sent before, the user is asked; without an answer
+    A name is sent once. If the same job was sent before, the user is asked; without an answer
     nothing is sent.
     """
     if name in history.remembered(project):
@@ -58,7 +58,7 @@ def agreed(job: Job, project: Project, name: str) -> bool:
         return True
     try:
         answer = input(f"the same job was sent as {before}; send it again as {name}? [y/N] ")
-    except (EOFError, RuntimeError):  # a kernel that nobody sits at (StdinNotImplementedError)
+    except (EOFError, RuntimeError):  # a kernel without a user (StdinNotImplementedError)
         answer = ""
     if answer.strip().lower() in ("y", "yes"):
         return True
@@ -69,7 +69,7 @@ def agreed(job: Job, project: Project, name: str) -> bool:
 def attached(job: Job, project: Project, name: str) -> str:
     """For the notebook: the job to follow, which is the last one of this project.
 
-    That is ``name`` where it was sent; else, as after a restart of the kernel, the one before it.
+    Returns ``name`` if it was sent; else the one before it, as after a restart of the kernel.
     """
     names = history.latest(project, job.region, 1)
     if name in history.remembered(project) or not names:
@@ -83,10 +83,10 @@ def account_destination(job: Job, *, create: bool = True) -> Destination:
 
     Args:
         job: of job.toml.
-        create: SageMaker's default bucket, where it is meant and missing.
+        create: SageMaker's default bucket, if the job uses it and it is missing.
 
     Raises:
-        UserError: no role is named, or the bucket is another account's.
+        UserError: the job has no role, or the bucket belongs to another account.
     """
     role = execution_role(job.role, job.region)
     destination = Destination(role, job.bucket or default_bucket(job.region))
@@ -95,30 +95,30 @@ def account_destination(job: Job, *, create: bool = True) -> Destination:
     return destination
 
 
-def execution_role(named: str, region: str) -> str:
-    """The ARN of the role that the job runs under: the one that is named, else Studio's.
+def execution_role(role: str, region: str) -> str:
+    """The ARN of the role that the job runs under: the given one, else that of Studio.
 
     Raises:
-        UserError: none is named, and the credentials are not a role's, as they are in Studio.
+        UserError: the role is empty, and the credentials are not those of a role, as in Studio.
     """
-    if named.startswith("arn:"):
-        return named
-    iam = aws.client("iam", region)
-    if named:
-        return str(iam.get_role(RoleName=named.rpartition("/")[2])["Role"]["Arn"])
-    if role := studio_role(region):
+    if role.startswith("arn:"):
         return role
+    iam = aws.client("iam", region)
+    if role:
+        return str(iam.get_role(RoleName=role.rpartition("/")[2])["Role"]["Arn"])
+    if found := studio_role(region):
+        return found
     caller = aws.client("sts", region).get_caller_identity()["Arn"]
     assumed = re.match(r"(arn:[\w-]+):sts::(\d+):assumed-role/([^/]+)/", caller)
     if not assumed:
         raise UserError(
-            'role = "" means the role SageMaker Studio runs under, and there is none here',
+            'role = "" means the role of SageMaker Studio, and this machine is not in Studio',
             "set role in job.toml to the ARN of a role that trusts sagemaker.amazonaws.com",
         )
     partition, account, name = assumed.groups()
     try:
         return str(iam.get_role(RoleName=name)["Role"]["Arn"])  # with its path
-    except iam.exceptions.ClientError:  # it may not be asked: SageMaker's own have this path
+    except iam.exceptions.ClientError:  # denied; SageMaker's own roles have this path
         path = "service-role/" if "AmazonSageMaker-ExecutionRole" in name else ""
         return f"{partition}:iam::{account}:role/{path}{name}"
 
@@ -126,7 +126,7 @@ def execution_role(named: str, region: str) -> str:
 def studio_role(region: str) -> str:
     """The execution role of this notebook or Studio user (SDK v2, Session.get_caller_identity_arn).
 
-    Empty elsewhere, and where these credentials may not ask for it.
+    Empty elsewhere, and if these credentials may not read it.
     """
     from botocore.exceptions import ClientError
 
@@ -159,10 +159,10 @@ def default_bucket(region: str) -> str:
 
 
 def ensure_bucket(job: Job, destination: Destination) -> None:
-    """Create SageMaker's default bucket where it is missing; a bucket that is named stays.
+    """Create SageMaker's default bucket if the job uses it and it is missing.
 
     Raises:
-        UserError: another account has a bucket of that name, which is known to anybody.
+        UserError: another account has a bucket of that name, which anybody can guess.
     """
     from botocore.exceptions import ClientError
 
@@ -176,8 +176,8 @@ def ensure_bucket(job: Job, destination: Destination) -> None:
     except ClientError as failure:
         if aws.code(failure) == "403":
             raise UserError(
-                f"bucket {name} is not this account's, or may not be seen",
-                "set bucket in job.toml to one of your own, or ask for s3:ListBucket",
+                f"bucket {name} belongs to another account, or these credentials may not list it",
+                "set bucket in job.toml to your own bucket, or ask for s3:ListBucket",
             ) from failure
         if aws.code(failure) != "404":
             raise
@@ -194,7 +194,7 @@ def upload(
     AWS's own (API_PutObject, SSEKMSKeyId), which a directory bucket does not take.
 
     Args:
-        output: the request's OutputDataConfig, whose key encrypts what lies in the same bucket.
+        output: the request's OutputDataConfig; its key encrypts objects of the same bucket.
     """
     uri = request.archive_uri(job, destination, name)
     bucket, key = aws.s3_location(uri)

@@ -14,13 +14,11 @@ from typing import Any
 from smlightning.errors import UserError
 from smlightning.launch import aws, request, resources, sending
 from smlightning.launch.findings import Finding, error, from_error, has_errors, warning
-from smlightning.launch.job import KEYS, Job, JobError, Value, leaves, show
+from smlightning.launch.job import KEYS, Job, JobError, Range, Value, leaves
 from smlightning.launch.preflight.hyperparameters import CONFLICT, conflicts, hyperparameters
 from smlightning.launch.request import Destination
 from smlightning.options import declared_options
 from smlightning.project import Project
-
-RANGE_EXAMPLE = 'as in { min = 1e-4, max = 1e-2, scale = "Logarithmic" }'
 
 # Members of CreateTrainingJob that HyperParameterTrainingJobDefinition has too.
 CARRIED = (
@@ -47,18 +45,18 @@ ESTIMATOR = {
 
 
 def check(job: Job, project: Project) -> Iterator[Finding]:
-    """Findings of [tune], and of settings that a tuning job cannot have."""
+    """Findings of [tune], and of settings that a tuning job does not support."""
     if not job.tune.ranges:
         cure = "add one, as in lr = { min = 1e-4, max = 1e-2 }"
-        yield error("tune.ranges", "there are none to search", cure)
-    lost = [key.path for key in KEYS if _is_lost(key.member) and _is_set(job, key.path)]
+        yield error("tune.ranges", "is empty", cure)
+    lost = [key.path for key in KEYS if _is_lost(key.member) and key.of(job)]
     lost += [f"request.{path}" for path, _ in leaves(job.request) if not _is_carried(path)]
     for key in lost:
         if key.startswith("request.ResourceConfig."):
             cure = "remove it, or submit single jobs"
-            yield error(key, "a tuning job cannot carry it", cure)
+            yield error(key, "is not possible in a tuning job", cure)
         else:
-            yield warning(key, "a tuning job cannot carry it", "its jobs run without it")
+            yield warning(key, "is not possible in a tuning job", "its jobs run without it")
     if len(resources.alternatives(job)) > 1:
         yield error("instance_type", "a tuning job takes one type", "keep only the first")
     if job.spot.enabled:
@@ -70,13 +68,6 @@ def check(job: Job, project: Project) -> Iterator[Finding]:
 def _is_lost(member: str) -> bool:
     """Whether the member that a key of job.toml sets reaches no job of a search."""
     return bool(member) and member not in OTHERWISE and not _is_carried(member)
-
-
-def _is_set(job: Job, path: str) -> bool:
-    value: Any = job
-    for name in path.split("."):
-        value = getattr(value, name)
-    return bool(value)
 
 
 def _is_carried(path: str) -> bool:
@@ -92,30 +83,18 @@ def _is_carried(path: str) -> bool:
 def ranges(job: Job, project: Project) -> Iterator[Finding]:
     """Findings of [tune.ranges], which preflight reports too."""
     for option, given in job.tune.ranges.items():
-        key = f"tune.ranges.{option}"
         if option in job.hyperparameters:
             cure = "remove one: tuning uses [tune.ranges]"
             yield warning(f"hyperparameters.{option}", "[tune.ranges] has it too", cure)
-        if isinstance(given, dict):
-            values: list[Any] = [given.get("min"), given.get("max")]
-            known = given.keys() <= {"min", "max", "scale"}
-            if not known or not all(map(_is_number, values)) or values[0] >= values[1]:
-                yield error(key, f"{show(given)} is not a range with min below max", RANGE_EXAMPLE)
-                continue
-        elif isinstance(given, list) and all(isinstance(value, Value) for value in given):
-            values = given
-        else:
-            cure = "as in { min = 1, max = 8 }, or [16, 32, 64]"
-            yield error(key, f"{show(given)} is not a range or a list", cure)
-            continue
-        for value in values:
-            tried = job.replace(hyperparameters={option: value})
-            for finding in hyperparameters(tried, project):
-                yield replace(finding, key=key)
+        for value in tried(given):
+            single = job.replace(hyperparameters={option: value})
+            for finding in hyperparameters(single, project):
+                yield replace(finding, key=f"tune.ranges.{option}")
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)  # bool is an int, and no number here
+def tried(given: Range | list[Value]) -> list[Value]:
+    """The ends of a range, or the values of a list."""
+    return [given.min, given.max] if isinstance(given, Range) else given
 
 
 def judged(
@@ -136,22 +115,13 @@ def judged(
         elif not has_errors(findings):  # otherwise it is one of these
             findings.append(from_error("tune", failure))
         return findings, None
-    limits = aws.violations(body, aws.shape("CreateHyperParameterTuningJobRequest"))
-    findings += [
-        error(f"tune: {violation.path}", violation.problem, violation.cure) for violation in limits
-    ]
     return findings, body
 
 
 def first_tried(job: Job) -> Job:
     """The job with the first value of each range, or the least, as its hyperparameter."""
-    tried = dict(job.hyperparameters)
-    for option, given in job.tune.ranges.items():
-        if isinstance(given, list) and given and isinstance(given[0], Value):
-            tried[option] = given[0]
-        elif isinstance(given, dict) and _is_number(given.get("min")):
-            tried[option] = given["min"]
-    return job.replace(hyperparameters=tried)
+    first = {option: tried(given)[0] for option, given in job.tune.ranges.items()}
+    return job.replace(hyperparameters={**job.hyperparameters, **first})
 
 
 def job_name(job: Job) -> str:
@@ -220,16 +190,14 @@ def parameter_ranges(job: Job, project: Project) -> dict[str, list[dict[str, Any
             values = [json.dumps(str(value)) for value in given]
             kinds["CategoricalParameterRanges"].append({"Name": option, "Values": values})
             continue
-        if not isinstance(given, dict) or not {"min", "max"} <= given.keys():
-            raise UserError(f"tune.ranges.{option} is not a range", RANGE_EXAMPLE)
         kind = declared[option].type if option in declared else float
         whole = isinstance(kind, type) and issubclass(kind, int)
         kinds["IntegerParameterRanges" if whole else "ContinuousParameterRanges"].append(
             {
                 "Name": option,
-                "MinValue": str(given["min"]),
-                "MaxValue": str(given["max"]),
-                "ScalingType": given.get("scale", "Auto"),
+                "MinValue": str(given.min),
+                "MaxValue": str(given.max),
+                "ScalingType": given.scale,
             }
         )
     return {kind: entries for kind, entries in kinds.items() if entries}
@@ -241,8 +209,8 @@ def submit(job: Job, project: Project, destination: Destination, body: dict[str,
     Args:
         job: of job.toml.
         project: whose src/ is uploaded.
-        destination: that the request was built for; its bucket is created where it is missing.
-        body: CreateHyperParameterTuningJob, as it was judged, sent as it stands.
+        destination: of the request; its bucket is created if it is missing.
+        body: CreateHyperParameterTuningJob, as it was checked.
     """
     name = str(body["HyperParameterTuningJobName"])
     sending.ensure_bucket(job, destination)

@@ -10,7 +10,7 @@ from smlightning.errors import UserError
 from smlightning.launch import instances, resources
 from smlightning.launch import job as jobs
 from smlightning.launch.estimate import known as estimates
-from smlightning.launch.estimate.fit import gpu_finding, host_finding
+from smlightning.launch.estimate.fit import findings
 from smlightning.launch.estimate.known import Known
 from smlightning.launch.estimate.sizes import Memory, Run, gib, memory, total
 from smlightning.launch.job import Job
@@ -28,19 +28,18 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
     options = estimates.options_of(job, project, arguments.options)
     channels = jobs.channel_folders(arguments.channel, job)
     if options.get("dataset") == paths.DATASET and paths.DATASET not in channels:
-        problem = f"dataset {paths.DATASET} is a channel of the job, whose data is not here"
-        raise UserError(problem, f"give a folder with some of it: --channel {paths.DATASET}=FOLDER")
+        problem = f"the dataset is the job's channel {paths.DATASET}, whose data is not here"
+        raise UserError(problem, f"pass some of its data: --channel {paths.DATASET}=FOLDER")
     run = estimates.run_of(job, options)
     if run is None:
         kinds = " and ".join(resources.types(job))
         raise UserError(
-            f"the number of ranks on {kinds}, or the batch of a rank, is not known",
-            "use instances with equally many GPUs, and an option batch_size",
+            f"the number of ranks on {kinds}, or the batch size of a rank, is unknown",
+            "use instances with the same number of GPUs, and an option batch_size",
         )
     known = estimates.counted(job, project, options, channels)
     held, on_host = memory(known.sizes, run), estimates.memory_of_host(job, known, run)
-    findings = [gpu_finding(job, known, run), host_finding(job, on_host)]
-    wrong = [finding for finding in findings if finding]
+    wrong = list(findings(job, known))
     content = {
         "sizes": asdict(known.sizes),
         "run": {**asdict(run), "global_batch": run.global_batch},
@@ -52,7 +51,7 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
         "fits": not wrong,
         **length(known, run, arguments.samples_per_second),
     }
-    verdict: list[object] = [*wrong] or ["fits    into its GPUs and hosts, as far as known"]
+    verdict: list[object] = [*wrong] or ["fits    into GPUs and hosts, as far as known"]
     print(*shown(job, known, run, content), *verdict, sep="\n")
     if arguments.json:
         arguments.json.write_text(json.dumps(content, indent=2), encoding="utf-8")
@@ -66,7 +65,7 @@ def length(known: Known, run: Run, speed: float | None) -> dict[str, Any]:
         UserError: the speed is not positive.
     """
     if speed is not None and not 0 < speed < math.inf:
-        raise UserError(f"--samples_per_second is {speed:g}", "give a number above 0")
+        raise UserError(f"--samples_per_second is {speed:g}", "pass a number above 0")
     if not known.samples:
         return {"samples": None, "steps": None, "hours": None}
     epochs, limit = int(known.options.get("epochs", 1)), int(known.options.get("max_steps", -1))
@@ -94,8 +93,7 @@ def shown(job: Job, known: Known, run: Run, content: dict[str, Any]) -> list[str
         f"steps   {length}",
         f"time    {content['hours']:.2f} h"
         if content["hours"]
-        else "time    give "
-        "--samples_per_second, which `smlightning compare` prints of an earlier job",
+        else "time    pass --samples_per_second; `smlightning compare` prints that of a job",
     ]
 
 

@@ -44,7 +44,7 @@ from smlightning.errors import UserError, root_cause
 from smlightning.launch.estimate.sizes import Linear, Sizes, pinned_share
 from smlightning.outline import outline
 
-LOOKED_AT = 20  # batches, of which the largest is taken
+LOOKED_AT = 20  # batches; the largest one is used
 PROCESS = 330 * 2**20  # of a rank that has imported all, with transformers, as measured on Linux
 
 
@@ -102,7 +102,7 @@ def _count_step(trainer: Any, model: Any, build: Callable[[], Any], fake: bool) 
     low = size if fake else 1
     with without_numbers(model) if fake else contextlib.nullcontext(), fused_attentions():
         for parameter in trained(model):
-            parameter.grad = torch.zeros_like(parameter)  # as DDP's buckets, there all the time
+            parameter.grad = torch.zeros_like(parameter)  # DDP's buckets keep them all the time
         trainer.strategy.setup_optimizers(trainer)
         state = state_bytes(trainer.optimizers)
         counts = [
@@ -171,13 +171,13 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def line(low: int, at_low: int, at_twice: int) -> Linear:
-    """The line through what was counted at a batch of ``low`` and of twice as many."""
+    """The line through the counts at a batch of ``low`` and of twice as many samples."""
     per_sample = max(at_twice - at_low, 0) // low
     return Linear(max(at_low - per_sample * low, 0), per_sample)
 
 
 def state_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """Bytes of what the optimizers keep, once they have made a step."""
+    """Bytes that the optimizers keep after a step."""
     kept: list[torch.Tensor] = []
     for optimizer in optimizers:
         optimizer.step()
@@ -186,7 +186,7 @@ def state_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
 
 
 class Storages(MemTracker):
-    """torch's tracker, which says what operations in its body hold in addition to ``kept``."""
+    """torch's tracker; counts bytes that operations in its body hold in addition to ``kept``."""
 
     def __init__(self, kept: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ def step(compute: Callable[[], torch.Tensor], kept: Iterable[torch.Tensor]) -> t
 
     Args:
         compute: the forward pass, which returns the loss.
-        kept: what is there before and afterwards: weights, their gradients, the batch.
+        kept: tensors that exist before and after the step: weights, their gradients, the batch.
 
     Returns:
         bytes that the forward pass keeps for the backward pass, and bytes in addition at the peak.
@@ -308,7 +308,7 @@ def without_numbers(model: nn.Module) -> Iterator[None]:
 
 def _empty(model: nn.Module) -> None:
     """Replace every tensor of the model by an empty one on the CPU."""
-    # One that has two places stays one; the old ones are kept, so that no id is used again.
+    # A shared tensor stays shared. The old ones are kept, so that Python reuses no id.
     replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def empty(tensor: torch.Tensor) -> torch.Tensor:
@@ -396,7 +396,7 @@ def main() -> int:
     request = json.load(sys.stdin)
     sys.path.insert(0, request["src"])
     stdout = os.dup(1)
-    os.dup2(2, 1)  # what train.py and the data print is no answer
+    os.dup2(2, 1)  # train.py and the data may print to standard output
     for fake in (True, False):
         try:
             answer = count(request["options"], fake)

@@ -1,9 +1,10 @@
-"""Findings of a job that does not fit into its GPUs or hosts, with what makes it fit."""
+"""Findings of a job that does not fit into its GPUs or hosts, and changes with which it fits."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from smlightning.launch import aws, instances, resources
-from smlightning.launch.estimate.known import Known, may_shard
+from smlightning.launch.estimate.known import Known, may_shard, memory_of_host, run_of
 from smlightning.launch.estimate.sizes import COPIES, STATE, Memory, Run, gib, memory, total
 from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import Job
@@ -12,6 +13,16 @@ from smlightning.launch.job import Job
 # cuBLAS and NCCL, and fragments; on a host for the system and SageMaker's agents. Assumed.
 USABLE = 0.9
 SHOWN = 4  # families of instances in a sentence
+
+
+def findings(job: Job, known: Known) -> Iterator[Finding]:
+    """Problems with the memory of each kind of instance that the job may run on."""
+    for alternative in resources.alternatives(job):
+        run = run_of(alternative, known.options)
+        if run is not None:
+            held = memory_of_host(alternative, known, run)
+            found = gpu_finding(alternative, known, run), host_finding(alternative, held)
+            yield from filter(None, found)
 
 
 def gpu_finding(job: Job, known: Known, run: Run) -> Finding | None:
@@ -25,9 +36,9 @@ def gpu_finding(job: Job, known: Known, run: Run) -> Finding | None:
         return None
     level = error if total(held, *STATE) > gpu_memory else warning
     problem = (
-        f"a step of batch_size {run.batch_size} needs {gib(total(held))} on each rank, "
-        f"{gib(total(held, *STATE))} of them weights, gradients and optimizer state; "
-        f"{gib(USABLE * gpu_memory)} of a GPU of {' or '.join(resources.types(job))} are usable"
+        f"a step of batch_size {run.batch_size} needs {gib(total(held))} on each rank "
+        f"({gib(total(held, *STATE))} for weights, gradients and optimizer state); a GPU of "
+        f"{' or '.join(resources.types(job))} has {gib(USABLE * gpu_memory)} for it"
     )
     families = [
         family
@@ -70,9 +81,9 @@ def host_finding(job: Job, held: Memory) -> Finding | None:
         return None
     level = error if total(held, *COPIES) > main_memory else warning
     problem = (
-        f"a host needs {gib(total(held))} of main memory, "
-        f"{gib(total(held, 'snapshot', 'best'))} of them copies of checkpoint and best weights; "
-        f"{gib(USABLE * main_memory)} of {kind} are usable"
+        f"a host needs {gib(total(held))} of main memory "
+        f"({gib(total(held, 'snapshot', 'best'))} for copies of checkpoint and best weights); "
+        f"{kind} has {gib(USABLE * main_memory)} for it"
     )
     kinds = aws.shape("TrainingInstanceType").enum
     larger = instances.larger_hosts(kind, int(total(held) / USABLE), kinds)

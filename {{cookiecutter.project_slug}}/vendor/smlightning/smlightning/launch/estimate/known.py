@@ -1,10 +1,5 @@
-"""The sizes of a job's model, counted by a process with torch, and kept for `preflight`.
+"""The sizes of a job's model, which a process with torch counts."""
 
-The project's folder has the last count, so that `preflight` finds a job that cannot fit without
-waiting for torch, and without it.
-"""
-
-import hashlib
 import json
 import os
 import subprocess
@@ -14,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smlightning import __version__
 from smlightning.errors import UserError
 from smlightning.launch import launchers, resources
 from smlightning.launch.estimate.sizes import Memory, Run, Sizes, host_memory
@@ -22,11 +16,9 @@ from smlightning.launch.job import Job
 from smlightning.options import parse_command_line
 from smlightning.project import Project
 
-FILE = ".estimate.json"  # in the project's folder
 LOADERS = 2  # that keep their workers while it trains: for training and for validation
-MOST_SECONDS = 900  # of counting; data that was never prepared is prepared meanwhile
-READ = ("dataset", "model_name")  # options that may be paths of files that sizes depend on
-# Options with which train.py runs here, where only sizes are counted.
+MOST_SECONDS = 900  # for counting, and for preparing the data the first time
+# Options of train.py that do not matter when only sizes are counted.
 INSTEAD: dict[str, Any] = {
     "strategy": "ddp",
     "shard_size": 0,
@@ -39,7 +31,7 @@ INSTEAD: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Known:
-    """What was counted of a job."""
+    """Counted sizes of a job."""
 
     options: dict[str, Any]  # of src/train.py
     sizes: Sizes
@@ -112,7 +104,7 @@ def counted(
     options: Mapping[str, Any],
     channels: Mapping[str, Path] | None = None,
 ) -> Known:
-    """Count the sizes of the project's model, and keep them for `remembered`.
+    """Count the sizes of the project's model.
 
     Args:
         job: of job.toml.
@@ -127,28 +119,6 @@ def counted(
     here = {name: instead.get(name, value) for name, value in options.items()}
     folders = {name: folder.resolve() for name, folder in (channels or {}).items()}
     answer = _ask({"src": str(project.src.resolve()), "options": here}, project, folders)
-    kept = {
-        "fingerprint": fingerprint(job, project, options, folders),
-        "channels": {name: str(folder) for name, folder in folders.items()},
-        **answer,
-    }
-    (project.root / FILE).write_text(json.dumps(kept, indent=1), encoding="utf-8")
-    return _known(options, answer)
-
-
-def remembered(job: Job, project: Project, options: Mapping[str, Any]) -> Known | None:
-    """The last count, if it was of this code, these options and this data."""
-    try:
-        kept = json.loads((project.root / FILE).read_text(encoding="utf-8"))
-        folders = {name: Path(folder) for name, folder in kept["channels"].items()}
-        if kept["fingerprint"] == fingerprint(job, project, options, folders):
-            return _known(options, kept)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        pass  # no count, or the file of another version
-    return None
-
-
-def _known(options: Mapping[str, Any], answer: Mapping[str, Any]) -> Known:
     sizes = Sizes.from_dict(answer["sizes"])
     return Known(dict(options), sizes, answer["samples"], answer["tokens"])
 
@@ -176,42 +146,13 @@ def _ask(
     except subprocess.TimeoutExpired:
         raise UserError(
             f"counting the model's sizes took more than {MOST_SECONDS} s",
-            "give it a part of the data: --channel NAME=FOLDER, or -- --dataset FILE",
+            "pass a part of the data: --channel NAME=FOLDER, or -- --dataset FILE",
         ) from None
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
         raise UserError(
             f"the model's sizes could not be counted: {last}",
-            "see whether make train runs with these options",
+            "check that make train runs with these options",
         )
     answer: dict[str, Any] = json.loads(ended.stdout)
     return answer
-
-
-def fingerprint(
-    job: Job, project: Project, options: Mapping[str, Any], channels: Mapping[str, Path]
-) -> str:
-    """A digest of all that sizes depend on: code, options, precision, data and checkpoint.
-
-    For a channel without a folder, and for names on the hub, the names only.
-    """
-    places = [project.root / str(options[name]) for name in READ if options.get(name)]
-    facts = [
-        __version__,
-        [
-            (str(path), path.read_text(encoding="utf-8"))
-            for path in sorted(project.src.rglob("*.py"))
-        ],
-        sorted(map(repr, options.items())),
-        precision(job, options),
-        sorted(job.channels.items()),
-        [_stamps(place) for place in (*places, *channels.values())],
-    ]
-    return hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()
-
-
-def _stamps(place: Path) -> list[tuple[str, int, int]]:
-    """Name, bytes and time of change of a file, or of each one in a folder."""
-    files = [place] if place.is_file() else sorted(place.rglob("*"))
-    states = [(file, file.stat()) for file in files if file.is_file()]
-    return [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]

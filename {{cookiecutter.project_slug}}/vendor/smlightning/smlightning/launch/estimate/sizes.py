@@ -1,4 +1,4 @@
-"""Bytes of a model and of a training step, and what a rank and a host hold of them.
+"""Bytes of a model and of a training step, on a rank and on a host.
 
 Weights, gradients and optimizer state are float32, in mixed precision too: autocast computes with
 copies of the weights. FSDP divides all three by the number of ranks (Rajbhandari et al. 2020,
@@ -91,11 +91,11 @@ class Run:
 def memory(sizes: Sizes, run: Run) -> Memory:
     """Bytes that a rank holds at the peak of a training step.
 
-    FSDP2 gathers a block when it computes, and the next one at the same time; what is in no block
-    stays gathered for the whole step (``fully_shard``'s documentation: the root is not resharded
-    after the forward pass). In mixed precision it gathers 16 bits, and so needs no copies of
-    weights, which are ``activations.fixed`` otherwise; ``temporary.fixed`` are whole gradients of
-    weights.
+    FSDP2 gathers a block when it computes, and the next one at the same time; parameters outside of
+    blocks stay gathered for the whole step (``fully_shard``'s documentation: the root is not
+    resharded after the forward pass). In mixed precision it gathers 16 bits, and so needs no copies
+    of weights, which are ``activations.fixed`` otherwise; ``temporary.fixed`` are whole gradients
+    of weights.
     """
     gathered = 0
     activations = sizes.activations.at(run.batch_size)
