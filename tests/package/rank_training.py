@@ -4,7 +4,6 @@ What a rank runs is given by name, since processes get no functions of a test's 
 """
 
 import functools
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -447,8 +446,3 @@ def train_quietly(write: Callable[[Record], Any]) -> None:
     train(lambda seen: None, "shuffled", [StepSeed(5), report], model=Quiet, logger=logger)
     losses = [row["train/loss"] for row in report.history.rows]
     write({"losses": losses, "state": report.state_dict()["loss"]})
-
-
-def record_environment(write: Callable[[dict[str, Any]], Any]) -> None:
-    """The variables that a rank has."""
-    write(dict(os.environ))

@@ -2,8 +2,6 @@
 
 import ast
 import graphlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +31,6 @@ LAYERS = (
     {"testing"},
     {"__main__"},
 )
-TRAINING = set().union(*LAYERS[:8]) | {"__init__"}  # what a job's archive holds
 
 
 def room(path: Path) -> str:
@@ -96,25 +93,3 @@ def test_no_import_goes_in_a_circle() -> None:
         below[module] -= {n for n, p in names.items() if p.name == "__init__.py"}
     assert any(below.values())
     graphlib.TopologicalSorter(below).prepare()  # raises CycleError
-
-
-@pytest.mark.long  # launch/test_archive.py: what it holds is enough to import train
-def test_the_training_part_needs_nothing_of_the_launcher() -> None:
-    """A training image has none of these; a job's archive holds neither launch nor rehearsal."""
-    modules = [name(path) for path in MODULES if room(path) in TRAINING]
-    code = f"""
-import importlib, sys
-for missing in ("boto3", "botocore", "pydantic", "psutil", "sagemaker", "pytest"):
-    sys.modules[missing] = None
-for module in {modules}:
-    importlib.import_module(module)
-assert not [m for m in sys.modules if m.startswith(("smlightning.launch", "smlightning.rehearsal"))]
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-
-
-@pytest.mark.parametrize("module", ["errors", "options", "files", "project", "cluster.signals"])
-def test_modules_of_the_command_line_import_no_torch(module: str) -> None:
-    code = f"import sys, smlightning.{module}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -35,7 +35,3 @@ def test_a_port_that_is_listened_at_is_not_given() -> None:
         assert other != port
     with ports.claimed([port]) as again:
         assert again == port, "its last connection may not be forgotten yet"
-
-
-def taken(*_: object) -> None:
-    raise OSError("Address already in use")

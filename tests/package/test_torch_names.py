@@ -49,23 +49,6 @@ def test_each_name_of_torch_is_in_the_images_torch(profile: str) -> None:
     assert not lacking(names, profile)
 
 
-def test_a_name_that_an_images_torch_lacks_is_noticed() -> None:
-    """FSDPModule, imported within a function, once broke the job of the image with torch 2.5.1."""
-    source = "def late():\n    from torch.distributed.fsdp import FSDPModule\n"
-    names = {name: [Path("late.py")] for name in torch_names.used(source, "torch")}
-    assert lacking(names, "smddp") == ["torch.distributed.fsdp.FSDPModule (late.py)"]
-    assert not lacking(names, "current")
-
-
-def test_names_that_are_read_from_a_module_count() -> None:
-    source = (
-        "import torch\nfrom torch import nn as layers\nx = layers.Linear\ny = torch.cuda.Event()\n"
-    )
-    assert {("torch", "nn", "Linear"), ("torch", "cuda", "Event")} <= set(
-        torch_names.used(source, "torch")
-    )
-
-
 def test_an_older_torch_imports_no_file_that_needs_a_newer_one() -> None:
     """Nothing imports them but functions that check torch's version first."""
     for path in torch_names.files():

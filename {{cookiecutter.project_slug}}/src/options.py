@@ -27,7 +27,9 @@ from smlightning.training.options import TrainerOptions
 class Options(TrainerOptions):
     """Options of this project and of every project (TrainerOptions).
 
-    A field that has the name of one of TrainerOptions replaces it, as here with another default.
+    A field with the name of one of TrainerOptions replaces it, for example with another default. If
+    its type allows more, as a Literal with another choice, end its line with
+    `# type: ignore[assignment]`: mypy rejects it otherwise.
     """
 
     # data

@@ -96,16 +96,6 @@ def test_a_loader_that_starts_again_next_to_a_longer_one_gives_another_order() -
     assert list(resumed) == second[1:], "of four batches, the fifth is the second turn's first"
 
 
-def test_a_loader_without_rows_is_not_copied() -> None:
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self) -> Any:
-            yield from range(3)
-
-    for loader_without_rows in (DataLoader(Stream()), [1, 2]):
-        exact = draws.exact_loader(loader_without_rows, Start, 1, 0, True)
-        assert exact is loader_without_rows
-
-
 def test_the_users_loader_and_data_set_are_not_changed() -> None:
     given = loader(Drawing())
     dataset, sampler = given.dataset, given.batch_sampler

@@ -286,28 +286,3 @@ def test_two_sharded_ranks_train_what_one_does(words: str, tiny_bert: str, tmp_p
     names = checkpoint_files.files_beside(newest)
     shards = sum(newest.with_name(name).stat().st_size for name in names)
     assert shards < (base / "model.safetensors").stat().st_size
-
-
-@pytest.mark.long
-def test_a_whole_bert_is_sharded_with_the_numbers_of_ddp(
-    words: str, tiny_bert: str, tmp_path: Path
-) -> None:
-    options = {
-        "dataset": words, "data_dir": str(tmp_path / "prepared"), "max_steps": 12, "lr": 1e-3,
-        "model_name": str(without_dropout(tiny_bert, tmp_path)), "batch_size": 8, "log_every": 1,
-    }  # fmt: skip
-    records = {}
-    for strategy in ("ddp", "fsdp"):
-        run = partial(sharded_runs.run, options={**options, "strategy": strategy})
-        records[strategy] = run_ranks(run, tmp_path / strategy, 2)
-    losses, others = (records[strategy][0]["losses"] for strategy in ("fsdp", "ddp"))
-    assert len(losses) == 12 and losses == pytest.approx(others, abs=1e-5)
-    for record in records["fsdp"]:
-        assert record["held"] < 0.55 * record["elements"]
-    one, other = (
-        load_file(tmp_path / strategy / "outputs/model/model.safetensors")
-        for strategy in ("fsdp", "ddp")
-    )
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(other[name], tensor, atol=1e-5, rtol=0)

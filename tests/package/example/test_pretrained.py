@@ -4,14 +4,13 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import data
 import model
-from smlightning import hub, pretrained
+from smlightning import pretrained
 from smlightning.errors import UserError
 from smlightning.outline import outline
 from smlightning.pretrained import PretrainedTokenizer
@@ -90,28 +89,3 @@ def test_a_checkpoint_without_a_tokenizer_is_an_error(tiny_bert: str) -> None:
     with pytest.raises(UserError) as caught:
         PretrainedTokenizer("bare")
     assert "'bare'" in caught.value.problem and "tokenizer.json" in caught.value.cure
-
-
-def test_a_failed_look_up_of_the_hub_holds_for_one_read_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import datasets
-    from huggingface_hub import constants
-
-    answers: list[Any] = [OSError("Temporary failure in name resolution"), []]
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "getproxies", dict)
-
-    def look_up(*_: Any) -> Any:
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(hub.socket, "getaddrinfo", look_up)
-    seen = []
-    for _ in range(2):
-        with hub.errors("problem"):
-            seen.append((constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
-    assert seen == [(True, True), (False, False)] and not answers

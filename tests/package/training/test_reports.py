@@ -30,19 +30,6 @@ from smlightning.errors import UserError
 from smlightning.reports import log, mlflow, progress
 
 
-def test_a_model_that_logs_train_loss_gets_one_warning(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Own(Line):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.log("train/loss", 7.0)
-            return super().training_step(batch, batch_idx)
-
-    fit(Own)
-    warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning: ")]
-    assert len([line for line in warnings if "train/loss" in line]) == 1
-
-
 def test_ranks_do_not_wait_for_one_without_a_loss(tmp_path: Path) -> None:
     first, _ = ranks(train_quietly, tmp_path, 2)
     assert first["losses"] == [3.0, 3.0] and first["state"] == 0.0, "one line an epoch"

@@ -66,9 +66,12 @@ class Labels:
     def _codes_of(self, piece: Piece) -> np.ndarray:
         """(N,) int32: the code of each label, -1 if it is null, empty or NaN; adds new labels."""
         values = piece.columns[1]
-        if pa.types.is_nested(values.type) or isinstance(values.type, pa.BaseExtensionType):
+        is_bytes = "binary" in str(values.type)  # of any length, or a view
+        is_extension = isinstance(values.type, pa.BaseExtensionType)
+        if is_bytes or is_extension or pa.types.is_nested(values.type):
             problem = f"{piece.place(0)}: the label is {str(values.type)[:40]}"
-            raise UserError(f"{problem}; expected text or a number", "set --label_column")
+            cure = "write the column as text, or choose another one with --label_column"
+            raise UserError(f"{problem}; expected text or a number", cure)
         encoded = values.dictionary_encode()
         codes = [self._code_of(value) for value in encoded.dictionary.to_pylist()]
         codes.append(-1)  # of null

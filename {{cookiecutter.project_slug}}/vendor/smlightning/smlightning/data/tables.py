@@ -9,6 +9,7 @@ Memory does not grow with the data, except for a json file that is one list. Thi
 columns are needed, not what they mean.
 """
 
+import bisect
 import codecs
 import csv
 import itertools
@@ -46,10 +47,12 @@ SPLITS = {
     for ending in ("", "set", "data")
 }
 
+LINES = (".csv", ".tsv", ".jsonl")  # files whose readers skip blank lines
 PIECE = 8192  # rows
 BLOCK = 2 << 20  # bytes of csv that pyarrow parses at a time; it rejects a longer row
 DIVIDED = 20  # a single text file becomes so many documents, or one per line if it has fewer
 LARGE = 1 << 26  # bytes of a piece, or of a line of json
+NO_ARRAY = (ValueError, TypeError, OverflowError)  # from pyarrow, whose text quotes the value
 TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
@@ -67,8 +70,9 @@ class Piece(NamedTuple):
     first: int = 1
 
     def place(self, index: int) -> str:
-        """Where the row at this index is, for an error."""
-        return f"{self.table}, row {self.first + index}"
+        """The file and number of the row at this index, for an error."""
+        counted = " (blank lines not counted)" if self.table.endswith(LINES) else ""
+        return f"{self.table}, row {self.first + index}{counted}"
 
 
 Pieces = Iterator[Piece]
@@ -277,7 +281,8 @@ def _unreadable(file: Path, error: Exception) -> UserError:
     # pyarrow quotes the row, which may be confidential, and errors become the job's FailureReason.
     reason = re.sub(r"(columns, got \d+): .*", r"\1", root_cause(error))
     return UserError(
-        f"{file} could not be read ({reason})", "correct the file; its text has to be UTF-8"
+        f"{file} could not be read ({reason})",
+        "correct the file, as UTF-8; row numbers do not count blank lines",
     )
 
 
@@ -346,6 +351,7 @@ def _read_json(file: Path, columns: Sequence[Column]) -> Iterator[pa.RecordBatch
     keys.
     """
     needed: list[str] = []
+    first = 1
     for records in _json_pieces(file):
         if not needed:
             names = dict.fromkeys(name for record in records for name in record)
@@ -353,11 +359,32 @@ def _read_json(file: Path, columns: Sequence[Column]) -> Iterator[pa.RecordBatch
         values = {name: [record.get(name) for record in records] for name in needed}
         try:
             yield pa.RecordBatch.from_pydict(values)
-        except (ValueError, TypeError, OverflowError):  # pyarrow's text quotes a value
-            raise UserError(
-                f"{file}: {' or '.join(needed)} has values of several types in one column",
-                "write all of them as text, or name another column",
-            ) from None
+        except NO_ARRAY:
+            raise _misfit(values, str(file), first) from None
+        first += len(records)
+
+
+def _misfit(columns: dict[str, list[Any]], table: str, first: int) -> UserError:
+    """The error for the first value that pyarrow takes into no array; it does not quote it."""
+    name = next(name for name in columns if not _is_array(columns[name]))
+    values = columns[name]
+    # A longer part of the column cannot be an array if a shorter one is none.
+    row = bisect.bisect_left(range(len(values)), True, key=lambda i: not _is_array(values[: i + 1]))
+    problem = "has another type than in the rows before"
+    if not _is_array([values[row]]):
+        problem = "is an integer of more than 64 bits, or text with half of a surrogate pair"
+    return UserError(
+        f"{Piece([], table, first).place(row)}: {name} {problem}",
+        "correct it, or write all values of the column as text",
+    )
+
+
+def _is_array(values: list[Any]) -> bool:
+    try:
+        pa.array(values)
+    except NO_ARRAY:
+        return False
+    return True
 
 
 def _json_pieces(file: Path) -> Iterator[list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ PREPARED = re.compile(
 
 
 class TrainingRecorder(pl.Callback):
-    """Notes digests of batches and weights, losses, learning rates and metrics."""
+    """Records digests of batches and weights, losses, learning rates and metrics."""
 
     def __init__(self, write: Write, kill_at: int) -> None:
         self.write = write
@@ -65,10 +65,7 @@ class TrainingRecorder(pl.Callback):
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         if not trainer.sanity_checking:
-            metrics = numbers(trainer.callback_metrics)
-            for name in of_lightning(trainer):
-                metrics.pop(name, None)
-            self.seen["validated"].append(metrics)
+            self.seen["validated"].append(numbers(trainer.callback_metrics))
             self.seen["weights"].append(digests(module.state_dict()))
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
@@ -135,15 +132,6 @@ def whole(tensor: Any) -> Any:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def of_lightning(trainer: Any) -> Iterator[str]:
-    """Names that LearningRateMonitor, as the only callback of Lightning, adds to the metrics."""
-    for callback in trainer.callbacks:
-        if isinstance(callback, pl.callbacks.LearningRateMonitor):
-            yield from callback.lrs
-            yield from callback.last_momentum_values
-            yield from callback.last_weight_decay_values
-
-
 def numbers(metrics: Any) -> dict[str, float]:
     """Metrics as plain numbers."""
     return {name: float(value) for name, value in metrics.items()}
@@ -157,7 +145,7 @@ def predict(write: Write) -> None:
 
 
 class Collect(pl.LightningModule):
-    """A model that trains nothing, and notes its samples."""
+    """A model that trains nothing, and records its samples."""
 
     def __init__(self) -> None:
         super().__init__()
