@@ -167,7 +167,7 @@ PREPARE = """
 import data
 from smlightning.data import store
 made = data.Data({path!r})
-assert not made.path.exists() or store.verified(made.path), 'half a copy'
+assert not made.path.exists() or store.is_complete(made.path), 'half a copy'
 made.prepare_data()
 """
 
@@ -184,7 +184,7 @@ def verified(project: Project, words: Path) -> bool:
     code = (
         "import sys; sys.path.insert(0, 'src'); import data; from smlightning.data import store\n"
         f"made = data.Data({str(words)!r}); there = made.path.exists()\n"
-        "assert not there or store.verified(made.path), 'half a copy'; print(there)"
+        "assert not there or store.is_complete(made.path), 'half a copy'; print(there)"
     )
     return project.run("python", "-c", code).stdout.strip() == "True"
 

@@ -61,7 +61,7 @@ class Data(StoredData):
         super().__init__(chosen, [VERSION, source, model, tokens, length, columns, chosen.seed])
 
     def prepare_data(self) -> None:
-        """Store all windows at ``self.path``, unless a verified copy is there. Once per node.
+        """Store all windows at ``self.path``, unless they are there. Once per node.
 
         Raises:
             UserError: the data is unavailable or too small.

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-CONTROLS = (*range(9), *range(11, 32), *range(127, 160))  # of C0 all but tab and line feed; C1
-REVERSALS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # of the direction of text
+CONTROLS = (*range(9), *range(11, 32), *range(127, 160))  # C0 without tab and line feed; C1
+REVERSALS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # they change the text's direction
 ESCAPES = {
     **{code: f"\\x{code:02x}" for code in CONTROLS},
     **{code: f"\\u{code:04x}" for code in REVERSALS},
@@ -23,13 +23,9 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The printable text on one line: each line break with the spaces around it is a space."""
-    joined = re.sub(r"\s+", _space_of_line_break, text)  # r"\s*\n\s*" takes quadratic time
-    return printable(joined).replace("\t", r"\t")
-
-
-def _space_of_line_break(spaces: re.Match[str]) -> str:
-    return " " if "\n" in spaces[0] or "\r" in spaces[0] else spaces[0]
+    """The printable text on one line, without spaces around its former line breaks."""
+    lines = (line.strip(" \t") for line in re.split(r"[\r\n]+", text))
+    return printable(" ".join(filter(None, lines))).replace("\t", r"\t")
 
 
 class PrintableStream:

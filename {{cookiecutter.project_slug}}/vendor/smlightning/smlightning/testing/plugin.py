@@ -9,7 +9,6 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -45,21 +44,3 @@ def same_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what to do if your files have replaced the example's, but its tests still run."""
-    reports = terminalreporter.stats
-    failed = {
-        kind: [report.nodeid for report in reports.get(kind, [])] for kind in ("failed", "error")
-    }
-    if any("tests/example/" in name for names in failed.values() for name in names):
-        terminalreporter.write_line(
-            "tests/example/ tests the example's data.py and model.py: if you have replaced these, "
-            "delete it (docs/data_and_model.md)"
-        )
-    if any("test_contract.py" in name for name in failed["error"]):  # its small run failed
-        terminalreporter.write_line(
-            "tests/small.py defines the data and options of the contract's small run: if you have "
-            "replaced data.py or model.py, rewrite it (docs/data_and_model.md)"
-        )
