@@ -9,7 +9,7 @@
     facts = read_facts(path)                 # in every process
     rows = Rows(path, "train")               # memory-mapped: rows.arrays["ids"]
 
-The caller knows what the arrays mean.
+The meaning of the arrays is the caller's.
 """
 
 import contextlib
@@ -46,11 +46,11 @@ def path_for(data_dir: str, name: str, facts: Any) -> Path:
 def prepare(path: Path, unit: str) -> Iterator[Path | None]:
     """A folder to build the data of ``path`` in, or None if the data is there.
 
-    After building it, prints how many of ``unit`` each split has.
+    Prints the number of ``unit`` in each split afterwards.
 
-    The folder lies next to ``path`` and takes its name when the block ends, so a killed process
-    leaves nothing that looks complete. A second process waits at the lock, which the system
-    releases when its holder ends.
+    The folder is next to ``path`` and gets its name when the block ends, so data of a killed
+    process never looks complete. A second process waits for the lock, which the system releases
+    when its owner ends.
 
     Raises:
         UserError: no folder or lock can be made there.
@@ -96,8 +96,8 @@ def _locked(path: Path) -> Any:
 def write(folder: Path, pieces: Iterable[Mapping[str, np.ndarray]]) -> None:
     """Write arrays of one dimension, by name, piece after piece.
 
-    The file of an array has its name and the type of its first piece, ``ids.uint8``, and holds
-    only its elements.
+    A file contains only the elements; its name is the array's and the type of the first piece:
+    ``ids.uint8``.
     """
     types: dict[str, np.dtype] = {}
     files: dict[str, BinaryIO] = {}
@@ -155,7 +155,7 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def chunks(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Consecutive parts of ``values`` of at most CHUNK elements, for work that needs memory."""
+    """Consecutive parts of ``values`` of at most CHUNK elements, to save memory."""
     for at in range(0, len(values), CHUNK):
         yield values[at : at + CHUNK]
 
