@@ -61,9 +61,9 @@ def predict_fn(records: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
         text = record.get("text") if isinstance(record, dict) else record
         if not isinstance(text, str):
             raise refusal(
-                400, f'record {number} is neither a text nor {{"text": "..."}}; send one of these'
+                400, f'record {number}: expected a text or {{"text": "..."}}; send one of these'
             )
-        # JSON may hold half of a surrogate pair.
+        # JSON may contain half of a surrogate pair.
         texts.append(text.encode("utf-8", "replace").decode())
     return [
         [{"label": label, "score": score} for label, score in answers]

@@ -89,7 +89,7 @@ def test_peft_and_predict_py_load_the_merged_network(saved: Path, tiny_bert: str
     torch.testing.assert_close(whole(**IDS).logits, expected, atol=1e-5, rtol=0)
     pretrained.save(pretrained.classifier(tiny_bert, LABELS, 2), tiny_bert, 32, saved)
     assert not (saved / "model.safetensors").exists()
-    with pytest.raises(UserError, match="holds the adapter's base"):
+    with pytest.raises(UserError, match="contains the adapter's base"):
         pretrained.save(pretrained.classifier(tiny_bert, LABELS, 2), tiny_bert, 32, Path(tiny_bert))
     (name,) = predict.predict(["αβ"], predict.model_fn(saved))
     assert name

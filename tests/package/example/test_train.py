@@ -105,5 +105,5 @@ def test_predict_reads_standard_input(
 
 
 def test_predict_without_a_model_says_so() -> None:
-    with pytest.raises(UserError, match=r"nowhere holds no trained model.*train first"):
+    with pytest.raises(UserError, match=r"nowhere has no trained model.*train first"):
         predict.model_fn("nowhere")

@@ -1,6 +1,6 @@
-"""Makes text of other sources (labels, file names, logs, answers of AWS) safe for a terminal.
+"""Make text from other sources (labels, file names, logs, answers of AWS) safe for a terminal.
 
-A control character in it could move the cursor, hide what is printed, or write to the clipboard.
+A control character could move the cursor, hide text, or write to the clipboard.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ def one_line(text: str) -> str:
 class PrintableStream:
     """A text stream that writes control characters as escapes.
 
-    A progress bar may return to the beginning of a line that is empty or its own. rich, which sends
-    escape sequences for colours, writes to the stream itself (``rich_proxied_file``) and gets its
-    texts from `console`.
+    A progress bar may return to the beginning of its own line or an empty one. rich needs escape
+    sequences for colours: it writes to the original stream (``rich_proxied_file``), with texts that
+    `console` has made safe.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -56,7 +56,7 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def printable_output() -> Iterator[None]:
-    """While the body runs, its output has no control characters."""
+    """The body's output has no control characters."""
     out: Any = PrintableStream(sys.stdout)
     err: Any = PrintableStream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -77,5 +77,5 @@ def console(**options: Any) -> Any:
 
 
 def unescaped_output() -> Any:
-    """The stream below a `PrintableStream`: rich finds it itself, except below a live display."""
+    """The stream of a `PrintableStream`; rich finds it itself, except in a live display."""
     return getattr(sys.stdout, "rich_proxied_file", sys.stdout)

@@ -1,8 +1,7 @@
 """A pytest plugin: ``pytest_plugins = ["smlightning.testing.plugin"]`` in a project's
 tests/conftest.py.
 
-It is not an entry point of pytest, which would change the tests of other projects in the same
-environment.
+It is not a pytest entry point: that would change the tests of other projects in the environment.
 """
 
 import os
@@ -20,10 +19,10 @@ environment.enter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Note the project's folder, since each test runs in a folder of its own."""
+    """Store the project's folder, since each test runs in its own folder."""
     if (config.rootpath / "job.toml").is_file():
         os.environ.setdefault("SMLIGHTNING_PROJECT", str(config.rootpath))
-    imports.lightning()  # before a test's module imports it in twice the time
+    imports.lightning()  # an ordinary import in a test's module would take twice as long
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,7 @@ from smlightning.testing import owner
 from smlightning.training.seeds import StepSeed
 
 Write = Callable[[dict[str, Any]], Any]
-PREPARED = re.compile(
-    r"-[0-9a-f]{12}(?=[/.])"
-)  # the end of a name by `smlightning.data.store.path_for`
+PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # the end of a name of `store.path_for`
 
 
 class TrainingRecorder(pl.Callback):
@@ -96,7 +94,7 @@ def train(write: Write, options: dict[str, Any], kill_at: int) -> None:
 
 
 def close_unseen(figure: Any, path: Path) -> None:
-    """Close the figure in place of saving it, which takes longer than the run."""
+    """Close the figure instead of saving it, which takes longer than the run."""
     curves.pyplot().close(figure)
     path.touch()
 
@@ -128,7 +126,7 @@ def digests(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole(tensor: Any) -> Any:
-    """The whole tensor; every rank takes part in gathering a sharded one (a DTensor)."""
+    """The whole tensor; gathering a sharded one (a DTensor) is collective."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -164,10 +162,10 @@ class Collect(pl.LightningModule):
 
 
 def iterate(write: Write, options: dict[str, Any], seed: int) -> None:
-    """Go through the project's loaders for one epoch, as training does.
+    """Iterate over the project's loaders for one epoch, as training does.
 
     Args:
-        seed: of augmentation; the options' own seed divides the data.
+        seed: for augmentation; the seed of the options divides the data.
     """
     project = owner.load()
     single = {"batch_size": 1} if hasattr(project.options.Options, "batch_size") else {}
@@ -193,7 +191,7 @@ def iterate(write: Write, options: dict[str, Any], seed: int) -> None:
 
 
 def samples(batch: Any) -> list[str]:
-    """Digests of each sample: its part of every tensor that is as long as the batch."""
+    """A digest of each sample: of its part of every tensor that is as long as the batch."""
     tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor)]
     sizes = Counter(len(tensor) for tensor in tensors if tensor.dim())
     if not sizes:
