@@ -5,7 +5,6 @@ with your data.py and model.py. After a change of the data, also run `make rehea
 job's own data and hosts.
 """
 
-import ast
 import json
 import math
 import re
@@ -19,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 
-from smlightning import project, run
+from smlightning import project
 from smlightning.options import declared_options
 from smlightning.reports.log import metric_regex, of_the_test
 from smlightning.testing import owner, recording, runs
@@ -206,22 +205,6 @@ def test_every_option_changes_something(
     recorded = single.record.keys() - {"log"}
     differing = [key for key in recorded if changed[key] != single.record[key]]
     assert differing, f"--{name} changes nothing; use it, or remove it"
-
-
-def test_every_option_of_training_is_read() -> None:
-    """src/ or `Run` reads it: an update may add an option that train.py does not use yet."""
-    read: set[str] = set()
-    files = [path for path in project.find().src.glob("*.py") if path.name != "options.py"]
-    files.append(Path(run.__file__))
-    for path in files:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Attribute):
-                read.add(node.attr)  # training.epochs
-            elif isinstance(node, ast.Constant):
-                read.add(str(node.value))  # options["epochs"]
-    common = {field.name for field in fields(TrainerOptions)}
-    unread = sorted(common - read)
-    assert not unread, f"no file of src/ reads {', '.join(unread)}; use it in train.py"
 
 
 def test_the_job_passes_preflight() -> None:
