@@ -1,6 +1,4 @@
-"""The template's tests see what tests/isolation.py lists of this machine, and nothing else of it; a
-project's tests see all that is no job's.
-"""
+"""A project's tests keep the owner's variables, except those of a job."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Imports of the package go down only, none is of the owner's modules, and lines are short."""
+"""Imports in the package go one way, and none is of the owner's modules."""
 
 import ast
 import graphlib
@@ -13,7 +13,7 @@ PACKAGE = Path(smlightning.__file__).parent
 PROJECT = PACKAGE.parents[2]
 MODULES = sorted(path for path in PACKAGE.glob("**/*.py") if "stubs" not in path.parts)
 OWNERS = {path.stem for path in (PROJECT / "src").glob("*.py")}
-# A room imports itself and rooms of the lines above its own.
+# Each room imports only itself and rooms in the lines above it.
 LAYERS = (
     {"terminal"},
     {"errors", "stored_secrets"},
@@ -25,7 +25,7 @@ LAYERS = (
     {"training"},
     {"checkpoints", "reports"},
     {"run", "entry"},
-    {"launch", "ray_serving"},  # Ray is in its inference image alone
+    {"launch", "ray_serving"},  # Ray is only in its inference image
     {"ports"},
     {"rehearsal"},
     {"testing"},
@@ -79,7 +79,7 @@ def test_imports_go_down_only(path: Path) -> None:
 
 
 def test_no_import_goes_in_a_circle() -> None:
-    """Inside functions neither: there a circle is only hidden."""
+    """Imports in functions count, too."""
     names = {name(path): path for path in MODULES}
     below = {}
     for module, path in names.items():
@@ -89,7 +89,7 @@ def test_no_import_goes_in_a_circle() -> None:
             for other in names
             if other != module and any(u == other or u.startswith(f"{other}.") for u in used)
         }
-        # Of a package its modules are what is meant.
+        # Importing a package's module is not an import of the package.
         below[module] -= {n for n, p in names.items() if p.name == "__init__.py"}
     assert any(below.values())
     graphlib.TopologicalSorter(below).prepare()  # raises CycleError

@@ -1,4 +1,4 @@
-"""Each name that the code uses of torch and of other libraries exists in what the images hold.
+"""Each name of torch and other libraries in the code exists in the versions of the images.
 
 An image's torch differs by profile: tests/images/record.json holds what each has, written by
 `make images`. The other libraries are the same everywhere (src/requirements.txt).

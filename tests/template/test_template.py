@@ -252,7 +252,7 @@ def test_a_bad_answer_is_one_line_and_leaves_nothing(
     assert (
         len([line for line in error.splitlines() if line.startswith("  ") and said in line]) == 1
     ), error
-    assert "Nothing was generated; 1 answer to mend" in error and "Traceback" not in error
+    assert "Nothing was generated; correct 1 answer:" in error and "Traceback" not in error
     assert [p.name for p in tmp_path.rglob("*")] == ["place"]
 
 
@@ -271,7 +271,7 @@ def test_every_bad_answer_is_named_at_once(
 ) -> None:
     with pytest.raises(FailedHookException):
         bake(tmp_path, project_slug="torch", author_email="x", aws_region="x", instance_count="x")
-    assert "4 answers to mend" in capfd.readouterr().err
+    assert "correct 4 answers" in capfd.readouterr().err
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ IDS = {"input_ids": torch.arange(4, 24).reshape(2, 10)}
 
 @pytest.fixture
 def saved(tiny_bert: str, tmp_path: Path) -> Path:
-    """The folder of an adapter whose numbers are not those that it began with."""
+    """The folder of an adapter that differs from its initial values."""
     net = pretrained.classifier(tiny_bert, LABELS, 4)
     for parameter in net.parameters():
         if parameter.requires_grad:
@@ -80,7 +80,7 @@ def test_peft_and_predict_py_load_the_merged_network(saved: Path, tiny_bert: str
     torch.testing.assert_close(further(**IDS).logits, expected, atol=1e-5, rtol=0)
     with pytest.raises(UserError, match="is an adapter already"):
         pretrained.classifier(str(saved), LABELS, 4)
-    # Its head is of its labels; a new one is trained beside its base.
+    # Its head is for its labels; other labels need a new head on its base.
     with pytest.raises(UserError, match="number of labels"):
         pretrained.classifier(str(saved), LABELS[:2])
     # A whole model in the same folder replaces it, and the other way round.
@@ -96,7 +96,7 @@ def test_peft_and_predict_py_load_the_merged_network(saved: Path, tiny_bert: str
 
 
 def test_an_adapter_is_not_merged_into_other_weights(tiny_bert: str, tmp_path: Path) -> None:
-    """Of the same shapes: what it would answer is neither network's."""
+    """Weights of the same shapes would give wrong answers without an error."""
     base = shutil.copytree(tiny_bert, tmp_path / "theirs")
     net = pretrained.classifier(str(base), LABELS, 4)
     pretrained.save(net, str(base), 32, tmp_path / "saved")
@@ -116,7 +116,7 @@ def changed(folder: Path, **members: Any) -> None:
 
 
 def pickled(folder: Path) -> None:
-    """Numbers as peft's older files have them, which execute what they are told to."""
+    """Weights as in peft's older files: a pickle that runs code."""
 
     class Executes:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -127,7 +127,7 @@ def pickled(folder: Path) -> None:
 
 
 def with_code(folder: Path) -> None:
-    """A base that brings a class of its own."""
+    """A base with its own code."""
     base = folder / "theirs"
     base.mkdir()
     content = json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}})
@@ -176,7 +176,7 @@ def test_only_a_plain_adapter_is_loaded_and_nothing_is_executed(
 def test_a_base_in_bfloat16_gives_the_numbers_of_one_in_float32(
     words: str, tiny_bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In half the memory, to the last bit, also in a resumed run."""
+    """With half the memory, to the last bit, also in a resumed run."""
     options = {
         "dataset": words, "data_dir": str(tmp_path / "prepared"), "max_steps": 4, "lr": 0.01,
         "model_name": tiny_bert, "lora_rank": 2, "precision": "bf16-mixed", "checkpoint_steps": 2,
@@ -251,7 +251,7 @@ def test_an_adapter_whose_base_is_lost_is_saved_unmerged(
 
 
 def without_dropout(checkpoint: str, folder: Path) -> Path:
-    """A copy of a checkpoint that draws nothing, so that ranks in any number compute the same."""
+    """A copy of a checkpoint without dropout: any number of ranks computes the same."""
     base = shutil.copytree(checkpoint, folder / "base")
     config = json.loads((base / "config.json").read_text())
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -277,12 +277,12 @@ def test_two_sharded_ranks_train_what_one_does(words: str, tiny_bert: str, tmp_p
         torch.testing.assert_close(other[name], tensor, atol=1e-5, rtol=0)
     for record in records:
         assert record["held"] < 0.6 * record["elements"]
-        assert record["gathered"] == len(one), "nothing of what is frozen"
+        assert record["gathered"] == len(one), "no frozen weights"
     newest = checkpoint_files.newest(tmp_path / "ranks/outputs/checkpoints")
     assert newest
     state = checkpoint_files.read(newest)
     (optimizer,) = state["optimizer_states"]
-    assert len(optimizer["state"]) == len(one), "nothing of what is frozen"
+    assert len(optimizer["state"]) == len(one), "no frozen weights"
     names = checkpoint_files.files_beside(newest)
     shards = sum(newest.with_name(name).stat().st_size for name in names)
     assert shards < (base / "model.safetensors").stat().st_size

@@ -1,8 +1,4 @@
-"""The seam: `train.py` trains whatever `data.py` and `model.py` hold, and leaves what it promises.
-
-Replace those two and these tests still have to pass: give your data and model where the options are
-named.
-"""
+"""train.py trains the example, and writes the promised log and files."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""A GPU is not waited for in a training step nor in a batch of an evaluation."""
+"""Neither training steps nor batches of an evaluation wait for a GPU."""
 
 from types import SimpleNamespace
 from typing import Any
