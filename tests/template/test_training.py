@@ -179,8 +179,8 @@ def prepare(project: Project, words: Path, log: Path) -> forked.Rank:
     return forked.start(code, log, environment)
 
 
-def verified(project: Project, words: Path) -> bool:
-    """Whether a copy is there and good to the byte; none is fine, a bad one is not."""
+def is_prepared(project: Project, words: Path) -> bool:
+    """Whether the data is there; it must not be there incomplete."""
     code = (
         "import sys; sys.path.insert(0, 'src'); import data; from smlightning.data import store\n"
         f"made = data.Data({str(words)!r}); there = made.path.exists()\n"
@@ -195,7 +195,7 @@ def test_processes_that_race_build_one_copy(tmp_path: Path, words: Path) -> None
     statuses, out = forked.wait_for_all(racing, 120)
     assert statuses == (0, 0, 0), out
     assert sum("prepare_data:" in stdout for stdout in out) == 1
-    assert verified(made, words)
+    assert is_prepared(made, words)
 
 
 def test_a_killed_process_leaves_a_good_copy_or_none(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_killed_process_leaves_a_good_copy_or_none(tmp_path: Path) -> None:
     assert killed >= 1, "none was killed while it built: nothing was tested"
     status, said = prepare(made, big, tmp_path / "log").wait(120)
     assert status == 0, said
-    assert verified(made, big)
+    assert is_prepared(made, big)
     assert not list(place.glob(".*")), "what a killed process left is still there"
 
 
