@@ -217,37 +217,20 @@ def test_an_adapter_is_merged_into_the_base_as_it_was_read(saved: Path, tiny_ber
     assert {tensor.dtype for tensor in merged[1].values()} == {torch.float32}
 
 
-def gone(base: Path) -> None:
-    shutil.rmtree(base)
-
-
-def other_weights(base: Path) -> None:
-    weights = load_file(base / "model.safetensors")
-    first = next(name for name in weights if "query.weight" in name)
-    weights[first] += 1
-    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-
-
-@pytest.mark.parametrize("change", [gone, other_weights])
 def test_an_adapter_whose_base_is_lost_is_saved_unmerged(
-    change: Callable[[Path], None],
-    saved: Path,
-    tiny_bert: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    saved: Path, tiny_bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = shutil.copytree(tiny_bert, tmp_path / "theirs")
     net = pretrained.classifier(str(base), LABELS, 4)
     peft.set_peft_model_state_dict(net, load_file(saved / "adapter_model.safetensors"))
     trainer: Any = SimpleNamespace(precision="bf16-mixed", strategy=None)
     adapters.shrink_base(net, trainer)
-    change(base)
+    shutil.rmtree(base)
     pretrained.save(net, str(base), 32, Path("unmerged"), merge=True)
     assert not Path("unmerged/model.safetensors").exists()
     adapter = "adapter_model.safetensors"
     assert same(load_file(f"unmerged/{adapter}"), load_file(saved / adapter))
-    said = capsys.readouterr().err
-    assert "warning: " in said and str(base) in said
+    assert str(base) in capsys.readouterr().err
 
 
 def without_dropout(checkpoint: str, folder: Path) -> Path:
