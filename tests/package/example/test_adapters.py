@@ -266,6 +266,6 @@ def test_two_sharded_ranks_train_what_one_does(words: str, tiny_bert: str, tmp_p
     state = checkpoint_files.read(newest)
     (optimizer,) = state["optimizer_states"]
     assert len(optimizer["state"]) == len(one), "no frozen weights"
-    names = checkpoint_files.files_beside(newest)
+    names = checkpoint_files.companions(newest)
     shards = sum(newest.with_name(name).stat().st_size for name in names)
     assert shards < (base / "model.safetensors").stat().st_size

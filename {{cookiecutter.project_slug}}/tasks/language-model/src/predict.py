@@ -20,7 +20,7 @@ from typing import Any
 
 from options import SAMPLE
 from smlightning.errors import UserError, run_command
-from smlightning.serving import input_fn, output_fn, refusal, worker_device
+from smlightning.serving import input_fn, output_fn, rejected, worker_device
 from smlightning.training import imports
 
 __all__ = ["input_fn", "main", "model_fn", "output_fn", "predict", "predict_fn"]
@@ -148,7 +148,7 @@ def predict_fn(records: list[Any], trained: Any) -> list[dict[str, Any]]:
             requests.append(parsed(record))
     most = sum(sampling.max_tokens for _, sampling in requests)
     if most > MOST_TOKENS:
-        raise refusal(
+        raise rejected(
             400,
             f"max_tokens of {len(requests)} records is {most} in all, and the maximum of a request "
             f"is {MOST_TOKENS}; lower it, or send fewer records at a time",
@@ -177,7 +177,7 @@ def bad_request(beginning: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise refusal(400, f"{beginning}{error}") from None
+        raise rejected(400, f"{beginning}{error}") from None
 
 
 def parsed(record: Any) -> tuple[str, Sampling]:

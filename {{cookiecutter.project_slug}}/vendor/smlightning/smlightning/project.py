@@ -87,7 +87,7 @@ class Project:
         if isinstance(metrics, str) or not all(isinstance(name, str) for name in metrics):
             problem = f"METRICS of {path} is {metrics!r}; expected a list of names"
             raise UserError(problem, 'write METRICS = ("val/loss", "test/loss"), with your names')
-        refuse_no_name(module.MONITOR)
+        check_monitor_name(module.MONITOR)
         return ProjectOptions(
             cls=module.Options,
             metrics=tuple(metrics),
@@ -96,7 +96,7 @@ class Project:
         )
 
 
-def refuse_no_name(monitor: object) -> None:
+def check_monitor_name(monitor: object) -> None:
     """Raise a UserError if MONITOR is not a text: a comma after it makes a tuple."""
     if not isinstance(monitor, str):
         problem = f"MONITOR of src/options.py is {monitor!r}; expected the name of a metric"

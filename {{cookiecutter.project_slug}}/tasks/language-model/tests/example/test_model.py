@@ -24,7 +24,7 @@ from smlightning.data.store import SPLITS
 from smlightning.data.tables import Piece
 from smlightning.errors import UserError
 from smlightning.options import parse_command_line
-from smlightning.serving import Refusal
+from smlightning.serving import RejectedRequest
 
 
 def packed(tokens: Any, texts: list[str], prompts: list[str] | None = None) -> dict[str, Any]:
@@ -213,9 +213,9 @@ def test_pieces_are_the_text_of_all_tokens(
 
 def test_all_records_of_a_request_share_a_maximum_of_tokens() -> None:
     for counts in ([2**62], [2000, 49]):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RejectedRequest) as caught:
             predict.predict_fn([{"text": "a", "max_tokens": many} for many in counts], None)
-        assert refused.value.status == 400 and str(sum(counts)) in str(refused.value)
+        assert caught.value.status == 400 and str(sum(counts)) in str(caught.value)
 
 
 def test_a_request_is_answered_before_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
