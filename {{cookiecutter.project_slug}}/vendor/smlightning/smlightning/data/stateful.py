@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from smlightning import torch_files
 from smlightning.cluster import collectives
-from smlightning.data import draws
+from smlightning.data import rng
 from smlightning.errors import UserError
 
 BEGIN = -1  # in place of a batch's number: the creation of an iterator
@@ -41,7 +41,7 @@ class StatefulLoader:
     def __init__(
         self,
         loader: Any,
-        start: Callable[[], draws.Start],
+        start: Callable[[], rng.Start],
         resumed: Mapping[str, Any] | None,
         seed: int,
         rank: int,
@@ -81,7 +81,7 @@ class StatefulLoader:
         self.epoch = epoch
         within = self._load()
         for sampler in _samplers(self.loader):
-            draws.tell_epoch(sampler, epoch)
+            rng.tell_epoch(sampler, epoch)
         if getattr(self.loader, "num_workers", 0):
             numbers = (self.seed, epoch, self.turn)
             self.loader.worker_init_fn = partial(_seed_worker, self.worker_init_fn, numbers)
@@ -134,16 +134,16 @@ class StatefulLoader:
         return within
 
     def _seed(self, batch: int) -> None:
-        alike = batch == BEGIN or (self.epoch == 0 and batch < draws.ALIKE)
+        alike = batch == BEGIN or (self.epoch == 0 and batch < rng.ALIKE)
         numbers = (self.seed, self.epoch, self.turn, 0 if alike else self.rank, batch)
-        draws.seed_generators(draws.mix(draws.STREAM, *numbers))
+        rng.seed_generators(rng.mix(rng.STREAM, *numbers))
 
     def _has_ended(self) -> bool:
         """Whether the iterator has ended; after its last batch, ends it.
 
         Lightning fetches no more than the length, so the state would still be within the epoch.
         """
-        if self.iterator is not None and self.given_in_turn >= draws.length_of(self.loader) > 0:
+        if self.iterator is not None and self.given_in_turn >= rng.length_of(self.loader) > 0:
             self.iterator = None if next(self.iterator, None) is None else self.iterator
         return self.iterator is None
 
@@ -172,7 +172,7 @@ class StatefulLoader:
 
 def _seed_worker(own: Callable[[int], Any] | None, numbers: Sequence[int], worker: int) -> None:
     """Seed a worker process before it fetches, and call the user's ``worker_init_fn``."""
-    draws.seed_generators(draws.mix(draws.STREAM, *numbers, BEGIN, worker))
+    rng.seed_generators(rng.mix(rng.STREAM, *numbers, BEGIN, worker))
     if own is not None:
         own(worker)
 
@@ -184,10 +184,10 @@ def keeps_state(loader: Any) -> bool:
     """
     if not _is_stateful(loader):
         return False
-    if not _has_rows(loader) or not draws.is_of_torchdata(loader):
+    if not _has_rows(loader) or not rng.is_of_torchdata(loader):
         return True
-    samplers = itertools.chain.from_iterable(map(draws.with_inner, _samplers(loader)))
-    users = [sampler for sampler in samplers if not draws.is_of_library(sampler)]
+    samplers = itertools.chain.from_iterable(map(rng.with_inner, _samplers(loader)))
+    users = [sampler for sampler in samplers if not rng.is_of_library(sampler)]
     return any(_is_stateful(part) for part in (loader.dataset, *users))
 
 
@@ -213,7 +213,7 @@ def stateful_loaders(loaders: Any) -> list[StatefulLoader]:
 def resumes_exactly(loaders: Any) -> bool:
     """Whether all loaders resume within an epoch, or print `inexact`."""
     every = CombinedLoader(loaders, "sequential").flattened
-    return len(draws.index_streams(loaders)) + len(stateful_loaders(loaders)) == len(every)
+    return len(rng.index_streams(loaders)) + len(stateful_loaders(loaders)) == len(every)
 
 
 # In a checkpoint

@@ -1,5 +1,5 @@
 """Random numbers in a step depend only on (seed, step, rank); those while a batch is fetched, on
-(seed, epoch, row): data/draws.py. So a run that resumes within an epoch has the same numbers.
+(seed, epoch, row): data/rng.py. So a run that resumes within an epoch has the same numbers.
 
 A stream has no rows. Its random numbers are the same on every rank when its iterator is made, since
 streams shuffle all rows and then take each rank's part. They are also the same for its first
@@ -16,7 +16,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from smlightning.data import draws
+from smlightning.data import rng
 from smlightning.training import loop
 from smlightning.training.loaders import ResumableLoaders
 
@@ -110,7 +110,7 @@ class StepSeed(pl.Callback):
 
     def _seed_fetching(self, trainer: pl.Trainer, index: int) -> None:
         """Seed for the batch of this number in the run or, if it is negative, for an iterator."""
-        rank = trainer.global_rank if index >= draws.ALIKE else 0
+        rank = trainer.global_rank if index >= rng.ALIKE else 0
         number = (self._number(rank, index) + 32_768) % 2**63  # no step's of any rank
         _seed_generators(number)
 

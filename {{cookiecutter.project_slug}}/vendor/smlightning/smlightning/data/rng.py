@@ -7,7 +7,7 @@ epoch, row): on any rank, in any loader worker, and after a resume.
 A data set with its own generator, or one that gathers a batch at once, calls:
 
     def __getitem__(self, share):
-        noise = np.stack([draws.generator(row).normal(size=8) for row in share.rows])
+        noise = np.stack([rng.generator(row).normal(size=8) for row in share.rows])
 """
 
 import copy
@@ -128,7 +128,7 @@ def number_of(index: Any) -> int:
     return zlib.crc32(content) << 32 | zlib.adler32(content)
 
 
-class DrawingDataset(Dataset):
+class SeededDataset(Dataset):
     """Seeds the generators for each row of a data set, and then for the batch.
 
     Other attributes are the data set's.
@@ -370,7 +370,7 @@ def exact_loader(
     stream = IndexStream(loader, start, seed, rank, training)
     # A DataLoader's attributes cannot be assigned; this copy has not been iterated.
     name = "batch_sampler" if stream.of_rows else "sampler"
-    vars(exact).update({"dataset": DrawingDataset(loader.dataset), name: stream})
+    vars(exact).update({"dataset": SeededDataset(loader.dataset), name: stream})
     return exact
 
 
