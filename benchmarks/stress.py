@@ -577,7 +577,7 @@ def damage(count: int, seed: int, folder: Path) -> Iterator[str]:
         place = folder / f"damage{trial}"
         shutil.copytree(folder / "whole" / "outputs" / "checkpoints", place)
         (_, newest), (_, before), *_ = checkpoint_files.numbered(place)
-        others = checkpoint_files.files_beside(newest)
+        others = checkpoint_files.companions(newest)
         shards = [place / name for name in others if name[:6] == newest.name[:6]]
         path = rng.choice([newest, *shards])
         content = bytearray(path.read_bytes())

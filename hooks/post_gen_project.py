@@ -1,4 +1,4 @@
-"""Keeps the files of one task, drops what development left, and says what to do next."""
+"""Keeps the files of the chosen task, deletes caches, and prints the next steps."""
 
 import json
 import os
@@ -8,17 +8,17 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
-# cookiecutter leaves this rendered copy, which holds every answer, in the temporary folder.
+# cookiecutter leaves this rendered copy, with every answer, in the temporary folder.
 Path(__file__).unlink()
 
-# A template that is worked on holds caches, and cookiecutter copies whatever it finds. Caches
-# only: where a project is generated over an older one, everything else is its owner's.
+# cookiecutter copies everything, and a template under development has caches. Delete only caches:
+# if a project is generated over an older one, everything else is its owner's.
 CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", "*.egg-info")
 for name in CACHES:
     for path in Path().rglob(name):
         shutil.rmtree(path, ignore_errors=True)
 
-# src/ and tests/ hold the default task; each other task has its files of the same names in tasks/.
+# src/ and tests/ are the default task's; each other task has files of the same names in tasks/.
 for other in [Path("tasks", "language-model")]:
     for path in list(other.rglob("*")) if other.name == ANSWERS["task"] else []:
         if path.is_file():
@@ -29,7 +29,7 @@ if not list(Path("tasks").iterdir()):  # an owner may have a folder of that name
 
 
 def git(*arguments: str) -> str:
-    """What git says, or nothing."""
+    """The output of git; empty if it fails."""
     try:
         found = subprocess.run(
             ["git", *arguments], capture_output=True, text=True, check=False, timeout=20
@@ -40,9 +40,9 @@ def git(*arguments: str) -> str:
 
 
 def without_credentials(url: str) -> str:
-    """A git address without user, password and query, any of which may be a token.
+    """A git address without user, password and query, each of which may be a token.
 
-    ssh keeps its user, whom the server asks for.
+    ssh keeps its user, which the server needs.
     """
     parts = urlsplit(url)
     if not parts.netloc:  # a folder, or git@host:path

@@ -1,6 +1,6 @@
 """Rejects answers that would not work later: one line per problem, and nothing is generated.
 
-Answers to prompts and of `--replay-file` are data. Those given as KEY=VALUE are not: cookiecutter
+Answers to prompts and in `--replay-file` are data. KEY=VALUE arguments are not: cookiecutter
 renders them as templates before any hook, and a template may run any code (SECURITY.md).
 """
 
@@ -11,8 +11,8 @@ import sys
 import unicodedata
 from pathlib import Path
 
-# `tojson` writes every quote inside an answer as \" and every control character as an escape, and
-# a raw string keeps them so; no answer can end this string, and none is ever executed.
+# `tojson` writes every quote in an answer as \" and every control character as an escape. The raw
+# string keeps them, so no answer can end the string, and no answer is executed.
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 # cookiecutter leaves this rendered copy, which holds every answer, in the temporary folder.
 Path(__file__).unlink()
@@ -53,7 +53,7 @@ CHOICES = {
 
 
 def slug_problems(slug: str) -> list[str]:
-    """What is wrong with the name of folder and job."""
+    """The problems with the name of folder and job."""
     module = slug.replace("-", "_")
     start = f"project_slug: found {slug!r}"
     if not re.fullmatch(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*", slug):
@@ -74,7 +74,7 @@ def slug_problems(slug: str) -> list[str]:
 
 
 def problems(answers: dict) -> list[str]:
-    """What is wrong with the answers, a sentence each: what was found, what is expected."""
+    """The problems with the answers: for each, what was found and what is expected."""
     found = []
     for key, value in answers.items():
         if key.startswith("_"):
@@ -87,8 +87,8 @@ def problems(answers: dict) -> list[str]:
         if not isinstance(value, str):
             found.append(f"{key}: found {value!r}; expected text.")
             continue
-        # Joiners are part of Persian words and of emoji; other format characters reorder or hide
-        # what is read.
+        # Joiners are part of Persian words and of emoji. Other format characters reorder or hide
+        # text.
         if any(
             unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c not in "\u200c\u200d"
             for c in value
@@ -118,7 +118,7 @@ def problems(answers: dict) -> list[str]:
     if answers["distribution"] == "none" and re.fullmatch(COUNT, count) and count != "1":
         found.append(
             f"distribution: found 'none' with {count} instances; expected a launcher, since "
-            "several hosts without one would each train alone as rank 0; or instance_count 1."
+            "without one each host would train its own model as rank 0; or instance_count 1."
         )
     if answers["distribution"] == "smddp" and not re.match(r"ml\.p4de?\.", instance):
         found.append(
@@ -132,7 +132,7 @@ if __name__ == "__main__":
     wrong = problems(ANSWERS)
     if wrong:
         print(
-            f"Nothing was generated; {len(wrong)} answer{'s' * (len(wrong) > 1)} to mend:",
+            f"Nothing was generated; correct {len(wrong)} answer{'s' * (len(wrong) > 1)}:",
             file=sys.stderr,
         )
         for problem in wrong:

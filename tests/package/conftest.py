@@ -1,6 +1,4 @@
-"""What tests of the package share: a clean place to run in, with the template's own project to
-run on.
-"""
+"""Fixtures of the package's tests: an empty folder to run in, and a project of this checkout."""
 
 import atexit
 import os
@@ -27,7 +25,7 @@ PROJECT = next(TEMPLATE.glob("{{*}}"))  # its Python files are the same bytes in
 # Processes that tests start import the package and the project's files from this checkout.
 PATHS = [PROJECT / "vendor" / "smlightning", PROJECT / "src", PROJECT / "tests"]
 os.environ["PYTHONPATH"] = os.pathsep.join(map(str, PATHS))
-# The answers that job.toml asks for; nothing else of a project has to be generated.
+# The answers in job.toml; other files of a project are used as they are.
 ANSWERS = {
     "project_slug": "language-identification",
     "aws_region": "us-east-1",
@@ -50,12 +48,12 @@ def project_folder() -> Path:
 
 
 os.environ["SMLIGHTNING_PROJECT"] = str(project_folder())
-# Modules that tests share (small_job.py, …) lie beside them.
+# Modules that tests share (small_job.py, …) are next to them.
 HERE = Path(__file__).parent
 sys.path += [str(folder) for folder in (HERE, *HERE.iterdir()) if folder.is_dir()]
 
 
-# Of the contract's tests those that another of their kind is tried beside.
+# Tests of the contract that are similar to others.
 LONG = {"test_every_sample_reaches_one_rank[3]"} | {
     f"test_every_option_changes_something[{name}]"
     for name in ("data_dir", "label_column", "text_column", "seed", "warmup_ratio", "weight_decay")
@@ -70,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def signed_out() -> None:
-    """Each test signs in to AWS for itself, as a command does."""
+    """Each test signs in to AWS itself, as a command does."""
     launch_aws.use_profile("")
 
 

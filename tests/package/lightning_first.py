@@ -1,4 +1,4 @@
-"""Import this before all else that imports Lightning: it takes half the time then."""
+"""Import this before anything that imports Lightning: the import then takes half the time."""
 
 from smlightning.training import imports
 

@@ -4,7 +4,6 @@ What a rank runs is given by name, since processes get no functions of a test's 
 """
 
 import functools
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from torch.utils.data import (
 import dist
 import small_training
 from smlightning.cluster import session
-from smlightning.data import draws
+from smlightning.data import rng
 from smlightning.data.batches import GlobalBatches
 from smlightning.errors import described
 from smlightning.testing import owner, recording
@@ -49,7 +48,7 @@ class Noisy(Dataset):
 
     def __getitem__(self, row: Any) -> tuple[torch.Tensor, torch.Tensor]:
         drawn = [torch.rand(1).item(), float(np.random.rand()), random.random()]
-        drawn += [draws.generator(int(row)).random(), float(draws.epoch())]
+        drawn += [rng.generator(int(row)).random(), float(rng.epoch())]
         return torch.tensor(int(row)), torch.tensor(drawn, dtype=torch.float64)
 
 
@@ -57,7 +56,7 @@ class WholeBatches(Noisy):
     """The rows of a share at once, each with its own generator."""
 
     def __getitem__(self, share: Any) -> Any:
-        drawn = np.stack([draws.generator(row).random(2) for row in share.rows])
+        drawn = np.stack([rng.generator(row).random(2) for row in share.rows])
         return torch.from_numpy(share.rows.astype(np.int64)), torch.from_numpy(drawn)
 
 

@@ -1,9 +1,7 @@
-"""Imports of the package go down only, none is of the owner's modules, and lines are short."""
+"""Imports in the package go one way, and none is of the owner's modules."""
 
 import ast
 import graphlib
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,7 @@ PACKAGE = Path(smlightning.__file__).parent
 PROJECT = PACKAGE.parents[2]
 MODULES = sorted(path for path in PACKAGE.glob("**/*.py") if "stubs" not in path.parts)
 OWNERS = {path.stem for path in (PROJECT / "src").glob("*.py")}
-# A room imports itself and rooms of the lines above its own.
+# Each room imports only itself and rooms in the lines above it.
 LAYERS = (
     {"terminal"},
     {"errors", "stored_secrets"},
@@ -27,13 +25,12 @@ LAYERS = (
     {"training"},
     {"checkpoints", "reports"},
     {"run", "entry"},
-    {"launch", "ray_serving"},  # Ray is in its inference image alone
+    {"launch", "ray_serving"},  # Ray is only in its inference image
     {"ports"},
     {"rehearsal"},
     {"testing"},
     {"__main__"},
 )
-TRAINING = set().union(*LAYERS[:8]) | {"__init__"}  # what a job's archive holds
 
 
 def room(path: Path) -> str:
@@ -82,7 +79,7 @@ def test_imports_go_down_only(path: Path) -> None:
 
 
 def test_no_import_goes_in_a_circle() -> None:
-    """Inside functions neither: there a circle is only hidden."""
+    """Imports in functions count, too."""
     names = {name(path): path for path in MODULES}
     below = {}
     for module, path in names.items():
@@ -92,29 +89,7 @@ def test_no_import_goes_in_a_circle() -> None:
             for other in names
             if other != module and any(u == other or u.startswith(f"{other}.") for u in used)
         }
-        # Of a package its modules are what is meant.
+        # Importing a package's module is not an import of the package.
         below[module] -= {n for n, p in names.items() if p.name == "__init__.py"}
     assert any(below.values())
     graphlib.TopologicalSorter(below).prepare()  # raises CycleError
-
-
-@pytest.mark.long  # launch/test_archive.py: what it holds is enough to import train
-def test_the_training_part_needs_nothing_of_the_launcher() -> None:
-    """A training image has none of these; a job's archive holds neither launch nor rehearsal."""
-    modules = [name(path) for path in MODULES if room(path) in TRAINING]
-    code = f"""
-import importlib, sys
-for missing in ("boto3", "botocore", "pydantic", "psutil", "sagemaker", "pytest"):
-    sys.modules[missing] = None
-for module in {modules}:
-    importlib.import_module(module)
-assert not [m for m in sys.modules if m.startswith(("smlightning.launch", "smlightning.rehearsal"))]
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-
-
-@pytest.mark.parametrize("module", ["errors", "options", "files", "project", "cluster.signals"])
-def test_modules_of_the_command_line_import_no_torch(module: str) -> None:
-    code = f"import sys, smlightning.{module}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

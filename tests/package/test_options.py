@@ -1,4 +1,4 @@
-"""Options become a command line, whatever they are; reading it imports nothing heavy."""
+"""Options become a command line; reading it imports nothing heavy."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Ports at which ranks meet stay free from the moment they are chosen."""
+"""Ports at which ranks connect stay free once they are chosen."""
 
 import socket
 import subprocess
@@ -15,7 +15,7 @@ with ports.claimed([int(sys.argv[1])]) as port:
 
 
 def claimed_elsewhere(preferred: int) -> int:
-    """The port that another process is given."""
+    """The port that another process gets."""
     command = [sys.executable, "-c", CLAIM, str(preferred)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
@@ -28,14 +28,10 @@ def test_a_port_is_claimed_once() -> None:
     assert claimed_elsewhere(one) == one
 
 
-def test_a_port_that_is_listened_at_is_not_given() -> None:
+def test_a_port_in_use_is_not_chosen() -> None:
     with ports.claimed() as port:
         pass
     with socket.create_server(("127.0.0.1", port)), ports.claimed([port]) as other:
         assert other != port
     with ports.claimed([port]) as again:
         assert again == port, "its last connection may not be forgotten yet"
-
-
-def taken(*_: object) -> None:
-    raise OSError("Address already in use")

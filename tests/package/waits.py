@@ -1,4 +1,4 @@
-"""Operations for which the host would wait for a GPU, found where there is none."""
+"""Find operations for which the host would wait for a GPU, without a GPU."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Waits(TorchDispatchMode):
-    """Names of the operations in the body whose result, or its shape, the host has to know."""
+    """Names of the operations in the body whose result or shape the host reads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,6 @@ UNLOADED = (PRETRAINED, "    net.load_state_dict(", "    str(")
 SILENT = ("predict.py", "[*arguments.text, SAMPLE] if arguments.sample else ", "")
 UNUSED = ("model.py", "self.options.weight_decay", "0.01")
 UNUSED_IN_DATA = ("data.py", "tokens, self.options.max_length)", "tokens, 1000)")
-UNREAD = ("train.py", "options.accumulate_grad_batches", "1")
 ONCE = (LOADERS, "self.prepare_data_per_node = True", "self.prepare_data_per_node = False")
 MUTANTS = [  # faults that do not hide each other share a project, and its runs
     {"every_sample_reaches_one_rank": UNDIVIDED, "a_resumed_run_ends": UNSTEADY},
@@ -28,7 +27,6 @@ MUTANTS = [  # faults that do not hide each other share a project, and its runs
         "a_trained_model_answers": SILENT,
         "every_option_changes_something[weight_decay]": UNUSED,
         "every_option_changes_something[max_length]": UNUSED_IN_DATA,
-        "every_option_of_training_is_read": UNREAD,
     },
     {"the_best_weights_are_tested_and_saved": UNLOADED, "the_rehearsal_passes": ONCE},
 ]

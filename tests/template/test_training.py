@@ -22,7 +22,7 @@ PREPARE = """
 import data
 from smlightning.data import store
 made = data.Data({path!r})
-assert not made.path.exists() or store.verified(made.path), 'half a copy'
+assert not made.path.exists() or store.is_complete(made.path), 'half a copy'
 made.prepare_data()
 """
 
@@ -34,11 +34,12 @@ def prepare(project: Project, words: Path, log: Path) -> forked.Rank:
     return forked.start(code, log, environment)
 
 
-def verified(project: Project, words: Path) -> bool:
-    """Whether there is prepared data, each byte of it good."""
+def is_prepared(project: Project, words: Path) -> bool:
+    """Whether the data is there; it must not be there incomplete."""
     code = (
         "import sys; sys.path.insert(0, 'src'); import data; from smlightning.data import store\n"
-        f"print(store.verified(data.Data({str(words)!r}).path))"
+        f"made = data.Data({str(words)!r}); there = made.path.exists()\n"
+        "assert not there or store.is_complete(made.path), 'half a copy'; print(there)"
     )
     return project.run("python", "-c", code).stdout.strip() == "True"
 
@@ -49,7 +50,7 @@ def test_processes_that_race_prepare_data_once(tmp_path: Path, words: Path) -> N
     statuses, out = forked.wait_for_all(racing, 120)
     assert statuses == (0, 0, 0), out
     assert sum("prepare_data:" in stdout for stdout in out) == 1
-    assert verified(made, words)
+    assert is_prepared(made, words)
 
 
 def test_a_killed_process_leaves_no_damaged_data(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_killed_process_leaves_no_damaged_data(tmp_path: Path) -> None:
     assert killed, "every process had ended before it was killed"
     status, said = prepare(made, big, tmp_path / "log").wait(120)
     assert status == 0, said
-    assert verified(made, big)
+    assert is_prepared(made, big)
     assert not list(place.glob(".*")), "what a killed process left is still there"
 
 

@@ -49,7 +49,7 @@ class Data(StoredData):
         super().__init__(chosen, [VERSION, source, model, tokens, cut, columns, chosen.seed])
 
     def prepare_data(self) -> None:
-        """Store all rows at ``self.path``, unless a verified copy is there. Once per node.
+        """Store all rows at ``self.path``, unless they are there. Once per node.
 
         Raises:
             UserError: the data is unavailable or invalid.

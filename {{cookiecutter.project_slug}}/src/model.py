@@ -94,7 +94,7 @@ class Model(pl.LightningModule):
             pretrained.fetch(self.options.model_name)
 
     def configure_model(self) -> None:
-        """Build the network: only now, with the data open, are the labels known."""
+        """Build the network: the labels are known only now, after `Data.setup`."""
         if self.labels:
             return
         self.labels = self.trainer.datamodule.labels  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ class Model(pl.LightningModule):
         clip_gradients(self.net.parameters(), gradient_clip_val, gradient_clip_algorithm)
 
     def save(self, directory: Path) -> None:
-        """Write the files that :func:`load` reads; they hold no code."""
+        """Write the files that :func:`load` reads, without code."""
         chosen = self.options
         if isinstance(self.net, ByteCNN):
             config = {"labels": self.labels, "max_length": chosen.max_length}
@@ -163,7 +163,7 @@ class Model(pl.LightningModule):
             pretrained.save(self.net, name, length, directory, chosen.merge)
 
     def draw(self, directory: Path) -> None:
-        """Write ``confusion.png``: each true label's row as shares of it: rare ones are seen."""
+        """Write ``confusion.png``: each row is divided by its sum, which shows rare labels too."""
         matrix = self.test_confusion.cpu()
         shares = matrix / matrix.sum(1, keepdim=True).clamp(min=1)
         curves.save_matrix(shares, self.labels, directory / "confusion.png")
@@ -177,7 +177,7 @@ def build(model_name: str, labels: list[str], lora_rank: int = 0) -> Any:
 
 
 def load(directory: Path) -> tuple[nn.Module, Callable[[list[str]], dict[str, Any]], list[str]]:
-    """A saved model: the network in evaluation mode, what makes a batch of texts, the labels.
+    """A saved model: the network in evaluation mode, a function from texts to a batch, the labels.
 
     Raises:
         UserError: there is no model, or :meth:`Model.save` did not write it.

@@ -1,10 +1,10 @@
 """Every option of model, data and training; the metrics of a run, and which one is monitored.
 
 An option is a typed field with a default and an explanation. It becomes `--name` on the command
-line and is checked in job.toml's hyperparameters; `Model` and `Data` read it as
-`self.options.name`. `resume` says whether a run may resume with another value: see `option` in
-smlightning/options.py. `__post_init__` rejects values that conflict, before a job is paid for.
-The launcher reads this file, too, so it imports nothing heavy.
+line and a hyperparameter in job.toml; `Model` and `Data` read it as `self.options.name`. `resume`
+says whether a run may resume with another value: see `option` in smlightning/options.py.
+`__post_init__` rejects values that conflict, before a job is paid for. The launcher reads this
+file, too, so it imports nothing heavy.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,9 @@ from smlightning.training.options import TrainerOptions
 class Options(TrainerOptions):
     """Options of this project and of every project (TrainerOptions).
 
-    A field that has the name of one of TrainerOptions replaces it, as here with another default.
+    A field with the name of one of TrainerOptions replaces it, for example with another default. If
+    its type allows more, as a Literal with another choice, end its line with
+    `# type: ignore[assignment]`: mypy rejects it otherwise.
     """
 
     # data
@@ -53,11 +55,13 @@ class Options(TrainerOptions):
     model_name: str = option(
         "bytecnn", "bytecnn, or a Hugging Face sequence classifier by name or path", resume="data"
     )
-    max_length: PositiveInt = option(256, "tokens of a text, the rest is cut off", resume="data")
+    max_length: PositiveInt = option(256, "tokens of a text; longer texts are cut", resume="data")
     lr: PositiveFloat = option(
         2e-3, "highest learning rate; to fine-tune 2e-5, with LoRA 2e-4", resume="optimizer"
     )
-    weight_decay: NonNegativeFloat = option(0.01, "of AdamW, on matrices only", resume="optimizer")
+    weight_decay: NonNegativeFloat = option(
+        0.01, "weight decay of AdamW, only for matrices", resume="optimizer"
+    )
     warmup_ratio: Ratio = option(0.06, "share of steps in which lr rises", resume="path")
     lr_scaling: Literal["none", "linear"] = option(
         "none",
@@ -89,10 +93,10 @@ METRICS = (
     "train/loss", "val/loss", "val/accuracy", "val/macro_f1", "test/loss", "test/accuracy",
     "test/macro_f1", "lr", "samples_per_second", "data_wait",
 )  # fmt: skip
-"""Metrics that a run prints; of each, and of memory, the launcher makes a SageMaker metric."""
+"""Metrics that a run prints; the launcher makes each of them a SageMaker metric."""
 
 MONITOR = "val/accuracy"
-"""The validation metric that marks the best weights; a run ends with the test's of that name."""
+"""The validation metric that chooses the best weights; a run prints the test's last."""
 
 MODE: Literal["max", "min"] = "max"
 """Whether the highest or the lowest value of MONITOR is best."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from options import SAMPLE
 from smlightning.errors import run_command
-from smlightning.serving import input_fn, output_fn, refusal, worker_device
+from smlightning.serving import input_fn, output_fn, rejected, worker_device
 from smlightning.terminal import one_line
 from smlightning.training import imports
 
@@ -60,10 +60,10 @@ def predict_fn(records: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
     for number, record in enumerate(records, 1):
         text = record.get("text") if isinstance(record, dict) else record
         if not isinstance(text, str):
-            raise refusal(
-                400, f'record {number} is neither a text nor {{"text": "..."}}; send one of these'
+            raise rejected(
+                400, f'record {number}: expected a text or {{"text": "..."}}; send one of these'
             )
-        # JSON may hold half of a surrogate pair.
+        # JSON may contain half of a surrogate pair.
         texts.append(text.encode("utf-8", "replace").decode())
     return [
         [{"label": label, "score": score} for label, score in answers]

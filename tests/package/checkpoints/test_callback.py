@@ -143,7 +143,7 @@ def test_model_checkpoint_writes_files_of_lightning(fit: Fit) -> None:
     assert sorted(p.name for p in Path("elsewhere").iterdir()) == ["last.ckpt", "mine.ckpt"]
     content = torch.load("elsewhere/mine.ckpt", weights_only=True)
     assert "files" not in content and "state_dict" in content
-    assert all(files.files_beside(path) for _, path in files.numbered(directory()))
+    assert all(files.companions(path) for _, path in files.numbered(directory()))
 
 
 def test_a_full_disk_ends_training(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_a_folder_of_damaged_checkpoints_is_an_error(tmp_path: Path) -> None:
 def test_a_checkpoint_is_whole_only_with_the_files_that_it_names(tmp_path: Path) -> None:
     best = write_best(tmp_path, 1)
     path = write(tmp_path, 3, best=[best])
-    assert files.files_beside(path) == [best] and files.verified(path)
+    assert files.companions(path) == [best] and files.verified(path)
     assert torch.equal(files.read(path)["best_weights"]["weights"], state(1)["weights"])
     for change in (lambda: damage(tmp_path / best, "flipped"), (tmp_path / best).unlink):
         change()
@@ -113,7 +113,7 @@ def test_prune_keeps_the_newest_few_and_their_best_weights(tmp_path: Path) -> No
         files.prune(tmp_path)
     paths = [path for _, path in files.numbered(tmp_path)]
     assert len(paths) == files.KEEP
-    named = {name for path in paths for name in files.files_beside(path)}
+    named = {name for path in paths for name in files.companions(path)}
     assert named == {path.name for path in tmp_path.glob("*.shard")} == set(bests[-2:])
 
 

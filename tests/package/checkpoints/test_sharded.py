@@ -107,7 +107,7 @@ def test_four_ranks_two_replicas_and_one_process_continue_one_run(words: Path) -
         assert 0.30 * record["elements"] < record["held"] <= 0.55 * record["elements"]
     directory = words.parent / "chain/outputs/checkpoints"
     (_, newest), *_ = files.numbered(directory)
-    names = files.files_beside(newest)
+    names = files.companions(newest)
     assert f"-step{CRASH:06d}-" in newest.name and len(names) == 4
     assert all("-of-00002-" in name for name in names), "of one replica, and its best weights"
     records = go(words, "chain", 1, "fsdp", {"dropout": False})
@@ -132,7 +132,7 @@ def test_fsdp_continues_a_run_of_ddp_with_its_best_weights(words: Path, ddp: Rec
     assert gap(state["state_dict"], state["best_weights"]) > 0
     assert before["state_dict"].keys() == state["state_dict"].keys()
     assert {path.name for path in directory.glob("*.shard")} == {
-        name for _, path in files.numbered(directory) for name in files.files_beside(path)
+        name for _, path in files.numbered(directory) for name in files.companions(path)
     }
     assert "best weights:" in records[0]["log"]
 
@@ -163,7 +163,7 @@ def test_a_host_that_is_lost_in_a_write_leaves_the_checkpoint_before(
         for folder in folders:
             if not (folder / path.name).exists():
                 shutil.copy(path, folder)
-    other = folders[0] / files.files_beside(newest)[1]
+    other = folders[0] / files.companions(newest)[1]
     other.write_bytes(other.read_bytes()[:-1])
     records = go(words, "lost", 2, "fsdp", {"hosts": True})
     assert f"step {CRASH - 1} of {STEPS}" in records[0]["log"]

@@ -81,7 +81,7 @@ def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path)
         if step in (1, files.KEEP + 3):
             writer.keep_best({"weight": torch.tensor(float(step))})
         write(writer, {"weight": torch.tensor(0.0)}, Position(step=step))
-        written.append(*files.files_beside(files.numbered(tmp_path)[0][1]))
+        written.append(*files.companions(files.numbered(tmp_path)[0][1]))
     assert len(set(written)) == 2
     assert written[files.KEEP + 1] != written[files.KEEP + 2]
     assert len(files.numbered(tmp_path)) == files.KEEP

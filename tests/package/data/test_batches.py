@@ -1,9 +1,7 @@
 """Global batches: every sample once, whatever the world size, in an order of (seed, epoch)."""
 
-import tracemalloc
 from collections import UserDict
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pytorch_lightning.trainer.connectors.data_connector import _DataConnector
-from pytorch_lightning.trainer.states import RunningStage
-from torch.utils.data import DataLoader, DistributedSampler
 
 from smlightning.data import batches
 from smlightning.data.batches import GlobalBatches, digest
@@ -74,37 +69,6 @@ def test_evaluation_begins_with_the_longest() -> None:
     assert (np.diff(lengths[rows]) <= 0).all()
 
 
-def test_an_order_takes_few_bytes_a_row() -> None:
-    lengths = np.random.default_rng(0).integers(1, 500, 1_000_000).astype(np.uint32)
-    sampler = GlobalBatches(lengths, 64, seed=0)
-    tracemalloc.start()
-    order, _ = sampler.order()
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(np.unique(order)) == len(lengths)
-    assert peak < 5e6, "with the lengths, 9 bytes a row"
-
-
-def test_pad_fills_to_the_longest_sequence() -> None:
-    flat = np.array([9, 1, 2, 3, 4, 5, 6], np.uint8)
-    values, mask = batches.pad(flat, np.array([1, 4]), np.array([2, 3]), fill=7)
-    assert values.dtype == mask.dtype == torch.int64
-    assert values.tolist() == [[1, 2, 7], [4, 5, 6]]
-    assert mask.tolist() == [[1, 1, 0], [1, 1, 1]]
-
-
-class Sizes(torch.utils.data.Dataset):
-    def __getitem__(self, share: batches.Share) -> int:
-        return share.real
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_loader_gives_the_data_sets_batches_of_shares(num_workers: int) -> None:
-    loader = batches.loader(Sizes(), range(1, 11), 4, num_workers=num_workers)
-    assert list(loader) == [4, 4, 2]
-    assert loader.num_workers == num_workers
-
-
 def test_every_sample_needs_a_length() -> None:
     dataset = torch.utils.data.TensorDataset(torch.zeros(7))
     with pytest.raises(UserError, match="3 lengths for 7 samples"):
@@ -144,28 +108,3 @@ def test_a_digest_depends_on_all_content_of_a_batch() -> None:
     itself: dict[str, Any] = {"x": x}
     itself["itself"] = itself
     digest(itself)
-
-
-def test_lightning_divides_ordinary_loaders_but_not_those_of_global_batches() -> None:
-    two = SimpleNamespace(global_rank=1, world_size=2, accumulate_grad_batches=1)
-    connector = _DataConnector(
-        SimpleNamespace(  # type: ignore[arg-type]
-            _accelerator_connector=SimpleNamespace(
-                use_distributed_sampler=True, is_distributed=True
-            ),
-            distributed_sampler_kwargs={"num_replicas": 2, "rank": 1},
-            overfit_batches=0,
-            state=SimpleNamespace(fn="fit"),
-        )
-    )
-    lengths = range(1, 41)
-    for seed, stage in (
-        (3, RunningStage.TRAINING),
-        (None, RunningStage.VALIDATING),
-        (None, RunningStage.TESTING),
-    ):
-        own = batches.loader(lengths, lengths, 4, two, seed)  # type: ignore[arg-type]
-        assert connector._prepare_dataloader(own, shuffle=seed is not None, mode=stage) is own
-    ordinary = DataLoader(lengths, 4, shuffle=True)  # type: ignore[arg-type]
-    made: Any = connector._prepare_dataloader(ordinary, shuffle=True, mode=RunningStage.TRAINING)
-    assert isinstance(made.sampler, DistributedSampler) and len(made.sampler) == 20

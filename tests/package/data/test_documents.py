@@ -1,6 +1,6 @@
 """Documents are divided into splits; those without text are left out.
 
-The tests of a language model's project show that a packed document has the loss it has alone.
+The tests of a language model's project show that packing does not change a document's loss.
 """
 
 from pathlib import Path

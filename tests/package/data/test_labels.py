@@ -36,14 +36,6 @@ def test_labels_are_numbered_in_order_of_name() -> None:
     assert [labels_of(split) for split in SPLITS] == [[1, 2, 0], [2], [0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [([0, 1], ["0", "1"]), ([0.0, 1.5], ["0", "1.5"]), ([True, False], ["False", "True"])],
-)
-def test_numbers_and_truth_values_are_labels(values: list[Any], names: list[str]) -> None:
-    assert stored(train=values * 30) == names
-
-
 def test_a_test_split_without_labels_is_left_out() -> None:
     stored(train=["a", "b"] * 15, test=[None, None, None])
     assert sum(len(labels_of(split)) for split in SPLITS) == 30
@@ -55,6 +47,7 @@ def test_a_test_split_without_labels_is_left_out() -> None:
         ({"train": ["a", "b", "b", None]}, "train, row 4"),
         ({"train": [1.0, 0.0, math.nan]}, "train, row 3"),
         ({"train": [[1], [2]]}, "train, row 1.*list"),
+        ({"train": [b"a", b"b"]}, "train, row 1.*binary"),
         ({"train": ["a", "b"], "test": ["a", "c"]}, "test, row 2.*'c'"),
         ({"train": ["a", "b"], "test": ["a", "b", None, None]}, "test, row 3.*missing"),
         ({"train": ["a", "b"], "test": [None, None, "a", "b"]}, "test, row 1.*missing"),

@@ -168,7 +168,7 @@ def test_pieces_are_small_and_have_the_place_of_each_row() -> None:
         pieces = [*tables.read(tables.find_source(name), (BODY, KIND))["train"]]
         sizes = [len(piece.columns[0]) for piece in pieces]
         assert sum(sizes) == many and max(sizes) <= tables.PIECE and min(sizes) > 0
-        assert pieces[-1].place(sizes[-1] - 1) == f"{Path(name).absolute()}, row {last}"
+        assert pieces[-1].place(sizes[-1] - 1).startswith(f"{Path(name).absolute()}, row {last}")
 
 
 def test_the_cache_of_datasets_is_no_data() -> None:
@@ -186,7 +186,9 @@ def test_the_cache_of_datasets_is_no_data() -> None:
         ("a.csv", ["body,kind", "secret"], "a.csv.*#2"),
         ("a.csv", ["body,kind", '"secret,x', "x,y"], "a.csv.*#2"),
         ("a.jsonl", ['{"body": "x", "kind": "secret"}', '{"body": "secret"'], "a.jsonl, line 2"),
-        ("a.jsonl", ['{"body": "x", "kind": 1}', '{"body": "x", "kind": "secret"}'], "a.jsonl"),
+        ("a.jsonl", ['{"body": "x", "kind": 1}', "", '{"kind": "secret"}'], "row 2 .*kind.*type"),
+        ("a.jsonl", ['{"body": "x", "kind": 1}', '{"kind": %s}' % ("1" * 30)], "row 2 .*64 bits"),
+        ("a.json", [r'[{"body": "x"}, {"body": "secret\ud800", "kind": 1}]'], "row 2: .*surrogate"),
         ("a.json", ['[{"body": "x", "kind": "secret"},', '"secret'], "a.json.*line 2"),
         ("a.json", ['[{"body": "x", "kind": "secret"}]', "secret"], "a.json.*line 2"),
         ("a.json", ['[{"body": "x", "kind": "secret"}, "secret"]'], "a.json, record 2"),

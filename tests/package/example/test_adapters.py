@@ -35,7 +35,7 @@ IDS = {"input_ids": torch.arange(4, 24).reshape(2, 10)}
 
 @pytest.fixture
 def saved(tiny_bert: str, tmp_path: Path) -> Path:
-    """The folder of an adapter whose numbers are not those that it began with."""
+    """The folder of an adapter that differs from its initial values."""
     net = pretrained.classifier(tiny_bert, LABELS, 4)
     for parameter in net.parameters():
         if parameter.requires_grad:
@@ -80,7 +80,7 @@ def test_peft_and_predict_py_load_the_merged_network(saved: Path, tiny_bert: str
     torch.testing.assert_close(further(**IDS).logits, expected, atol=1e-5, rtol=0)
     with pytest.raises(UserError, match="is an adapter already"):
         pretrained.classifier(str(saved), LABELS, 4)
-    # Its head is of its labels; a new one is trained beside its base.
+    # Its head is for its labels; other labels need a new head on its base.
     with pytest.raises(UserError, match="number of labels"):
         pretrained.classifier(str(saved), LABELS[:2])
     # A whole model in the same folder replaces it, and the other way round.
@@ -89,14 +89,14 @@ def test_peft_and_predict_py_load_the_merged_network(saved: Path, tiny_bert: str
     torch.testing.assert_close(whole(**IDS).logits, expected, atol=1e-5, rtol=0)
     pretrained.save(pretrained.classifier(tiny_bert, LABELS, 2), tiny_bert, 32, saved)
     assert not (saved / "model.safetensors").exists()
-    with pytest.raises(UserError, match="holds the adapter's base"):
+    with pytest.raises(UserError, match="contains the adapter's base"):
         pretrained.save(pretrained.classifier(tiny_bert, LABELS, 2), tiny_bert, 32, Path(tiny_bert))
     (name,) = predict.predict(["αβ"], predict.model_fn(saved))
     assert name
 
 
 def test_an_adapter_is_not_merged_into_other_weights(tiny_bert: str, tmp_path: Path) -> None:
-    """Of the same shapes: what it would answer is neither network's."""
+    """Weights of the same shapes would give wrong answers without an error."""
     base = shutil.copytree(tiny_bert, tmp_path / "theirs")
     net = pretrained.classifier(str(base), LABELS, 4)
     pretrained.save(net, str(base), 32, tmp_path / "saved")
@@ -116,7 +116,7 @@ def changed(folder: Path, **members: Any) -> None:
 
 
 def pickled(folder: Path) -> None:
-    """Numbers as peft's older files have them, which execute what they are told to."""
+    """Weights as in peft's older files: a pickle that runs code."""
 
     class Executes:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -127,7 +127,7 @@ def pickled(folder: Path) -> None:
 
 
 def with_code(folder: Path) -> None:
-    """A base that brings a class of its own."""
+    """A base with its own code."""
     base = folder / "theirs"
     base.mkdir()
     content = json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}})
@@ -176,7 +176,7 @@ def test_only_a_plain_adapter_is_loaded_and_nothing_is_executed(
 def test_a_base_in_bfloat16_gives_the_numbers_of_one_in_float32(
     words: str, tiny_bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In half the memory, to the last bit, also in a resumed run."""
+    """With half the memory, to the last bit, also in a resumed run."""
     options = {
         "dataset": words, "data_dir": str(tmp_path / "prepared"), "max_steps": 4, "lr": 0.01,
         "model_name": tiny_bert, "lora_rank": 2, "precision": "bf16-mixed", "checkpoint_steps": 2,
@@ -217,41 +217,24 @@ def test_an_adapter_is_merged_into_the_base_as_it_was_read(saved: Path, tiny_ber
     assert {tensor.dtype for tensor in merged[1].values()} == {torch.float32}
 
 
-def gone(base: Path) -> None:
-    shutil.rmtree(base)
-
-
-def other_weights(base: Path) -> None:
-    weights = load_file(base / "model.safetensors")
-    first = next(name for name in weights if "query.weight" in name)
-    weights[first] += 1
-    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-
-
-@pytest.mark.parametrize("change", [gone, other_weights])
 def test_an_adapter_whose_base_is_lost_is_saved_unmerged(
-    change: Callable[[Path], None],
-    saved: Path,
-    tiny_bert: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    saved: Path, tiny_bert: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = shutil.copytree(tiny_bert, tmp_path / "theirs")
     net = pretrained.classifier(str(base), LABELS, 4)
     peft.set_peft_model_state_dict(net, load_file(saved / "adapter_model.safetensors"))
     trainer: Any = SimpleNamespace(precision="bf16-mixed", strategy=None)
     adapters.shrink_base(net, trainer)
-    change(base)
+    shutil.rmtree(base)
     pretrained.save(net, str(base), 32, Path("unmerged"), merge=True)
     assert not Path("unmerged/model.safetensors").exists()
     adapter = "adapter_model.safetensors"
     assert same(load_file(f"unmerged/{adapter}"), load_file(saved / adapter))
-    said = capsys.readouterr().err
-    assert "warning: " in said and str(base) in said
+    assert str(base) in capsys.readouterr().err
 
 
 def without_dropout(checkpoint: str, folder: Path) -> Path:
-    """A copy of a checkpoint that draws nothing, so that ranks in any number compute the same."""
+    """A copy of a checkpoint without dropout: any number of ranks computes the same."""
     base = shutil.copytree(checkpoint, folder / "base")
     config = json.loads((base / "config.json").read_text())
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -281,32 +264,7 @@ def test_two_sharded_ranks_train_what_one_does(words: str, tiny_bert: str, tmp_p
     assert newest
     state = checkpoint_files.read(newest)
     (optimizer,) = state["optimizer_states"]
-    assert len(optimizer["state"]) == len(one), "nothing of what is frozen"
-    names = checkpoint_files.files_beside(newest)
+    assert len(optimizer["state"]) == len(one), "no frozen weights"
+    names = checkpoint_files.companions(newest)
     shards = sum(newest.with_name(name).stat().st_size for name in names)
     assert shards < (base / "model.safetensors").stat().st_size
-
-
-@pytest.mark.long
-def test_a_whole_bert_is_sharded_with_the_numbers_of_ddp(
-    words: str, tiny_bert: str, tmp_path: Path
-) -> None:
-    options = {
-        "dataset": words, "data_dir": str(tmp_path / "prepared"), "max_steps": 12, "lr": 1e-3,
-        "model_name": str(without_dropout(tiny_bert, tmp_path)), "batch_size": 8, "log_every": 1,
-    }  # fmt: skip
-    records = {}
-    for strategy in ("ddp", "fsdp"):
-        run = partial(sharded_runs.run, options={**options, "strategy": strategy})
-        records[strategy] = run_ranks(run, tmp_path / strategy, 2)
-    losses, others = (records[strategy][0]["losses"] for strategy in ("fsdp", "ddp"))
-    assert len(losses) == 12 and losses == pytest.approx(others, abs=1e-5)
-    for record in records["fsdp"]:
-        assert record["held"] < 0.55 * record["elements"]
-    one, other = (
-        load_file(tmp_path / strategy / "outputs/model/model.safetensors")
-        for strategy in ("fsdp", "ddp")
-    )
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(other[name], tensor, atol=1e-5, rtol=0)

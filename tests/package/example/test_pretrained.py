@@ -1,17 +1,16 @@
-"""A Hugging Face checkpoint is read as it is, never executed, and refused in a sentence."""
+"""A Hugging Face checkpoint is read, never executed, and rejected with an error."""
 
 import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import data
 import model
-from smlightning import hub, pretrained
+from smlightning import pretrained
 from smlightning.errors import UserError
 from smlightning.outline import outline
 from smlightning.pretrained import PretrainedTokenizer
@@ -25,7 +24,7 @@ def test_a_checkpoints_own_greatest_length_holds(tiny_bert: str) -> None:
 
 
 def test_a_network_is_read_where_another_device_is_the_default(tiny_bert: str) -> None:
-    """As on a GPU: transformers would make a device map of it, for which it needs accelerate."""
+    """As on a GPU: transformers would take it for a device map, which requires accelerate."""
     with torch.device("meta"):
         net = pretrained.network(CLASSIFIER, tiny_bert, num_labels=2)
     assert {parameter.device.type for parameter in net.parameters()} == {"cpu"}
@@ -66,7 +65,7 @@ USES: dict[str, Callable[[str], object]] = {
 
 @pytest.mark.parametrize("use", USES)
 def test_a_checkpoints_own_code_is_never_run(use: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers asks standard input whether it may, and there the texts to classify are."""
+    """transformers would ask standard input, which has the texts to classify."""
     folder = Path("theirs")
     folder.mkdir()
     classes = {"AutoConfig": "mine.Mine", "AutoTokenizer": ["mine.Mine", None]}
@@ -83,35 +82,10 @@ def test_a_checkpoints_own_code_is_never_run(use: str, monkeypatch: pytest.Monke
 
 
 def test_a_checkpoint_without_a_tokenizer_is_an_error(tiny_bert: str) -> None:
-    """transformers would make one of five tokens, and all texts of the unknown one."""
+    """transformers would build one with five tokens, and every token would be unknown."""
     Path("bare").mkdir()
     for name in ("config.json", "model.safetensors"):
         Path("bare", name).write_bytes(Path(tiny_bert, name).read_bytes())
     with pytest.raises(UserError) as caught:
         PretrainedTokenizer("bare")
     assert "'bare'" in caught.value.problem and "tokenizer.json" in caught.value.cure
-
-
-def test_a_failed_look_up_of_the_hub_holds_for_one_read_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    import datasets
-    from huggingface_hub import constants
-
-    answers: list[Any] = [OSError("Temporary failure in name resolution"), []]
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "getproxies", dict)
-
-    def look_up(*_: Any) -> Any:
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(hub.socket, "getaddrinfo", look_up)
-    seen = []
-    for _ in range(2):
-        with hub.errors("problem"):
-            seen.append((constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
-    assert seen == [(True, True), (False, False)] and not answers

@@ -40,8 +40,8 @@ BAD = [
     (posted("[" * 100_000), 400, "the body is not valid application/json: it is nested too deeply"),
     (posted('"a"\n{\n', LINES), 400, "the body is not valid application/jsonlines: "),
     (posted(b"\xff\xfe", PLAIN), 400, "the body is not UTF-8"),
-    (posted("[1]"), 400, "record 1 is neither a text nor"),
-    (posted('["a", {"texts": "b"}]'), 400, "record 2 is neither a text nor"),
+    (posted("[1]"), 400, "record 1: expected a text"),
+    (posted('["a", {"texts": "b"}]'), 400, "record 2: expected a text"),
     (posted("a,b", "text/csv"), 415, "found content type text/csv; send application/json"),
     (
         posted("a", "application/x-npy"),

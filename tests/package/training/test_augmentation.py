@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from rank_training import Noisy, NoisyLine
 from small_training import Fit, Numbers, newest_state, same
-from smlightning.data.draws import IndexStream
+from smlightning.data.rng import IndexStream
 
 
 class Unsteady(Sampler):

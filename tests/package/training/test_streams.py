@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from small_training import Fit, Line, Numbers, directory, newest_state, rows, same
 from smlightning.data import stateful
-from smlightning.data.draws import Start
+from smlightning.data.rng import Start
 from smlightning.errors import UserError
 
 SIZE = 5

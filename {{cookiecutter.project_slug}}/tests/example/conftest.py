@@ -1,4 +1,7 @@
-"""Small data and a small Hugging Face checkpoint, for the tests of the example."""
+"""Small data and a small Hugging Face checkpoint for the tests of the example.
+
+Delete this folder when you replace data.py or model.py (docs/data_and_model.md).
+"""
 
 import csv
 import random

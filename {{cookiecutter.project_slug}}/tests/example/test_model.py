@@ -135,18 +135,16 @@ def test_what_is_saved_is_what_is_loaded(kind: str, request: pytest.FixtureReque
     assert suffixes <= {".json", ".safetensors"}, "nothing is code"
 
 
-def test_a_model_cut_short_is_refused() -> None:
+def test_a_truncated_model_is_rejected() -> None:
     configured().save(Path("saved"))
     file = Path("saved/model.safetensors")
     file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError, match="saved"):
         model.load(Path("saved"))
-    assert "saved" in refusal.value.problem
 
 
 @pytest.mark.parametrize("kind", ["", "{}", '{"model_type": "bytecnn"}', '{"model_type": "x"}'])
-def test_what_is_no_model_is_refused(kind: str) -> None:
+def test_a_wrong_configuration_is_rejected(kind: str) -> None:
     Path("config.json").write_text(kind)
-    with pytest.raises(UserError) as refusal:
+    with pytest.raises(UserError):
         model.load(Path())
-    assert refusal.value.cure

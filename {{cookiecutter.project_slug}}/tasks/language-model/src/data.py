@@ -28,7 +28,7 @@ BUILTIN_BYTES = 2_000_000  # of the built-in text: minutes of training on two co
 NO_PROSE = {"test", "tests", "idle_test", "lib2to3", "site-packages", "encodings", "pydoc_data"}
 TEXT_COLUMNS = ("text", "content", "document", "sentence", "code", "body", "story")
 ANSWER_COLUMNS = ("answer", "completion", "response", "output")  # next to prompts
-NO_LABEL = -100  # a token that no loss counts
+NO_LABEL = -100  # a token that losses ignore
 
 
 def tokens_of(model_name: str, prompted: bool = False) -> documents.Tokens:
@@ -39,14 +39,14 @@ def tokens_of(model_name: str, prompted: bool = False) -> documents.Tokens:
 
 
 class Data(StoredData):
-    """Windows of text. Options: the fields of `options.Options`.
+    """Windows of text; ``options`` are the fields of `options.Options`.
 
     A batch is a dictionary of B windows of L tokens: ``input_ids``, ``labels``, the token that
     follows each, and ``position_ids``, counted from each document's start, all (B, L) int64;
     ``weight`` (B,) float32, 0 for a filler that evens out the ranks, else 1; ``scale``: that of
     `batches.Share`, over the share of tokens that are labels in the split.
 
-    ``tokens_per_byte``, of each split, makes bits per byte of a loss per token.
+    ``tokens_per_byte``, for each split, converts a loss per token to bits per byte.
     """
 
     def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:
@@ -61,7 +61,7 @@ class Data(StoredData):
         super().__init__(chosen, [VERSION, source, model, tokens, length, columns, chosen.seed])
 
     def prepare_data(self) -> None:
-        """Store all windows at ``self.path``, unless a verified copy is there. Once per node.
+        """Store all windows at ``self.path``, unless they are there. Once per node.
 
         Raises:
             UserError: the data is unavailable or too small.

@@ -34,7 +34,7 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.dropout = heads, dropout
         self.norms = nn.ModuleDict({"attend": nn.LayerNorm(width), "widen": nn.LayerNorm(width)})
-        # Without biases: a key's bias changes nothing, and would only follow rounding errors.
+        # Without biases: a key's bias has no effect, and training would only move it by rounding.
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width)
         self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -63,9 +63,9 @@ class Block(nn.Module):
 class ByteTransformer(nn.Module):
     """A transformer over bytes (Vaswani et al. 2017; Radford et al. 2019).
 
-    To each byte's embedding those of the n-grams that end there are added, hashed into buckets
-    (Bojanowski et al. 2017), which learn much of what a larger network would. A byte sees only
-    its own document.
+    Adds to each byte's embedding those of the n-grams that end at it, hashed into buckets
+    (Bojanowski et al. 2017): they learn much of what a larger network learns. A byte sees only its
+    own document.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class ByteTransformer(nn.Module):
     def following(self, ids: list[int], cache: list[list[torch.Tensor]]) -> torch.Tensor:
         """(257,) logits of what follows ``ids``, the last `max_length` of a document.
 
-        ``cache`` is an empty list, or what the call for ids before these has left in it. Once the
-        window moves, every place is another one, and all of it is computed again.
+        ``cache`` is an empty list at first; later calls pass it again. Once the window moves, all
+        places change, and everything is computed again.
         """
         seen = cache[0][0].shape[3] if cache else 0
         if len(ids) > self.config["max_length"]:
@@ -222,7 +222,7 @@ class Model(pl.LightningModule):
         clip_gradients(self.net.parameters(), gradient_clip_val, gradient_clip_algorithm)
 
     def save(self, directory: Path) -> None:
-        """Write the files that :func:`load` reads; they hold no code."""
+        """Write the files that :func:`load` reads, without code."""
         chosen = self.options
         if isinstance(self.net, ByteTransformer):
             prompted = bool(chosen.prompt_column)
@@ -233,7 +233,7 @@ class Model(pl.LightningModule):
             pretrained.save(self.net, name, length, directory, chosen.merge)
 
     def draw(self, directory: Path) -> None:
-        """There are no pictures but the curves."""
+        """Draws nothing: the curves are the only picture."""
 
 
 def load(directory: Path) -> tuple[nn.Module, Any]:

@@ -1,10 +1,10 @@
 """Every option of model, data and training; the metrics of a run, and which one is monitored.
 
 An option is a typed field with a default and an explanation. It becomes `--name` on the command
-line and is checked in job.toml's hyperparameters; `Model` and `Data` read it as
-`self.options.name`. `resume` says whether a run may resume with another value: see `option` in
-smlightning/options.py. `__post_init__` rejects values that conflict, before a job is paid for.
-The launcher reads this file, too, so it imports nothing heavy.
+line and a hyperparameter in job.toml; `Model` and `Data` read it as `self.options.name`. `resume`
+says whether a run may resume with another value: see `option` in smlightning/options.py.
+`__post_init__` rejects values that conflict, before a job is paid for. The launcher reads this
+file, too, so it imports nothing heavy.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,9 @@ from smlightning.training.options import TrainerOptions
 class Options(TrainerOptions):
     """Options of this project and of every project (TrainerOptions).
 
-    A field that has the name of one of TrainerOptions replaces it, as here with another default.
+    A field with the name of one of TrainerOptions replaces it, for example with another default. If
+    its type allows more, as a Literal with another choice, end its line with
+    `# type: ignore[assignment]`: mypy rejects it otherwise.
     """
 
     # data
@@ -50,22 +52,24 @@ class Options(TrainerOptions):
     model_name: str = option(
         "bytelm", "bytelm, or a Hugging Face causal model by name or path", resume="data"
     )
-    max_length: PositiveInt = option(256, "tokens of a window", resume="data")
+    max_length: PositiveInt = option(256, "tokens of a window of text", resume="data")
     prompt_column: str = option(
-        "", "name of a column of prompts; the text column then holds the answers", resume="data"
+        "", "name of the column of prompts; the text column then has the answers", resume="data"
     )
-    layers: PositiveInt = option(3, "of bytelm", resume="optimizer")
+    layers: PositiveInt = option(3, "layers of bytelm", resume="optimizer")
     width: PositiveInt = option(
-        96, "of bytelm: numbers per token, a multiple of heads", resume="optimizer"
+        96, "width of bytelm: numbers per token, a multiple of heads", resume="optimizer"
     )
-    heads: PositiveInt = option(4, "of bytelm's attention", resume="optimizer")
+    heads: PositiveInt = option(4, "attention heads of bytelm", resume="optimizer")
     dropout: Ratio = option(
-        0.0, "of bytelm: share of activations that training sets to zero", resume="optimizer"
+        0.0, "share of activations of bytelm that training sets to zero", resume="optimizer"
     )
     lr: PositiveFloat = option(
         3e-3, "highest learning rate; to fine-tune 5e-5, with LoRA 2e-4", resume="optimizer"
     )
-    weight_decay: NonNegativeFloat = option(0.1, "of AdamW, on matrices only", resume="optimizer")
+    weight_decay: NonNegativeFloat = option(
+        0.1, "weight decay of AdamW, only for matrices", resume="optimizer"
+    )
     warmup_ratio: Ratio = option(0.05, "share of steps in which lr rises", resume="path")
     lora_rank: NonNegativeInt = option(
         0, "rank of LoRA on a Hugging Face model; 0: train all of its weights", resume="data"
@@ -102,10 +106,10 @@ METRICS = (
     "train/loss", "val/loss", "val/bits_per_byte", "test/loss", "test/bits_per_byte", "lr",
     "samples_per_second", "data_wait",
 )  # fmt: skip
-"""Metrics that a run prints; of each, and of memory, the launcher makes a SageMaker metric."""
+"""Metrics that a run prints; the launcher makes each of them a SageMaker metric."""
 
 MONITOR = "val/bits_per_byte"
-"""The validation metric that marks the best weights; a run ends with the test's of that name."""
+"""The validation metric that chooses the best weights; a run prints the test's last."""
 
 MODE: Literal["max", "min"] = "min"
 """Whether the highest or the lowest value of MONITOR is best."""

@@ -3,9 +3,9 @@
 On SageMaker (`python -m smlightning deploy JOB`) the inference image calls this file's `model_fn`,
 `input_fn`, `predict_fn` and `output_fn`. A request holds texts as JSON ("…", {"text": "…",
 "max_tokens": 50, "temperature": 0.8, "top_k": 50, "seed": 0}, or a list of these), JSON lines, or
-plain lines; the answer to each is {"continuation": "…"}. The `max_tokens` of all texts of a request
-are at most MOST_TOKENS together, else its status is 400. SageMaker waits 60 s for an answer: after
-SECONDS each continuation ends where it is, and its answer holds "incomplete": true.
+plain lines; the answer to each is {"continuation": "…"}. The texts of a request may have 2048
+`max_tokens` in all, or its status is 400. SageMaker waits 60 s for an answer: after 50 s each
+continuation ends, and its answer has "incomplete": true.
 """
 
 import argparse
@@ -20,20 +20,19 @@ from typing import Any
 
 from options import SAMPLE
 from smlightning.errors import UserError, run_command
-from smlightning.serving import input_fn, output_fn, refusal, worker_device
+from smlightning.serving import input_fn, output_fn, rejected, worker_device
 from smlightning.training import imports
 
 __all__ = ["input_fn", "main", "model_fn", "output_fn", "predict", "predict_fn"]
 
-INCOMPLETE = "\ufffd"  # stands for a character whose bytes are incomplete
+INCOMPLETE = "\ufffd"  # a character whose bytes are incomplete
 MOST_TOKENS = 2048  # per request
-# per request; SageMaker's own limit is 60 s (API: InvokeEndpoint)
-SECONDS = 50.0
+SECONDS = 50.0  # per request; SageMaker's limit is 60 s (API: InvokeEndpoint)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose each token; raises a UserError for an impossible value."""
+    """How to choose each token; a wrong value raises a UserError."""
 
     max_tokens: int = 200
     temperature: float = 0.8  # 0: always the likeliest
@@ -46,7 +45,7 @@ class Sampling:
             is_number = type(value) is int or (type(value) is float and not whole)
             if not is_number or not 0 <= value < 2**63:
                 expected = "whole number" if whole else "number"
-                raise UserError(f"{field.name} is {value!r}", f"give a {expected} from 0 on")
+                raise UserError(f"{field.name} is {value!r}", f"use a {expected}, 0 or more")
 
 
 def model_fn(model_dir: str | Path, context: Any = None) -> Any:
@@ -61,17 +60,17 @@ def model_fn(model_dir: str | Path, context: Any = None) -> Any:
 def predict(
     text: str, trained: Any, sampling: Sampling | None = None, deadline: float = math.inf
 ) -> Generator[str, None, bool]:
-    """The continuation of a text, piece by piece, until the document ends, or `max_tokens` or the
-    checkpoint's positions are used up. A model trained with `--prompt_column` answers the text.
+    """The continuation of a text, piece by piece, until the document ends or `max_tokens` or the
+    checkpoint's positions are reached. A model trained with `--prompt_column` answers the text.
 
     Args:
-        deadline: no token is computed after this time of `time.monotonic`.
+        deadline: a time of `time.monotonic`, after which no token is computed.
 
     Returns:
         Whether the deadline ended it.
 
     Raises:
-        UserError: the text is longer than the checkpoint takes.
+        UserError: the text is too long for the checkpoint.
     """
     import torch
 
@@ -82,10 +81,10 @@ def predict(
     first = len(ids)
     longest = getattr(network.config, "max_position_embeddings", None) or sys.maxsize
     if first > longest:
-        raise UserError(f"the text has {first} tokens, and the model takes {longest}", "shorten it")
+        raise UserError(f"the text has {first} tokens; the maximum is {longest}", "shorten it")
     following = next_logits(network, ids)
-    # ids[before:given] were given last. They are decoded again with what follows them, on which
-    # blanks between tokens depend.
+    # ids[before:given] were the latest piece. They are decoded again with the tokens after them:
+    # blanks between tokens depend on both.
     before = given = first
     late = False
     for _ in range(min(sampling.max_tokens, longest - first + 1)):
@@ -105,9 +104,9 @@ def predict(
 
 
 def next_logits(network: Any, ids: list[int]) -> Iterator[Any]:
-    """The logits of what follows ``ids``, to which the caller appends a token each time.
+    """The logits of the token after ``ids``, to which the caller appends a token each time.
 
-    A cache holds what was computed of the tokens before.
+    A cache keeps the results for earlier tokens.
     """
     import torch
 
@@ -141,7 +140,7 @@ def draw(logits: Any, sampling: Sampling, random: Any) -> int:
 
 
 def predict_fn(records: list[Any], trained: Any) -> list[dict[str, Any]]:
-    """The answer to each record of a request; status 400 where one cannot be answered."""
+    """The answer to each record of a request; status 400 if a record is wrong."""
     deadline = time.monotonic() + SECONDS
     requests = []
     for number, record in enumerate(records, 1):
@@ -149,10 +148,10 @@ def predict_fn(records: list[Any], trained: Any) -> list[dict[str, Any]]:
             requests.append(parsed(record))
     most = sum(sampling.max_tokens for _, sampling in requests)
     if most > MOST_TOKENS:
-        raise refusal(
+        raise rejected(
             400,
-            f"max_tokens of {len(requests)} records is {most} in all, and a request may have "
-            f"{MOST_TOKENS}; lower it, or send fewer records at a time",
+            f"max_tokens of {len(requests)} records is {most} in all, and the maximum of a request "
+            f"is {MOST_TOKENS}; lower it, or send fewer records at a time",
         )
     answers = []
     for number, (text, sampling) in enumerate(requests, 1):
@@ -162,7 +161,7 @@ def predict_fn(records: list[Any], trained: Any) -> list[dict[str, Any]]:
 
 
 def answer(pieces: Generator[str, None, bool]) -> dict[str, Any]:
-    """The continuation that `predict` gives, marked if the deadline ended it."""
+    """The continuation of `predict`, marked if the deadline ended it."""
     text = []
     while True:
         try:
@@ -178,18 +177,18 @@ def bad_request(beginning: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise refusal(400, f"{beginning}{error}") from None
+        raise rejected(400, f"{beginning}{error}") from None
 
 
 def parsed(record: Any) -> tuple[str, Sampling]:
-    """The text of a record, and how it is to be continued; raises UserError."""
+    """The text of a record, and its sampling; raises UserError."""
     values = dict(record) if isinstance(record, dict) else {"text": record}
     text = values.pop("text", None)
     names = [field.name for field in fields(Sampling)]
     if not isinstance(text, str) or values.keys() - set(names):
-        problem = "found neither a text nor an object of text and some of " + ", ".join(names)
+        problem = "expected a text, or an object with text and some of " + ", ".join(names)
         raise UserError(problem, "send one of these")
-    # JSON may hold half of a surrogate pair.
+    # JSON may contain half of a surrogate pair.
     return text.encode("utf-8", "replace").decode(), Sampling(**values)
 
 

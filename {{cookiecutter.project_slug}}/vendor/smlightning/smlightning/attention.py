@@ -1,4 +1,4 @@
-"""Masks of attention, made once for all layers and without a wait for the device."""
+"""Attention masks: one for all layers, made without waiting for the device."""
 
 from typing import Any
 
@@ -6,13 +6,12 @@ import torch
 
 
 def document_mask(position_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The mask with which a token sees only earlier tokens of its own document.
+    """The mask with which a token sees only itself and earlier tokens of its document.
 
-    (B, L) positions of the tokens in their documents → (B, 1, L, L): 0 for a token that is seen,
-    else -inf. Its type is the one in which layers compute with ``x``, so that all of them keep this
-    one mask. From a mask of bools scaled_dot_product_attention would make such a mask in each layer
-    and keep it for the backward pass (ATen/native/transformers/attention.cpp,
-    ``convert_boolean_attn_mask``).
+    (B, L) positions of the tokens in their documents → (B, 1, L, L): 0 for a visible token, else
+    -inf, in the type in which layers compute with ``x``. All layers then keep the same mask. From a
+    mask of bools, scaled_dot_product_attention makes a mask of numbers in each layer and keeps it
+    for the backward pass (ATen/native/transformers/attention.cpp, ``convert_boolean_attn_mask``).
     """
     document = (position_ids == 0).cumsum(1)
     seen = (document[:, :, None] == document[:, None, :]).tril()[:, None]
@@ -29,10 +28,10 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def keep_transformers_from_waiting() -> None:
-    """Have transformers make masks without reading their values, which would wait for a GPU.
+    """Keep transformers from reading a mask's values, which would wait for the GPU.
 
-    transformers 5.17 checks twice in each forward pass whether it needs a mask: whether nothing is
-    padded (masking_utils.py, ``sdpa_mask``), and whether each row is one document
+    transformers 5.17 reads them twice in each forward pass, to leave the mask out if nothing is
+    padded (masking_utils.py, ``sdpa_mask``) or each row is one document
     (``find_packed_sequence_indices``).
     """
     from transformers import masking_utils
@@ -48,9 +47,9 @@ def _sdpa_mask(
     allow_is_bidirectional_skip: bool = False,
     **arguments: Any,
 ) -> torch.Tensor | None:
-    """``sdpa_mask`` of transformers, which leaves the mask out only if there is no padding mask.
+    """``sdpa_mask`` of transformers, but leaves the mask out only if there is no padding mask.
 
-    Layers add a mask of documents or windows, as that of `document_mask`.
+    A mask of documents or windows becomes numbers, as in `document_mask`.
     """
     from transformers.masking_utils import sdpa_mask
 
@@ -65,6 +64,6 @@ def _sdpa_mask(
 
 
 def _documents(position_ids: torch.Tensor) -> torch.Tensor:
-    """(B, L) positions → the index of each token's document in its row, from 0."""
+    """(B, L) positions → the number of each token's document in its row, from 0."""
     jumps = torch.diff(position_ids, prepend=position_ids[:, :1] - 1, dim=-1) != 1
     return jumps.cumsum(-1)

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and their checksums."""
+"""Write files and folders whole or not at all; their checksums."""
 
 import contextlib
 import hashlib
@@ -12,20 +12,20 @@ from typing import Any
 
 from smlightning.errors import UserError
 
-# Names that transformers and peft give a model's files. A model's folder has a configuration.
+# File names of transformers and peft. A folder with a configuration is a model's.
 NETWORK_CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_BASE = "base"  # not theirs: a folder with the configuration of an adapter's network
-# Large ones are several files and an index.
+ADAPTER_BASE = "base"  # our own: a folder with the configuration of an adapter's network
+# Large networks have several files and an index.
 NETWORK_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 
 
 def ensure_dir(path: Path) -> Path:
-    """``path``, a folder that is created if it is missing.
+    """Create the folder ``path`` if it is missing, and return it.
 
     Raises:
-        UserError: a file is in its place, or it may not be created.
+        UserError: the folder cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -38,10 +38,10 @@ def ensure_dir(path: Path) -> Path:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """``with atomic_write(path) as temporary``: write that file; it takes ``path``'s place.
+    """``with atomic_write(path) as temporary``: write ``temporary``; it then replaces ``path``.
 
-    It does so only if the body raises nothing. The rename is atomic on POSIX and Windows, so a
-    reader sees the old file or the new one, never half of one.
+    If the body raises an error, ``path`` stays as it is. The rename is atomic on POSIX and Windows:
+    a reader sees the old file or the new one, never a part of one.
     """
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,13 +56,13 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def replace_model(folder: Path) -> Iterator[Path]:
     """``with replace_model(folder) as new``: write a model's files into the folder ``new``.
 
-    They replace the files of an older model in ``folder`` if the body raises no error. The older
-    configuration is removed first, and the new one comes last: a kill leaves the older model, a
-    folder that nobody takes for a model, or the new model. Other files in ``folder`` stay, unless
-    a new file has their name.
+    If the body raises no error, they replace the files of an older model in ``folder``. The older
+    configuration is removed first, and the new one is written last: a kill leaves the older model,
+    a folder that is not a model, or the new model. Other files in ``folder`` stay, unless a new
+    file has the same name.
 
     Raises:
-        UserError: an adapter is saved, and ``folder`` has a folder ADAPTER_BASE of something else.
+        UserError: an adapter would overwrite a folder ADAPTER_BASE that is not an adapter's.
     """
     new = folder / ".saving"
     shutil.rmtree(new, ignore_errors=True)  # left by a killed process
@@ -71,11 +71,11 @@ def replace_model(folder: Path) -> Iterator[Path]:
         yield new
         configs = (NETWORK_CONFIG, ADAPTER_CONFIG)
         base = folder / ADAPTER_BASE
-        is_adapters = (folder / ADAPTER_WEIGHTS).exists()  # else the folder is someone else's
+        is_adapters = (folder / ADAPTER_WEIGHTS).exists()  # else ``base`` is the user's
         if base.exists() and (new / ADAPTER_BASE).exists() and not is_adapters:
             raise UserError(
-                f"{base} would be overwritten by an adapter, and is not part of one",
-                "move it, or save to another folder",
+                f"the adapter to save would overwrite {base}, which is not an adapter's",
+                "move that folder, or save to another one",
             )
         for name in configs:
             (folder / name).unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def replace_model(folder: Path) -> Iterator[Path]:
         places = {path: last.index(path.name) if path.name in last else 0 for path in new.iterdir()}
         for path in sorted(places, key=places.__getitem__):
             place = folder / path.name
-            if place.is_dir():  # which a rename would not replace
+            if place.is_dir():  # a rename does not replace a folder
                 shutil.rmtree(place)
             path.replace(place)
     finally:

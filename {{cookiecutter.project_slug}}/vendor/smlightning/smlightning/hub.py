@@ -1,6 +1,6 @@
-"""Secrets of a job, such as the Hugging Face hub's token; errors of the hub as one sentence.
+"""A job's secrets, such as the token of the Hugging Face hub; errors of the hub as one sentence.
 
-A job's request holds the names of its secrets, not their values.
+A job's request contains the names of its secrets, not their values.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ TOKEN = "HF_TOKEN"  # noqa: S105  the variable that the hub's client reads
 
 
 def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
-    """Set the variables of job.toml's [secrets] in the process that prepares a host's data.
+    """Set the variables of job.toml's [secrets] in the first process of each host.
 
-    It fetches the host's data, and rank 0 logs. Values are neither written nor printed. Each secret
-    is read once, so that two of its keys have one version. A variable that is set stays as it is.
+    That process downloads the host's data, and rank 0 logs. Values are neither written nor printed.
+    Each secret is read once, so all keys have the same version. A variable that is set stays.
 
-    If the hub's token is one of them, the host's other processes use only the cache: without a
-    token the hub would reject them. Call this before anything imports huggingface_hub.
+    With a token of the hub, the host's other processes use only the cache, since the hub would
+    reject them without the token. Call this before anything imports huggingface_hub.
 
     Raises:
-        UserError: a secret cannot be read, or holds nothing that a variable can.
+        UserError: a secret cannot be read, or its value cannot be that of a variable.
     """
     names = secrets(env)
     if TOKEN in names and local_rank != 0 and TOKEN not in env:
@@ -55,7 +55,7 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
 
 
 def secrets(env: MutableMapping[str, str]) -> dict[str, str]:
-    """Variable → name of the secret that sets it."""
+    """Each variable and the name of the secret for it."""
     names = {
         variable.removeprefix(SECRET_FOR): name
         for variable, name in env.items()
@@ -67,7 +67,7 @@ def secrets(env: MutableMapping[str, str]) -> dict[str, str]:
 
 
 def stored_text(setting: str, reference: Reference, region: str | None) -> str:
-    """The stored text of a secret; a UserError never holds a value."""
+    """The stored text of a secret; a UserError never contains a value."""
     try:
         return stored_secrets.read(reference, region)
     except Exception as error:  # of boto3, of the network, or an answer without text
@@ -79,7 +79,7 @@ def stored_text(setting: str, reference: Reference, region: str | None) -> str:
 
 
 def value_of_key(setting: str, key: str, text: str) -> str:
-    """The value of a key of the stored JSON; without a key the whole text."""
+    """The value of a key in the stored JSON; without a key, the whole text."""
     if not key:
         return text
     try:
@@ -87,16 +87,16 @@ def value_of_key(setting: str, key: str, text: str) -> str:
     except ValueError as error:
         raise UserError(
             f"{setting}: the secret {error}",
-            "correct the key, which follows the secret's name and a colon",
+            "correct the key, the part after the secret's name and a colon",
         ) from None
 
 
 def token(setting: str, text: str) -> str:
-    """The hub's token without blanks around it; a UserError if the text holds more."""
+    """The hub's token without blanks around it; a UserError if there is other text."""
     if not re.fullmatch(r"\w+", text.strip()):
         raise UserError(
-            f"{setting} holds more than a token",
-            'store the token as plain text, or name its key in JSON, as in "hub:token"',
+            f"{setting} is not only a token",
+            'store the token as plain text, or add its key in the JSON, as in "hub:token"',
         )
     return text.strip()
 
@@ -104,7 +104,7 @@ def token(setting: str, text: str) -> str:
 def variable_value(setting: str, text: str) -> str:
     """The stored text without line ends after it.
 
-    Passwords hold blanks and braces, and some services want JSON or a key of many lines.
+    Everything else stays: passwords contain blanks, and some services need JSON or several lines.
 
     Raises:
         UserError: it is empty or has a zero byte.
@@ -112,7 +112,7 @@ def variable_value(setting: str, text: str) -> str:
     if not text.strip():
         raise UserError(f"{setting} is empty", "store the value as text")
     if "\0" in text:
-        raise UserError(f"{setting} holds a zero byte", "store the value as text")
+        raise UserError(f"{setting} contains a zero byte", "store the value as text")
     return text.rstrip("\r\n")
 
 
@@ -123,7 +123,7 @@ def errors(problem: str, local: bool = False) -> Iterator[None]:
     A UserError stays as it is.
 
     Args:
-        local: the body reads a folder of this machine and needs no network.
+        local: the body reads a local folder and needs no network.
 
     Raises:
         UserError: the body raised an error.
@@ -146,9 +146,9 @@ def errors(problem: str, local: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reachable_or_cached(local: bool = False) -> Iterator[bool]:
-    """In the body the client reads only its cache if the hub's name does not resolve now.
+    """If the hub's name does not resolve now, the hub's client uses only its cache in the body.
 
-    It would otherwise retry for half a minute. The value is whether the client may connect.
+    Otherwise it would retry for half a minute. The value is whether the client may connect.
 
     Args:
         local: as in `errors`.
@@ -169,7 +169,7 @@ def reachable_or_cached(local: bool = False) -> Iterator[bool]:
 
 
 def _reachable(address: str) -> bool:
-    """Whether the hub's name resolves, or a proxy does that."""
+    """Whether the hub's name resolves, or a proxy resolves it."""
     if getproxies():
         return True
     try:

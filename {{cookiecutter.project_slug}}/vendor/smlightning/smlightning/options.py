@@ -4,10 +4,10 @@
     class Options(TrainerOptions):
         dropout: Ratio = option(0.3, "share of activations that training sets to zero")
 
-jsonargparse checks values against types and prints ``--help``. This file adds the ``resume`` class
-of an option, and errors that name the option and the nearest one.
+jsonargparse checks values against types and prints ``--help``. This file adds an option's
+``resume``, and errors with the option and the nearest name.
 
-The launcher checks a job's hyperparameters with this file, too, so it imports nothing heavy.
+The launcher checks a job's hyperparameters with this file, so it imports nothing heavy.
 """
 
 import difflib
@@ -86,11 +86,11 @@ def option(default: Any, help: str, *, resume: Resume = "path") -> Any:
         default: text, a number, true or false, or a list of these.
         help: its explanation in ``--help``.
         resume: whether a run may resume with another value. ``free``: yes. ``path``: only with
-            ``--resume PATH``. ``optimizer`` and ``data``: no, since the optimizer's state has the
-            old value, or it determines which samples a step sees.
+            ``--resume PATH``. ``optimizer`` and ``data``: no, since the optimizer's state, or the
+            samples of each step, depend on it.
     """
     if isinstance(default, list):
-        default = tuple(default)  # a dataclass takes no default that can be changed
+        default = tuple(default)  # a dataclass rejects a mutable default
     return field(default=default, metadata={"help": help, "resume": resume})
 
 
@@ -98,7 +98,7 @@ def declared_options(cls: type) -> dict[str, Option]:
     """Every option of the class by its name.
 
     Raises:
-        UserError: one has no default with an explanation.
+        UserError: an option has no default with an explanation.
     """
     types = get_type_hints(cls)
     options: dict[str, Option] = {}
@@ -115,15 +115,15 @@ def declared_options(cls: type) -> dict[str, Option]:
 
 
 def values_of(options: Any) -> dict[str, Any]:
-    """The value of every option, as a checkpoint can hold it."""
+    """The value of every option, as a plain type."""
     return {name: _plain(value) for name, value in vars(options).items()}
 
 
 def _plain(value: Any) -> Any:
-    """The value as a plain type: a checkpoint may not hold the classes of restricted numbers."""
+    """The value as a plain type: a checkpoint cannot contain classes of restricted numbers."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    for kind in (bool, int, float, str):  # bool first: it is a kind of int
+    for kind in (bool, int, float, str):  # bool first: it is a subclass of int
         if isinstance(value, kind):
             return kind(value)
     return value
@@ -150,7 +150,7 @@ def option_parser(cls: type, description: str | None = None) -> ArgumentParser:
         description=description,
         formatter_class=RawDescriptionHelpFormatter,
         exit_on_error=False,
-        allow_abbrev=False,  # an abbreviation would change its meaning with the next option
+        allow_abbrev=False,  # a new option would change the meaning of an abbreviation
     )
     own = parser.add_argument_group("the project's options (src/options.py)")
     others = parser.add_argument_group("options of every project")
@@ -162,22 +162,21 @@ def option_parser(cls: type, description: str | None = None) -> ArgumentParser:
             group.add_argument(f"--{name}", type=declared.type, default=declared.default, help=help)
         except ValueError as error:
             raise UserError(
-                f"{cls.__name__}.{name} has a type that no command line can hold ({error})",
-                "use str, bool, int, float, a list or a Literal of these, or a type of "
+                f"{cls.__name__}.{name} has a type that is not for a command line ({error})",
+                "use str, bool, int, float, a list or Literal of these, or a type of "
                 "smlightning.options",
             ) from None
     return parser
 
 
 def parse_command_line(cls: type, argv: Sequence[str], description: str | None = None) -> Any:
-    """An instance of the class of options, from a command line.
+    """An instance of the class of options, from ``--name value`` or ``--name=value``.
 
-    Options are ``--name value`` or ``--name=value``.
-    ``--help`` prints all of them and exits with status 0.
+    ``--help`` prints all options and exits with status 0.
 
     Raises:
-        UserError: an option is unknown, and the error has the nearest name; it has no value, or
-            one of another type; or ``__post_init__`` rejects values that conflict.
+        UserError: an option is unknown, has no value or a value of another type, or
+            ``__post_init__`` rejects the values.
     """
     values = read_command_line(cls, argv, description)
     try:
@@ -189,7 +188,7 @@ def parse_command_line(cls: type, argv: Sequence[str], description: str | None =
 def read_command_line(
     cls: type, argv: Sequence[str], description: str | None = None
 ) -> dict[str, Any]:
-    """The value of every option; ``__post_init__`` has not checked them."""
+    """The value of every option, not yet checked by ``__post_init__``."""
     options = declared_options(cls)
     pairs: list[tuple[str, str]] = []
     remaining = list(argv)
@@ -223,7 +222,7 @@ def read_command_line(
 def _raise_option_error(
     error: ArgumentError, given: Mapping[str, str], options: Mapping[str, Option]
 ) -> NoReturn:
-    """Raise an OptionError for the option that jsonargparse names in its error."""
+    """Raise an OptionError for the option in jsonargparse's error."""
     key = re.search(r'Parser key "(\w+)', error.message)
     if key is None:
         raise error
@@ -251,7 +250,7 @@ class OptionError(UserError):
         self.expected = expected
 
 
-# Names that other trainers use: the Hugging Face Trainer's arguments, and usual ones.
+# Names in other trainers, such as the arguments of the Hugging Face Trainer.
 ELSEWHERE = {
     "learning_rate": "lr",
     "num_train_epochs": "epochs",
@@ -276,7 +275,7 @@ ELSEWHERE = {
 
 
 def nearest_option(name: str, options: Iterable[str]) -> str:
-    """The option that an unknown name probably means; empty if none is near."""
+    """The option with the nearest name, or with this meaning; empty if there is none."""
     known = list(options)
     meant = ELSEWHERE.get(name.replace("-", "_").lower(), "")
     if meant in known:

@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 @dataclass
 class _Building:
-    """Whether this process builds an outline now."""
+    """Whether this process is building an outline."""
 
     outline: bool = False
 
@@ -21,12 +21,12 @@ _building = _Building()
 
 @contextlib.contextmanager
 def outline() -> Iterator[None]:
-    """Within it every parameter that a module registers is on torch's meta device.
+    """In its body, every parameter that a module registers is on torch's meta device.
 
-    Unlike under ``torch.device("meta")``, buffers and metrics keep their values, and an
+    Unlike with ``torch.device("meta")``, buffers and metrics keep their values, and an
     ``__init__`` may read a tensor's values.
     """
-    # Its annotation has no return value; its documentation has.
+    # Its documentation allows a return value; its annotation does not.
     hook = register_module_parameter_registration_hook(_without_memory)  # type: ignore[arg-type]
     _building.outline = True
     try:
@@ -37,7 +37,7 @@ def outline() -> Iterator[None]:
 
 
 def builds_outline() -> bool:
-    """Whether this code runs within `outline`, where weights need not be read."""
+    """Whether this code runs in `outline`, where weights need not be read."""
     return _building.outline
 
 

@@ -21,7 +21,7 @@ from smlightning.errors import UserError, root_cause
 from smlightning.files import replace_model
 
 CLASSIFIER = "AutoModelForSequenceClassification"  # of transformers
-# Of a checkpoint, none of them code. A chat template is text that transformers renders in Jinja's
+# Files of a checkpoint to download, without code. transformers renders a chat template in Jinja's
 # sandbox (utils/chat_template_utils.py, ``ImmutableSandboxedEnvironment``).
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
@@ -47,13 +47,13 @@ class PretrainedTokenizer:
     """A checkpoint's own tokenizer; it cuts a text at the checkpoint's last position.
 
     Attributes:
-        pad_id: the token that fills up a batch. Decoders often have none: then the token that
-            ends a text, else 0, since padding is masked.
-        positions: of its network; 0 if unknown.
-        longest: the most tokens that the checkpoint takes.
+        pad_id: the token that pads shorter texts. Decoders often have none: then the token that
+            ends a text, or 0, since padding is masked.
+        positions: positions of its network; 0 if unknown.
+        longest: the checkpoint's maximum number of tokens.
 
     Raises:
-        UserError: there is no such checkpoint, it has no tokenizer, or only one with its own code.
+        UserError: there is no such checkpoint, or it has no tokenizer that works without its code.
     """
 
     def __init__(self, name: str) -> None:
@@ -72,7 +72,7 @@ class PretrainedTokenizer:
                 self.pad_id = token
 
     def encode(self, texts: pa.Array | list[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of all texts, one after the other, and their number per text, at least one."""
+        """The tokens of all texts in one array, and the number for each text, at least one."""
         strings = texts if isinstance(texts, list) else texts.to_pylist()
         most = min(max_length, self.longest)
         rows = self.tokenizer(strings, truncation=True, max_length=most)["input_ids"]  # all cores
@@ -83,13 +83,13 @@ class PretrainedTokenizer:
 
 
 def tokenizer_files(name: str) -> list[Path]:
-    """The files on which a tokenizer depends, if ``name`` is a folder; else none."""
+    """The files on which a tokenizer depends, if ``name`` is a folder."""
     files = sorted(Path(name).glob("*"))
     return [file for file in files if file.suffix in (".json", ".txt", ".model", ".jinja")]
 
 
 def _check_tokenizer(name: str) -> None:
-    """Reject a folder without a tokenizer: transformers would make one of five tokens."""
+    """Reject a folder without a tokenizer: transformers would build one with five tokens."""
     files = " ".join(file.name for file in tokenizer_files(name))
     if Path(name, "config.json").exists() and not re.search("token|vocab|merges|[.]model", files):
         raise UserError(
@@ -101,16 +101,16 @@ def _check_tokenizer(name: str) -> None:
 def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> Any:
     """A checkpoint's network in training mode, on the CPU, in float32.
 
-    An adapter is merged into its base. Within `outline` no weights are read.
+    An adapter is merged into its base. In `outline` no weights are read.
 
     Args:
-        auto_class: of transformers, e.g. AutoModelForSequenceClassification.
-        lora_rank: rank of an adapter to train; 0: train the network itself.
+        auto_class: a class of transformers, e.g. AutoModelForSequenceClassification.
+        lora_rank: rank of a new adapter to train; 0: train the network itself.
         config: members of its configuration to replace.
 
     Raises:
-        UserError: there is no such checkpoint, it needs its own code, or LoRA does not work
-            with it.
+        UserError: there is no such checkpoint, or it needs its own code, or LoRA does not support
+            it.
     """
     import torch
     import transformers
@@ -124,10 +124,10 @@ def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> An
     if folder and lora_rank:
         raise UserError(
             f"--lora_rank: {name!r} is an adapter already",
-            "leave --lora_rank out, or name the model that --merge true has saved",
+            "leave --lora_rank out, or use a model saved with --merge true",
         )
-    # In configure_model Lightning's own strategies make the GPU the default device, which
-    # transformers takes for a device map and asks for accelerate.
+    # In configure_model, Lightning's own strategies make the GPU the default device. transformers
+    # would take that for a device map, which requires accelerate.
     with checkpoint_errors(name), torch.device("cpu"):
         kind = getattr(transformers, auto_class)
         shapes = _configuration(name, **config)
@@ -140,15 +140,15 @@ def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> An
                 ignore_mismatched_sizes=True,  # a head trained for another task is replaced
                 dtype=torch.float32,
                 trust_remote_code=False,
-                use_safetensors=True,  # else transformers takes a pickle where there is no other
+                use_safetensors=True,  # otherwise transformers would read a pickle
             )
             net = adapters.merged(net, folder) if folder else net
-    if net.config.pad_token_id is None:  # decoders look for the last token that is not padding
+    if net.config.pad_token_id is None:  # decoders search the last token that is not padding
         net.config.pad_token_id = PretrainedTokenizer(name).pad_id
     if lora_rank:
         with torch.device("cpu"):
             net = adapters.add(net, lora_rank, auto_class, name)
-    return net.train()  # from_pretrained gives it without dropout, and Lightning leaves that
+    return net.train()  # from_pretrained returns evaluation mode, and Lightning keeps it
 
 
 def classifier(name: str, labels: list[str], lora_rank: int = 0) -> Any:
@@ -194,11 +194,11 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
     """Write the network and the tokenizer of the checkpoint ``name``, cut at ``max_length``.
 
     Args:
-        merge: write an adapter's whole network. Else, or with a warning if its base is lost, only
-            the adapter is written.
+        merge: merge an adapter into its base, and write the whole network. Without it, and with a
+            warning if the base is lost, only the adapter is written.
 
     Raises:
-        UserError: the adapter's base is in ``directory``, and would be removed.
+        UserError: saving would remove the adapter's base, which is in ``directory``.
     """
     from transformers import AutoTokenizer
 
@@ -208,7 +208,7 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
             tokenizer = AutoTokenizer.from_pretrained(
                 name, model_max_length=max_length, trust_remote_code=False
             )
-    except Exception as error:  # the weights of a run are worth more than its tokenizer's files
+    except Exception as error:  # save the weights even without the tokenizer's files
         reason = f"the tokenizer of {name!r} cannot be read ({root_cause(error)})"
         print(f"warning: {reason}; copy its files to {directory}", file=sys.stderr)
     if adapters.has(net) and merge:
@@ -220,7 +220,7 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
     is_adapter = adapters.has(net)
     if is_adapter and Path(net.name_or_path) == directory.resolve():
         raise UserError(
-            f"{directory} holds the adapter's base, which the adapter would overwrite",
+            f"{directory} contains the adapter's base, which the adapter would overwrite",
             "train with another --output_dir, or with --merge true",
         )
     with replace_model(directory) as new:
@@ -235,14 +235,14 @@ def save(net: Any, name: str, max_length: int, directory: Path, merge: bool = Fa
 def checkpoint_errors(name: str) -> AbstractContextManager[Any]:
     """Turn an error of transformers with the checkpoint ``name`` into a UserError."""
     problem = (
-        f"--model_name {name!r} could not be loaded: it is neither a built-in model, nor a folder "
-        "with a Hugging Face checkpoint and its tokenizer, nor the name of one on the hub"
+        f"--model_name {name!r} could not be loaded: expected a built-in model, a folder with a "
+        "Hugging Face checkpoint and its tokenizer, or the name of a checkpoint on the hub"
     )
     return hub.errors(problem, local=Path(name).exists())
 
 
 def save_own(net: Any, config: dict[str, Any], directory: Path) -> None:
-    """Write a network of the project's own: weights as safetensors, and config.json; no code."""
+    """Write the project's own network: weights as safetensors, and config.json; no code."""
     from safetensors.torch import save_file
 
     with replace_model(directory) as new:
@@ -252,7 +252,7 @@ def save_own(net: Any, config: dict[str, Any], directory: Path) -> None:
 
 
 def load_own(net: Any, directory: Path) -> None:
-    """Give a network of the project's own the weights that :func:`save_own` wrote."""
+    """Load the weights that :func:`save_own` wrote into the project's own network."""
     from safetensors.torch import load_file
 
     net.load_state_dict(load_file(directory / "model.safetensors"))
@@ -268,7 +268,7 @@ def model_errors(directory: Path) -> Iterator[None]:
     except Exception as error:  # safetensors, transformers and json have exceptions of their own
         reason = f"{type(error).__name__}: {root_cause(error)}"
         raise UserError(
-            f"{directory} holds no trained model ({reason}); expected config.json and "
+            f"{directory} has no trained model ({reason}); expected config.json and "
             "model.safetensors as training writes them",
-            "train first, or give the model's folder",
+            "train first, or use the folder of a trained model",
         ) from error

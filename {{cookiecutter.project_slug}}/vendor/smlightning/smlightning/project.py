@@ -32,7 +32,7 @@ class ProjectOptions:
 
 @dataclass(frozen=True)
 class Project:
-    """A project's folder, with the places that the package knows in it."""
+    """A project's folder, and the paths in it that the package uses."""
 
     root: Path
 
@@ -47,7 +47,7 @@ class Project:
 
     @property
     def requirements(self) -> Path:
-        """The packages that a job installs in addition to its image's."""
+        """The packages that a job installs in addition to those of its image."""
         return self.src / "requirements.txt"
 
     @property
@@ -68,10 +68,10 @@ class Project:
             sys.path.insert(0, str(self.src))
 
     def options(self) -> ProjectOptions:
-        """The declarations of ``src/options.py``; imports that file, and with it nothing heavy.
+        """Import ``src/options.py``, and nothing heavy with it; returns its declarations.
 
         Raises:
-            UserError: the file is missing, or does not declare one of its names.
+            UserError: the file or one of its names is missing, or is wrong.
         """
         self.add_src_to_path()
         path = self.src / "options.py"
@@ -87,7 +87,7 @@ class Project:
         if isinstance(metrics, str) or not all(isinstance(name, str) for name in metrics):
             problem = f"METRICS of {path} is {metrics!r}; expected a list of names"
             raise UserError(problem, 'write METRICS = ("val/loss", "test/loss"), with your names')
-        refuse_no_name(module.MONITOR)
+        check_monitor_name(module.MONITOR)
         return ProjectOptions(
             cls=module.Options,
             metrics=tuple(metrics),
@@ -96,21 +96,21 @@ class Project:
         )
 
 
-def refuse_no_name(monitor: object) -> None:
-    """Raise a UserError if MONITOR is not a text: with a comma behind it, it is a tuple."""
+def check_monitor_name(monitor: object) -> None:
+    """Raise a UserError if MONITOR is not a text: a comma after it makes a tuple."""
     if not isinstance(monitor, str):
         problem = f"MONITOR of src/options.py is {monitor!r}; expected the name of a metric"
-        raise UserError(problem, 'set it to one, as in MONITOR = "val/loss"')
+        raise UserError(problem, 'write MONITOR = "val/loss", with your name')
 
 
 def find(start: Path | None = None) -> Project:
-    """The project of SMLIGHTNING_PROJECT, or else the nearest one upwards from ``start``.
+    """The project of SMLIGHTNING_PROJECT, or the nearest one at or above ``start``.
 
     Args:
-        start: a folder; by default the working directory.
+        start: a folder; default: the working directory.
 
     Raises:
-        UserError: no folder holds ``job.toml`` and ``src/``.
+        UserError: no folder has ``job.toml`` and ``src/``.
     """
     named = os.environ.get(VARIABLE)
     if start is None and named:
@@ -126,7 +126,7 @@ def find(start: Path | None = None) -> Project:
         if _is_project(folder):
             return Project(folder)
     raise UserError(
-        f"no project in {first} or above it: none of these folders holds job.toml and src/",
+        f"no project in {first} or above it: none of these folders has job.toml and src/",
         f"change to the project's folder, or set {VARIABLE} to it",
     )
 
@@ -136,7 +136,7 @@ def _is_project(folder: Path) -> bool:
 
 
 def _import_file(name: str, path: Path) -> ModuleType:
-    """The module of a file; imports it unless ``sys.modules`` has the module of this very file."""
+    """The module of a file; imports it unless ``sys.modules`` has the module of this file."""
     loaded = sys.modules.get(name)
     file = getattr(loaded, "__file__", None)
     if loaded is not None and file and Path(file).resolve() == path.resolve():

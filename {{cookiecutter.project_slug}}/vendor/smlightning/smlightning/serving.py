@@ -24,7 +24,7 @@ def worker_device(context: Any = None) -> str:
     return "cuda:0" if torch.cuda.is_available() else "cpu"
 
 
-class Refusal(Exception):
+class RejectedRequest(Exception):
     """A request that is answered with an HTTP status and a sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -32,12 +32,12 @@ class Refusal(Exception):
         self.status = status
 
 
-def refusal(status: int, sentence: str) -> Exception:
+def rejected(status: int, sentence: str) -> Exception:
     """The error to raise in a handler so that a request is answered with this HTTP status.
 
     Any other error becomes a 500.
     """
-    return Refusal(status, sentence)
+    return RejectedRequest(status, sentence)
 
 
 def answer(handlers: Any, model: Any, body: bytes, kind: str, accept: str) -> tuple[int, str, str]:
@@ -53,8 +53,8 @@ def answer(handlers: Any, model: Any, body: bytes, kind: str, accept: str) -> tu
     try:
         answers = handlers.predict_fn(handlers.input_fn(body, kind), model)
         text, answer_type = handlers.output_fn(answers, accept)
-    except Refusal as refused:
-        return refused.status, PLAIN, f"{refused}\n"
+    except RejectedRequest as error:
+        return error.status, PLAIN, f"{error}\n"
     return 200, answer_type, text
 
 
@@ -62,11 +62,11 @@ def input_fn(body: str | bytes, content_type: str | None) -> list[Any]:
     """The records of a request: of JSON the items of a list, or the one value; else one a line.
 
     Raises:
-        Refusal: 415 for another content type; 400 for a body that is not what its type says.
+        RejectedRequest: 415 for another content type, 400 for a body that does not match it.
     """
     kind = _media_type(content_type or "")
     if kind not in (JSON, JSON_LINES, PLAIN):
-        raise refusal(
+        raise rejected(
             415, f"found content type {kind or 'none'}; send {JSON}, {JSON_LINES} or {PLAIN}"
         )
     try:
@@ -77,20 +77,20 @@ def input_fn(body: str | bytes, content_type: str | None) -> list[Any]:
         lines = _lines(content)
         return [json.loads(line) for line in lines] if kind == JSON_LINES else list(lines)
     except UnicodeDecodeError:
-        raise refusal(400, "the body is not UTF-8; encode it as UTF-8") from None
+        raise rejected(400, "the body is not UTF-8; encode it as UTF-8") from None
     except RecursionError:
-        raise refusal(
+        raise rejected(
             400, f"the body is not valid {kind}: it is nested too deeply; correct it"
         ) from None
     except ValueError as error:
-        raise refusal(400, f"the body is not valid {kind}: {error}; correct it") from None
+        raise rejected(400, f"the body is not valid {kind}: {error}; correct it") from None
 
 
 def output_fn(answers: list[Any], accept: str) -> tuple[str, str]:
     """The body and its content type: a JSON list, or JSON lines with one line for each record.
 
     Raises:
-        Refusal: 406 if the request accepts neither.
+        RejectedRequest: 406 if the request accepts neither.
     """
     for accepted in accept.split(","):
         kind = _media_type(accepted)
@@ -99,7 +99,7 @@ def output_fn(answers: list[Any], accept: str) -> tuple[str, str]:
             return "\n".join(json.dumps(answer) for answer in answers), JSON_LINES
         if kind in (JSON, "application/*", "*/*"):
             return json.dumps(answers), JSON
-    raise refusal(406, f"the request accepts {accept}; answers are {JSON} or {JSON_LINES}")
+    raise rejected(406, f"the request accepts {accept}; answers are {JSON} or {JSON_LINES}")
 
 
 def _media_type(text: str) -> str:

@@ -1,6 +1,6 @@
-"""Makes text of other sources (labels, file names, logs, answers of AWS) safe for a terminal.
+"""Make text from other sources (labels, file names, logs, answers of AWS) safe for a terminal.
 
-A control character in it could move the cursor, hide what is printed, or write to the clipboard.
+A control character could move the cursor, hide text, or write to the clipboard.
 """
 
 import contextlib
@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-CONTROLS = (*range(9), *range(11, 32), *range(127, 160))  # of C0 all but tab and line feed; C1
-REVERSALS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # of the direction of text
+CONTROLS = (*range(9), *range(11, 32), *range(127, 160))  # C0 without tab and line feed; C1
+REVERSALS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # they change the text's direction
 ESCAPES = {
     **{code: f"\\x{code:02x}" for code in CONTROLS},
     **{code: f"\\u{code:04x}" for code in REVERSALS},
@@ -23,21 +23,17 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The printable text on one line: each line break with the spaces around it is a space."""
-    joined = re.sub(r"\s+", _space_of_line_break, text)  # r"\s*\n\s*" takes quadratic time
-    return printable(joined).replace("\t", r"\t")
-
-
-def _space_of_line_break(spaces: re.Match[str]) -> str:
-    return " " if "\n" in spaces[0] or "\r" in spaces[0] else spaces[0]
+    """The printable text on one line, without spaces around its former line breaks."""
+    lines = (line.strip(" \t") for line in re.split(r"[\r\n]+", text))
+    return printable(" ".join(filter(None, lines))).replace("\t", r"\t")
 
 
 class PrintableStream:
     """A text stream that writes control characters as escapes.
 
-    A progress bar may return to the beginning of a line that is empty or its own. rich, which sends
-    escape sequences for colours, writes to the stream itself (``rich_proxied_file``) and gets its
-    texts from `console`.
+    A progress bar may return to the beginning of its own line or an empty one. rich needs escape
+    sequences for colours: it writes to the original stream (``rich_proxied_file``), with texts that
+    `console` has made safe.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -60,7 +56,7 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def printable_output() -> Iterator[None]:
-    """While the body runs, its output has no control characters."""
+    """The body's output has no control characters."""
     out: Any = PrintableStream(sys.stdout)
     err: Any = PrintableStream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -81,5 +77,5 @@ def console(**options: Any) -> Any:
 
 
 def unescaped_output() -> Any:
-    """The stream below a `PrintableStream`: rich finds it itself, except below a live display."""
+    """The stream of a `PrintableStream`; rich finds it itself, except in a live display."""
     return getattr(sys.stdout, "rich_proxied_file", sys.stdout)

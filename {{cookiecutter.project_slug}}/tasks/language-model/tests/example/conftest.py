@@ -1,4 +1,7 @@
-"""Small Hugging Face checkpoints, made here, for the tests of the example."""
+"""Small Hugging Face checkpoints for the tests of the example.
+
+Delete this folder when you replace data.py or model.py (docs/data_and_model.md).
+"""
 
 from pathlib import Path
 

@@ -3,12 +3,10 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import data
 from small import documents
-from smlightning.data import documents as packing
 from smlightning.data import tables
 from smlightning.data.store import SPLITS
 from smlightning.errors import UserError
@@ -65,11 +63,6 @@ def test_a_batch_is_the_text_and_what_follows() -> None:
     assert (counted | starts[:, 1:]).all()
 
 
-def test_positions_begin_anew_with_each_document() -> None:
-    first = np.array([[0, 0, 1, 0, 0], [1, 0, 0, 1, 1]], bool)
-    assert packing.positions(first).tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 0, 0]]
-
-
 def questions(count: int = 40) -> str:
     """A table of prompts and answers."""
     rows = [{"ask": f"what is {row}", "answer": row} for row in documents(count)]
@@ -77,7 +70,7 @@ def questions(count: int = 40) -> str:
     return "asked.jsonl"
 
 
-def test_the_answers_alone_are_labels() -> None:
+def test_only_answers_are_labels() -> None:
     datamodule = prepared(questions(), prompt_column="ask", max_length=300, batch_size=1)
     spelled = []
     for batch in datamodule.train_dataloader():
@@ -90,14 +83,6 @@ def test_the_answers_alone_are_labels() -> None:
     assert f"what is {spelled[0]}\n{spelled[0]}" in "".join(chr(max(n, 1) - 1) for n in stream)
     with pytest.raises(UserError, match="are for tables"):
         data.Data("stdlib", prompt_column="ask")
-
-
-def test_windows_hold_whole_documents() -> None:
-    firsts = np.array([0, 3, 6, 17, 20])  # of four documents; the third is longer than a window
-    starts, lengths = packing.whole_documents(firsts, 8)
-    assert starts.tolist() == [0, 6, 17] and lengths.tolist() == [6, 9, 3]
-    starts, lengths = packing.whole_documents(np.array([0, 4, 9]), 8)
-    assert starts.tolist() == [0] and lengths.tolist() == [9], "the last token is a label only"
 
 
 def test_a_chat_template_writes_prompts_and_answers(checkpoint: str) -> None:
@@ -121,14 +106,6 @@ def test_a_chat_template_writes_prompts_and_answers(checkpoint: str) -> None:
     assert unended.ids[-1] == tokens.end[0]
 
 
-def test_plain_text_files_are_documents() -> None:
-    for number, row in enumerate(documents(20)):
-        Path(f"folder/{number}").parent.mkdir(exist_ok=True)
-        Path(f"folder/{number}.txt").write_text(row)
-    datamodule = prepared("folder")
-    assert sum(len(documents_in(datamodule, split)) for split in SPLITS) == 20
-
-
 def test_a_checkpoints_own_tokens(checkpoint: str) -> None:
     datamodule = prepared(texts(*documents(50)), model_name=checkpoint)
     tokens = data.tokens_of(checkpoint)
@@ -141,12 +118,6 @@ def test_a_checkpoints_own_tokens(checkpoint: str) -> None:
     assert datamodule.tokens_per_byte["test"] == pytest.approx(1, abs=0.05)
 
 
-def test_windows_longer_than_a_checkpoints_positions_are_refused(checkpoint: str) -> None:
+def test_windows_longer_than_the_positions_are_rejected(checkpoint: str) -> None:
     with pytest.raises(UserError, match="64 positions"):
         prepared(texts(*documents(50)), model_name=checkpoint, max_length=65)
-
-
-@pytest.mark.parametrize("rows", [[""], ["one"], ["a", "b", "c", "d"]])
-def test_too_little_text_ends_in_an_error(rows: list[str]) -> None:
-    with pytest.raises(UserError, match=r"no text|1 documents|too few"):
-        prepared(texts(*rows))

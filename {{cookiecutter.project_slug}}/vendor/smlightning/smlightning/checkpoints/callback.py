@@ -1,7 +1,7 @@
 """When a run saves, stops and resumes: after the same batches on every rank.
 
 A resumed run continues exactly: no random state is kept, since order, augmentation and dropout are
-functions of numbers (data/batches.py, data/draws.py, training/seeds.py).
+functions of numbers (data/batches.py, data/rng.py, training/seeds.py).
 """
 
 import math

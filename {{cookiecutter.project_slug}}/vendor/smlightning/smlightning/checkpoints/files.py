@@ -147,7 +147,7 @@ def prune(directory: Path) -> tuple[int, set[str]]:
         old.unlink(missing_ok=True)
     known = numbered(directory)
     try:
-        named = {name for _, path in known for name in files_beside(path)}
+        named = {name for _, path in known for name in companions(path)}
     except Exception:  # of any class: it is damaged, or the disk fails for a moment
         return 0, set()
     newest_number = known[0][0] if known else 0
@@ -236,12 +236,12 @@ def verified(path: Path) -> dict[str, Any]:
         content: dict[str, Any] = torch_files.load(path)
         if "files" not in content:
             raise other_version(path)
-        beside = files_beside(path, content)
+        names = companions(path, content)
     except UserError:
         raise
     except Exception as error:  # of any class
         raise _damaged(path) from error
-    _check_checksums([path.with_name(name) for name in beside])
+    _check_checksums([path.with_name(name) for name in names])
     return content
 
 
@@ -276,7 +276,7 @@ def _damaged(path: Path) -> UserError:
     )
 
 
-def files_beside(path: Path, content: Mapping[str, Any] | None = None) -> list[str]:
+def companions(path: Path, content: Mapping[str, Any] | None = None) -> list[str]:
     """Names of the files that a checkpoint needs next to it.
 
     Args:

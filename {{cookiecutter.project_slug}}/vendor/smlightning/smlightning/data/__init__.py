@@ -13,11 +13,11 @@ The way of a row, in the order of the run:
 
 For any loader, in training:
 
-- `draws`: random numbers while a batch is fetched: ``generator``, ``epoch``.
+- `rng`: random numbers while a batch is fetched: ``generator``, ``epoch``.
 - `stateful`: loaders with a state of their own, for the checkpoint: ``StatefulLoader``,
   ``resumes_exactly``.
 - `workers`: a loader's worker that loses a batch ends the run: ``LostBatches``.
 
 Imports go one way: `documents` and `labels` on `text` and `store`; `text` on `tables` and
-`batches`; `module` on `store` and `batches`; `stateful` on `draws`, and `draws` on `batches`.
+`batches`; `module` on `store` and `batches`; `stateful` on `rng`, and `rng` on `batches`.
 """

@@ -1,4 +1,4 @@
-"""Global batches: the samples of each one of an epoch, and each rank's share of them.
+"""Global batches: the samples of each batch of an epoch, and each rank's share of them.
 
     def train_dataloader(self):                # in a LightningDataModule
         return batches.loader(dataset, lengths, batch_size, self.trainer, seed)
@@ -26,10 +26,10 @@ class Share(NamedTuple):
     """One rank's part of a global batch.
 
     Attributes:
-        rows: row numbers: the samples, and after them fillers that even out the ranks.
-        real: how many of ``rows`` are samples.
-        scale: the sum of the samples' losses times ``scale``, averaged over ranks as DDP does and
-            over accumulated batches as Lightning does, is the mean over the global batch.
+        rows: row numbers: samples, then fillers, which give every rank equally many rows.
+        real: the number of samples in ``rows``.
+        scale: multiply the sum of the samples' losses by it. DDP's mean over ranks and Lightning's
+            over accumulated batches is then the mean over the global batch.
     """
 
     rows: np.ndarray
@@ -47,19 +47,19 @@ class GlobalBatches(torch.utils.data.DistributedSampler[Share]):
 
     The global batches do not depend on the world size. Samples of similar length are batched
     together. Every rank gets equally many rows of each batch, and at least two if whole batches
-    allow it: a single row makes torch.compile start anew, and BatchNorm fail. Fillers complete a
-    batch that does not divide, so that no sample is counted twice or left out.
+    allow it: with a single row torch.compile recompiles and BatchNorm fails. Fillers complete a
+    batch that the ranks do not divide: each sample counts once.
 
-    The class is a DistributedSampler because Lightning replaces any other sampler
-    (data_connector.py, ``_requires_distributed_sampler``), and calls ``set_epoch`` before each
-    epoch.
+    The class is a DistributedSampler, since Lightning replaces any other sampler
+    (data_connector.py, ``_requires_distributed_sampler``). Lightning calls ``set_epoch`` before
+    each epoch.
 
     Args:
         lengths: tokens of each sample, (N,).
         global_batch: samples per optimizer step, over all ranks and all accumulated batches.
-        seed: None for evaluation: the longest samples come first, so that a lack of memory shows
-            at once.
-        accumulate: batches that each rank makes of its part of a global batch.
+        seed: None for evaluation: the longest samples come first, and too little memory shows at
+            once.
+        accumulate: accumulated batches per rank and global batch.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ def loader(
         dataset: ``dataset[share]`` makes a batch of a :class:`Share`.
         lengths: tokens of each sample, (N,); ones if samples have no length.
         batch_size: samples per rank and batch.
-        seed: of the order in training; None for evaluation, which accumulates nothing.
-        num_workers: -1: 2 with a GPU, none on a CPU.
+        seed: for the order in training; None for evaluation.
+        num_workers: -1: 2 with a GPU, 0 on a CPU.
 
     Raises:
         UserError: the numbers of lengths and samples differ.
@@ -167,13 +167,13 @@ def loader(
 def pad(
     flat: np.ndarray, starts: np.ndarray, lengths: np.ndarray, fill: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """B sequences from one array → (B, longest) int64, padded on the right, and its mask.
+    """B sequences of one array → (B, longest) int64, padded on the right, and its mask.
 
     Args:
         flat: integers, all sequences.
-        starts: (B,) the beginning of each sequence in ``flat``.
-        lengths: (B,) of each sequence.
-        fill: follows a sequence that is shorter than the longest.
+        starts: (B,) start of each sequence in ``flat``.
+        lengths: (B,) length of each sequence.
+        fill: the value that pads shorter sequences.
     """
     column = np.arange(lengths.max())
     mask = column < lengths[:, None]
@@ -196,7 +196,7 @@ def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def digest(batch: Any) -> int:
-    """48 bits of the hash of the content of a batch, or of a part of one."""
+    """A hash of 48 bits of the content of a batch or a part of it."""
     content = hashlib.blake2b(digest_size=6)
     for item in leaves(batch):
         if isinstance(item, torch.Tensor) and item.layout == torch.strided and not item.is_nested:

@@ -1,10 +1,10 @@
-"""Documents: made of tokens, divided into splits, and packed into windows.
+"""Documents: encoded as tokens, divided into splits, packed into windows.
 
     facts = write(folder, tables.read(source, columns), tokens, length, seed)
 
-A split is one long row of tokens, ``ids``, and the use of each, ``uses``. A window is a part of it.
-With prompts a document is a prompt and its answer, a window holds whole documents, and only the
-tokens of answers are labels.
+A split is one long row of tokens, ``ids``, with a bit field for each, ``uses``. A window is a part
+of it. With prompts, a document is a prompt and its answer, a window contains whole documents, and
+only the tokens of answers are labels.
 """
 
 import abc
@@ -23,16 +23,16 @@ from smlightning.errors import UserError, root_cause
 from smlightning.pretrained import PretrainedTokenizer
 
 HOLD_OUT = 10  # one document in ten validates, another one tests, if the data has no such split
-FIRST, LABEL = 1, 2  # the uses of a token, as bits
-MOST_GATHERED = 1 << 20  # tokens that are counted at a time
+FIRST, LABEL = 1, 2  # bits of ``uses``: a document's first token; a label
+MOST_GATHERED = 1 << 20  # tokens counted at a time
 
 
 class Document(NamedTuple):
     """The tokens of a document.
 
     Attributes:
-        ids: with those of its start and end.
-        unlabelled: how many of its first tokens are no labels.
+        ids: its tokens, with those of its start and end.
+        unlabelled: the number of tokens at its beginning that are not labels.
     """
 
     ids: np.ndarray
@@ -40,12 +40,12 @@ class Document(NamedTuple):
 
 
 class Tokens(abc.ABC):
-    """Makes tokens of documents, and text of tokens.
+    """Encodes documents as tokens, and decodes tokens.
 
     Attributes:
         start: the token before each document.
-        end: the tokens after it; if there are none, the next start ends it.
-        prompted: documents are prompts with answers.
+        end: the tokens after it; if empty, the next document's start ends it.
+        prompted: whether documents are prompts with answers.
         dtype: the smallest type for all tokens.
     """
 
@@ -63,32 +63,32 @@ class Tokens(abc.ABC):
         """The text of tokens."""
 
     def check_length(self, length: int) -> None:  # noqa: B027  most have no limit
-        """UserError if the network has fewer positions than such a window has tokens."""
+        """Raise a UserError if a window of ``length`` tokens is too long for the network."""
 
     def opening(self) -> list[int]:
-        """The tokens before a document's text, or before a prompt."""
+        """The tokens before a document's text or prompt."""
         return [self.start]
 
     def question(self, prompt: str) -> str:
-        """A prompt as it stands before its answer."""
+        """The text of a prompt, up to its answer."""
         return f"{prompt}\n"
 
     def answer(self, prompt: str, answer: str) -> str:
-        """An answer as it stands after ``question(prompt)``."""
+        """The text of an answer, after ``question(prompt)``."""
         return answer
 
     def documents(self, texts: list[str]) -> Iterator[Document]:
-        """Each text between its start and its end."""
+        """Each text with its start and end."""
         for ids in self.encode(texts):
             yield Document(self._joined(self.opening(), ids, self.end), 1 if self.end else 0)
 
     def answers(self, prompts: list[str], answers: list[str]) -> Iterator[Document]:
-        """Each prompt with its answer, which always has an end of its own."""
+        """Each prompt with its answer, which always has an end."""
         questions = self.encode([self.question(prompt) for prompt in prompts])
         replies = self.encode(list(map(self.answer, prompts, answers)))
         ends = self.end or [self.start]
         for before, after in zip(questions, replies, strict=True):
-            end = [] if np.isin(after, ends).any() else ends  # a chat template writes it
+            end = [] if np.isin(after, ends).any() else ends  # a chat template adds one
             before = [*self.opening(), *before]
             yield Document(self._joined(before, after, end), max(len(before), 1))
 
@@ -96,7 +96,7 @@ class Tokens(abc.ABC):
         return np.concatenate([np.asarray(part, self.dtype) for part in parts])
 
     def beginning(self, text: str) -> list[int]:
-        """The input of a network that is to continue, or to answer, a text."""
+        """The tokens from which a network continues, or answers, a text."""
         given = self.question(text) if self.prompted else text
         (ids,) = self.encode([given])
         return [*self.opening(), *map(int, ids)]
@@ -120,13 +120,13 @@ class ByteTokens(Tokens):
 
 
 class PretrainedTokens(PretrainedTokenizer, Tokens):
-    """A checkpoint's own tokens.
+    """Tokens of a checkpoint's tokenizer.
 
-    If a checkpoint has no token for the start, its token for the end does both, as in GPT-2.
+    Without a token for the start, the token for the end is used for both, as in GPT-2.
 
-    Prompts and answers follow its chat template, if it has one, which writes its own start. A
-    template is a checkpoint's own text: transformers renders it in Jinja's sandbox, where it can
-    neither read files nor call anything, but may take long.
+    If the checkpoint has a chat template, it formats prompts and answers, and adds the start.
+    transformers renders it in Jinja's sandbox: it can read no file and call no function, but it
+    may take long.
     """
 
     def __init__(self, name: str, prompted: bool = False) -> None:
@@ -174,14 +174,14 @@ class PretrainedTokens(PretrainedTokenizer, Tokens):
         question = self.question(prompt)
         if not whole.startswith(question):
             raise UserError(
-                f"The chat template of --model_name {self.name!r} changes a prompt when an answer "
-                "follows, so the answer's tokens are unknown",
+                f"The chat template of --model_name {self.name!r} formats a prompt differently "
+                "with an answer, so the answer's tokens are unknown",
                 "train without --prompt_column, on texts that hold both",
             )
         return whole.removeprefix(question)
 
     def _rendered(self, *messages: dict[str, str]) -> str:
-        """A conversation, with the beginning of an answer if it has none."""
+        """A conversation as text, with the beginning of an answer if it has none."""
         try:
             rendered = self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=len(messages) == 1
@@ -203,11 +203,11 @@ def write(
 ) -> dict[str, dict[str, float]]:
     """Encode the documents of each split, and store its windows of ``length`` tokens.
 
-    Missing splits are held out of the documents for training.
+    Missing splits get documents from the training split.
 
     Returns:
-        By split: ``tokens_per_byte``, the number of predicted tokens for each byte of text, and
-        ``labelled``, the share of the windows' tokens that are labels.
+        By split: ``tokens_per_byte``, labels for each byte of text, and ``labelled``, the share of
+        the windows' tokens that are labels.
 
     Raises:
         UserError: there is too little text.
@@ -230,13 +230,13 @@ def write(
 
 
 def encode(pieces: Pieces, tokens: Tokens) -> Iterator[dict[str, np.ndarray]]:
-    """Documents as arrays for the store, without those that have no text.
+    """Documents as arrays for the store; those without text are left out.
 
-    ``ids`` are the tokens of all; ``starts`` and ``lengths`` tell the documents apart;
-    ``unlabelled`` is how many of its first tokens are no labels, ``bytes`` how long its text is.
+    ``ids`` are the tokens of all documents. ``starts``, ``lengths``, ``unlabelled`` (`Document`)
+    and ``bytes``, the length of the text, have a number for each document.
 
     Args:
-        pieces: a column of texts, and if tokens are ``prompted`` another one of prompts.
+        pieces: a column of texts; if tokens are ``prompted``, also a column of prompts.
     """
     total = 0
     for piece in pieces:
@@ -263,9 +263,9 @@ def encode(pieces: Pieces, tokens: Tokens) -> Iterator[dict[str, np.ndarray]]:
 
 
 def divide(scratch: Path, seed: int) -> dict[str, tuple[str, np.ndarray]]:
-    """For each split, the folder of its documents, and their numbers there, in random order.
+    """For each split, the folder of its documents, and their numbers there in random order.
 
-    A missing split gets one document in HOLD_OUT of those for training, and at least one.
+    A missing split gets one of HOLD_OUT training documents, and at least one.
     """
     chosen = {}
     for split in [split for split in SPLITS if (scratch / split).exists()]:
@@ -292,10 +292,10 @@ def divide(scratch: Path, seed: int) -> dict[str, tuple[str, np.ndarray]]:
 def packed(
     documents: dict[str, np.ndarray], numbers: np.ndarray, filler: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The tokens of these documents, ``ids``, and the use of each, ``uses``.
+    """``ids`` and ``uses`` of these documents.
 
     Args:
-        filler: tokens after the last document that belong to no document and are no labels.
+        filler: the number of tokens to add after the last document; none is a label.
     """
     for number in numbers:
         first, length = documents["starts"][number], documents["lengths"][number]
@@ -309,14 +309,13 @@ def packed(
 
 
 def write_windows(folder: Path, split: str, length: int, whole: bool = False) -> None:
-    """Write where windows start, and how many of their tokens may be labels.
+    """Write the start of each window, and the number of its tokens that may be labels.
 
-    Windows overlap by a token; the last tokens, too few for a window, are left out.
+    Windows overlap by one token. Tokens after the last whole window are left out.
 
     Args:
-        whole: each window begins with a document, and its labels are those of its whole documents.
-            A document that is longer than a window is cut. The tokens have to end with a
-            ``filler`` as long as a window.
+        whole: each window begins with a document and has labels in whole documents only. A document
+            longer than a window is cut. The tokens must end with a ``filler`` of a window's length.
     """
     uses = store.arrays(folder / split)["uses"]
     if whole:
@@ -334,11 +333,11 @@ def write_windows(folder: Path, split: str, length: int, whole: bool = False) ->
 
 
 def whole_documents(firsts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Starts of windows that hold as many whole documents as fit, and the tokens of these.
+    """Starts of windows with as many whole documents as fit, and the lengths of these documents.
 
     Args:
-        firsts: where each document begins, and where the last one ends.
-        length: of a window, which has a label more.
+        firsts: the start of each document, and the end of the last one.
+        length: tokens of a window, without its last label.
     """
     stops = firsts[1:]
     starts, lengths, number = [], [], 0
@@ -353,7 +352,7 @@ def whole_documents(firsts: np.ndarray, length: int) -> tuple[np.ndarray, np.nda
 
 
 def labelled(folder: Path, split: str, length: int) -> float:
-    """The share of the windows' tokens that are labels; UserError if there are none."""
+    """The share of the windows' tokens that are labels; a UserError if it is 0."""
     arrays = store.arrays(folder / split)
     count, step = len(arrays["windows"]), max(MOST_GATHERED // length, 1)
     labels = 0
@@ -372,8 +371,8 @@ def labelled(folder: Path, split: str, length: int) -> float:
 def gather(
     arrays: dict[str, np.ndarray], windows: np.ndarray, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The tokens of these windows, (N, length + 1); which are the first of a document,
-    (N, length + 1); and which of those after the first are labels, (N, length).
+    """The tokens of these windows, (N, length + 1); masks of documents' first tokens,
+    (N, length + 1), and of labels, (N, length), which begin at the second token.
     """
     place = np.arange(length + 1)
     at = arrays["windows"][windows][:, None] + place
@@ -383,10 +382,10 @@ def gather(
 
 
 def positions(first: np.ndarray) -> np.ndarray:
-    """(B, L): each token's number in its document, or in the window if that began before.
+    """(B, L): each token's position in its document, or in the window if that began before.
 
     Args:
-        first: (B, L), which tokens are the first of their document.
+        first: (B, L), the mask of documents' first tokens.
     """
     place = np.arange(first.shape[1])
     return place - np.maximum.accumulate(np.where(first, place, 0), axis=1)

@@ -1,4 +1,4 @@
-"""Labels: encoded as numbers in order of name; rows held out so that training knows each label.
+"""Labels: encoded as numbers in order of name; rows for the missing splits.
 
 labels = Labels()
 store.write(folder / "train", labels.encode(pieces, "train"))   # pieces: text.encode
@@ -17,8 +17,8 @@ from smlightning.data.store import SPLITS
 from smlightning.data.tables import Piece
 from smlightning.errors import UserError
 
-HOLD_OUT = 10  # one row in ten validates, another one tests, if the data has no such split;
-LARGEST = 50_000  # at most so many: more would tell little more, and every epoch waits for them
+HOLD_OUT = 10  # one row in ten validates, another one tests, if the data has no such split
+LARGEST = 50_000  # rows of such a split at most: every epoch waits for its validation
 
 
 class Labels:
@@ -34,13 +34,12 @@ class Labels:
     def encode(
         self, pieces: Iterator[tuple[dict[str, np.ndarray], Piece]], split: str
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Arrays for the store with the codes of the labels, which are the second column.
+        """Arrays for the store with the codes of the labels, the second column.
 
-        A split other than train whose labels are all missing, as those of many public tests, gives
-        nothing.
+        A test or validation split without any label is left out, as many public tests have none.
 
         Raises:
-            UserError: a label is missing, or it is not in training.
+            UserError: a label is missing, or training does not have it.
         """
         known = len(self.codes)
         missing = ""  # the first row without a label
@@ -66,9 +65,12 @@ class Labels:
     def _codes_of(self, piece: Piece) -> np.ndarray:
         """(N,) int32: the code of each label, -1 if it is null, empty or NaN; adds new labels."""
         values = piece.columns[1]
-        if pa.types.is_nested(values.type) or isinstance(values.type, pa.BaseExtensionType):
+        is_bytes = "binary" in str(values.type)  # of any length, or a view
+        is_extension = isinstance(values.type, pa.BaseExtensionType)
+        if is_bytes or is_extension or pa.types.is_nested(values.type):
             problem = f"{piece.place(0)}: the label is {str(values.type)[:40]}"
-            raise UserError(f"{problem}; expected text or a number", "set --label_column")
+            cure = "write the column as text, or choose another one with --label_column"
+            raise UserError(f"{problem}; expected text or a number", cure)
         encoded = values.dictionary_encode()
         codes = [self._code_of(value) for value in encoded.dictionary.to_pylist()]
         codes.append(-1)  # of null
@@ -84,9 +86,9 @@ class Labels:
         return self.codes.setdefault(name, len(self.codes))
 
     def split(self, folder: Path, seed: int) -> list[str]:
-        """Store the labels and the rows of each split; the names of the labels, sorted.
+        """Store the labels and the rows of each split; returns the names of the labels, sorted.
 
-        Missing splits are held out of the rows for training.
+        Missing splits get rows from the training split.
 
         Raises:
             UserError: there are too few rows or labels.
@@ -120,17 +122,17 @@ class Labels:
 
 
 def split_rows(labels: np.ndarray, splits: list[str], seed: int) -> Iterator[dict[str, np.ndarray]]:
-    """The row numbers of each of ``splits``, a chunk of rows after the other.
+    """The row numbers of each of ``splits``, chunk by chunk.
 
-    One row in HOLD_OUT of each label goes to each split but the first, which has all others; with
-    large data fewer, at most LARGEST in all. One row of each label is never held out, so that
-    training knows it. (`datasets` does not stratify if a label occurs once.)
+    Each split but the first gets one in HOLD_OUT rows of each label, and at most LARGEST rows in
+    all. The first gets the others, and at least one row of each label, so that training has every
+    label. (`datasets` does not stratify if a label occurs once.)
     """
     step = max(HOLD_OUT, -(-len(labels) // LARGEST))
     smallest = np.min_scalar_type(len(labels))  # every rank holds these numbers
     rng = np.random.default_rng(seed)
     known = np.zeros(labels.max() + 1, bool)
-    first_row = passed = 0  # of the chunk; how many rows before it could be held out
+    first_row = passed = 0  # of the chunk; rows before it that another split could get
     for chunk in store.chunks(labels):
         order = rng.permutation(len(chunk))
         order = order[np.argsort(chunk[order], kind="stable")]  # by label, within one at random

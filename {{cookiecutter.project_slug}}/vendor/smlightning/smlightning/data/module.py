@@ -14,12 +14,12 @@ class StoredData(pl.LightningDataModule, abc.ABC):
     """Opens the store that ``prepare_data`` wrote at ``self.path``, and makes the loaders.
 
     Args:
-        options: the values of ``dataset``, ``data_dir``, ``batch_size``, ``seed``, ``num_workers``.
-        facts: plain data; everything that decides what ``prepare_data`` writes.
+        options: has ``dataset``, ``data_dir``, ``batch_size``, ``seed`` and ``num_workers``.
+        facts: plain data: everything that determines what ``prepare_data`` writes.
 
     Attributes:
         splits: rows by split, after `setup`.
-        facts: what ``prepare_data`` gave to `store.write_facts`, after `setup`.
+        facts: the plain data of `store.write_facts`, after `setup`.
         fingerprint: a digest of all rows and facts, after `setup`; a run resumes only with it.
     """
 

@@ -1,12 +1,11 @@
-"""Loaders with a state of their own, as torchdata's: their states in a checkpoint, and resuming.
+"""Loaders that keep their own state, such as torchdata's: save it in a checkpoint, and resume.
 
-The contract is torchdata's: ``load_state_dict`` takes the ``state_dict`` after a batch, and the
-next iterator goes on with the batch after it. After the state of an ended iterator it begins the
-next epoch.
+The contract is torchdata's: after ``load_state_dict`` of the ``state_dict`` after a batch, the next
+iterator continues with the batch after it; after the state of an ended iterator, with the next
+epoch.
 
-Lightning does not see these states. It would load rank 0's on every rank (2.6.6:
-combined_loader.py, ``_load_state_dicts``), and skip a batch of a stream, since it fetches one
-ahead.
+Lightning must not see these states. It would load rank 0's on every rank (2.6.6:
+combined_loader.py, ``_load_state_dicts``), and skip a batch of a stream, since it prefetches one.
 """
 
 import copy
@@ -22,21 +21,19 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from smlightning import torch_files
 from smlightning.cluster import collectives
-from smlightning.data import draws
+from smlightning.data import rng
 from smlightning.errors import UserError
 
 BEGIN = -1  # in place of a batch's number: the creation of an iterator
 
 
 class StatefulLoader:
-    """A loader for training whose position is only in its state.
-
-    It has the attributes of the loader, too, except the state.
+    """A training loader that resumes from its own state; has all other attributes of the loader.
 
     Args:
         loader: has ``state_dict`` and ``load_state_dict``.
-        start: is called at the first batch of an epoch.
-        resumed: the result of `state` before a resume, or None.
+        start: called at the first batch of an epoch.
+        resumed: the result of `state` in the checkpoint, or None.
         seed: of the run.
         rank: of this process.
     """
@@ -44,7 +41,7 @@ class StatefulLoader:
     def __init__(
         self,
         loader: Any,
-        start: Callable[[], draws.Start],
+        start: Callable[[], rng.Start],
         resumed: Mapping[str, Any] | None,
         seed: int,
         rank: int,
@@ -57,11 +54,11 @@ class StatefulLoader:
         # Samplers of data with rows need the same order on all ranks.
         self.rank = 0 if _has_rows(loader) else rank
         self.epoch = -1  # of the latest iteration
-        self.turn = 0  # how often it started again in this epoch, next to a longer loader
+        self.turn = 0  # restarts in this epoch, while a longer loader continues
         self.given = 0  # batches in this epoch
         self.given_in_turn = 0
         self.iterator: Any = None  # until it has ended
-        self.states: dict[int, Any] = {}  # after so many batches of this epoch: the latest two
+        self.states: dict[int, Any] = {}  # the latest two, by number of batches
         self.worker_init_fn = getattr(loader, "worker_init_fn", None)
 
     def __getattr__(self, name: str) -> Any:
@@ -84,7 +81,7 @@ class StatefulLoader:
         self.epoch = epoch
         within = self._load()
         for sampler in _samplers(self.loader):
-            draws.tell_epoch(sampler, epoch)
+            rng.tell_epoch(sampler, epoch)
         if getattr(self.loader, "num_workers", 0):
             numbers = (self.seed, epoch, self.turn)
             self.loader.worker_init_fn = partial(_seed_worker, self.worker_init_fn, numbers)
@@ -103,7 +100,7 @@ class StatefulLoader:
         self.iterator = None
 
     def _load(self) -> bool:
-        """Load a checkpoint's state, once; whether it is from within the epoch."""
+        """Load the checkpoint's state, once; returns whether it is from within this epoch."""
         self.states = {}
         if self.resumed is None:
             return False
@@ -115,14 +112,14 @@ class StatefulLoader:
             self.states[self.given] = resumed["state"]
         elif not resumed["ended"] and self.is_rank_0:
             print(
-                "resume: inexact: epochs end before their loader does (limit_train_batches), so "
-                "its state is within the epoch before",
+                "resume: inexact: limit_train_batches ends an epoch before its loader ends, so the "
+                "loader continues within the earlier epoch",
                 flush=True,
             )
         if getattr(self.loader, "persistent_workers", False) and self.epoch and self.is_rank_0:
             print(
-                "resume: inexact: the loader keeps its workers from epoch to epoch "
-                "(persistent_workers), and new ones have other random numbers",
+                "resume: inexact: with persistent_workers=True the new workers have other random "
+                "numbers than those of the interrupted run",
                 flush=True,
             )
         try:
@@ -137,16 +134,16 @@ class StatefulLoader:
         return within
 
     def _seed(self, batch: int) -> None:
-        alike = batch == BEGIN or (self.epoch == 0 and batch < draws.ALIKE)
+        alike = batch == BEGIN or (self.epoch == 0 and batch < rng.ALIKE)
         numbers = (self.seed, self.epoch, self.turn, 0 if alike else self.rank, batch)
-        draws.seed_generators(draws.mix(draws.STREAM, *numbers))
+        rng.seed_generators(rng.mix(rng.STREAM, *numbers))
 
     def _has_ended(self) -> bool:
-        """Whether the iterator has ended; if it gave all of its batches, asks it once more.
+        """Whether the iterator has ended; after its last batch, ends it.
 
-        Lightning fetches no more than the length, and the state would still be within the epoch.
+        Lightning fetches no more than the length, so the state would still be within the epoch.
         """
-        if self.iterator is not None and self.given_in_turn >= draws.length_of(self.loader) > 0:
+        if self.iterator is not None and self.given_in_turn >= rng.length_of(self.loader) > 0:
             self.iterator = None if next(self.iterator, None) is None else self.iterator
         return self.iterator is None
 
@@ -154,7 +151,7 @@ class StatefulLoader:
         """The state to resume from; None before the first batch.
 
         Args:
-            batches: trained on in this epoch; 0: it is complete.
+            batches: batches of this epoch that were trained on; 0: all.
         """
         if self.resumed is not None:
             return dict(self.resumed)
@@ -175,23 +172,22 @@ class StatefulLoader:
 
 def _seed_worker(own: Callable[[int], Any] | None, numbers: Sequence[int], worker: int) -> None:
     """Seed a worker process before it fetches, and call the user's ``worker_init_fn``."""
-    draws.seed_generators(draws.mix(draws.STREAM, *numbers, BEGIN, worker))
+    rng.seed_generators(rng.mix(rng.STREAM, *numbers, BEGIN, worker))
     if own is not None:
         own(worker)
 
 
 def keeps_state(loader: Any) -> bool:
-    """Whether the number of a batch is not enough to resume a loader.
+    """Whether resuming a loader needs its state, not only the number of a batch.
 
-    It is enough for torchdata's loader of data with rows, unless the user's data set or sampler
-    has a state.
+    torchdata's loader of data with rows does not, unless the user's data set or sampler has one.
     """
     if not _is_stateful(loader):
         return False
-    if not _has_rows(loader) or not draws.is_of_torchdata(loader):
+    if not _has_rows(loader) or not rng.is_of_torchdata(loader):
         return True
-    samplers = itertools.chain.from_iterable(map(draws.with_inner, _samplers(loader)))
-    users = [sampler for sampler in samplers if not draws.is_of_library(sampler)]
+    samplers = itertools.chain.from_iterable(map(rng.with_inner, _samplers(loader)))
+    users = [sampler for sampler in samplers if not rng.is_of_library(sampler)]
     return any(_is_stateful(part) for part in (loader.dataset, *users))
 
 
@@ -209,28 +205,28 @@ def _has_rows(loader: Any) -> bool:
 
 
 def stateful_loaders(loaders: Any) -> list[StatefulLoader]:
-    """The loaders with a state of their own, from any collection."""
+    """The loaders in any collection that keep their own state."""
     every = CombinedLoader(loaders, "sequential").flattened
     return [loader for loader in every if isinstance(loader, StatefulLoader)]
 
 
 def resumes_exactly(loaders: Any) -> bool:
-    """Whether all loaders resume within an epoch, or print that they do not."""
+    """Whether all loaders resume within an epoch, or print `inexact`."""
     every = CombinedLoader(loaders, "sequential").flattened
-    return len(draws.index_streams(loaders)) + len(stateful_loaders(loaders)) == len(every)
+    return len(rng.index_streams(loaders)) + len(stateful_loaders(loaders)) == len(every)
 
 
 # In a checkpoint
 
 
 def states_of_ranks(loaders: Sequence[StatefulLoader], batches: int) -> list[dict[str, Any]]:
-    """The states of each rank's loaders, by rank. Collective: every rank has as many loaders.
+    """The states of the loaders of all ranks, by rank. Collective.
 
     Args:
         batches: see `StatefulLoader.state`.
 
     Raises:
-        UserError: a state holds something other than plain values and tensors.
+        UserError: a state contains something other than plain values and tensors.
     """
     if not loaders:
         return []
@@ -243,7 +239,7 @@ def states_of_ranks(loaders: Sequence[StatefulLoader], batches: int) -> list[dic
 
 
 def _facts(loader: Any) -> dict[str, Any]:
-    """Settings for which the state is valid."""
+    """Settings that must not change for the state to be valid."""
     return {name: getattr(loader, name, None) for name in ("num_workers", "batch_size")}
 
 
@@ -252,12 +248,13 @@ def _encoded(value: Any) -> bytes:
     try:
         torch.save(value, file)
         torch_files.load(file.getvalue())
-    except Exception as error:  # pickling knows no bounds
+    except Exception as error:  # pickling calls the user's code
         reason = str(error).strip().splitlines() or [""]
         raise UserError(
-            f"A checkpoint cannot hold the state_dict of the training loader ({reason[0][:200]})",
-            "let it, and those of its data set and sampler, hold text, numbers, bytes, tensors, "
-            "and lists and dictionaries of these: an array's tolist()",
+            "The state_dict of the training loader cannot be saved in a checkpoint "
+            f"({reason[0][:200]})",
+            "return only text, numbers, bytes, tensors, lists and dictionaries from the state_dict "
+            "of loader, data set and sampler; an array as tolist()",
         ) from error
     return file.getvalue()
 
@@ -280,18 +277,18 @@ def check_states(
     changed = [f"{name}={before[name]}" for name in now if now[name] != before[name]]
     if changed:
         raise UserError(
-            f"{type(loader).__name__} keeps its own state, which the checkpoint has for "
-            f"{', '.join(changed)}; now it is {', '.join(f'{k}={v}' for k, v in now.items())}",
+            f"The checkpoint has the state of {type(loader).__name__} with {', '.join(changed)}, "
+            f"and this run has {', '.join(f'{k}={v}' for k, v in now.items())}",
             "resume with the earlier values, or train from the start with --resume never",
         )
 
 
 def check_count(states: Sequence[Mapping[str, Any]], count: int, at_least: bool = False) -> None:
-    """UserError unless the checkpoint has the states of ``count`` loaders, or ``at_least`` so."""
+    """Raise a UserError unless the checkpoint has the states of (at least) ``count`` loaders."""
     before = len(states[0]["facts"]) if states else 0
     if before < count or (before > count and not at_least):
         raise UserError(
-            f"The checkpoint has the state of {before} training loaders that keep their own, and "
-            f"there are {count} now",
+            f"The checkpoint has the states of {before} training loaders, and this run has {count} "
+            "loaders with a state",
             "bring back the earlier loaders, or train from the start with --resume never",
         )

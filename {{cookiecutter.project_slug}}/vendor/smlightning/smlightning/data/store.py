@@ -1,7 +1,7 @@
 """A folder of flat arrays, built once per node, either complete or missing, and memory-mapped.
 
     with prepare(path, "texts") as folder:   # in one process per node
-        if folder:                           # None: a verified copy is there
+        if folder:                           # None: the data is there
             write(folder / "train", pieces)
             write(folder / INDEX, [{"train": row_numbers}])
             write_facts(folder, {"labels": ["a", "b"]})
@@ -9,7 +9,7 @@
     facts = read_facts(path)                 # in every process
     rows = Rows(path, "train")               # memory-mapped: rows.arrays["ids"]
 
-The caller knows what the arrays mean.
+The meaning of the arrays is the caller's.
 """
 
 import contextlib
@@ -28,15 +28,13 @@ from smlightning.files import digest, ensure_dir, json_digest
 
 FACTS = "facts.json"
 DIGESTS = "digests.json"  # of the content of all other files
-STAMPS = "stamps.json"  # sizes and times of all other files after their digests
 INDEX = "rows"  # the folder of the splits' row numbers
 SPLITS = ("train", "val", "test")
 CHUNK = 1 << 18  # elements of an array in memory at a time
-SILENT_SECONDS = 3.0  # a process waits so long for another one's copy before it prints a line
 
 
 def path_for(data_dir: str, name: str, facts: Any) -> Path:
-    """The folder for the data with this name: another one for other ``facts``, plain data."""
+    """The folder for the data with this name; other ``facts``, plain data, give another folder."""
     readable = "".join(c if c.isalnum() else "-" for c in Path(name).name)[:40]
     return Path(data_dir) / f"{readable}-{json_digest(facts)[:12]}"
 
@@ -46,29 +44,29 @@ def path_for(data_dir: str, name: str, facts: Any) -> Path:
 
 @contextlib.contextmanager
 def prepare(path: Path, unit: str) -> Iterator[Path | None]:
-    """A folder to build the data of ``path`` in, or None if a verified copy is there.
+    """A folder to build the data of ``path`` in, or None if the data is there.
 
-    After building it, prints how many of ``unit`` each split has.
+    Prints the number of ``unit`` in each split afterwards.
 
-    The folder lies next to ``path`` and takes its name when the block ends, so a killed process
-    leaves nothing that looks complete. A second process waits at the lock, which the system
-    releases when its holder ends.
+    The folder is next to ``path`` and gets its name when the block ends, so data of a killed
+    process never looks complete. A second process waits for the lock, which the system releases
+    when its owner ends.
 
     Raises:
         UserError: no folder or lock can be made there.
     """
     building = ensure_dir(path.parent) / f".{path.name}"
     with _locked(path):
-        if verified(path):
+        if is_complete(path):
             yield None
             return
         started = time.perf_counter()
-        shutil.rmtree(building, ignore_errors=True)  # of a killed process
+        shutil.rmtree(building, ignore_errors=True)  # left by a killed process
         try:
             building.mkdir()
             yield building
             _seal(building)
-            shutil.rmtree(path, ignore_errors=True)  # a copy that failed its check
+            shutil.rmtree(path, ignore_errors=True)  # somebody has deleted a part of it
             building.replace(path)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -86,15 +84,10 @@ def prepare(path: Path, unit: str) -> Iterator[Path | None]:
 
 def _locked(path: Path) -> Any:
     """A context manager that holds the lock of ``path``."""
-    from filelock import FileLock, Timeout
+    from filelock import FileLock
 
-    lock = FileLock(f"{path}.lock")
     try:
-        try:
-            return lock.acquire(timeout=SILENT_SECONDS)
-        except Timeout:
-            print(f"prepare_data: another process writes {path}; waiting for it", flush=True)
-            return lock.acquire()
+        return FileLock(f"{path}.lock").acquire()
     except (NotImplementedError, OSError) as error:  # filelock 3 and 4 on some network file systems
         problem = f"No file can be locked in {path.parent} ({error})"
         raise UserError(problem, "set --data_dir to another folder") from None
@@ -103,8 +96,8 @@ def _locked(path: Path) -> Any:
 def write(folder: Path, pieces: Iterable[Mapping[str, np.ndarray]]) -> None:
     """Write arrays of one dimension, by name, piece after piece.
 
-    The file of an array has its name and the type of its first piece, ``ids.uint8``, and holds
-    only its elements.
+    A file contains only the elements; its name is the array's and the type of the first piece:
+    ``ids.uint8``.
     """
     types: dict[str, np.dtype] = {}
     files: dict[str, BinaryIO] = {}
@@ -125,37 +118,21 @@ def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Flush all files to the disk, and write their digests and stamps."""
-    files = sorted(_stamps(folder))
-    for name in files:
-        with (folder / name).open("r+b") as file:
-            # Otherwise a file might be empty after a power failure, with a right stamp.
-            os.fsync(file.fileno())
-    digests = {name: digest(folder / name) for name in files}
+    """Flush all files to the disk, and write their digests."""
+    digests = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open("r+b") as file:
+            os.fsync(file.fileno())  # otherwise a file might be empty after a power failure
+        digests[str(path.relative_to(folder))] = digest(path)
     (folder / DIGESTS).write_text(json.dumps(digests))
-    (folder / STAMPS).write_text(json.dumps(_stamps(folder)))
 
 
 # Using ----------------------------------------------------------------------------------------
 
 
-def verified(path: Path) -> bool:
-    """Whether ``path`` holds a complete and unchanged copy; reads no file's content."""
-    try:
-        return json.loads((path / STAMPS).read_text()) == _stamps(path)
-    except (OSError, ValueError):
-        return False
-
-
-def _stamps(folder: Path) -> dict[str, list[int]]:
-    """Each file's size and two times; a program can set back the first, but not the second."""
-    stamps = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_file() and name != STAMPS:
-            status = path.stat()
-            stamps[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-    return stamps
+def is_complete(path: Path) -> bool:
+    """Whether the data of ``path`` is there: a folder takes this name only when it is complete."""
+    return (path / DIGESTS).exists()
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -178,7 +155,7 @@ def arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 def chunks(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Consecutive parts of ``values`` of at most CHUNK elements, for work that needs memory."""
+    """Consecutive parts of ``values`` of at most CHUNK elements, to save memory."""
     for at in range(0, len(values), CHUNK):
         yield values[at : at + CHUNK]
 

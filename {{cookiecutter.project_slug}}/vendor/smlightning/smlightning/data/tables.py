@@ -5,10 +5,10 @@
     for piece in splits["train"]:
         (texts,) = piece.columns                   # a pyarrow array of at most PIECE rows
 
-Memory does not grow with the data, except for a json file that is one list. This module knows which
-columns are needed, not what they mean.
+Memory does not grow with the data, except for a json file that is one list.
 """
 
+import bisect
 import codecs
 import csv
 import itertools
@@ -46,10 +46,12 @@ SPLITS = {
     for ending in ("", "set", "data")
 }
 
+LINES = (".csv", ".tsv", ".jsonl")  # files whose readers skip blank lines
 PIECE = 8192  # rows
 BLOCK = 2 << 20  # bytes of csv that pyarrow parses at a time; it rejects a longer row
 DIVIDED = 20  # a single text file becomes so many documents, or one per line if it has fewer
 LARGE = 1 << 26  # bytes of a piece, or of a line of json
+NO_ARRAY = (ValueError, TypeError, OverflowError)  # from pyarrow, whose text quotes the value
 TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
@@ -67,8 +69,9 @@ class Piece(NamedTuple):
     first: int = 1
 
     def place(self, index: int) -> str:
-        """Where the row at this index is, for an error."""
-        return f"{self.table}, row {self.first + index}"
+        """The file and number of the row at this index, for an error."""
+        counted = " (blank lines not counted)" if self.table.endswith(LINES) else ""
+        return f"{self.table}, row {self.first + index}{counted}"
 
 
 Pieces = Iterator[Piece]
@@ -80,8 +83,8 @@ class Column:
 
     Attributes:
         name: its name in errors; its option is ``--<name>_column``.
-        given: the option's value, its name in the table; empty: found by its usual names.
-        usual: names that it usually has, in lower case.
+        given: the option's value, its name in the table; empty: search its usual names.
+        usual: its usual names, in lower case.
     """
 
     name: str
@@ -96,7 +99,7 @@ class Source:
     Attributes:
         dataset: the option's value.
         root: the file or folder; None: a data set of the Hugging Face hub.
-        files: the data files in it, in order of name: tables, or else texts.
+        files: the data files in it, in order of name: tables, or texts if there are none.
     """
 
     dataset: str
@@ -111,7 +114,7 @@ class Source:
 
 
 def file_stamps(files: Sequence[Path]) -> list[list[Any]]:
-    """The name, size and time of change of every file."""
+    """Name, size and modification time of every file."""
     stamps: list[list[Any]] = []
     for file in files:
         status = file.stat()
@@ -127,7 +130,7 @@ def find_source(dataset: str, texts: bool = False) -> Source:
 
     Args:
         dataset: ``training`` for the job's channel, a path, or a name on the hub.
-        texts: whether text files are data, in a folder without tables.
+        texts: use text files if a folder has no tables.
 
     Raises:
         UserError: there is no such path, or no data file in it.
@@ -150,7 +153,7 @@ def find_source(dataset: str, texts: bool = False) -> Source:
                 f"give a path, a hub name or {CHANNEL}",
             )
         return Source(dataset)
-    root = path.absolute()  # not resolved: the name of a link says which split its target is
+    root = path.absolute()  # not resolved: the name of a link chooses the split
     found = [root] if root.is_file() else sorted(root.rglob("*"))
     found = [file for file in found if file.is_file() and not _is_hidden(file.relative_to(root))]
     files = [file for file in found if file.suffix.lower() in READERS]
@@ -175,13 +178,13 @@ def _is_hidden(path: Path) -> bool:
 def read(source: Source, columns: Sequence[Column]) -> dict[str, Pieces]:
     """The rows of each split in the source: ``train`` first, then perhaps ``val`` and ``test``.
 
-    Files and folders whose names have a word for validation or test are those splits; all others
-    are for training, and so is a single file. Numbers that `datasets` declares to be classes become
+    A word for validation or test in the name of a file or its folder chooses that split; all other
+    files, and a single file, are for training. Numbers that `datasets` declares as classes become
     the names of the classes.
 
     Raises:
-        UserError: the hub has no such data, there is none for training, a file cannot be read,
-            or a column is not found; also while iterating.
+        UserError: the hub has no such data, no file is for training, a file cannot be read, or a
+            column is not found; also while iterating.
     """
     if source.root is None:
         return _read_hub(source, columns)
@@ -209,12 +212,12 @@ def _split_of(file: Path, root: Path) -> str:
 
 
 def find_columns(names: Sequence[str], columns: Sequence[Column], table: str) -> list[str]:
-    """Which of a table's ``names`` is each of ``columns``.
+    """The name of each of ``columns`` in a table with these ``names``.
 
-    A column without a given name is the one with a usual name, or the only one that is left.
+    A column without a given name is the one with a usual name, or the only column left.
 
     Raises:
-        UserError: none or several could be a column.
+        UserError: no column matches, or several do.
     """
     chosen: list[str] = []
     for column in columns:
@@ -227,19 +230,18 @@ def find_columns(names: Sequence[str], columns: Sequence[Column], table: str) ->
         if len(candidates) != 1:
             shown = ", ".join(map(repr, names))
             shown = shown if len(shown) <= 400 else f"{shown[:400]}…"
-            found = "several could be" if candidates else "none is"
+            found = "several match" if candidates else "none matches"
             wanted = repr(column.given) if column.given else f"the {column.name}"
             raise UserError(
                 f"{table} has columns [{shown}]: {found} {wanted}",
-                f"name the right one with --{column.name}_column; commas separate the columns of "
-                "a csv, tabs those of a tsv",
+                f"set --{column.name}_column; a csv needs commas between columns, a tsv needs tabs",
             )
         chosen += candidates
     return chosen
 
 
 def _read_texts(files: list[Path], parts: int) -> Pieces:
-    """Each file a document, or ``parts`` of them, about as long as each other, cut at lines."""
+    """Each file as a document, or as ``parts`` documents of similar length, cut between lines."""
     for at in range(0, len(files), PIECE):
         texts = []
         for file in files[at : at + PIECE]:
@@ -274,10 +276,11 @@ def _read_files(files: list[Path], columns: Sequence[Column]) -> Pieces:
 
 
 def _unreadable(file: Path, error: Exception) -> UserError:
-    # pyarrow quotes the row, which may be confidential, and errors become the job's FailureReason.
+    # pyarrow quotes the row. It may be confidential, and errors become the job's FailureReason.
     reason = re.sub(r"(columns, got \d+): .*", r"\1", root_cause(error))
     return UserError(
-        f"{file} could not be read ({reason})", "correct the file; its text has to be UTF-8"
+        f"{file} could not be read ({reason})",
+        "correct the file, as UTF-8; row numbers do not count blank lines",
     )
 
 
@@ -302,7 +305,7 @@ def _plain_columns(batch: Any) -> list[pa.Array]:
             array = array.combine_chunks()
         if isinstance(array, pa.DictionaryArray):  # pandas' categories
             array = array.dictionary_decode()
-        if name in classes:  # -1 is a class that is kept secret
+        if name in classes:  # -1: the publisher keeps the class secret
             known = pc.if_else(pc.greater_equal(array, 0), array, None)
             array = pa.array(classes[name]).take(known)
         arrays.append(array)
@@ -324,7 +327,7 @@ def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
 
 
 def _read_csv(file: Path, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
-    """Every column is text: a reader that guesses makes 7 of 007, and nothing of NA (Namibia)."""
+    """Every column is text: guessing types would change 007 to 7, and NA (Namibia) to null."""
     separator = "\t" if file.suffix.lower() == ".tsv" else ","
     with file.open(newline="", encoding="utf-8-sig") as lines:
         names = next(csv.reader(lines, delimiter=separator), [])
@@ -342,10 +345,10 @@ def _read_csv(file: Path, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]
 def _read_json(file: Path, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
     """One record per line, or one list of records.
 
-    pyarrow's reader is not used: deep nesting crashes its process, and it makes columns of all
-    keys.
+    pyarrow's reader is not used: it crashes at deep nesting, and makes a column of every key.
     """
     needed: list[str] = []
+    first = 1
     for records in _json_pieces(file):
         if not needed:
             names = dict.fromkeys(name for record in records for name in record)
@@ -353,11 +356,32 @@ def _read_json(file: Path, columns: Sequence[Column]) -> Iterator[pa.RecordBatch
         values = {name: [record.get(name) for record in records] for name in needed}
         try:
             yield pa.RecordBatch.from_pydict(values)
-        except (ValueError, TypeError, OverflowError):  # pyarrow's text quotes a value
-            raise UserError(
-                f"{file}: {' or '.join(needed)} has values of several types in one column",
-                "write all of them as text, or name another column",
-            ) from None
+        except NO_ARRAY:
+            raise _misfit(values, str(file), first) from None
+        first += len(records)
+
+
+def _misfit(columns: dict[str, list[Any]], table: str, first: int) -> UserError:
+    """The error for the first value that pyarrow takes into no array; it does not quote it."""
+    name = next(name for name in columns if not _is_array(columns[name]))
+    values = columns[name]
+    # A longer part of the column cannot be an array if a shorter one is none.
+    row = bisect.bisect_left(range(len(values)), True, key=lambda i: not _is_array(values[: i + 1]))
+    problem = "has another type than in the rows before"
+    if not _is_array([values[row]]):
+        problem = "is an integer of more than 64 bits, or text with half of a surrogate pair"
+    return UserError(
+        f"{Piece([], table, first).place(row)}: {name} {problem}",
+        "correct it, or write all values of the column as text",
+    )
+
+
+def _is_array(values: list[Any]) -> bool:
+    try:
+        pa.array(values)
+    except NO_ARRAY:
+        return False
+    return True
 
 
 def _json_pieces(file: Path) -> Iterator[list[dict[str, Any]]]:
@@ -377,7 +401,7 @@ def _json_pieces(file: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def _json_records(file: Path) -> Iterator[tuple[int, int, Any]]:
-    """Each record with its line number and length, or with its place in a list and 0."""
+    """Each record with its line number and length; in a list, with its number and 0."""
     with file.open("rb") as stream:
         is_list = stream.read(64).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
         stream.seek(0)
@@ -403,7 +427,7 @@ def _json_records(file: Path) -> Iterator[tuple[int, int, Any]]:
 
 
 def _read_parquet(file: Path, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
-    """Fewer rows at a time if texts are long: a dictionary's text may be in every row."""
+    """Reads fewer rows at a time if texts are long; a dictionary's text may be in every row."""
     import pyarrow.parquet as pq
 
     table = pq.ParquetFile(file)
@@ -458,7 +482,7 @@ def _read_hub(source: Source, columns: Sequence[Column]) -> dict[str, Pieces]:
     parts = {SPLITS[split]: rows for split, rows in loaded.items() if split in SPLITS}
     if "train" not in parts:
         raise UserError(
-            f"--dataset {name} has splits {', '.join(loaded)}; expected one with the name train",
+            f"--dataset {name} has splits {', '.join(loaded)}; expected a split train",
             "choose another data set, or save the splits as files and give their folder",
         )
     splits = {}

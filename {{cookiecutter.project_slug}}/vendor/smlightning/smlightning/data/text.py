@@ -1,4 +1,4 @@
-"""Text: a column of it checked and encoded, tokenizers, and a batch without a loader."""
+"""Text: check and encode a column, tokenizers, and a batch without a loader."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -14,21 +14,21 @@ from smlightning.errors import UserError
 
 
 class Tokenizer(Protocol):
-    """Makes tokens of texts.
+    """Encodes texts as tokens.
 
     Attributes:
-        pad_id: the token that fills up a batch.
+        pad_id: the token that pads shorter texts.
     """
 
     pad_id: int
 
     def encode(self, texts: pa.Array | list[str], max_length: int) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of all texts, one after the other, and how many each has, at least one."""
+        """The tokens of all texts in one array, and the number for each text, at least one."""
         ...
 
 
 class ByteTokenizer:
-    """UTF-8 bytes plus one: 0 is for padding, and 246 to 256 stand for no byte of UTF-8."""
+    """UTF-8 bytes plus one: 0 is the padding, and UTF-8 never has 246 to 256."""
 
     pad_id = 0
 
@@ -46,12 +46,12 @@ class ByteTokenizer:
 def encode(
     pieces: Pieces, tokens: Tokenizer, max_length: int
 ) -> Iterator[tuple[dict[str, np.ndarray], Piece]]:
-    """The first column of each piece, texts, as arrays for the store; and the piece.
+    """Yield the texts of each piece, its first column, as arrays for the store, and the piece.
 
-    ``ids`` are the tokens of all texts; ``starts`` and ``lengths`` tell the texts apart.
+    ``ids`` are the tokens of all texts; ``starts`` and ``lengths`` have a number for each text.
 
     Raises:
-        UserError: a text is missing, empty or no text.
+        UserError: a text is missing or empty, or has another type.
     """
     total = 0
     for piece in pieces:
@@ -62,10 +62,10 @@ def encode(
 
 
 def filled_strings(piece: Piece, column: int, name: str) -> pa.Array:
-    """A column as strings, none of them empty; ``name`` is its name in errors.
+    """A column as strings that are not empty; ``name`` is its name in errors.
 
     Raises:
-        UserError: with the place of the first row without a text.
+        UserError: a row has no text; the error has the number of the first one.
     """
     texts = strings(piece, column, name)
     wrong = pc.index(pc.fill_null(pc.binary_length(texts), 0), 0).as_py()
@@ -83,7 +83,7 @@ def strings(piece: Piece, column: int, name: str) -> pa.Array:
     if not any(is_kind(values.type) for is_kind in (*kinds, pa.types.is_null)):
         raise UserError(
             f"{piece.place(0)}: the {name} is {str(values.type)[:40]}; expected text",
-            f"name the right column with --{name}_column, or write all of it as text",
+            f"choose the right column with --{name}_column, or write it as text",
         )
     return values.cast(pa.string())
 

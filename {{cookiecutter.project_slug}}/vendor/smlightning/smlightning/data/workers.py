@@ -1,8 +1,8 @@
-"""End a loader's worker that loses a batch, and so the run, which would hang otherwise.
+"""End a loader's worker that loses a batch: the run ends with an error instead of a hang.
 
-A worker hands batches over in a thread of Python's queue. If that fails, as torch's allocation in a
-full /dev/shm does (torch 2.13; earlier versions die of SIGBUS), Python prints a stack trace, drops
-the batch, and goes on: the main process waits for it until a watchdog ends the job.
+A thread of Python's queue sends a worker's batches. If torch cannot allocate memory in a full
+/dev/shm (torch 2.13; earlier versions die of SIGBUS), Python prints a stack trace, drops the batch
+and continues. The main process would wait for the batch until a watchdog ends the job.
 """
 
 import os
@@ -19,9 +19,9 @@ from smlightning import errors
 
 
 class LostBatches(pl.Callback):
-    """Ends workers when they lose a batch, if they start after `setup`.
+    """Ends workers that lose a batch, if they start after `setup`.
 
-    Only forked workers inherit it, which are the default on Linux before Python 3.14.
+    Only forked workers inherit the hook: the default on Linux before Python 3.14.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -31,10 +31,10 @@ class LostBatches(pl.Callback):
 
 
 def end_worker(error: Exception, batch: object) -> None:
-    """End this process if it is a loader's worker; torch's error then has the cause.
+    """End this process if it is a loader's worker; torch's error in the run then has the cause.
 
     Args:
-        error: from handing the batch over.
+        error: from sending the batch.
         batch: an argument of Python's hook; unused.
     """
     full = errors.is_shared_memory_full(error)
@@ -42,7 +42,7 @@ def end_worker(error: Exception, batch: object) -> None:
     if not (full and in_worker):
         traceback.print_exception(error)
     if in_worker and full:
-        # As the kernel does for a page without room; this thread handles it at once.
+        # As the kernel does if there is no memory; this thread handles it at once.
         signal.pthread_kill(threading.get_ident(), signal.SIGBUS)
     elif in_worker:
         os._exit(1)

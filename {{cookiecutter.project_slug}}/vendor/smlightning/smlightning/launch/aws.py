@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from smlightning.errors import UserError
 from smlightning.launch.findings import cure_for_unknown_name, error_lines
 
-REFUSED_KEYS = {
+REJECTED_KEYS = {
     "UnrecognizedClientException",
     "InvalidClientTokenId",
     "SignatureDoesNotMatch",
@@ -410,7 +410,7 @@ def _client_error(failure: Any) -> UserError:
     operation = failure.operation_name
     if "Expired" in name:
         return UserError("AWS credentials have expired", SIGN_IN)
-    if name in REFUSED_KEYS:
+    if name in REJECTED_KEYS:
         cure = f"check AWS_PROFILE, or {SIGN_IN}"
         return UserError(f"AWS does not know these credentials ({name})", cure)
     if "MultiFactorAuthentication failed" in message:

@@ -18,13 +18,12 @@ FROM_ZERO = ("data_wait", "host_gib", "gpu_gib")
 def write_curves(rows: Sequence[Mapping[str, float]], directory: Path) -> None:
     """Write ``curves.csv`` and ``curves.png``.
 
-    The picture has a panel for each last part of a metric's name: ``train/loss`` and ``val/loss``
-    share one, ``lr`` has its own. The test's single numbers and the speed have none. Every panel
-    shows all steps: a metric of only the last step is a point at the right.
+    Metrics with the same last part of the name share a panel: ``train/loss`` and ``val/loss``.
+    The picture leaves out the test's metrics and the speed. Every panel shows all steps: a metric
+    of only the last step is a point at the right.
 
     Args:
-        rows: each with ``step``, ``epoch`` and any metrics; a missing value is an empty cell and no
-            point.
+        rows: each has ``step``, ``epoch`` and any metrics.
     """
     panels: dict[str, list[str]] = {}
     for name in write_csv(rows, directory):
@@ -61,7 +60,7 @@ def _draw_panel(
 
 
 def write_csv(rows: Sequence[Mapping[str, float]], directory: Path) -> list[str]:
-    """Write ``curves.csv``; the names of its metrics, those without a ``/`` last."""
+    """Write ``curves.csv``; returns the names of its metrics, those without a ``/`` last."""
     names = dict.fromkeys(name for row in rows for name in row)  # unique, in their order
     metrics = [name for name in names if name not in ("step", "epoch")]
     metrics.sort(key=lambda name: "/" not in name)
@@ -88,7 +87,7 @@ def save_matrix(matrix: Any, labels: list[str], path: Path) -> None:
 
     side = min(4 + 0.2 * len(labels), 24)
     figure, axis = pyplot().subplots(figsize=(side, side), layout="constrained")
-    norm = PowerNorm(0.5, 0, 1)  # the root makes small shares visible
+    norm = PowerNorm(0.5, 0, 1)  # the square root makes small shares visible
     axis.imshow(matrix.tolist(), cmap="Blues", norm=norm)
     axis.set(xlabel="Predicted class", ylabel="True class")
     text = {"labels": labels, "fontsize": 8, "parse_math": False}  # it may hold dollar signs

@@ -1,6 +1,5 @@
 """The logger that prints a job's log, ``step=… epoch=… val/loss=…``, and keeps its metrics."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ class MetricHistory:
 
     Attributes:
         rows: a checkpoint holds them, and the curves show them.
-        stage: of the metrics that follow: fit, validate or test.
+        stage: ``fit``, ``validate`` or ``test``: the stage of the metrics that follow.
     """
 
     def __init__(self) -> None:
@@ -26,7 +25,7 @@ class MetricHistory:
         self._epoch = 0
 
     def add(self, metrics: Mapping[str, float], step: int) -> Row:
-        """Keep metrics for the curves; returns them after their ``step`` and ``epoch``.
+        """Keep metrics for the curves; returns them, with ``step`` and ``epoch`` first.
 
         Args:
             step: as Lightning counts: in training, the number of steps before the step of the
@@ -36,7 +35,7 @@ class MetricHistory:
         is_training = int(self.stage == "fit")
         position: Row = {"step": step + is_training, "epoch": self._epoch + is_training}
         values = {name: float(value) for name, value in metrics.items() if name not in position}
-        if self.stage != "validate":  # a validation after training is no part of its curves
+        if self.stage != "validate":  # the curves leave out a validation after training
             if not self.rows or self.rows[-1]["step"] != position["step"]:
                 self.rows.append(dict(position))
             self.rows[-1].update(values)
@@ -55,22 +54,12 @@ class LogLines(Logger):
     def __init__(self, history: MetricHistory) -> None:
         super().__init__()
         self.history = history
-        self._warned = False  # of the model's own train/loss
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Print a line, and keep it for the curves; ``step`` is as Lightning counts."""
         if not metrics.keys() - {"step", "epoch"}:
             return
-        # The interval's mean comes with samples_per_second; any other one is the model's.
-        is_models = "train/loss" in metrics and "samples_per_second" not in metrics
-        if is_models and not self._warned:
-            self._warned = True
-            print(
-                "warning: the model logs train/loss, which is also the name of the interval's "
-                "mean; give the model's metric another name",
-                file=sys.stderr,
-            )
         print(format_metrics(self.history.add(metrics, step or 0)), flush=True)
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""Lines of a log: metrics, the result, and no warning that nobody can act on."""
+"""Lines of a log: metrics, the result; warnings to silence."""
 
 import logging
 import os
@@ -22,14 +22,14 @@ def format_metrics(values: Mapping[str, float]) -> str:
     return " ".join(pairs)
 
 
-# Peak memory in GiB, which a run prints if its machine tells it. METRICS does not list them.
+# Peak memory in GiB; a run prints it where it can be measured. METRICS does not list it.
 MEMORY = ("host_gib", "gpu_gib")
 
 
 def metric_regex(name: str) -> str:
     """A regular expression whose one group is the value of metric ``name``.
 
-    It reads the lines of `format_metrics` (``val/loss=0.71``) and the last line of a run
+    It matches the lines of `format_metrics` (``val/loss=0.71``) and the last line of a run
     (``test/loss 0.8123``).
     """
     return rf"(?:^|\s){re.escape(name)}[= ](-?[0-9.]+(?:e[-+]?[0-9]+)?|nan|-?inf)"
@@ -41,7 +41,7 @@ def of_the_test(monitor: str) -> str:
 
 
 def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, str]) -> None:
-    """Print the test's metrics and ``more``, a line each, and last the monitored metric."""
+    """Print the test's metrics and ``more``, one a line; the last line is the monitored metric."""
     scores = {name: float(value) for name, value in metrics.items() if name.startswith("test/")}
     table = {name: f"{value:.4f}" for name, value in scores.items()}
     table.update(more)
@@ -59,20 +59,20 @@ def print_result(metrics: Mapping[str, Any], monitor: str, more: Mapping[str, st
         )
 
 
-# Warnings in every run that nobody can act on.
+# Warnings of every run for which the user can do nothing.
 SILENCED = (
-    ".*does not have many workers.*",  # tiny texts: workers would only cost memory
+    ".*does not have many workers.*",  # small texts: workers would only cost memory
     ".*isinstance.treespec, LeafSpec.*",  # torch 2.13 about Lightning 2.6.6
     ".*sync_dist=True.*",  # the model logs sums over ranks
     ".*Checkpoint directory.*exists and is not empty.*",
     ".*number of training batches.*smaller than the logging interval.*",
-    ".*your dataloader is not resumable.*",  # smlightning.checkpoints prints it if it is so
+    ".*your dataloader is not resumable.*",  # smlightning.checkpoints prints it where it is true
     ".*srun. command is available.*",  # where Slurm is installed
 )
 
 
 def quiet() -> None:
-    """Silence Lightning's messages of every run, except those of its callbacks and profilers."""
+    """Silence Lightning's usual messages, except those of its callbacks and profilers."""
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     for spoken in ("callbacks", "profilers"):
         logging.getLogger(f"pytorch_lightning.{spoken}").setLevel(logging.INFO)
@@ -82,9 +82,9 @@ def quiet() -> None:
 
 
 def _print_thread_exception(args: Any) -> None:
-    """For ``threading.excepthook``: without the full disk of TensorBoard's writer.
+    """A ``threading.excepthook`` that is silent if TensorBoard's writer has no space on the disk.
 
-    The main thread gets that error, too, and reports it.
+    The main thread gets the same error and reports it.
     """
     is_tensorboard = type(args.thread).__name__ == "_AsyncWriterThread"
     if not is_tensorboard or not is_disk_full(args.exc_value):
@@ -92,7 +92,7 @@ def _print_thread_exception(args: Any) -> None:
 
 
 def output_dirs(output_dir: str) -> tuple[Path, Path]:
-    """Folders of the curves and of the model, created if they are missing.
+    """The folders for curves and model; creates them if they are missing.
 
     SM_OUTPUT_DATA_DIR and SM_MODEL_DIR on SageMaker, else ``output_dir`` and its folder ``model``.
     """

@@ -19,7 +19,7 @@ def mlflow_loggers(options: Mapping[str, Any], env: MutableMapping[str, str]) ->
         return []
     from pytorch_lightning.loggers import MLFlowLogger
 
-    # mlflow waits minutes by default, so a slow server would look like a hang of training.
+    # By default mlflow waits minutes for a slow server, and training would seem to hang.
     env.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     env.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     experiment = env.get("MLFLOW_EXPERIMENT_NAME", "lightning_logs")

@@ -1,6 +1,6 @@
 """The progress of training: loss, learning rate and speed of each interval, and the curves.
 
-Lightning's ThroughputMonitor measures no mean loss, and no interval that a checkpoint divides.
+Lightning's ThroughputMonitor does not measure mean losses, or intervals across a checkpoint.
 """
 
 import math
@@ -27,8 +27,8 @@ class Interval:
     """Sums of this rank since the last line."""
 
     loss: torch.Tensor | float = 0.0  # over batches; a tensor stays on its device
-    losses: float = 0.0  # batches that gave a loss
-    batches: int = 0  # all, equally many on every rank
+    losses: float = 0.0  # batches with a loss
+    batches: int = 0  # all batches, equally many on every rank
     samples: int = 0
     waited: float = 0.0  # seconds in which the loader fetched the next batch
     since: float = field(default_factory=lambda: time.perf_counter())
@@ -37,14 +37,14 @@ class Interval:
 class ProgressReport(pl.Callback):
     """Measures each interval of training, and logs it to every logger of the Trainer.
 
-    ``self.log`` in every step costs up to 0.3 ms a step. Here a step costs one addition on the
-    device; the sums are read, reduced over ranks and logged once per interval. An interval ends
-    after ``every`` steps, before a validation, and with an epoch.
+    ``self.log`` costs up to 0.3 ms a step. Here a step costs one addition on the device; sums are
+    reduced over ranks and logged once per interval. An interval ends after ``every`` steps, before
+    a validation, and with an epoch.
 
     Args:
         every: optimizer steps per interval.
-        directory: of the curves at the end of training.
-        history: the rows of the curves; a checkpoint holds them.
+        directory: folder of the curves.
+        history: the rows of the curves; checkpoints contain them.
     """
 
     def __init__(self, every: int, directory: Path, history: MetricHistory) -> None:
@@ -55,7 +55,7 @@ class ProgressReport(pl.Callback):
         self.world_size = self.accumulate = 1
         self.lr = math.nan
         self._asked_at = 0.0  # the time of the last request to the loader
-        # Of an interval that a checkpoint divided: mean loss over ranks, and global batches.
+        # The interval before a checkpoint: mean loss over ranks, and global batches.
         self.resumed_loss = self.resumed_batches = 0.0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -127,7 +127,7 @@ class ProgressReport(pl.Callback):
         self._end_interval(trainer, steps_ago=1)
 
     def _end_interval(self, trainer: pl.Trainer, steps_ago: int = 0) -> None:
-        """Log an interval and begin the next. Collective: every rank gets here at the same step."""
+        """Log an interval and begin the next. Collective: every rank calls it at the same step."""
         if not self.interval.batches:
             return
         seconds = time.perf_counter() - self.interval.since
@@ -151,9 +151,9 @@ class ProgressReport(pl.Callback):
         self.interval = Interval()
 
     def _over_ranks(self, waited: float) -> list[float]:
-        """Means over the ranks: of the sum of losses, of their number, and of ``waited``.
+        """Means over the ranks: the sum of losses, their number, and ``waited``.
 
-        Collective, with a single reduction, since each costs the ranks a round trip.
+        Collective, with a single reduction, since each reduction costs a round trip.
         """
         loss = torch.as_tensor(self.interval.loss, dtype=torch.float32).reshape(())
         losses, share = loss.new_tensor(self.interval.losses), loss.new_tensor(waited)
@@ -169,7 +169,7 @@ class ProgressReport(pl.Callback):
             print(f"training ended early, at step {steps} of {planned}: {reason}", flush=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw the curves, also when a resumed run was already complete."""
+        """Draw the curves, also if a resumed run was complete already."""
         if trainer.is_global_zero and self.history.rows:
             with errors.warn_on_failure("drawing the curves"):
                 curves.write_curves(self.history.rows, self.directory)
@@ -179,7 +179,7 @@ class ProgressReport(pl.Callback):
             curves.write_csv(self.history.rows, self.directory)
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows, and the open interval of all ranks. Collective."""
+        """The rows, and the current interval of all ranks. Collective."""
         loss, losses, _ = self._over_ranks(0.0) if self.interval.batches else (0.0, 0.0, 0.0)
         return {
             "rows": self.history.rows,
@@ -191,7 +191,7 @@ class ProgressReport(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the model's metrics of this step: Lightning logs them after the checkpoint."""
+        """Add the model's metrics of this step, which Lightning logs after the checkpoint."""
         metrics = loop_state.step_metrics(trainer)
         if metrics:
             last = MetricHistory()
@@ -208,10 +208,9 @@ class ProgressReport(pl.Callback):
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
-    """The peak memory of this process so far, in GiB: of the host, and of its GPU.
+    """Peak memory of this process in GiB: of the host (except on Windows) and of its GPU.
 
-    The host's is the resident set of the process, without its loader's workers; it is left out on
-    Windows.
+    The host's is the resident set of this process, without its loader's workers.
     """
     values = {}
     if sys.platform != "win32":
@@ -225,9 +224,9 @@ def peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def check_finite_weights(model: pl.LightningModule, step: int) -> None:
-    """UserError if a trained weight is not finite: it stays so.
+    """Raise a UserError if a trained weight is not finite: training cannot repair it.
 
-    A loss that is not finite may pass: a gradient scaler leaves such a step out.
+    A loss that is not finite is no error: a gradient scaler skips the step.
     """
     for name, weights in model.named_parameters():
         if weights.requires_grad and not weights.isfinite().all():

@@ -1,4 +1,4 @@
-"""The project's own modules, which only tests load: the package itself imports none of them."""
+"""The project's own modules. Only tests load them; the rest of the package never does."""
 
 import importlib
 import importlib.util

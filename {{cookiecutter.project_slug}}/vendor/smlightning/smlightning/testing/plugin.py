@@ -1,15 +1,13 @@
 """A pytest plugin: ``pytest_plugins = ["smlightning.testing.plugin"]`` in a project's
 tests/conftest.py.
 
-It is not an entry point of pytest, which would change the tests of other projects in the same
-environment.
+It is not a pytest entry point: that would change the tests of other projects in the environment.
 """
 
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,10 +19,10 @@ environment.enter()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Note the project's folder, since each test runs in a folder of its own."""
+    """Store the project's folder, since each test runs in its own folder."""
     if (config.rootpath / "job.toml").is_file():
         os.environ.setdefault("SMLIGHTNING_PROJECT", str(config.rootpath))
-    imports.lightning()  # before a test's module imports it in twice the time
+    imports.lightning()  # an ordinary import in a test's module would take twice as long
 
 
 @pytest.fixture(autouse=True)
@@ -45,21 +43,3 @@ def same_signals() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what to do if your files have replaced the example's, but its tests still run."""
-    reports = terminalreporter.stats
-    failed = {
-        kind: [report.nodeid for report in reports.get(kind, [])] for kind in ("failed", "error")
-    }
-    if any("tests/example/" in name for names in failed.values() for name in names):
-        terminalreporter.write_line(
-            "tests/example/ tests the example's data.py and model.py: if you have replaced these, "
-            "delete it (docs/data_and_model.md)"
-        )
-    if any("test_contract.py" in name for name in failed["error"]):  # its small run failed
-        terminalreporter.write_line(
-            "tests/small.py defines the data and options of the contract's small run: if you have "
-            "replaced data.py or model.py, rewrite it (docs/data_and_model.md)"
-        )

@@ -1,8 +1,7 @@
 """Ranks as processes of this machine over gloo, with the variables of torchrun.
 
-A server that has imported torch, Lightning and the project's files forks them: imports take longer
-than most test runs. Each process has its own folder, output, exit status and variables, which are
-those of `environment` at the server's start.
+A server that has imported torch, Lightning and the project's files forks them, since imports take
+longer than most test runs. Each process has its own output, exit status and variables.
 """
 
 import contextlib
@@ -52,7 +51,7 @@ def free_port() -> int:
 
 
 def run_ranks(body: Body, folder: Path, world_size: int, expected_exit: int = 0) -> list[Record]:
-    """Run ``body`` on each rank in ``folder``; the records by rank, with the output as ``log``.
+    """Run ``body`` on each rank in ``folder``; returns their records, with the output as ``log``.
 
     Raises:
         AssertionError: a rank does not end with ``expected_exit``, or within SECONDS.
@@ -73,7 +72,7 @@ def run_ranks(body: Body, folder: Path, world_size: int, expected_exit: int = 0)
             process.join()
     allowed = {expected_exit}
     if expected_exit < 0 and any(process.exitcode == expected_exit for process in processes):
-        allowed.add(1)  # a rank that noticed a killed one before it was killed itself
+        allowed.add(1)  # a rank that noticed another one's end before its own kill
     return [_result(folder, rank, process, allowed) for rank, process in enumerate(processes)]
 
 
@@ -102,12 +101,12 @@ def _result(folder: Path, rank: int, process: BaseProcess, allowed: set[int]) ->
 
 
 def _run_rank(body: Body, folder: Path, rank: int, variables: dict[str, str]) -> None:
-    """Run one rank in the common folder, with output and variables of its own."""
+    """Run one rank in the common folder, with its own output and variables."""
     os.environ.update(variables)
     os.chdir(folder)
     if sys.platform == "linux":
-        # Otherwise a loader's workers come from another server, which imports torch for each
-        # of them, and outlives this process.
+        # Otherwise another server would start a loader's workers, import torch for each of them,
+        # and outlive this process.
         multiprocessing.set_start_method("fork", force=True)
     _write_output_to(f"rank-{rank}.log")
     record = Path(f"rank-{rank}.json")
@@ -118,10 +117,10 @@ def _run_rank(body: Body, folder: Path, rank: int, variables: dict[str, str]) ->
     except BaseException:
         traceback.print_exc()
         status = 1
-    for worker in multiprocessing.active_children():  # of loaders, which may be persistent
+    for worker in multiprocessing.active_children():  # persistent workers of loaders
         worker.kill()
         worker.join()
-    os._exit(status)  # no handler of an imported module may decide how a test ends
+    os._exit(status)  # without exit handlers of imported modules
 
 
 def _write_output_to(name: str) -> None:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,11 @@ from smlightning.testing import owner
 from smlightning.training.seeds import StepSeed
 
 Write = Callable[[dict[str, Any]], Any]
-PREPARED = re.compile(
-    r"-[0-9a-f]{12}(?=[/.])"
-)  # the end of a name by `smlightning.data.store.path_for`
+PREPARED = re.compile(r"-[0-9a-f]{12}(?=[/.])")  # the end of a name of `store.path_for`
 
 
 class TrainingRecorder(pl.Callback):
-    """Notes digests of batches and weights, losses, learning rates and metrics."""
+    """Records digests of batches and weights, losses, learning rates and metrics."""
 
     def __init__(self, write: Write, kill_at: int) -> None:
         self.write = write
@@ -65,10 +63,7 @@ class TrainingRecorder(pl.Callback):
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:
         if not trainer.sanity_checking:
-            metrics = numbers(trainer.callback_metrics)
-            for name in of_lightning(trainer):
-                metrics.pop(name, None)
-            self.seen["validated"].append(metrics)
+            self.seen["validated"].append(numbers(trainer.callback_metrics))
             self.seen["weights"].append(digests(module.state_dict()))
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
@@ -99,7 +94,7 @@ def train(write: Write, options: dict[str, Any], kill_at: int) -> None:
 
 
 def close_unseen(figure: Any, path: Path) -> None:
-    """Close the figure in place of saving it, which takes longer than the run."""
+    """Close the figure instead of saving it, which takes longer than the run."""
     curves.pyplot().close(figure)
     path.touch()
 
@@ -131,17 +126,8 @@ def digests(tensors: dict[str, Any]) -> dict[str, Any]:
 
 
 def whole(tensor: Any) -> Any:
-    """The whole tensor; every rank takes part in gathering a sharded one (a DTensor)."""
+    """The whole tensor; gathering a sharded one (a DTensor) is collective."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def of_lightning(trainer: Any) -> Iterator[str]:
-    """Names that LearningRateMonitor, as the only callback of Lightning, adds to the metrics."""
-    for callback in trainer.callbacks:
-        if isinstance(callback, pl.callbacks.LearningRateMonitor):
-            yield from callback.lrs
-            yield from callback.last_momentum_values
-            yield from callback.last_weight_decay_values
 
 
 def numbers(metrics: Any) -> dict[str, float]:
@@ -157,7 +143,7 @@ def predict(write: Write) -> None:
 
 
 class Collect(pl.LightningModule):
-    """A model that trains nothing, and notes its samples."""
+    """A model that trains nothing, and records its samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,10 +162,10 @@ class Collect(pl.LightningModule):
 
 
 def iterate(write: Write, options: dict[str, Any], seed: int) -> None:
-    """Go through the project's loaders for one epoch, as training does.
+    """Iterate over the project's loaders for one epoch, as training does.
 
     Args:
-        seed: of augmentation; the options' own seed divides the data.
+        seed: for augmentation; the seed of the options divides the data.
     """
     project = owner.load()
     single = {"batch_size": 1} if hasattr(project.options.Options, "batch_size") else {}
@@ -205,7 +191,7 @@ def iterate(write: Write, options: dict[str, Any], seed: int) -> None:
 
 
 def samples(batch: Any) -> list[str]:
-    """Digests of each sample: its part of every tensor that is as long as the batch."""
+    """A digest of each sample: of its part of every tensor that is as long as the batch."""
     tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor)]
     sizes = Counter(len(tensor) for tensor in tensors if tensor.dim())
     if not sizes:

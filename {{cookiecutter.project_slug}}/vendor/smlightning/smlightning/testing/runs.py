@@ -12,11 +12,11 @@ from smlightning.testing.processes import KILLED, Record, run_ranks
 def train(
     folder: Path, options: dict[str, Any], world_size: int = 1, kill_at: int = 0
 ) -> list[Record]:
-    """Train in ``folder``; each rank's record (``recording.TrainingRecorder``), with its ``log``.
+    """Train in ``folder``; returns each rank's record (``recording.TrainingRecorder``).
 
     Args:
-        kill_at: the number of batches after which SIGKILL ends every rank, as soon as there is a
-            checkpoint of the batch before last; 0: never.
+        kill_at: the number of batches after which SIGKILL ends every rank, once there is a
+            checkpoint of the batch before the last one; 0: never.
     """
     body = functools.partial(recording.train, options=options, kill_at=kill_at)
     return run_ranks(body, folder, world_size, KILLED if kill_at else 0)
@@ -25,12 +25,12 @@ def train(
 def loaders(
     folder: Path, options: dict[str, Any], world_size: int, seed: int = 0
 ) -> dict[str, Counter[str]]:
-    """Digests of the samples that all ranks together get from `data.Data` in one epoch.
+    """Digests of the samples of all ranks in one epoch of `data.Data`, by split.
 
-    With an option `batch_size`, batches have a single sample, without padding.
+    If there is an option `batch_size`, it is 1: padding would change the digests.
 
     Args:
-        seed: of augmentation.
+        seed: for augmentation.
     """
     body = functools.partial(recording.iterate, options=options, seed=seed)
     ranks = run_ranks(body, folder, world_size)

@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader, SequentialSampler
 
-from smlightning.data import draws, stateful
+from smlightning.data import rng, stateful
 from smlightning.errors import UserError
 
 
@@ -24,7 +24,7 @@ class ResumableLoaders:
         self.seed = seed
         self.resumed: dict[str, Any] | None = None
         self.saved_states: list[dict[str, Any]] = []
-        self.streams: list[draws.IndexStream] = []  # of the training loaders
+        self.streams: list[rng.IndexStream] = []  # of the training loaders
         self.prepared = 0  # training loaders since the epoch began
         self.prepared_with_state = 0  # those of them that have a state of their own
         self.has_begun = False  # the resumed run has made its loaders and trains
@@ -40,7 +40,7 @@ class ResumableLoaders:
         self.prepared += training
         check_overfitting(trainer, loader)
         if not stateful.keeps_state(loader):
-            return draws.exact_loader(loader, start, self.seed, rank, training)
+            return rng.exact_loader(loader, start, self.seed, rank, training)
         if not training:
             return loader
         number, state = self.prepared_with_state, None
@@ -50,17 +50,17 @@ class ResumableLoaders:
             state = self.saved_states[rank]["states"][number]
         return stateful.StatefulLoader(loader, start, state, self.seed, rank)
 
-    def _start(self, trainer: pl.Trainer, number: int, epoch: Callable[[], int]) -> draws.Start:
+    def _start(self, trainer: pl.Trainer, number: int, epoch: Callable[[], int]) -> rng.Start:
         """The start of the training loader of this number."""
         then, now = self.resumed, epoch()
         if then is None or then["epoch"] != now:
-            return draws.Start(now)
+            return rng.Start(now)
         batches = then["batches"]
         if trainer.accumulate_grad_batches != then["accumulate"]:
             batches = ceil(batches / then["accumulate"]) * trainer.accumulate_grad_batches
         orders = then["orders"]
         checksum = orders[number] if number < len(orders) else None
-        return draws.Start(now, batches, checksum)
+        return rng.Start(now, batches, checksum)
 
     def begin_training(self, trainer: pl.Trainer) -> None:
         """All training loaders are prepared: reject a resumed run with others than before."""
@@ -72,7 +72,7 @@ class ResumableLoaders:
 
     def begin_epoch(self, trainer: pl.Trainer) -> None:
         """The loaders may be new."""
-        self.streams = draws.index_streams(trainer.train_dataloader)
+        self.streams = rng.index_streams(trainer.train_dataloader)
         self.prepared = 0
 
     def orders(self, batches: int) -> list[int]:

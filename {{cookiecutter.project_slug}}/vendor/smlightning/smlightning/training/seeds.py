@@ -1,5 +1,5 @@
 """Random numbers in a step depend only on (seed, step, rank); those while a batch is fetched, on
-(seed, epoch, row): data/draws.py. So a run that resumes within an epoch has the same numbers.
+(seed, epoch, row): data/rng.py. So a run that resumes within an epoch has the same numbers.
 
 A stream has no rows. Its random numbers are the same on every rank when its iterator is made, since
 streams shuffle all rows and then take each rank's part. They are also the same for its first
@@ -14,7 +14,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from smlightning.data import draws
+from smlightning.data import rng
 from smlightning.training import loop
 from smlightning.training.loaders import ResumableLoaders
 
@@ -86,8 +86,8 @@ class StepSeed(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         step = loop.batches_trained(trainer) - 1
-        number = draws.mix(draws.STEP, self.seed, step, trainer.global_rank)
-        draws.seed_generators(number)
+        number = rng.mix(rng.STEP, self.seed, step, trainer.global_rank)
+        rng.seed_generators(number)
         if trainer.strategy.root_device.type == "cuda":
             # torch.manual_seed takes up to 1 ms for kinds of device not in use
             torch.cuda.manual_seed(number >> 1)
@@ -109,5 +109,5 @@ class StepSeed(pl.Callback):
 
     def _seed_fetching(self, trainer: pl.Trainer, index: int) -> None:
         """Seed for the batch of this number in the run or, if it is negative, for an iterator."""
-        rank = trainer.global_rank if index >= draws.ALIKE else 0
-        draws.seed_generators(draws.mix(draws.FETCH, self.seed, index, rank))
+        rank = trainer.global_rank if index >= rng.ALIKE else 0
+        rng.seed_generators(rng.mix(rng.FETCH, self.seed, index, rank))

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, WeightedRandomSampler
 
-from smlightning.data import draws
-from smlightning.data.draws import Start
+from smlightning.data import rng
+from smlightning.data.rng import Start
 
 
 class Drawing(Dataset):
@@ -31,7 +31,7 @@ class Gathering(Drawing):
 
 
 def batches(loader: DataLoader, start: Start | None = None, seed: int = 1, rank: int = 0) -> Any:
-    exact: Any = draws.exact_loader(loader, lambda: start or Start(), seed, rank, True)
+    exact: Any = rng.exact_loader(loader, lambda: start or Start(), seed, rank, True)
     torch.rand(3)  # whatever was drawn before
     return list(exact)
 
@@ -87,29 +87,19 @@ def test_an_order_depends_on_seed_and_epoch_but_not_on_the_rank() -> None:
 
 
 def test_a_loader_that_starts_again_next_to_a_longer_one_gives_another_order() -> None:
-    exact: Any = draws.exact_loader(loader(Drawing(), shuffle=True), Start, 1, 0, True)
+    exact: Any = rng.exact_loader(loader(Drawing(), shuffle=True), Start, 1, 0, True)
     first, second = list(exact), list(exact)
     assert first != second
-    resumed: Any = draws.exact_loader(
+    resumed: Any = rng.exact_loader(
         loader(Drawing(), shuffle=True), lambda: Start(0, 5), 1, 0, True
     )
     assert list(resumed) == second[1:], "of four batches, the fifth is the second turn's first"
 
 
-def test_a_loader_without_rows_is_not_copied() -> None:
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self) -> Any:
-            yield from range(3)
-
-    for loader_without_rows in (DataLoader(Stream()), [1, 2]):
-        exact = draws.exact_loader(loader_without_rows, Start, 1, 0, True)
-        assert exact is loader_without_rows
-
-
 def test_the_users_loader_and_data_set_are_not_changed() -> None:
     given = loader(Drawing())
     dataset, sampler = given.dataset, given.batch_sampler
-    exact: Any = draws.exact_loader(given, Start, 1, 0, True)
+    exact: Any = rng.exact_loader(given, Start, 1, 0, True)
     assert given.dataset is dataset and given.batch_sampler is sampler
     assert exact.dataset.name == "drawing" and len(exact.dataset) == 8
     assert exact.dataset[3][0] == 3, "the user may ask without a loader"
@@ -119,7 +109,7 @@ def test_the_users_loader_and_data_set_are_not_changed() -> None:
 
 
 def test_epoch_and_generator_of_a_row_outside_a_loader() -> None:
-    draws._place = draws.Place()
-    assert draws.epoch() == 0
-    assert draws.generator(3).random() == draws.generator(3).random()
-    assert draws.generator(3).random() != draws.generator(4).random()
+    rng._place = rng.Place()
+    assert rng.epoch() == 0
+    assert rng.generator(3).random() == rng.generator(3).random()
+    assert rng.generator(3).random() != rng.generator(4).random()

@@ -1,13 +1,13 @@
 """Random numbers while a batch is fetched: a function of (seed, epoch, row).
 
-Every rank shuffles an epoch with the same numbers, so that a sampler that Lightning divides among
-the ranks has one order. The generators of torch, numpy and Python are seeded from (seed, epoch,
-row) for each row of a data set: on any rank, in any loader worker, and after a resume.
+Every rank shuffles an epoch with the same numbers, so a sampler that Lightning divides among the
+ranks has one order. For each row, torch's, numpy's and Python's generators are seeded from (seed,
+epoch, row): on any rank, in any loader worker, and after a resume.
 
 A data set with its own generator, or one that gathers a batch at once, calls:
 
     def __getitem__(self, share):
-        noise = np.stack([draws.generator(row).normal(size=8) for row in share.rows])
+        noise = np.stack([rng.generator(row).normal(size=8) for row in share.rows])
 """
 
 import copy
@@ -37,9 +37,9 @@ class Place(NamedTuple):
 
     Attributes:
         seed: of the run.
-        epoch: from 0; in every evaluation 0, so that all have the same random numbers.
+        epoch: from 0; 0 in every evaluation, so all have the same random numbers.
         rank: of this process.
-        turn: how often the loader started again in this epoch, because another one is longer.
+        turn: restarts of the loader in this epoch, while a longer loader continues.
         batch: number in the epoch, on this rank.
     """
 
@@ -60,7 +60,7 @@ class Fetch(NamedTuple):
     Attributes:
         place: of the batch.
         index: from the sampler: a list of rows, or the index of a whole batch.
-        again: positions in ``index`` of rows that this rank already had in this epoch.
+        again: positions in ``index`` of rows that came before on this rank in this epoch.
     """
 
     place: Place
@@ -70,12 +70,12 @@ class Fetch(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """The beginning of a loader.
+    """The position at which a loader starts.
 
     Attributes:
         epoch: from 0.
-        batches: how many of its batches are done.
-        checksum: of their rows; None if unknown.
+        batches: number of its batches that are done.
+        checksum: of the rows of these; None if unknown.
     """
 
     epoch: int = 0
@@ -121,17 +121,17 @@ def seed_generators(number: int) -> None:
 
 
 def number_of(index: Any) -> int:
-    """A number for an index from a sampler; a row is its own number."""
+    """A number for an index from a sampler; for a row, its own number."""
     if isinstance(index, int | np.integer):
         return int(index)
     content = _content(index)
     return zlib.crc32(content) << 32 | zlib.adler32(content)
 
 
-class DrawingDataset(Dataset):
+class SeededDataset(Dataset):
     """Seeds the generators for each row of a data set, and then for the batch.
 
-    It has the attributes of the data set, too.
+    Other attributes are the data set's.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -193,13 +193,13 @@ def _gathers(dataset: Any) -> bool:
 
 
 class IndexStream:
-    """The batches of a loader's sampler, each with its place; without those done before a resume.
+    """The batches of a loader's sampler with their places; skips those done before a resume.
 
-    It has the attributes of the sampler, too.
+    Other attributes are the sampler's.
 
     Args:
         loader: its ``batch_sampler`` or ``sampler`` gives the batches.
-        start: is called at the first batch of an epoch.
+        start: called at the first batch of an epoch.
         seed: of the run.
         rank: of this process.
         training: if False, every iteration has the same random numbers.
@@ -221,7 +221,7 @@ class IndexStream:
         self.rank = rank
         self.training = training
         self.epoch = -1  # of the latest iteration
-        self.turn = 0  # how often it started again in this epoch
+        self.turn = 0  # restarts in this epoch
         self.checksums: dict[int, int] = {}  # of the rows, by number of batches
 
     def __getattr__(self, name: str) -> Any:
@@ -259,10 +259,10 @@ class IndexStream:
         iterator = None
         for sampler in with_inner(self.sampler):
             generator = getattr(sampler, "generator", None)
-            if is_of_library(sampler) and generator:  # it goes on from epoch to epoch
+            if is_of_library(sampler) and generator:  # it continues from epoch to epoch
                 generator.manual_seed(mix(ORDER, *place.of_all_ranks) >> 1)
         for batch in itertools.count():
-            # Before each batch, so that a sampler has the same random numbers however far loader
+            # Before each batch: a sampler's random numbers then do not depend on how far loader
             # workers are ahead of training.
             seed_generators(mix(ORDER, *place.of_all_ranks, batch))
             try:
@@ -271,8 +271,8 @@ class IndexStream:
             except StopIteration:
                 return
             again = _repeated(index, seen, self.rows)
-            # The rows of a share depend on the number of ranks; its order follows from options
-            # that a resumed run has to have.
+            # The rows of a share depend on the number of ranks. Its order depends on options that
+            # a resumed run must not change.
             content = b"" if isinstance(index, Share) else _content(index)
             checksum = zlib.crc32(content, checksum)
             self.checksums[batch + 1] = checksum
@@ -284,13 +284,13 @@ class IndexStream:
         if self.checksums[done] != before and self.rank == 0:
             print(
                 f"resume: inexact: {type(self.sampler).__name__} gives another order than before, "
-                "so some samples come twice in it and others not at all; let its order depend "
-                "only on the generators of torch, numpy or Python, or on set_epoch",
+                "so this epoch repeats some samples and skips others; use only random numbers of "
+                "torch, numpy or Python, or set_epoch, in your sampler",
                 flush=True,
             )
 
     def checksum(self, batches: int) -> int:
-        """Of the rows of so many batches; forgets the checksums of fewer."""
+        """The checksum of the rows of this number of batches; deletes those of fewer."""
         length = length_of(self.sampler)
         batches = batches % length if 0 < length < batches else batches
         for number in [number for number in self.checksums if number < batches]:
@@ -299,13 +299,13 @@ class IndexStream:
 
 
 def with_inner(sampler: Any) -> list[Any]:
-    """A sampler, and the one inside it that gives the rows of its batches."""
+    """A sampler, and the sampler inside it that gives the rows of its batches."""
     samplers = [sampler, getattr(sampler, "sampler", None)]
     return [sampler for sampler in samplers if sampler is not None]
 
 
 def tell_epoch(sampler: Any, number: int) -> None:
-    """Call ``set_epoch``; Lightning does so after loader workers have begun to fetch."""
+    """Call ``set_epoch``; Lightning calls it only after loader workers began to fetch."""
     for part in with_inner(sampler):
         if callable(getattr(part, "set_epoch", None)):
             part.set_epoch(number)
@@ -321,7 +321,7 @@ def is_of_torchdata(part: Any) -> bool:
 
 
 def length_of(sized: Any) -> int:
-    """Its length; 0 if it has none."""
+    """The length, or 0 if there is none."""
     try:
         return len(sized)
     except (TypeError, NotImplementedError):
@@ -329,10 +329,10 @@ def length_of(sized: Any) -> int:
 
 
 def _repeated(rows: Any, seen: bytearray, most: int) -> tuple[int, ...]:
-    """Positions of rows that came before in this epoch; marks all of them in ``seen``.
+    """Positions of rows that came before in this epoch; marks all rows in ``seen``.
 
     Args:
-        most: the number of rows, 0 for a batch that is no list of rows.
+        most: the number of rows of the data; 0 if batches are not lists of rows.
     """
     if not seen:
         seen.extend(bytes(most))
@@ -358,9 +358,9 @@ def _content(index: Any) -> bytes:
 def exact_loader(
     loader: object, start: Callable[[], Start], seed: int, rank: int, training: bool
 ) -> object:
-    """A copy of a loader, with the random numbers of this module.
+    """A copy of a loader with the random numbers of this module.
 
-    Returns the loader itself if it has no rows: a stream, or one that is no DataLoader.
+    Returns a stream, and anything but a DataLoader, unchanged.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
@@ -370,12 +370,12 @@ def exact_loader(
     stream = IndexStream(loader, start, seed, rank, training)
     # A DataLoader's attributes cannot be assigned; this copy has not been iterated.
     name = "batch_sampler" if stream.of_rows else "sampler"
-    vars(exact).update({"dataset": DrawingDataset(loader.dataset), name: stream})
+    vars(exact).update({"dataset": SeededDataset(loader.dataset), name: stream})
     return exact
 
 
 def index_streams(loaders: Any) -> list[IndexStream]:
-    """The streams of the loaders that `exact_loader` made, in any collection."""
+    """The streams of all loaders of `exact_loader` in any collection."""
     streams = []
     for loader in CombinedLoader(loaders, "sequential").flattened:
         for name in ("sampler", "batch_sampler"):
