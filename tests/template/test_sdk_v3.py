@@ -20,8 +20,13 @@ from smlightning.testing.processes import free_port
 
 DRIVERS = "sagemaker/train/container_drivers"
 VERSION = "1.27.0"
-# The steps of version 3's sm_train.sh, on a free port: other tests use 7777.
+# The steps of version 3's sm_train.sh, on a free port, since other tests use 7777. /opt is a copy:
+# the test leaves no /opt/ml behind, by which the toolkit would know a container.
 HOST = """
+mkdir "$BASE/opt"
+mount --rbind /opt "$BASE/opt"
+mount -t tmpfs none /opt
+for old in "$BASE"/opt/*; do mkdir "/opt/${old##*/}"; mount --rbind "$old" "/opt/${old##*/}"; done
 mkdir -p /opt/ml
 mount --bind "$BASE" /opt/ml
 printf '127.0.0.1 localhost algo-1 algo-2\\n' > /opt/ml/hosts
