@@ -4,6 +4,7 @@ What a rank runs is given by name, since processes get no functions of a test's 
 """
 
 import functools
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
