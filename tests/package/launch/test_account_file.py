@@ -109,9 +109,7 @@ CONDITIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("condition", "level"), CONDITIONS, ids=str)
-def test_conditions_of_policies_see_the_values_of_the_request(
-    full, condition, level
-):
+def test_conditions_of_policies_see_the_values_of_the_request(full, condition, level):
     """What the request says decides; what nobody but AWS knows is a warning, and no error."""
     whole = own(full)
     creating = {"Effect": "Allow", "Action": ["sagemaker:CreateTrainingJob"], "Resource": ["*"]}
