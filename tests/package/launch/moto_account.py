@@ -181,7 +181,9 @@ class Vpc:
 def vpc(aws: boto3.Session) -> Vpc:
     ec2 = aws.client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
-    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24")["Subnet"]["SubnetId"]
+    zone = {"AvailabilityZone": f"{REGION}a"}
+    made = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/24", **zone)["Subnet"]
+    subnet = made["SubnetId"]
     of_vpc = [{"Name": "vpc-id", "Values": [vpc]}]
     (table,) = ec2.describe_route_tables(Filters=of_vpc)["RouteTables"]
     group = ec2.create_security_group(GroupName="g", Description="g", VpcId=vpc)["GroupId"]

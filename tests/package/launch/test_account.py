@@ -156,7 +156,7 @@ def test_subnets_exist_in_one_vpc_and_with_efa_in_one_zone(good, vpc):
     )
     for subnet, kind, words in (
         (elsewhere["SubnetId"], "ml.p4d.24xlarge", "2 VPCs"),
-        ("subnet-00000000", "ml.p4d.24xlarge", "subnet-00000000"),
+        ("subnet-00000000", "ml.p4d.24xlarge", "does not exist"),
         (second["SubnetId"], "ml.p4d.24xlarge", "2 zones"),
         (second["SubnetId"], "ml.g5.xlarge", ""),
     ):

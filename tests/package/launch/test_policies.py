@@ -145,9 +145,3 @@ def test_aws_examples(
     policies: list[Any], action: str, resource: str, context: dict[str, list[str]], decision: str
 ) -> None:
     assert evaluate(policies, action, resource, context).decision == decision
-
-
-def test_missing_keys_of_a_condition_are_reported() -> None:
-    only = {**TYPES["Statement"], "Condition": {"StringEquals": {"aws:RequestTag/team": "x"}}}  # type: ignore[dict-item]
-    verdict = evaluate([{"Statement": only}], JOB, ANY, {})
-    assert (verdict.decision, verdict.missing) == (IMPLICIT, ("aws:RequestTag/team",))

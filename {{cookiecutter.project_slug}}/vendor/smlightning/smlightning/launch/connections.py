@@ -120,45 +120,31 @@ def packages(job: Job, variables: Variables, project: Project) -> Iterator[Conne
 
 
 def hub_repositories(job: Job, variables: Variables, project: Project) -> Iterator[Connection]:
-    """Data sets and models of the Hugging Face hub, unless its client is to stay offline."""
-    if offline_variable(variables):
+    """Data sets and models of the Hugging Face hub, unless its client is to stay offline.
+
+    A name with an owner is certainly a repository; another one may be built into the project.
+    """
+    if any(variables.get(name, "").upper() in TRUE for name in OFFLINE):
         return
     host = host_of(variables.get("HF_ENDPOINT", "")) or "huggingface.co"
-    for key, name, is_certain in hub_names(job, project):
-        yield Connection(
-            key,
-            f'{host} ("{name}")',
-            "put a copy of it under [channels]",
-            host=host,
-            variable="HF_ENDPOINT",
-            needed=is_certain and not may_be_cached(job, variables),
-        )
-
-
-def hub_names(job: Job, project: Project) -> Iterator[tuple[str, str, bool]]:
-    """Key of an option, the repository on the hub that it names, and whether that is certain."""
+    has_cache = images.profile(job) is None or any(variables.get(name) for name in CACHES)
     declared = declared_options(project.options().cls)
     for option in ("dataset", "model_name"):
-        if option not in declared:
-            continue
-        default = declared[option].default
+        default = declared[option].default if option in declared else ""
         name = job.hyperparameters.get(option, default)
         if not isinstance(name, str) or not REPOSITORY.fullmatch(name):
             continue
         is_certain = "/" in name
         is_built_in = name == "training" or (name == default and not is_certain)
         if not is_built_in and not (project.src / name).exists():
-            yield f"hyperparameters.{option}", name, is_certain
-
-
-def offline_variable(variables: Variables) -> str:
-    """The variable that keeps the hub's client offline; empty where none does."""
-    return next((name for name in OFFLINE if str(variables.get(name)).upper() in TRUE), "")
-
-
-def may_be_cached(job: Job, variables: Variables) -> bool:
-    """Whether the container may hold what the hub's client would fetch."""
-    return images.profile(job) is None or any(variables.get(name) for name in CACHES)
+            yield Connection(
+                f"hyperparameters.{option}",
+                f'{host} ("{name}")',
+                "put a copy of it under [channels]",
+                host=host,
+                variable="HF_ENDPOINT",
+                needed=is_certain and not has_cache,
+            )
 
 
 def secrets(job: Job, variables: Variables) -> Iterator[Connection]:
