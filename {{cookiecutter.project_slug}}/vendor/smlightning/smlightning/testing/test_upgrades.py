@@ -94,7 +94,15 @@ def test_the_loops_load_the_progress_that_is_written(trainer: pl.Trainer) -> Non
     assert [state[name]["is_last_batch"] for name in batches] == [False, False]
     assert state["epoch_loop.state_dict"] == {"_batches_that_stepped": 0}
     loops.set_progress(
-        state, step=11, epoch=1, batches=3, all_batches=11, last=False, validate=False, max_steps=-1
+        state,
+        step=11,
+        epoch=1,
+        batches=3,
+        all_batches=11,
+        last=False,
+        validate=False,
+        complete=False,
+        max_steps=-1,
     )
     trainer.fit_loop.load_state_dict(state)
     assert loops.steps(trainer) == 11 and loops.batches_trained(trainer) == 11

@@ -30,7 +30,6 @@ READ = ("dataset", "model_name")  # options that may be paths of files that size
 INSTEAD: dict[str, Any] = {
     "strategy": "ddp",
     "shard_size": 0,
-    "compression": "none",
     "compile": False,
     "resume": "never",
     "num_workers": 0,
