@@ -80,7 +80,7 @@ def test_peft_and_predict_py_load_the_merged_network(saved: Path, tiny_bert: str
     torch.testing.assert_close(further(**IDS).logits, expected, atol=1e-5, rtol=0)
     with pytest.raises(UserError, match="is an adapter already"):
         pretrained.classifier(str(saved), LABELS, 4)
-    # Its head is of its labels; a new one is trained beside its base.
+    # Its head is of its labels; a new one is trained next to its base.
     with pytest.raises(UserError, match="number of labels"):
         pretrained.classifier(str(saved), LABELS[:2])
     # A whole model in the same folder replaces it, and the other way round.
@@ -251,7 +251,7 @@ def test_an_adapter_whose_base_is_lost_is_saved_unmerged(
 
 
 def without_dropout(checkpoint: str, folder: Path) -> Path:
-    """A copy of a checkpoint that draws nothing, so that ranks in any number compute the same."""
+    """A copy of a checkpoint without dropout, so that ranks in any number compute the same."""
     base = shutil.copytree(checkpoint, folder / "base")
     config = json.loads((base / "config.json").read_text())
     still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
