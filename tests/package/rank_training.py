@@ -42,7 +42,7 @@ SIZE = 2
 
 
 class Noisy(Dataset):
-    """Rows with a draw from each generator that people use, and from their own of the row."""
+    """Rows with a random number from each generator that people use, and from the row's own."""
 
     def __len__(self) -> int:
         return ROWS
@@ -62,7 +62,7 @@ class WholeBatches(Noisy):
 
 
 class Pairs(BatchSampler):
-    """A batch sampler of the owner's: rows in pairs, which it draws from Python's generator."""
+    """A user's batch sampler: rows in pairs, shuffled by Python's generator."""
 
     def __init__(self, sampler: Sampler, batch_size: int, drop_last: bool) -> None:
         super().__init__(sampler, batch_size, drop_last)
@@ -148,7 +148,7 @@ class Rows(pl.LightningDataModule):
 
 
 class Seen(pl.LightningModule):
-    """A weight, and the rows and draws of each batch."""
+    """A weight, and the rows and random numbers of each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def ranks(body: Any, folder: Path, world_size: int, **options: Any) -> list[Reco
 
 
 class NoisyLine(small_training.Line):
-    """Learns from what was drawn, so that every number drawn shows in its weights."""
+    """Learns from random numbers, so that each of them changes its weights."""
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         rows, drawn = batch

@@ -228,7 +228,6 @@ import scipy, transformers
     ("words", "option"),
     [
         ("--shard_size 2", "--shard_size"),
-        ("--strategy fsdp --compression fp16", "--compression"),
         ("--strategy fsdp --precision 16-mixed", "--precision"),
     ],
 )

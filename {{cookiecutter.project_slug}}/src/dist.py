@@ -38,33 +38,26 @@ def get_local_rank() -> int:
 
 
 def get_initialization_info(
-    compression: str = "none", bucket_cap_mb: int = 25, strategy: str = "ddp", shard_size: int = 0
+    strategy: str = "ddp", shard_size: int = 0
 ) -> tuple[Strategy, int, int]:
     """``(strategy, devices, num_nodes)`` for ``Trainer``; ``devices`` counts one host's.
 
     Arguments as in options.py; raises ClusterError if the backend does not support them.
     """
     cluster = current_cluster()
-    chosen = choose_strategy(cluster, strategy, compression, bucket_cap_mb, shard_size)
+    chosen = choose_strategy(cluster, strategy, shard_size)
     return chosen, cluster.local_world_size, cluster.num_nodes
 
 
-def choose_strategy(
-    cluster: Cluster,
-    strategy: str = "ddp",
-    compression: str = "none",
-    bucket_cap_mb: int = 25,
-    shard_size: int = 0,
-) -> Strategy:
+def choose_strategy(cluster: Cluster, strategy: str = "ddp", shard_size: int = 0) -> Strategy:
     """The strategy of the table above; one process needs no options."""
     if cluster.backend == "none":
         return OneProcess(cluster)
     if strategy == "fsdp":
         return ShardedStrategy(cluster, shard_size)
     arguments: dict[str, Any] = {  # of DistributedDataParallel
-        "bucket_cap_mb": bucket_cap_mb,
         "gradient_as_bucket_view": True,  # gradients live in the buckets: one copy less
         "find_unused_parameters": False,  # True if some steps leave parameters out
     }
     kind = SmddpStrategy if cluster.backend == "smddp" else ClusterStrategy
-    return kind(cluster, compression, **arguments)
+    return kind(cluster, **arguments)

@@ -25,7 +25,7 @@ def train(options: Options) -> None:
         run = Run(options, monitor=MONITOR, mode=MODE)
         data, model = Data(**vars(options)), Model(**vars(options))
         strategy, devices, num_nodes = dist.get_initialization_info(
-            options.compression, options.bucket_cap_mb, options.strategy, options.shard_size
+            options.strategy, options.shard_size
         )
         trainer = pl.Trainer(
             accelerator=cluster.accelerator,

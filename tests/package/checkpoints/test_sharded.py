@@ -94,7 +94,7 @@ def test_fsdp_has_the_numbers_of_ddp_and_a_shard_on_each_rank(
 
 @pytest.mark.long
 def test_four_ranks_two_replicas_and_one_process_continue_one_run(words: Path) -> None:
-    """Each continues the one before; together they are the run of one process alone."""
+    """Each continues the one before; together they equal one run of one process."""
     alone = go(words, "alone", 1, "ddp", {"dropout": False})
     records = go(words, "chain", 4, "fsdp", {"dropout": False, "crash_at": 3})
     seen = {**losses(records)}

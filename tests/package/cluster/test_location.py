@@ -183,11 +183,9 @@ def test_the_strategy_keeps_its_place_after_teardown(
     assert {"2", "4"} <= set(refusal.value.problem.split())
 
 
-def test_smddp_has_no_compression(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smddp_gets_a_strategy_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = locate(mpirun(0, 2, 2, SM_FRAMEWORK_PARAMS=json.dumps(SMDDP)), Machine())
     monkeypatch.setattr(dist, "current_cluster", lambda: cluster)
-    with pytest.raises(ClusterError, match=r"compression=fp16.*SMDDP"):
-        dist.get_initialization_info("fp16")
     strategy, devices, num_nodes = dist.get_initialization_info()
     assert isinstance(strategy, strategies.ClusterStrategy) and (devices, num_nodes) == (2, 1)
 

@@ -1,4 +1,4 @@
-"""What `--strategy fsdp` refuses, and a network's outline, without other ranks."""
+"""`--strategy fsdp` rejects wrong groups of ranks and backends; an outline has no weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ def strategy(cluster: Cluster = SIX, name: str = "fsdp", **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["none", "ddp", "fsdp"])
 def test_weights_are_initialized_on_the_cpu_with_any_device(name: str) -> None:
-    """A GPU's generator draws others from the same seed. Here another device stands in for it."""
+    """On a GPU the same seed gives other weights. Here another device stands in for it."""
     chosen = strategy(locate({}, Machine()), "ddp") if name == "none" else strategy(SIX, name)
     device = torch.device("meta")
     if name == "none":
@@ -68,7 +68,7 @@ def test_sharding_needs_a_torch_with_fsdp2(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Tied(nn.Module):
-    """An embedding that is also the last layer, drawn outside of the modules that hold it."""
+    """An embedding that is also the last layer, made outside of the modules that hold it."""
 
     def __init__(self) -> None:
         super().__init__()

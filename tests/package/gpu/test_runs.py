@@ -37,15 +37,6 @@ def test_ranks_train_over_smddp_on_gpus(run: Run) -> None:
     assert "smddp" in first["log"]
 
 
-@pytest.mark.parametrize(
-    "compression",
-    ["bf16", pytest.param("fp16", marks=pytest.mark.long)],
-)
-def test_gradients_are_compressed_over_nccl(run: Run, compression: str) -> None:
-    first, _ = run("classification", 2, compression=compression, epochs=1)
-    assert first["predicted"] == "cuda"
-
-
 def test_the_group_of_a_failed_rank_is_left_over_nccl(run: Run) -> None:
     """To destroy it may block for good, and would abort the others before they read the cause."""
     first, second = run("classification", 2, {"fail_at": 3})

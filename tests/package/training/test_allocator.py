@@ -1,4 +1,4 @@
-"""Each torch gets the settings that it knows, and an owner's own win."""
+"""Each torch gets the settings that it knows, and the user's own settings win."""
 
 import pytest
 
@@ -23,5 +23,5 @@ def test_each_version_gets_the_options_that_it_knows(version: str, options: set[
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 @pytest.mark.parametrize("value", ["", "backend:cudaMallocAsync"])
-def test_the_owners_own_value_wins(name: str, value: str) -> None:
+def test_the_users_own_value_wins(name: str, value: str) -> None:
     assert allocator_settings("2.13.0", {name: value}) == {}

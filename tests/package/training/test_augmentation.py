@@ -1,4 +1,4 @@
-"""What a data set draws is the same in a resumed run: ordinary loaders, killed within an epoch."""
+"""A resumed run has the random numbers of an uninterrupted one, with ordinary loaders."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is drawn for a batch is the same after a kill within an epoch, whatever the loader."""
+"""After a kill within an epoch each batch has the same random numbers, with any loader."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ CASES = [  # ranks, kind of loader, workers, persistent
 def test_a_killed_run_ends_as_an_uninterrupted_one(
     world_size: int, kind: str, workers: int, persistent: bool, tmp_path: Path
 ) -> None:
-    """Batches, what was drawn for them, losses and weights, bit for bit, on every rank."""
+    """Batches, their random numbers, losses and weights, bit for bit, on every rank."""
     loader = {"kind": kind, "workers": workers, "persistent": persistent}
 
     def go(name: str, kill_at: int = 0) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Epochs, steps and streams: what a run counts, where it ends, and which trainings are refused."""
+"""Epochs, steps and streams: what a run counts, where it ends, and which trainings are errors."""
 
 import re
 from typing import Any

@@ -1,5 +1,5 @@
-"""Memory that does not suffice, provoked in runs of train.py: each ends in the sentence that names
-what to change, in SageMaker's failure file, too.
+"""Runs of train.py with too little memory: each ends in one sentence that says what to change, also
+in SageMaker's failure file.
 """
 
 import os
@@ -21,7 +21,7 @@ pages = int(open("/proc/self/statm").read().split()[0])
 most = pages * resource.getpagesize() + 300 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
 """
-# A /dev/shm of 1 MiB, for this process and its workers alone (CLONE_NEWNS of unshare(2)).
+# A /dev/shm of 1 MiB, for this process and its workers only (CLONE_NEWNS of unshare(2)).
 SMALL_SHM = """
 import ctypes, subprocess, sys
 if ctypes.CDLL(None).unshare(0x00020000):
@@ -49,7 +49,7 @@ def run(before: str, folder: Path, *options: str) -> tuple[int, str]:
     return forked.start(code, folder / "log", variables).wait(120)
 
 
-def test_the_hosts_memory(tmp_path: Path) -> None:
+def test_too_little_memory_of_the_host_is_one_sentence(tmp_path: Path) -> None:
     status, said = run(LIMITED, tmp_path, "--batch_size", "48")
     last = said.splitlines()[-1]
     assert status == 1 and last.startswith("error: not enough memory on this host"), said
@@ -57,7 +57,7 @@ def test_the_hosts_memory(tmp_path: Path) -> None:
     assert (tmp_path / "failure").read_text() == last.removeprefix("error: ")
 
 
-def test_a_full_dev_shm(tmp_path: Path) -> None:
+def test_a_full_dev_shm_is_one_sentence(tmp_path: Path) -> None:
     """torch 2.13 fails there in a thread of the worker; without its end the run would hang."""
     status, said = run(SMALL_SHM, tmp_path, "--batch_size", "48", "--num_workers", "1")
     if status == 77:

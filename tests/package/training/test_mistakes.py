@@ -19,7 +19,7 @@ from smlightning.cluster import signals
 
 @pytest.fixture
 def main(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What `python src/train.py` does without options, but it trains as `fit` is told."""
+    """Does what `python src/train.py` does without options, but trains like `fit`."""
     monkeypatch.setattr(signals, "install", lambda: None)
     monkeypatch.setattr(sys, "argv", ["train.py"])
 

@@ -1,4 +1,4 @@
-"""Samplers are divided among the ranks as in plain Lightning; each row draws its own numbers."""
+"""Ranks divide a sampler as in plain Lightning; each row has its own random numbers."""
 
 from collections import Counter
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_a_sampler_with_its_own_generator_gives_what_it_gives_in_plain_lightning
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_ranks_divide_one_order(kind: str, world_size: int, tmp_path: Path) -> None:
-    """Without one, samplers draw from the process's generators: the ranks draw one order."""
+    """Without one, samplers use the process's generators, which give all ranks one order."""
     here = rows_by_rank(train_here, tmp_path, world_size, kind=kind)
     epochs = []
     for epoch in (0, 1):
@@ -43,7 +43,7 @@ def test_ranks_divide_one_order(kind: str, world_size: int, tmp_path: Path) -> N
         epochs.append(counted([rank[epoch * half : (epoch + 1) * half] for rank in here]))
     if kind == "of_weights":
         assert [epoch.total() for epoch in epochs] == [24, 24]
-        assert epochs[0] != epochs[1], "another draw in each epoch"
+        assert epochs[0] != epochs[1], "another sample in each epoch"
         return
     expected = range(0, ROWS, 2) if kind == "of_subset" else range(ROWS)
     assert all(epoch == Counter(expected) for epoch in epochs), "each row once on one rank"
@@ -53,7 +53,7 @@ def test_ranks_divide_one_order(kind: str, world_size: int, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "kind", ["shuffled", pytest.param("global_batches", marks=pytest.mark.long)]
 )
-def test_a_rows_draws_are_its_own_whatever_the_ranks_and_workers(kind: str, tmp_path: Path) -> None:
+def test_a_rows_random_numbers_depend_on_no_rank_or_worker(kind: str, tmp_path: Path) -> None:
     """On 1, 2 and 3 ranks, with 0 and 2 workers, persistent or not."""
     tables = []
     for number, (world_size, workers, persistent) in enumerate(

@@ -1,4 +1,4 @@
-"""What is drawn in a step depends on seed, step and rank alone."""
+"""Random numbers in a step depend only on seed, step and rank."""
 
 import random
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def trainer(batch: int, rank: int = 0) -> Any:
 
 
 def drawn_in_step(seed: int, batch: int, rank: int = 0) -> float:
-    torch.rand(7)  # whatever was drawn before
+    torch.rand(7)  # whatever came before
     StepSeed(seed).on_train_batch_start(trainer(batch, rank), None, None, batch)  # type: ignore[arg-type]
     return torch.rand(1).item()
 
@@ -48,7 +48,7 @@ def test_only_the_first_batches_have_the_same_numbers_on_all_ranks() -> None:
     assert alike == [True, True, False, False]
 
 
-def test_fetching_and_training_draw_different_numbers() -> None:
+def test_fetching_and_training_use_different_numbers() -> None:
     assert drawn_while_fetching(5, 3)[0] != drawn_in_step(5, 3)
 
 

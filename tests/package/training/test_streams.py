@@ -1,4 +1,4 @@
-"""Loaders that keep a state of their own: what a checkpoint holds of them, and what is refused."""
+"""Loaders with a state of their own resume exactly; another kind or number of them is an error."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ def test_a_state_of_unsafe_objects_is_an_error() -> None:
 
 
 class Points(IterableDataset):
-    """A stream with a state, which draws."""
+    """A stream with a state that uses random numbers."""
 
     def __init__(self) -> None:
         self.done = 0

@@ -1,5 +1,5 @@
-"""Every argument of Lightning's Trainer and every callback: it works as in Lightning, or is refused
-in a sentence. The page for readers, docs/reference.md, has the same rows.
+"""Every argument of Lightning's Trainer and every callback: it works as in Lightning, or is
+rejected in one sentence.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""A hang is told from rest and from warming up by heartbeats, and placed in the owner's code."""
+"""Heartbeats tell a hang from a pause, a first batch and a slow step, and show which rank hangs."""
 
 from dataclasses import dataclass
 

@@ -29,7 +29,7 @@ from smlightning.reports.mlflow import mlflow_loggers
 from smlightning.reports.profiler import NoProfiler
 from smlightning.reports.progress import ProgressReport
 from smlightning.training.buckets import BucketOrder
-from smlightning.training.checks import refuse_incomplete, training_checks
+from smlightning.training.checks import check_complete, training_checks
 from smlightning.training.loop import ValidationSteps
 from smlightning.training.options import TrainerOptions
 from smlightning.training.precision import trainer_precision
@@ -111,7 +111,7 @@ class Run:
             UserError: model or data lack what the best weights need, or the checkpoint to resume
                 from belongs to another run.
         """
-        refuse_incomplete(model, data)
+        check_complete(model, data)
         resume_from = self.checkpoints.resume(self.options.resume)
         trainer.fit(model, datamodule=data, ckpt_path=resume_from, weights_only=True)
         self.checkpoints.load_best_weights(model)

@@ -10,8 +10,7 @@ from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from smlightning.cluster.location import Cluster, ClusterError
-from smlightning.cluster.strategies import DDP_BUCKET_CAP_MB, ClusterStrategy
+from smlightning.cluster.strategies import ClusterStrategy
 
 
 class SmddpStrategy(ClusterStrategy):
@@ -21,19 +20,6 @@ class SmddpStrategy(ClusterStrategy):
     in barriers. Lightning 2.6.6 violates it with a gloo group around ``prepare_data``, AVG in
     ``self.log(sync_dist=True)`` (Lightning#20409), and ``device_id``.
     """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        compression: str = "none",
-        bucket_cap_mb: int = DDP_BUCKET_CAP_MB,
-        **options: Any,
-    ) -> None:
-        if compression != "none":
-            raise ClusterError(
-                f"compression={compression} is not documented for SMDDP", "set compression to none"
-            )
-        super().__init__(cluster, compression, bucket_cap_mb, **options)
 
     def setup_environment(self) -> None:
         prepare_data_now(self)

@@ -12,12 +12,9 @@ from pytorch_lightning.strategies import (
     SingleDeviceStrategy,
     Strategy,
 )
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from smlightning.cluster.all_reduce import verify_all_reduce
 from smlightning.cluster.location import Cluster, ClusterError
-
-DDP_BUCKET_CAP_MB = 25  # DDP's default
 
 
 class LauncherEnvironment(ClusterEnvironment):
@@ -121,33 +118,13 @@ class ClusterStrategy(VerifiesAllReduce, BuildsOnCPU, OptimizersStay, DDPStrateg
     """DistributedDataParallel over NCCL or gloo, with an all-reduce verified before the first step.
 
     Args:
-        compression: of gradients between ranks: none, fp16, or with NCCL bf16.
-        bucket_cap_mb: largest size in MiB in which gradients are sent.
-        options: more arguments of DistributedDataParallel, as Lightning's DDPStrategy takes them:
-            ``find_unused_parameters``, ``static_graph``, …
+        options: of DistributedDataParallel, as Lightning's DDPStrategy takes them:
+            ``find_unused_parameters``, ``static_graph``, ``bucket_cap_mb``, …
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        compression: str = "none",
-        bucket_cap_mb: int = DDP_BUCKET_CAP_MB,
-        **options: Any,
-    ) -> None:
-        # At None DDP takes its own default, with which its first bucket is smaller.
-        cap = None if bucket_cap_mb == DDP_BUCKET_CAP_MB else bucket_cap_mb
+    def __init__(self, cluster: Cluster, **options: Any) -> None:
         super().__init__(
             cluster_environment=LauncherEnvironment(cluster),
             process_group_backend=cluster.backend,
-            bucket_cap_mb=cap,
             **options,
         )
-        self._compression = compression
-
-    def configure_ddp(self) -> None:
-        """Register the compression here: Lightning registers DDP's hooks only on GPUs."""
-        super().configure_ddp()
-        model: Any = self.model
-        if self._compression != "none":
-            hook = getattr(default_hooks, f"{self._compression}_compress_hook")
-            model.register_comm_hook(None, hook)

@@ -78,6 +78,31 @@ def test_the_loops_have_the_private_counters(trainer: pl.Trainer) -> None:
     assert loop.epoch_loop._batches_that_stepped == trainer.global_step == 2
 
 
+def test_the_loops_load_the_progress_that_is_written(trainer: pl.Trainer) -> None:
+    """training/loop.py sets these keys; an unknown counter would keep its value."""
+    state = trainer.fit_loop.state_dict()
+    batches = ("epoch_loop.batch_progress", "epoch_loop.val_loop.batch_progress")
+    for name in ("epoch_progress", *batches):
+        for when in ("current", "total"):
+            assert state[name][when].keys() <= {"ready", "started", "processed", "completed"}
+    assert [state[name]["is_last_batch"] for name in batches] == [False, False]
+    assert state["epoch_loop.state_dict"] == {"_batches_that_stepped": 0}
+    loops.set_progress(
+        state,
+        step=11,
+        epoch=1,
+        batches=3,
+        all_batches=11,
+        last=False,
+        validate=False,
+        complete=False,
+        max_steps=-1,
+    )
+    trainer.fit_loop.load_state_dict(state)
+    assert loops.steps(trainer) == 11 and loops.batches_trained(trainer) == 11
+    assert loops.batches_of_epoch(trainer) == 3 and trainer.current_epoch == 1
+
+
 def test_the_sharded_strategy_overrides_existing_methods() -> None:
     """cluster/sharding.py replaces Lightning's own sharded checkpoints."""
     overridden = (

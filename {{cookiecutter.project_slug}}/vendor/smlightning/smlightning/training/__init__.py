@@ -10,7 +10,7 @@
 - `hangs`: which rank hangs, and where: ``find_hang``.
 - `watchdog`: ends a job whose ranks hang: ``HangWatchdog``, ``pause_watchdog``.
 - `checks`: mistakes found before training or in its first epoch: ``training_checks``,
-  ``refuse_incomplete``.
+  ``check_complete``.
 - `rank_checks`: ranks that differ, or train on the same data: ``EqualRanks``, ``DividedData``,
   ``SharedMetrics``, ``equal_on_ranks``.
 - `metrics`: metrics over all ranks: ``WeightedMean``, ``ConfusionMatrix``.

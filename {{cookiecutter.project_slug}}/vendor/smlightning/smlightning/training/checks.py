@@ -29,7 +29,7 @@ def training_checks(data_divided: bool = True) -> list[pl.Callback]:
     return [DividedData(), *checks] if data_divided else checks
 
 
-def refuse_incomplete(model: pl.LightningModule, data: pl.LightningDataModule) -> None:
+def check_complete(model: pl.LightningModule, data: pl.LightningDataModule) -> None:
     """Check that the best weights can be tested and saved when training ends.
 
     Raises:

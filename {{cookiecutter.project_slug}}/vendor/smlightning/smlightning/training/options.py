@@ -49,12 +49,6 @@ class TrainerOptions:
         "memory); 0: all",
         resume="free",
     )
-    compression: Literal["none", "fp16", "bf16"] = option(
-        "none", "type in which gradients are sent between ranks; none: their own", resume="path"
-    )
-    bucket_cap_mb: PositiveInt = option(
-        25, "largest size in MiB in which gradients are sent", resume="free"
-    )
     deterministic: bool = option(
         False,
         "use only GPU kernels whose results repeat exactly, to resume bit by bit",
@@ -93,9 +87,6 @@ class TrainerOptions:
         if self.strategy == "ddp" and self.shard_size:
             problem = f"--shard_size {self.shard_size} is for --strategy fsdp, and this is ddp"
             raise UserError(problem, "set --strategy to fsdp, or leave --shard_size out")
-        if self.strategy == "fsdp" and self.compression != "none":
-            problem = f"--compression {self.compression} is for ddp, and --strategy is fsdp"
-            raise UserError(problem, "set --compression to none, or --strategy to ddp")
         if self.strategy == "fsdp" and self.precision == "16-mixed":
             problem = "--precision 16-mixed scales losses, and --strategy fsdp does not"
             raise UserError(problem, "set --precision to bf16-mixed, 32-true or auto")

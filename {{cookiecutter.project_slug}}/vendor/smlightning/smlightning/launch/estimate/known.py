@@ -22,7 +22,6 @@ MOST_SECONDS = 900  # for counting, and for preparing the data the first time
 INSTEAD: dict[str, Any] = {
     "strategy": "ddp",
     "shard_size": 0,
-    "compression": "none",
     "compile": False,
     "resume": "never",
     "num_workers": 0,
