@@ -42,7 +42,8 @@ def write_chart(path: Path, facts: dict[str, Any], title: str) -> None:
         [end - value for value, end in zip(values, high, strict=True)],
     ]
     axis.axvline(1, color="black", linewidth=1)
-    axis.barh(names, values, 0.7, xerr=bars, capsize=3, color="#31608f")
+    labels = [name.removeprefix("step ") for name in names]
+    axis.barh(labels, values, 0.7, xerr=bars, capsize=3, color="#31608f")
     for y, value in enumerate(values):
         axis.text(0.01, y, f"{value:.3f}", va="center", fontsize=9, color="white")
     axis.invert_yaxis()

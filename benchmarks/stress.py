@@ -1,8 +1,7 @@
-"""Stop, kill, damage and hang real runs of the generated project at random moments, and count the
-losses.
+"""Stops, kills, damages and hangs real runs of the project at random moments, and counts losses.
 
     python benchmarks/stress.py kills --count 50    # kill -9, resume, compare weights bit for bit
-    python benchmarks/stress.py stops --count 50    # SIGTERM or SIGINT to torchrun, a rank or all
+    python benchmarks/stress.py stops --count 50    # SIGTERM or SIGINT to a rank, or to both
     python benchmarks/stress.py damage --count 40   # damage the newest checkpoint
     python benchmarks/stress.py ranks --count 8     # resume with another number of ranks
     python benchmarks/stress.py full --count 20     # fill the disk; one error, then resume
@@ -10,34 +9,21 @@ losses.
     python benchmarks/stress.py all --minutes 5     # some of each, in rounds with other seeds
 
 With `--strategy fsdp` runs are sharded (kills, stops, damage, ranks), with `--lora_rank 4` they
-train adapters of a small BERT. Hosts are stopped and lost by tests/template/test_rehearsal.py.
+train adapters of a small BERT. Ranks are forked: torch and Lightning are imported once.
 
 Prints a line per trial and a summary; the status is 1 if a trial failed. docs/evidence.md has
 the figures.
 """
 
-import os
-import signal
-import subprocess
-import sys
-
-if sys.argv[1:2] == ["--rank"]:  # torchrun starts this: it passes signals on and notes the status
-    process = subprocess.Popen([sys.executable, *sys.argv[2:]])
-    for _number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(_number, lambda number, _: process.send_signal(number))
-    with open(f"rank{os.environ['RANK']}.pid", "w") as file:  # noqa: PTH123
-        file.write(str(process.pid))
-    status = process.wait()
-    with open(f"rank{os.environ['RANK']}.status", "w") as file:  # noqa: PTH123
-        file.write(str(status))
-    sys.exit(status if status >= 0 else 128 - status)
-
 import argparse
 import csv
-import faulthandler
+import os
 import random
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -48,7 +34,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SRC = next(ROOT.glob("{{*}}/src"))  # the template's own
 PATHS = [str(SRC), str(SRC.parent / "vendor" / "smlightning")]
-sys.path[:0] = PATHS
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of the server that forks the ranks
+sys.path[:0] = [*PATHS, str(ROOT / "tests")]
+import forked  # noqa: E402
 from smlightning.testing.processes import free_port  # noqa: E402
 
 ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
@@ -71,84 +59,69 @@ def write_words(path: Path, each: int = 120) -> None:
         csv.writer(file).writerows([("text", "label"), *rows])
 
 
+RUN = """
+import os, sys
+os.chdir({folder!r})
+import train
+from smlightning import entry
+{script}
+sys.exit(entry.main(train.train, train.Options, None))
+"""
+
+
 class Job:
-    """A run of train.py on this machine.
+    """A run of train.py on this machine, in forked processes.
 
     Args:
-        script: Python code to execute first.
-        torchrun: whether torchrun starts the ranks. Otherwise they are forked, in a tenth of the
-            time, since torch and Lightning are imported already.
+        script: Python code that each rank executes first.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        ranks: int,
-        options: dict[str, object],
-        script: str = "",
-        torchrun: bool = False,
+        self, folder: Path, ranks: int, options: dict[str, object], script: str = ""
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.started = time.monotonic()
-        self.log = folder / f"log-{time.time_ns()}.txt"
-        self.pids: list[int] = []  # of the ranks
-        self.statuses: dict[int, int] = {}
-        self.agent: subprocess.Popen[bytes] | None = None
+        self.ranks: list[forked.Rank] = []
+        code = RUN.format(folder=str(folder), script=script)
         arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
-        port = str(free_port())
-        launched = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        base = {name: value for name, value in os.environ.items() if name not in launched}
-        base["OMP_NUM_THREADS"] = "1"
-        base["PYTHONPATH"] = os.pathsep.join(PATHS)
-        base["DIST_MEET_SECONDS"] = "40"
-        with self.log.open("w") as log:
-            if torchrun:
-                line = [sys.executable, "-m", "torch.distributed.run", "--master_port", port]
-                line += ["--nproc_per_node", str(ranks), __file__, "--rank", str(SRC / "train.py")]
-                line += arguments
-                self.agent = subprocess.Popen(line, cwd=folder, env=base, stdout=log, stderr=log)
-                return
-            for rank in range(ranks):
-                env = dict(base)
-                if ranks > 1:
-                    env["RANK"] = env["LOCAL_RANK"] = str(rank)
-                    env["WORLD_SIZE"] = env["LOCAL_WORLD_SIZE"] = str(ranks)
-                    env["MASTER_ADDR"], env["MASTER_PORT"] = "127.0.0.1", port
-                self.pids.append(_fork(folder, env, arguments, log.fileno(), script))
+        env = {**os.environ, "DIST_MEET_SECONDS": "40"}
+        env["PYTHONPATH"] = os.pathsep.join(PATHS)
+        if ranks > 1:
+            env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        for rank in range(ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+            log = folder / f"log-{time.time_ns()}-{rank}.txt"
+            log.touch()
+            self.ranks.append(forked.start(code, log, {**env, **own}, *arguments))
 
-    def find_ranks(self) -> list[int]:
-        """Process numbers of the ranks that have started."""
-        if self.agent:
-            notes = sorted(self.folder.glob("rank*.pid"))
-            self.pids = [int(text) for note in notes if (text := note.read_text())]
-        return self.pids
+    @property
+    def pids(self) -> list[int]:
+        return [rank.process.pid or 0 for rank in self.ranks]
+
+    def running(self) -> list[int]:
+        """The ranks that have not ended."""
+        return [rank.process.pid or 0 for rank in self.ranks if rank.process.exitcode is None]
 
     def rank_statuses(self) -> list[int]:
         """Statuses as in a shell: 128 + the number of the signal that ended a process."""
-        if self.agent:
-            notes = sorted(self.folder.glob("rank*.status"))
-            found = [int(note.read_text() or 0) for note in notes]
-        else:
-            found = [self.statuses[pid] for pid in self.pids]
+        found = [rank.process.exitcode or 0 for rank in self.ranks]
         return [status if status >= 0 else 128 - status for status in found]
 
     def wait(self, seconds: float) -> float | None:
-        """Seconds until every process had ended; None if some had not."""
+        """Seconds until every rank had ended; None if some had not."""
         start = time.monotonic()
         while time.monotonic() - start < seconds:
-            if self.agent:
-                running = [pid for pid in self.find_ranks() if _alive(pid)]
-                if self.agent.poll() is not None and not running:
-                    return time.monotonic() - start
-            else:
-                for pid in self.pids:
-                    if pid not in self.statuses and (ended := os.waitpid(pid, os.WNOHANG))[0]:
-                        self.statuses[pid] = os.waitstatus_to_exitcode(ended[1])
-                if len(self.statuses) == len(self.pids):
-                    return time.monotonic() - start
+            if not self.running():
+                return time.monotonic() - start
             time.sleep(0.02)
         return None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the ranks that still run."""
+        for pid in self.running():
+            os.kill(pid, number)
 
     def complete(self) -> float:
         """Wait until the run has succeeded; the seconds that it took."""
@@ -159,97 +132,25 @@ class Job:
         """Wait for a resumed run: whether it succeeded, and its `resume:` line."""
         ended = self.wait(300)
         if ended is None:
-            self.show_stacks()
+            print(f"not ended: {self.folder}", file=sys.stderr, flush=True)
         succeeded = ended is not None and set(self.rank_statuses()) == {0}
         lines = [line for line in self.text.splitlines() if line.startswith("resume: ")]
         self.end()
         return succeeded, lines[0] if lines else "resume: from the start"
 
     def end(self) -> None:
-        """Kill the processes of this job that still run."""
-        for pid in [*self.pids, *([self.agent.pid] if self.agent else [])]:
-            if pid not in self.statuses and _alive(pid):
-                os.kill(pid, signal.SIGKILL)
+        """Kill the ranks that still run."""
+        self.signal(signal.SIGKILL)
         self.wait(10)
-
-    def show_stacks(self) -> None:
-        """Have forked ranks that still run write the stacks of their threads to the log."""
-        for pid in self.pids:
-            if pid not in self.statuses and _alive(pid):
-                os.kill(pid, signal.SIGUSR1)
-        time.sleep(1)
-        print(f"not ended: {self.log}", file=sys.stderr, flush=True)
 
     @property
     def text(self) -> str:
-        return self.log.read_text(errors="replace")
-
-
-def _fork(folder: Path, env: dict[str, str], arguments: list[str], log: int, script: str) -> int:
-    """Fork a rank; its process number."""
-    warm_up()
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    os.setpgid(0, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    faulthandler.register(signal.SIGUSR1)
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(env)
-    sys.argv = [str(SRC / "train.py"), *arguments]
-    status = 1
-    try:
-        import train
-        from smlightning import entry
-
-        exec(script, {"__name__": "__main__"})  # noqa: S102
-        status = entry.main(train.train, train.Options, None)
-    except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # as at the end of an ordinary process
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def warm_up() -> None:
-    """Import the modules of every forked rank once."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    from smlightning.training import imports
-
-    imports.lightning()
-    import datasets  # noqa: F401
-    import matplotlib  # noqa: F401
-    import torch
-    from torch.utils.tensorboard import SummaryWriter  # noqa: F401
-
-    import train  # noqa: F401
-
-    torch.set_num_threads(1)
-    import data  # noqa: F401
-    import model  # noqa: F401
-    from smlightning import run  # noqa: F401
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+        return "".join(rank.log.read_text(errors="replace") for rank in self.ranks)
 
 
 def _listens(pid: int) -> bool:
     """Whether the rank has a handler for SIGTERM, or has ended."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if not any(word.endswith(b"/train.py") for word in command[:2]):
-            return False  # between fork and exec
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return True
@@ -360,38 +261,34 @@ def wait_for_write(place: Path, number: int) -> None:
 
 
 def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
-    """Signal torchrun, a rank or all of a run of two ranks, from its start to its last line.
+    """Signal one or both of two ranks, at any moment from the start to the last line.
 
     The ranks end in 10 s with status 143 and a checkpoint of their step.
     """
     rng = random.Random(seed)
     options = {**OPTIONS, "batch_size": 8, "epochs": 12}
-    seconds = Job(folder / "whole", 2, options, torchrun=True).complete()
+    seconds = Job(folder / "whole", 2, options).complete()
     trial = 0
     while trial < count:
         place = folder / f"stop{trial}"
         shutil.rmtree(place, ignore_errors=True)
-        target = rng.choice(["agent", "rank0", "rank1", "all"])
+        target = rng.choice([(0,), (1,), (0, 1)])
         number = rng.choice([signal.SIGTERM, signal.SIGINT])
-        job = Job(place, 2, options, torchrun=True)
-        assert job.agent
-        while len(job.find_ranks()) < 2 and job.agent.poll() is None:
-            time.sleep(0.01)
+        job = Job(place, 2, options)
         moment = job.started + rng.uniform(0.0, seconds)
-        while time.monotonic() < moment and job.agent.poll() is None:
+        while time.monotonic() < moment and job.running():
             time.sleep(0.005)
-        while job.agent.poll() is None and not all(_listens(pid) for pid in job.pids):
-            time.sleep(0.01)  # before its first line Python itself answers a signal
+        while job.running() and not all(map(_listens, job.pids)):
+            time.sleep(0.01)  # until then Python itself answers a signal
         before = job.text
-        if job.agent.poll() is not None or "test/accuracy" in before:
+        if not job.running() or "test/accuracy" in before:
             seconds = time.monotonic() - job.started
             job.end()  # complete before the signal: only a better measure of its length
             continue
         trial += 1
-        victims = {"agent": [job.agent.pid], "rank0": job.pids[:1], "rank1": job.pids[1:]}
-        for pid in victims.get(target, [job.agent.pid, *job.pids]):
-            if _alive(pid):
-                os.kill(pid, number)
+        for rank in target:
+            if job.pids[rank] in job.running():
+                os.kill(job.pids[rank], number)
         ended = job.wait(40)
         job.end()
         lines = job.text.splitlines()
@@ -400,10 +297,9 @@ def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
         if "epoch=12 val" in before:
             phase = "test and saving"
         statuses = job.rank_statuses()
-        problem = ""
         if ended is None or ended > 10:
             problem = "took too long"
-        elif set(statuses) != {143} or not job.agent.returncode:
+        elif set(statuses) != {143}:
             problem = "a status is not 143"
         elif not told:
             problem = "no line says how to resume"
@@ -412,9 +308,9 @@ def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
         else:
             problem = _checkpoint_problem(place, told)
         yield (
-            f"{'FAILED ' + problem if problem else 'ok'} {number.name} to {target} during {phase}: "
-            f"ended in {ended and round(ended, 1)} s, ranks {statuses}, torchrun "
-            f"{job.agent.returncode}; {(told or ['-'])[0]}"
+            f"{'FAILED ' + problem if problem else 'ok'} {number.name} to ranks {target} during "
+            f"{phase}: ended in {ended and round(ended, 1)} s, ranks {statuses}; "
+            f"{(told or ['-'])[0]}"
         )
         if not problem:
             shutil.rmtree(place)
@@ -433,7 +329,7 @@ data.BatchDataset.__getitem__ = hang
 
 
 def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> Iterator[str]:
-    """Let a rank sleep in its data, or pause its process: the others name it and end."""
+    """Let a rank sleep in its data, or pause its process: the others report it and end."""
     rng = random.Random(seed)
     words = ("has not been heard of", "has not answered", "stopped taking part")
     for trial in range(count):
@@ -442,7 +338,7 @@ def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> It
         options = {**OPTIONS, "epochs": 400, "batch_size": 4, "hang_seconds": hang_seconds}
         script = "" if paused else HANG % victim
         job = Job(folder / f"hang{trial}", ranks, options, script)
-        while "epoch=2" not in job.text and _alive(job.pids[0]):
+        while "epoch=2" not in job.text and job.pids[0] in job.running():
             if not paused and job.text.count("step=") >= 3:
                 break
             time.sleep(0.1)
@@ -466,7 +362,7 @@ def hangs(count: int, seed: int, folder: Path, hang_seconds: float = 60.0) -> It
         good = good and all(statuses) and stacks >= ranks - paused
         yield (
             f"{'ok' if good else 'FAILED'} rank {victim} of {ranks} "
-            f"{'was paused' if paused else 'slept'}: named after {seconds:.1f} s, "
+            f"{'was paused' if paused else 'slept'}: reported after {seconds:.1f} s, "
             f"statuses {statuses}, {stacks} stacks; {sentence}"
         )
 
@@ -667,7 +563,6 @@ def main() -> int:
     if everything:
         plan = {what: str(count) for what, count in ROUND.items()}
     folder = Path(tempfile.mkdtemp(prefix="stress-"))
-    warm_up()
     began, failed, total, round_ = time.monotonic(), 0, 0, 0
     while not round_ or (everything and time.monotonic() - began < 60 * arguments.minutes):
         for what, count in plan.items():

@@ -50,7 +50,7 @@ def test_a_noisy_host_ends_at_the_time_limit(play: Play, tmp_path: Path) -> None
 
 
 def test_the_forwarding_entry_stops_the_ranks_of_one_host(play: Play, tmp_path: Path) -> None:
-    """The entry of the request, on hosts that share /proc: no launcher and no other host."""
+    """On hosts that share /proc: not the launcher, and no other host."""
     rank = "trap 'echo rank told; exit 3' TERM; while sleep 0.1; do :; done"
     script(tmp_path / "train.py", f"touch $REHEARSAL_EVIDENCE/in-training-$REHEARSAL_HOST; {rank}")
     launcher = f"trap 'echo launcher told' TERM; sh {tmp_path}/train.py & wait $!; wait $!"
