@@ -98,7 +98,7 @@ def test_no_import_goes_in_a_circle() -> None:
     graphlib.TopologicalSorter(below).prepare()  # raises CycleError
 
 
-@pytest.mark.long  # launch/test_archive.py: what it holds is enough to import train
+@pytest.mark.long  # launch/test_source_archive.py: what it holds is enough to import train
 def test_the_training_part_needs_nothing_of_the_launcher() -> None:
     """A training image has none of these; a job's archive holds neither launch nor rehearsal."""
     modules = [name(path) for path in MODULES if room(path) in TRAINING]

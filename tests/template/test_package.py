@@ -84,9 +84,9 @@ def test_installed_alone(wheel: Path, tmp_path: Path) -> None:
 DIGEST_OF_THE_ARCHIVE = """
 import hashlib, io
 from smlightning import project
-from smlightning.launch import archive
+from smlightning.launch import source_archive
 file = io.BytesIO()
-archive.write(file, project.find().src)
+source_archive.write(file, project.find().src)
 print(hashlib.sha256(file.getvalue()).hexdigest())
 """
 
