@@ -53,9 +53,9 @@ def test_the_wheel_needs_neither_torch_nor_boto3(wheel: Path, tmp_path: Path) ->
 DIGEST_OF_THE_ARCHIVE = """
 import hashlib, io
 from smlightning import project
-from smlightning.launch import archive
+from smlightning.launch import source_archive
 file = io.BytesIO()
-archive.write(file, project.find().src)
+source_archive.write(file, project.find().src)
 print(hashlib.sha256(file.getvalue()).hexdigest())
 """
 

@@ -172,10 +172,10 @@ def test_no_dependency_group_contains_it(fresh: Project) -> None:
 
 
 ARCHIVE = """
-from smlightning.launch import archive
+from smlightning.launch import source_archive
 from smlightning.project import find
 with open("code.tar.gz", "wb") as file:
-    archive.write(file, find().src)
+    source_archive.write(file, find().src)
 """
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from projects import Project, need
-from smlightning.launch import archive
+from smlightning.launch import source_archive
 from smlightning.testing.processes import free_port
 
 DRIVERS = "sagemaker/train/container_drivers"
@@ -47,7 +47,7 @@ def create_host(base: Path, name: str, drivers: Path, source: Path, options: Any
         (base / folder).mkdir(parents=True)
     copy = base / "input/data/sm_drivers"
     subprocess.run(["cp", "-r", str(drivers), str(copy)], check=True)
-    archive.copy(source, base / "input/data/code")
+    source_archive.copy(source, base / "input/data/code")
     resources = {
         "current_host": name,
         "hosts": ["algo-1", "algo-2"],

@@ -18,7 +18,7 @@ from moto.servicequotas.models import ServiceQuotasBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
 from policies import ALLOWED, IMPLICIT, Verdict, evaluation
 
-from smlightning.launch import history, requirements
+from smlightning.launch import requirements, sent_jobs
 from smlightning.launch.job import Job, Network
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
@@ -46,7 +46,7 @@ def aws(
     """An empty account with one role that SageMaker may take on, and a quota of four p4d."""
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
         monkeypatch.setenv(f"AWS_{name}", "testing")
-    monkeypatch.setattr(history, "FILE", str(tmp_path_factory.mktemp("history") / "jobs.jsonl"))
+    monkeypatch.setattr(sent_jobs, "FILE", str(tmp_path_factory.mktemp("history") / "jobs.jsonl"))
     # pip would ask its index; the template's tests let it.
     monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
     record(monkeypatch, SimulatePrincipalPolicy=simulated())  # which moto does not know

@@ -17,7 +17,7 @@ from moto_account import ACCOUNT, REGION, record
 from small_job import PROJECT, edited
 
 from smlightning.__main__ import main
-from smlightning.launch import account, estimator, history, request
+from smlightning.launch import account, estimator, request, sent_jobs
 
 pytest_plugins = "moto_account"
 
@@ -168,7 +168,7 @@ def test_each_job_file_is_sent_and_followed_with_its_own_profile(
         assert main(["submit", "--yes", "--no-follow", *words]) == 0, capsys.readouterr()
         assert main(["list", *words]) == 0
         assert (tmp_path / name).read_text() == "xxx"
-        (job,) = [each for each in history.entries(PROJECT) if each["profile"] == name]
+        (job,) = [each for each in sent_jobs.entries(PROJECT) if each["profile"] == name]
         assert main(["stop", job["name"]]) == 0  # without its file
         assert (tmp_path / name).read_text() == "xxxx"
     assert not (tmp_path / "other").exists()
@@ -189,7 +189,7 @@ def test_a_profile_on_the_command_line_counts_and_empty_means_the_environment(
         callers.clear()
         assert main(["submit", "--yes", "--no-follow", *words]) == 0, capsys.readouterr()
         assert callers.keys() == {key}
-        sent = history.entries(PROJECT)[-1]
+        sent = sent_jobs.entries(PROJECT)[-1]
         assert sent["profile"] == given
         callers.clear()
         assert main(["stop", sent["name"], "--job", str(job_file)]) == 0  # as it was sent
@@ -203,7 +203,7 @@ def test_a_profile_that_does_not_exist_is_named_with_its_key(configure, tmp_path
     assert main(["preflight", "--job", str(job_file)]) == 1
     (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("error")]
     assert "absent" in line and "profile in job.toml" in line
-    history.remember(PROJECT, "a-job", REGION, profile="absent")
+    sent_jobs.remember(PROJECT, "a-job", REGION, profile="absent")
     for words in (["list", "--profile", "absent", "--region", REGION], ["stop", "a-job"]):
         assert main([*words, "--job", str(job_file)]) == 1
         said = capsys.readouterr().err
@@ -214,9 +214,9 @@ def test_the_profile_of_a_damaged_job_file_is_still_read(tmp_path):
     text = 'profile = "one" # comment\nname = = \n[hyperparameters]\nprofile = "of-training"\n'
     for head, profile in (("", "one"), ("region = 'eu-west-1'\n", "one")):
         (tmp_path / "job.toml").write_text(head + text)
-        assert history.profile_of(PROJECT, job_file=tmp_path / "job.toml") == profile
+        assert sent_jobs.profile_of(PROJECT, job_file=tmp_path / "job.toml") == profile
     (tmp_path / "job.toml").write_text("[hyperparameters]\nprofile = 'of-training'\n")
-    assert history.profile_of(PROJECT, job_file=tmp_path / "job.toml") == ""
+    assert sent_jobs.profile_of(PROJECT, job_file=tmp_path / "job.toml") == ""
 
 
 def test_the_sdks_estimator_needs_no_second_code_of_mfa(configure, good, prompts):

@@ -18,7 +18,6 @@ from small_job import GOOD, PROJECT
 from smlightning import project as projects
 from smlightning.errors import UserError
 from smlightning.launch import (
-    archive,
     aws,
     deploy,
     deploy_plan,
@@ -27,6 +26,7 @@ from smlightning.launch import (
     images,
     job,
     request,
+    source_archive,
 )
 
 CASES = {
@@ -106,7 +106,7 @@ def test_the_estimator_sends_the_request(
     wanted = job.from_table(CASES[case], PROJECT)
     made = request.dry_run(wanted, PROJECT, NAME)
     session = estimator.session(wanted)
-    sdk_estimator = written_out(wanted, made, session, archive.copy(SRC, tmp_path / "code"))
+    sdk_estimator = written_out(wanted, made, session, source_archive.copy(SRC, tmp_path / "code"))
     sdk_estimator._prepare_for_training(NAME)
     arguments = _TrainingJob.get_train_args(sdk_estimator, estimator.inputs(wanted), None)
     assert session.get_train_request(**arguments) == made
@@ -116,7 +116,7 @@ def test_the_estimators_archive_holds_the_same_files(
     tmp_path: Path, uploads: dict[str, Any]
 ) -> None:
     made = request.dry_run(GOOD, PROJECT, NAME)
-    code = archive.copy(SRC, tmp_path / "code")
+    code = source_archive.copy(SRC, tmp_path / "code")
     sdk_estimator = written_out(GOOD, made, estimator.session(GOOD), code)
     sdk_estimator._prepare_for_training(NAME)
     assert uploads["uri"] == json.loads(made["HyperParameters"]["sagemaker_submit_directory"])
@@ -124,7 +124,7 @@ def test_the_estimators_archive_holds_the_same_files(
     with tarfile.open(fileobj=io.BytesIO(uploads["content"])) as tar:
         members = [each for each in tar if each.isfile() and "__pycache__" not in each.name]
         files = {each.name: tar.extractfile(each).read() for each in members}  # type: ignore[union-attr]
-    assert files == {name: path.read_bytes() for name, path in archive.files(SRC).items()}
+    assert files == {name: path.read_bytes() for name, path in source_archive.files(SRC).items()}
 
 
 def test_a_member_without_a_parameter_is_named() -> None:

@@ -10,7 +10,7 @@ from moto_account import ACCOUNT, REGION, record, refusal
 from smlightning import project as projects
 from smlightning.__main__ import main
 from smlightning.errors import UserError
-from smlightning.launch import fetch, follow, history, jobs
+from smlightning.launch import fetch, follow, jobs, sent_jobs
 
 pytest_plugins = ("moto_account", "sent_job")
 
@@ -18,13 +18,13 @@ pytest_plugins = ("moto_account", "sent_job")
 def test_history_knows_the_region_of_a_job(aws, sent, tmp_path):
     here = projects.Project(tmp_path)  # without a job.toml
     with pytest.raises(UserError, match="--region"):
-        history.region_of(here, "x")
-    history.remember(here, "x", "eu-west-1")
-    with Path(history.FILE).open("a") as file:
+        sent_jobs.region_of(here, "x")
+    sent_jobs.remember(here, "x", "eu-west-1")
+    with Path(sent_jobs.FILE).open("a") as file:
         file.write("damaged\n[]\n")
-    assert history.region_of(here, "x") == "eu-west-1"
-    assert history.region_of(here, "x", given="us-west-2") == "us-west-2"
-    assert history.latest(here, "eu-west-1", 5) == ["x"]
+    assert sent_jobs.region_of(here, "x") == "eu-west-1"
+    assert sent_jobs.region_of(here, "x", given="us-west-2") == "us-west-2"
+    assert sent_jobs.latest(here, "eu-west-1", 5) == ["x"]
 
 
 def test_compare_shows_metrics_and_differing_options(aws, sent, capsys):

@@ -108,12 +108,6 @@ def test_a_channel_takes_members_by_their_own_names() -> None:
     assert channel["DataSource"]["S3DataSource"]["S3Uri"] == "s3://bucket/x"
 
 
-def test_names_hold_the_time_and_are_different() -> None:
-    assert re.fullmatch(r"language-id-\d{8}-\d{6}", request.job_name(GOOD))
-    name = tune.job_name(GOOD.replace(name="x" * 47))
-    assert re.fullmatch(r"x{16}-\d{6}-\d{6}", name)
-
-
 def test_metrics_are_read_from_the_lines_that_training_prints() -> None:
     values = {"step": 7, "epoch": 1, "train/loss": 1.5, "val/accuracy": 2e-05, "lr": 0.002}
     values |= {"samples_per_second": 1e6, "data_wait": 0.25, "gpu_gib": 31.5}

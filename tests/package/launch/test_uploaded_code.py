@@ -13,7 +13,7 @@ from moto_account import good
 from small_job import PROJECT
 from test_deploy import JOB, account, run
 
-from smlightning.launch import archive, request, sending
+from smlightning.launch import request, sending, source_archive
 from smlightning.launch.findings import has_errors, ordered
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import secrets, source
@@ -127,7 +127,7 @@ def test_the_templates_own_code_holds_no_secret(good: Job) -> None:
         assert not list(source.uploaded(task, ()))
     assert not [
         path
-        for path in archive.package_files().values()
+        for path in source_archive.package_files().values()
         if secrets.line_of_secret(path.read_text(encoding="utf-8"), path.suffix)
     ]
 

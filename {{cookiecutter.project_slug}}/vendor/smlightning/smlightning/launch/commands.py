@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from smlightning import project as projects
 from smlightning.errors import UserError
 from smlightning.files import ensure_dir
-from smlightning.launch import aws, findings, history
+from smlightning.launch import aws, findings, sent_jobs
 from smlightning.launch.constants import DEFAULT_INSTANCE
 from smlightning.launch.findings import Finding
 from smlightning.project import Project
@@ -82,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
         project = project_or_folder() if is_sent else projects.find()
         arguments.job = arguments.job or project.job_file
         name, job_file = getattr(arguments, "name", ""), arguments.job
-        history.use_profile(project, name, given=arguments.profile, job_file=job_file)
+        sent_jobs.use_profile(project, name, given=arguments.profile, job_file=job_file)
         if is_sent:
             given = arguments.region
-            arguments.region = history.region_of(project, name, given=given, job_file=job_file)
+            arguments.region = sent_jobs.region_of(project, name, given=given, job_file=job_file)
         else:
             project.add_src_to_path()
         return COMMANDS[arguments.command].run(arguments, project)
@@ -301,15 +301,15 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
         print(json.dumps(body, indent=2))
         return 0
     fingerprint = sending.fingerprint(wanted, project)
-    before = history.same(project, fingerprint)
+    before = sent_jobs.same(project, fingerprint)
     if before:
         print(f"again   the same job was sent as {before}")
     if not confirmed("Send it?", arguments.yes):
         return 1
     name = sending.submit(wanted, project, destination, body)
     print(f"sent    {name}", flush=True)  # at once: from now on the job is billed
-    profile = history.profile_of(project, given=arguments.profile, job_file=arguments.job)
-    history.remember(project, name, wanted.region, fingerprint, profile)
+    profile = sent_jobs.profile_of(project, given=arguments.profile, job_file=arguments.job)
+    sent_jobs.remember(project, name, wanted.region, fingerprint, profile)
     if arguments.no_follow:
         return 0
     outcome = follow.follow(name, wanted.region, metric_names(project))
@@ -424,7 +424,7 @@ def confirmed(question: str, yes: bool) -> bool:
 def list_jobs(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import jobs
 
-    launched_here = history.latest(project, arguments.region, 5 * jobs.LISTED)
+    launched_here = sent_jobs.latest(project, arguments.region, 5 * jobs.LISTED)
     jobs.print_rows(jobs.table(arguments.region, launched_here))
     return 0
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from smlightning.errors import UserError
 from smlightning.files import ADAPTER_CONFIG
-from smlightning.launch import archive
+from smlightning.launch import source_archive
 
 TRAINED = "trained"  # as ray_serving.py has it, which only Ray's image can import
 UNNEEDED = ("train.py",)  # files of src/ that an endpoint does not need
@@ -23,7 +23,7 @@ def add_code(folder: Path, src: Path, gpus: int = 0) -> None:
         UserError: the model is a LoRA adapter whose base model is a path of the training host.
     """
     check_adapter(folder / TRAINED / ADAPTER_CONFIG)
-    archive.copy(src, folder / "code", UNNEEDED)
+    source_archive.copy(src, folder / "code", UNNEEDED)
     (folder / "config.yaml").write_text(configuration(gpus), encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import archive, aws, history, price, request
+from smlightning.launch import aws, price, request, sent_jobs, source_archive
 from smlightning.launch.job import Job
 from smlightning.launch.request import Destination
 from smlightning.project import Project
@@ -37,7 +37,7 @@ def fingerprint(job: Job, project: Project) -> str:
     """A digest of job.toml's values and of the code that would be uploaded."""
     digest = hashlib.sha256(job.model_dump_json().encode())
     with tempfile.TemporaryFile() as file:
-        archive.write(file, project.src)
+        source_archive.write(file, project.src)
         file.seek(0)
         digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
@@ -49,11 +49,11 @@ def agreed(job: Job, project: Project, name: str) -> bool:
     A name is sent once. If the same job was sent before, the user is asked; without an answer
     nothing is sent.
     """
-    if name in history.remembered(project):
+    if name in sent_jobs.remembered(project):
         print(f"sent    {name} already")
         return False
     print(price.cost(job))
-    before = history.same(project, fingerprint(job, project))
+    before = sent_jobs.same(project, fingerprint(job, project))
     if not before:
         return True
     try:
@@ -71,8 +71,8 @@ def attached(job: Job, project: Project, name: str) -> str:
 
     Returns ``name`` if it was sent; else the one before it, as after a restart of the kernel.
     """
-    names = history.latest(project, job.region, 1)
-    if name in history.remembered(project) or not names:
+    names = sent_jobs.latest(project, job.region, 1)
+    if name in sent_jobs.remembered(project) or not names:
         return name
     print(f"attached to {names[-1]}, the last job that was sent from here")
     return names[-1]
@@ -205,7 +205,7 @@ def upload(
     if bucket == destination.bucket and account:
         extra["ExpectedBucketOwner"] = account[1]
     with tempfile.TemporaryFile() as file:
-        archive.write(file, project.src)
+        source_archive.write(file, project.src)
         file.seek(0)
         aws.client("s3", job.region).upload_fileobj(file, bucket, key, ExtraArgs=extra)
     return uri

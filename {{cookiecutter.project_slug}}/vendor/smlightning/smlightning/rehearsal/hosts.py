@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smlightning.launch import archive
+from smlightning.launch import source_archive
 from smlightning.rehearsal.plan import Plan
 
 STUBS = Path(__file__).parent / "stubs"
@@ -60,7 +60,7 @@ def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Ho
             (host.base / name).mkdir(parents=True)
         if restored:
             shutil.copytree(restored, host.base / "checkpoints", dirs_exist_ok=True)
-        archive.copy(plan.source, host.base / "code", NOT_COPIED)
+        source_archive.copy(plan.source, host.base / "code", NOT_COPIED)
         for channel, folder in plan.channels.items():
             link = host.base / "input/data" / channel
             link.symlink_to(folder.resolve(), target_is_directory=True)

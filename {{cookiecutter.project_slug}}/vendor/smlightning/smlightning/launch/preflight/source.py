@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from smlightning.launch import archive, requirements
+from smlightning.launch import requirements, source_archive
 from smlightning.launch.findings import Finding, error
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import secrets
@@ -24,7 +24,7 @@ def files(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def uploaded(folder: Path, needed: Collection[str]) -> Iterator[Finding]:
-    """Problems of the links in src/ and of the files that `archive.files` would upload.
+    """Problems of the links in src/ and of the files that `source_archive.files` would upload.
 
     Args:
         folder: the project's src/.
@@ -34,12 +34,12 @@ def uploaded(folder: Path, needed: Collection[str]) -> Iterator[Finding]:
         if not (folder / name).is_file():
             yield error(f"{folder.name}/{name}", "is missing", "the container looks for it there")
     size = 0
-    for path in archive.listed(folder):
+    for path in source_archive.listed(folder):
         name = path.relative_to(folder.parent).as_posix()
         if path.is_symlink():
             problem = "is a link, which leads nowhere in the container"
             yield error(name, problem, "put the file itself there")
-        elif archive.KEY_FILE.fullmatch(path.name):
+        elif source_archive.KEY_FILE.fullmatch(path.name):
             yield error(name, "is a file of keys, which is never uploaded", "move it out of src/")
         else:
             size += path.stat().st_size
@@ -100,7 +100,7 @@ JUDGED = (ast.Import, ast.ImportFrom, ast.Call)  # a comment or docstring may te
 
 def code(job: Job, project: Project) -> Iterator[Finding]:
     """The Python files of src/: they can be parsed, and follow no advice that is out of date."""
-    for path in archive.listed(project.src):
+    for path in source_archive.listed(project.src):
         if path.suffix != ".py" or path.is_symlink():
             continue
         name = path.relative_to(project.src.parent).as_posix()

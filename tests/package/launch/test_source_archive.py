@@ -12,7 +12,7 @@ import pytest
 
 from smlightning import project
 from smlightning.errors import UserError
-from smlightning.launch import archive
+from smlightning.launch import source_archive
 
 SRC = project.find().src
 
@@ -25,7 +25,7 @@ def contents(content: bytes) -> dict[str, bytes]:
 
 def written(source: Path = SRC) -> bytes:
     file = io.BytesIO()
-    archive.write(file, source)
+    source_archive.write(file, source)
     return file.getvalue()
 
 
@@ -76,5 +76,5 @@ def test_what_it_holds_is_enough_to_import_train(tmp_path: Path) -> None:
 def test_a_module_of_src_may_not_hide_the_package(tmp_path: Path) -> None:
     (tmp_path / "smlightning.py").touch()
     with pytest.raises(UserError) as raised:
-        archive.files(tmp_path)
+        source_archive.files(tmp_path)
     assert "smlightning.py" in raised.value.problem
