@@ -64,7 +64,7 @@ def no_more() -> None:
 
 def _wait(reader: int, killed_before: int) -> NoReturn:
     """In the helper: wait until the process has ended, report why, and exit."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # launchers send them to all processes
     try:
         with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
