@@ -61,7 +61,8 @@ def test_without_srun_a_job_warns_that_one_process_trains(
 
 def test_host_names_equal_those_of_scontrol(cluster: dict[str, str]) -> None:
     for text in ("n[01-03,7]", "a[8-11],b,c[1,3-4]", "r[1-2]n[0-1]", "ip-10-1-2-3,ip-10-1-2-4"):
-        assert host_names(text) == slurm.output(cluster, "scontrol", "show", "hostnames", text).split()
+        names = slurm.output(cluster, "scontrol", "show", "hostnames", text)
+        assert host_names(text) == names.split()
 
 
 def job_script(project: Project, command: str) -> str:
