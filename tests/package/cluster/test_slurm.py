@@ -40,7 +40,9 @@ def srun(task: int, hosts: int, local: int, **more: str) -> dict[str, str]:
         "SLURM_STEP_NUM_TASKS": hosts * local,
         "SLURM_STEP_NUM_NODES": hosts,
     }
+    first = task - task % local
     lists = {
+        "SLURM_GTIDS": ",".join(map(str, range(first, first + local))),
         "SLURM_STEP_TASKS_PER_NODE": str(local) if hosts == 1 else f"{local}(x{hosts})",
         "SLURM_STEP_NODELIST": "gpu01" if hosts == 1 else f"gpu[01-{hosts:02}]",
     }
@@ -134,10 +136,11 @@ WRONG = {
         "OMPI_COMM_WORLD_SIZE is 2",
     ),
     "SageMaker's hosts": (srun(1, 2, 2, SM_HOSTS='["algo-1"]'), "SM_HOSTS"),
-    "tasks dealt in turn": (
+    "tasks on hosts in turn": (
         srun(1, 2, 2) | {"SLURM_NODEID": "1", "SLURM_LOCALID": "0"},
-        "--distribution",
+        "task 1 is on a host with",
     ),
+    "tasks on hosts in turn, seen by rank 0": (srun(0, 2, 2, SLURM_GTIDS="0,2"), "tasks 0,2;"),
     "more tasks on one host": (
         srun(1, 2, 2) | {"SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1"},
         "SLURM_STEP_TASKS_PER_NODE is 2,1",

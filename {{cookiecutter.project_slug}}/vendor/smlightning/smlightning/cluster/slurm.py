@@ -48,11 +48,12 @@ def find_step(env: Mapping[str, str]) -> Step | None:
         )
     rank, local_rank = _integer(env, "SLURM_PROCID"), _integer(env, "SLURM_LOCALID")
     local_world_size = _tasks_per_host(env.get("SLURM_STEP_TASKS_PER_NODE", "unset"))
-    node_rank = _integer(env, "SLURM_NODEID")
-    if rank != node_rank * local_world_size + local_rank:
+    first = _integer(env, "SLURM_NODEID") * local_world_size  # of this host's tasks
+    expected = ",".join(str(first + number) for number in range(local_world_size))
+    tasks_here = env.get("SLURM_GTIDS", expected)  # scripts may unset it for other programs
+    if rank != first + local_rank or tasks_here != expected:
         raise UserError(
-            f"srun's task {rank} is number {local_rank} of {local_world_size} on host {node_rank}: "
-            "consecutive ranks are not on one host",
+            f"srun's task {rank} is on a host with the tasks {tasks_here}; expected {expected}",
             "leave out --distribution, or set it to block",
         )
     places = {
