@@ -99,6 +99,9 @@ PACKAGES = {
     "unshare": "util-linux",
     "g++": "g++",
     "git": "git",
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "srun": "slurm-wlm",
 }
 
 
@@ -107,7 +110,7 @@ def need(*tools: str, root: bool = False) -> None:
     reasons = []
     missing = [tool for tool in tools if not shutil.which(tool)]
     if missing:
-        packages = " ".join(PACKAGES[tool] for tool in missing)
+        packages = " ".join(dict.fromkeys(PACKAGES[tool] for tool in missing))
         reasons.append(f"{', '.join(missing)} not installed: apt install {packages}")
     if root and not (os.name == "posix" and os.geteuid() == 0):
         reasons.append("it mounts file systems: run as root")

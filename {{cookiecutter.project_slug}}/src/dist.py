@@ -7,7 +7,7 @@
 | launcher               | backend of `cluster`  | strategy                              |
 |------------------------|-----------------------|---------------------------------------|
 | none: one process      | none                  | OneProcess                            |
-| torchrun, mpirun       | nccl, on CPUs gloo    | ClusterStrategy, a DDPStrategy        |
+| torchrun, mpirun, srun | nccl, on CPUs gloo    | ClusterStrategy, a DDPStrategy        |
 | mpirun and SMDDP       | smddp                 | SmddpStrategy, a ClusterStrategy      |
 | with `--strategy fsdp` | nccl, gloo            | ShardedStrategy: FSDP2                |
 

@@ -3,6 +3,7 @@
 One process:         python src/train.py --epochs 6
 One host, 2 ranks:   torchrun --nproc_per_node 2 src/train.py --batch_size 32
 Two hosts, 4 ranks:  torchrun --nnodes 2 --node_rank {0,1} --master_addr HOST0 (as above)
+Slurm:               srun --nodes 2 --ntasks-per-node 2 python src/train.py
 SageMaker:           python -m smlightning submit  (of job.toml; `rehearse` simulates it here)
 """
 

@@ -1,7 +1,7 @@
 """Where this process is in the cluster: environment variables in, a Cluster or a ClusterError out.
 
-Processes are started by nothing, torchrun, mpirun, or smddprun under mpirun (AWS's SMDDP). Nothing
-here reads ``os.environ`` or imports torch: ``session.py`` passes both in.
+Processes are started by nothing, torchrun, mpirun, smddprun under mpirun (AWS's SMDDP), or srun
+(Slurm). This module neither reads ``os.environ`` nor imports torch: ``session.py`` passes both in.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from smlightning.cluster import slurm
 from smlightning.errors import UserError
 
 SMDDP_INSTANCES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
@@ -73,7 +74,7 @@ class Cluster:
     local_rank: int
     local_world_size: int  # processes on each host
     world_size: int  # processes in all
-    launcher: str  # none, torchrun, mpirun, smddprun
+    launcher: str  # none, torchrun, mpirun, smddprun, srun
     backend: str  # none, gloo, nccl, smddp
     device: str  # cpu, cuda:<local rank>
     main_address: str  # where the ranks meet
@@ -97,12 +98,16 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
     """The cluster that the environment variables describe; a pure function.
 
     It reads sagemaker-training's SM_* (https://github.com/aws/sagemaker-training-toolkit),
-    torchrun's (https://docs.pytorch.org/docs/stable/elastic/run.html) and Open MPI's
-    OMPI_COMM_WORLD_*.
+    torchrun's (https://docs.pytorch.org/docs/stable/elastic/run.html), Open MPI's
+    OMPI_COMM_WORLD_* and Slurm's (slurm.py).
 
     Raises:
         ClusterError: variables are missing, or would start several trainings or train on no GPU.
+        UserError: Slurm's variables contradict another launcher's.
     """
+    step = slurm.find_step(env)
+    if step:
+        env = {**env, **step.variables}
     launcher = _launcher(env)
     rank, world_size, local_rank, local_world_size = 0, 1, 0, 1
     if launcher != "none":
@@ -116,7 +121,7 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
                 "out of range",
                 f"set {', '.join(astuple(names))} by {launcher} only",
             )
-    hosts = tuple(map(str, _json(env, "SM_HOSTS", [])))
+    hosts = step.hosts if step else tuple(map(str, _json(env, "SM_HOSTS", [])))
     num_nodes = len(hosts) or world_size // local_world_size
     if world_size != num_nodes * local_world_size:  # hosts would train apart, each as rank 0
         raise ClusterError(
@@ -143,6 +148,8 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
     backend = "nccl" if device != "cpu" and machine.has_nccl else "gloo"
     if is_smddp:
         launcher, backend = "smddprun", "smddp"
+    if step:
+        launcher = "srun"
     return Cluster(
         hosts=hosts or (("localhost",) if num_nodes == 1 else tuple(placeholders)),
         node_rank=rank // local_world_size,
@@ -228,7 +235,7 @@ def _device(
         raise ClusterError(
             f"{local_world_size} processes were started on this host, and it has {machine.gpus} "
             "visible GPUs",
-            "start one process per GPU, or set CUDA_VISIBLE_DEVICES= (to nothing) "
-            "to run on the CPU",
+            "start one process per GPU (in Slurm: --gpus-per-node, not --gpus-per-task), or set "
+            "CUDA_VISIBLE_DEVICES= (to nothing) to run on the CPU",
         )
     return f"cuda:{local_rank}" if machine.gpus else "cpu"

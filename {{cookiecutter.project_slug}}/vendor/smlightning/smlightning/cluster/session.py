@@ -30,7 +30,7 @@ import torch.distributed
 from pytorch_lightning.utilities import rank_zero_only
 
 from smlightning import errors
-from smlightning.cluster import signals
+from smlightning.cluster import signals, slurm
 from smlightning.cluster.location import Cluster, ClusterError, Machine, locate
 from smlightning.errors import UserError, write_failure
 
@@ -191,6 +191,8 @@ def _meet(cluster: Cluster) -> None:
     if cluster.rank == 0:
         _print_table(infos)
         print(f"launcher: {cluster.launcher}; {versions[0]}", flush=True)
+        if unused := slurm.unused(os.environ, cluster.world_size, cluster.num_nodes):
+            print(f"warning: {unused}", flush=True)
     for rank, other in enumerate(versions):
         if other != versions[0]:
             raise ClusterError(

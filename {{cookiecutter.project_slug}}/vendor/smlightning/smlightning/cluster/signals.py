@@ -1,4 +1,6 @@
-"""How a process ends: its status, one sentence for a mistake, and in order at SIGTERM and SIGINT.
+"""How a process ends: its status, one sentence for a mistake, and in order after a signal.
+
+SIGTERM, Ctrl-C, and SIGUSR1, which many Slurm scripts have sent before the time limit, stop a run.
 
 Nothing heavy is imported, so a run can be stopped from its first moment on.
 
@@ -25,7 +27,9 @@ from smlightning import errors
 STATUS = 128 + signal.SIGTERM
 GRACE = 3.0  # seconds in which a process has to leave once nothing is left to save
 SAME = 1.0  # seconds in which signals are one: a terminal and torchrun's agent both pass Ctrl-C on
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if hasattr(signal, "SIGUSR1"):  # Windows has none
+    SIGNALS.append(signal.SIGUSR1)
 
 
 @dataclass
@@ -92,7 +96,7 @@ def _print_user_error(user_error: errors.UserError, error: BaseException) -> Non
 
 
 def install() -> None:
-    """Handle SIGTERM and SIGINT; call it once, in the main thread, before anything slow."""
+    """Handle SIGNALS; call it once, in the main thread, before anything slow."""
     faulthandler.enable(sys.__stderr__ or 2)  # stacks if native code aborts the process
     # Python runs handlers between two instructions of the main thread. The socket is written to
     # even while that thread waits in native code.
@@ -162,7 +166,9 @@ def ignore_signals_in_workers(*_: Any) -> None:
 
     The parent may still need them to save after a signal to the whole process group.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in SIGNALS:
+        if number != signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_exit_when_parent_says, daemon=True).start()

@@ -8,7 +8,7 @@ from smlightning.launch.job import Job
 # Variables of the container that the toolkit or a launcher sets, whatever a job's [environment]
 # says: sagemaker-training 5.1.4 (environment.py, to_env_vars; smdataparallel.py),
 # torchrun of torch 2.13 (elastic/agent/server/local_elastic_agent.py), Open MPI 4.1; and those by
-# which Lightning takes a host for one of Slurm's.
+# which Lightning or cluster/slurm.py takes a host for one of Slurm's.
 RESERVED_VARIABLES = frozenset(
     """
     SM_NETWORK_INTERFACE_NAME SM_HOSTS SM_CURRENT_HOST SM_HPS SM_USER_ENTRY_POINT SM_USER_ARGS
@@ -28,7 +28,7 @@ RESERVED_VARIABLES = frozenset(
     TORCHELASTIC_ERROR_FILE PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK PET_MASTER_ADDR
     PET_MASTER_PORT PMIX_RANK PMIX_NAMESPACE
     SLURM_JOB_ID SLURM_JOB_NAME SLURM_NTASKS SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NNODES
-    SLURM_NODELIST PYTHONPATH
+    SLURM_NODELIST SLURM_STEP_NUM_TASKS PYTHONPATH
     """.split()  # noqa: SIM905
 )
 # Beginnings of variables that are set for each channel and option, and by mpirun.

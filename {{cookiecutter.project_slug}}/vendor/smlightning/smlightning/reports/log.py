@@ -67,7 +67,7 @@ SILENCED = (
     ".*Checkpoint directory.*exists and is not empty.*",
     ".*number of training batches.*smaller than the logging interval.*",
     ".*your dataloader is not resumable.*",  # smlightning.checkpoints prints it where it is true
-    ".*srun. command is available.*",  # where Slurm is installed
+    ".*srun. command is available.*",  # Slurm is there; cluster.slurm warns in a job
 )
 
 

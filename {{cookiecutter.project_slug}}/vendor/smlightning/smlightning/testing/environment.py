@@ -13,7 +13,7 @@ OF_A_JOB = frozenset(
     MLFLOW_TRACKING_URI HUB_TOKEN_SECRET
     """.split()  # noqa: SIM905
 )
-OF_A_JOB_PREFIXES = ("SM_", "OMPI_", "SMDATAPARALLEL_", "TORCHELASTIC_")
+OF_A_JOB_PREFIXES = ("SM_", "OMPI_", "SLURM_", "SMDATAPARALLEL_", "TORCHELASTIC_")
 
 
 def of_tests(environment: Mapping[str, str]) -> dict[str, str]:
