@@ -13,6 +13,7 @@ from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
 from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.errors import UserError
+from smlightning.reports import log
 
 
 def steps(directory: Path) -> list[int]:
@@ -121,6 +122,22 @@ def test_the_position_that_a_run_resumed_from_is_not_written_again(tmp_path: Pat
     writer.resume_from(Position(step=4))
     write(writer, {"x": 1}, Position(step=4))
     assert steps(tmp_path) == []
+
+
+@pytest.mark.parametrize("shards", [0, 4])
+def test_each_checkpoint_is_a_line_of_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shards: int
+) -> None:
+    writer = CheckpointWriter(tmp_path)
+    for step in (1, 1, 390):
+        writer.write({}, Position(step=step))
+        writer.finish()
+    path = files.numbered(tmp_path)[0][1]
+    assert capsys.readouterr().out.splitlines()[1:] == [log.checkpoint_line(path, 0)]
+    match = log.CHECKPOINT.match(log.checkpoint_line(path, shards))
+    assert match and match[1] == f"{tmp_path}/"
+    assert [match[2], int(match[3]), int(match[4])] == [path.name, 2, 390]
+    assert int(match[5] or 0) == shards
 
 
 def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path) -> None:
