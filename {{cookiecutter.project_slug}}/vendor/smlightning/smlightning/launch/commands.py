@@ -17,6 +17,7 @@ from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job
 from smlightning.launch.request import Destination
 from smlightning.project import Project
+from smlightning.training.options import TrainerOptions
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -52,6 +53,15 @@ def metric_names(project: Project) -> tuple[str, ...]:
         return project.options().metrics
     except UserError:
         return ()
+
+
+def checkpoint_minutes(project: Project) -> float:
+    """The project's default between two checkpoints; the package's without src/options.py."""
+    default = TrainerOptions.checkpoint_minutes
+    try:
+        return float(getattr(project.options().cls, "checkpoint_minutes", default))
+    except UserError:
+        return default
 
 
 def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
@@ -187,7 +197,7 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     history.remember(project, name, wanted.region, fingerprint, profile)
     if arguments.no_follow:
         return 0
-    outcome = follow.follow(name, wanted.region, metric_names(project))
+    outcome = follow.follow(name, wanted.region, metric_names(project), checkpoint_minutes(project))
     return int(outcome.status != "Completed")
 
 
@@ -293,14 +303,16 @@ def confirmed(question: str, yes: bool) -> bool:
 def attach(arguments: argparse.Namespace, project: Project, region: str) -> int:
     from smlightning.launch import follow
 
-    outcome = follow.follow(arguments.name, region, metric_names(project))
+    outcome = follow.follow(
+        arguments.name, region, metric_names(project), checkpoint_minutes(project)
+    )
     return int(outcome.status != "Completed")
 
 
 def why(arguments: argparse.Namespace, project: Project, region: str) -> int:
     from smlightning.launch import follow
 
-    follow.why(arguments.name, region)
+    follow.why(arguments.name, region, checkpoint_minutes(project))
     return 0
 
 
