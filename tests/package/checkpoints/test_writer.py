@@ -13,7 +13,7 @@ from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
 from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.errors import UserError
-from smlightning.reports import log
+from smlightning.files import CHECKPOINT, checkpoint_line
 
 
 def steps(directory: Path) -> list[int]:
@@ -133,8 +133,8 @@ def test_each_checkpoint_is_a_line_of_the_log(
         writer.write({}, Position(step=step))
         writer.finish()
     path = files.numbered(tmp_path)[0][1]
-    assert capsys.readouterr().out.splitlines()[1:] == [log.checkpoint_line(path, 0)]
-    match = log.CHECKPOINT.match(log.checkpoint_line(path, shards))
+    assert capsys.readouterr().out.splitlines()[1:] == [checkpoint_line(path, 0)]
+    match = CHECKPOINT.match(checkpoint_line(path, shards))
     assert match and match[1] == f"{tmp_path}/"
     assert [match[2], int(match[3]), int(match[4])] == [path.name, 2, 390]
     assert int(match[5] or 0) == shards

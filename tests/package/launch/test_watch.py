@@ -110,7 +110,7 @@ def test_why_prints_the_steps_that_a_failure_lost(aws, sent, capsys):
         ([(15, written(7, 350))], 19, ""),  # within an interval
         ([(15, written(7, 350))], 20, name_of(7, 350)),
         ([(15, written(7, 350)), (20, written(8, 400))], 21, name_of(7, 350)),
-        ([(15, written(7, 350, "/tmp/mine"))], 16, "LocalPath"),
+        ([(15, written(7, 350, "/opt/ml/mine"))], 16, "LocalPath"),
         ([(15, written(7, 350)), (19, "launcher: torchrun; torch 2.13.0")], 30, ""),  # restarted
         ([(1, "step=1 epoch=1"), (19, "step=400 epoch=1")], 19, ""),  # not yet two intervals
         ([(1, "step=1 epoch=1"), (19, "step=400 epoch=1")], 20, "up to 100 steps"),

@@ -16,7 +16,7 @@ from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
 from smlightning.cluster import session, shards
 from smlightning.cluster.session import RankStore
-from smlightning.reports import log
+from smlightning.files import checkpoint_line
 
 KEPT_KEY = "checkpoint/kept"  # the newest number, and the names of the files that are still needed
 
@@ -163,7 +163,7 @@ class CheckpointWriter:
             every = {kind: [own[kind] for own in written if own[kind]] for kind in names}
             path = files.write(self.directory, position, state, every, number)
             # One write: the thread that trains prints, too.
-            print(log.checkpoint_line(path, len(every["shards"])) + "\n", end="", flush=True)
+            print(checkpoint_line(path, len(every["shards"])) + "\n", end="", flush=True)
             kept = files.prune(self.directory)
             if self.is_sharded:
                 self._store.set(KEPT_KEY, json.dumps([kept[0], sorted(kept[1])]))

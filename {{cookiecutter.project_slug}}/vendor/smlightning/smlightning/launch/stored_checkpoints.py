@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from smlightning.files import CHECKPOINT
 from smlightning.launch import aws
 from smlightning.launch.findings import Finding, warning
 from smlightning.launch.job_log import Line
-from smlightning.reports.log import CHECKPOINT
 
 KEY = "checkpoint_s3"  # of job.toml
 LOCAL_PATH = "/opt/ml/checkpoints"  # that SageMaker copies by default (API_CheckpointConfig)

@@ -35,22 +35,6 @@ def metric_regex(name: str) -> str:
     return rf"(?:^|\s){re.escape(name)}[= ](-?[0-9.]+(?:e[-+]?[0-9]+)?|nan|-?inf)"
 
 
-# The line of a checkpoint: folder, name, number, step and number of shards.
-CHECKPOINT = re.compile(
-    r"^checkpoint: (.*?)((\d{6,})-step(\d+)-[0-9a-f]{16}\.ckpt)(?:, (\d+) shards)?$"
-)
-
-
-def checkpoint_line(path: Path, shards: int) -> str:
-    """The line of the log for a checkpoint that is on the disk; `CHECKPOINT` reads it.
-
-    Args:
-        path: of the checkpoint.
-        shards: files next to it that it needs; 0 if it holds the whole state.
-    """
-    return f"checkpoint: {path}, {shards} shards" if shards else f"checkpoint: {path}"
-
-
 def of_the_test(monitor: str) -> str:
     """The test's name for a metric of validation: ``test/loss`` for ``val/loss``."""
     return f"test/{monitor.removeprefix('val/')}"
