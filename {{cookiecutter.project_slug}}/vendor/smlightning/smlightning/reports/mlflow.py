@@ -32,16 +32,16 @@ def mlflow_loggers(
     if known:
         cure = f"{cure}, or remove {ids.file('mlflow')} to begin another run there"
     try:
-        logger = MLFlowLogger(
+        kind = _without_options(MLFlowLogger) if known else MLFlowLogger
+        logger = kind(
             experiment,
             run_name=env.get("TRAINING_JOB_NAME"),
             tracking_uri=server,
             run_id=known or None,
         )
+        logger.log_hyperparams(dict(options))
         if known:
             logger.experiment.update_run(known, status="RUNNING")
-        else:
-            logger.log_hyperparams(dict(options))
         run_id = logger.run_id  # None on other ranks than 0
     except ModuleNotFoundError:
         raise UserError(
@@ -54,3 +54,13 @@ def mlflow_loggers(
     if run_id and not known:
         ids.keep("mlflow", run_id)
     return [logger]
+
+
+def _without_options(kind: Any) -> Any:
+    """A logger that leaves the run's options, and those of the model, as they are."""
+
+    class Resumed(kind):  # type: ignore[misc]
+        def log_hyperparams(self, *_: Any, **__: Any) -> None:
+            """Does nothing."""
+
+    return Resumed
