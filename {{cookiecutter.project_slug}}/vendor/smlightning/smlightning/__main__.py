@@ -211,6 +211,12 @@ def add_account(command: argparse.ArgumentParser) -> None:
         "have no IDs",
     )
     add(
+        "--notify",
+        default="",
+        metavar="EMAIL",
+        help="add a rule that mails the end of each of the project's jobs to this address",
+    )
+    add(
         "--existing-bucket",
         action="store_true",
         help="do not create the bucket, because it exists",

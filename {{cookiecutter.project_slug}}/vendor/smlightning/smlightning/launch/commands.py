@@ -138,6 +138,7 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             github=arguments.github,
             without_ids=arguments.without_ids,
             existing_bucket=arguments.existing_bucket,
+            notify=arguments.notify,
         )
         text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
     else:
