@@ -360,12 +360,11 @@ def report_checkpoints(
     if checkpoints.unreadable:
         reason = aws.explain(checkpoints.unreadable)
         console.print(f"{reason}; whether checkpoints arrived in S3 is not known")
-    elif outcome.status in ENDED:
-        console.print(checkpoints.ending(job))
-    elif wrong := checkpoints.warning(job, now, has_log=has_log):
+    found = checkpoints.ending(job) if outcome.status in ENDED else checkpoints.state(job, now)
+    if found:
+        console.print(found)
+    if wrong := checkpoints.warning(job, now, has_log=has_log):
         console.print(str(wrong))
-    else:
-        console.print(checkpoints.state(job, now))
 
 
 def report_first_failure(outcome: Outcome, console: Any) -> None:

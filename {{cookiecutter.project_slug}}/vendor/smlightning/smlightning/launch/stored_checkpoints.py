@@ -112,18 +112,14 @@ class Checkpoints:
         return [self._logged[number] for number in sorted(self._logged) if number > newest]
 
     def state(self, job: dict[str, Any], now: float) -> str:
-        """The newest checkpoint in S3, its age, and the loss by a stop; empty before training."""
-        if self.step is None and not self.stored:
+        """The newest checkpoint in S3, its age, and the loss by a stop; empty if unknown."""
+        if self.unreadable or not address(job) or (self.step is None and not self.stored):
             return ""
         found = "no checkpoint in S3"
         if self.stored:
-            age = int(now - self.stored.time) // 60
+            age = max(int(now - self.stored.time), 0) // 60
             found = f"checkpoint of step {self.stored.step} in S3, {age} min old"
-        elif self.unreadable:
-            found = "checkpoints in S3 unknown"
-        if self.unreadable or not address(job):
-            return found
-        return f"{found}, a stop now loses {self.lost} steps"
+        return found if self.step is None else f"{found}, a stop now loses {self.lost} steps"
 
     def ending(self, job: dict[str, Any]) -> str:
         """What S3 keeps of a job that has ended."""
@@ -140,6 +136,8 @@ class Checkpoints:
     def warning(self, job: dict[str, Any], now: float, *, has_log: bool) -> Finding | None:
         """What is wrong with the checkpoints of a job that trains, or None.
 
+        The sentence stays the same at each look, so that it is printed once.
+
         Args:
             job: DescribeTrainingJob's answer.
             now: seconds since 1970.
@@ -147,7 +145,7 @@ class Checkpoints:
         """
         if job.get("SecondaryStatus") != "Training" or self.unreadable:
             return None
-        uri, lost = address(job), f"a stop now loses up to {self.lost} steps"
+        uri = address(job)
         if not uri:
             problem = "the job copies no checkpoint to S3: an interruption loses all steps"
             return warning(KEY, problem, 'set checkpoint_s3 = "auto" for the next job')
@@ -155,10 +153,10 @@ class Checkpoints:
             return self._not_arrived(job, now)
         since = max(self._started, self.stored.time if self.stored else 0, _training_since(job))
         wait_s = max(2 * self._interval_s(job), SHORTEST_WAIT_S)
-        has_lost = self.lost > 0 or not has_log
-        if not has_lost or now - since < wait_s:
+        loses = self.lost > 0 or not has_log
+        if not loses or now - since < wait_s:
             return None
-        problem = f"no checkpoint came to {uri} since {clock_time(since)}; {lost}"
+        problem = f"no checkpoint has come to {uri} since {clock_time(since)}"
         cure = (
             "a long validation writes none; otherwise see in the log of rank 0 whether training "
             "goes on, and lower --checkpoint_minutes in the next job"
@@ -175,10 +173,7 @@ class Checkpoints:
             return warning(KEY, problem, cure)
         if now - oldest.time < max(self._interval_s(job), SHORTEST_WAIT_S):
             return None
-        problem = (
-            f"{oldest.name} was written at {clock_time(oldest.time)} and is not in {uri}; "
-            f"a stop now loses up to {self.lost} steps"
-        )
+        problem = f"{oldest.name} was written at {clock_time(oldest.time)} and is not in {uri}"
         cure = (
             "let the job's role write there (s3:PutObject, and kms:GenerateDataKey with a key); "
             f'if it may, stop the job and send it again with checkpoint_s3 = "{uri}"'
