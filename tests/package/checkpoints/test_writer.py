@@ -12,6 +12,7 @@ from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
 from smlightning.checkpoints.writer import CheckpointWriter
 from smlightning.errors import UserError
+from smlightning.files import CHECKPOINT, checkpoint_line
 
 
 def steps(directory: Path) -> list[int]:
@@ -73,6 +74,22 @@ def test_a_position_is_not_written_twice(tmp_path: Path) -> None:
         assert steps(tmp_path) == [1]
     write(writer, {"x": 1}, Position(step=1, complete=True))
     assert steps(tmp_path) == [1, 1]
+
+
+@pytest.mark.parametrize("shards", [0, 4])
+def test_each_checkpoint_is_a_line_of_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shards: int
+) -> None:
+    writer = CheckpointWriter(tmp_path)
+    for step in (1, 1, 390):
+        writer.write({}, Position(step=step))
+        writer.finish()
+    path = files.numbered(tmp_path)[0][1]
+    assert capsys.readouterr().out.splitlines()[1:] == [checkpoint_line(path, 0)]
+    match = CHECKPOINT.match(checkpoint_line(path, shards))
+    assert match and match[1] == f"{tmp_path}/"
+    assert [match[2], int(match[3]), int(match[4])] == [path.name, 2, 390]
+    assert int(match[5] or 0) == shards
 
 
 def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path) -> None:

@@ -174,11 +174,30 @@ def test_cfn_lint_has_no_finding(full, tmp_path):
     for job in (full, small, express):
         for github in ("", GITHUB):
             made = template.cloudformation(
-                job, PROJECT, github=github, existing_bucket=bool(github)
+                job,
+                PROJECT,
+                github=github,
+                existing_bucket=bool(github),
+                notify="me@example.com" if github else "",
             )
             body = yaml.safe_dump(made)
             matches = [match for match in api.lint_all(body) if match.rule.id[0] != "I"]
             assert [str(match) for match in matches] == []  # as the command: no informational ones
+
+
+def test_the_end_of_each_job_of_the_project_is_mailed(full):
+    stack = template.cloudformation(full, PROJECT, notify="me@example.com")["Resources"]
+    pattern = stack["NotifyRule"]["Properties"]["EventPattern"]
+    assert pattern["detail-type"] == ["SageMaker Training Job State Change"]
+    assert pattern["detail"]["TrainingJobName"] == [{"prefix": "words-"}]
+    (subscription,) = stack["NotifyTopic"]["Properties"]["Subscription"]
+    assert subscription["Endpoint"] == "me@example.com"
+    (statement,) = stack["NotifyTopicPolicy"]["Properties"]["PolicyDocument"]["Statement"]
+    assert statement["Principal"] == {"Service": "events.amazonaws.com"}
+    without_mail = template.cloudformation(full, PROJECT)["Resources"]
+    assert not [name for name in without_mail if name.startswith("Notify")]
+    with pytest.raises(UserError, match="my phone"):
+        template.cloudformation(full, PROJECT, notify="my phone")
 
 
 GITHUB = "me@12/words@3456"

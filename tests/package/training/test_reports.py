@@ -23,9 +23,11 @@ from small_training import (
     same,
     saved_weights,
 )
-from smlightning.checkpoints import files
+from smlightning.checkpoints import files, resume
+from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
 from smlightning.reports import mlflow, progress
+from smlightning.reports.tracking import RunIds, set_wandb_run
 
 
 def test_a_model_that_logs_train_loss_gets_one_warning(
@@ -168,43 +170,102 @@ def test_a_run_survives_an_error_in_draw(fit: Fit, capsys: pytest.CaptureFixture
 SERVER = {"MLFLOW_TRACKING_URI": "arn:x"}
 
 
-def test_an_mlflow_server_gets_lightnings_logger(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert mlflow.mlflow_loggers({}, {}) == []
-    calls: dict[str, Any] = {}
-    signature = inspect.signature(pl.loggers.MLFlowLogger)
+@pytest.fixture
+def mlflow_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """The calls of a stand-in for Lightning's MLFlowLogger, with its signatures."""
+    calls: list[tuple[str, Any]] = []
+    real = pl.loggers.MLFlowLogger
+
+    class Client:
+        def update_run(self, run_id: str, status: str | None = None) -> None:
+            calls.append(("update", (run_id, status)))
 
     class Logger:
         def __init__(self, experiment: str, **given: Any) -> None:
-            signature.bind(experiment, **given)
-            calls.update(given, experiment=experiment)
+            inspect.signature(real).bind(experiment, **given)
+            calls.append(("logger", {"experiment": experiment, **given}))
+            self.run_id = given["run_id"] or f"run-{len(calls)}"
+            self.experiment = Client()
 
         def log_hyperparams(self, options: dict[str, Any]) -> None:
-            calls["options"] = options
+            calls.append(("options", options))
 
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", Logger)
+    return calls
+
+
+def run_ids(folder: Path, wanted: str = "auto", is_job: bool = False) -> RunIds:
+    return RunIds(folder, resume.goes_on(wanted, folder, is_job))
+
+
+def test_an_mlflow_server_gets_lightnings_logger(
+    mlflow_calls: list[tuple[str, Any]], tmp_path: Path
+) -> None:
+    assert mlflow.mlflow_loggers({}, {}, run_ids(tmp_path)) == []
     named = {"MLFLOW_EXPERIMENT_NAME": "words", "TRAINING_JOB_NAME": "words-1"}
     env = {**SERVER, **named}
-    (logger,) = mlflow.mlflow_loggers({"lr": 0.1}, env)
-    assert isinstance(logger, Logger) and env["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
-    assert calls == {
-        "experiment": "words",
-        "run_name": "words-1",
-        "tracking_uri": "arn:x",
-        "options": {"lr": 0.1},
-    }
+    assert len(mlflow.mlflow_loggers({"lr": 0.1}, env, run_ids(tmp_path))) == 1
+    assert env["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
+    given = {"experiment": "words", "run_name": "words-1", "tracking_uri": "arn:x", "run_id": None}
+    assert mlflow_calls == [("logger", given), ("options", {"lr": 0.1})]
+
+
+def test_a_resumed_run_goes_on_in_its_mlflow_run(
+    mlflow_calls: list[tuple[str, Any]], tmp_path: Path
+) -> None:
+    def ids_of_attempts(wanted: str = "auto") -> tuple[Any, ...]:
+        mlflow_calls.clear()
+        mlflow.mlflow_loggers({"lr": 0.1}, dict(SERVER), run_ids(tmp_path, wanted))
+        return mlflow_calls[0][1]["run_id"], mlflow_calls[1]
+
+    files.write(tmp_path, Position(step=1), {})
+    assert ids_of_attempts() == (None, ("options", {"lr": 0.1}))
+    assert ids_of_attempts() == ("run-1", ("update", ("run-1", "RUNNING")))
+    assert ids_of_attempts("never")[0] is None
+    files.mark(tmp_path, files.FINISHED, "")
+    assert ids_of_attempts()[0] is None
+
+
+def test_wandb_gets_the_id_of_the_run_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """wandb itself is not installed here."""
+
+    def id_of_attempt(is_job: bool = False, **env: str) -> str:
+        set_wandb_run(run_ids(tmp_path, is_job=is_job), env)
+        assert env.get("WANDB_RESUME", "allow") == "allow"
+        return env.get("WANDB_RUN_ID", "")
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert id_of_attempt() == "" and not list(tmp_path.iterdir())
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: "found")
+    assert id_of_attempt(WANDB_RUN_ID="mine") == "mine"
+    first = id_of_attempt(is_job=True)
+    assert first and id_of_attempt(is_job=True) == first
+    assert id_of_attempt() != first  # on a laptop, without a checkpoint
+    files.write(tmp_path, Position(step=1), {})
+    resumed = id_of_attempt()
+    assert resumed != first and id_of_attempt(is_job=True) == resumed
+
+
+def test_a_missing_mlflow_ends_in_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise ModuleNotFoundError("mlflow")
+
+    monkeypatch.setattr(pl.loggers, "MLFlowLogger", missing)
+    with pytest.raises(UserError, match="sagemaker-mlflow"):
+        mlflow.mlflow_loggers({}, dict(SERVER), run_ids(tmp_path))
 
 
 def test_the_error_of_an_mlflow_server_hides_its_address(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def silent(*_: Any, tracking_uri: str, **__: Any) -> None:
         raise ConnectionError(f"API request to {tracking_uri} failed")
 
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", silent)
     with pytest.raises(UserError, match="API request") as raised:
-        mlflow.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "http://me:secret@x"})
+        mlflow.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "http://me:secret@x"}, run_ids(tmp_path))
     assert "secret" not in str(raised.value)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 
 from smlightning import errors, hub
+from smlightning.checkpoints import resume
 from smlightning.checkpoints.callback import Checkpoints
 from smlightning.cluster import session
 from smlightning.cluster.sharding import gather_weights
@@ -28,6 +29,7 @@ from smlightning.reports.lines import LogLines, MetricHistory
 from smlightning.reports.mlflow import mlflow_loggers
 from smlightning.reports.profiler import NoProfiler
 from smlightning.reports.progress import ProgressReport
+from smlightning.reports.tracking import RunIds, set_wandb_run
 from smlightning.training.buckets import BucketOrder
 from smlightning.training.checks import check_complete, training_checks
 from smlightning.training.loop import ValidationSteps
@@ -95,11 +97,18 @@ class Run:
         ]
 
     def loggers(self) -> list[Any]:
-        """The log's lines, TensorBoard, and MLflow where a job names a tracking server."""
+        """The log's lines, TensorBoard, and MLflow where a job names a tracking server.
+
+        A run that resumes goes on in its run of MLflow, and of W&B.
+        """
+        directory, is_job = self.checkpoints.directory, "TRAINING_JOB_NAME" in os.environ
+        ids = RunIds(directory, resume.goes_on(self.options.resume, directory, is_job))
+        if session.current_cluster().rank == 0:
+            set_wandb_run(ids, os.environ)
         return [
             LogLines(self.history),
             pl.loggers.TensorBoardLogger(self.outputs, name="tensorboard", version=""),
-            *mlflow_loggers(values_of(self.options), os.environ),
+            *mlflow_loggers(values_of(self.options), os.environ, ids),
         ]
 
     def train_test_save(

@@ -15,6 +15,7 @@ from smlightning.checkpoints.position import Position
 from smlightning.checkpoints.snapshot import snapshot
 from smlightning.cluster import session, shards
 from smlightning.cluster.session import RankStore
+from smlightning.files import checkpoint_line
 
 KEPT_KEY = "checkpoint/kept"  # the newest number, and the names of the files that are still needed
 
@@ -159,7 +160,9 @@ class CheckpointWriter:
             if not all(written):
                 raise torch.distributed.DistNetworkError("a rank could not write its shard")
             every = {kind: [own[kind] for own in written if own[kind]] for kind in names}
-            files.write(self.directory, position, state, every, number)
+            path = files.write(self.directory, position, state, every, number)
+            # One write: the thread that trains prints, too.
+            print(checkpoint_line(path, len(every["shards"])) + "\n", end="", flush=True)
             kept = files.prune(self.directory)
             if self.is_sharded:
                 self._store.set(KEPT_KEY, [kept[0], sorted(kept[1])])

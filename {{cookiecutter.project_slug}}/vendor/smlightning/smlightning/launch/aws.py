@@ -280,6 +280,14 @@ def within(inner: str, outer: str) -> bool:
     return f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/")
 
 
+def all_objects(uri: str, s3: Any) -> Iterator[dict[str, Any]]:
+    """Every object at an S3 address; of a folder all below it."""
+    bucket, prefix = s3_location(uri)
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    for page in pages:
+        yield from page.get("Contents", [])
+
+
 def code(problem: Exception) -> str:
     """AWS's name for an error that it answered with; empty for one that arose on the way."""
     return str(getattr(problem, "response", {}).get("Error", {}).get("Code", ""))

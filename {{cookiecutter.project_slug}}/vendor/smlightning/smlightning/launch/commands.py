@@ -18,6 +18,7 @@ from smlightning.launch import aws, findings, sent_jobs
 from smlightning.launch.constants import DEFAULT_INSTANCE
 from smlightning.launch.findings import Finding
 from smlightning.project import Project
+from smlightning.training.options import TrainerOptions
 
 if TYPE_CHECKING:
     from smlightning.launch.job import Job
@@ -105,6 +106,15 @@ def metric_names(project: Project) -> tuple[str, ...]:
         return project.options().metrics
     except UserError:
         return ()
+
+
+def checkpoint_minutes(project: Project) -> float:
+    """The project's default between two checkpoints; the package's without src/options.py."""
+    default = TrainerOptions.checkpoint_minutes
+    try:
+        return float(getattr(project.options().cls, "checkpoint_minutes", default))
+    except UserError:
+        return default
 
 
 @command(
@@ -234,6 +244,12 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
         "IDs",
         action="store_true",
     ),
+    option(
+        "--notify",
+        "add a rule that mails the end of each of the project's jobs to this address",
+        default="",
+        metavar="EMAIL",
+    ),
     option("--existing-bucket", "do not create the bucket, because it exists", action="store_true"),
     example="--policy role",
 )
@@ -259,6 +275,7 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             github=arguments.github,
             without_ids=arguments.without_ids,
             existing_bucket=arguments.existing_bucket,
+            notify=arguments.notify,
         )
         text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
     else:
@@ -312,7 +329,7 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     sent_jobs.remember(project, name, wanted.region, fingerprint, profile)
     if arguments.no_follow:
         return 0
-    outcome = follow.follow(name, wanted.region, metric_names(project))
+    outcome = follow.follow(name, wanted.region, metric_names(project), checkpoint_minutes(project))
     return int(outcome.status != "Completed")
 
 
@@ -433,7 +450,9 @@ def list_jobs(arguments: argparse.Namespace, project: Project) -> int:
 def attach(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import follow
 
-    outcome = follow.follow(arguments.name, arguments.region, metric_names(project))
+    outcome = follow.follow(
+        arguments.name, arguments.region, metric_names(project), checkpoint_minutes(project)
+    )
     return int(outcome.status != "Completed")
 
 
@@ -447,7 +466,7 @@ def attach(arguments: argparse.Namespace, project: Project) -> int:
 def why(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import follow
 
-    follow.why(arguments.name, arguments.region)
+    follow.why(arguments.name, arguments.region, checkpoint_minutes(project))
     return 0
 
 

@@ -3,12 +3,12 @@
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError, is_disk_full, root_cause
 from smlightning.launch import aws
+from smlightning.launch.aws import all_objects
 from smlightning.launch.follow import ENDED, describe
 
 MOST_FOLDERS = 100  # Python's own functions make and remove them by recursion
@@ -79,14 +79,6 @@ def output_address(model: str) -> str:
     if model.endswith("/"):
         return f"{model.rstrip('/').rpartition('/')[0]}/data/"
     return model.replace("model.tar.gz", "output.tar.gz")
-
-
-def all_objects(uri: str, s3: Any) -> Iterator[dict[str, Any]]:
-    """Every object at an S3 address; of a folder all below it."""
-    bucket, prefix = aws.s3_location(uri)
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    for page in pages:
-        yield from page.get("Contents", [])
 
 
 def download(s3: Any, uri: str, folder: Path) -> bool:

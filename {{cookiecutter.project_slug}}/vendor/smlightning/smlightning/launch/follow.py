@@ -10,12 +10,16 @@ from smlightning import terminal as terminals
 from smlightning.errors import UserError
 from smlightning.launch import aws, job_log, resources
 from smlightning.launch.job_log import Line
+from smlightning.launch.nccl_network import Networks
+from smlightning.launch.stored_checkpoints import Checkpoints
 from smlightning.reports import curves
+from smlightning.training.options import TrainerOptions
 
 ENDED = ("Completed", "Failed", "Stopped")
 POLL_S = 5.0  # between two looks; AWS throttles more
 LONGEST_WAIT_S = 60.0  # between two looks while AWS does not answer
 KEEP_ALIVE = "KeepAlivePeriodInSeconds"  # of ResourceConfig
+STORED_S = 60.0  # between two looks at the checkpoints in S3
 PROGRESS_S = 60.0  # between two lines of progress where there is no live line: notebooks and files
 
 STOPPED_BY = {
@@ -31,23 +35,31 @@ class Outcome:
     Attributes:
         rows: the metrics that the log holds, as `curves.write_curves` takes them.
         latest: each metric's last value.
+        networks: the network of NCCL on each host.
+        checkpoints: those in the log and in S3.
     """
 
     name: str
     metrics: tuple[str, ...] = ()  # names, as METRICS of src/options.py lists them
+    checkpoint_minutes: float = TrainerOptions.checkpoint_minutes  # unless the job sets its own
     job: dict[str, Any] = field(default_factory=dict)  # DescribeTrainingJob's answer
     lines: list[Line] = field(default_factory=list)
     rows: list[dict[str, float]] = field(default_factory=list, init=False)
     latest: dict[str, float] = field(default_factory=dict, init=False)
+    networks: Networks = field(default_factory=Networks, init=False)
+    checkpoints: Checkpoints = field(init=False)
 
     def __post_init__(self) -> None:
+        self.checkpoints = Checkpoints(self.checkpoint_minutes)
         given, self.lines = self.lines, []
         self.add(given)
 
     def add(self, lines: list[Line]) -> None:
-        """Take lines of the log that came since; each is searched for metrics once."""
+        """Take lines of the log that came since; each is searched once."""
         self.lines += lines
         for line in lines:
+            self.networks.add(line)
+            self.checkpoints.add(line)
             if row := job_log.metrics(line, self.metrics):
                 self.rows.append(row)
                 self.latest |= row
@@ -72,7 +84,12 @@ class Outcome:
 
 
 def follow(
-    name: str, region: str, metrics: tuple[str, ...] = (), *, console: Any = None
+    name: str,
+    region: str,
+    metrics: tuple[str, ...] = (),
+    checkpoint_minutes: float = TrainerOptions.checkpoint_minutes,
+    *,
+    console: Any = None,
 ) -> Outcome:
     """Print status changes, log lines and progress until the job has ended, and how it ended.
 
@@ -84,10 +101,11 @@ def follow(
         name: of the training job.
         region: where it runs.
         metrics: names of those that its log holds, as METRICS of src/options.py lists them.
+        checkpoint_minutes: the project's default between two checkpoints.
         console: of rich; by default standard output.
     """
-    follower = Follower(name, region, metrics, console or terminal())
-    outcome = follower.outcome
+    outcome = Outcome(name, metrics, checkpoint_minutes)
+    follower = Follower(outcome, region, console or terminal())
     try:
         with follower.console.status(name) as status:
             while not follower.ended:
@@ -100,6 +118,7 @@ def follow(
             print_way_back(outcome.name, region, follower.console)
         raise
     report_ending(outcome, region, follower.console)
+    report_checkpoints(outcome, region, follower.console)
     report_first_failure(outcome, follower.console)
     return outcome
 
@@ -107,17 +126,19 @@ def follow(
 class Follower:
     """The state between two looks at a job."""
 
-    def __init__(self, name: str, region: str, metrics: tuple[str, ...], console: Any) -> None:
-        self.outcome = Outcome(name, metrics)
+    def __init__(self, outcome: Outcome, region: str, console: Any) -> None:
+        self.outcome = outcome
         self.console = console
         self.ended = False
         self._sagemaker = aws.client("sagemaker", region)
-        self._log: job_log.Log | None = job_log.Log(name, aws.client("logs", region))
-        self._printed: set[str] = set()  # why the log could not be read
+        self._region = region
+        self._log: job_log.Log | None = job_log.Log(outcome.name, aws.client("logs", region))
+        self._printed: set[str] = set()  # sentences that are printed once
         self._transitions = 0  # status changes that were printed
         self._failures = 0  # looks in a row without an answer
         self._wait_s = 0.0
         self._reported = time.monotonic()
+        self._stored = -STORED_S  # the time of the last look at S3
 
     def look(self) -> None:
         """Wait, read the status and then the log, and print the news."""
@@ -141,6 +162,7 @@ class Follower:
         self.outcome.job = job
         self._print_transitions()
         self._read_log()
+        self._watch()
         self.ended = had_ended  # one look more: the log comes later than the status
 
     def _read_log(self) -> None:
@@ -158,8 +180,26 @@ class Follower:
         if aws.denied(problem):
             self._log = None
 
+    def _watch(self) -> None:
+        """Print the network of NCCL, the way to a shell, and what is wrong with checkpoints."""
+        outcome, job = self.outcome, self.outcome.job
+        self._print_once(shell(outcome.name, job, self._region))
+        networks, checkpoints = outcome.networks, outcome.checkpoints
+        if len(networks.chosen) >= _hosts(job) or checkpoints.step is not None:
+            self._print_once(networks.sentence(_cluster(job)))
+        if outcome.status in ENDED or time.monotonic() - self._stored < STORED_S:
+            return
+        self._stored = time.monotonic()
+        checkpoints.look(job, self._region)
+        if checkpoints.unreadable:
+            reason = aws.explain(checkpoints.unreadable)
+            self._print_once(f"{reason}; whether checkpoints arrive in S3 is not known")
+        has_log = self._log is not None and self._log.problem is None
+        if wrong := checkpoints.warning(job, time.time(), has_log=has_log):
+            self._print_once(str(wrong))
+
     def _print_once(self, sentence: str) -> None:
-        if sentence not in self._printed:
+        if sentence and sentence not in self._printed:
             self.console.print(sentence)
         self._printed.add(sentence)
 
@@ -195,15 +235,18 @@ def print_way_back(name: str, region: str, console: Any) -> None:
     console.print(f"In the console: {url(region)}/{name}")
 
 
-def why(name: str, region: str) -> None:
-    """Print how a job ended; after a failure also the last lines of the rank that failed first.
+def why(
+    name: str, region: str, checkpoint_minutes: float = TrainerOptions.checkpoint_minutes
+) -> None:
+    """Print how a job ended, its network and checkpoints; of a failed one also its last lines.
 
     AWS's reason is part of the status, so it is printed even if the log cannot be read.
     """
     console = terminal()
-    outcome = Outcome(name, job=describe(name, aws.client("sagemaker", region)))
+    outcome = Outcome(name, checkpoint_minutes=checkpoint_minutes)
+    outcome.job = describe(name, aws.client("sagemaker", region))
     report_ending(outcome, region, console)
-    if outcome.status != "Failed":
+    if outcome.status == "Completed":
         return
     log = job_log.Log(name, aws.client("logs", region), last_attempt=True)
     outcome.add(log.new_lines())
@@ -211,7 +254,22 @@ def why(name: str, region: str) -> None:
         console.print(f"The log was not read to its end: {aws.explain(log.problem)}")
     elif not outcome.lines:
         console.print(no_log(name))
+    if network := outcome.networks.sentence(_cluster(outcome.job)):
+        console.print(network)
+    report_checkpoints(outcome, region, console, has_log=log.problem is None)
     report_first_failure(outcome, console)
+
+
+def shell(name: str, job: dict[str, Any], region: str) -> str:
+    """How to open a shell in a host of a running job with remote debugging; empty without.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/train-remote-debugging.html
+    """
+    has_shell = job.get("RemoteDebugConfig", {}).get("EnableRemoteDebug")
+    if not has_shell or job.get("SecondaryStatus") != "Training":
+        return ""
+    target = f"sagemaker-training-job:{name}_algo-1"
+    return f"A shell on the first host: aws ssm start-session --target {target} --region {region}"
 
 
 def no_log(name: str) -> str:
@@ -257,6 +315,8 @@ def progress(outcome: Outcome) -> str:
         epochs = job.get("HyperParameters", {}).get("epochs", "?")
         parts.append(f"epoch {latest.pop('epoch'):g} of {epochs}")
     parts += [f"{name} {value:.4g}" for name, value in latest.items()]
+    if stored := outcome.checkpoints.state(job, time.time()):
+        parts.append(stored)
     return " · ".join(parts)
 
 
@@ -287,6 +347,24 @@ def last_message(job: dict[str, Any]) -> str:
     """AWS's last message about a job's status: the only reason of a job that waited too long."""
     messages = [step.get("StatusMessage") for step in job.get("SecondaryStatusTransitions", [])]
     return next(filter(None, reversed(messages)), "AWS gives no reason").rstrip(".")
+
+
+def report_checkpoints(
+    outcome: Outcome, region: str, console: Any, *, has_log: bool = True
+) -> None:
+    """Print whether the newest checkpoint is in S3, and the steps that are lost without it."""
+    job, checkpoints, now = outcome.job, outcome.checkpoints, time.time()
+    if outcome.status == "Completed":
+        return
+    checkpoints.look(job, region)
+    if checkpoints.unreadable:
+        reason = aws.explain(checkpoints.unreadable)
+        console.print(f"{reason}; whether checkpoints arrived in S3 is not known")
+    found = checkpoints.ending(job) if outcome.status in ENDED else checkpoints.state(job, now)
+    if found:
+        console.print(found)
+    if wrong := checkpoints.warning(job, now, has_log=has_log):
+        console.print(str(wrong))
 
 
 def report_first_failure(outcome: Outcome, console: Any) -> None:
@@ -345,9 +423,14 @@ def warm_pool(job: dict[str, Any], instances: str, name: str, region: str) -> st
     return sentences.get(pool.get("Status", ""), "")
 
 
+def _cluster(job: dict[str, Any]) -> resources.Cluster:
+    """The hosts; of the first candidate until AWS has selected one."""
+    return resources.candidates(job["ResourceConfig"])[0]
+
+
 def _hosts(job: dict[str, Any]) -> int:
-    """The number of hosts; of the first candidate until AWS has selected one."""
-    return sum(group.count for group in resources.candidates(job["ResourceConfig"])[0])
+    """The number of hosts."""
+    return sum(group.count for group in _cluster(job))
 
 
 def clock(seconds: float) -> str:

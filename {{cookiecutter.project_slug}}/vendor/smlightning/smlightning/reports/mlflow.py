@@ -4,12 +4,16 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from smlightning.errors import UserError, root_cause
+from smlightning.reports.tracking import RunIds
 
 
-def mlflow_loggers(options: Mapping[str, Any], env: MutableMapping[str, str]) -> list[Any]:
+def mlflow_loggers(
+    options: Mapping[str, Any], env: MutableMapping[str, str], ids: RunIds
+) -> list[Any]:
     """A logger for ``Trainer`` with the run's options and the job's name; none without a server.
 
-    job.toml's key ``mlflow`` sets MLFLOW_TRACKING_URI.
+    A run that resumes goes on in its MLflow run, whose options stay those of its start: MLflow
+    lets nobody change them. job.toml's key ``mlflow`` sets MLFLOW_TRACKING_URI.
 
     Raises:
         UserError: mlflow is not installed, or the server cannot be used.
@@ -23,11 +27,22 @@ def mlflow_loggers(options: Mapping[str, Any], env: MutableMapping[str, str]) ->
     env.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     env.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     experiment = env.get("MLFLOW_EXPERIMENT_NAME", "lightning_logs")
+    known = ids.known("mlflow")
+    cure = "correct it, or unset it"
+    if known:
+        cure = f"{cure}, or remove {ids.file('mlflow')} to begin another run there"
     try:
-        logger = MLFlowLogger(
-            experiment, run_name=env.get("TRAINING_JOB_NAME"), tracking_uri=server
+        kind = _without_options(MLFlowLogger) if known else MLFlowLogger
+        logger = kind(
+            experiment,
+            run_name=env.get("TRAINING_JOB_NAME"),
+            tracking_uri=server,
+            run_id=known or None,
         )
         logger.log_hyperparams(dict(options))
+        if known:
+            logger.experiment.update_run(known, status="RUNNING")
+        run_id = logger.run_id  # None on other ranks than 0
     except ModuleNotFoundError:
         raise UserError(
             "MLFLOW_TRACKING_URI is set, but mlflow is not installed",
@@ -35,7 +50,17 @@ def mlflow_loggers(options: Mapping[str, Any], env: MutableMapping[str, str]) ->
         ) from None
     except Exception as error:  # from mlflow, the network, or a store
         reason = root_cause(error).replace(server, "its address")  # it may hold a password
-        raise UserError(
-            f"MLFLOW_TRACKING_URI's server cannot be used ({reason})", "correct it, or unset it"
-        ) from None
+        raise UserError(f"MLFLOW_TRACKING_URI's server cannot be used ({reason})", cure) from None
+    if run_id and not known:
+        ids.keep("mlflow", run_id)
     return [logger]
+
+
+def _without_options(kind: Any) -> Any:
+    """A logger that leaves the run's options, and those of the model, as they are."""
+
+    class Resumed(kind):  # type: ignore[misc]
+        def log_hyperparams(self, *_: Any, **__: Any) -> None:
+            """Does nothing."""
+
+    return Resumed

@@ -42,7 +42,12 @@ BUCKET_PARTS = {
     "Conditions": ("HasBucketKey",),
     "Resources": ("Bucket", "BucketPolicy", "BucketKeyPolicy"),
 }
-WITHOUT_TAGS = ("AWS::S3::BucketPolicy", "AWS::IAM::Policy")  # types that AWS has no tags for
+NOTIFY_PARTS = {"Resources": ("NotifyTopic", "NotifyTopicPolicy", "NotifyRule")}
+WITHOUT_TAGS = (
+    "AWS::S3::BucketPolicy",
+    "AWS::IAM::Policy",
+    "AWS::SNS::TopicPolicy",
+)  # types that AWS has no tags for
 WITH_ADDRESSES = ("InputDataConfig", "CheckpointConfig", "OutputDataConfig")
 # IAM reads these as a pattern or a variable in the ARN of a policy.
 PATTERN = re.compile(r"[*?]|\$\{")
@@ -218,6 +223,7 @@ def cloudformation(
     github: str = "",
     without_ids: bool = False,
     existing_bucket: bool = False,
+    notify: str = "",
 ) -> dict[str, Any]:
     """cloudformation.yaml for a job: its role and bucket, and two roles for GitHub's workflows.
 
@@ -227,9 +233,11 @@ def cloudformation(
         github: OWNER@ID/REPOSITORY@ID; empty: no such roles.
         without_ids: github is OWNER/REPOSITORY, for repositories from before 2026-07-15.
         existing_bucket: create no bucket.
+        notify: the address that gets a mail at the end of each job; empty: none.
 
     Raises:
-        UserError: no request can be built from this job, or github is not a repository.
+        UserError: no request can be built from this job, github is not a repository, or notify no
+            address.
     """
     import yaml
 
@@ -260,6 +268,14 @@ def cloudformation(
     else:
         leave_out(content, GITHUB_PARTS)
         resources["BucketKeyPolicy"]["Properties"]["Roles"].remove({"Ref": "GitHubRole"})
+    if notify:
+        if not re.fullmatch(r"[^@\s]+@[^@\s]+", notify):
+            raise UserError(f"--notify {notify} is not an email address", "as in me@example.com")
+        resources["NotifyTopic"]["Properties"]["Subscription"][0]["Endpoint"] = notify
+        detail = resources["NotifyRule"]["Properties"]["EventPattern"]["detail"]
+        detail["TrainingJobName"] = [{"prefix": f"{job.name}-"}]
+    else:
+        leave_out(content, NOTIFY_PARTS)
     if exists:
         content["Outputs"]["Bucket"]["Value"] = filled(bucket)
         leave_out(content, BUCKET_PARTS)
