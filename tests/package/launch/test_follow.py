@@ -423,7 +423,7 @@ def test_the_bill_of_a_warm_pool_is_printed(
         ),
         ("ThrottlingException", "Rate exceeded", "in a minute"),
         ("InternalFailure", "", "in a minute"),
-        ("ValidationException", "Could not assume role", "correct what this message names"),
+        ("ValidationException", "Could not assume role", "correct the value in this message"),
     ],
 )
 def test_a_call_that_aws_rejects_has_the_cure_of_its_reason(
