@@ -1,4 +1,4 @@
-"""A run of seconds on a folder of small images, on which the contract tries data.py and model.py."""
+"""A run of seconds on a folder of small images, which the contract tests train."""
 
 from pathlib import Path
 from typing import Any
