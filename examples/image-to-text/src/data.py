@@ -16,11 +16,11 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from PIL import Image
+from receipts import receipts
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from options import Options
-from receipts import receipts
 from smlightning import hub
 from smlightning.data import batches
 from smlightning.files import json_digest
@@ -31,8 +31,8 @@ TAG = r"<s_[^>]+>|</s_[^>]+>|<sep/>"
 
 
 class Data(pl.LightningDataModule):
-    """A batch of B documents: ``pixel_values`` (B, 3, height, width) from -1 to 1; ``labels`` (B, L)
-    the tokens of their texts, then NO_LABEL; ``weight`` and ``scale``: see `batches.Share`.
+    """A batch of B documents: ``pixel_values`` (B, 3, height, width) from -1 to 1; ``labels``
+    (B, L) the tokens of their texts, then NO_LABEL; ``weight`` and ``scale``: `batches.Share`.
     """
 
     def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:

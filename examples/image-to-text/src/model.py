@@ -8,12 +8,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from torch.nn import functional as F
 from transformers import (
     AutoTokenizer,
-    DonutSwinConfig,
+    GenerationConfig,
     MBartConfig,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
+    ViTConfig,
 )
 from transformers.utils import logging
 
@@ -101,13 +103,13 @@ class Model(pl.LightningModule):
 def build(options: Options, tokens: Any) -> Any:
     """A network in training mode: a new tiny one, or a checkpoint, with a row for each tag."""
     if options.model_name == "tiny":
-        encoder = DonutSwinConfig(
-            image_size=[options.height, options.width], embed_dim=32, depths=[2, 2],
-            num_heads=[2, 4], window_size=4,
+        encoder = ViTConfig(
+            image_size=[options.height, options.width], patch_size=8, hidden_size=96,
+            num_hidden_layers=3, num_attention_heads=4, intermediate_size=384,
         )  # fmt: skip
         decoder = MBartConfig(
-            vocab_size=len(tokens), d_model=64, decoder_layers=2, decoder_attention_heads=4,
-            decoder_ffn_dim=256, max_position_embeddings=options.max_length + 2,
+            vocab_size=len(tokens), d_model=96, decoder_layers=2, decoder_attention_heads=4,
+            decoder_ffn_dim=384, max_position_embeddings=options.max_length + 2,
         )  # fmt: skip
         config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
         net: Any = VisionEncoderDecoderModel(config)
@@ -115,12 +117,14 @@ def build(options: Options, tokens: Any) -> Any:
         with torch.device("cpu"), pretrained.checkpoint_errors(options.model_name):
             net = VisionEncoderDecoderModel.from_pretrained(options.model_name).train()
             net.decoder.resize_token_embeddings(len(tokens))
-        for parameter in getattr(net.encoder.pooler, "parameters", list)():
-            parameter.requires_grad = False  # not used, which DDP rejects
-    start = tokens.bos_token_id if tokens.bos_token_id is not None else tokens.eos_token_id
-    for config in (net.config, net.generation_config):
-        config.decoder_start_token_id = start
-        config.eos_token_id, config.pad_token_id = tokens.eos_token_id, tokens.pad_token_id
+    for name, parameter in net.encoder.named_parameters():
+        if "pooler" in name:  # the decoder does not use it, and DDP wants every gradient
+            parameter.requires_grad = False
+    start = tokens.eos_token_id if tokens.bos_token_id is None else tokens.bos_token_id
+    marks = {"decoder_start_token_id": start, "eos_token_id": tokens.eos_token_id}
+    marks["pad_token_id"] = tokens.pad_token_id
+    net.config.update(marks)  # of the loss, and below of `generate`: MBart has others
+    net.generation_config = GenerationConfig(num_beams=1, do_sample=False, **marks)
     net.config.input_size = [options.height, options.width]  # predict.py reads both
     net.config.max_length_of_text = options.max_length
     return net
@@ -128,9 +132,8 @@ def build(options: Options, tokens: Any) -> Any:
 
 def generate(net: Any, pixel_values: torch.Tensor, length: int) -> torch.Tensor:
     """(B, length): the likeliest tokens one after the other, then padding."""
-    most = {"min_length": 0, "max_new_tokens": length, "num_beams": 1, "do_sample": False}
-    read = net.generate(pixel_values=pixel_values, **most)[:, 1:]
-    return torch.nn.functional.pad(read, (0, length - read.shape[1]), value=net.config.pad_token_id)
+    read = net.generate(pixel_values=pixel_values, max_new_tokens=length)[:, 1:]
+    return F.pad(read, (0, length - read.shape[1]), value=net.config.pad_token_id)
 
 
 def load(directory: Path) -> tuple[Any, Any]:

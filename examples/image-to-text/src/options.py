@@ -33,7 +33,7 @@ METRICS = (
     "train/loss", "val/loss", "val/exact_match", "test/loss", "test/exact_match", "lr",
     "samples_per_second", "data_wait",
 )  # fmt: skip
-MONITOR = "val/exact_match"
-MODE: Literal["max", "min"] = "max"
+MONITOR = "val/loss"  # exact_match is 0 for long, and then the first weights would stay the best
+MODE: Literal["max", "min"] = "min"
 SAMPLE = {"company": "NORTH BAKERY", "date": "24/12/2025", "total": "17.50"}
 """The receipt that `predict.py --sample` draws and reads."""

@@ -69,7 +69,6 @@ def main() -> int:
 
     def answer() -> None:
         from PIL import Image
-
         from receipts import draw
 
         trained = model_fn(arguments.model_dir)

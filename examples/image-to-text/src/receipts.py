@@ -6,8 +6,8 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-NAMES = "NORTH SOUTH GREEN CITY OLD ROYAL CORNER RIVER".split()
-SHOPS = "BAKERY MARKET BOOKS CAFE PHARMACY HOTEL GARAGE FLOWERS".split()
+NAMES = ["NORTH", "SOUTH", "GREEN", "CITY", "OLD", "ROYAL", "CORNER", "RIVER"]
+SHOPS = ["BAKERY", "MARKET", "BOOKS", "CAFE", "PHARMACY", "HOTEL", "GARAGE", "FLOWERS"]
 
 
 def receipts(count: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -22,11 +22,11 @@ def changed(name: str, folder: Path) -> dict[str, Any]:
     return {name: "elsewhere"} if name == "data_dir" else {}
 
 
-def write(folder: Path, seed: int) -> None:
-    """120 receipts of one field, and metadata.jsonl."""
+def write(folder: Path, seed: int, count: int = 120, copies: int = 1) -> None:
+    """Receipts of one field, each some times, and metadata.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "metadata.jsonl").open("w", encoding="utf-8") as file:
-        for number, row in enumerate(receipts(120, seed)):
+        for number, row in enumerate(copies * list(receipts(count, seed))):
             row["image"].save(folder / f"{number}.png")
             print(json.dumps({"file_name": f"{number}.png", "total": row["total"]}), file=file)
 
