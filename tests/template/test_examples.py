@@ -134,7 +134,7 @@ def test_the_classifier_reads_letters_in_unknown_typefaces(
 ) -> None:
     printed = train(example, tmp_path, "--epochs", "10")
     assert float(printed.split()[-1]) > 0.5, "36 classes"
-    draw = "import data, sys; data.draw('R', 'STIXGeneral').save(sys.argv[1])"
+    draw = "import letters, sys; letters.draw('R', 'STIXGeneral').save(sys.argv[1])"
     image = tmp_path / "R.png"
     example.run("python", "-c", draw, str(image), PYTHONPATH="src")
     ((best, second, third),) = answers(example, tmp_path, image)
@@ -165,3 +165,11 @@ def test_a_batch_of_documents_is_learned_by_heart(example: Project, tmp_path: Pa
     rows = [json.loads(line) for line in lines]
     images = [documents / "test" / row["file_name"] for row in rows]
     assert answers(example, tmp_path, *images) == [{"total": row["total"]} for row in rows]
+
+
+@pytest.mark.parametrize("name", ["image-to-text"], indirect=True)
+def test_fields_are_the_same_after_a_way_through_tags(example: Project) -> None:
+    rows = [{"name": "tea", "price": "2.10"}, {"name": "cake"}]
+    for value in ({"menu": rows, "total": "4.20"}, rows, "4.20", ["a", "b"]):
+        code = f"import tags; assert tags.parsed(tags.tagged({value!r})) == {value!r}"
+        example.run("python", "-c", code, PYTHONPATH="src")

@@ -6,8 +6,6 @@ https://huggingface.co/docs/datasets/image_dataset
 
 import hashlib
 import os
-import string
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,24 +14,13 @@ import datasets
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 
+from letters import LETTERS, TYPEFACES, letters
 from options import Options
 from smlightning import hub
 from smlightning.errors import UserError
-
-LETTERS = string.ascii_uppercase + string.digits
-FAMILIES = (("Sans", "Oblique"), ("SansMono", "Oblique"), ("Serif", "Italic"))
-TYPEFACES = {  # of matplotlib; those of validation and test are never trained on
-    "train": [
-        f"DejaVu{family}{style}"
-        for family, slant in FAMILIES
-        for style in ("", "-Bold", f"-{slant}", f"-Bold{slant}")
-    ],
-    "validation": ["cmb10", "cmr10", "cmss10", "cmtt10"],
-    "test": ["STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"],
-}
 
 
 class Data(pl.LightningDataModule):
@@ -141,21 +128,3 @@ def column(rows: datasets.Dataset, kind: type) -> str:
         f"no column of the data is of the kind {kind.__name__}: {rows.features}",
         "give a folder with a folder of images for each class",
     )
-
-
-def letters(typefaces: list[str]) -> Iterator[dict[str, Any]]:
-    """Each letter and digit in each typeface."""
-    for typeface in typefaces:
-        for letter in LETTERS:
-            yield {"image": draw(letter, typeface), "label": letter}
-
-
-def draw(letter: str, typeface: str) -> Image.Image:
-    """A black letter on white, 32 × 32, in a typeface of matplotlib."""
-    import matplotlib
-
-    file = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{typeface}.ttf")
-    image = Image.new("L", (32, 32), 255)
-    font = ImageFont.truetype(str(file), 24)
-    ImageDraw.Draw(image).text((16, 16), letter, fill=0, font=font, anchor="mm")
-    return image

@@ -63,12 +63,12 @@ def main() -> int:
     def answer() -> None:
         from PIL import Image
 
-        import data
+        import letters
 
         trained = model_fn(arguments.model_dir)
         images = {str(path): Image.open(path) for path in arguments.image}
         if arguments.sample:
-            images[SAMPLE] = data.draw(SAMPLE, "STIXGeneral")
+            images[SAMPLE] = letters.draw(SAMPLE, "STIXGeneral")
         for name, answers in zip(images, predict_fn([*images.values()], trained), strict=True):
             print(name, *(f"{each['label']} {each['score']:.3f}" for each in answers), sep="\t")
 

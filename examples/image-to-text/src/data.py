@@ -16,18 +16,18 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from PIL import Image
-from receipts import receipts
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from options import Options
+from receipts import receipts
 from smlightning import hub
 from smlightning.data import batches
 from smlightning.files import json_digest
+from tags import TAG, tagged, tokenizer
 
 SPLITS = ("train", "validation", "test")
 NO_LABEL = -100  # of transformers
-TAG = r"<s_[^>]+>|</s_[^>]+>|<sep/>"
 
 
 class Data(pl.LightningDataModule):
@@ -130,38 +130,3 @@ def target(row: dict[str, Any]) -> str:
     if "ground_truth" in fields:
         fields = json.loads(fields["ground_truth"])["gt_parse"]
     return tagged(fields)
-
-
-def tagged(value: Any) -> str:
-    """JSON as text with tags, as in Donut: {"total": 5} is <s_total>5</s_total>."""
-    if isinstance(value, dict):
-        return "".join(f"<s_{name}>{tagged(part)}</s_{name}>" for name, part in value.items())
-    if isinstance(value, list):
-        return "<sep/>".join(map(tagged, value))
-    return str(value)
-
-
-def parsed(text: str) -> Any:
-    """The JSON of a text with tags; what is not closed is left out."""
-    fields = re.findall(r"<s_([^>]+)>(.*?)</s_\1>", text, re.DOTALL)
-    if "<sep/>" in re.sub(r"<s_([^>]+)>.*?</s_\1>", "", text, flags=re.DOTALL):
-        return [parsed(part) for part in text.split("<sep/>")]
-    return {name: parsed(part) for name, part in fields} if fields else text
-
-
-def tokenizer(model_name: str, tags: list[str]) -> Any:
-    """The checkpoint's tokenizer, or one of UTF-8 bytes, with a token for each tag."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    if model_name == "tiny":
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        of_bytes = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
-        of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        of_bytes.decoder = decoders.ByteLevel()
-        marks = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-        tokens = PreTrainedTokenizerFast(tokenizer_object=of_bytes, **marks)
-    else:
-        tokens = AutoTokenizer.from_pretrained(model_name)
-    tokens.add_special_tokens({"additional_special_tokens": tags})
-    return tokens

@@ -25,6 +25,7 @@ from smlightning import pretrained
 from smlightning.training.losses import token_losses
 from smlightning.training.metrics import WeightedMean
 from smlightning.training.optimizers import adamw_with_cosine
+from tags import tokenizer
 
 logging.disable_progress_bar()
 
@@ -50,7 +51,7 @@ class Model(pl.LightningModule):
         if hasattr(self, "net"):
             return
         self.tags = self.trainer.datamodule.tags  # type: ignore[attr-defined]
-        self.tokens = data.tokenizer(self.options.model_name, self.tags)
+        self.tokens = tokenizer(self.options.model_name, self.tags)
         self.net = build(self.options, self.tokens)
         self.mean_loss, self.exact_match = WeightedMean(), WeightedMean()
 

@@ -22,7 +22,7 @@ class Options(TrainerOptions):
         "tiny", "tiny, or a Hugging Face vision encoder-decoder by name or path", resume="data"
     )
     height: PositiveInt = option(48, "of an image, in pixels", resume="data")
-    width: PositiveInt = option(112, "of an image, in pixels", resume="data")
+    width: PositiveInt = option(128, "of an image, in pixels", resume="data")
     max_length: PositiveInt = option(64, "tokens of a text at most", resume="data")
     lr: PositiveFloat = option(1e-3, "highest learning rate; to fine-tune 3e-5", resume="optimizer")
     weight_decay: NonNegativeFloat = option(0.01, "of AdamW, on matrices only", resume="optimizer")

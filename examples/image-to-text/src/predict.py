@@ -44,6 +44,7 @@ def predict_fn(images: list[Any], trained: Any) -> list[Any]:
 
     import data
     import model
+    import tags
 
     net, tokens = trained
     answers = []
@@ -51,12 +52,8 @@ def predict_fn(images: list[Any], trained: Any) -> list[Any]:
         batch = data.pixels(image, *net.config.input_size)[None].to(net.device)
         with torch.inference_mode():
             (read,) = model.generate(net, batch, net.config.max_length_of_text)
-        kept = [
-            token
-            for token in read.tolist()
-            if token not in (tokens.eos_token_id, tokens.pad_token_id)
-        ]
-        answers.append(data.parsed(tokens.decode(kept)))
+        text, *_ = tokens.decode(read).partition(tokens.eos_token)
+        answers.append(tags.parsed(text))
     return answers
 
 
@@ -69,10 +66,11 @@ def main() -> int:
 
     def answer() -> None:
         from PIL import Image
+
         from receipts import draw
 
         trained = model_fn(arguments.model_dir)
-        images = {str(path): Image.open(path) for path in arguments.image}
+        images: dict[str, Any] = {str(path): Image.open(path) for path in arguments.image}
         if arguments.sample:
             images["sample"] = draw(SAMPLE, random.Random(0))
         for name, fields in zip(images, predict_fn([*images.values()], trained), strict=True):

@@ -4,10 +4,12 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import matplotlib
 from PIL import Image, ImageDraw, ImageFont
 
 NAMES = ["NORTH", "SOUTH", "GREEN", "CITY", "OLD", "ROYAL", "CORNER", "RIVER"]
 SHOPS = ["BAKERY", "MARKET", "BOOKS", "CAFE", "PHARMACY", "HOTEL", "GARAGE", "FLOWERS"]
+FONT = ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSansMono.ttf", 12)
 
 
 def receipts(count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -23,9 +25,11 @@ def receipts(count: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def draw(fields: dict[str, str], rng: random.Random) -> Image.Image:
-    """A grey image of 112 × 48 pixels with a line for each field, a little off its place."""
-    image = Image.new("L", (112, 48), rng.randint(200, 255))
-    for number, text in enumerate(fields.values()):
-        place = rng.randint(1, 8), 16 * number + rng.randint(0, 5)
-        ImageDraw.Draw(image).text(place, text, rng.randint(0, 60), ImageFont.load_default(10))
+    """A grey image of 128 × 48 pixels with a line for each field, a little off its place."""
+    image = Image.new("L", (128, 48), rng.randint(200, 255))
+    grey, right, down = rng.randint(0, 60), rng.randint(0, 3), rng.randint(0, 3)
+    for line, text in enumerate(fields.values()):
+        for column, character in enumerate(text):  # each as wide as the others
+            place = 8 * column + right, 16 * line + down
+            ImageDraw.Draw(image).text(place, character, grey, FONT)
     return image
