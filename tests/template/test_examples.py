@@ -97,6 +97,28 @@ def test_five_kills_on_two_ranks_change_no_bit(example: Project, tmp_path: Path)
     assert 0 < found["batches"][1] <= found["batches"][0] - 5
 
 
+FINE_TUNED = """
+import json, sys
+from pathlib import Path
+import small
+from smlightning.testing import runs
+place = Path(sys.argv[1])
+options = small.options(place)
+first = runs.train(place / "first", options)
+more = {**options, "model_name": str(place / "first" / "outputs" / "model")}
+second = runs.train(place / "second", more, world_size=2)
+print(json.dumps([run[0]["losses"][0] for run in (first, second)]))
+"""
+
+
+@pytest.mark.long
+def test_a_saved_model_is_a_checkpoint_to_fine_tune(example: Project, tmp_path: Path) -> None:
+    path = os.pathsep.join((".", "src", "tests"))
+    printed = example.run("python", "-c", FINE_TUNED, str(tmp_path), PYTHONPATH=path).stdout
+    first, second = json.loads(printed.splitlines()[-1])
+    assert second < 0.8 * first
+
+
 def test_the_request_has_the_metrics_and_the_channel(example: Project, name: str) -> None:
     request = json.loads(example.run("python", "-m", "smlightning", "submit", "--dry-run").stdout)
     metrics = request["AlgorithmSpecification"]["MetricDefinitions"]

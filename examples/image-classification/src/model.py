@@ -16,6 +16,8 @@ from smlightning.cluster.collectives import sum_over_ranks
 from smlightning.training.optimizers import adamw_with_cosine
 
 logging.disable_progress_bar()
+# A checkpoint is read in float32, and none of its code runs.
+SAFE: Any = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
 
 
 class Model(pl.LightningModule):
@@ -83,8 +85,9 @@ def build(name: str, labels: list[str]) -> Any:
         config = ResNetConfig(depths=[1, 1, 1], layer_type="basic", **sizes, **classes)
         return AutoModelForImageClassification.from_config(config)
     with torch.device("cpu"), pretrained.checkpoint_errors(name):
-        kind = AutoModelForImageClassification
-        return kind.from_pretrained(name, ignore_mismatched_sizes=True, **classes).train()
+        return AutoModelForImageClassification.from_pretrained(
+            name, ignore_mismatched_sizes=True, **SAFE, **classes
+        ).train()
 
 
 def load(directory: Path) -> tuple[Any, list[str], int]:

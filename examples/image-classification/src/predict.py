@@ -66,7 +66,7 @@ def main() -> int:
         import letters
 
         trained = model_fn(arguments.model_dir)
-        images = {str(path): Image.open(path) for path in arguments.image}
+        images: dict[str, Any] = {str(path): Image.open(path) for path in arguments.image}
         if arguments.sample:
             images[SAMPLE] = letters.draw(SAMPLE, "STIXGeneral")
         for name, answers in zip(images, predict_fn([*images.values()], trained), strict=True):

@@ -50,11 +50,12 @@ class Data(pl.LightningDataModule):
         }
         self.tags = sorted({tag for text in texts["train"] for tag in re.findall(TAG, text)})
         tokens = tokenizer(self.options.model_name, self.tags)
-        limit = {"truncation": True, "max_length": self.options.max_length}
-        self.ids = {
-            split: tokens([text + tokens.eos_token for text in texts[split]], **limit)["input_ids"]
-            for split in SPLITS
-        }
+        chosen: Any = {"truncation": True, "max_length": self.options.max_length}
+        chosen["add_special_tokens"] = False
+        self.ids: dict[str, list[list[int]]] = {}
+        for split in SPLITS:
+            ended = [text + tokens.eos_token for text in texts[split]]
+            self.ids[split] = tokens(ended, **chosen)["input_ids"]
         self.fingerprint = json_digest(texts)
 
     def train_dataloader(self) -> DataLoader:

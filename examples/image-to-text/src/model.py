@@ -116,7 +116,9 @@ def build(options: Options, tokens: Any) -> Any:
         net: Any = VisionEncoderDecoderModel(config)
     else:
         with torch.device("cpu"), pretrained.checkpoint_errors(options.model_name):
-            net = VisionEncoderDecoderModel.from_pretrained(options.model_name).train()
+            net = VisionEncoderDecoderModel.from_pretrained(
+                options.model_name, dtype=torch.float32, use_safetensors=True
+            ).train()
             net.decoder.resize_token_embeddings(len(tokens))
     for name, parameter in net.encoder.named_parameters():
         if "pooler" in name:  # the decoder does not use it, and DDP wants every gradient

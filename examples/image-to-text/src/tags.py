@@ -40,6 +40,6 @@ def tokenizer(model_name: str, tags: list[str]) -> Any:
         marks = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
         tokens: Any = PreTrainedTokenizerFast(tokenizer_object=of_bytes, **marks)
     else:
-        tokens = AutoTokenizer.from_pretrained(model_name)
+        tokens = AutoTokenizer.from_pretrained(model_name, trust_remote_code=False)
     tokens.add_special_tokens({"additional_special_tokens": tags})
     return tokens
