@@ -41,6 +41,7 @@ class Model(pl.LightningModule):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = Options(**options)
+        self.sharded = self.options.strategy == "fsdp"
 
     def prepare_data(self) -> None:
         """Fetch a checkpoint from the hub once per node."""
@@ -70,7 +71,7 @@ class Model(pl.LightningModule):
         self.mean_loss.update(
             self._losses(batch), (labels != data.NO_LABEL) * batch["weight"][:, None]
         )
-        read = generate(self.net, batch["pixel_values"], labels.shape[1])
+        read = generate(self.net, batch["pixel_values"], labels.shape[1], self.sharded)
         right = (read == labels) | (labels == data.NO_LABEL)
         self.exact_match.update(right.all(1), batch["weight"])
 
@@ -133,9 +134,15 @@ def build(options: Options, tokens: Any) -> Any:
     return net
 
 
-def generate(net: Any, pixel_values: torch.Tensor, length: int) -> torch.Tensor:
-    """(B, length): the likeliest tokens one after the other, then padding."""
-    read = net.generate(pixel_values=pixel_values, max_new_tokens=length)[:, 1:]
+def generate(
+    net: Any, pixel_values: torch.Tensor, length: int, sharded: bool = False
+) -> torch.Tensor:
+    """(B, length): the likeliest tokens one after the other, then padding.
+
+    The ranks of a sharded network gather it for each token, so all go on until the last is done.
+    """
+    values = {"pixel_values": pixel_values, "max_new_tokens": length, "synced_gpus": sharded}
+    read = net.generate(**values)[:, 1:]
     return F.pad(read, (0, length - read.shape[1]), value=net.config.pad_token_id)
 
 
