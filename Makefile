@@ -71,7 +71,8 @@ lint: $(VENV)/.tests types  ## style, format and types of everything
 
 types: $(VENV)/.tests
 	cd '$(SOURCE)' && ../$(BIN)/mypy --exclude rehearsal/stubs/ src vendor/smlightning/smlightning
-	cd '$(SOURCE)' && MYPYPATH=tasks/language-model/src:vendor/smlightning ../$(BIN)/mypy tasks/language-model/src
+	cd '$(SOURCE)' && for src in tasks/language-model/src ../examples/*/src; do \
+	  MYPYPATH=$$src:vendor/smlightning ../$(BIN)/mypy $$src || exit 1; done
 
 wheel: $(VENV)/.template  ## the package as a wheel in dist/, for an index of your own
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist '$(SOURCE)/vendor/smlightning'

@@ -17,6 +17,8 @@ AT_ROOT = {
     "CONTRIBUTING": "contributing",
     "SECURITY": "security",
     "CHANGELOG": "changelog",
+    "examples/image-classification/README": "image_classification",
+    "examples/image-to-text/README": "image_to_text",
 }
 LINK = re.compile(r"(\]\(|\]: )([^)\s#]+)")
 ELSEWHERE = (".ipynb", "vendor/smlightning/CHANGELOG.md")  # on GitHub only
@@ -42,6 +44,6 @@ def _on_the_site(link: str, repository: str | None) -> str:
     if link.endswith(ELSEWHERE):
         # Without a repository's address the link has no target on the site.
         return f"{repository}/blob/HEAD/{link}" if repository else "index.md"
-    path = link.removeprefix("../").removeprefix(f"{PROJECT_URL}/").removeprefix("docs/")
+    path = re.sub(r"^(\.\./)+", "", link).removeprefix(f"{PROJECT_URL}/").removeprefix("docs/")
     name, dot, suffix = path.rpartition(".")
     return f"{AT_ROOT.get(name, name)}{dot}{suffix}"

@@ -85,5 +85,7 @@ print(
   make train       an environment, real data, a trained model: about two minutes
   make rehearse    simulates the cluster on this machine
   make help        everything else
+
+The template's folder examples/ has files for image classification and image to text.
 """
 )

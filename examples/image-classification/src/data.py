@@ -1,0 +1,130 @@
+"""Images and their classes: built-in letters, a folder, parquet files, or a data set of the hub.
+
+In a folder each class has a folder of images, perhaps below `train`, `validation` and `test`:
+https://huggingface.co/docs/datasets/image_dataset
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from PIL import Image, ImageOps
+from torch.utils.data import DataLoader, Dataset
+
+from letters import LETTERS, TYPEFACES, letters
+from options import Options
+from smlightning import hub
+from smlightning.errors import UserError
+
+
+class Data(pl.LightningDataModule):
+    """Batches are a list: images (B, 3, size, size) from -1 to 1, and classes (B,)."""
+
+    def __init__(self, dataset: str = Options.dataset, **options: Any) -> None:
+        super().__init__()
+        self.prepare_data_per_node = True
+        self.options = Options(dataset=dataset, **options)
+
+    def prepare_data(self) -> None:
+        load(self.options)
+
+    def setup(self, stage: str | None = None) -> None:
+        self.splits = load(self.options)
+        rows = self.splits["train"]
+        self.columns = column(rows, datasets.Image), column(rows, datasets.ClassLabel)
+        self.labels: list[str] = rows.features[self.columns[1]].names
+        classes = np.array(rows[self.columns[1]][:])
+        self.fingerprint = hashlib.sha256(classes.tobytes()).hexdigest()
+
+    def train_dataloader(self) -> DataLoader:
+        return self._loader("train", shuffle=True, drop_last=True)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader("validation")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._loader("test")
+
+    def _loader(self, split: str, **more: Any) -> DataLoader:
+        images = Images(self.splits[split], self.columns, self.options, split == "train")
+        cuda, workers = torch.cuda.is_available(), self.options.num_workers
+        more |= {"num_workers": 2 * cuda if workers < 0 else workers, "pin_memory": cuda}
+        return DataLoader(images, self.options.batch_size, **more)
+
+
+@dataclass
+class Images(Dataset):
+    """Items are an image as `pixels` returns it, and the number of its class."""
+
+    rows: datasets.Dataset
+    columns: tuple[str, str]
+    options: Options
+    augment: bool
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, int]:
+        record = self.rows[row]
+        image, label = record[self.columns[0]], record[self.columns[1]]
+        image = image.convert("RGB")
+        if self.augment:
+            image = augmented(image, self.options)
+        return pixels(image, self.options.image_size), label
+
+
+def augmented(image: Image.Image, options: Options) -> Image.Image:
+    """The image rotated, shifted and perhaps mirrored, at random: see docs/data_and_model.md."""
+    angle, right, down, mirror = (2 * torch.rand(4) - 1).tolist()
+    if options.flip and mirror < 0:
+        image = ImageOps.mirror(image)
+    move = (round(options.shift * right * image.width), round(options.shift * down * image.height))
+    corner: Any = image.getpixel((0, 0))
+    return image.rotate(options.rotation * angle, translate=move, fillcolor=corner)
+
+
+def pixels(image: Image.Image, size: int) -> torch.Tensor:
+    """(3, size, size) float32 from -1 to 1."""
+    array = np.array(image.convert("RGB").resize((size, size)), np.float32)
+    return torch.from_numpy(array).permute(2, 0, 1) / 127.5 - 1
+
+
+def load(options: Options) -> datasets.DatasetDict:
+    """The splits train, validation and test; a missing one is a tenth of the training images."""
+    datasets.disable_progress_bars()
+    cache = {"cache_dir": str(Path(options.data_dir).absolute())}
+    name = options.dataset
+    if name == "letters":
+        columns = {"image": datasets.Image(), "label": datasets.ClassLabel(names=[*LETTERS])}
+        drawn = datasets.DatasetDict()
+        for split, typefaces in TYPEFACES.items():
+            drawn[split] = datasets.Dataset.from_generator(
+                letters, datasets.Features(columns), gen_kwargs={"typefaces": typefaces}, **cache
+            )
+        return drawn
+    if name == "training":
+        name = os.environ.get("SM_CHANNEL_TRAINING", name)
+    with hub.errors(f"--dataset {options.dataset!r} could not be read", Path(name).exists()):
+        splits = datasets.load_dataset(name, **cache)
+    for missing in [split for split in TYPEFACES if split not in splits]:
+        label = column(splits["train"], datasets.ClassLabel)
+        parts = splits["train"].train_test_split(0.1, seed=options.seed, stratify_by_column=label)
+        splits["train"], splits[missing] = parts["train"], parts["test"]
+    return splits
+
+
+def column(rows: datasets.Dataset, kind: type) -> str:
+    """The name of the first column of this kind."""
+    for name, feature in rows.features.items():
+        if isinstance(feature, kind):
+            return name
+    raise UserError(
+        f"no column of the data is of the kind {kind.__name__}: {rows.features}",
+        "give a folder with a folder of images for each class",
+    )

@@ -1,0 +1,197 @@
+"""The examples replace a project's own files; the contract holds, and each learns its task."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from projects import TEMPLATE, Project, bake
+
+CHANNEL = "s3://bucket/data/"
+METRICS = {
+    "image-classification": (
+        "train/loss",
+        "val/loss",
+        "val/accuracy",
+        "test/loss",
+        "test/accuracy",
+    ),
+    "image-to-text": ("train/loss", "val/loss", "val/exact_match", "test/loss", "test/exact_match"),
+}
+OF_EACH_PROJECT = ("lr", "samples_per_second", "data_wait", "host_gib", "gpu_gib")
+
+
+@pytest.fixture(scope="module", params=METRICS)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def example(name: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project with the files of an example, and a channel."""
+    made = bake(tmp_path_factory.mktemp(name))
+    shutil.rmtree(made.path / "tests" / "example")
+    for folder in ("src", "tests"):
+        shutil.copytree(
+            TEMPLATE / "examples" / name / folder, made.path / folder, dirs_exist_ok=True
+        )
+    job = re.sub(r"(?m)^(\[channels\].*\n)", rf'\1training = "{CHANNEL}"\n', made.read("job.toml"))
+    (made.path / "job.toml").write_text(job, "utf-8")
+    return made
+
+
+PARTS = {
+    "ranks": "reaches_one or ranks_agree",
+    "rest": "not (reaches_one or ranks_agree or rehearsal or changes_something)",
+    "rehearsal": "rehearsal",
+    "options": "changes_something",
+}
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["ranks", "rest", "rehearsal", pytest.param("options", marks=pytest.mark.long)],
+)
+def test_an_example_passes_the_contract_tests(part: str, example: Project, tmp_path: Path) -> None:
+    """On one to three ranks; resumed after a kill; best weights saved; rehearsed on two hosts."""
+    folder = tmp_path / "contract"
+    command = ["python", "-m", "pytest", "-n", "0", "tests/test_contract.py", "-k", PARTS[part]]
+    example.run(*command, "--basetemp", str(folder))
+    if part == "rehearsal":
+        (report,) = folder.rglob("report.json")
+        checks = json.loads(report.read_text(encoding="utf-8"))["checks"]
+        verdicts = {check["name"]: check["verdict"] for check in checks}
+        for check in ("data-divided", "model-predicts", "weights-identical"):
+            assert verdicts[check] == "passed", checks
+
+
+KILLS = """
+import json, sys
+from pathlib import Path
+import small
+from smlightning.testing import runs
+place = Path(sys.argv[1])
+options = {**small.options(place), "checkpoint_steps": 1, "epochs": 3}
+whole = runs.train(place / "whole", options, world_size=2)
+for batches in (3, 5, 2, 4, 3):
+    runs.train(place / "killed", options, world_size=2, kill_at=batches)
+resumed = runs.train(place / "killed", options, world_size=2)
+print(json.dumps({
+    "equal": [[one[key] == other[key] for key in ("last", "best", "metrics")]
+              for one, other in zip(whole, resumed)],
+    "batches": [len(run[0]["batches"]) for run in (whole, resumed)],
+}))
+"""
+
+
+@pytest.mark.long
+def test_five_kills_on_two_ranks_change_no_bit(example: Project, tmp_path: Path) -> None:
+    path = os.pathsep.join((".", "src", "tests"))
+    printed = example.run("python", "-c", KILLS, str(tmp_path), PYTHONPATH=path).stdout
+    found = json.loads(printed.splitlines()[-1])
+    assert found["equal"] == [[True] * 3] * 2
+    assert 0 < found["batches"][1] <= found["batches"][0] - 5
+
+
+FINE_TUNED = """
+import json, sys
+from pathlib import Path
+import small
+from smlightning.testing import runs
+place = Path(sys.argv[1])
+options = small.options(place)
+first = runs.train(place / "first", options)
+more = {**options, "model_name": str(place / "first" / "outputs" / "model")}
+second = runs.train(place / "second", more, world_size=2)
+print(json.dumps([run[0]["losses"][0] for run in (first, second)]))
+"""
+
+
+@pytest.mark.long
+def test_a_saved_model_is_a_checkpoint_to_fine_tune(example: Project, tmp_path: Path) -> None:
+    path = os.pathsep.join((".", "src", "tests"))
+    printed = example.run("python", "-c", FINE_TUNED, str(tmp_path), PYTHONPATH=path).stdout
+    first, second = json.loads(printed.splitlines()[-1])
+    assert second < 0.8 * first
+
+
+def test_the_request_has_the_metrics_and_the_channel(example: Project, name: str) -> None:
+    request = json.loads(example.run("python", "-m", "smlightning", "submit", "--dry-run").stdout)
+    metrics = request["AlgorithmSpecification"]["MetricDefinitions"]
+    assert {each["Name"] for each in metrics} == {*METRICS[name], *OF_EACH_PROJECT}
+    (channel,) = request["InputDataConfig"]
+    assert channel["DataSource"]["S3DataSource"]["S3Uri"] == CHANNEL
+
+
+def train(example: Project, folder: Path, *options: str) -> str:
+    """The output of train.py, whose results are in ``folder``."""
+    values = ["--output_dir", str(folder), "--data_dir", str(folder / "prepared"), *options]
+    return example.run("python", "src/train.py", *values, OMP_NUM_THREADS="1").stdout
+
+
+PREDICT = """
+import json, sys
+from pathlib import Path
+import predict
+trained = predict.model_fn(sys.argv[1])
+images = [image for path in sys.argv[2:]
+          for image in predict.input_fn(Path(path).read_bytes(), "image/png")]
+print(predict.output_fn(predict.predict_fn(images, trained), "application/json")[0])
+"""
+
+
+def answers(example: Project, folder: Path, *images: Path) -> list[Any]:
+    """What a deployed model answers to images."""
+    command = ["python", "-c", PREDICT, str(folder / "model"), *map(str, images)]
+    return json.loads(example.run(*command, PYTHONPATH="src").stdout)
+
+
+@pytest.mark.parametrize("name", ["image-classification"], indirect=True)
+def test_the_classifier_reads_letters_in_unknown_typefaces(
+    example: Project, tmp_path: Path
+) -> None:
+    printed = train(example, tmp_path, "--epochs", "10")
+    assert float(printed.split()[-1]) > 0.5, "36 classes"
+    draw = "import letters, sys; letters.draw('R', 'STIXGeneral').save(sys.argv[1])"
+    image = tmp_path / "R.png"
+    example.run("python", "-c", draw, str(image), PYTHONPATH="src")
+    ((best, second, third),) = answers(example, tmp_path, image)
+    assert best["label"] == "R" and best["score"] > second["score"] > third["score"]
+
+
+WRITE = """
+import sys
+from pathlib import Path
+import small
+for split, copies in (("train", 64), ("validation", 1), ("test", 1)):
+    small.write(Path(sys.argv[1], split), seed=0, count=4, copies=copies)
+"""
+
+
+@pytest.mark.parametrize("name", ["image-to-text"], indirect=True)
+def test_a_batch_of_documents_is_learned_by_heart(example: Project, tmp_path: Path) -> None:
+    """`generate` reads the four documents without error, the metric says so, the loss falls."""
+    documents = tmp_path / "documents"
+    example.run("python", "-c", WRITE, str(documents), PYTHONPATH="src:tests")
+    values = ["--dataset", documents, "--height", 32, "--width", 64, "--batch_size", 8]
+    values += ["--epochs", 9, "--lr", 3e-3, "--log_every", 32]
+    printed = train(example, tmp_path, *map(str, values))
+    losses = [float(loss) for loss in re.findall(r"train/loss=(\S+)", printed)]
+    assert losses[-1] < 0.1 < losses[0]
+    assert re.search(r"^test/exact_match +1.0000$", printed, re.M), printed
+    lines = (documents / "test" / "metadata.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    images = [documents / "test" / row["file_name"] for row in rows]
+    assert answers(example, tmp_path, *images) == [{"total": row["total"]} for row in rows]
+
+
+@pytest.mark.parametrize("name", ["image-to-text"], indirect=True)
+def test_fields_are_the_same_after_a_way_through_tags(example: Project) -> None:
+    rows = [{"name": "tea", "price": "2.10"}, {"name": "cake"}]
+    for value in ({"menu": rows, "total": "4.20"}, rows, "4.20", ["a", "b"]):
+        code = f"import tags; assert tags.parsed(tags.tagged({value!r})) == {value!r}"
+        example.run("python", "-c", code, PYTHONPATH="src")
