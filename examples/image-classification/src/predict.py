@@ -11,7 +11,7 @@ from typing import Any
 
 from options import SAMPLE
 from smlightning.errors import run_command
-from smlightning.serving import output_fn, refusal, worker_device
+from smlightning.serving import output_fn, rejected, worker_device
 from smlightning.training import imports
 
 __all__ = ["input_fn", "main", "model_fn", "output_fn", "predict_fn"]
@@ -33,7 +33,7 @@ def input_fn(body: bytes, content_type: str | None) -> list[Any]:
     try:
         return [Image.open(io.BytesIO(body))]
     except OSError:
-        raise refusal(400, "the body is not an image; send a PNG or JPEG file") from None
+        raise rejected(400, "the body is not an image; send a PNG or JPEG file") from None
 
 
 def predict_fn(images: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
