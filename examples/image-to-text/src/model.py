@@ -134,16 +134,13 @@ def build(options: Options, tokens: Any) -> Any:
     return net
 
 
-def generate(
-    net: Any, pixel_values: torch.Tensor, length: int, sharded: bool = False
-) -> torch.Tensor:
+def generate(net: Any, images: torch.Tensor, length: int, sharded: bool = False) -> torch.Tensor:
     """(B, length): the likeliest tokens one after the other, then padding.
 
     The ranks of a sharded network gather it for each token, so all go on until the last is done.
     """
-    values = {"pixel_values": pixel_values, "max_new_tokens": length, "synced_gpus": sharded}
-    read = net.generate(**values)[:, 1:]
-    return F.pad(read, (0, length - read.shape[1]), value=net.config.pad_token_id)
+    read = net.generate(pixel_values=images, max_new_tokens=length, synced_gpus=sharded)
+    return F.pad(read[:, 1:], (0, length + 1 - read.shape[1]), value=net.config.pad_token_id)
 
 
 def load(directory: Path) -> tuple[Any, Any]:
