@@ -182,7 +182,7 @@ def test_a_batch_of_documents_is_learned_by_heart(example: Project, tmp_path: Pa
     documents = tmp_path / "documents"
     example.run("python", "-c", WRITE, str(documents), PYTHONPATH="src:tests")
     values = ["--dataset", documents, "--height", 32, "--width", 64, "--batch_size", 8]
-    values += ["--epochs", 9, "--lr", 3e-3, "--log_every", 32]
+    values += ["--epochs", 16, "--lr", 3e-3, "--log_every", 32]
     printed = train(example, tmp_path, *map(str, values))
     losses = [float(loss) for loss in re.findall(r"train/loss=(\S+)", printed)]
     assert losses[-1] < 0.1 * losses[0]
