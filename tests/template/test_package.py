@@ -1,5 +1,6 @@
 """smlightning as an ordinary package: its wheel, and a project without vendor/smlightning."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -41,7 +42,9 @@ def test_the_wheel_needs_neither_torch_nor_boto3(wheel: Path, tmp_path: Path) ->
     programs = tmp_path / "venv" / "bin"
 
     def run(name: str, *words: str) -> str:
-        return subprocess.check_output([str(programs / name), *words], cwd=tmp_path, text=True)
+        command = [str(programs / name), *words]
+        clean = {**os.environ, "PYTHONPATH": ""}
+        return subprocess.check_output(command, cwd=tmp_path, env=clean, text=True)
 
     run("python", "-m", "pip", "install", "--quiet", str(wheel))
     code = "import smlightning.errors, smlightning.options as o; print(o.__file__)"

@@ -9,8 +9,8 @@ from moto_account import ACCOUNT, REGION, record, refusal
 from small_job import GOOD, PROJECT
 
 from smlightning.errors import UserError
-from smlightning.launch import account, request, sending
 from smlightning.launch import aws as launch_aws
+from smlightning.launch import request, sending
 
 pytest_plugins = "moto_account"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/training"
@@ -127,16 +127,3 @@ def test_the_buckets_own_key_encrypts_the_upload_of_a_job_without_a_key(
     stored = s3.head_object(Bucket=bucket, Key=name)
     assert (stored["ServerSideEncryption"], stored["SSEKMSKeyId"]) == ("aws:kms", key)
     assert not {"ServerSideEncryption", "SSEKMSKeyId"} & asked["PutObject"].keys()
-
-
-@pytest.mark.parametrize("bucket", [EXPRESS, "language-id"])
-def test_of_a_directory_bucket_no_attributes_are_asked(
-    aws: Any, monkeypatch: pytest.MonkeyPatch, bucket: str
-) -> None:
-    """It does not support OptionalObjectAttributes (API_ListObjectsV2)."""
-    found = {"Contents": [{"Key": "data/x", "Size": 1}]}
-    asked = record(monkeypatch, HeadBucket={}, ListObjectsV2=found, HeadObject={})
-    wanted = GOOD.replace(channels={"training": f"s3://{bucket}/data/"}, hyperparameters={})
-    assert account.check(wanted, request.dry_run(wanted, PROJECT)) == []
-    assert asked["ListObjectsV2"]["Bucket"] == bucket
-    assert ("OptionalObjectAttributes" in asked["ListObjectsV2"]) == (bucket != EXPRESS)

@@ -30,19 +30,6 @@ from smlightning.reports import mlflow, progress
 from smlightning.reports.tracking import RunIds, set_wandb_run
 
 
-def test_a_model_that_logs_train_loss_gets_one_warning(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Own(Line):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.log("train/loss", 7.0)
-            return super().training_step(batch, batch_idx)
-
-    fit(Own)
-    warnings = [x for x in capsys.readouterr().err.splitlines() if x.startswith("warning: ")]
-    assert len([line for line in warnings if "train/loss" in line]) == 1
-
-
 def test_lines_curves_and_every_logger_have_each_value_once(
     fit: Fit, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

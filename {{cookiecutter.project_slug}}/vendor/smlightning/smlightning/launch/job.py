@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from smlightning.errors import UserError
 from smlightning.launch import aws
@@ -87,6 +87,12 @@ class Range(Table):
     min: int | float
     max: int | float
     scale: Literal["Auto", "Linear", "Logarithmic", "ReverseLogarithmic"] = "Auto"
+
+    @model_validator(mode="after")
+    def _min_is_below_max(self) -> "Range":
+        if self.min >= self.max:
+            raise ValueError(f"min is {self.min}, expected a number below max, {self.max}")
+        return self
 
 
 class Tune(Table):
