@@ -89,6 +89,19 @@ _GPU_FAMILIES = re.compile(r"(p|g|gr)\d")  # p6e-gb200 too, whose count is not i
 # EC2 has EFA on larger g instances, too; for training jobs AWS documents it for these families
 # (vpc.amazonaws.com/efa in Karpenter's list; sagemaker-training's SM_EFA_RDMA_INSTANCES).
 _WITH_EFA = re.compile(r"p3dn|p4d|p5|p6|trn")
+# EFA interfaces of an instance: vpc.amazonaws.com/efa in Karpenter's list, and the same numbers in
+# sagemaker-hyperpod 3.12.0 (training/constants.py, INSTANCE_RESOURCES).
+_EFA_INTERFACES = {
+    "ml.p3dn.24xlarge": 1,
+    "ml.p4d.24xlarge": 4,
+    "ml.p4de.24xlarge": 4,
+    "ml.p5.4xlarge": 1,
+    "ml.p5.48xlarge": 32,
+    "ml.p5e.48xlarge": 32,
+    "ml.p5en.48xlarge": 16,
+    "ml.p6-b200.48xlarge": 8,
+    "ml.p6-b300.48xlarge": 16,
+}
 # GPUs before Ampere compute nothing in bfloat16 (torch.cuda.is_bf16_supported: compute capability
 # 8), so that precision auto is another on them (training/precision.py).
 _WITHOUT_BF16 = ("p2", "p3", "p3dn", "g4dn")
@@ -150,6 +163,11 @@ def bf16(instance_type: str) -> bool:
 def efa(instance_type: str) -> bool:
     """Whether hosts of a job reach each other by EFA."""
     return bool(_WITH_EFA.match(family(instance_type)))
+
+
+def efa_interfaces(instance_type: str) -> int | None:
+    """EFA interfaces of one instance; 0 without EFA, None for a type that is not in the table."""
+    return _EFA_INTERFACES.get(instance_type) if efa(instance_type) else 0
 
 
 @dataclass(frozen=True)
