@@ -1,7 +1,11 @@
 """Each launcher's variables describe a cluster; wrong launches are errors."""
 
 import json
+import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +86,41 @@ def test_every_rank_of_every_cluster_gets_its_place(
             found.hosts == tuple(names)
             and found.name(rank) == f"rank {rank} on host {names[rank // local]}"
         )
+
+
+def test_torchrun_in_the_pods_of_a_pytorch_job_sets_the_ranks(tmp_path: Path) -> None:
+    """Kubeflow's operator sets RANK and WORLD_SIZE of pods; torchrun replaces them.
+
+    Its variables: pkg/controller.v1/pytorch/envvar.go and master.go of kubeflow/training-operator,
+    release-1.9.
+    """
+    script = tmp_path / "place.py"
+    script.write_text(
+        "import os\nfrom smlightning.cluster.location import Machine, locate\n"
+        "cluster = locate(os.environ, Machine())\n"
+        f"path = {str(tmp_path)!r} + f'/{{cluster.rank}}'\n"
+        "open(path, 'w').write(f'{cluster.launcher} {cluster.node_rank} {cluster.num_nodes}')\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    pods = []
+    for rank in range(2):
+        variables = {
+            "WORLD_SIZE": "4",
+            "RANK": str(rank),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": port,
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "2",
+            "PET_NODE_RANK": str(rank),
+        }
+        command = [sys.executable, "-m", "torch.distributed.run", str(script)]
+        pods.append(subprocess.Popen(command, env={**os.environ, **variables}))
+    assert [pod.wait(timeout=100) for pod in pods] == [0, 0]
+    places = [(tmp_path / str(rank)).read_text() for rank in range(4)]
+    assert places == ["torchrun 0 2", "torchrun 0 2", "torchrun 1 2", "torchrun 1 2"]
 
 
 def test_one_process_without_a_launcher() -> None:

@@ -114,6 +114,19 @@ _GIGABITS = {
     "ml.g6e.48xlarge": 400,
     "ml.g7e.48xlarge": 1600,
 }
+# EFA interfaces of an instance: vpc.amazonaws.com/efa in Karpenter's list, and the same numbers in
+# sagemaker-hyperpod 3.12.0 (training/constants.py, INSTANCE_RESOURCES).
+_EFA_INTERFACES = {
+    "ml.p3dn.24xlarge": 1,
+    "ml.p4d.24xlarge": 4,
+    "ml.p4de.24xlarge": 4,
+    "ml.p5.4xlarge": 1,
+    "ml.p5.48xlarge": 32,
+    "ml.p5e.48xlarge": 32,
+    "ml.p5en.48xlarge": 16,
+    "ml.p6-b200.48xlarge": 8,
+    "ml.p6-b300.48xlarge": 16,
+}
 # GPUs before Ampere compute nothing in bfloat16 (torch.cuda.is_bf16_supported: compute capability
 # 8), so that precision auto is another on them (training/precision.py).
 _WITHOUT_BF16 = ("p2", "p3", "p3dn", "g4dn")
@@ -180,6 +193,11 @@ def efa(instance_type: str) -> bool:
 def gigabits(instance_type: str) -> int | None:
     """Gbit/s of one host's network, at most; None for a type that is not in the table."""
     return _GIGABITS.get(instance_type)
+
+
+def efa_interfaces(instance_type: str) -> int | None:
+    """EFA interfaces of one instance; 0 without EFA, None for a type that is not in the table."""
+    return _EFA_INTERFACES.get(instance_type) if efa(instance_type) else 0
 
 
 @dataclass(frozen=True)
