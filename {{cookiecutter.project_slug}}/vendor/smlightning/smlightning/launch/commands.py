@@ -18,7 +18,6 @@ from smlightning.launch import aws, findings, sent_jobs
 from smlightning.launch.constants import DEFAULT_INSTANCE
 from smlightning.launch.findings import Finding
 from smlightning.project import Project
-from smlightning.training.options import TrainerOptions
 
 if TYPE_CHECKING:
     from smlightning.launch.job import Job
@@ -110,6 +109,8 @@ def metric_names(project: Project) -> tuple[str, ...]:
 
 def checkpoint_minutes(project: Project) -> float:
     """The project's default between two checkpoints; the package's without src/options.py."""
+    from smlightning.training.options import TrainerOptions
+
     default = TrainerOptions.checkpoint_minutes
     try:
         return float(getattr(project.options().cls, "checkpoint_minutes", default))
