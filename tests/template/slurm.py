@@ -61,9 +61,9 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def output(variables: dict[str, str], *command: str) -> str:
-    """What a command of Slurm prints."""
+    """What a command of Slurm prints; its error if it fails, as while Slurm starts."""
     ended = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
-    return ended.stdout
+    return ended.stderr if ended.returncode else ended.stdout
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:

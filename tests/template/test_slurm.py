@@ -94,6 +94,7 @@ def test_a_job_stopped_by_slurm_is_requeued_and_resumes_exactly(
     assert has(f"stopped by SIG{signal}")
     # Slurm waits for two minutes before it starts a requeued job.
     project.run("scontrol", "update", f"JobId={number}", "StartTime=now", **cluster)
-    slurm.wait_until(lambda: not slurm.output(cluster, "squeue", "-h"), 180)
-    assert has("resume: from") and has("test/accuracy")
+    slurm.wait_until(lambda: has("\ntest/accuracy "), 180)
+    assert has("resume: from")
+    slurm.wait_until(lambda: not slurm.output(cluster, "squeue", "-h"), 60)
     assert weights(project.path / signal) == weights(project.path / "by_srun")
