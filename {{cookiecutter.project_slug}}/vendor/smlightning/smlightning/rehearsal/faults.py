@@ -19,7 +19,8 @@ def may_interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
         return False
     if fault.kind == STOP_HOST:
         return True
-    return any(path for host in hosts for path in (host.base / "checkpoints").glob("[!.]*"))
+    # A .ckpt file comes after the shards that it needs.
+    return any(path for host in hosts for path in (host.base / "checkpoints").glob("[!.]*.ckpt"))
 
 
 def interrupt(fault: Fault, run: Path, host: Host) -> None:
