@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+import math
 import os
 import re
+import shutil
 import sys
 import sysconfig
 import traceback
@@ -12,6 +14,7 @@ from pathlib import Path
 
 from smlightning.terminal import one_line, printable_output
 
+PAGE = 4096  # bytes: the smallest file in /dev/shm
 RESUME = "start the command again with --resume auto"
 MORE_MEMORY = (
     "lower batch_size and raise accumulate_grad_batches, which keeps the global batch; "
@@ -64,7 +67,7 @@ def as_user_error(error: BaseException) -> UserError | None:
             "lower num_workers, or what a worker's batch holds; SageMaker's /dev/shm cannot be "
             "enlarged",
         )
-    if is_disk_full(error):
+    if is_disk_full(error) and not is_shared_memory_full(error):
         return UserError(_line_of_disk_full(error), f"free some space and {RESUME}")
     if is_out_of_memory(error):
         return UserError(
@@ -129,7 +132,18 @@ def is_shared_memory_full(error: BaseException) -> bool:
     signal_handling.py); a file that cannot be created there is an OSError of torch's storage.
     """
     words = r"[Bb]us error|insufficient shared memory|unable to (mmap|open|allocate) shared memory"
-    return any(re.search(words, str(cause)) for cause in error_chain(error))
+    if any(re.search(words, str(cause)) for cause in error_chain(error)):
+        return True
+    # An error about a semaphore, which is a file there, has no file name.
+    return is_disk_full(error) and free_shared_memory() < PAGE
+
+
+def free_shared_memory() -> float:
+    """Free bytes in /dev/shm; infinite if the system has none."""
+    try:
+        return shutil.disk_usage("/dev/shm").free  # noqa: S108
+    except OSError:
+        return math.inf
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:

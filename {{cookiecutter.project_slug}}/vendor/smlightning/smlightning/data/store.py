@@ -28,6 +28,7 @@ from smlightning.files import digest, ensure_dir, json_digest
 
 FACTS = "facts.json"
 DIGESTS = "digests.json"  # of the content of all other files
+STAMPS = "stamps.json"  # sizes and times of all other files after their digests
 INDEX = "rows"  # the folder of the splits' row numbers
 SPLITS = ("train", "val", "test")
 CHUNK = 1 << 18  # elements of an array in memory at a time
@@ -44,7 +45,7 @@ def path_for(data_dir: str, name: str, facts: Any) -> Path:
 
 @contextlib.contextmanager
 def prepare(path: Path, unit: str) -> Iterator[Path | None]:
-    """A folder to build the data of ``path`` in, or None if the data is there.
+    """A folder to build the data of ``path`` in, or None if the data is there, complete and unchanged.
 
     Prints the number of ``unit`` in each split afterwards.
 
@@ -66,7 +67,7 @@ def prepare(path: Path, unit: str) -> Iterator[Path | None]:
             building.mkdir()
             yield building
             _seal(building)
-            shutil.rmtree(path, ignore_errors=True)  # somebody has deleted a part of it
+            shutil.rmtree(path, ignore_errors=True)  # incomplete, or changed since
             building.replace(path)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -118,21 +119,37 @@ def write_facts(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _seal(folder: Path) -> None:
-    """Flush all files to the disk, and write their digests."""
-    digests = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("r+b") as file:
-            os.fsync(file.fileno())  # otherwise a file might be empty after a power failure
-        digests[str(path.relative_to(folder))] = digest(path)
+    """Flush all files to the disk, and write their digests and stamps."""
+    files = sorted(_stamps(folder))
+    for name in files:
+        with (folder / name).open("r+b") as file:
+            # Otherwise a file might be empty after a power failure, with a right stamp.
+            os.fsync(file.fileno())
+    digests = {name: digest(folder / name) for name in files}
     (folder / DIGESTS).write_text(json.dumps(digests))
+    (folder / STAMPS).write_text(json.dumps(_stamps(folder)))
 
 
 # Using ----------------------------------------------------------------------------------------
 
 
 def is_complete(path: Path) -> bool:
-    """Whether the data of ``path`` is there: a folder takes this name only when it is complete."""
-    return (path / DIGESTS).exists()
+    """Whether ``path`` holds a complete and unchanged copy; reads no file's content."""
+    try:
+        return json.loads((path / STAMPS).read_text()) == _stamps(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _stamps(folder: Path) -> dict[str, list[int]]:
+    """Each file's size and two times; a program can set back the first, but not the second."""
+    stamps = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name != STAMPS:
+            status = path.stat()
+            stamps[name] = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+    return stamps
 
 
 def read_facts(path: Path) -> dict[str, Any]:

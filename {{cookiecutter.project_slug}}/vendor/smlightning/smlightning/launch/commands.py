@@ -261,6 +261,7 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
 
     wanted = job.load(arguments.job, project)
     who, image = arguments.policy, arguments.image
+    template.check_options(who, arguments.sender, image)
     results, body = preflight.offline_checks(wanted, project)
     wrong = [finding for finding in results if finding.level == "error"]
     # Then the job's needs, or its account, are unknown.

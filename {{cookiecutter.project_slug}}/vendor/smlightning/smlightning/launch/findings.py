@@ -66,12 +66,20 @@ def print_error(problem: Exception) -> None:
 
 
 def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list[Finding]:
-    """Findings without repetitions, errors first; an accepted error becomes a warning."""
+    """Findings without repetitions, errors first.
+
+    An accepted error becomes a warning. A warning lists each accepted key without an error.
+    """
     result: list[Finding] = []
     for finding in dict.fromkeys(findings):  # both ends of a range may have the same
         if finding.level == "error" and finding.key in accepted:
             finding = replace(finding, level="warning", cure="accepted")
         result.append(finding)
+    errors = [finding.key for finding in result if finding.level == "error"]
+    used = {finding.key for finding in result if finding.cure == "accepted"}
+    for key in sorted(set(accepted) - used):
+        cure = cure_for_unknown_name(key, errors) if errors else "remove it"
+        result.append(warning(key, "no error has this key of --accept", cure))
     return sorted(result, key=lambda finding: LEVELS.index(finding.level))
 
 

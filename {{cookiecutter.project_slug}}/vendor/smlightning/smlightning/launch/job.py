@@ -331,13 +331,16 @@ def members_to_create(path: Path) -> Create:
 def _missing_hosts(table: dict[str, Any]) -> Iterator[Finding]:
     """An error for each key of the hosts that neither job.toml nor its [request] has."""
     request = table.get("request")
-    config = str(request.get("ResourceConfig")) if isinstance(request, dict) else ""
+    config = request.get("ResourceConfig") if isinstance(request, dict) else None
+    config = config if isinstance(config, dict) else {}
+    needed = ["instance_type", "instance_count"]
     if "InstanceGroups" in config:
-        return
-    if table.get("instance_type") in (None, "", []) and "InstancePreferences" not in config:
-        yield error("instance_type", "is missing", "set it in job.toml")
-    if "instance_count" not in table and "InstanceCount" not in config:
-        yield error("instance_count", "is missing", "set it in job.toml")
+        needed = []
+    elif "InstancePreferences" in config:
+        needed = [] if "InstanceCount" in str(config["InstancePreferences"]) else needed[1:]
+    for name in needed:
+        if name not in table or (name == "instance_type" and table[name] in ("", [])):
+            yield error(name, "is missing", "set it in job.toml")
 
 
 def _read(path: Path) -> dict[str, Any]:

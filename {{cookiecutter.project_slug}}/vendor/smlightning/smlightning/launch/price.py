@@ -80,12 +80,12 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
         hours = f"({hours} + {job.keep_alive_s / 3600:g} h (keep_alive_s))"
     kinds = resources.types_of(resources.members(job))
     prices = _prices(job, kinds, offline)
-    listed = ""
+    listed = {}
     for kind in kinds:
         if not prices[kind] and kind in instances.LIST_PRICES:
             price = instances.LIST_PRICES[kind]
             prices[kind] = price.usd
-            listed = f" (list price of {price.on}, {price.region})"
+            listed[kind] = f" (list price of {price.on}, {price.region})"
     # SageMaker may select any of the clusters; this is the most expensive one.
     clusters = resources.candidates(resources.members(job))
     cluster = max(clusters, key=lambda groups: _hourly(groups, prices))
@@ -100,7 +100,8 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     usd = " and ".join(dict.fromkeys(f"{prices[group.instance_type]:g}" for group in cluster))
     most = jobs * hourly * (job.max_run_s + job.keep_alive_s) / 3600
     text = f"cost    {together * hourly:,.2f} USD an hour, at most {most:,.2f} USD: "
-    text += f"{factors} × {usd} USD{listed}"
+    text += f"{factors} × {usd} USD"
+    text += "".join(listed.get(kind, "") for kind in resources.types_in(cluster))
     if job.spot.enabled:
         text += " on demand; spot costs less, and AWS publishes no price in advance"
     return text

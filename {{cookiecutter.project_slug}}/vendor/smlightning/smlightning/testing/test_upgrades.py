@@ -1,4 +1,4 @@
-"""Private parts of Lightning and torch that the package relies on still exist.
+"""Private parts of Lightning, torch and transformers on which the package relies, unchanged.
 
 If a test fails after an upgrade, read that part of the library again, and adapt the module of the
 package in the test's docstring.
@@ -7,18 +7,24 @@ package in the test's docstring.
 import inspect
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.demos.boring_classes import BoringModel
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
-from pytorch_lightning.strategies import ModelParallelStrategy
+from pytorch_lightning.strategies import (
+    ModelParallelStrategy,
+)
+from pytorch_lightning.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from pytorch_lightning.trainer.connectors.signal_connector import _SignalConnector
 
 from smlightning.cluster import signals
 from smlightning.cluster.sharding import ShardedStrategy
 from smlightning.training import loop as loops
+from smlightning.training.allocator import allocator_settings
 
 
 @pytest.fixture
@@ -112,6 +118,30 @@ def test_the_sharded_strategy_overrides_existing_methods() -> None:
     )  # fmt: skip
     for name in overridden:
         assert name in vars(ModelParallelStrategy) and name in vars(ShardedStrategy), name
+    setup = inspect.getsource(ModelParallelStrategy.setup)
+    assert setup.index("convert_module") < setup.index("setup_optimizers")
+    run = inspect.getsource(pl.Trainer._run)
+    assert run.index("_call_configure_model") < run.index("_restore_modules_and_callbacks")
+
+
+def test_weights_are_restored_before_callbacks_and_loops() -> None:
+    """checkpoints/callback.py compares the weights first; callbacks prepare the loops."""
+    restore = inspect.getsource(_CheckpointConnector._restore_modules_and_callbacks)
+    assert restore.index("resume_start") < restore.index("restore_model")
+    assert restore.index("restore_model") < restore.index("restore_callbacks")
+    source = inspect.getsource(_CheckpointConnector.restore_training_state)
+    assert "restore_loops" in source and "restore_callbacks" not in source
+
+
+def test_transformers_makes_masks_by_the_replaced_functions() -> None:
+    """attention.py registers a function, and replaces another."""
+    from transformers import masking_utils
+
+    assert callable(masking_utils.AttentionMaskInterface.register)
+    for maker in (masking_utils.create_causal_mask, masking_utils.create_bidirectional_mask):
+        assert "ALL_MASK_ATTENTION_FUNCTIONS" in maker.__code__.co_names
+    preprocess = masking_utils._preprocess_mask_arguments
+    assert "find_packed_sequence_indices" in preprocess.__code__.co_names
 
 
 def test_torch_calls_back_when_compiling_begins_and_ends() -> None:
@@ -134,3 +164,20 @@ def test_torch_calls_back_when_compiling_begins_and_ends() -> None:
         callback_handler.remove_start_callback(begins)
         callback_handler.remove_end_callback(ends)
     assert calls and calls == ["begins", "ends"] * (len(calls) // 2)
+
+
+def test_torch_knows_the_settings_of_its_allocator() -> None:
+    """training/allocator.py: with CUDA an unknown option is an error; without, only a wrong value
+    of a known one.
+    """
+    settings = ",".join(allocator_settings(torch.__version__, {}).values())
+    if not settings:
+        pytest.skip(f"none are set for torch {torch.__version__}")
+    code = "import sys, torch; torch._C._accelerator_setAllocatorSettings(sys.argv[1])"
+
+    def is_accepted(options: str) -> bool:
+        return subprocess.run([sys.executable, "-c", code, options], check=False).returncode == 0
+
+    assert is_accepted(settings)
+    for option in settings.split(","):
+        assert not is_accepted(option.partition(":")[0] + ":wrong")

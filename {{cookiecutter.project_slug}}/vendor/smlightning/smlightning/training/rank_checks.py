@@ -69,7 +69,7 @@ class EqualRanks(pl.Callback):
         ddp = trainer.strategy.model
         if isinstance(ddp, DistributedDataParallel) and not self.weights_compared:
             self.weights_compared = True
-            check_weights(pl_module)
+            check_weights(pl_module, with_buffers=not ddp.broadcast_buffers)
 
 
 class DividedData(pl.Callback):
@@ -232,16 +232,21 @@ def check_lengths(name: str, batches: Sequence[int | float]) -> None:
 
 
 def equally_many(loaders: Any) -> bool:
-    """Whether `check_lengths` could compare the ranks' batches: no loader is a stream."""
-    return not any(
-        sized_len(loader) is None or isinstance(getattr(loader, "dataset", None), IterableDataset)
-        for loader in CombinedLoader(loaders, "sequential").flattened
-    )
+    """Whether all ranks get equally many batches: False for a stream, whose length is unknown."""
+    total = 0
+    for loader in CombinedLoader(loaders, "sequential").flattened:
+        size = sized_len(loader)
+        stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
+        total = -1 if size is None or stream or total < 0 else total + size
+    counts = [count for (count,) in collectives.from_each_rank([total])]
+    return counts[0] >= 0 and len(set(counts)) == 1
 
 
-def check_weights(model: torch.nn.Module) -> None:
+def check_weights(model: torch.nn.Module, with_buffers: bool) -> None:
     """Raise a UserError if a parameter, or whether it is trained, differs between ranks."""
-    tensors = dict(model.named_parameters())
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
+    if with_buffers:
+        tensors.update(model.named_buffers())
     numbers = [checksum(tensor) * 2 + tensor.requires_grad for tensor in tensors.values()]
     difference = first_difference(numbers)
     if difference is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from smlightning.launch import resources
 from smlightning.launch.account.context import Context
-from smlightning.launch.findings import Finding, error
+from smlightning.launch.findings import Finding, error, skipped
 
 
 def quota(context: Context) -> Iterator[Finding]:
@@ -22,12 +22,18 @@ def quota(context: Context) -> Iterator[Finding]:
         "Maximum number of instances per training job": (key, hosts),
         "Number of instances across training jobs": (key, hosts * parallel),
     }
+    of_instances = []
     for alternative in jobs:
         for kind, count in resources.counts(alternative).items():
-            wanted[f"{kind} for {use}"] = (key, count * parallel)
+            of_instances.append(f"{kind} for {use}")
+            wanted[of_instances[-1]] = (key, count * parallel)
             if job.keep_alive_s:
                 wanted[f"{kind} for training warm pool usage"] = (key, count)
     quotas = granted(context, wanted)
+    for name in of_instances:
+        if name not in quotas:
+            problem = f'AWS lists no "{name}" in {region}'
+            yield skipped("quota", problem, "look in the Service Quotas console")
     for name, (key, value) in wanted.items():
         if name in quotas and value > quotas[name]["Value"]:
             problem = f'{value} is above the quota "{name}", {quotas[name]["Value"]:g} in {region}'

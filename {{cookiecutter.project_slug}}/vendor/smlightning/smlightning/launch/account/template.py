@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, request, requirements, tune
+from smlightning.launch import aws, images, request, requirements, tune
 from smlightning.launch.account.table import (
     CALLER,
+    DEPLOYER,
+    ENDPOINT,
     LOOKER,
     ROLE,
     Condition,
@@ -164,6 +166,32 @@ def not_granted(given: Facts) -> list[Finding]:
             cure = "allow it in a policy of your own"
             findings.append(warning(f"request.{key}", problem, cure))
     return findings
+
+
+def check_options(who: str | None, sender: str, image: str) -> None:
+    """Reject options that the requested policy does not use.
+
+    Args:
+        who: the policy is for; None: the whole file is requested.
+        sender: whose permissions preflight checks; empty: nobody's.
+        image: that the model answers in; empty: AWS's own.
+
+    Raises:
+        UserError: an option belongs to another policy, or its value is invalid.
+    """
+    used_by = {
+        "--sender": (sender, (CALLER, DEPLOYER)),
+        "--image": (image, (ENDPOINT,)),
+    }
+    for option, (value, policies) in used_by.items():
+        if value and who not in policies:
+            cure = " or ".join(f"--policy {policy}" for policy in policies)
+            raise UserError(f"{option} is only for other policies", f"add {cure}")
+    if image and not images.ECR.match(image):
+        raise UserError(
+            f"--image {image} is not an address in ECR",
+            "as in 123456789012.dkr.ecr.us-east-1.amazonaws.com/mine:1",
+        )
 
 
 def role_name(job: Job) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from smlightning.launch import requirements, source_archive
-from smlightning.launch.findings import Finding, error
+from smlightning.launch.findings import Finding, error, warning
 from smlightning.launch.job import Job
 from smlightning.launch.preflight import secrets
 from smlightning.launch.preflight.paths import DATA_FILE
@@ -115,3 +115,14 @@ def code(job: Job, project: Project) -> Iterator[Finding]:
         for pattern, problem, cure in OUTDATED:
             if any(re.match(pattern, part) for part in parts):
                 yield error(name, problem, cure)
+
+
+def monitor(job: Job, project: Project) -> Iterator[Finding]:
+    """The metric that marks the best weights is one that a run prints."""
+    options = project.options()
+    if options.monitor not in options.metrics:
+        yield warning(
+            "src/options.py",
+            f"MONITOR, {options.monitor}, is not among METRICS",
+            "correct one of them: a run whose validation does not log it ends before it trains",
+        )
