@@ -38,11 +38,18 @@ def test_a_store_is_written_once_and_read_memory_mapped(capsys: pytest.CaptureFi
     assert not capsys.readouterr().out
 
 
-def test_a_copy_without_its_digests_is_built_again() -> None:
+@pytest.mark.parametrize("name", [store.DIGESTS, store.FACTS, "train/values.int32"])
+@pytest.mark.parametrize("content", [None, b"", b"0"])
+def test_a_copy_with_a_changed_or_missing_file_is_built_again(
+    name: str, content: bytes | None
+) -> None:
     build()
-    (PATH / store.DIGESTS).unlink()
+    if content is None:
+        (PATH / name).unlink()
+    else:
+        (PATH / name).write_bytes(content)
     assert build() and not build()
-    assert store.read_facts(PATH) == {"name": "x"}
+    assert store.Rows(PATH, "train").column("values").tolist() == list(range(8))
 
 
 def test_a_failed_build_leaves_nothing() -> None:

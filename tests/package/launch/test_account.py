@@ -161,7 +161,11 @@ def test_subnets_exist_in_one_vpc_and_with_efa_in_one_zone(good, vpc):
         (second["SubnetId"], "ml.g5.xlarge", ""),
     ):
         network = Network(subnets=[vpc.subnet, subnet], security_groups=[vpc.group])
-        found = findings(good.replace(network=network, instance_type=kind))
+        found = [
+            line
+            for line in findings(good.replace(network=network, instance_type=kind))
+            if not line.startswith("skipped")
+        ]
         assert [words in line for line in found[:1]] == [True] * bool(words)
 
 

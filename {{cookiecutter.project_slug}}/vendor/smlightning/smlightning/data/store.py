@@ -45,7 +45,7 @@ def path_for(data_dir: str, name: str, facts: Any) -> Path:
 
 @contextlib.contextmanager
 def prepare(path: Path, unit: str) -> Iterator[Path | None]:
-    """A folder to build the data of ``path`` in, or None if the data is there, complete and unchanged.
+    """A folder to build the data of ``path`` in; None if it is there, complete and unchanged.
 
     Prints the number of ``unit`` in each split afterwards.
 

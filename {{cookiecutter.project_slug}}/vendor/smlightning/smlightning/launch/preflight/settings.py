@@ -196,14 +196,10 @@ def checkpoints(job: Job, project: Project) -> Iterator[Finding]:
 
 
 def network(job: Job, project: Project) -> Iterator[Finding]:
-    """IDs of subnets and security groups; AWS needs both."""
+    """IDs of subnets and security groups."""
     kinds = {"subnets": "subnet-", "security_groups": "sg-"}
     for key, start in kinds.items():
         for identifier in getattr(job.network, key):
             if not identifier.startswith(start):
                 problem = f'"{identifier}" is not the ID of a {key[:-1].replace("_", " ")}'
                 yield error(f"network.{key}", problem, f"as in {start}0123456789abcdef0")
-    missing = [key for key in kinds if not getattr(job.network, key)]
-    if len(missing) == 1:
-        problem = f"{missing[0]} is missing, and AWS needs subnets and security_groups together"
-        yield error("network", problem, f"set {missing[0]}, or remove the other")
