@@ -199,7 +199,7 @@ def report(results: Sequence[Finding], file: Path | None) -> None:
         "options",
         "options of src/train.py that replace those of job.toml",
         nargs="*",
-        metavar="-- --option value",
+        metavar="-- TRAIN_OPTIONS",
     ),
     example="--samples_per_second 900 -- --batch_size 64",
 )
