@@ -102,9 +102,7 @@ class Job:
 
     def running(self) -> list[int]:
         """The ranks that have not ended."""
-        pids = [rank.process.pid or 0 for rank in self.ranks if rank.process.exitcode is None]
-        # An orphaned loader worker holds the pipe by which the exit code of a killed rank comes.
-        return [pid for pid in pids if _is_alive(pid)]
+        return [rank.process.pid or 0 for rank in self.ranks if rank.process.exitcode is None]
 
     def rank_statuses(self) -> list[int]:
         """Statuses as in a shell: 128 + the number of the signal that ended a process."""
@@ -211,15 +209,6 @@ OPTIONS: dict[str, Any] = {
     "log_every": 10,
     "strategy": "ddp",  # or what --strategy says
 }
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether a process exists and is not a zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
 
 
 def kills(count: int, seed: int, folder: Path) -> Iterator[str]:

@@ -63,6 +63,7 @@ def _run(code: str, log: str, environment: dict[str, str], arguments: tuple[str,
     os.environ.update(environment)
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.argv = ["-c", *arguments]
+    processes.fork_workers()
     for name in owner.MODULES:  # the server's are of the checkout: PYTHONPATH may name a project
         sys.modules.pop(name, None)
     exec(code, {"__name__": "__main__"})  # noqa: S102  the test's own

@@ -79,3 +79,35 @@ def test_native_code_that_does_not_return_is_ended() -> None:
     run.send_signal(signal.SIGTERM)
     assert run.wait(signals.GRACE + 3) == 143
     assert "nothing was trained yet: start the same command again" in run.communicate()[1]
+
+
+WORKER = """
+import multiprocessing, os, signal
+from torch.utils.data import DataLoader
+from smlightning.cluster import signals
+loader = DataLoader(
+    range(4), num_workers=1, multiprocessing_context={kind!r}, persistent_workers=True,
+    worker_init_fn=signals.ignore_signals_in_workers,
+)
+batches = iter(loader)
+next(batches)
+[worker] = multiprocessing.active_children()
+stranger = os.fork()
+if not stranger:
+    os.kill(worker.pid, signal.SIGTERM)
+    os._exit(0)
+os.waitpid(stranger, 0)
+worker.join(1)
+print("after a stranger's signal", worker.exitcode)
+worker.terminate()
+worker.join(10)
+print("after its parent's signal", worker.exitcode, flush=True)
+worker.kill()
+worker.join()
+"""
+
+
+@pytest.mark.parametrize("kind", ["fork", "forkserver"])
+def test_only_the_parent_of_a_loaders_worker_ends_it(kind: str) -> None:
+    said = subprocess.check_output([sys.executable, "-c", WORKER.format(kind=kind)], text=True)
+    assert said.splitlines() == ["after a stranger's signal None", "after its parent's signal 0"]

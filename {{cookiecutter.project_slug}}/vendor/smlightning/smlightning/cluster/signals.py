@@ -175,7 +175,11 @@ def ignore_signals_in_workers(*_: Any) -> None:
 
 
 def _exit_when_parent_says() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+    from multiprocessing import parent_process
+
+    parent = parent_process()  # not os.getppid(), which may be a server that forks workers
+    assert parent
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
         pass
     os._exit(0)
 

@@ -104,10 +104,7 @@ def _run_rank(body: Body, folder: Path, rank: int, variables: dict[str, str]) ->
     """Run one rank in the common folder, with its own output and variables."""
     os.environ.update(variables)
     os.chdir(folder)
-    if sys.platform == "linux":
-        # Otherwise another server would start a loader's workers, import torch for each of them,
-        # and outlive this process.
-        multiprocessing.set_start_method("fork", force=True)
+    fork_workers()
     _write_output_to(f"rank-{rank}.log")
     record = Path(f"rank-{rank}.json")
     record.write_text("{}", encoding="utf-8")
@@ -121,6 +118,15 @@ def _run_rank(body: Body, folder: Path, rank: int, variables: dict[str, str]) ->
         worker.kill()
         worker.join()
     os._exit(status)  # without exit handlers of imported modules
+
+
+def fork_workers() -> None:
+    """Let this process fork a loader's workers, as a process that no server started does.
+
+    Otherwise another server would start them, import torch for each, and outlive this process.
+    """
+    if sys.platform == "linux":
+        multiprocessing.set_start_method("fork", force=True)
 
 
 def _write_output_to(name: str) -> None:
