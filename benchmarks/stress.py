@@ -231,8 +231,10 @@ def kills(count: int, seed: int, folder: Path) -> Iterator[str]:
             wait_for_write(place, rng.randint(1, 20))
         else:
             time.sleep(rng.uniform(0.2, 0.9 * seconds[n]))
-        os.kill(job.pids[victim], signal.SIGKILL)
+        process = job.ranks[victim].process
+        process.kill()  # does nothing to one that has ended
         ended = job.wait(60)
+        killed = f"rank{victim}" if process.exitcode else "none, it had ended"
         left = len(_temporary(place))
         job.end()
         expected = _newest_name(place)
@@ -241,7 +243,7 @@ def kills(count: int, seed: int, folder: Path) -> Iterator[str]:
         gap = difference(whole[n], final_state(place)) if succeeded else float("nan")
         good = ended is not None and gap == 0.0 and expected in resumed
         yield (
-            f"{'ok' if good else 'FAILED'} ranks={n} killed=rank{victim} "
+            f"{'ok' if good else 'FAILED'} ranks={n} killed={killed} "
             f"{'in a write' if left else 'anywhere'} others_ended={ended and round(ended, 1)}s "
             f"{_short(resumed)} difference={gap:g}"
         )
@@ -387,7 +389,7 @@ def ranks(count: int, seed: int, folder: Path) -> Iterator[str]:
         place = folder / f"ranks{trial}"
         job = Job(place, 2, {**options, "batch_size": 8}, NO_DROPOUT)
         time.sleep(rng.uniform(0.3, 0.7) * seconds)
-        os.kill(job.pids[trial % 2], signal.SIGKILL)
+        job.ranks[trial % 2].process.kill()
         job.wait(60)
         job.end()
         expected = _newest_name(place)
