@@ -96,7 +96,7 @@ def test_a_key_that_cannot_be_a_file_ends_in_a_sentence(key: str, tmp_path: Path
 
     listed = [{"Key": name} for name in ("m/a", key)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetch, "all_objects", lambda uri, s3: listed)
+        patch.setattr(fetch.aws, "all_objects", lambda uri, s3: listed)
         with pytest.raises(UserError, match="s3://bucket/"):
             fetch.download_folder(Bucket(), "s3://bucket/m/", tmp_path / "model")
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "a"]

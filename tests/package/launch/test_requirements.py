@@ -336,6 +336,23 @@ def hashed(path: Path, line: str = "") -> str:
     return f"{line or '=='.join(path.name.split('-')[:2])} --hash=sha256:{digest}"
 
 
+@pytest.mark.parametrize("option", ["", "--require-hashes\n"])
+def test_a_package_without_its_hash_is_found_before_pip_in_the_container_rejects_it(
+    option: str, project: Project, files: Path, simple: str
+) -> None:
+    part = wheel(files, "part", "1.0")
+    whole = wheel(files, "whole", "1.0", "part", "torch>=2")
+    index(files.parent / "simple", part, whole)
+    settings = {"PIP_INDEX_URL": simple}
+    assert not judged(project, f"{option}{hashed(whole)}\n{hashed(part)}", **settings)
+    [found] = judged(project, option + hashed(whole), **settings)
+    assert found.level == "error" and "part 1.0" in found.problem
+    wrong = hashed(part, "whole==1.0") + "\n" + hashed(part)
+    [found] = judged(project, option + wrong, **settings)
+    assert found.level == "error" and "whole 1.0" in found.problem
+    assert not judged(project, "whole\npart", **settings)
+
+
 def test_wheels_of_src_and_source_archives_may_have_hashes(
     project: Project, files: Path, simple: str, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import inspect
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,10 @@ from small_training import (
     same,
     saved_weights,
 )
-from smlightning.checkpoints import files, resume
-from smlightning.checkpoints.position import Position
+from smlightning.checkpoints import files
 from smlightning.errors import UserError
 from smlightning.reports import mlflow, progress
-from smlightning.reports.tracking import RunIds, set_wandb_run
+from smlightning.reports.tracking import RunIds
 
 
 def test_lines_curves_and_every_logger_have_each_value_once(
@@ -181,17 +181,14 @@ def mlflow_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     return calls
 
 
-def run_ids(folder: Path, wanted: str = "auto", is_job: bool = False) -> RunIds:
-    return RunIds(folder, resume.goes_on(wanted, folder, is_job))
-
-
 def test_an_mlflow_server_gets_lightnings_logger(
     mlflow_calls: list[tuple[str, Any]], tmp_path: Path
 ) -> None:
-    assert mlflow.mlflow_loggers({}, {}, run_ids(tmp_path)) == []
+    ids = RunIds(tmp_path, goes_on=False)
+    assert mlflow.mlflow_loggers({}, {}, ids) == []
     named = {"MLFLOW_EXPERIMENT_NAME": "words", "TRAINING_JOB_NAME": "words-1"}
     env = {**SERVER, **named}
-    assert len(mlflow.mlflow_loggers({"lr": 0.1}, env, run_ids(tmp_path))) == 1
+    assert len(mlflow.mlflow_loggers({"lr": 0.1}, env, ids)) == 1
     assert env["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "10"
     given = {"experiment": "words", "run_name": "words-1", "tracking_uri": "arn:x", "run_id": None}
     assert mlflow_calls == [("logger", given), ("options", {"lr": 0.1})]
@@ -200,39 +197,47 @@ def test_an_mlflow_server_gets_lightnings_logger(
 def test_a_resumed_run_goes_on_in_its_mlflow_run(
     mlflow_calls: list[tuple[str, Any]], tmp_path: Path
 ) -> None:
-    def ids_of_attempts(wanted: str = "auto") -> tuple[Any, ...]:
+    def ids_of_attempt(goes_on: bool = True) -> tuple[Any, ...]:
         mlflow_calls.clear()
-        mlflow.mlflow_loggers({"lr": 0.1}, dict(SERVER), run_ids(tmp_path, wanted))
+        mlflow.mlflow_loggers({"lr": 0.1}, dict(SERVER), RunIds(tmp_path, goes_on))
         return mlflow_calls[0][1]["run_id"], mlflow_calls[1]
 
-    files.write(tmp_path, Position(step=1), {})
-    assert ids_of_attempts() == (None, ("options", {"lr": 0.1}))
-    assert ids_of_attempts() == ("run-1", ("update", ("run-1", "RUNNING")))
-    assert ids_of_attempts("never")[0] is None
-    files.mark(tmp_path, files.FINISHED, "")
-    assert ids_of_attempts()[0] is None
+    assert ids_of_attempt() == (None, ("options", {"lr": 0.1}))
+    assert ids_of_attempt() == ("run-1", ("update", ("run-1", "RUNNING")))
+    assert ids_of_attempt(goes_on=False)[0] is None
 
 
 def test_wandb_gets_the_id_of_the_run_that_goes_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fit: Fit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """wandb itself is not installed here."""
+    """wandb itself is not installed here: an empty module takes its place."""
 
-    def id_of_attempt(is_job: bool = False, **env: str) -> str:
-        set_wandb_run(run_ids(tmp_path, is_job=is_job), env)
-        assert env.get("WANDB_RESUME", "allow") == "allow"
-        return env.get("WANDB_RUN_ID", "")
+    def id_of_attempt(**options: Any) -> str:
+        monkeypatch.setenv("WANDB_RUN_ID", "mine")  # and restores the variables afterwards
+        monkeypatch.setenv("WANDB_RESUME", "allow")
+        monkeypatch.delenv("WANDB_RUN_ID")
+        fit(checkpoint_steps=4, **options)
+        assert os.environ["WANDB_RESUME"] == "allow"
+        return os.environ.get("WANDB_RUN_ID", "")
 
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert id_of_attempt() == "" and not list(tmp_path.iterdir())
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: "found")
-    assert id_of_attempt(WANDB_RUN_ID="mine") == "mine"
-    first = id_of_attempt(is_job=True)
-    assert first and id_of_attempt(is_job=True) == first
-    assert id_of_attempt() != first  # on a laptop, without a checkpoint
-    files.write(tmp_path, Position(step=1), {})
-    resumed = id_of_attempt()
-    assert resumed != first and id_of_attempt(is_job=True) == resumed
+    early, late = ("on_train_batch_start", 1), ("on_train_batch_end", 6)
+    assert not id_of_attempt(output_dir="without", crash=early)
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "wandb.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    fit(output_dir="mine", crash=early)
+    assert os.environ["WANDB_RUN_ID"] == "mine"
+    first = id_of_attempt(crash=early)
+    unfinished = id_of_attempt(crash=late)
+    assert unfinished != first  # there was no checkpoint
+    with pytest.raises(UserError):
+        id_of_attempt(resume="nowhere")
+    assert id_of_attempt() == unfinished
+    assert id_of_attempt(crash=early) != unfinished  # that run was complete
+    monkeypatch.setenv("TRAINING_JOB_NAME", "words-1")
+    started = id_of_attempt(output_dir="job", crash=early)
+    assert id_of_attempt(output_dir="job", crash=early) == started  # SageMaker restarted the job
 
 
 def test_a_missing_mlflow_ends_in_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -241,7 +246,7 @@ def test_a_missing_mlflow_ends_in_an_error(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", missing)
     with pytest.raises(UserError, match="sagemaker-mlflow"):
-        mlflow.mlflow_loggers({}, dict(SERVER), run_ids(tmp_path))
+        mlflow.mlflow_loggers({}, dict(SERVER), RunIds(tmp_path, goes_on=False))
 
 
 def test_the_error_of_an_mlflow_server_hides_its_address(
@@ -252,7 +257,8 @@ def test_the_error_of_an_mlflow_server_hides_its_address(
 
     monkeypatch.setattr(pl.loggers, "MLFlowLogger", silent)
     with pytest.raises(UserError, match="API request") as raised:
-        mlflow.mlflow_loggers({}, {"MLFLOW_TRACKING_URI": "http://me:secret@x"}, run_ids(tmp_path))
+        env = {"MLFLOW_TRACKING_URI": "http://me:secret@x"}
+        mlflow.mlflow_loggers({}, env, RunIds(tmp_path, goes_on=False))
     assert "secret" not in str(raised.value)
 
 

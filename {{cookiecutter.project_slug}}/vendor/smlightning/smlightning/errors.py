@@ -67,7 +67,7 @@ def as_user_error(error: BaseException) -> UserError | None:
             "lower num_workers, or what a worker's batch holds; SageMaker's /dev/shm cannot be "
             "enlarged",
         )
-    if is_disk_full(error) and not is_shared_memory_full(error):
+    if is_disk_full(error):
         return UserError(_line_of_disk_full(error), f"free some space and {RESUME}")
     if is_out_of_memory(error):
         return UserError(

@@ -12,14 +12,15 @@ weights, testing and saving.
     run.finish()
 """
 
+import functools
 import os
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 
 from smlightning import errors, hub
-from smlightning.checkpoints import resume
 from smlightning.checkpoints.callback import Checkpoints
 from smlightning.cluster import session
 from smlightning.cluster.sharding import gather_weights
@@ -101,8 +102,7 @@ class Run:
 
         A run that resumes goes on in its run of MLflow, and of W&B.
         """
-        directory, is_job = self.checkpoints.directory, "TRAINING_JOB_NAME" in os.environ
-        ids = RunIds(directory, resume.goes_on(self.options.resume, directory, is_job))
+        ids = RunIds(self.checkpoints.directory, self._goes_on())
         if session.current_cluster().rank == 0:
             set_wandb_run(ids, os.environ)
         return [
@@ -110,6 +110,25 @@ class Run:
             pl.loggers.TensorBoardLogger(self.outputs, name="tensorboard", version=""),
             *mlflow_loggers(values_of(self.options), os.environ, ids),
         ]
+
+    @functools.cached_property
+    def resume_from(self) -> Path | None:
+        """The checkpoint to resume from, once this run has its folder for itself. Collective.
+
+        Raises:
+            UserError: another run has the folder, or the checkpoint belongs to another run.
+        """
+        return self.checkpoints.resume(self.options.resume)
+
+    def _goes_on(self) -> bool:
+        """Whether this run continues an earlier one on servers that track it.
+
+        A path begins another run. SageMaker may restart a job before its first checkpoint.
+        """
+        resumes = self.resume_from is not None
+        has_none = not resumes and self.checkpoints.first_number == 1
+        is_restart = has_none and "TRAINING_JOB_NAME" in os.environ
+        return self.options.resume == "auto" and (resumes or is_restart)
 
     def train_test_save(
         self, trainer: pl.Trainer, model: pl.LightningModule, data: pl.LightningDataModule
@@ -121,8 +140,7 @@ class Run:
                 from belongs to another run.
         """
         check_complete(model, data)
-        resume_from = self.checkpoints.resume(self.options.resume)
-        trainer.fit(model, datamodule=data, ckpt_path=resume_from, weights_only=True)
+        trainer.fit(model, datamodule=data, ckpt_path=self.resume_from, weights_only=True)
         self.checkpoints.load_best_weights(model)
         trainer.test(model, datamodule=data, verbose=False)
         merge = getattr(self.options, "merge", False)

@@ -83,23 +83,6 @@ def decide(
     return ResumePoint(path, position.complete and not differing)
 
 
-def goes_on(wanted: str, directory: Path, is_job: bool) -> bool:
-    """Whether a run continues an earlier one of the folder, also for servers that track it.
-
-    Args:
-        wanted: ``auto``, ``never`` or a path, which begins another run.
-        directory: where this run writes its checkpoints.
-        is_job: it runs on SageMaker, which may restart a job before its first checkpoint.
-    """
-    if wanted != "auto":
-        return False
-    known = files.numbered(directory)
-    if not known:
-        return is_job
-    marks = (files.FINISHED, files.DISCARDED)
-    return not any(files.is_marked(known[0][1], mark) for mark in marks)
-
-
 def _named(wanted: str) -> tuple[Path, dict[str, Any]]:
     """The checkpoint at the user's path, and its content."""
     path = Path(wanted)

@@ -72,6 +72,24 @@ def session() -> Any:
     return boto3.Session(profile_name=_profile or None)
 
 
+def of_an_sdk(region: str, bucket: str) -> dict[str, Any]:
+    """The arguments of a session of SageMaker's SDK, of version 2 and of version 3.
+
+    The request is complete without the defaults of the SDK's configuration file.
+    """
+    import boto3
+
+    own = boto3.Session(profile_name=session()._session.profile, region_name=region)
+    own._session._credentials = session().get_credentials()  # one code of MFA serves both
+    modules = {"TelemetryOptOut": True}
+    configuration = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}}
+    return {
+        "boto_session": own,
+        "sagemaker_config": configuration,
+        "default_bucket": bucket or None,
+    }
+
+
 def signed_in() -> bool:
     """Whether there are credentials; this asks for a code of MFA where the profile needs one."""
     from botocore.exceptions import BotoCoreError, ClientError

@@ -10,7 +10,7 @@ from typing import Any
 from smlightning.errors import UserError
 from smlightning.launch import aws
 from smlightning.launch.deploy_plan import Deployment
-from smlightning.launch.fetch import all_objects, download
+from smlightning.launch.fetch import download
 from smlightning.launch.model_archive import TRAINED, add_code
 from smlightning.serving import PLAIN
 
@@ -143,7 +143,7 @@ def remove_objects(archive: str, region: str) -> None:
     """Delete an archive, or a folder's objects, from S3; nothing if there is no address."""
     if archive:
         s3 = aws.client("s3", region)
-        for item in all_objects(archive, s3):
+        for item in aws.all_objects(archive, s3):
             s3.delete_object(Bucket=aws.s3_location(archive)[0], Key=item["Key"])
 
 

@@ -122,7 +122,7 @@ def trained_model(job_name: str, region: str, job: dict[str, Any]) -> str:
     status = job["TrainingJobStatus"]
     found = False
     if status in ("Completed", "Stopped") and uri.endswith(("/model.tar.gz", "/")):
-        objects = fetch.all_objects(uri, aws.client("s3", region))
+        objects = aws.all_objects(uri, aws.client("s3", region))
         found = any(item["Size"] for item in objects)
     if not found:
         raise UserError(

@@ -60,22 +60,11 @@ def session(job: Job) -> Any:
     """A session of the SDK in the job's region, which reports nothing of its use to AWS."""
     os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")  # v2 is chosen knowingly
     logging.getLogger("sagemaker.config").disabled = True  # it prints to standard output
-    import boto3
     import sagemaker
 
     logging.getLogger("sagemaker").setLevel(logging.CRITICAL)
     logging.getLogger("botocore.credentials").setLevel(logging.WARNING)  # a line for each client
-    # In place of the SDK's configuration file: the request is complete without its defaults.
-    modules = {"TelemetryOptOut": True}
-    configuration = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}}
-    shared = aws.session()
-    own = boto3.Session(profile_name=shared._session.profile, region_name=job.region)
-    own._session._credentials = shared.get_credentials()  # one code of MFA serves both
-    return sagemaker.Session(
-        own,
-        sagemaker_config=configuration,
-        default_bucket=job.bucket or None,
-    )
+    return sagemaker.Session(**aws.of_an_sdk(job.region, job.bucket))
 
 
 def options(request: dict[str, Any]) -> dict[str, Any]:

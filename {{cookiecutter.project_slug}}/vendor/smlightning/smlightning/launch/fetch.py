@@ -9,7 +9,6 @@ from typing import Any
 
 from smlightning.errors import UserError, is_disk_full, root_cause
 from smlightning.launch import aws
-from smlightning.launch.aws import all_objects
 from smlightning.launch.follow import ENDED, describe
 
 MOST_FOLDERS = 100  # Python's own functions make and remove them by recursion
@@ -109,7 +108,7 @@ def download_folder(s3: Any, uri: str, folder: Path) -> bool:
     """
     bucket, prefix = aws.s3_location(uri)
     has_objects = False
-    for item in all_objects(uri, s3):
+    for item in aws.all_objects(uri, s3):
         name = item["Key"].removeprefix(prefix)
         if not name or name.endswith("/"):  # the S3 console creates one for a folder
             continue

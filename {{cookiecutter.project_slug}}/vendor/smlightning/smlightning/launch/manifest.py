@@ -158,8 +158,11 @@ def variables(job: Job, *, hyperpod: bool) -> list[dict[str, Any]]:
 
 
 def literal(text: str) -> str:
-    """A text that Kubernetes passes as it stands: it expands $(NAME) in commands and variables."""
-    return text.replace("$(", "$$(")
+    """A text that Kubernetes passes unchanged: in commands and variables it expands $(NAME) and $$.
+
+    https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables
+    """
+    return text.replace("$", "$$")
 
 
 def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool) -> None:

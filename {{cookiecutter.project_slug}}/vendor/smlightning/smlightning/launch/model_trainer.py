@@ -103,12 +103,6 @@ def model_trainer(job: Job, request: dict[str, Any]) -> Any:
 
 def session(job: Job) -> Any:
     """A session of SDK v3 in the job's region that reports nothing of its use to AWS."""
-    import boto3
     from sagemaker.core.helper.session_helper import Session
 
-    modules = {"TelemetryOptOut": True}
-    configuration = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": modules}}}
-    shared = aws.session()
-    own = boto3.Session(profile_name=shared._session.profile, region_name=job.region)
-    own._session._credentials = shared.get_credentials()  # one code of MFA serves both
-    return Session(own, sagemaker_config=configuration, default_bucket=job.bucket or None)
+    return Session(**aws.of_an_sdk(job.region, job.bucket))

@@ -312,6 +312,7 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
     for package in resolution.built:
         problem = f"{package} has no wheel for the image, so pip builds it in the container"
         yield skipped(key, problem, "check that it builds there, and does not replace torch")
+    yield from unhashed(hashes(job, project), resolution, key)
     packages = [item["metadata"] for item in resolution.installs]
     replaced = [package for package in packages if OF_THE_IMAGE.match(package["name"])]
     if replaced:
@@ -324,6 +325,32 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
             f"{package['name']} {package['version']}{asks} would replace {torch_of_image(job)}",
             "pin a version that accepts the image's torch",
         )
+
+
+def unhashed(allowed: dict[str, set[str]], resolution: Resolution, key: str) -> Iterator[Finding]:
+    """The first package that pip would reject in the container for its hash.
+
+    image_pip.py turns pip's own check off, which needs every file.
+
+    Args:
+        allowed: as `hashes` returns it.
+        resolution: pip's.
+        key: of the finding.
+    """
+    if not allowed:
+        return
+    built = {package.partition(" ")[0] for package in resolution.built}
+    for item in resolution.installs:
+        name, version = canonicalize_name(item["metadata"]["name"]), item["metadata"]["version"]
+        digests = item["download_info"].get("archive_info", {}).get("hashes", {})
+        known = {f"{kind}:{digest}" for kind, digest in digests.items()}
+        given = allowed.get(name, set())
+        # An index may give a digest of another kind, which cannot be compared.
+        comparable = not given or any(text.partition(":")[0] in digests for text in given)
+        if name not in built and comparable and not given & known:
+            problem = f"{name} {version} has no hash in the file, or another one"
+            yield error(key, problem, "run make lock, or remove every hash")
+            return
 
 
 def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] | None:

@@ -37,7 +37,7 @@ def image_python(
     Raises:
         UserError: the image's versions are unknown, or pip cannot install them.
     """
-    if image is None:
+    if image is None or image.toolkit is None:
         problem = "--image-versions: the versions in the job's image are unknown"
         raise UserError(problem, "set image in job.toml to a profile")
     folder = Path(sys.prefix) / f"image-{image.torch}"

@@ -1,7 +1,7 @@
 """A sample of a channel's data from S3, for a channel without a local folder."""
 
-from collections.abc import Iterator
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,10 @@ def copy_sample(name: str, address: str, region: str, into: Path) -> str:
     size = copied = 0
     with aws.errors(f"channel {name} = {address} cannot be read", instead):
         s3 = aws.client("s3", region)
-        listed = list(islice(objects(s3, bucket, prefix), LISTED))
+        listed = list(islice(filter(itemgetter("Size"), aws.all_objects(address, s3)), LISTED))
         step = -(-len(listed) // COPIED) or 1  # rounded up; each class may have its folder
-        for key, bytes_of_object in listed[::step]:
+        for item in listed[::step]:
+            key, bytes_of_object = item["Key"], item["Size"]
             path = into / relative_name(key, prefix)
             is_cut = key.endswith(LINES) and bytes_of_object > BEGINNING
             too_large = size + (BEGINNING if is_cut else bytes_of_object) > CHANNEL
@@ -51,15 +52,6 @@ def copy_sample(name: str, address: str, region: str, into: Path) -> str:
         problem = f"channel {name} = {address} has no data of at most {CHANNEL // MIB} MiB"
         raise UserError(problem, f"check it, or {instead}")
     return f"{copied} objects of {address}, {size / MIB:.1f} MiB"
-
-
-def objects(s3: Any, bucket: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Keys and sizes of all objects that are not empty."""
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
-    for page in pages:
-        for item in page.get("Contents", []):
-            if item["Size"]:
-                yield item["Key"], item["Size"]
 
 
 def relative_name(key: str, prefix: str) -> str:

@@ -202,6 +202,13 @@ def sharding(job: Job, project: Project) -> Iterator[Finding]:
 
 def capacity(job: Job, project: Project) -> Iterator[Finding]:
     """A job that may run on several instance types has equally many processes on each of them."""
+    if job.instance_type and resources.member(job, "InstanceType") != "ResourceConfig.InstanceType":
+        problem = f"{resources.key(job, 'InstanceType')} replaces it"
+        yield warning("instance_type", problem, "remove it")
+    kinds = resources.types_of(resources.members(job))
+    if job.price_per_hour and len(kinds) > 1:
+        problem = f"it is one price, and the job may run on {' and '.join(kinds)}"
+        yield warning("price_per_hour", problem, "set it to 0: AWS's price of each is used")
     clusters = resources.candidates(resources.members(job))
     given = [group.instance_type for cluster in clusters for group in cluster]
     if len(clusters) > 1 and len(set(given)) < len(given):

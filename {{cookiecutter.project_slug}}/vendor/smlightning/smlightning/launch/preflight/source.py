@@ -106,15 +106,23 @@ def code(job: Job, project: Project) -> Iterator[Finding]:
         name = path.relative_to(project.src.parent).as_posix()
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, SyntaxError) as failure:
+        except (OSError, ValueError, SyntaxError, RecursionError) as failure:
             line = f" (line {failure.lineno})" if isinstance(failure, SyntaxError) else ""
             yield error(name, f"is not Python: {failure.args[0]}{line}", "correct it")
             continue
         nodes = (node for node in ast.walk(tree) if isinstance(node, JUDGED))
-        parts = [ast.unparse(node) for node in nodes]
+        parts = [_text(node) for node in nodes]
         for pattern, problem, cure in OUTDATED:
             if any(re.match(pattern, part) for part in parts):
                 yield error(name, problem, cure)
+
+
+def _text(node: ast.AST) -> str:
+    """The node as Python; empty for an expression of hundreds of terms."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return ""
 
 
 def monitor(job: Job, project: Project) -> Iterator[Finding]:
