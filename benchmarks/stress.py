@@ -118,6 +118,15 @@ class Job:
             time.sleep(0.02)
         return None
 
+    def wait_as_launcher(self, seconds: float) -> float | None:
+        """`wait`, and signal the other ranks once one has ended, as torchrun's agent does."""
+        start = time.monotonic()
+        while len(self.running()) == len(self.ranks) and time.monotonic() - start < seconds:
+            time.sleep(0.1)
+        self.signal(signal.SIGTERM)
+        rest = self.wait(seconds - (time.monotonic() - start))
+        return None if rest is None else time.monotonic() - start
+
     def signal(self, number: int) -> None:
         """Send a signal to the ranks that still run."""
         for pid in self.running():
@@ -291,7 +300,7 @@ def stops(count: int, seed: int, folder: Path) -> Iterator[str]:
         for rank in target:
             if job.pids[rank] in job.running():
                 os.kill(job.pids[rank], number)
-        ended = job.wait(40)
+        ended = job.wait_as_launcher(40)
         job.end()
         lines = job.text.splitlines()
         told = [line for line in lines if line.startswith(("stopped by", "ended by"))]

@@ -25,7 +25,8 @@ def writer(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 def test_the_projects_own_tests_and_its_contract_pass(writer: Project) -> None:
-    writer.run("python", "-m", "pytest", "-n", "0", "tests", "-k", f"example or {PROMISES}")
+    for chosen in ("example", PROMISES):  # pytest fails if it selects no test
+        writer.run("python", "-m", "pytest", "-n", "0", "tests", "-k", chosen)
 
 
 @pytest.mark.long

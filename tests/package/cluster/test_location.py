@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import dist
 from smlightning.cluster import collectives, session, strategies
 from smlightning.cluster.location import ClusterError, Machine, locate, nccl_log
 from smlightning.errors import UserError
+from smlightning.testing.processes import free_port
 
 CPU = Machine(torch_version="2.13.0+cpu")
 GPUS = Machine(gpus=8, has_nccl=True, torch_version="2.5.1+cu124")
@@ -101,8 +101,7 @@ def test_torchrun_in_the_pods_of_a_pytorch_job_sets_the_ranks(tmp_path: Path) ->
         f"path = {str(tmp_path)!r} + f'/{{cluster.rank}}'\n"
         "open(path, 'w').write(f'{cluster.launcher} {cluster.node_rank} {cluster.num_nodes}')\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
+    port = str(free_port())
     pods = []
     for rank in range(2):
         variables = {

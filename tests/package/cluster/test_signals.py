@@ -19,7 +19,7 @@ SRC = Path(train.__file__).parent
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_saves_and_ends_with_status_143(tmp_path: Path, number: signal.Signals) -> None:
     options = {**small.options(tmp_path), "epochs": 300, "log_every": 5}
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]

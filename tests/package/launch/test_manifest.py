@@ -16,7 +16,7 @@ from small_job import GOOD, PROJECT, edited
 
 from smlightning.__main__ import main
 from smlightning.errors import UserError
-from smlightning.launch import images, instances
+from smlightning.launch import aws, images, instances
 from smlightning.launch import job as jobs
 from smlightning.launch.job import Job
 from smlightning.launch.manifest import manifest
@@ -112,7 +112,7 @@ def test_kubernetes_expands_no_value():
     job = GOOD.replace(hyperparameters={"dataset": "$(HOME)"}, environment={"A": "$(HOME) $B"})
     (container,) = pods(printed(job))[0]["containers"]
     assert "--dataset=$$(HOME)" in container["command"]
-    assert {"name": "A", "value": "$$(HOME) $B"} in container["env"]
+    assert {"name": "A", "value": "$$(HOME) $$B"} in container["env"]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,7 @@ def test_kubernetes_expands_no_value():
         ({"instance_type": ["ml.p4d.24xlarge", "ml.p5.48xlarge"]}, {}, "instance_type"),
         ({"instance_type": "ml.p6e-gb200.36xlarge"}, {}, "instance_type"),
         ({"instance_type": "ml.trn1.32xlarge"}, {}, "instance_type"),
+        ({"environment": {"WANDB_API_KEY": "0a1b2c3d4e" * 4}}, {}, "environment.WANDB_API_KEY"),
         ({"name": "2words"}, {}, "name"),
         ({"name": "w" * 48}, {}, "name"),
         ({"channels": {"training": "s3://my-data/a/"}}, {}, "channels"),
@@ -166,9 +167,9 @@ def test_every_right_job_gives_a_valid_manifest_or_one_sentence(tmp_path, monkey
 
 
 def test_efa_interfaces_are_known_for_each_gpu_type_with_efa():
-    known = {kind for kind in instances._EFA_INTERFACES if instances.efa(kind)}
-    assert known == instances._EFA_INTERFACES.keys()
-    assert all(instances.gpus(kind) for kind in known)
+    kinds = aws.shape("TrainingInstanceType").enum
+    with_efa = {kind for kind in kinds if instances.efa(kind) and instances.gpus(kind)}
+    assert with_efa == set(filter(instances.efa_interfaces, kinds))
     assert instances.efa_interfaces("ml.g5.12xlarge") == 0
 
 

@@ -12,6 +12,7 @@ from small_job import GOOD, PROJECT
 
 from smlightning.errors import UserError
 from smlightning.launch import model_trainer, request
+from smlightning.launch.job import from_table
 
 REQUESTS = Path(__file__).parent / "requests"
 PACKAGE = Path(model_trainer.__file__).parents[2]
@@ -42,8 +43,8 @@ for case in json.load(sys.stdin):
 
 
 @pytest.fixture(scope="module")
-def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The request that version 3 sends for each recorded job, or the problem."""
+def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Of each recorded job: the request that version 3 sends, or the problem; and job.toml's."""
     folder = tmp_path_factory.mktemp("sdk-v3")
     venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")
@@ -53,6 +54,9 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cases = [json.loads((REQUESTS / f"{name}.json").read_text("utf-8")) for name in names]
     debugged = {**cases[-1]["request"], "DebugHookConfig": {"S3OutputPath": "s3://bucket/x"}}
     cases.append({"job": cases[-1]["job"], "request": debugged})
+    smddp = {**cases[names.index("smddp_spot_vpc")]["job"], "forward_stop": False}
+    cases.append({"job": smddp, "request": request.dry_run(from_table(smddp), PROJECT)})
+    names += ["debugged", "smddp"]
     done = subprocess.run(
         [python, "-c", SEND],
         input=json.dumps(cases),
@@ -68,20 +72,20 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     results = [json.loads(line.removeprefix("RESULT ")) for line in lines]
-    return dict(zip([*names, "debugged"], results, strict=True))
+    requests = (case["request"] for case in cases)
+    return dict(zip(names, zip(results, requests, strict=True), strict=True))
 
 
 @pytest.mark.newest  # it takes 0.9 GB, and minutes to install
-def test_model_trainer_sends_the_request(sent: dict[str, Any]) -> None:
-    for name, made in sent.items():
+def test_model_trainer_sends_the_request(sent: dict[str, tuple[Any, dict[str, Any]]]) -> None:
+    for name, (made, wanted) in sent.items():
         if name in ("forward_stop", "smddp_spot_vpc"):  # both have forward_stop
             assert made == "ModelTrainer has no parameter for container_entrypoint", name
         elif name == "debugged":
             assert made == "ModelTrainer has no parameter for debug_hook_config"
         else:
-            wanted = json.loads((REQUESTS / f"{name}.json").read_text("utf-8"))["request"]
             assert wanted.pop("ProfilerConfig") == {"DisableProfiler": True}
-            stem = wanted.pop("TrainingJobName").partition("-2026")[0]
+            stem = wanted.pop("TrainingJobName").partition("-20")[0]
             assert made.pop("TrainingJobName").startswith(stem)
             assert made == wanted, name
 

@@ -248,6 +248,11 @@ def test_efa_is_reported_with_its_bandwidth(text):
     assert "Gbit" not in network("ml.p6-new.48xlarge", text, text)
 
 
+def test_only_the_network_of_the_newest_attempt_counts():
+    said = network("ml.p4d.24xlarge", SOCKETS, f"launcher: torchrun; torch 2.13.0\n{EFA}")
+    assert "EFA" in said and not said.startswith("warning")
+
+
 @pytest.mark.parametrize(
     ("logs", "words"),
     [

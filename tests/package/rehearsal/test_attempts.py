@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from small_rehearsal import script, small_plan, small_request, stranger
 
-from smlightning.rehearsal import attempts
+from smlightning.rehearsal import attempts, faults
 from smlightning.rehearsal.hosts import Host, create_hosts
-from smlightning.rehearsal.plan import STOP_HOST, Fault, Plan
+from smlightning.rehearsal.plan import LOSE_HOST, STOP_HOST, Fault, Plan
 
 Play = Callable[[Plan, str], tuple[list[Host], list[tuple[int, str]]]]
 
@@ -28,6 +28,18 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         return hosts, [(host.index, line) for host, line in lines if line]
 
     return run
+
+
+def test_a_host_is_lost_only_once_a_checkpoint_is_complete(tmp_path: Path) -> None:
+    hosts = create_hosts(small_plan(2, 1), tmp_path)
+    (tmp_path / "evidence").mkdir(exist_ok=True)
+    (tmp_path / "evidence" / "in-training-1").touch()
+    checkpoints = hosts[0].base / "checkpoints"
+    checkpoints.mkdir(exist_ok=True)
+    for name, is_complete in ((".x.ckpt", False), ("1.shard", False), ("1.ckpt", True)):
+        (checkpoints / name).touch()
+        may = faults.may_interrupt(Fault(LOSE_HOST, 1), tmp_path, hosts)
+        assert may == is_complete, name
 
 
 def test_the_requests_entry_point_sees_only_its_hosts_processes(

@@ -17,6 +17,7 @@ from smlightning.launch import images, instances, launchers, request, resources
 from smlightning.launch.findings import each_of, error
 from smlightning.launch.job import Job, JobError
 from smlightning.launch.preflight.hyperparameters import conflicts, hyperparameters
+from smlightning.launch.preflight.secrets import visible
 from smlightning.project import Project
 
 CODE = "/opt/ml/code"  # of the image: src/ and the package, where SageMaker's toolkit unpacks them
@@ -278,6 +279,7 @@ def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool
                 ),
             ),
         ),
+        *visible(job, {"Environment": job.environment}, project),
         *hyperparameters(job, project),
         *conflicts(job, project),
     ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from smlightning.launch import instances, resources
 from smlightning.launch.findings import warning
 from smlightning.launch.job_log import Line
+from smlightning.launch.stored_checkpoints import START
 
 # algo-1:118:402 [0] NCCL INFO Using network Libfabric
 LINE = re.compile(r"(?:([\w.-]+):\d+:\d+ \[\d+\] .*?)?NCCL (?:INFO|WARN) (.+)")
@@ -35,6 +36,10 @@ class Networks:
 
     def add(self, line: Line) -> None:
         """Take what a line of the log says."""
+        if line.message.startswith(START):
+            self.chosen.clear()
+            self.providers.clear()
+            self.failures.clear()
         found = LINE.search(line.message)
         if not found:
             return

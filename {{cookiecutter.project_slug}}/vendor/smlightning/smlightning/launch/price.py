@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,33 +14,34 @@ HOME = "us-east-1"  # the pricing service lives in few regions
 PATIENCE_S = 3.0  # for a line of information
 
 
-def per_hour(region: str, instance_type: str, use: str = "Training") -> float:
-    """US dollars for one instance and hour on demand, from AWS's pricing service.
+def per_hour(region: str, kinds: Sequence[str], use: str = "Training") -> dict[str, float]:
+    """US dollars for an instance of each type and hour on demand, from AWS's pricing service.
 
     Args:
-        region: of the instance.
-        instance_type: as in ml.g5.xlarge.
+        region: of the instances.
+        kinds: types, as ml.g5.xlarge.
         use: Training or Hosting.
 
     Returns:
-        0 if AWS has no price, or does not answer: without credentials or permission, or within
-        PATIENCE_S, as in a network that reaches only some of AWS's services.
+        0 for a type if AWS has no price, or does not answer: without credentials or permission, or
+        within PATIENCE_S for all types, as in a network that reaches only some of AWS's services.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
+    prices = dict.fromkeys(kinds, 0.0)
     if not aws.signed_in():
-        return 0.0
-    answers: list[float] = []
+        return prices
 
     def ask() -> None:
         with suppress(BotoCoreError, ClientError):
-            answers.append(_asked(region, instance_type, use))
+            for kind in kinds:
+                prices[kind] = _asked(region, kind, use)
 
     # A socket tries each address of a host for its whole timeout; the thread ends with the process.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(PATIENCE_S)
-    return answers[0] if answers else 0.0
+    return dict(prices)
 
 
 def _asked(region: str, instance_type: str, use: str) -> float:
@@ -90,7 +92,10 @@ def cost(job: Job, *, offline: bool = False, tuning: bool = False) -> str:
     clusters = resources.candidates(resources.members(job))
     cluster = max(clusters, key=lambda groups: _hourly(groups, prices))
     count = sum(group.count for group in cluster)
-    factors = f"{count} instance{'s' if count > 1 else ''} × {hours}"
+    hosts = f"{count} instance{'s' if count > 1 else ''}"
+    if len(kinds) > 1:
+        hosts = f"({resources.shown(cluster)})"
+    factors = f"{hosts} × {hours}"
     if jobs > 1:
         factors = f"{jobs} jobs × {factors}"
     if not all(prices.values()):
@@ -114,7 +119,7 @@ def _prices(job: Job, kinds: list[str], offline: bool) -> dict[str, float]:
     """
     if job.price_per_hour and len(kinds) == 1:
         return {kinds[0]: job.price_per_hour}
-    return {kind: 0.0 if offline else per_hour(job.region, kind) for kind in kinds}
+    return dict.fromkeys(kinds, 0.0) if offline else per_hour(job.region, kinds)
 
 
 def _hourly(cluster: Cluster, prices: dict[str, float]) -> float:

@@ -85,7 +85,7 @@ ASSIGNMENTS = {
     **dict.fromkeys((".py", ".toml", ".json", ".ipynb"), (QUOTED,)),
     **dict.fromkeys((".yaml", ".yml", ".env", ".ini", ".cfg", ".conf", ".sh"), (QUOTED, BARE)),
 }
-SHOWN = "looks like a secret, and the AWS console shows it"
+SHOWN = "looks like a secret, and everybody who may see the job sees it"
 MOST_CHARACTERS = 2**20  # of a file whose assignments are read; code has fewer
 
 
