@@ -427,7 +427,7 @@ def show(profile: Profile, row: Row) -> None:
 def page(record: dict[str, Any]) -> str:
     """The record as a page of the documents."""
     lines = [
-        "# What each image was proven with",
+        "# Tests of each image",
         "",
         "`make images ARGS=--record` writes this page. Each row ran in an environment with the",
         "image's Python and torch and the toolkits of the table in `launch/images.py`, all from",
