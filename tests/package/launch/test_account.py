@@ -215,7 +215,7 @@ def test_a_job_above_a_quota_is_an_error(aws, good):
 
 
 def quotas(monkeypatch: pytest.MonkeyPatch, granted: dict[str, float], usual: dict[str, float]):
-    """What an account was granted, and AWS's defaults."""
+    """Let AWS answer with these granted quotas and these defaults."""
     record(
         monkeypatch,
         ListServiceQuotas={"Quotas": listed(granted)},
@@ -300,7 +300,7 @@ def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
 
 @pytest.mark.parametrize("kinds", ["ml.g5.12xlarge", ["ml.g5.12xlarge", "ml.g6.12xlarge"]])
 def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch, kinds):
-    """As in a closed network: connections are made to nothing, or to something that is silent."""
+    """In a closed network, the address refuses connections or never answers."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setattr(price, "PATIENCE_S", 0.5)

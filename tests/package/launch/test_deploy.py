@@ -250,7 +250,7 @@ def test_a_job_without_a_usable_model_is_an_error(account, capsys):
     account.client("s3").put_object(Bucket="language-id", Key="own/output/model.tar.gz", Body=b"x")
     assert main(["deploy", "own", "--region", REGION]) == 1
     assert "own trained in mine:1, not in AWS's image" in capsys.readouterr().err
-    # What is there is no archive.
+    # The file there is not an archive.
     assert main(["deploy", "own", "--region", REGION, "--image", "x", "--yes"]) == 1
     assert "the archive cannot be unpacked" in capsys.readouterr().err
     sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].enable_network_isolation = True

@@ -1,4 +1,4 @@
-"""Which checkpoint a run may resume from, and why it may not."""
+"""Chooses the checkpoint from which a run resumes, or explains why it cannot."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -197,7 +197,7 @@ def check_optimizers(then: list[str], now: list[str]) -> None:
 
 
 def data_start(epoch: int, batch: int) -> str:
-    """Where the data of a resumed run begins if its loader cannot start within an epoch."""
+    """A sentence that says where data begins if the loader cannot start within an epoch."""
     start = f"the loader, a stream or your own class, begins epoch {epoch + 1}"
     if not batch:
         return f"{start}, perhaps in another order"

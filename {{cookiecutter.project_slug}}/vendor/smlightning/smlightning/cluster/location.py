@@ -1,4 +1,4 @@
-"""Where this process is in the cluster: environment variables in, a Cluster or a ClusterError out.
+"""Computes a process's Cluster (ranks, hosts, backend) from its environment variables.
 
 Processes are started by nothing, torchrun, mpirun, smddprun under mpirun (AWS's SMDDP), or srun
 (Slurm). This module neither reads ``os.environ`` nor imports torch: ``session.py`` passes both in.
@@ -54,7 +54,7 @@ class ClusterError(UserError):
 
 @dataclass(frozen=True)
 class Machine:
-    """What this host can do, as far as the choice of device and backend needs it."""
+    """Facts about this host that decide on device and backend."""
 
     gpus: int = 0
     has_nccl: bool = False

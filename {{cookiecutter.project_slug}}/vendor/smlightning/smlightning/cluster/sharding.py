@@ -76,8 +76,9 @@ class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """As with DDP: `setup` makes the optimizers, whose schedule asks the data for its length,
-        and the data's start has to be known by then.
+        """False, as with DDP: the data's start must be known before `setup`.
+
+        `setup` creates optimizers, and their schedule asks the data for its length.
         """
         return False
 

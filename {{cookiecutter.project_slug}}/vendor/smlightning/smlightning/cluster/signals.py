@@ -1,4 +1,4 @@
-"""How a process ends: its status, one sentence for a mistake, and in order after a signal.
+"""Ends a process: with its status, one sentence for a mistake, and in order after a signal.
 
 SIGTERM, Ctrl-C, and SIGUSR1, which many Slurm scripts have sent before the time limit, stop a run.
 
@@ -275,7 +275,7 @@ def _watch(reader: socket.socket) -> None:
 
 
 def _release_signals() -> None:
-    """In a forked child: give the parent's socket and handlers up.
+    """Remove the parent's socket and handlers in a forked child.
 
     During training the children are loader workers, which their parent ends.
     """

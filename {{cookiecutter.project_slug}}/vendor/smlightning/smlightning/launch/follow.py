@@ -261,7 +261,7 @@ def why(
 
 
 def shell(name: str, job: dict[str, Any], region: str) -> str:
-    """How to open a shell in a host of a running job with remote debugging; empty without.
+    """The command for a shell in a host of a running job; empty without remote debugging.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/train-remote-debugging.html
     """

@@ -170,10 +170,10 @@ class Profile:
         return int(major), int(minor)
 
     def defects(self, today: date, *, fixed_build: bool = False) -> Iterator[Defect]:
-        """Its known faults.
+        """Known defects of the image.
 
         Args:
-            today: rebuilt images are without theirs from their day on.
+            today: an image that AWS has rebuilt has no defect from that day on.
             fixed_build: the address is that of one build, which may be older than that.
         """
         for defect in DEFECTS:

@@ -192,7 +192,7 @@ def prepare_data_once_per_node(plan: Plan, attempt: Attempt) -> Conclusion:
 
 
 def data_divided(plan: Plan, attempt: Attempt) -> Conclusion:
-    """No two ranks saw the same batch in the first epoch, nor mostly the same samples.
+    """Check that in the first epoch ranks saw different batches and mostly different samples.
 
     A batch of one sample counts as that sample, since samplers repeat up to world size - 1 samples
     to give every rank the same number.

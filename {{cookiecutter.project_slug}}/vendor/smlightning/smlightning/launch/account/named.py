@@ -1,4 +1,4 @@
-"""Whether the resources that a request names exist, in a state in which the job can use them."""
+"""Checks that the resources of a request exist, and that the job can use them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Whether the hosts of a job reach each other, S3 and other services from its VPC."""
+"""Checks whether the hosts of a job reach each other, S3 and other services from its VPC."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,11 +101,11 @@ class Vpc:
     endpoints: Entries
 
     def of_service(self, service: str) -> Entries:
-        """Its endpoints for a service, which is the end of their name, as `secretsmanager`."""
+        """The VPC's endpoints whose name ends with ``service``, such as `secretsmanager`."""
         return [e for e in self.endpoints if e.get("ServiceName", "").endswith(f".{service}")]
 
     def on_subnets(self, service: str) -> Entries:
-        """Its endpoints with addresses in the VPC; other endpoints are targets of routes."""
+        """The service's endpoints that have addresses in the VPC; routes lead to the others."""
         return [endpoint for endpoint in self.of_service(service) if endpoint.get("SubnetIds")]
 
 

@@ -1,4 +1,4 @@
-"""Whether the role exists, and whether it and the caller have the permissions that a job needs."""
+"""Checks that the role exists, and that role and caller have the permissions for a job."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

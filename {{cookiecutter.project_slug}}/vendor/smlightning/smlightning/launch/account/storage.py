@@ -1,4 +1,4 @@
-"""Whether a job's buckets exist in its region, and its addresses bring its data only."""
+"""Checks that a job's buckets exist in its region, and that addresses match only its data."""
 
 from collections.abc import Iterator
 
@@ -37,7 +37,7 @@ def is_data(key: str) -> bool:
 
 
 def look_up(context: Context, key: str, name: str) -> Finding | None:
-    """Why the job cannot use a bucket, or may not be able to; None if it can."""
+    """The finding about a bucket that the job cannot use, or perhaps cannot; None if it can."""
     from botocore.exceptions import ClientError
 
     region = context.job.region

@@ -68,7 +68,7 @@ def file(path: Path, name: str) -> Iterator[Finding]:
 
 
 def encoding(path: Path) -> str:
-    """How a file's text is encoded: UTF-16 as PowerShell writes and pip reads it, else UTF-8."""
+    """Encoding of a file's text: UTF-16 as PowerShell writes and pip reads it, else UTF-8."""
     with path.open("rb") as file:
         is_utf_16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return "utf-16" if is_utf_16 else "utf-8-sig"
