@@ -32,15 +32,18 @@ def test_a_good_job_passes(aws, good):
 @pytest.mark.parametrize(
     ("role", "said"),
     [
-        ("", "role: empty, and these credentials are a user's"),
+        ("", "role: empty means Studio's execution role, but these credentials are a user's"),
         ("nobody", "role: nobody does not exist in account 123456789012"),
-        ("arn:aws:iam::999999999999:role/training", "role: it is in account 999999999999"),
+        ("arn:aws:iam::999999999999:role/training", "role: the role is in account 999999999999"),
         (
             f"arn:aws:iam::{ACCOUNT}:role/service-role/training",
-            f"training is arn:aws:iam::{ACCOUNT}:role/training",
+            f"write arn:aws:iam::{ACCOUNT}:role/training",
         ),
         ("lambda", "role: lambda does not trust SageMaker"),
-        ("sso", "role: empty, and these credentials are single sign-on's, not an execution role's"),
+        (
+            "sso",
+            "role: empty means Studio's execution role, but these credentials are single sign-on's",
+        ),
     ],
 )
 def test_a_wrong_role_is_one_error(aws, good, role, said, monkeypatch):

@@ -195,7 +195,7 @@ def test_each_known_defect_of_an_image_is_one_warning(good, changes, day, words)
         ("/data/none.CSV", "error", "upload it"),
         ("/tmp/none.csv", "", ""),  # noqa: S108  src/ may write it there
         ("./train.py", "", ""),  # of src/, in whose folder train.py starts
-        ("s3://bucket/x.csv", "warning", "set it under [channels], and the channel here"),
+        ("s3://bucket/x.csv", "warning", "write it under [channels], and the channel here"),
         ("org/model", "", ""),
         ("bert-base-cased", "", ""),
         ("https://a.example/x.csv", "", ""),

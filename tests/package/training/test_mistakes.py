@@ -109,7 +109,7 @@ class WithoutSuper(Numbers):
         (Nothing, Numbers, "training_step returned nothing"),
         (NoOptimizer, Numbers, "configure_optimizers"),
         (OthersOptimizer, Numbers, "configure_optimizers"),
-        (Leaving, Numbers, "sys.exit(None) was called"),
+        (Leaving, Numbers, "sys.exit(None) ended the run"),
         (Unsaved, Numbers, "Unsaved has no save"),
         (Untested, Numbers, "Untested has no test_step"),
         (Misspelt, Numbers, "Misspelt.validation_stepp"),

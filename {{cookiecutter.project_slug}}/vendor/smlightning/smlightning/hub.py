@@ -95,7 +95,7 @@ def token(setting: str, text: str) -> str:
     """The hub's token without blanks around it; a UserError if there is other text."""
     if not re.fullmatch(r"\w+", text.strip()):
         raise UserError(
-            f"{setting} is not only a token",
+            f"{setting} holds more than a token",
             'store the token as plain text, or add its key in the JSON, as in "hub:token"',
         )
     return text.strip()

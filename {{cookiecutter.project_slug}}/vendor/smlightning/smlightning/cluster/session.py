@@ -273,7 +273,7 @@ def _open_store(cluster: Cluster, seconds: float) -> RankStore:
         )
     except (RuntimeError, OSError) as error:
         raise ClusterError(
-            f"the ranks cannot meet at {host}:{port} ({str(error).splitlines()[0]})",
+            f"the ranks cannot connect at {host}:{port} ({str(error).splitlines()[0]})",
             "end the other program that uses this port, or see the log of rank 0",
         ) from None
     return _of_this_session(store)

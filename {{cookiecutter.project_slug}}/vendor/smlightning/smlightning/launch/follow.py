@@ -77,7 +77,8 @@ class Outcome:
         rows = [row for row in self.rows if "step" in row]
         if not rows:
             raise UserError(
-                f"{self.name} has logged no metrics that could be drawn", "follow it first"
+                f"no metrics of {self.name} have been read, so there is nothing to draw",
+                "run the cell that follows the job first",
             )
         curves.write_curves(rows, folder)
         return folder / "curves.png"
@@ -301,7 +302,8 @@ def describe(name: str, client: Any) -> dict[str, Any]:
         return answer
     region = client.meta.region_name
     raise UserError(
-        f'no training job "{name}" in {region}', f"name one of these, or --region: {url(region)}"
+        f'no training job "{name}" in {region}',
+        f"use a job of {url(region)}, or pass another --region",
     )
 
 

@@ -151,7 +151,7 @@ def node_ranks(plan: Plan, attempt: Attempt) -> Conclusion:
     for rank in attempt.ranks:
         host = rank.host + 1
         if rank.node_rank != rank.host:
-            wrong.append(f"rank {rank.rank} on host {host} says node rank {rank.node_rank}")
+            wrong.append(f"rank {rank.rank} on host {host} reports node rank {rank.node_rank}")
         if rank.rank != rank.host * plan.processes + rank.local_rank:
             wrong.append(f"rank {rank.rank} is on host {host} with local rank {rank.local_rank}")
     if wrong:

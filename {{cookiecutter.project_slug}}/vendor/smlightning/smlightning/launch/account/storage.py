@@ -27,8 +27,8 @@ def buckets(context: Context) -> Iterator[Finding]:
             yield from data(context, key, uri)
         elif key == "checkpoint_s3" and context.job.checkpoint_s3 not in ("", "auto"):
             if not context.objects(uri):
-                problem = f"there is nothing at {uri}, so training begins at step 0"
-                yield warning(key, problem, "correct the address, if it is to resume there")
+                problem = f"{uri} is empty, so training begins at step 0"
+                yield warning(key, problem, "to resume a run, correct the address")
             yield from neighbours(context, key, uri)
 
 
