@@ -218,20 +218,25 @@ def kills(count: int, seed: int, folder: Path) -> Iterator[str]:
     sharded = options["strategy"] == "fsdp"
     sizes = (2, 4) if sharded else (1, 2, 4)
     whole, seconds = {}, {}
-    for trial in range(count):
+    trial = 0
+    while trial < count:
         n, writing = sizes[(trial + seed) % len(sizes)], rng.random() < 0.4
         options |= {"batch_size": 16 // n}
         if n not in whole:
             job = Job(folder / f"whole{n}", n, options)
             seconds[n], whole[n] = job.complete(), final_state(job.folder)
         place = folder / f"kill{trial}"
+        shutil.rmtree(place, ignore_errors=True)
         job = Job(place, n, options)
         victim = 0 if writing and not sharded else rng.randrange(n)
         if writing:
             wait_for_write(place, rng.randint(1, 20))
         else:
             time.sleep(rng.uniform(0.2, 0.9 * seconds[n]))
+        if job.pids[victim] not in job.running():
+            continue  # the run was complete before its kill, which makes no trial
         os.kill(job.pids[victim], signal.SIGKILL)
+        trial += 1
         ended = job.wait(60)
         left = len(_temporary(place))
         job.end()
