@@ -430,8 +430,8 @@ def page(record: dict[str, Any]) -> str:
         "# Tests of each image",
         "",
         "`make images ARGS=--record` writes this page. Each row ran in an environment with the",
-        "image's Python and torch and the toolkits of the table in `launch/images.py`, all from",
-        "package indexes. AWS's own builds, GPUs, NCCL and SMDDP were not available. Numbers are",
+        "Python, torch and toolkits of the image, as in `launch/images.py`, installed from package",
+        "indexes. AWS's own builds, GPUs, NCCL and SMDDP were not available. Numbers are",
         "seconds, two trainings at a time on a busy CPU: they are not a benchmark. *save*",
         "compares the resumed run's model with the undisturbed run's, bit for bit.",
     ]
