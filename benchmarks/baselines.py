@@ -89,7 +89,7 @@ def documents(path: Path) -> list[bytes]:
 
 
 def counts(training: list[bytes]) -> dict[bytes, Counter[int]]:
-    """How often each byte follows each context of at most LONGEST bytes."""
+    """Counts of each byte after each context of at most LONGEST bytes."""
     following: dict[bytes, Counter[int]] = defaultdict(Counter)
     for document in training:
         for place, byte in enumerate(document):

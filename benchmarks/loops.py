@@ -126,7 +126,7 @@ def rate(step: int, total: int) -> float:
 
 
 class Logging(Model):
-    """As Lightning's own examples have it."""
+    """Logs the loss in each step, as Lightning's own examples do."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)

@@ -227,23 +227,26 @@ def kills(count: int, seed: int, folder: Path) -> Iterator[str]:
     sharded = options["strategy"] == "fsdp"
     sizes = (2, 4) if sharded else (1, 2, 4)
     whole, seconds = {}, {}
-    for trial in range(count):
+    trial = 0
+    while trial < count:
         n, writing = sizes[(trial + seed) % len(sizes)], rng.random() < 0.4
         options |= {"batch_size": 16 // n}
         if n not in whole:
             job = Job(folder / f"whole{n}", n, options)
             seconds[n], whole[n] = job.complete(), final_state(job.folder)
         place = folder / f"kill{trial}"
+        shutil.rmtree(place, ignore_errors=True)
         job = Job(place, n, options)
         victim = 0 if writing and not sharded else rng.randrange(n)
         if writing:
             wait_for_write(place, rng.randint(1, 20))
         else:
             time.sleep(rng.uniform(0.2, 0.9 * seconds[n]))
-        process = job.ranks[victim].process
-        process.kill()  # does nothing to one that has ended
+        if job.pids[victim] not in job.running():
+            continue  # the run was complete before its kill, which makes no trial
+        job.ranks[victim].process.kill()
+        trial += 1
         ended = job.wait(60)
-        killed = f"rank{victim}" if process.exitcode else "none, it had ended"
         left = len(_temporary(place))
         job.end()
         expected = _newest_name(place)
@@ -252,7 +255,7 @@ def kills(count: int, seed: int, folder: Path) -> Iterator[str]:
         gap = difference(whole[n], final_state(place)) if succeeded else float("nan")
         good = ended is not None and gap == 0.0 and expected in resumed
         yield (
-            f"{'ok' if good else 'FAILED'} ranks={n} killed={killed} "
+            f"{'ok' if good else 'FAILED'} ranks={n} killed=rank{victim} "
             f"{'in a write' if left else 'anywhere'} others_ended={ended and round(ended, 1)}s "
             f"{_short(resumed)} difference={gap:g}"
         )

@@ -33,7 +33,7 @@ SHORT = ["--max_steps", "2", "--val_check_steps", "1", "--log_every", "1"]
 METRICS = "metrics"  # of a png: where its columns are kept
 
 COLUMNS = 110
-# Of the hosts' lines these are shown; "…" stands for the others.
+# The picture shows these lines of the hosts; "…" stands for the others.
 SHOWN = re.compile(r"torchrun --nnodes|host  +node|127\.0\.0\.\d|all-reduce|global_batch=|step=")
 HOSTS_LINE = re.compile(r"host \d+ ")
 HOST_NAME = re.compile(r"(?<=127\.0\.0\.\d )\([\w.-]+\)")
@@ -206,7 +206,7 @@ def form(line: str) -> str:
 
 
 def stale_lines(lines: list[Line]) -> list[str]:
-    """Which lines of docs/rehearsal.svg the code prints no more, and the reverse."""
+    """Lines of docs/rehearsal.svg that the code no longer prints, and new lines that it lacks."""
     drawn = (DOCS / "rehearsal.svg").read_text(encoding="utf-8")
     texts = re.findall(r"<text[^>]*>(.*?)</text>", drawn)
     plain = {form(unescaped(re.sub(r"<[^>]+>", "", text))) for text in texts}
@@ -223,7 +223,7 @@ def unescaped(text: str) -> str:
 
 
 def stale_curves(metrics: dict[str, list[str]]) -> list[str]:
-    """Which pictures of curves show other metrics than runs have."""
+    """Pictures of curves that show other metrics than runs log."""
     stale = []
     for task, columns in metrics.items():
         with Image.open(DOCS / CURVES[task]) as image:

@@ -57,7 +57,7 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained on so many ranks."""
+    """A task, a kind of training and a number of ranks."""
 
     task: str
     kind: str  # whole, LoRA or FSDP
@@ -71,7 +71,7 @@ class Training:
 
 @dataclass
 class Row:
-    """What was found of a training or a rehearsal: seconds for each step that succeeded."""
+    """The result of a training or a rehearsal: seconds for each step that succeeded."""
 
     name: str
     seconds: dict[str, float] = field(default_factory=dict)
@@ -174,7 +174,7 @@ def command(environment: Environment, training: Training, output: Path, port: in
 
 
 def train(environment: Environment, training: Training, place: Path, name: str) -> str:
-    """What an undisturbed run prints."""
+    """Runs a training without interruption, and returns its log."""
     log = place / f"{name}.log"
     with ports.claimed() as port:
         words = command(environment, training, place / name, port)
@@ -288,7 +288,7 @@ def prove_launcher(environment: Environment, task: str, launcher: str) -> Row:
 
 
 def judge_report(status: int, path: Path, profile: Profile, launcher: str, hosts: int) -> str:
-    """Why the rehearsal is no proof; empty if it is one."""
+    """Reason why the rehearsal proves nothing; empty if it proves the image."""
     if status or not path.is_file():
         return f"status {status}"
     report = json.loads(path.read_text())
@@ -427,11 +427,11 @@ def show(profile: Profile, row: Row) -> None:
 def page(record: dict[str, Any]) -> str:
     """The record as a page of the documents."""
     lines = [
-        "# What each image was proven with",
+        "# Tests of each image",
         "",
         "`make images ARGS=--record` writes this page. Each row ran in an environment with the",
-        "image's Python and torch and the toolkits of the table in `launch/images.py`, all from",
-        "package indexes. AWS's own builds, GPUs, NCCL and SMDDP were not available. Numbers are",
+        "Python, torch and toolkits of the image, as in `launch/images.py`, installed from package",
+        "indexes. AWS's own builds, GPUs, NCCL and SMDDP were not available. Numbers are",
         "seconds, two trainings at a time on a busy CPU: they are not a benchmark. *save*",
         "compares the resumed run's model with the undisturbed run's, bit for bit.",
     ]

@@ -40,7 +40,7 @@ def write_program(path: Path, marker: Path) -> None:
 
 
 def run_program(path: Path) -> None:
-    """What torch.load does before torch 2.6, with ``weights_only=True`` too."""
+    """Loads the file as torch.load before torch 2.6 does, also with ``weights_only=True``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.load(str(path))

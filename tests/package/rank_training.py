@@ -203,12 +203,12 @@ def train_here(write: Callable[[Record], Any], kind: str, seed: int = 5, **optio
 
 
 def train_plainly(write: Callable[[Record], Any], kind: str, **options: Any) -> None:
-    """As plain Lightning does."""
+    """Train with plain Lightning, without this package's callbacks."""
     train(write, kind, [], **options)
 
 
 def ranks(body: Any, folder: Path, world_size: int, **options: Any) -> list[Record]:
-    """What each rank recorded."""
+    """Train on ``world_size`` ranks, and return each rank's record."""
     ended = KILLED if options.get("kill_at") else 0
     return run_ranks(functools.partial(body, **options), folder, world_size, ended)
 

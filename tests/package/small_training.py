@@ -26,7 +26,7 @@ SIZE = 6
 
 
 class Crash(Exception):
-    """What ends a run here."""
+    """Ends a run in these tests."""
 
 
 def rows(count: int) -> TensorDataset:
@@ -271,7 +271,7 @@ def newest_state(output: str = "outputs") -> dict[str, Any]:
 
 
 def saved_weights(output: str = "outputs") -> dict[str, torch.Tensor]:
-    """What `Line.save` left."""
+    """The weights that `Line.save` wrote."""
     return torch.load(Path(output, "model/line.pt"), weights_only=True)
 
 

@@ -17,7 +17,7 @@ from smlightning.errors import UserError, as_user_error, is_disk_full, write_fai
 
 
 class MisconfigurationException(Exception):
-    """As Lightning's is called."""
+    """Has the name of Lightning's exception."""
 
 
 def wrapped(inner: Exception) -> Exception:

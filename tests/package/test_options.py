@@ -64,7 +64,7 @@ def test_a_derived_class_replaces_an_option_and_adds_its_own() -> None:
 
 @pytest.mark.parametrize("kind", [float, Ratio])
 def test_an_option_may_be_a_list(kind: Any) -> None:
-    """Its default and a value are plain, as a checkpoint holds and compares them."""
+    """Its values are plain lists, so that a checkpoint can store and compare them."""
     mine = options_class(shares=(list[kind], option([0.1, 0.9], "how much")))
     for argv in ([], ["--shares", "[0.1, 0.9]"]):
         shares = values_of(parse_command_line(mine, argv))["shares"]
@@ -175,7 +175,7 @@ def test_values_of_all_forms_are_read() -> None:
 
 
 def test_help_and_a_wrong_option_answer_at_once() -> None:
-    """In processor seconds, which other work on the machine hardly changes."""
+    """Measured in processor seconds, which other programs hardly change."""
     command = [sys.executable, str(SRC / "train.py")]
     before = os.times()
     run = subprocess.run([*command, "--epoch", "1"], capture_output=True, text=True)

@@ -75,7 +75,7 @@ def test_a_folder_without_a_project_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_imported_already_is_not_read_again(tmp_path: Path) -> None:
-    """Its classes would be others than those that the owner's modules have."""
+    """A second import would create other classes than the owner's modules use."""
     here = Project(new_project(tmp_path / "one"))
     here.add_src_to_path()
     import options

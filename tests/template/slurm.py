@@ -61,7 +61,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def output(variables: dict[str, str], *command: str) -> str:
-    """What a command of Slurm prints; its error if it fails, as while Slurm starts."""
+    """Run a command of Slurm, and return its output, or its error output if it fails."""
     ended = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
     return ended.stderr if ended.returncode else ended.stdout
 

@@ -7,7 +7,7 @@ import pytest
 
 from projects import Project, bake, hide
 
-# Of each property: the file, what is sound in it, and a fault in its place.
+# For each property: the file, its correct text, and a fault that replaces the text.
 LOADERS = "../vendor/smlightning/smlightning/data/module.py"
 UNDIVIDED = (LOADERS, "self.trainer,", "None,")  # every rank gets everything
 NOT_SUMMED = ("model.py", "self.mean_loss.compute()", "self.mean_loss.total")  # a rank's own

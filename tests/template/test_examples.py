@@ -148,7 +148,7 @@ print(predict.output_fn(predict.predict_fn(images, trained), "application/json")
 
 
 def answers(example: Project, folder: Path, *images: Path) -> list[Any]:
-    """What a deployed model answers to images."""
+    """A deployed model's answers to images."""
     command = ["python", "-c", PREDICT, str(folder / "model"), *map(str, images)]
     return json.loads(example.run(*command, PYTHONPATH="src").stdout)
 

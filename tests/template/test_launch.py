@@ -86,7 +86,7 @@ def test_requirements_resolve_in_every_image_without_another_torch(
 
 
 class Notebook:
-    """launch.ipynb in a Jupyter kernel of its own.
+    """Runs launch.ipynb in a new Jupyter kernel.
 
     Attributes:
         shown: by a cell's source, what its last run printed and showed.
@@ -161,7 +161,7 @@ class Notebook:
         return True
 
     def output(self, text: str) -> str:
-        """What the cell with this text printed and showed."""
+        """Output of the cell that contains this text."""
         return next(shown for source, shown in self.shown.items() if text in source)
 
 

@@ -37,7 +37,7 @@ def test_the_wheel_has_everything(wheel: Path, project: Project) -> None:
 
 
 def test_the_wheel_needs_neither_torch_nor_boto3(wheel: Path, tmp_path: Path) -> None:
-    """In an environment of its own it imports, and its command helps."""
+    """In a new environment the package can be imported, and `smlightning --help` works."""
     venv.create(tmp_path / "venv", with_pip=True)
     programs = tmp_path / "venv" / "bin"
 

@@ -1,4 +1,4 @@
-"""No command installs `smlightning` from an index, where anybody may publish that name.
+"""Commands never install `smlightning` from an index, where anybody may publish that name.
 
 An index on this machine has a foreign 99.0 and a foreign build of this very version, and
 redirects to this machine's own index for every other package.
@@ -94,7 +94,7 @@ def fresh(tmp_path: Path) -> Project:
 
 
 def run(project: Project, *words: str, index: str, **variables: str) -> str:
-    """What a command prints that knows one index and nothing of this machine's pip and uv."""
+    """Output of a command with only ``index``, without this machine's settings of pip and uv."""
     clean = {
         name: value
         for name, value in os.environ.items()

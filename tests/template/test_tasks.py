@@ -98,7 +98,7 @@ def losses(log: str) -> list[float]:
 def on_two_ranks(
     project: Project, folder: Path, trainings: list[tuple[str, int, dict[str, Any]]]
 ) -> dict[str, str]:
-    """What rank 0 printed of each training of a name, port and options, in ``folder``."""
+    """Train in ``folder`` with each name, port and options; return rank 0's outputs."""
     code = f"import os; os.chdir({str(folder)!r}); import causal_runs; causal_runs.main()"
     ranks = []
     for rank in range(2):

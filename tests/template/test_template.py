@@ -201,7 +201,7 @@ def test_a_bad_answer_is_one_line_and_leaves_nothing(
 
 @pytest.mark.parametrize("slug", ["../x/y", "a/b", "a\\b", "/tmp/x/y"])  # noqa: S108
 def test_a_slug_with_a_slash_ends_before_a_folder_is_made(slug: str, tmp_path: Path) -> None:
-    """As cookiecutter makes all its parents, and removes only the last."""
+    """cookiecutter would create all parent folders, and remove only the last one."""
     place = tmp_path / "place"
     place.mkdir()
     with pytest.raises(UndefinedError, match="project_slug: found a slash"):

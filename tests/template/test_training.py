@@ -1,4 +1,4 @@
-"""Training in processes of its own: races, kills, no network, no space, a terminal."""
+"""Training in separate processes: races, kills, no network, a full disk, a terminal."""
 
 import os
 import re

@@ -21,7 +21,7 @@ RUNS = {
     "lightning-environment,every-rank-saves-safetensors": (  # AWS's snippet, both of its faults
         "pytorchddp",
         {
-            "node-ranks": "rank 1 on host 2 says node rank 0",
+            "node-ranks": "rank 1 on host 2 reports node rank 0",
             "hosts-succeeded": "KeyError: 'WORLD_SIZE'",
             "one-writer": "rank 1 wrote",
         },

@@ -71,7 +71,7 @@ def prepare(run: Path, hosts: list[tuple[str, str, Path]]) -> None:
 
 
 def inside(run: Path) -> int:
-    """In a network namespace: a bridge, a namespace per host on it, and the exit codes of all."""
+    """Create a bridge and a namespace per host, run the hosts, and write their exit codes."""
     plan = json.loads((run / "plan.json").read_text())
     bridge = "ip link add br0 type bridge; ip link set br0 up"
     subprocess.run(["sh", "-ec", bridge], check=True)

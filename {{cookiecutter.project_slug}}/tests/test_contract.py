@@ -1,6 +1,6 @@
-"""What train.py, the launcher and the rehearsal rely on, tried on your data.py and model.py.
+"""Tests that your data.py and model.py do what train.py, launcher and rehearsal rely on.
 
-small.py says which run is tried. The tests: vendor/smlightning/smlightning/testing/contract.py
+small.py defines the run. The tests: vendor/smlightning/smlightning/testing/contract.py
 """
 
 from smlightning.testing.contract import *  # noqa: F403

@@ -16,7 +16,7 @@ from smlightning.cluster.collectives import sum_over_ranks
 from smlightning.training.optimizers import adamw_with_cosine
 
 logging.disable_progress_bar()
-# A checkpoint is read in float32, and none of its code runs.
+# Load weights as float32, and never execute code from a checkpoint.
 SAFE: Any = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
 
 

@@ -1,4 +1,4 @@
-"""What a rank does in the tests of sharded training: a run of train.py, and what it held."""
+"""Runs of train.py on a rank for the tests of sharded training, and a record of its memory."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ Write = Callable[[dict[str, Any]], Any]
 
 
 class Crash(Exception):
-    """What ends a run here."""
+    """Ends a run in these tests."""
 
 
 class Recorder(pl.Callback):

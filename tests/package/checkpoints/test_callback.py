@@ -1,4 +1,4 @@
-"""Which checkpoints a run resumes from, and which it rejects."""
+"""A run resumes from suitable checkpoints, and rejects the others."""
 
 import shutil
 from pathlib import Path
@@ -137,7 +137,7 @@ class Averaged(Line):
 
 
 def test_model_checkpoint_writes_files_of_lightning(fit: Fit) -> None:
-    """In its own folder and format, next to this package's."""
+    """It writes to its own folder and in its own format, next to this package's checkpoints."""
     saver = callbacks.ModelCheckpoint("elsewhere", filename="mine", save_last=True)
     fit(callbacks=(saver,))
     assert sorted(p.name for p in Path("elsewhere").iterdir()) == ["last.ckpt", "mine.ckpt"]

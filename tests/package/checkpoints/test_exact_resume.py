@@ -22,7 +22,7 @@ from smlightning.data import batches
 
 
 class AtOnce(callbacks.EarlyStopping):
-    """Its own type: train.py may have an EarlyStopping already."""
+    """A type of these tests: train.py may have an EarlyStopping already."""
 
 
 # An epoch has 8 batches; validation and the test have 2 each. Checkpoints: every 3 steps.

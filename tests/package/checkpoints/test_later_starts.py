@@ -27,7 +27,7 @@ ORDINARY = 2 * BATCHES  # batches of a run of two epochs
 
 
 def position() -> dict[str, Any]:
-    """Of the newest checkpoint."""
+    """The position in the newest checkpoint."""
     return newest_state()["position"]
 
 
@@ -70,7 +70,7 @@ class Stopping(Line):
 
 
 def forget_signal() -> None:
-    """As in a new process."""
+    """Reset the signal state to that of a new process."""
     signals._state.requested, signals._state.deadline = "", math.inf
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, by the folder, --resume and the run's identity."""
+"""The folder, --resume and the run's identity decide from which checkpoint a run resumes."""
 
 from dataclasses import asdict
 from pathlib import Path

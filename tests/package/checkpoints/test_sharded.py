@@ -150,7 +150,7 @@ def test_a_host_that_is_lost_in_a_write_leaves_the_checkpoint_before(
     kept = [sorted(folder.glob("[0-9]*.shard")) for folder in folders]
     assert all(f"-{rank:05d}-of-" in path.name for rank in range(2) for path in kept[rank])
     assert files.KEEP < len(kept[1]) <= files.KEEP + 3, "older ones are removed there, too"
-    # What both have, on one host, and with the other strategy.
+    # Both hosts' files on one host resume with the other strategy.
     shutil.copytree(words.parent / "lost/host0", words.parent / "moved")
     for path in kept[1]:
         shutil.copy(path, words.parent / "moved/outputs/checkpoints")

@@ -177,7 +177,7 @@ def test_compiling_is_no_hang(compile: bool, tmp_path: Path) -> None:
     assert statuses == ((0, 0) if compile else (1, 1)), said
     for number in range(2 * (not compile)):
         cause = (tmp_path / f"output{number}" / "failure").read_text()
-        assert "rank 1 on host algo-2 stopped taking part" in cause
+        assert "rank 1 on host algo-2 made its last progress" in cause
         assert re.search(r"rank 1 was in step 11, job\.py:\d+ before_step", cause), cause
 
 

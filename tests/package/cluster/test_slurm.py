@@ -9,7 +9,7 @@ from smlightning.cluster.location import Machine, locate
 from smlightning.errors import UserError
 
 CPU = Machine(torch_version="2.13.0+cpu")
-# What else srun sets for a task of a batch job (Slurm 22.05).
+# Further variables that srun sets for each task of a batch job (Slurm 22.05).
 BATCH = {"SLURM_JOB_ID": "4321", "SLURM_JOB_NAME": "job.sh", "SLURM_STEP_ID": "0"}
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

@@ -24,7 +24,7 @@ def test_a_checkpoints_own_greatest_length_holds(tiny_bert: str) -> None:
 
 
 def test_a_network_is_read_where_another_device_is_the_default(tiny_bert: str) -> None:
-    """As on a GPU: transformers would take it for a device map, which requires accelerate."""
+    """transformers would take a default GPU for a device map, and require accelerate."""
     with torch.device("meta"):
         net = pretrained.network(CLASSIFIER, tiny_bert, num_labels=2)
     assert {parameter.device.type for parameter in net.parameters()} == {"cpu"}

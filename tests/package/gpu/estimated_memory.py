@@ -1,4 +1,4 @@
-"""What FSDP2 holds in a step on one rank of many, as torch counts it in a single process."""
+"""Memory of one rank in a step with FSDP2, which torch counts in a single process."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a rank with a pretended GPU does in these tests, and what it records."""
+"""Runs of these tests on a rank with a simulated GPU, and their records."""
 
 import importlib
 import os
@@ -37,7 +37,7 @@ INTERVAL, AGREEMENT, CHECKPOINT = "_over_ranks", "agreement.py", "_wait_until_wr
 
 
 def findings(record: dict[str, Any]) -> list[str]:
-    """What a real GPU or NCCL would not do, or would wait for, in a run; none is right."""
+    """Operations in a run that a real GPU or NCCL would reject or wait for; expected: none."""
     found = [f"{name} mixes devices: {place}" for name, place, _ in record["mixed"]]
     found += [f"{problem}: {place}" for problem, place, _ in record["collectives"]]
     found += [f"{name} in thread {thread}, whose GPU is 0" for name, thread, _ in record["threads"]]

@@ -52,7 +52,7 @@ MOVES = (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda)
 
 @dataclass
 class Seen:
-    """What was noted, each with a count."""
+    """Events that were recorded, each with its count."""
 
     waits: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # phase, what, place
     mixed: Counter[tuple[str, str]] = field(default_factory=Counter)  # operation, place
@@ -140,8 +140,9 @@ def place() -> str:
 
 
 def storage_marks(tensor: torch.Tensor) -> dict[str, Any]:
-    """What is marked on a tensor's storage, for a DTensor on its part's; for a tensor without one,
-    a dictionary that nobody keeps.
+    """Marks of a tensor's storage (of its local part for a DTensor).
+
+    A tensor without storage gets a dictionary that nothing keeps.
     """
     tensor = getattr(tensor, "_local_tensor", tensor)
     try:
@@ -296,7 +297,7 @@ class Operations(TorchDispatchMode):
     def _target(
         self, named: torch.device | None, first: torch.device | None
     ) -> torch.device | None:
-        """Where new tensors lie."""
+        """The device of new tensors."""
         if named is not None and named.type == "cuda":
             return self.machine.device(named)
         if self.machine.asked is not None:

@@ -191,7 +191,7 @@ def _replace_cuda(machine: Machine) -> None:
 
 
 def _replace_autocast() -> None:
-    """Of a GPU it is the CPU's, with the same type."""
+    """Make autocast on the simulated GPU use the CPU's autocast with the same type."""
     autocast = torch.amp.autocast_mode.autocast
     begin = autocast.__init__
 
@@ -224,7 +224,7 @@ def _replace_distributed(machine: Machine) -> None:
         return "cuda" if machine.backend == "nccl" else "cpu"
 
     def wait_for_gloo(work: Any, *args: Any) -> bool:
-        """What gloo copies in main memory is not NCCL's."""
+        """Do not record gloo's copies in main memory: NCCL makes none."""
         phase, machine.phase = machine.phase, ""
         try:
             return wait(work, *args)

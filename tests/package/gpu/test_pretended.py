@@ -30,7 +30,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the pretended GPU noted of each action, all in one process."""
+    """The simulated GPU's record of each action, all in one process."""
     (record,) = run_ranks(controls.observe, tmp_path_factory.mktemp("controls") / "run", 1)
     return record
 

@@ -1,4 +1,4 @@
-"""What the processes of a host really take, next to what is estimated: train.py runs, on CPUs.
+"""Memory of a host's processes, measured in runs of train.py on CPUs, and its estimate.
 
 benchmarks/estimate.py prints the errors that the tests bound.
 """
@@ -99,7 +99,7 @@ def peak_memory(command: list[str], folder: Path) -> int:
 
 
 def _bytes(family: list[psutil.Process]) -> int:
-    """What only these processes have: of files, as libraries are, the most that one of them maps.
+    """Bytes of these processes alone; of shared files, such as libraries, the largest mapping.
 
     A process's share of such a file (PSS) would depend on who else on this machine maps it.
     """

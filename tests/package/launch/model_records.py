@@ -69,7 +69,7 @@ def batch(config: dict[str, Any], rows: int, length: int) -> dict[str, torch.Ten
 
 
 def loss(net: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """As both examples compute it."""
+    """The loss as both examples compute it."""
     options = {} if inputs["target"].ndim == 1 else {"use_cache": False}
     logits = net(input_ids=inputs["input_ids"], **options).logits.float()
     predicted = logits.transpose(1, 2) if logits.ndim == 3 else logits
@@ -104,7 +104,7 @@ def activations(
     compute: Callable[[Any, dict[str, torch.Tensor]], torch.Tensor],
     rows: int,
 ) -> tuple[int, int]:
-    """What torch records at ``rows`` samples, and what is counted for them at fewer.
+    """Activations that torch records at ``rows`` samples, and the estimate from fewer samples.
 
     Args:
         make: a network on torch's default device.
@@ -124,7 +124,7 @@ def counted(
     compute: Callable[[Any, dict[str, torch.Tensor]], torch.Tensor],
     rows: int,
 ) -> Linear:
-    """As `counting` counts: the network's outline, without numbers, at two batches."""
+    """The estimate of `counting`: the network without values, at two batch sizes."""
     with outline():
         net = make()
     found = []

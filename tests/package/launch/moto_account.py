@@ -74,7 +74,7 @@ def aws(
 
 
 def usage_metric(resource: str) -> dict[str, Any]:
-    """What Service Quotas says of where CloudWatch has the usage (API_MetricInfo)."""
+    """Service Quotas' description of the CloudWatch metric of a quota's usage (API_MetricInfo)."""
     dimensions = {"Class": "None", "Resource": resource, "Service": "SageMaker", "Type": "Resource"}
     return {
         "MetricNamespace": "AWS/Usage",
@@ -114,7 +114,7 @@ def simulated(*denied: str) -> Any:
 
 
 def record(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> dict[str, Any]:
-    """What is asked of AWS, by operation; the given operations have these answers, not moto's."""
+    """Records calls to AWS by operation; ``answers`` replace moto's answers."""
     asked: dict[str, Any] = {}
     call = botocore.client.BaseClient._make_api_call
 

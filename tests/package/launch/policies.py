@@ -33,7 +33,7 @@ def evaluate(
     resource: str,
     context: Mapping[str, list[str]],
 ) -> Verdict:
-    """What the policies decide for an action on a resource.
+    """The policies' decision about an action on a resource.
 
     Args:
         policies: documents.

@@ -32,15 +32,18 @@ def test_a_good_job_passes(aws, good):
 @pytest.mark.parametrize(
     ("role", "said"),
     [
-        ("", "role: empty, and these credentials are a user's"),
+        ("", "role: empty means Studio's execution role, but these credentials are a user's"),
         ("nobody", "role: nobody does not exist in account 123456789012"),
-        ("arn:aws:iam::999999999999:role/training", "role: it is in account 999999999999"),
+        ("arn:aws:iam::999999999999:role/training", "role: the role is in account 999999999999"),
         (
             f"arn:aws:iam::{ACCOUNT}:role/service-role/training",
-            f"training is arn:aws:iam::{ACCOUNT}:role/training",
+            f"write arn:aws:iam::{ACCOUNT}:role/training",
         ),
         ("lambda", "role: lambda does not trust SageMaker"),
-        ("sso", "role: empty, and these credentials are single sign-on's, not an execution role's"),
+        (
+            "sso",
+            "role: empty means Studio's execution role, but these credentials are single sign-on's",
+        ),
     ],
 )
 def test_a_wrong_role_is_one_error(aws, good, role, said, monkeypatch):
@@ -215,7 +218,7 @@ def test_a_job_above_a_quota_is_an_error(aws, good):
 
 
 def quotas(monkeypatch: pytest.MonkeyPatch, granted: dict[str, float], usual: dict[str, float]):
-    """What an account was granted, and AWS's defaults."""
+    """Let AWS answer with these granted quotas and these defaults."""
     record(
         monkeypatch,
         ListServiceQuotas={"Quotas": listed(granted)},
@@ -306,7 +309,7 @@ def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
 
 @pytest.mark.parametrize("kinds", ["ml.g5.12xlarge", [f"ml.g5.{n}xlarge" for n in (8, 12, 24, 48)]])
 def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch, kinds):
-    """As in a closed network: connections are made to nothing, or to something that is silent."""
+    """In a closed network, the address refuses connections or never answers."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setattr(price, "PATIENCE_S", 2.0)

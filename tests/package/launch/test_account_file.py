@@ -58,7 +58,7 @@ def full() -> Job:
     )
 
 
-# Of a model's deployment with every option that needs a permission.
+# A deployment with every option that needs a permission.
 OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
 
 
@@ -69,7 +69,7 @@ def facts(job: Job) -> table.Facts:
 def missing(
     given: table.Facts, policies: dict[str, Any], whose: tuple[str, ...] = ("caller", "role")
 ) -> list[Finding]:
-    """What the simulation finds missing, where each of them has its policy."""
+    """Permissions that the simulation finds missing if each role has its policy."""
     arns = {who: ROLE if who in ("role", "endpoint") else CALLER for who in whose}
     answer = simulation({arn: [policies[who]] for who, arn in arns.items()})
     iam = iam_of(answer)
@@ -81,7 +81,7 @@ def missing(
 
 
 def sent(job: Job) -> table.Facts:
-    """What the simulation is asked of: the request as it would be sent."""
+    """The facts for the simulation, from the request as it would be sent."""
     identity = {"UserId": "x", "Account": ACCOUNT, "Arn": CALLER}
     return facts_of(account.Context(job, request.dry_run(job, PROJECT), identity, ROLE), ROLE)
 
@@ -110,7 +110,7 @@ CONDITIONS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("condition", "level"), CONDITIONS, ids=str)
 def test_conditions_of_policies_see_the_values_of_the_request(full, condition, level):
-    """What the request says decides; what nobody but AWS knows is a warning, and no error."""
+    """Values in the request decide; a condition on a value that only AWS knows is a warning."""
     whole = own(full)
     creating = {"Effect": "Allow", "Action": ["sagemaker:CreateTrainingJob"], "Resource": ["*"]}
     caller = without(whole["caller"], "sagemaker:CreateTrainingJob")
@@ -121,7 +121,7 @@ def test_conditions_of_policies_see_the_values_of_the_request(full, condition, l
 
 
 def test_the_stack_is_created_and_preflight_has_nothing_to_correct(aws, monkeypatch):
-    """In moto, by CloudFormation; its role's policies are what the simulation evaluates."""
+    """CloudFormation in moto creates it, and the simulation evaluates its role's policies."""
     pytest.importorskip("openapi_spec_validator")  # of moto[cloudformation]
     job = Job(
         name="words",
@@ -167,7 +167,7 @@ def test_the_stacks_parameters_give_its_roles_path_and_boundary(aws, full):
 
 
 def test_cfn_lint_has_no_finding(full, tmp_path):
-    """Its IAM rules know the names of actions, too."""
+    """cfn-lint's IAM rules also check the names of actions."""
     api = pytest.importorskip("cfnlint.api")
     small = full.replace(request={}, role="", bucket="", network=Network(), mlflow="", tags={})
     express = full.replace(bucket="words--use1-az4--x-s3")
@@ -273,7 +273,7 @@ def test_the_bucket_rejects_requests_without_tls(full):
         assert verdict.decision == decision
 
 
-# Where a permission has another name than the service or the call.
+# Permissions that have another name than the service or the call.
 PREFIXES = {"efs": "elasticfilesystem", "service-quotas": "servicequotas"}
 ACTIONS = {"HeadBucket": "ListBucket", "ListObjectsV2": "ListBucket"}
 LOOK_UPS = {

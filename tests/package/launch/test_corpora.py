@@ -80,7 +80,7 @@ def test_the_corpora_are_large_and_each_right_job_has_a_page():
 
 @pytest.mark.parametrize("case", RIGHT, ids=name)
 def test_a_right_job_has_no_error(case, tmp_path, monkeypatch):
-    """Whatever is seldom wanted may be a warning, with its reason."""
+    """A setting that is seldom right may cause a warning, with its reason."""
     usual = {"name": "right", "instance_type": "ml.g5.12xlarge", "instance_count": 2}
     if "option" in case:
         field = (case["option"], str, option("", "an option of the owner's"))

@@ -83,7 +83,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def answering_with(monkeypatch: pytest.MonkeyPatch, prompter: Callable[[str], str]) -> None:
-    """In place of getpass, botocore's default."""
+    """Replace getpass, which botocore uses by default."""
     with_prompter = partialmethod(AssumeRoleProvider.__init__, prompter=prompter)
     monkeypatch.setattr(AssumeRoleProvider, "__init__", with_prompter)
 

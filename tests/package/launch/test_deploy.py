@@ -223,7 +223,7 @@ def test_ctrl_c_removes_what_was_made_as_soon_as_aws_lets_it(account, capsys, mo
     )
     record(monkeypatch, DescribeEndpoint=[ABSENT, starting, starting, starting, ready])
     assert run("deploy") == 130 and left(account) == []
-    assert f"billed until: python -m smlightning undeploy {JOB}" in capsys.readouterr().out
+    assert f"billed until you run python -m smlightning undeploy {JOB}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -250,11 +250,11 @@ def test_a_job_without_a_usable_model_is_an_error(account, capsys):
     account.client("s3").put_object(Bucket="language-id", Key="own/output/model.tar.gz", Body=b"x")
     assert main(["deploy", "own", "--region", REGION]) == 1
     assert "own trained in mine:1, not in AWS's image" in capsys.readouterr().err
-    # What is there is no archive.
+    # The file there is not an archive.
     assert main(["deploy", "own", "--region", REGION, "--image", "x", "--yes"]) == 1
     assert "the archive cannot be unpacked" in capsys.readouterr().err
     sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].enable_network_isolation = True
-    assert run("deploy") == 1 and "ran isolated" in capsys.readouterr().err
+    assert run("deploy") == 1 and "ran with network isolation" in capsys.readouterr().err
     sagemaker_backends[ACCOUNT][REGION].training_jobs[JOB].training_job_status = "Failed"
     assert (
         run("deploy") == 1

@@ -84,7 +84,7 @@ def _schema_is_checked_once() -> Iterator[None]:
 
 @pytest.fixture
 def uploads(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What is put into S3: nothing leaves this machine."""
+    """Records uploads to S3; none leaves this machine."""
     from boto3.s3.transfer import S3Transfer
 
     sent: dict[str, Any] = {}
@@ -142,7 +142,7 @@ def test_a_channel_that_the_sdk_does_not_take_is_named() -> None:
 
 
 def test_the_notebook_writes_out_this_estimator() -> None:
-    """Its arguments, by name and value, are those above."""
+    """The notebook's cell has the same arguments as `estimate` above."""
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in notebook["cells"]]
     (cell,) = [cell for cell in cells if "PyTorch(" in cell]

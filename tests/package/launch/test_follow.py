@@ -247,7 +247,7 @@ def test_follow_retries_after_network_errors_and_throttling(aws, sent, monkeypat
     assert waits[:2] == [5, 10] and max(waits) <= 60
 
 
-# What CloudWatch Logs answers, or does not, and what of it is printed. Errors by name:
+# Errors of CloudWatch Logs, and the part that is printed. Names:
 # AmazonCloudWatchLogs/latest/APIReference/API_GetLogEvents.html and CommonErrors.html there.
 UNREADABLE = {
     "throttled": ("GetLogEvents", "ThrottlingException", "in a minute"),

@@ -1,4 +1,4 @@
-"""Which launcher and image a job gets, what is known of instances, and how stops are forwarded."""
+"""Choice of launcher and image for a job, facts about instances, forwarding of stops."""
 
 import re
 import subprocess

@@ -90,7 +90,7 @@ ANSWERED = ("distribution", "tags", "instance_type", "instance_count")
 
 
 def test_the_projects_file_has_every_key_and_its_default(tmp_path: Path) -> None:
-    """What job.toml shows is what a job gets that leaves it out."""
+    """The values in the template's job.toml equal the defaults of missing keys."""
     text = edited(tmp_path / "job.toml", {}).read_text(encoding="utf-8")
     written = job.load(tmp_path / "job.toml", PROJECT)
     for name, field in Job.model_fields.items():
@@ -100,7 +100,7 @@ def test_the_projects_file_has_every_key_and_its_default(tmp_path: Path) -> None
 
 
 def test_every_example_of_request_in_the_projects_file_is_valid(tmp_path: Path) -> None:
-    """Its comments, taken in, are members that AWS knows."""
+    """Without the comment signs, the examples are members that AWS knows."""
     text = edited(tmp_path / "job.toml", {}).read_text(encoding="utf-8")
     before, examples = text.split("\n[request]\n")
     lines = [line.removeprefix("# ") for line in examples.splitlines()]
@@ -172,7 +172,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_list_of_instance_types_becomes_preferences_that_keep_the_global_batch():
-    """As AWS's model has them: a count for each, and neither InstanceType nor InstanceCount."""
+    """In AWS's form: a count for each type, and neither InstanceType nor InstanceCount."""
     table = {
         "name": "x",
         "region": "us-east-1",

@@ -1,4 +1,4 @@
-"""No value of job.toml ends a command in a stack trace: seeded wrong types and odd texts."""
+"""Commands print no stack trace for any value in job.toml: wrong types, odd texts (seeded)."""
 
 import contextlib
 import datetime
@@ -76,7 +76,7 @@ def members(shape: Any, depth: int = 4) -> list[tuple[str, ...]]:
 
 
 def places() -> list[tuple[str, ...]]:
-    """Where a value of job.toml can stand."""
+    """Paths of all keys that job.toml can have."""
     options = declared_options(PROJECT.options().cls)
     channel = members(aws.shape("Channel"))
     return [

@@ -105,7 +105,7 @@ JOBS = {
 
 
 def patterns(given: Job) -> table.Facts:
-    """What policies are made of."""
+    """Facts for a policy: patterns instead of one job's names."""
     return template.facts(
         given,
         PROJECT,
@@ -117,7 +117,7 @@ def patterns(given: Job) -> table.Facts:
 
 
 def sent(given: Job) -> table.Facts:
-    """What preflight and deploy ask about: one job, with the options of a deployment."""
+    """Facts for preflight and deploy: one job, with the options of a deployment."""
     identity = {"UserId": "x", "Account": ACCOUNT, "Arn": SENDER}
     role = given.role if given.role.startswith("arn:") else ROLE
     context = account.Context(given, request.dry_run(given, PROJECT), identity, role)
@@ -130,10 +130,7 @@ def own(given: Job) -> dict[str, Any]:
 
 
 def variants(given: Job) -> list[tuple[table.Facts, table.Facts]]:
-    """What is needed, and what a policy is made of.
-
-    By a job and by a search.
-    """
+    """Pairs of facts, for the needs of a job or search, and for its policy."""
     wanted, allowed = sent(given), patterns(given)
     search = {"tuning": True, "job_name": "words-260101-000000"}
     changes: list[dict[str, Any]] = [{}, search]
@@ -159,7 +156,7 @@ def test_a_job_has_every_permission_with_its_policies(name):
 
 
 def test_policies_have_iams_grammar(aws):
-    """As moto checks it, and within the size of a role's inline policies (10,240 characters)."""
+    """moto accepts them, and they fit into a role's inline policies (10,240 characters)."""
     iam = aws.client("iam")
     for number, given in enumerate(JOBS.values()):
         for who, document in own(given).items():

@@ -57,8 +57,9 @@ print("asked:", status, asked)
 
 
 def test_offline_preflight_opens_no_connection():
-    """No address is looked up or connected to, and no pip started that would; without a network,
-    where this machine lets a test take it away.
+    """Preflight resolves no name, opens no connection and starts no pip that would.
+
+    The test removes the network if this machine allows it.
     """
     without = ["unshare", "--net"]
     alone = shutil.which("unshare") and not subprocess.run([*without, "true"]).returncode
@@ -194,7 +195,7 @@ def test_each_known_defect_of_an_image_is_one_warning(good, changes, day, words)
         ("/data/none.CSV", "error", "upload it"),
         ("/tmp/none.csv", "", ""),  # noqa: S108  src/ may write it there
         ("./train.py", "", ""),  # of src/, in whose folder train.py starts
-        ("s3://bucket/x.csv", "warning", "set it under [channels], and the channel here"),
+        ("s3://bucket/x.csv", "warning", "write it under [channels], and the channel here"),
         ("org/model", "", ""),
         ("bert-base-cased", "", ""),
         ("https://a.example/x.csv", "", ""),
@@ -204,7 +205,7 @@ def test_each_known_defect_of_an_image_is_one_warning(good, changes, day, words)
     ],
 )
 def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, level, cure):
-    """In job.toml, and as an option's default; folders for output are made where they are not."""
+    """An error in job.toml and in an option's default; missing output folders are no error."""
     (tmp_path / "here.csv").touch()
     value = value.replace("{folder}", str(tmp_path))
     new = dataclasses.make_dataclass(

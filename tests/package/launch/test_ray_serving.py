@@ -20,8 +20,8 @@ from smlightning import project
 from smlightning.launch import model_archive
 from smlightning.testing.processes import free_port
 
-# What the image's entry point does once it has installed requirements.txt: Ray's head and Serve,
-# then `serve run config.yaml` (scripts/docker/ray/sagemaker_entrypoint.sh). Here in one process.
+# The image's entry point installs requirements.txt, starts Ray's head and Serve, then calls
+# `serve run config.yaml` (scripts/docker/ray/sagemaker_entrypoint.sh). Here one process does it.
 SERVER = """
 import sys, time
 import ray, yaml

@@ -83,7 +83,7 @@ EFA = {"FI_PROVIDER": "efa"}
         ({"instance_type": "ml.m5.xlarge"}, {}),
         # Under mpirun the toolkit sets it for every type.
         ({"instance_type": "ml.p5en.48xlarge", "distribution": "pytorchddp"}, {}),
-        # Of another's image the toolkit is not known.
+        # The toolkit of the owner's image is not known.
         ({"instance_type": "ml.p5en.48xlarge", "image": OWN}, {}),
         # The owner's value wins.
         (

@@ -1,4 +1,4 @@
-"""Which hosts a job asks for, and that everything is computed from those and no others."""
+"""The hosts that a job requests; all other values are computed from them."""
 
 import json
 from typing import Any
@@ -155,7 +155,7 @@ PRICES = {"ml.g5.12xlarge": 7.0, "ml.g6.12xlarge": 5.0, "ml.p4d.24xlarge": 30.0}
     ],
 )
 def test_the_price_is_that_of_every_host(job: Job, hourly: int, monkeypatch: Any) -> None:
-    """Of several candidates the dearest one's: `at most` has to hold."""
+    """With several candidates, the most expensive one counts, since `at most` has to hold."""
     monkeypatch.setattr(
         price, "per_hour", lambda region, kinds: {kind: PRICES[kind] for kind in kinds}
     )

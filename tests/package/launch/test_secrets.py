@@ -73,7 +73,7 @@ def test_an_error_about_a_secret_hides_its_value(aws, variable, content):
     ],
 )
 def test_a_secret_arrives_as_it_is_stored(aws, content, capfd, monkeypatch, tmp_path):
-    """In each variable that names it; it is neither executed nor printed."""
+    """Each variable of this secret gets the text; nothing executes or prints it."""
     monkeypatch.chdir(tmp_path)
     aws.client("secretsmanager").create_secret(Name="any", SecretString=f"{content}\n")
     env = {"SECRET_FOR_ONE": "any", "SECRET_FOR_TWO": "any", "AWS_REGION": REGION}

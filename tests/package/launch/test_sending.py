@@ -1,4 +1,4 @@
-"""What is asked of the account, and uploaded, before a request is sent: real boto3 against moto."""
+"""Calls to the account and uploads before a request is sent: real boto3 against moto."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What IAM's simulation answers, in the form that AWS documents, and what preflight makes of it.
+"""Preflight's findings from the answers of IAM's simulation, in the form that AWS documents.
 
 The policies are evaluated here (policies.py); only AWS's own simulator can prove its answers.
 """
@@ -129,7 +129,7 @@ def test_one_denied_bucket_of_several_is_one_finding_that_names_it(aws, good, mo
 
 
 def test_a_key_that_the_simulator_misses_makes_no_error(aws, good, monkeypatch):
-    """As of a policy for one VPC endpoint: the simulator does not know where the call comes from.
+    """For example, a policy for one VPC endpoint: the simulator does not know the call's origin.
 
     Without the condition the same denial is an error.
     """

@@ -51,7 +51,7 @@ def test_time_and_owner_do_not_change_a_byte(tmp_path: Path) -> None:
 
 
 def test_what_it_holds_is_enough_to_import_train(tmp_path: Path) -> None:
-    """In a process that sees neither the project nor the package's other parts."""
+    """The process has neither the project nor the package's other parts on its path."""
     with tarfile.open(fileobj=io.BytesIO(written())) as tar:
         tar.extractall(tmp_path, filter="data")
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

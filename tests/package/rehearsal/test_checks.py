@@ -29,7 +29,7 @@ NAMES = [
     "model-predicts",
 ]
 FOR_ALL = ["Data.prepare_data in fit", "Model.prepare_data in fit for all nodes"]
-# What goes wrong, the check that finds it, and other facts of some ranks by number.
+# Fault, the check that finds it, and the wrong facts by rank.
 FAULTS: list[tuple[str, str, dict[int, dict[str, Any]]]] = [
     ("a rank alone", "world-size", {1: {"world_size": 1}}),
     ("a rank twice", "ranks-complete", {1: {"rank": 0}}),

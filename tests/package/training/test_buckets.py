@@ -12,9 +12,7 @@ from smlightning.training.buckets import BucketOrder
 
 
 class Unordered(torch.nn.Module):
-    """Its parameters are registered in another order than the one in which the forward pass needs
-    them.
-    """
+    """Registers its parameters in another order than the forward pass uses them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -109,7 +109,7 @@ class WithoutSuper(Numbers):
         (Nothing, Numbers, "training_step returned nothing"),
         (NoOptimizer, Numbers, "configure_optimizers"),
         (OthersOptimizer, Numbers, "configure_optimizers"),
-        (Leaving, Numbers, "sys.exit(None) was called"),
+        (Leaving, Numbers, "sys.exit(None) ended the run"),
         (Unsaved, Numbers, "Unsaved has no save"),
         (Untested, Numbers, "Untested has no test_step"),
         (Misspelt, Numbers, "Misspelt.validation_stepp"),
@@ -140,7 +140,7 @@ def test_another_error_has_its_line_and_its_cause_before_the_trace(fit: Fit, cap
 def test_a_step_that_returns_nothing_ends_in_a_sentence_within_an_epoch(
     main: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No checkpoint counts as complete then: the same command gives the sentence again."""
+    """No checkpoint is then complete, so the same command prints the error again."""
     for _ in range(2):
         assert main(Nothing, max_steps=3, checkpoint_steps=1) == 1
         assert "training_step returned nothing" in capsys.readouterr().err
@@ -148,7 +148,7 @@ def test_a_step_that_returns_nothing_ends_in_a_sentence_within_an_epoch(
 
 
 def test_without_the_projects_environment_a_sentence_says_so(tmp_path: Path) -> None:
-    """As with another Python."""
+    """For example, if another Python runs the script."""
     (tmp_path / "jsonargparse.py").write_text("raise ModuleNotFoundError(name='jsonargparse')")
     run = subprocess.run(
         [sys.executable, "src/train.py"],

@@ -42,7 +42,7 @@ def test_a_mistake_on_two_ranks_ends_both_in_one_sentence(name: str, tmp_path: P
 
 @pytest.fixture
 def other_ranks(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """What ranks 1, 2, … give when this process, rank 0, gathers numbers: filled by a test."""
+    """Numbers of ranks 1, 2, … that rank 0, this process, gathers; a test fills the list."""
     others: list[list[float]] = []
 
     def all_sum(slots: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ def rows_by_rank(body: Any, folder: Path, world_size: int, **options: Any) -> li
 
 
 def counted(ranks_batches: list[Batches]) -> Counter[int]:
-    """How often each row came on all ranks together."""
+    """Counts of each row over all ranks."""
     return Counter(row for rank in ranks_batches for batch in rank for row in batch)
 
 
@@ -26,7 +26,7 @@ def counted(ranks_batches: list[Batches]) -> Counter[int]:
 def test_a_sampler_with_its_own_generator_gives_what_it_gives_in_plain_lightning(
     kind: str, world_size: int, tmp_path: Path
 ) -> None:
-    """In every step of every rank: nothing but the sampler's generator decides."""
+    """The rows are equal in each step on each rank, as the sampler's generator chooses them."""
     options = {"kind": kind, "own": True}
     plain = rows_by_rank(train_plainly, tmp_path / "plain", world_size, **options)
     assert rows_by_rank(train_here, tmp_path / "here", world_size, **options) == plain

@@ -83,7 +83,7 @@ class Streamed(Numbers):
 def test_a_killed_run_ends_as_an_uninterrupted_one(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the middle of the second epoch; Lightning's part of the checkpoint has no state."""
+    """The kill is in the second epoch; Lightning's part of the checkpoint has no loader state."""
     options = {"data": Streamed, "max_steps": 16, "epochs": 9, "checkpoint_steps": 1}
     fit(**options, output_dir="alone")
     fit(**options, crash=("on_train_batch_end", 11))

@@ -54,7 +54,7 @@ def trained(trainer: pl.Trainer) -> list[list[int]]:
     return trainer.lightning_module.trained  # type: ignore[union-attr]
 
 
-# What train.py gives itself, from options or the cluster; other tests try these.
+# train.py passes these itself, from options or the cluster; other tests check them.
 GIVEN = {
     "accelerator", "strategy", "devices", "num_nodes", "precision", "deterministic", "max_epochs",
     "max_steps", "accumulate_grad_batches", "gradient_clip_val", "log_every_n_steps",

@@ -29,7 +29,7 @@ def configured(classes: int = 3, **options: Any) -> model.Model:
 
 
 def shares(texts: list[str], labels: list[int], world_size: int) -> list[dict[str, Any]]:
-    """What each rank gets of one global batch."""
+    """Each rank's part of one global batch."""
     ids, lengths = BYTES.encode(texts, 99)
     starts = lengths.cumsum() - lengths
     piece = {"ids": ids, "starts": starts, "lengths": lengths, "labels": np.array(labels)}

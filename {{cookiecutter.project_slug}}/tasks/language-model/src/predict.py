@@ -32,7 +32,7 @@ SECONDS = 50.0  # per request; SageMaker's limit is 60 s (API: InvokeEndpoint)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose each token; a wrong value raises a UserError."""
+    """Options for choosing each token; a wrong value raises a UserError."""
 
     max_tokens: int = 200
     temperature: float = 0.8  # 0: always the likeliest

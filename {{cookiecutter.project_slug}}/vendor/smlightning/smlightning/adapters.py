@@ -352,7 +352,7 @@ def _lora_config(peft: Any, folder: Path) -> Any:
 
 def _with_adapter(peft: Any, net: Any, config: Any) -> Any:
     with warnings.catch_warnings():
-        # Of fan_in_fan_out, which is right for each kind of layer by itself.
+        # peft warns that it corrects fan_in_fan_out, which it does for each kind of layer.
         warnings.filterwarnings("ignore", module="peft")
         return peft.get_peft_model(net, config)
 

@@ -57,7 +57,7 @@ def as_user_error(error: BaseException) -> UserError | None:
     if isinstance(error, UserError):
         return error
     if isinstance(error, BrokenPipeError):
-        return UserError("the reader of standard output is gone", RESUME)
+        return UserError("the program that reads standard output has ended", RESUME)
     if type(error).__name__ == "MisconfigurationException":  # Lightning's, which is not imported
         cure = "change the Trainer's arguments, or your methods"
         return UserError(str(error).rstrip("."), cure)

@@ -74,7 +74,7 @@ def replace_model(folder: Path) -> Iterator[Path]:
         is_adapters = (folder / ADAPTER_WEIGHTS).exists()  # else ``base`` is the user's
         if base.exists() and (new / ADAPTER_BASE).exists() and not is_adapters:
             raise UserError(
-                f"the adapter to save would overwrite {base}, which is not an adapter's",
+                f"saving the adapter would overwrite {base}, which belongs to no adapter",
                 "move that folder, or save to another one",
             )
         for name in configs:

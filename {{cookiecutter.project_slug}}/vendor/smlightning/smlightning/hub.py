@@ -23,7 +23,7 @@ TOKEN = "HF_TOKEN"  # noqa: S105  the variable that the hub's client reads
 def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
     """Set the variables of job.toml's [secrets] in the first process of each host.
 
-    That process downloads the host's data, and rank 0 logs. Values are neither written nor printed.
+    This process downloads the host's data, and rank 0 logs. Values are never written or printed.
     Each secret is read once, so all keys have the same version. A variable that is set stays.
 
     With a token of the hub, the host's other processes use only the cache, since the hub would
@@ -95,7 +95,7 @@ def token(setting: str, text: str) -> str:
     """The hub's token without blanks around it; a UserError if there is other text."""
     if not re.fullmatch(r"\w+", text.strip()):
         raise UserError(
-            f"{setting} is not only a token",
+            f"{setting} holds more than a token",
             'store the token as plain text, or add its key in the JSON, as in "hub:token"',
         )
     return text.strip()
@@ -146,9 +146,9 @@ def errors(problem: str, local: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reachable_or_cached(local: bool = False) -> Iterator[bool]:
-    """If the hub's name does not resolve now, the hub's client uses only its cache in the body.
+    """Let the hub's client use only its cache in the body if the hub's name does not resolve.
 
-    Otherwise it would retry for half a minute. The value is whether the client may connect.
+    Otherwise the client would retry for half a minute. Yields whether the client may connect.
 
     Args:
         local: as in `errors`.

@@ -21,7 +21,7 @@ _building = _Building()
 
 @contextlib.contextmanager
 def outline() -> Iterator[None]:
-    """In its body, every parameter that a module registers is on torch's meta device.
+    """Put every parameter that a module registers in the body on torch's meta device.
 
     Unlike with ``torch.device("meta")``, buffers and metrics keep their values, and an
     ``__init__`` may read a tensor's values.

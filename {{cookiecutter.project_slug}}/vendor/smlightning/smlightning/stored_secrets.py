@@ -97,5 +97,5 @@ def value(text: str, key: str) -> str:
     if isinstance(found, bool):
         return str(found).lower()
     if not isinstance(found, str):
-        raise ValueError(f'has under "{key}" neither a text nor a number')
+        raise ValueError(f'holds under "{key}" neither text nor a number')
     return found

@@ -25,7 +25,7 @@ def texts(*rows: str) -> str:
 
 
 def documents_in(datamodule: data.Data, split: str) -> list[str]:
-    """What the stored bytes of a split spell, document by document."""
+    """The texts of a split's documents, decoded from the stored bytes."""
     ids = datamodule.splits[split].arrays["ids"].tolist()
     whole = "".join("\0" if number == 0 else chr(number - 1) for number in ids)
     return whole.split("\0")[1:]

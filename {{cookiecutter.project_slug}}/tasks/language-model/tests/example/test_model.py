@@ -120,7 +120,7 @@ def test_lora_keeps_little_resumes_exactly_and_is_merged(checkpoint: str, tmp_pa
     train.train(train.Options(**{**again, "merge": True}))
     resumed = files.read(next(Path("again/checkpoints").glob("*-step000004-*")))["state_dict"]
     assert all(torch.equal(kept[name], resumed[name]) for name in kept)
-    # What predict.py, peft and transformers load: the adapter on its base, and the merged model.
+    # predict.py, peft and transformers load the adapter on its base, and the merged model.
     batch = {"input_ids": torch.arange(3, 30)[None], "position_ids": torch.arange(27)[None]}
     ours, _ = model.load(Path("outputs/model"))
     theirs = AutoPeftModelForCausalLM.from_pretrained("outputs/model").eval()

@@ -14,7 +14,7 @@ SECONDS = 0.3  # about how often they agree
 
 @dataclass
 class _Interval:
-    """How many batches lie between two questions in one stage: training, validation or test."""
+    """Number of batches between two agreements in one stage: training, validation or test."""
 
     batches: int = 1
     left: int = 1  # until the next question
@@ -69,6 +69,6 @@ class Agreement:
 
 
 def _fitting(batches: int, seconds: float) -> int:
-    """How many batches take about SECONDS if these took ``seconds``; at most twice as many."""
+    """Number of batches that take about SECONDS, from the time of these; at most twice as many."""
     fitting = int(SECONDS * batches / max(seconds, 1e-6))
     return max(1, min(fitting, 2 * batches))

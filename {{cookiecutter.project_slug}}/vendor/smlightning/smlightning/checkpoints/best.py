@@ -29,8 +29,8 @@ class Best:
         check_monitor_name(self.monitor)
         if self.mode not in ("max", "min"):
             raise UserError(
-                f"MODE is {self.mode!r}",
-                f"set it to 'max' or 'min', whichever is best for {self.monitor}",
+                f"MODE is {self.mode!r}; expected 'max' or 'min'",
+                f"write 'max' if a higher {self.monitor} is better, else 'min'",
             )
         word = re.split("[/_]", self.monitor.lower())
         wrong = {"max": LOWER_IS_BETTER, "min": HIGHER_IS_BETTER}[self.mode]

@@ -218,7 +218,7 @@ class Checkpoints(Checkpoint):
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         if not fingerprint and trainer.is_global_zero:
             print(
-                "data: Data sets no fingerprint, so changes since the checkpoint go unnoticed",
+                "data: Data has no fingerprint, so this run cannot detect changed data",
                 flush=True,
             )
         if fingerprint != getattr(datamodule, "fingerprint", ""):
@@ -389,13 +389,13 @@ class Checkpoints(Checkpoint):
             cure = f"log {monitor} in the model, or set MONITOR to another metric"
             if f"{monitor}/dataloader_idx_0" in trainer.callback_metrics:
                 cure = (
-                    "Lightning adds the number of each of several loaders: set MONITOR to "
-                    f"{monitor}/dataloader_idx_0, and log test metrics under such a name, or log "
-                    f"{monitor} for one loader only by self.log(..., add_dataloader_idx=False)"
+                    "with several loaders, Lightning adds each loader's number: set MONITOR to "
+                    f"{monitor}/dataloader_idx_0 and name test metrics in the same way, or log "
+                    f"{monitor} for one loader only, by self.log(..., add_dataloader_idx=False)"
                 )
             raise UserError(
-                f"The best weights are those of the {self.best.criterion}, but validation logged "
-                f"{logged}",
+                f"validation logged {logged}; expected {monitor}, since the {self.best.criterion} "
+                "selects the best weights",
                 cure,
             )
         value = float(trainer.callback_metrics[monitor])

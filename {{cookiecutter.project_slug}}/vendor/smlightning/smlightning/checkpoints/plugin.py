@@ -1,4 +1,4 @@
-"""How Lightning's ``save_checkpoint`` and ``fit(ckpt_path=...)`` reach this package's files.
+"""Lets Lightning's ``save_checkpoint`` and ``fit(ckpt_path=...)`` use this package's files.
 
 ``trainer.save_checkpoint(path, storage_options=...)`` passes its options to the strategy's
 CheckpointIO: on rank 0 with SingleDevice and DDP (Lightning 2.6.6: trainer.py, ``save_checkpoint``;

@@ -1,4 +1,4 @@
-"""Where training is, as a value: a checkpoint records it, and the data starts there."""
+"""The position in training, which a checkpoint stores and at which the data starts."""
 
 import math
 from dataclasses import dataclass, replace

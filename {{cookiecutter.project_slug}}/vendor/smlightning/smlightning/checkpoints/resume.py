@@ -1,4 +1,4 @@
-"""Which checkpoint a run may resume from, and why it may not."""
+"""Chooses the checkpoint from which a run resumes, or explains why it cannot."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -134,8 +134,8 @@ def _check_differences(
         )
     if fixed:
         raise UserError(
-            f"--resume {wanted!r}: {listed}; the optimizer's state, the position in the data, or "
-            "whether validation comes next would not be valid",
+            f"--resume {wanted!r}: {listed}; the checkpoint's optimizer state or position does not "
+            "fit the new value",
             "rerun with the original value, or train from the start with --resume never",
         )
 
@@ -180,11 +180,11 @@ def check_optimizers(then: list[str], now: list[str]) -> None:
 
 
 def data_start(epoch: int, batch: int) -> str:
-    """Where the data of a resumed run begins if its loader cannot start within an epoch."""
-    start = f"the loader, a stream or your own class, begins epoch {epoch + 1}"
+    """A sentence that says where data begins if the loader cannot start within an epoch."""
+    start = f"the loader (a stream or your own class) begins epoch {epoch + 1}"
     if not batch:
         return f"{start}, perhaps in another order"
     return (
-        f"inexact: {start} again, though {batch} of its batches are done, so some samples come "
-        "twice or never; use a DataLoader of a data set with rows, or a loader with state_dict"
+        f"inexact: {start} again, but {batch} of its batches are done: some samples come twice, "
+        "others never; use a DataLoader of a data set with rows, or a loader with state_dict"
     )

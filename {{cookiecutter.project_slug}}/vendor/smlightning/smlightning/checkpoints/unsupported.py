@@ -22,24 +22,24 @@ from smlightning.training import loop
 CALLBACKS: tuple[tuple[tuple[type, ...], str, str], ...] = (
     (
         (LearningRateFinder, BatchSizeFinder),
-        "would change an option that a resumed run does not know",
-        "use pytorch_lightning.tuner.Tuner with a Trainer of its own, as in docs/how_to.md, and "
-        "pass its result as an option",
+        "changes an option within a run, and a resumed run would not know the new value",
+        "use pytorch_lightning.tuner.Tuner in a separate script, as in docs/how_to.md, and pass "
+        "its result as an option",
     ),
     (
         (GradientAccumulationScheduler,),
-        "changes the global batch within a run, which a resumed run could not repeat",
+        "changes the global batch within a run, and a resumed run could not repeat this",
         "set --accumulate_grad_batches for all of the run",
     ),
     (
         (StochasticWeightAveraging,),
-        "averages weights that no validation has seen, after the last one",
+        "averages weights after the last validation, so these averages are never validated",
         "use EMAWeightAveraging or WeightAveraging, whose averages are validated",
     ),
     (
         (ModelPruning,),
         "renames weights within a run, so the best weights could not be loaded",
-        "prune the saved model, and train the result",
+        "prune the saved model, then train it again",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Where a process is in the cluster; how ranks meet, agree, fail and end; signals.
+"""The cluster: a process's rank and host, communication and end of ranks, signals.
 
 - `location`: rank, world size, hosts and backend, from the environment: ``Cluster``.
 - `session`: ranks meet, exchange values, fail and end together: ``session``, ``current_cluster``,

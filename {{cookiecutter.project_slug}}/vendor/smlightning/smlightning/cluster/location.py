@@ -1,4 +1,4 @@
-"""Where this process is in the cluster: environment variables in, a Cluster or a ClusterError out.
+"""Computes a process's Cluster (ranks, hosts, backend) from its environment variables.
 
 Processes are started by nothing, torchrun, mpirun, smddprun under mpirun (AWS's SMDDP), or srun
 (Slurm). This module neither reads ``os.environ`` nor imports torch: ``session.py`` passes both in.
@@ -54,7 +54,7 @@ class ClusterError(UserError):
 
 @dataclass(frozen=True)
 class Machine:
-    """What this host can do, as far as the choice of device and backend needs it."""
+    """Facts about this host that decide on device and backend."""
 
     gpus: int = 0
     has_nccl: bool = False
@@ -119,16 +119,16 @@ def locate(env: Mapping[str, str], machine: Machine) -> Cluster:
             raise ClusterError(
                 f"rank {rank} of {world_size}, local rank {local_rank} of {local_world_size}, is "
                 "out of range",
-                f"set {', '.join(astuple(names))} by {launcher} only",
+                f"let only {launcher} set {', '.join(astuple(names))}",
             )
     hosts = step.hosts if step else tuple(map(str, _json(env, "SM_HOSTS", [])))
     num_nodes = len(hosts) or world_size // local_world_size
     if world_size != num_nodes * local_world_size:  # hosts would train apart, each as rank 0
         raise ClusterError(
-            f"{world_size} processes were started, and {num_nodes} hosts with {local_world_size} "
-            f"each need {num_nodes * local_world_size} (SM_HOSTS={env.get('SM_HOSTS', 'unset')})",
+            f"found {world_size} processes; expected {num_nodes * local_world_size}, since each of "
+            f"{num_nodes} hosts has {local_world_size} (SM_HOSTS={env.get('SM_HOSTS', 'unset')})",
             "set distribution to torch_distributed, smddp or pytorchddp, or instance_count to 1; "
-            "start equally many processes on every host",
+            "start the same number of processes on every host",
         )
     if local_rank != rank % local_world_size:  # mpirun --map-by node
         raise ClusterError(

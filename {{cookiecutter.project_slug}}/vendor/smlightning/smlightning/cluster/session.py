@@ -1,4 +1,4 @@
-"""How the ranks of a job meet, exchange values, fail and end.
+"""The ranks of a job connect, exchange values, fail and end together.
 
 They do so over a TCPStore, which works before there is a process group and after one broke. Each
 rank writes how it ended under ``end/<rank>``, and the first failure goes under ``cause``.
@@ -81,7 +81,7 @@ class RankStore:
 
 @dataclass(frozen=True)
 class End:
-    """How a rank ended.
+    """The end of a rank.
 
     Attributes:
         kind: ``well``; ``stopped`` by a signal; ``lost``: another rank failed or vanished; or
@@ -105,7 +105,7 @@ def end_key(rank: int) -> str:
 
 @dataclass
 class _Session:
-    """What this process knows of its job.
+    """State of the session in this process.
 
     Attributes:
         cluster: None until the environment has been read.
@@ -273,7 +273,7 @@ def _open_store(cluster: Cluster, seconds: float) -> RankStore:
         )
     except (RuntimeError, OSError) as error:
         raise ClusterError(
-            f"the ranks cannot meet at {host}:{port} ({str(error).splitlines()[0]})",
+            f"the ranks cannot connect at {host}:{port} ({str(error).splitlines()[0]})",
             "end the other program that uses this port, or see the log of rank 0",
         ) from None
     return _of_this_session(store)
@@ -328,7 +328,7 @@ def _late(names: str, seconds: float, place: str = "") -> ClusterError:
 
 
 def from_rank_0(key: str, compute: Callable[[], Any]) -> Any:
-    """What ``compute`` returns on rank 0, on every rank: plain values. Waits for rank 0.
+    """Call ``compute`` on rank 0, and return its plain values on every rank. Waits for rank 0.
 
     Args:
         key: a name that is used once in a session.
@@ -486,7 +486,7 @@ def _announce(end: End) -> None:
 
 
 def cause(error: BaseException) -> End:
-    """What ended this session: the error, or the end of another rank that it follows from."""
+    """The cause that ended this session: the error, or another rank's end that led to it."""
     store, cluster = _session.store, _session.cluster
     own = _own_end(error)
     if store is None or cluster is None:

@@ -76,8 +76,9 @@ class ShardedStrategy(VerifiesAllReduce, ModelParallelStrategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """As with DDP: `setup` makes the optimizers, whose schedule asks the data for its length,
-        and the data's start has to be known by then.
+        """False, as with DDP: the data's start must be known before `setup`.
+
+        `setup` creates optimizers, and their schedule asks the data for its length.
         """
         return False
 
@@ -165,8 +166,7 @@ def _check_shard_size(shard_size: int, world_size: int) -> None:
     if shard_size and shard_size not in fitting:
         sizes = ", ".join(map(str, fitting))
         raise ClusterError(
-            f"--shard_size {shard_size} does not divide {world_size} ranks into groups that divide "
-            "the weights",
+            f"--shard_size is {shard_size}; expected a divisor of the {world_size} ranks, above 1",
             f"set it to one of {sizes}, or to 0 for all ranks; or set --strategy to ddp",
         )
 
@@ -176,8 +176,8 @@ def _check_module(module: LightningModule) -> None:
     direct = [name for name, _ in module.named_parameters(recurse=False)]
     if direct:
         raise UserError(
-            f"{', '.join(direct)} lies in {type(module).__name__} itself, and --strategy fsdp "
-            "divides only the modules in it",
+            f"{', '.join(direct)} belongs to {type(module).__name__} itself, and --strategy fsdp "
+            "shards only the parameters of its submodules",
             "move it into a torch.nn.Module, or set --strategy to ddp",
         )
     if any(getattr(part, "track_running_stats", False) for part in module.modules()):

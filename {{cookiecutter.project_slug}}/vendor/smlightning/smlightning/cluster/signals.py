@@ -1,4 +1,4 @@
-"""How a process ends: its status, one sentence for a mistake, and in order after a signal.
+"""Ends a process: with its status, one sentence for a mistake, and in order after a signal.
 
 SIGTERM, Ctrl-C, and SIGUSR1, which many Slurm scripts have sent before the time limit, stop a run.
 
@@ -73,7 +73,7 @@ def run(job: Callable[[], None]) -> int:
 def left_early(error: SystemExit) -> errors.UserError:
     """The error for code that calls ``sys.exit`` before the job is done."""
     return errors.UserError(
-        f"sys.exit({error.code!r}) was called before the run was complete: nothing of it is saved",
+        f"sys.exit({error.code!r}) ended the run before it was complete, and nothing is saved",
         "raise an error there; to end training early and keep it, set trainer.should_stop = True",
     )
 
@@ -269,13 +269,13 @@ def _watch(reader: socket.socket) -> None:
             if not _state.deferred:
                 _state.deadline = min(_state.deadline, now + GRACE)
         if is_second or now > _state.deadline:
-            reason = "a second signal" if is_second else f"{name()}: it took too long to leave"
+            reason = "a second signal" if is_second else f"{name()}: the run did not stop in time"
             os.write(2, f"ended by {reason}; {_state.advice}\n".encode())
             os._exit(STATUS)
 
 
 def _release_signals() -> None:
-    """In a forked child: give the parent's socket and handlers up.
+    """Remove the parent's socket and handlers in a forked child.
 
     During training the children are loader workers, which their parent ends.
     """

@@ -14,8 +14,8 @@ from smlightning.errors import UserError
 # Ports below those that Linux gives to outgoing connections (net.ipv4.ip_local_port_range). Steps
 # that share a host need different ports.
 FIRST_PORT, PORTS = 15_000, 16_000
-# What each launcher that tasks of srun may start sets, and how many of its agents or processes
-# there are. mpirun itself uses srun to reach other hosts.
+# A launcher that a task of srun starts sets this variable: the number of the launcher's agents
+# (torchrun) or processes (mpirun). mpirun itself uses srun to reach other hosts.
 INNER_LAUNCHERS = {"torchrun": "GROUP_WORLD_SIZE", "mpirun": "OMPI_COMM_WORLD_SIZE"}
 
 
@@ -141,7 +141,7 @@ def _numbers(ranges: str) -> Iterator[str]:
 
 
 def _port(env: Mapping[str, str]) -> int:
-    """Where the ranks of this step connect, if MASTER_PORT is unset."""
+    """The port at which the ranks of this step connect if MASTER_PORT is unset."""
     step = _integer(env, "SLURM_JOB_ID") * 10 + _integer(env, "SLURM_STEP_ID")
     return FIRST_PORT + step % PORTS
 

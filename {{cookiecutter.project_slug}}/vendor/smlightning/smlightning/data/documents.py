@@ -360,8 +360,8 @@ def labelled(folder: Path, split: str, length: int) -> float:
         windows = np.arange(at, min(at + step, count))
         labels += int(gather(arrays, windows, length)[2].sum())
     if not labels:
-        problem = f"No answer of the {split} split begins within a window of {length} tokens"
-        raise UserError(problem, "raise --max_length")
+        problem = f"Each prompt of the {split} split fills its window of {length} tokens"
+        raise UserError(f"{problem}: no answer is left to learn", "raise --max_length")
     return labels / (count * length)
 
 

@@ -58,7 +58,7 @@ class Labels:
             if split != "train" and codes.max() >= known:
                 row = int(codes.argmax())
                 label = repr([*self.codes][codes[row]][:40])
-                problem = f"{piece.place(row)}: the label {label} is not in training"
+                problem = f"{piece.place(row)}: the training split lacks the label {label}"
                 raise UserError(problem, f"add it there, or remove it from the {split} split")
             yield {**arrays, "codes": codes}
 

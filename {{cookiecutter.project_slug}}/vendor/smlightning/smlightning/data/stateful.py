@@ -112,14 +112,14 @@ class StatefulLoader:
             self.states[self.given] = resumed["state"]
         elif not resumed["ended"] and self.is_rank_0:
             print(
-                "resume: inexact: limit_train_batches ends an epoch before its loader ends, so the "
-                "loader continues within the earlier epoch",
+                "resume: inexact: limit_train_batches ended the epoch before its loader's end, "
+                "and the loader continues there instead of starting anew",
                 flush=True,
             )
         if getattr(self.loader, "persistent_workers", False) and self.epoch and self.is_rank_0:
             print(
-                "resume: inexact: with persistent_workers=True the new workers have other random "
-                "numbers than those of the interrupted run",
+                "resume: inexact: with persistent_workers=True, new workers get other random "
+                "numbers than the workers of the interrupted run",
                 flush=True,
             )
         try:

@@ -142,7 +142,7 @@ def find_source(dataset: str, texts: bool = False) -> Source:
         if not channel:
             raise UserError(
                 "--dataset training reads the job's channel, but SM_CHANNEL_TRAINING is not set",
-                "give a path",
+                "pass a path; in a job, add training under [channels]",
             )
         path = Path(channel)
     elif not dataset or not path.exists():

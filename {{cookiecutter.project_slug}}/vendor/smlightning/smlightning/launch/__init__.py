@@ -1,1 +1,1 @@
-"""What runs on the user's machine and talks to AWS: checks, requests, and jobs that were sent."""
+"""Code that runs on the user's machine and calls AWS: checks, requests, commands for sent jobs."""

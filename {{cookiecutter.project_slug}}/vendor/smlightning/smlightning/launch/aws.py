@@ -358,7 +358,7 @@ def errors(subject: str = "", instead: str = "") -> Iterator[None]:
 
 @contextmanager
 def print_user_errors() -> Iterator[None]:
-    """In a notebook's cell: print a user's mistake as one sentence, without a stack trace."""
+    """Print a user's mistake in a notebook's cell as one sentence, without a stack trace."""
     try:
         with errors():
             yield

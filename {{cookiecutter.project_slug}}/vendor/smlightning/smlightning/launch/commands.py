@@ -55,10 +55,10 @@ def option(name: str, text: str, **settings: Any) -> Option:
     return name, {"help": text, **settings}
 
 
-JOB_FILE = option("--job", "the job's file (job.toml of the project)", type=Path, metavar="FILE")
+JOB_FILE = option("--job", "job file (the project's job.toml)", type=Path, metavar="FILE")
 PROFILE = option("--profile", "profile of AWS's configuration (as in job.toml)", metavar="NAME")
 ACCEPT = option(
-    "--accept", "make KEY's error a warning", action="append", default=[], metavar="KEY"
+    "--accept", "turn the error KEY into a warning", action="append", default=[], metavar="KEY"
 )
 YES = option("--yes", "accept the price without a question", action="store_true")
 DRY_RUN = option("--dry-run", "print the request as JSON and send nothing", action="store_true")
@@ -126,7 +126,7 @@ def checkpoint_minutes(project: Project) -> float:
     REPORT,
     option(
         "--sender",
-        "role that will send the job, if it is not the one of these credentials",
+        "role that will send the job (that of these credentials)",
         default="",
         metavar="ROLE",
     ),
@@ -446,7 +446,7 @@ def passes(
     if print_findings(results, arguments.accept):
         return False
     if body is None:
-        raise UserError("no request can be built despite --accept", "correct the errors above")
+        raise UserError("an accepted error prevents the request", "correct the errors above")
     if not arguments.dry_run:
         print(preflight.summary(wanted, project))
         print(price.cost(wanted, tuning=tuning))

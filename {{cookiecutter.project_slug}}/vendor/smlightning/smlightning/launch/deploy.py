@@ -127,8 +127,8 @@ def remove(name: str, region: str, archive: str = "") -> list[str]:
         answer = aws.call(client, "Describe", kind, name)
         if answer and answer.get("EndpointStatus") in BUSY:
             print(
-                f"waiting until AWS can remove {name}; if you interrupt this, it is billed until: "
-                f"python -m smlightning undeploy {name}"
+                f"waiting until AWS can remove {name}; if you interrupt this, it is billed until "
+                f"you run python -m smlightning undeploy {name}"
             )
             wait(client, name)
         if kind == "Model":  # it has the archive's address, and so is deleted after the archive

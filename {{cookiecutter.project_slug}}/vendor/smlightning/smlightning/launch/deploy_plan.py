@@ -148,8 +148,8 @@ def model_request(
         )
     if not options.image and job.get("EnableNetworkIsolation"):
         raise UserError(
-            f"{job_name} ran isolated, so its model cannot install src/requirements.txt",
-            "pass an image that has these packages with --image",
+            f"{job_name} ran with network isolation, so its endpoint cannot install packages",
+            "pass --image with an image that has those of src/requirements.txt",
         )
     by_aws = f"{registry}/{inference_images.GPU if options.gpus else inference_images.CPU}"
     container = {"Image": options.image or by_aws, "Environment": dict(HANDLERS)}

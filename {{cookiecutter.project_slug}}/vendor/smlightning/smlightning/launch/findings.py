@@ -79,7 +79,7 @@ def ordered(findings: Iterable[Finding], accepted: Collection[str] = ()) -> list
     used = {finding.key for finding in result if finding.cure == "accepted"}
     for key in sorted(set(accepted) - used):
         cure = cure_for_unknown_name(key, errors) if errors else "remove it"
-        result.append(warning(key, "no error has this key of --accept", cure))
+        result.append(warning(key, "--accept has this key, and no error has it", cure))
     return sorted(result, key=lambda finding: LEVELS.index(finding.level))
 
 
@@ -118,7 +118,7 @@ def cure_for_unknown_name(value: str, known: Iterable[str]) -> str:
     if similar:
         return f"did you mean {names[similar[0]]}?"
     if not names:
-        return "there are no such names"
+        return "remove it: there are none of this kind"
     listed = ", ".join(list(names.values())[:LISTED_NAMES])
     more = ", …" if len(names) > LISTED_NAMES else ""
     return f"known are {listed}{more}"

@@ -77,7 +77,8 @@ class Outcome:
         rows = [row for row in self.rows if "step" in row]
         if not rows:
             raise UserError(
-                f"{self.name} has logged no metrics that could be drawn", "follow it first"
+                f"no metrics of {self.name} have been read, so there is nothing to draw",
+                "run the cell that follows the job first",
             )
         curves.write_curves(rows, folder)
         return folder / "curves.png"
@@ -261,7 +262,7 @@ def why(
 
 
 def shell(name: str, job: dict[str, Any], region: str) -> str:
-    """How to open a shell in a host of a running job with remote debugging; empty without.
+    """The command for a shell in a host of a running job; empty without remote debugging.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/train-remote-debugging.html
     """
@@ -301,7 +302,8 @@ def describe(name: str, client: Any) -> dict[str, Any]:
         return answer
     region = client.meta.region_name
     raise UserError(
-        f'no training job "{name}" in {region}', f"name one of these, or --region: {url(region)}"
+        f'no training job "{name}" in {region}',
+        f"use a job of {url(region)}, or pass another --region",
     )
 
 

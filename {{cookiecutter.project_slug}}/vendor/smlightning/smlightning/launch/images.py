@@ -95,7 +95,7 @@ DEFECTS = (
     Defect(
         name="aws-ofi-nccl 1.18.0",
         does="hangs in large broadcasts between hosts over EFA",
-        so="take the tag as it is now, without a digest or a build's number",
+        so="use the tag without a digest or a build's number",
         source="https://github.com/aws/deep-learning-containers/pull/6668",
         since=(2, 11),
         before=(2, 13),
@@ -134,7 +134,7 @@ LIMITS = (
     Limit(
         options={"strategy": "ddp", "compile": True, "gradient_checkpointing": True},
         named=("compile", "gradient_checkpointing"),
-        why="cannot split a compiled graph with checkpointed blocks in it for DDP (DDPOptimizer)",
+        why="cannot compile a DDP model with checkpointed blocks (DDPOptimizer)",
         before=(2, 6),
         source="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/_dynamo/backends/"
         "distributed.py",
@@ -170,10 +170,10 @@ class Profile:
         return int(major), int(minor)
 
     def defects(self, today: date, *, fixed_build: bool = False) -> Iterator[Defect]:
-        """Its known faults.
+        """Known defects of the image.
 
         Args:
-            today: rebuilt images are without theirs from their day on.
+            today: an image that AWS has rebuilt has no defect from that day on.
             fixed_build: the address is that of one build, which may be older than that.
         """
         for defect in DEFECTS:
@@ -369,7 +369,7 @@ def registry(region: str) -> str:
     account = REGISTRIES.get(region)
     if account is None:
         raise UserError(
-            f"where AWS keeps its images for {region} is not known here",
+            f"the registry of AWS's images for {region} is not known here",
             "set image to the image's own URI",
         )
     return f"{account}.dkr.ecr.{region}.{aws.dns_suffix(region)}"

@@ -68,7 +68,7 @@ def summary(job: dict[str, Any]) -> dict[str, str]:
     }
     options = {}
     for key, value in sorted(job.get("HyperParameters", {}).items()):
-        # Of the toolkit's own hyperparameters only the launcher's flag tells jobs apart.
+        # Skip the toolkit's own hyperparameters except the launcher's flag, which differs by job.
         if not key.startswith("sagemaker_") or key.endswith("_enabled"):
             options[key] = value
     return {**metrics(job), **facts, **options}

@@ -193,7 +193,7 @@ def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool
                 launcher == "none" and hosts > 1,
                 error(
                     "distribution",
-                    f"none starts one process, and the job has {hosts} hosts",
+                    f'"none" starts one process, and the job has {hosts} hosts',
                     'set it to "torch_distributed", or instance_count to 1',
                 ),
             ),
@@ -201,7 +201,7 @@ def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool
                 len(kinds) != 1,
                 error(
                     "instance_type",
-                    f"Kubernetes runs the job on one type, and it has {', '.join(kinds)}",
+                    f"found {', '.join(kinds)}; expected one type for Kubernetes",
                     "choose one",
                 ),
             ),

@@ -41,7 +41,7 @@ NO_PROFILER = {"DisableProfiler": True}  # ModelTrainer has no parameter for it
 
 
 def model_trainer(job: Job, request: dict[str, Any]) -> Any:
-    """A ModelTrainer whose `train()` sends ``request`` under a name of its own.
+    """A ModelTrainer whose `train()` sends ``request`` under a name that the SDK chooses.
 
     The name is the job's and another time: ModelTrainer always chooses it. Upload the code before
     (`sending.upload`).

@@ -1,4 +1,4 @@
-"""Which network NCCL chose between the hosts of a job, from NCCL's own lines in the log.
+"""Finds in the job's log which network NCCL chose between the hosts.
 
 The formats are those of NCCL 2.21 to 2.30 (src/init.cc, src/plugin/net.cc,
 src/transport/net_socket.cc) and of aws-ofi-nccl 1.9 to 1.21 (src/nccl_ofi_net.cpp), the plug-in

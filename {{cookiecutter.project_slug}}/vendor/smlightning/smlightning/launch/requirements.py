@@ -250,7 +250,7 @@ def hashes(job: Job, project: Project) -> dict[str, set[str]]:
 
 
 def locked(job: Job, project: Project) -> Iterator[Finding]:
-    """If one package has a hash, all have one, and every line of requirements.in is pinned."""
+    """Errors if some packages lack a hash, or lines of requirements.in a pinned version."""
     allowed = hashes(job, project)
     if not allowed:
         return
@@ -391,9 +391,9 @@ def asker_of(name: str, packages: list[dict[str, Any]], version: str | None) -> 
 
 
 def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
-    """Why pip found no set of packages: an error only if the container's pip finds none, too.
+    """The finding if pip finds no set of packages; an error only if the container fails too.
 
-    A pip that does not support this use, as an older one, shows nothing about the requirements.
+    An older pip may not support this use, and then proves nothing about the requirements.
     """
     messages = [
         line.removeprefix("ERROR: ")

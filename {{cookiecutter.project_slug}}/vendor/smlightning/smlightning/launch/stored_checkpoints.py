@@ -1,4 +1,4 @@
-"""Whether the checkpoints that training logs arrive in S3, and what a stop now would lose.
+"""Checks that logged checkpoints arrive in S3, and computes what a stop now would lose.
 
 SageMaker copies them while the job runs, and may cease to (sagemaker-python-sdk#3062).
 """
@@ -122,7 +122,7 @@ class Checkpoints:
         return found if self.step is None else f"{found}, a stop now loses {self.lost} steps"
 
     def ending(self, job: dict[str, Any]) -> str:
-        """What S3 keeps of a job that has ended."""
+        """A sentence about the checkpoints in S3 of a job that has ended."""
         if self.unreadable or not address(job):
             return ""
         found = "S3 holds no checkpoint of it"
@@ -134,7 +134,7 @@ class Checkpoints:
         return f"{found}{late}{lost}."
 
     def warning(self, job: dict[str, Any], now: float, *, has_log: bool) -> Finding | None:
-        """What is wrong with the checkpoints of a job that trains, or None.
+        """Warning about the checkpoints of a job that trains, or None.
 
         The sentence stays the same at each look, so that it is printed once.
 

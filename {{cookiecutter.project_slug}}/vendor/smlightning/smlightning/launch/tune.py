@@ -58,10 +58,10 @@ def check(job: Job, project: Project) -> Iterator[Finding]:
         else:
             yield warning(key, "is not possible in a tuning job", "its jobs run without it")
     if len(resources.alternatives(job)) > 1:
-        yield error("instance_type", "a tuning job takes one type", "keep only the first")
+        yield error("instance_type", "a tuning job has one type", "keep only the first")
     if job.spot.enabled:
-        problem = "the jobs of a search keep no checkpoints"
-        yield warning("spot", problem, "one that is interrupted begins again")
+        problem = "the jobs of a search keep no checkpoints, so interrupted jobs start anew"
+        yield warning("spot", problem, "set spot.enabled = false to lose no work")
     yield from ranges(job, project)
 
 

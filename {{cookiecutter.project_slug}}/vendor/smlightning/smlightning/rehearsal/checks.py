@@ -151,7 +151,7 @@ def node_ranks(plan: Plan, attempt: Attempt) -> Conclusion:
     for rank in attempt.ranks:
         host = rank.host + 1
         if rank.node_rank != rank.host:
-            wrong.append(f"rank {rank.rank} on host {host} says node rank {rank.node_rank}")
+            wrong.append(f"rank {rank.rank} on host {host} reports node rank {rank.node_rank}")
         if rank.rank != rank.host * plan.processes + rank.local_rank:
             wrong.append(f"rank {rank.rank} is on host {host} with local rank {rank.local_rank}")
     if wrong:
@@ -192,7 +192,7 @@ def prepare_data_once_per_node(plan: Plan, attempt: Attempt) -> Conclusion:
 
 
 def data_divided(plan: Plan, attempt: Attempt) -> Conclusion:
-    """No two ranks saw the same batch in the first epoch, nor mostly the same samples.
+    """Check that in the first epoch ranks saw different batches and mostly different samples.
 
     A batch of one sample counts as that sample, since samplers repeat up to world size - 1 samples
     to give every rank the same number.

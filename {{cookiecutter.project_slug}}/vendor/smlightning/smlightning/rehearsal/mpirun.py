@@ -25,7 +25,7 @@ shift 2; exec "$@"
 
 
 def why_not(hosts: int) -> str:
-    """Why a real mpirun cannot start this number of hosts here; empty if it can."""
+    """Reason why a real mpirun cannot start this number of hosts here; empty if it can."""
     if hosts > 1:
         return "several hosts would need an sshd on each"
     if not (OPEN_MPI / "bin" / "mpirun").is_file():

@@ -176,7 +176,7 @@ def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
     while rest:
         option, equals, text = rest.pop(0).partition("=")
         if not option.startswith("--") or not (equals or rest):
-            raise UserError(f"{option!r} after -- is not a hyperparameter", "write --name value")
+            raise UserError(f"{option!r} after -- is no option with a value", "write --name value")
         if not equals:
             text = rest.pop(0)
         values[option.removeprefix("--")] = hyperparameter(text)

@@ -132,7 +132,7 @@ def versions_of(plan: Plan) -> dict[str, str]:
 
 
 def opening_notes(plan: Plan, versions: dict[str, str]) -> list[str]:
-    """How the rehearsal differs from the job on SageMaker."""
+    """Sentences about differences between the rehearsal and the job on SageMaker."""
     here = "torch {torch} on Python {python}, toolkit {toolkit}".format(**versions)
     image = "unknown versions"
     if plan.image:

@@ -96,7 +96,7 @@ def test_every_sample_reaches_one_rank(
 
 
 def missing_of_what_is_not_drawn(one: Counter[str], again: Counter[str], many: Counter[str]) -> int:
-    """How many samples of a single rank several ranks lack, by the tensors that are not random.
+    """Number of one rank's samples that several ranks lack, by tensors that are not random.
 
     Args:
         one, again: the samples of a single rank, with two seeds.

@@ -61,7 +61,7 @@ def find_hang(
         cure = "check the network between the hosts, and the disk of the checkpoints"
         return _verdict(problems, latest, cure)
     problems = [
-        f"{cluster.name(rank)} stopped taking part "
+        f"{cluster.name(rank)} made its last progress "
         f"{heard.heartbeat.seconds + now - heard.at:.0f} s ago"
         for rank, heard in late.items()
     ]

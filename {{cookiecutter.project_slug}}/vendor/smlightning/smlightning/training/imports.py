@@ -41,7 +41,7 @@ def lightning() -> None:
 
 @contextmanager
 def hidden(packages: tuple[str, ...]) -> Iterator[None]:
-    """In the body these packages cannot be imported, unless they have been.
+    """Prevent imports of these packages in the body, unless they are imported already.
 
     torchmetrics asks ``RequirementCache`` whether a package is installed.
     """

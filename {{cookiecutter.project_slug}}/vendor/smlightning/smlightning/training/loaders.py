@@ -94,6 +94,6 @@ def check_overfitting(trainer: pl.Trainer, loader: Any) -> None:
     whole = isinstance(loader, DataLoader) and loader.batch_size is None
     if overfit and whole and isinstance(loader.sampler, SequentialSampler):
         raise UserError(
-            f"overfit_batches={overfit} replaces the loader's sampler, which gives whole batches",
+            f"overfit_batches={overfit} replaces the sampler, and batches.loader needs its own",
             "use limit_train_batches, with --seed for the same batches in each run",
         )

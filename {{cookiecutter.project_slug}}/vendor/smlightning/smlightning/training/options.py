@@ -45,21 +45,22 @@ class TrainerOptions:
     )
     shard_size: NonNegativeInt = option(
         0,
-        "with fsdp, ranks that divide one copy of the model, such as a host's (faster, needs more "
-        "memory); 0: all",
+        "with fsdp, number of ranks that share one copy of the model, such as a host's (faster, "
+        "needs more memory); 0: all",
         resume="free",
     )
     deterministic: bool = option(
         False,
-        "use only GPU kernels whose results repeat exactly, to resume bit by bit",
+        "use only GPU kernels whose results repeat exactly, to resume bit for bit",
         resume="free",
     )
     output_dir: str = option(
-        "outputs", "folder of all results; on SageMaker its own folders", resume="free"
+        "outputs", "folder of all results; a SageMaker job uses SageMaker's folders", resume="free"
     )
     resume: str = option(
         "auto",
-        "auto: continue an unfinished run of the same options; never; or a checkpoint's path",
+        "auto: continue an unfinished run with the same options; never: start anew; or the path "
+        "of a checkpoint",
         resume="free",
     )
     checkpoint_minutes: PositiveFloat = option(
@@ -72,8 +73,8 @@ class TrainerOptions:
     )
     hang_seconds: PositiveFloat = option(
         60.0,
-        "hang timeout; after 60 % of it, or three times the slowest step, the log names the "
-        "stalled rank and the job ends",
+        "hang timeout; the job ends, and the log says which rank hangs, after 60 % of it or three "
+        "times the slowest step",
         resume="free",
     )
     val_check_steps: NonNegativeInt = option(

@@ -253,7 +253,7 @@ def check_weights(model: torch.nn.Module, with_buffers: bool) -> None:
         rank, number = difference
         raise UserError(
             f"{list(tensors)[number]} differs between ranks 0 and {rank} after an epoch",
-            "let only the optimizer change weights, or the same numbers on every rank, and set "
+            "change weights only in the optimizer, or in the same way on every rank, and set "
             "requires_grad equally on all ranks",
         )
 

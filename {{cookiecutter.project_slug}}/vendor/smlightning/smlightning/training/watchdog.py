@@ -59,7 +59,7 @@ _pause = _Pause()
 
 @contextmanager
 def pause_watchdog() -> Iterator[None]:
-    """In the body the hang timeout is PAUSE_FACTOR times as long."""
+    """Multiply the hang timeout by PAUSE_FACTOR in the body."""
     if not _pause.depth:
         _pause.began = time.monotonic()
     _pause.depth += 1

@@ -1,4 +1,4 @@
-"""Whether the resources that a request names exist, in a state in which the job can use them."""
+"""Checks that the resources of a request exist, and that the job can use them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,8 +108,8 @@ def ask(
         answer: dict[str, Any] = context.ask(kind.service, kind.operation, region, **parameters)
     except ClientError as failure:
         if aws.denied(failure):
-            problem = f"{what} was not looked up: these credentials may not"
-            return {}, [skipped(key, problem, "see that it exists")]
+            problem = f"these credentials may not look up {what}"
+            return {}, [skipped(key, problem, "check that it exists")]
         if any(word in aws.code(failure) for word in ABSENT):
             return {}, [error(key, f"{what} does not exist", "correct it, or create it")]
         raise
@@ -132,7 +132,9 @@ def image(context: Context) -> Iterator[Finding]:
     problems = ask(context, "image", what, IMAGE, imageIds=[reference], **repository)[1]
     if context.job.registry and has_errors(problems):
         # A pull-through cache fetches an image at its first pull.
-        yield warning("image", problems[0].problem, "copy it there, unless this is a cache")
+        yield warning(
+            "image", problems[0].problem, "copy the image there, unless registry is a cache"
+        )
     else:
         yield from problems
 
@@ -153,8 +155,8 @@ def file_systems(context: Context) -> Iterator[Finding]:
             mount = found.get("LustreConfiguration", {}).get("MountName")
             path = str(system.get("DirectoryPath", ""))
             if mount and path.split("/")[1:2] != [mount]:  # sagemaker-python-sdk#4257
-                problem = f'FSx {name} has the mount name {mount}, and directory_path is "{path}"'
-                yield error(key, problem, f'begin it with "/{mount}"')
+                problem = f'directory_path is "{path}", and the mount name of FSx {name} is {mount}'
+                yield error(key, problem, f'begin directory_path with "/{mount}"')
 
 
 def secrets(context: Context) -> Iterator[Finding]:
@@ -178,8 +180,8 @@ def server(context: Context) -> Iterator[Finding]:
     _, _, _, region, account, name = arn.split(":", 5)
     kind, _, short = name.partition("/")
     if account != context.account:
-        problem = f"it is in account {account}, and this is {context.account}"
-        yield warning("mlflow", problem, "see that the job's role may use it")
+        problem = f"the server is in account {account}, the job in {context.account}"
+        yield warning("mlflow", problem, "check that the job's role may use it")
     elif kind == "mlflow-tracking-server":
         yield from ask(context, "mlflow", arn, SERVER, region, TrackingServerName=short)[1]
     else:

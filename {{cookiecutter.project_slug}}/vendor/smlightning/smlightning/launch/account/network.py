@@ -1,4 +1,4 @@
-"""Whether the hosts of a job reach each other, S3 and other services from its VPC."""
+"""Checks whether the hosts of a job reach each other, S3 and other services from its VPC."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ def vpc(context: Context) -> Iterator[Finding]:
         return
     vpcs = sorted({item["VpcId"] for item in subnets + groups})
     if len(vpcs) > 1:
-        problem = f"subnets and groups of {len(vpcs)} VPCs ({', '.join(vpcs)})"
-        yield error("network", problem, "use those of one VPC")
+        problem = f"subnets and security groups are in {len(vpcs)} VPCs ({', '.join(vpcs)})"
+        yield error("network", problem, "use subnets and groups of one VPC")
     clusters = resources.candidates(context.request["ResourceConfig"])
     if any(sum(group.count for group in cluster) > 1 for cluster in clusters):
         yield from between_hosts(context, subnets, groups)
@@ -50,7 +50,8 @@ def between_hosts(context: Context, subnets: Entries, groups: Entries) -> Iterat
     with_efa = any(map(instances.efa, resources.types_of(context.request["ResourceConfig"])))
     zones = sorted({subnet["AvailabilityZone"] for subnet in subnets})
     if with_efa and len(zones) > 1:
-        problem = f"{len(zones)} zones ({', '.join(zones)}), and EFA works within one"
+        shown = ", ".join(zones)
+        problem = f"the subnets are in {len(zones)} zones ({shown}), and EFA works within one zone"
         cure = "keep the subnets of one zone if hosts do not reach each other"
         yield warning("network.subnets", problem, cure)
     names = [group["GroupId"] for group in groups]
@@ -65,7 +66,7 @@ def between_hosts(context: Context, subnets: Entries, groups: Entries) -> Iterat
             "network.security_groups",
             f"{', '.join(names)} has no {way} rule that lets hosts reach each other: "
             "the job would hang",
-            f"add one: {way}, all traffic, with the group itself",
+            f"add an {way} rule for all traffic with the group itself",
         )
 
 
@@ -101,11 +102,11 @@ class Vpc:
     endpoints: Entries
 
     def of_service(self, service: str) -> Entries:
-        """Its endpoints for a service, which is the end of their name, as `secretsmanager`."""
+        """The VPC's endpoints whose name ends with ``service``, such as `secretsmanager`."""
         return [e for e in self.endpoints if e.get("ServiceName", "").endswith(f".{service}")]
 
     def on_subnets(self, service: str) -> Entries:
-        """Its endpoints with addresses in the VPC; other endpoints are targets of routes."""
+        """The service's endpoints that have addresses in the VPC; routes lead to the others."""
         return [endpoint for endpoint in self.of_service(service) if endpoint.get("SubnetIds")]
 
 
@@ -156,7 +157,7 @@ def unreached(context: Context, connection: Connection, vpc: Vpc) -> Finding:
     cures = ["add a NAT gateway", other, connection.cure]
     return level(
         "network.subnets",
-        f"{connection.key} needs {connection.to}, to which no route leads from "
+        f"{connection.key} needs {connection.to}, but no route leads there from "
         f"{', '.join(vpc.closed)}",
         ", or ".join(filter(None, cures)),
     )

@@ -1,4 +1,4 @@
-"""Whether the role exists, and whether it and the caller have the permissions that a job needs."""
+"""Checks that the role exists, and that role and caller have the permissions for a job."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -35,16 +35,16 @@ def permissions(context: Context) -> Iterator[Finding]:
         return
     # A path, such as service-role/, is part of an ARN.
     if context.job.role.startswith("arn:") and context.role != role["Arn"]:
-        yield error("role", f"there is no {context.role}", f"{name} is {role['Arn']}")
+        yield error("role", f"{context.role} does not exist", f"write {role['Arn']}")
         return
     if SAGEMAKER not in trusted_services(role):
         problem = f"{name} does not trust SageMaker"
-        yield error("role", problem, f"let {SAGEMAKER} do sts:AssumeRole on it")
+        yield error("role", problem, f"allow sts:AssumeRole to {SAGEMAKER} in its trust policy")
     arn = role["Arn"]
     facts = replace(facts_of(context, arn), key_arns=key_arns(context))
     if context.caller[0] == "federated-user" and not context.sender:
         problem = "AWS does not show the permissions of a federated user"
-        yield skipped(CALLER, problem, "see that it may do what `account --policy caller` prints")
+        yield skipped(CALLER, problem, "compare its permissions with `account --policy caller`")
     try:
         caller = caller_arn(context, iam, arn)
     except iam.exceptions.NoSuchEntityException:
@@ -66,15 +66,14 @@ def role_problems(context: Context) -> Iterator[Finding]:
         whose = "single sign-on's" if kind == "assumed-role" else f"a {kind}'s"
         yield error(
             "role",
-            f"empty, and these credentials are {whose}, not an execution role's as they are "
-            "in Studio",
+            f"empty means Studio's execution role, but these credentials are {whose}",
             f"set it to the ARN of a role that trusts {SAGEMAKER}",
         )
         return
     account = context.role.split(":")[4]
     if account != context.account:
-        problem = f"it is in account {account}, the credentials in {context.account}"
-        yield error("role", problem, "use a role of this account, or set profile to the other's")
+        problem = f"the role is in account {account}, the credentials in {context.account}"
+        yield error("role", problem, "use a role of this account, or a profile of the other")
 
 
 def trusted_services(role: dict[str, Any]) -> list[str]:
@@ -194,12 +193,12 @@ def missing_permissions(
             denied_by.setdefault(limit, []).append(need.action)
         elif unknown:
             keys = ", ".join(sorted(unknown))
-            problem = f"whether {name} may {need.action} depends on {keys}, not known here"
-            yield warning(key, problem, "see that the policy's condition holds for this job")
+            problem = f"{name} may {need.action} only under a condition on {keys}, unknown here"
+            yield warning(key, problem, "check that this job fulfils the condition")
         elif who == CALLER and need.action in REQUIRED:
             yield error(key, problem, "ask for that permission")
         else:  # a bucket's or a key's own policy, which is not simulated, may allow it
-            yield warning(key, problem, "add it, unless the resource's own policy allows it")
+            yield warning(key, problem, "allow it, unless the resource's own policy does")
     for limit, actions in denied_by.items():
         policy, cure = LIMITS[limit]
         problem = f"{policy} denies {name} {', '.join(actions)} in {facts.job.region}"

@@ -1,4 +1,4 @@
-"""Whether the account's quotas allow the job's instances and run time."""
+"""Checks whether the account's quotas allow the job's instances and run time."""
 
 from collections.abc import Collection, Iterator
 from typing import Any

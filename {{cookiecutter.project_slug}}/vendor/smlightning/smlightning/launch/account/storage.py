@@ -1,4 +1,4 @@
-"""Whether a job's buckets exist in its region, and its addresses bring its data only."""
+"""Checks that a job's buckets exist in its region, and that addresses match only its data."""
 
 from collections.abc import Iterator
 
@@ -27,8 +27,8 @@ def buckets(context: Context) -> Iterator[Finding]:
             yield from data(context, key, uri)
         elif key == "checkpoint_s3" and context.job.checkpoint_s3 not in ("", "auto"):
             if not context.objects(uri):
-                problem = f"there is nothing at {uri}, so training begins at step 0"
-                yield warning(key, problem, "correct the address, if it is to resume there")
+                problem = f"{uri} is empty, so training begins at step 0"
+                yield warning(key, problem, "to resume a run, correct the address")
             yield from neighbours(context, key, uri)
 
 
@@ -37,7 +37,7 @@ def is_data(key: str) -> bool:
 
 
 def look_up(context: Context, key: str, name: str) -> Finding | None:
-    """Why the job cannot use a bucket, or may not be able to; None if it can."""
+    """The finding about a bucket that the job cannot use, or perhaps cannot; None if it can."""
     from botocore.exceptions import ClientError
 
     region = context.job.region

@@ -191,7 +191,7 @@ def _of_storage(facts: Facts) -> dict[str, list[str]]:
 
 
 def _places(facts: Facts) -> dict[str, list[str]]:
-    """Objects in S3. The job's own folder is named after it: its code, checkpoints and model."""
+    """ARN of objects in S3. Code, checkpoints and model lie in a folder with the job's name."""
     request = facts.request
     own = facts.of_job(facts.output)
     checkpoints = request.get("CheckpointConfig", {}).get("S3Uri", "")

@@ -186,7 +186,7 @@ def check_options(who: str | None, sender: str, image: str) -> None:
     for option, (value, policies) in used_by.items():
         if value and who not in policies:
             cure = " or ".join(f"--policy {policy}" for policy in policies)
-            raise UserError(f"{option} is only for other policies", f"add {cure}")
+            raise UserError(f"this policy does not use {option}", f"add {cure}")
     if image and not images.ECR.match(image):
         raise UserError(
             f"--image {image} is not an address in ECR",
@@ -237,7 +237,7 @@ def account_of(job: Job) -> str:
     if job.role.startswith("arn:"):
         return job.role.split(":")[4]
     with aws.errors(
-        "a policy contains the account, and neither role nor credentials have one",
+        "a policy needs the account's number, and neither role nor credentials have one",
         "set role in job.toml to an ARN",
     ):
         identity = aws.client("sts", job.region).get_caller_identity()

@@ -1,4 +1,4 @@
-"""Whether a job fits into the memory of its GPUs and hosts, and how many steps it trains.
+"""Computes whether a job fits into the memory of its GPUs and hosts, and how many steps it trains.
 
 - `sizes`: bytes of a model and of a training step, on a rank and on a host.
 - `counting`: counts them on the project's own model and data, in a process with torch.

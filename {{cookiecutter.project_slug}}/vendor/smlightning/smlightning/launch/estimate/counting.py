@@ -282,7 +282,7 @@ def fused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """As F.scaled_dot_product_attention, by torch's fused kernel for CPUs."""
+    """F.scaled_dot_product_attention by torch's fused kernel for CPUs."""
     if enable_gqa:
         repeats = query.shape[-3] // key.shape[-3]
         key = key.repeat_interleave(repeats, -3)
@@ -300,7 +300,7 @@ def fused_attention(
 
 @contextlib.contextmanager
 def without_numbers(model: nn.Module) -> Iterator[None]:
-    """In the body tensors have shapes and no numbers; those of the model are replaced by such."""
+    """Give tensors in the body, and the model's own, shapes without values."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         _empty(model)
         yield

@@ -59,7 +59,7 @@ def may_shard(job: Job, options: Mapping[str, Any]) -> bool:
 
 
 def run_of(job: Job, options: Mapping[str, Any]) -> Run | None:
-    """How the job trains; None if its GPUs or its batch are not known.
+    """Facts about the job's training; None if its GPUs or its batch are unknown.
 
     Both examples have options of these names; a project with others has no estimate.
     """

@@ -24,8 +24,8 @@ LAUNCHER = 144 * MIB  # torchrun, which starts several ranks
 LOOP = 16 * MIB  # of a rank, for the training loop and loggers
 DRAWING = 150 * MIB  # matplotlib on a fresh host, by rank 0, after training
 WORKER = 32 * MIB  # of a loader's process, which shares most with its rank
-# Of a rank on a GPU, the driver's context and NCCL's buffers. Assumed: pytorch#12873 measured about
-# 1 GiB before CUDA loaded kernels lazily; without a GPU none of it shows.
+# Host memory of a rank on a GPU for the driver's context and NCCL's buffers. An assumption:
+# pytorch#12873 measured about 1 GiB, before CUDA loaded kernels lazily.
 CUDA = 1024 * MIB
 PREFETCHED = 2  # batches per loader worker (torch's prefetch_factor)
 STATE = ("parameters", "gradients", "optimizer", "buffers")  # follow from shapes, without a step
@@ -75,7 +75,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Run:
-    """How a job trains, as far as memory depends on it."""
+    """Facts about a job's training on which its memory depends."""
 
     batch_size: int  # samples per rank and batch
     ranks: int

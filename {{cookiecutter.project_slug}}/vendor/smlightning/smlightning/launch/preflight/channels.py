@@ -22,7 +22,7 @@ def keys(job: Job, project: Project) -> Iterator[Finding]:
             continue
         known = request.channel_keys(given)
         if given.get("ChannelName", name) != name:
-            problem = f"it renames the channel, and src/ looks for {name}"
+            problem = f"it renames the channel, but src/ reads {name}"
             cure = "remove it, and give the channel that name under [channels]"
             yield error(f"channels.{name}.ChannelName", problem, cure)
         for key in given:
@@ -37,19 +37,19 @@ def addresses(job: Job, body: dict[str, Any], project: Project) -> Iterator[Find
     for channel in body.get("InputDataConfig", []):
         key, sources = f"channels.{channel['ChannelName']}", channel.get("DataSource", {})
         if "FileSystemDataSource" in sources and "VpcConfig" not in body:
-            problem = "hosts reach a file system only in its VPC"
+            problem = "hosts can reach this file system only in its VPC"
             yield error(key, problem, "set subnets and security_groups of that VPC in [network]")
         if "S3DataSource" not in sources:
             continue
         address = sources["S3DataSource"].get("S3Uri", "")
         yield from s3_address(job, key, address)
         if re.search(r"[*?]|\{.*\}", address):
-            problem = f'"{address}" has a wildcard, which S3 reads as a letter'
-            yield error(key, problem, "give the folder, or the beginning that its keys share")
+            problem = f'"{address}" has a wildcard, and SageMaker does not expand it'
+            yield error(key, problem, "write the folder, or the common prefix of the keys")
         elif aws.s3_uri(checkpoints) and (
             aws.within(address, checkpoints) or aws.within(checkpoints, address)
         ):
-            problem = f"it and {key} overlap, and checkpoints would be data"
+            problem = f"it overlaps with {key}, so checkpoints would become data"
             yield error("checkpoint_s3", problem, "use another folder")
 
 
@@ -62,7 +62,7 @@ def channel_names(job: Job, project: Project) -> Iterator[Finding]:
             problem = f"{variable} is not a valid variable name"
             yield error(key, problem, "use letters, digits and underscores")
         elif variable in names_of:
-            problem = f"{names_of[variable]} sets {variable} as well"
+            problem = f"channel {names_of[variable]} sets {variable}, too"
             yield error(key, problem, "rename one of them")
         names_of.setdefault(variable, name)
 
@@ -98,7 +98,7 @@ def unread_channels(job: Job, project: Project) -> Iterator[Finding]:
             cure = f"name it training and {cure}"
             if "training" in job.channels:
                 cure = f'give an option its folder, "{folder}"'
-        problem = "every host would download it and no option reads it"
+        problem = "no option reads it, and every host would download it"
         yield error(f"channels.{name}", problem, f"{cure}, or remove it")
 
 
@@ -114,10 +114,10 @@ def option_paths(job: Job, project: Project) -> Iterator[Finding]:
             if channel not in job.channels:
                 cure = f'add {channel[:80]} = "s3://bucket/folder/"'
                 cure = cure_for_unknown_name(channel, job.channels) if job.channels else cure
-                yield error(key, f"[channels] has no {channel[:80]} to read", cure)
+                yield error(key, f"[channels] has no channel {channel[:80]}", cure)
         elif value.startswith("s3://"):
-            problem = f'"{value[:80]}" is an address, and the training job reads files'
-            yield warning(key, problem, "set it under [channels], and the channel here")
+            problem = f'"{value[:80]}" is an address in S3, and training reads local files'
+            yield warning(key, problem, "write it under [channels], and the channel here")
         elif is_output(declared.get(option), option, value):
             continue
         elif paths.is_file(str(project.src / value)) and not Path(value).is_absolute():

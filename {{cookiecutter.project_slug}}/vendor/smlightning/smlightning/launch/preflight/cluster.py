@@ -68,7 +68,7 @@ def instance(job: Job, project: Project) -> Iterator[Finding]:
                 instances.family(kind).startswith(WITHOUT_IMAGE),
                 error(
                     key,
-                    f"these images do not run on {kind}",
+                    f"AWS's training images do not run on {kind}",
                     "use a p or g instance (NVIDIA, x86)",
                 ),
             ),
@@ -83,18 +83,18 @@ def instance(job: Job, project: Project) -> Iterator[Finding]:
     yield from first_of(
         (
             not all(group.count for group in resources.groups(job)),
-            error(key, "0 instances", "expected at least 1; remove it, or correct it"),
+            error(key, "0 instances; expected at least 1", "remove it, or correct it"),
         ),
         (
             count > MOST_INSTANCES,
-            error(key, f"{count:,} instances", f"expected at most {MOST_INSTANCES:,}; correct it"),
+            error(key, f"{count:,} instances; expected at most {MOST_INSTANCES:,}", "correct it"),
         ),
         (
             count > USUAL_INSTANCES,
             warning(
                 key,
                 f"{count} is above AWS's default of {USUAL_INSTANCES} instances per job",
-                "see that your quota was raised",
+                "check that AWS has raised your quota",
             ),
         ),
     )
@@ -147,12 +147,12 @@ def launcher(job: Job, project: Project) -> Iterator[Finding]:
         ),
         (
             none and count > 1,
-            wrong(f"none on {count} hosts makes each host believe it is rank 0", torchrun),
+            wrong(f'with "none", each of {count} hosts would train alone, as rank 0', torchrun),
         ),
         (
             none and (gpus or 0) > 1,
             wrong(
-                f"none starts one process, and {(gpus or 0) - 1} of {gpus} paid GPUs would idle",
+                f'"none" starts one process: {(gpus or 0) - 1} of {gpus} billed GPUs would idle',
                 torchrun,
             ),
         ),
@@ -168,20 +168,20 @@ def ring(job: Job, project: Project) -> Iterator[Finding]:
     gpus = {kind: instances.gpus(kind) for kind in kinds}
     if len(set(gpus.values()) - {None}) > 1:
         shown = ", ".join(f"{number} on {kind}" for kind, number in gpus.items())
-        problem = f"every host trains, with a process for each GPU, and they differ ({shown})"
-        yield error(GROUPS_KEY, problem, "use types with as many GPUs each, or one group only")
+        problem = f"the hosts have different numbers of GPUs ({shown})"
+        yield error(GROUPS_KEY, problem, "use types with equally many GPUs, or one group only")
         return
     efa = [kind for kind in kinds if instances.efa(kind)]
     if efa and len(efa) < len(kinds):
         # All ranks of NCCL use one network, and none checks that they do: NVIDIA/nccl#234.
         other = next(kind for kind in kinds if kind not in efa)
-        problem = f"{efa[0]} has EFA and {other} has not: NCCL would wait for ever at its start"
+        problem = f"{efa[0]} has EFA and {other} does not: NCCL would hang at the start"
         yield error(GROUPS_KEY, problem, "use types with EFA only, or without it only")
     old = [kind for kind in kinds if not instances.bf16(kind)]
     precision = job.hyperparameters.get("precision", "auto")
     if precision == "auto" and old and len(old) < len(kinds):
         # 16-mixed scales the loss, bf16-mixed does not: their gradients have no common average.
-        problem = f"auto is 16-mixed on {old[0]}, and bf16-mixed on the other groups' GPUs"
+        problem = f'"auto" means 16-mixed on {old[0]}, and bf16-mixed on the other groups'
         yield error("hyperparameters.precision", problem, 'set it to "32-true" or "16-mixed"')
 
 
@@ -195,7 +195,7 @@ def sharding(job: Job, project: Project) -> Iterator[Finding]:
     if job.hyperparameters.get("strategy") == "fsdp" and isinstance(size, int) and size > 0:
         fitting = [number for number in range(2, count + 1) if count % number == 0]
         if size not in fitting:
-            problem = f"{size} does not divide {count} processes into groups"
+            problem = f"found {size}; expected a divisor of the {count} processes, above 1"
             cure = f"set it to one of {', '.join(map(str, fitting))}, or to 0 for all"
             yield error("hyperparameters.shard_size", problem, cure)
 

@@ -88,7 +88,7 @@ def image_of_owner(job: Job) -> Iterator[Finding]:
     image = images.aws_image(job.image, job.registry)
     wrong = list(address("image", job.image, job))
     if job.registry and not job.image.startswith(f"{job.registry}/"):
-        yield warning("registry", "it has no effect, since image is elsewhere", "remove it")
+        yield warning("registry", "it has no effect: image is in another registry", "remove it")
     if wrong:
         yield from wrong
     elif resources.gpus(job) != 0 and names_cpu(job.image):
@@ -99,15 +99,15 @@ def image_of_owner(job: Job) -> Iterator[Finding]:
         return
     yield skipped(
         "image",
-        "Python, torch and launcher of an image of your own are not known",
-        "rehearse with them",
+        "the Python, torch and launcher of your own image are not known here",
+        "rehearse with the same versions",
     )
     if job.forward_stop and not image:
         yield error(
             "forward_stop",
-            "it starts start_with_right_hostname.sh of AWS's images, and without that the job "
-            "ends at once with 127",
-            "set it to false, unless your image is built on one of them",
+            "it runs start_with_right_hostname.sh of AWS's images; in an image without this script "
+            "the job ends at once with status 127",
+            "set it to false, unless your image has the script",
         )
 
 

@@ -21,12 +21,12 @@ OF_USER = ("Environment", "HyperParameters", "Tags")  # members with the user's 
 
 PIPE = (
     "Pipe",
-    "a pipe holds no files, and src/ reads folders of files",
+    "Pipe mode creates no files, and src/ reads files",
     'use "File" or "FastFile"',
 )
 SHARDED = (
     "ShardedByS3Key",
-    "each host would get a part, and the ranks divide all data",
+    "each host would get a part of the data, and src/ expects all of it",
     "remove it",
 )
 GZIP = ("Gzip", "SageMaker unpacks it in Pipe mode only, which src/ cannot read", "remove it")
@@ -109,7 +109,7 @@ def places(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
     if chosen:
         yield from s3_address(job, key, output)
         if job.bucket and aws.s3_location(output)[0] != job.bucket:
-            yield warning("bucket", f"it has no effect, since {key} sets another", "remove it")
+            yield warning("bucket", f"it has no effect: {key} sets another bucket", "remove it")
     for channel in request.get("InputDataConfig", []):
         folder = channel.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri", "")
         name = channel["ChannelName"]
@@ -120,7 +120,7 @@ def places(job: Job, request: dict[str, Any], project: Project) -> Iterator[Find
                 "use a folder next to the data, or the data's own folder in the channel",
             )
     if aws.s3_uri(job.checkpoint_s3) and aws.within(output, job.checkpoint_s3):
-        problem = f"{output} lies in it, and every host downloads what it holds"
+        problem = f"{output} lies in this folder, which every host downloads"
         yield error("checkpoint_s3", problem, "use a folder next to the output")
 
 
@@ -138,7 +138,7 @@ def isolation(job: Job, request: dict[str, Any], project: Project) -> Iterator[F
         return
     for connection in connections.connections(job, request, project):
         level = error if connection.needed else warning
-        problem = f"{connection.key} needs {connection.to}, which no isolated container reaches"
+        problem = f"{connection.key} needs {connection.to}; an isolated container has no network"
         cure = f"{connection.cure}, or set EnableNetworkIsolation to false"
         yield level("request.EnableNetworkIsolation", problem, cure)
 
@@ -153,15 +153,15 @@ def environment(job: Job, request: dict[str, Any], project: Project) -> Iterator
     if "CUDA_VISIBLE_DEVICES" in variables:
         # The toolkit counts the GPUs of `nvidia-smi --list-gpus`, which ignores the variable.
         level = warning if launchers.launcher(job) == "none" else error
-        problem = "a process is started for each GPU of the host, and this hides some from it"
+        problem = "it hides GPUs, and SageMaker starts a process for each GPU of the host"
         yield level("environment.CUDA_VISIBLE_DEVICES", problem, "use a smaller instance")
     for name in SOCKETS:
         if variables.get(name, "").lstrip("=") == "lo" and resources.host_count(job) > 1:
-            problem = "hosts do not reach each other through the loopback interface"
+            problem = "lo is the loopback interface, through which hosts do not reach each other"
             yield error(f"environment.{name}", problem, "remove it")
     if "AWS_PROFILE" in variables and not any(name in variables for name in PROFILE_FILES):
         level = error if images.profile(job) else warning  # an image of your own may have one
-        problem = "the container has no file of profiles"
+        problem = "the container has no file with AWS profiles"
         yield level("environment.AWS_PROFILE", problem, "remove it: code uses the job's role")
 
 

@@ -81,7 +81,7 @@ def spot(job: Job, project: Project) -> Iterator[Finding]:
             job.hyperparameters.get("resume", "auto") != "auto",
             error(
                 "hyperparameters.resume",
-                "with spot, each restart would begin there again",
+                "with spot, each restart would begin there again, and lose its progress",
                 'set it to "auto"',
             ),
         ),
@@ -142,7 +142,7 @@ def secrets(job: Job, project: Project) -> Iterator[Finding]:
             ),
             (
                 variable in job.environment,
-                wrong("[environment] sets the variable, too", "remove it there"),
+                wrong("[environment] sets the same variable", "remove it there"),
             ),
             (
                 launchers.reserves(variable),
@@ -154,7 +154,7 @@ def secrets(job: Job, project: Project) -> Iterator[Finding]:
             (
                 requirements.BEFORE_TRAINING.fullmatch(variable),
                 wrong(
-                    "pip runs before training reads its secrets, and would not read it",
+                    "pip runs before training reads its secrets, so pip cannot use it",
                     f"remove it, and {requirements.WITHOUT_LOGIN}",
                 ),
             ),
@@ -162,7 +162,7 @@ def secrets(job: Job, project: Project) -> Iterator[Finding]:
                 for_pip and requirements.asks_an_index(job, project),
                 warning(
                     key,
-                    "training gets it, and pip, which runs before, does not",
+                    "training gets it, but pip runs earlier and does not",
                     f"for packages, {requirements.WITHOUT_LOGIN}",
                 ),
             ),
@@ -192,7 +192,7 @@ def checkpoints(job: Job, project: Project) -> Iterator[Finding]:
     yield from s3_address(job, "checkpoint_s3", folder)
     if aws.s3_uri(folder) and not re.fullmatch(r"s3://[^/]+/.*[^/].*", folder):
         problem = f"{folder} is a whole bucket, and every host would download it"
-        yield error("checkpoint_s3", problem, "name a folder in it")
+        yield error("checkpoint_s3", problem, "write the address of a folder in it")
 
 
 def network(job: Job, project: Project) -> Iterator[Finding]:

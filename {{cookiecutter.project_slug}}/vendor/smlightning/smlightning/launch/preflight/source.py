@@ -40,13 +40,13 @@ def uploaded(folder: Path, needed: Collection[str]) -> Iterator[Finding]:
             problem = "is a link, which leads nowhere in the container"
             yield error(name, problem, "put the file itself there")
         elif source_archive.KEY_FILE.fullmatch(path.name):
-            yield error(name, "is a file of keys, which is never uploaded", "move it out of src/")
+            yield error(name, "may hold keys, so it is never uploaded", "move it out of src/")
         else:
             size += path.stat().st_size
             yield from file(path, name)
     if size > MAX_MB * 2**20:
-        problem = f"{size / 2**20:.0f} MB as code"
-        yield error(f"{folder.name}/", problem, f"at most {MAX_MB}; data goes to [channels]")
+        problem = f"holds {size / 2**20:.0f} MB; expected at most {MAX_MB} MB of code"
+        yield error(f"{folder.name}/", problem, "upload data to S3, and read it by [channels]")
 
 
 def file(path: Path, name: str) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def file(path: Path, name: str) -> Iterator[Finding]:
 
 
 def encoding(path: Path) -> str:
-    """How a file's text is encoded: UTF-16 as PowerShell writes and pip reads it, else UTF-8."""
+    """Encoding of a file's text: UTF-16 as PowerShell writes and pip reads it, else UTF-8."""
     with path.open("rb") as file:
         is_utf_16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return "utf-16" if is_utf_16 else "utf-8-sig"
@@ -84,14 +84,14 @@ OUTDATED = (
     ),
     (
         r"([\w.]+\.)?init_process_group\((backend=)?'mpi'",
-        'init_process_group("mpi") needs a torch that is built with MPI, which none of the images '
-        "of AWS has: mpirun is the launcher, and no backend",
+        'calls init_process_group("mpi"), and torch in AWS\'s images has no MPI backend: mpirun '
+        "only starts processes",
         "remove it: the Trainer's strategy of src/dist.py chooses the backend",
     ),
     (
         r"(int|len)\(os\.(environ(\.get\(|\[)|getenv\()'SM_HOSTS",
-        "reads SM_HOSTS as a number or a text, and it is a JSON list",
-        'len(json.loads(os.environ["SM_HOSTS"]))',
+        "reads SM_HOSTS as a number or text, but it is a JSON list",
+        'write len(json.loads(os.environ["SM_HOSTS"]))',
     ),
 )
 
@@ -131,6 +131,6 @@ def monitor(job: Job, project: Project) -> Iterator[Finding]:
     if options.monitor not in options.metrics:
         yield warning(
             "src/options.py",
-            f"MONITOR, {options.monitor}, is not among METRICS",
-            "correct one of them: a run whose validation does not log it ends before it trains",
+            f"MONITOR is {options.monitor}, which METRICS does not list",
+            "correct one of them: a run ends before training if validation does not log MONITOR",
         )
