@@ -243,6 +243,7 @@ def kills(count: int, seed: int, folder: Path) -> Iterator[str]:
         else:
             time.sleep(rng.uniform(0.2, 0.9 * seconds[n]))
         if job.pids[victim] not in job.running():
+            job.end()
             continue  # the run was complete before its kill, which makes no trial
         job.ranks[victim].process.kill()
         trial += 1
