@@ -98,9 +98,6 @@ class Model(pl.LightningModule):
         self.net.save_pretrained(directory)
         self.tokens.save_pretrained(directory)
 
-    def draw(self, directory: Path) -> None:
-        """There are no pictures but the curves."""
-
 
 def build(options: Options, tokens: Any) -> Any:
     """A network in training mode: a new tiny one, or a checkpoint, with a row for each tag."""
