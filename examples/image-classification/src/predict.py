@@ -30,12 +30,12 @@ def predict_fn(images: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
     """The three likeliest labels of each image with their probabilities, likeliest first."""
     import torch
 
-    import data
+    from smlightning.data.images import pixels
 
     net, labels, size = trained
     answers = []
     for image in images:
-        batch = data.pixels(image, size)[None].to(net.device)
+        batch = pixels(image, size, size)[None].to(net.device)
         with torch.inference_mode():
             scores, numbers = net(batch).logits.softmax(1)[0].topk(min(3, len(labels)))
         pairs = zip(numbers.tolist(), scores.tolist(), strict=True)

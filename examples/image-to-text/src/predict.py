@@ -32,14 +32,14 @@ def predict_fn(images: list[Any], trained: Any) -> list[Any]:
     """The fields of each document."""
     import torch
 
-    import data
     import model
     import tags
+    from smlightning.data.images import pixels
 
     net, tokens = trained
     answers = []
     for image in images:
-        batch = data.pixels(image, *net.config.input_size)[None].to(net.device)
+        batch = pixels(image, *net.config.input_size)[None].to(net.device)
         with torch.inference_mode():
             (read,) = model.generate(net, batch, net.config.max_length_of_text)
         text, *_ = tokens.decode(read).partition(tokens.eos_token)
