@@ -31,15 +31,13 @@ def greys(rows: datasets.Dataset) -> set[int]:
     return {row["image"].getpixel((0, 0)) for row in rows}
 
 
-@pytest.mark.parametrize("label", ["label", None])
-def test_missing_splits_get_a_tenth_of_the_training_rows(channel: Path, label: str | None) -> None:
-    splits = images.complete(images.read("training", "prepared"), 0, label)
+@pytest.mark.parametrize("seed", range(4))
+def test_missing_splits_get_a_tenth_of_each_class(seed: int, channel: Path) -> None:
+    splits = images.complete(images.read("training", "prepared"), seed, "label")
     assert [*splits] == ["train", "validation", "test"]
     assert [len(rows) for rows in splits.values()] == [24, 3, 3]
     assert set.union(*map(greys, splits.values())) == {5 * number for number in range(30)}
-    if label:
-        for rows in splits.values():
-            assert sum(rows["label"]) == len(rows) // 3
+    assert [sum(rows["label"]) for rows in splits.values()] == [8, 1, 1]
 
 
 def test_data_without_a_split_for_training_is_an_error(channel: Path) -> None:
