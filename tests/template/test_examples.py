@@ -42,7 +42,8 @@ def example(name: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
         shutil.copytree(
             TEMPLATE / "examples" / name / folder, made.path / folder, dirs_exist_ok=True
         )
-    job = re.sub(r"(?m)^(\[channels\].*\n)", rf'\1training = "{CHANNEL}"\n', made.read("job.toml"))
+    job = made.read("job.toml").replace("# epochs = 10", 'dataset = "training"')
+    job = job.replace('# training = "s3://my-bucket/my-data/"', f'training = "{CHANNEL}"')
     (made.path / "job.toml").write_text(job, "utf-8")
     return made
 
