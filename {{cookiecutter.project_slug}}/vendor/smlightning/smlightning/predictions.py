@@ -35,7 +35,7 @@ def texts(arguments: Namespace) -> Iterable[str]:
     # A byte that is not UTF-8 does not end the stream.
     sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    if arguments.sample:
+    if arguments.sample is not None:
         return [*arguments.text, arguments.sample]
     if arguments.text:
         return arguments.text
@@ -62,6 +62,6 @@ def images(arguments: Namespace, draw: Callable[[Any], Any]) -> dict[str, Any]:
         except OSError as error:
             problem = f"{name} could not be read as an image ({root_cause(error)})"
             raise UserError(problem, "give a PNG or JPEG file") from None
-    if arguments.sample:
+    if arguments.sample is not None:
         opened["sample"] = draw(arguments.sample)
     return opened
