@@ -12,17 +12,6 @@ import pytest
 from projects import TEMPLATE, Project, bake
 
 CHANNEL = "s3://bucket/data/"
-METRICS = {
-    "image-classification": (
-        "train/loss",
-        "val/loss",
-        "val/accuracy",
-        "test/loss",
-        "test/accuracy",
-    ),
-    "image-to-text": ("train/loss", "val/loss", "val/exact_match", "test/loss", "test/exact_match"),
-}
-OF_EACH_PROJECT = ("lr", "samples_per_second", "data_wait", "host_gib", "gpu_gib")
 
 
 @pytest.fixture(
@@ -121,14 +110,6 @@ def test_a_saved_model_is_a_checkpoint_to_fine_tune(example: Project, tmp_path: 
     printed = example.run("python", "-c", FINE_TUNED, str(tmp_path), PYTHONPATH=path).stdout
     first, second = json.loads(printed.splitlines()[-1])
     assert second < 0.8 * first
-
-
-def test_the_request_has_the_metrics_and_the_channel(example: Project, name: str) -> None:
-    request = json.loads(example.run("python", "-m", "smlightning", "submit", "--dry-run").stdout)
-    metrics = request["AlgorithmSpecification"]["MetricDefinitions"]
-    assert {each["Name"] for each in metrics} == {*METRICS[name], *OF_EACH_PROJECT}
-    (channel,) = request["InputDataConfig"]
-    assert channel["DataSource"]["S3DataSource"]["S3Uri"] == CHANNEL
 
 
 def train(example: Project, folder: Path, *options: str) -> str:

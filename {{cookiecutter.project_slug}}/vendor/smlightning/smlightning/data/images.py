@@ -14,7 +14,6 @@ import torch
 
 from smlightning import hub
 from smlightning.data import tables
-from smlightning.errors import UserError
 
 SPLITS = ("train", "validation", "test")  # as `datasets` names them
 
@@ -26,15 +25,12 @@ def read(dataset: str, data_dir: str) -> datasets.DatasetDict:
         data_dir: where `datasets` writes what it has prepared.
 
     Raises:
-        UserError: the data is unavailable or invalid, or has no split ``train``.
+        UserError: the data is unavailable or invalid.
     """
     datasets.disable_progress_bars()
     name = str(tables.channel_folder()) if dataset == tables.CHANNEL else dataset
     with hub.errors(f"--dataset {dataset!r} could not be read", Path(name).exists()):
-        splits: Any = datasets.load_dataset(name, cache_dir=_absolute(data_dir))
-    if "train" not in splits:
-        raise UserError(f"--dataset {dataset!r} has only {', '.join(splits)}", "add a split train")
-    return splits
+        return datasets.load_dataset(name, cache_dir=str(Path(data_dir).absolute()))
 
 
 def generate(
@@ -48,13 +44,9 @@ def generate(
     splits = datasets.DatasetDict()
     for split, given in arguments.items():
         splits[split] = datasets.Dataset.from_generator(
-            rows, features, cache_dir=_absolute(data_dir), gen_kwargs=given
+            rows, features, cache_dir=str(Path(data_dir).absolute()), gen_kwargs=given
         )
     return splits
-
-
-def _absolute(data_dir: str) -> str:
-    return str(Path(data_dir).absolute())
 
 
 def complete(
