@@ -138,8 +138,7 @@ def main() -> int:
     found["counts: bits per byte"] = bits / sum(map(len, test))
     for name, value in found.items():
         print(f"{name} {value:.4f}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps({**common.versions(), "found": found}, indent=1))
+    common.write(arguments.json, found)
     return 0
 
 

@@ -8,7 +8,6 @@ checkpoint of one, then of the next. The wait is in seconds of a clock and of it
 ends when train.py's thread has written its checkpoint.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -69,8 +68,7 @@ def main() -> int:
             f"at {common.shown(ratio)}, of a processor {common.shown(spent)}",
             flush=True,
         )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({**common.versions(), "found": found}, indent=1))
+    common.write(arguments.json, found)
     return 0
 
 

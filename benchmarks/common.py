@@ -283,6 +283,12 @@ def weights(output: Path) -> dict[str, Any]:
     return files.read(path)
 
 
+def write(path: Path | None, found: Any) -> None:
+    """Write the measurements to the file of ``--json``, if it is given."""
+    if path:
+        path.write_text(json.dumps({**versions(), "found": found}, indent=1))
+
+
 def versions() -> dict[str, str]:
     """Versions and machine of the figures."""
     import platform

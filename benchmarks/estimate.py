@@ -25,8 +25,6 @@ sys.path[:0] = [
 ]
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["SMLIGHTNING_PROJECT"] = str(PROJECT)
-MIB = 2**20
-LETTERS = "abcdefgh "
 
 
 def written(state: dict[str, Any], optimizer: Any) -> int:

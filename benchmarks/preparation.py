@@ -139,8 +139,7 @@ def main() -> int:
                 speeds = [each["samples"] / each["seconds"] for each in facts]
                 print(f"{name:8} {common.spread(speeds, 0)} samples/s")
             kept[f"batches of {batch_size}"] = {**found, "ratios": compare(found)}
-    if arguments.json:
-        arguments.json.write_text(json.dumps({**common.versions(), "found": kept}, indent=1))
+    common.write(arguments.json, kept)
     return 0
 
 

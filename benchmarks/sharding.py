@@ -12,7 +12,6 @@ the last checkpoint. Further options are train.py's. The status is 1 for a diffe
 """
 
 import csv
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,8 +101,7 @@ def main() -> int:
                         f"difference of a loss {loss:.2e}, of a weight {weight:.2e} ({name})",
                         flush=True,
                     )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({**common.versions(), "found": found}, indent=1))
+    common.write(arguments.json, found)
     return int(not all(each["near"] for each in found))
 
 

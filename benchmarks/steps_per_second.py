@@ -9,7 +9,6 @@ steps at a time in turn (common.py), in processes with one thread. Further optio
 The ratio of processor seconds is less disturbed by other programs than that of the clock.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -140,9 +139,7 @@ def main() -> int:
             title = f"{ranks} rank{'s' * (ranks > 1)}"
             print(f"{title}, {arguments.rounds} rounds of {arguments.steps} steps")
             found[title] = comparison.report()
-            if arguments.json:
-                content = {**common.versions(), "found": found}
-                arguments.json.write_text(json.dumps(content, indent=1))
+            common.write(arguments.json, found)
             if arguments.chart:
                 rounds = f"{title}, {arguments.rounds} × {arguments.steps} steps, in turn"
                 write_chart(arguments.chart, found[title], rounds)

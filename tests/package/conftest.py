@@ -2,7 +2,7 @@
 
 import atexit
 import os
-import random
+import runpy
 import shutil
 import sys
 import tempfile
@@ -51,6 +51,9 @@ os.environ["SMLIGHTNING_PROJECT"] = str(project_folder())
 # Modules that tests share (small_job.py, …) are next to them.
 HERE = Path(__file__).parent
 sys.path += [str(folder) for folder in (HERE, *HERE.iterdir()) if folder.is_dir()]
+# Fixtures of the example's own tests.
+EXAMPLE = runpy.run_path(str(PROJECT / "tests" / "example" / "conftest.py"))
+rows, words, tiny_bert = (EXAMPLE[name] for name in ("rows", "words", "tiny_bert"))
 
 
 # Tests of the contract that are similar to others.
@@ -78,25 +81,3 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> "small_training.Fit":
     import small_training
 
     return small_training.fit(monkeypatch)
-
-
-@pytest.fixture(scope="session")
-def rows() -> list[tuple[str, str]]:
-    """240 words in three alphabets, of 1 to 12 letters, and which alphabet it is: easy to learn."""
-    import small  # the example's, and not before the paths above are set
-
-    draw = random.Random(0)
-    return [
-        ("".join(draw.choices(alphabet, k=draw.randint(1, 12))), name)
-        for name, alphabet in small.ALPHABETS.items()
-        for _ in range(80)
-    ]
-
-
-@pytest.fixture(scope="session")
-def tiny_bert(rows: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Path of a BERT of two layers, with random weights and a token for every letter."""
-    from smlightning.testing.checkpoints import write_bert
-
-    letters = "".join(text for text, _ in rows)
-    return write_bert(tmp_path_factory.mktemp("tiny-bert"), letters)

@@ -4,7 +4,6 @@ What a rank runs is given by name, since processes get no functions of a test's 
 """
 
 import functools
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -340,8 +339,3 @@ def make_mistake(write: Callable[[Record], Any], name: str) -> None:
     except Exception as error:
         problem = described(error)
     write({"problem": problem})
-
-
-def record_environment(write: Callable[[dict[str, Any]], Any]) -> None:
-    """The variables that a rank has."""
-    write(dict(os.environ))

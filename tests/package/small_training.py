@@ -162,9 +162,6 @@ class Line(pl.LightningModule):
     def save(self, directory: Path) -> None:
         torch.save(self.net.state_dict(), directory / "line.pt")
 
-    def draw(self, directory: Path) -> None:
-        pass
-
 
 class Manual(Line):
     """Two optimizers, each stepped for every batch."""

@@ -15,7 +15,7 @@ UNSTEADY = (LOADERS, '"train", self.options.seed)', "\"train\", __import__('os')
 UNPRINTED = ("options.py", '"lr", ', '"lr", "perplexity", ')
 PRETRAINED = "../vendor/smlightning/smlightning/pretrained.py"
 UNLOADED = (PRETRAINED, "    net.load_state_dict(", "    str(")
-SILENT = ("predict.py", "[*arguments.text, SAMPLE] if arguments.sample else ", "")
+SILENT = ("predict.py", "predictions.texts(arguments)", "[]")
 UNUSED = ("model.py", "self.options.weight_decay", "0.01")
 UNUSED_IN_DATA = ("data.py", "tokens, self.options.max_length)", "tokens, 1000)")
 ONCE = (LOADERS, "self.prepare_data_per_node = True", "self.prepare_data_per_node = False")

@@ -137,7 +137,8 @@ SOURCE = 'smlightning = { path = "vendor/smlightning", editable = true }'
 
 def test_uv_locks_and_installs_the_projects_own_package(fresh: Project, index: str) -> None:
     run(fresh, "uv", "lock", index=index)
-    assert "smlightning" not in packages(fresh)  # since no group names it
+    # No group names it, so pip, which reads no [tool.uv.sources], never looks for it.
+    assert "smlightning" not in packages(fresh)
     name_it(fresh)
     run(fresh, "uv", "sync", "--only-group", "own", index=index)
     assert packages(fresh)["smlightning"] == {"editable": OURS}
@@ -163,12 +164,6 @@ def test_make_lock_uses_the_index_of_pip(fresh: Project) -> None:
     ended = fresh.run(*command, check=False, PIP_INDEX_URL=nobody, PIP_CONFIG_FILE=os.devnull)
     assert ended.returncode and nobody in ended.stderr
     assert fresh.read("src/requirements.txt") == before
-
-
-def test_no_dependency_group_contains_it(fresh: Project) -> None:
-    """So pip, which reads no [tool.uv.sources], never looks for it."""
-    groups = tomllib.loads(fresh.read("pyproject.toml"))["dependency-groups"]
-    assert groups and "smlightning" not in str(groups)
 
 
 ARCHIVE = """

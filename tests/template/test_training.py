@@ -34,23 +34,14 @@ def prepare(project: Project, words: Path, log: Path) -> forked.Rank:
     return forked.start(code, log, environment)
 
 
-def is_prepared(project: Project, words: Path) -> bool:
-    """Whether the data is there; it must not be there incomplete."""
-    code = (
-        "import sys; sys.path.insert(0, 'src'); import data; from smlightning.data import store\n"
-        f"made = data.Data({str(words)!r}); there = made.path.exists()\n"
-        "assert not there or store.is_complete(made.path), 'half a copy'; print(there)"
-    )
-    return project.run("python", "-c", code).stdout.strip() == "True"
-
-
 def test_processes_that_race_prepare_data_once(tmp_path: Path, words: Path) -> None:
     made = bake(tmp_path)
     racing = [prepare(made, words, tmp_path / f"log{i}") for i in range(3)]
     statuses, out = forked.wait_for_all(racing, 120)
     assert statuses == (0, 0, 0), out
     assert sum("prepare_data:" in stdout for stdout in out) == 1
-    assert is_prepared(made, words)
+    status, said = prepare(made, words, tmp_path / "log").wait(60)
+    assert status == 0 and "prepare_data:" not in said, "it is complete"
 
 
 def test_a_killed_process_leaves_no_damaged_data(tmp_path: Path) -> None:
@@ -77,7 +68,8 @@ def test_a_killed_process_leaves_no_damaged_data(tmp_path: Path) -> None:
     assert killed, "every process had ended before it was killed"
     status, said = prepare(made, big, tmp_path / "log").wait(120)
     assert status == 0, said
-    assert is_prepared(made, big)
+    status, said = prepare(made, big, tmp_path / "again").wait(120)
+    assert status == 0 and "prepare_data:" not in said, "it is complete"
     assert not list(place.glob(".*")), "what a killed process left is still there"
 
 

@@ -21,7 +21,7 @@ from smlightning.data import text
 from smlightning.reports import curves
 from smlightning.training.compiling import compile_network
 from smlightning.training.metrics import ConfusionMatrix, WeightedMean, accuracy, macro_f1
-from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
+from smlightning.training.optimizers import adamw_with_cosine
 
 
 class ByteCNN(nn.Module):
@@ -144,12 +144,6 @@ class Model(pl.LightningModule):
         scale = self.trainer.world_size if self.options.lr_scaling == "linear" else 1
         lr, decay, warmup = self.options.lr, self.options.weight_decay, self.options.warmup_ratio
         return adamw_with_cosine(self.trainer, self.net, lr * scale, decay, warmup)
-
-    def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
-    ) -> None:
-        """Lightning's own method rejects fused AdamW under bf16 (#21435)."""
-        clip_gradients(self.net.parameters(), gradient_clip_val, gradient_clip_algorithm)
 
     def save(self, directory: Path) -> None:
         """Write the files that :func:`load` reads, without code."""

@@ -6,7 +6,6 @@ list of these), JSON lines, or plain lines; the answer to each is a list of
 {"label": "…", "score": 0.9}, likeliest first.
 """
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -14,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from options import SAMPLE
+from smlightning import predictions
 from smlightning.errors import run_command
+from smlightning.options import PositiveInt
 from smlightning.serving import input_fn, output_fn, rejected, worker_device
 from smlightning.terminal import one_line
 from smlightning.training import imports
@@ -71,33 +72,16 @@ def predict_fn(records: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
     ]
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python src/predict.py", description=__doc__)
-    add = parser.add_argument
-    add("text", nargs="*", help="texts to classify; without any, one a line on standard input")
-    add("--model_dir", type=Path, default=Path("outputs/model"), help="default: %(default)s")
-    add("--sample", action="store_true", help=f"the project's sample text: {SAMPLE}")
-    add("--top", type=int, default=3, help="answers per text, default: %(default)s")
-    arguments = parser.parse_args()
-    if arguments.top < 1:
-        parser.error(f"argument --top: found {arguments.top}, expected 1 or more")
-    return arguments
-
-
 def main() -> int:
-    arguments = parse()
-    texts = [*arguments.text, SAMPLE] if arguments.sample else arguments.text
-    # A byte that is not UTF-8 does not end the stream.
-    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    is_typed = not texts and sys.stdin.isatty()
-    if is_typed:
-        print("One text a line; Ctrl-D ends.", file=sys.stderr)
+    parser = predictions.parser(__doc__, "text", SAMPLE)
+    parser.add_argument("--top", type=PositiveInt, default=3, help="answers: %(default)s per text")
+    arguments = parser.parse_args()
 
     def answer() -> None:
+        texts = predictions.texts(arguments)
         trained = model_fn(arguments.model_dir)
-        lines = texts or (line.rstrip("\r\n") for line in sys.stdin)
-        for text, answers in predict(lines, trained, arguments.top, 1 if is_typed else 256):
+        batch_size = 1 if sys.stdin.isatty() else 256  # who types wants an answer to each line
+        for text, answers in predict(texts, trained, arguments.top, batch_size):
             print(
                 one_line(text),
                 *(f"{one_line(label)} {score:.3f}" for label, score in answers),

@@ -5,9 +5,7 @@ https://huggingface.co/docs/datasets/image_dataset
 """
 
 import hashlib
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -19,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from letters import LETTERS, TYPEFACES, letters
 from options import Options
-from smlightning import hub
+from smlightning.data import images
 from smlightning.errors import UserError
 
 
@@ -52,15 +50,15 @@ class Data(pl.LightningDataModule):
         return self._loader("test")
 
     def _loader(self, split: str, **more: Any) -> DataLoader:
-        images = Images(self.splits[split], self.columns, self.options, split == "train")
+        rows = Images(self.splits[split], self.columns, self.options, split == "train")
         cuda, workers = torch.cuda.is_available(), self.options.num_workers
         more |= {"num_workers": 2 * cuda if workers < 0 else workers, "pin_memory": cuda}
-        return DataLoader(images, self.options.batch_size, **more)
+        return DataLoader(rows, self.options.batch_size, **more)
 
 
 @dataclass
 class Images(Dataset):
-    """Items are an image as `pixels` returns it, and the number of its class."""
+    """Items are an image as `images.pixels` returns it, and the number of its class."""
 
     rows: datasets.Dataset
     columns: tuple[str, str]
@@ -76,7 +74,8 @@ class Images(Dataset):
         image = image.convert("RGB")
         if self.augment:
             image = augmented(image, self.options)
-        return pixels(image, self.options.image_size), label
+        size = self.options.image_size
+        return images.pixels(image, size, size), label
 
 
 def augmented(image: Image.Image, options: Options) -> Image.Image:
@@ -89,34 +88,15 @@ def augmented(image: Image.Image, options: Options) -> Image.Image:
     return image.rotate(options.rotation * angle, translate=move, fillcolor=corner)
 
 
-def pixels(image: Image.Image, size: int) -> torch.Tensor:
-    """(3, size, size) float32 from -1 to 1."""
-    array = np.array(image.convert("RGB").resize((size, size)), np.float32)
-    return torch.from_numpy(array).permute(2, 0, 1) / 127.5 - 1
-
-
 def load(options: Options) -> datasets.DatasetDict:
     """The splits train, validation and test; a missing one is a tenth of the training images."""
-    datasets.disable_progress_bars()
-    cache = {"cache_dir": str(Path(options.data_dir).absolute())}
-    name = options.dataset
-    if name == "letters":
+    if options.dataset == "letters":
         columns = {"image": datasets.Image(), "label": datasets.ClassLabel(names=[*LETTERS])}
-        drawn = datasets.DatasetDict()
-        for split, typefaces in TYPEFACES.items():
-            drawn[split] = datasets.Dataset.from_generator(
-                letters, datasets.Features(columns), gen_kwargs={"typefaces": typefaces}, **cache
-            )
-        return drawn
-    if name == "training":
-        name = os.environ.get("SM_CHANNEL_TRAINING", name)
-    with hub.errors(f"--dataset {options.dataset!r} could not be read", Path(name).exists()):
-        splits = datasets.load_dataset(name, **cache)
-    for missing in [split for split in TYPEFACES if split not in splits]:
-        label = column(splits["train"], datasets.ClassLabel)
-        parts = splits["train"].train_test_split(0.1, seed=options.seed, stratify_by_column=label)
-        splits["train"], splits[missing] = parts["train"], parts["test"]
-    return splits
+        parts = {split: {"typefaces": typefaces} for split, typefaces in TYPEFACES.items()}
+        return images.generate(letters, parts, options.data_dir, datasets.Features(columns))
+    splits = images.read(options.dataset, options.data_dir)
+    label = column(splits["train"], datasets.ClassLabel)
+    return images.complete(splits, options.seed, label)
 
 
 def column(rows: datasets.Dataset, kind: type) -> str:

@@ -70,9 +70,6 @@ class Model(pl.LightningModule):
     def save(self, directory: Path) -> None:
         self.net.save_pretrained(directory)
 
-    def draw(self, directory: Path) -> None:
-        """There are no pictures but the curves."""
-
 
 def build(name: str, labels: list[str]) -> Any:
     """A network in training mode: a new ResNet, or a checkpoint with a new last layer."""

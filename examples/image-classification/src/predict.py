@@ -3,15 +3,15 @@
 A deployed model answers a request of one image, as image/png or image/jpeg, in the same form.
 """
 
-import argparse
-import io
 import sys
 from pathlib import Path
 from typing import Any
 
 from options import SAMPLE
+from smlightning import predictions
 from smlightning.errors import run_command
-from smlightning.serving import output_fn, rejected, worker_device
+from smlightning.serving import image_input_fn as input_fn
+from smlightning.serving import output_fn, worker_device
 from smlightning.training import imports
 
 __all__ = ["input_fn", "main", "model_fn", "output_fn", "predict_fn"]
@@ -26,26 +26,16 @@ def model_fn(model_dir: str | Path, context: Any = None) -> Any:
     return net.to(worker_device(context)), labels, size
 
 
-def input_fn(body: bytes, content_type: str | None) -> list[Any]:
-    """The image in a request; status 400 if there is none."""
-    from PIL import Image
-
-    try:
-        return [Image.open(io.BytesIO(body))]
-    except OSError:
-        raise rejected(400, "the body is not an image; send a PNG or JPEG file") from None
-
-
 def predict_fn(images: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
     """The three likeliest labels of each image with their probabilities, likeliest first."""
     import torch
 
-    import data
+    from smlightning.data.images import pixels
 
     net, labels, size = trained
     answers = []
     for image in images:
-        batch = data.pixels(image, size)[None].to(net.device)
+        batch = pixels(image, size, size)[None].to(net.device)
         with torch.inference_mode():
             scores, numbers = net(batch).logits.softmax(1)[0].topk(min(3, len(labels)))
         pairs = zip(numbers.tolist(), scores.tolist(), strict=True)
@@ -54,21 +44,13 @@ def predict_fn(images: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python src/predict.py", description=__doc__)
-    parser.add_argument("image", nargs="*", type=Path, help="image files")
-    parser.add_argument("--model_dir", type=Path, default=Path("outputs/model"))
-    parser.add_argument("--sample", action="store_true", help=f"classify a drawn {SAMPLE}")
-    arguments = parser.parse_args()
+    arguments = predictions.parser(__doc__, "image", SAMPLE).parse_args()
 
     def answer() -> None:
-        from PIL import Image
-
         import letters
 
+        images = predictions.images(arguments, lambda sample: letters.draw(sample, "STIXGeneral"))
         trained = model_fn(arguments.model_dir)
-        images: dict[str, Any] = {str(path): Image.open(path) for path in arguments.image}
-        if arguments.sample:
-            images[SAMPLE] = letters.draw(SAMPLE, "STIXGeneral")
         for name, answers in zip(images, predict_fn([*images.values()], trained), strict=True):
             print(name, *(f"{each['label']} {each['score']:.3f}" for each in answers), sep="\t")
 

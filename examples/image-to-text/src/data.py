@@ -5,28 +5,22 @@ A folder has images and a file metadata.jsonl, a line for each: {"file_name": "1
 """
 
 import json
-import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytorch_lightning as pl
 import torch
-from PIL import Image
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from options import Options
 from receipts import receipts
-from smlightning import hub
-from smlightning.data import batches
+from smlightning.data import batches, images
 from smlightning.files import json_digest
 from tags import TAG, tagged, tokenizer
 
-SPLITS = ("train", "validation", "test")
 NO_LABEL = -100  # of transformers
 
 
@@ -46,15 +40,16 @@ class Data(pl.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         self.splits = load(self.options)
         texts = {
-            split: [*map(target, self.splits[split].remove_columns("image"))] for split in SPLITS
+            split: [*map(target, rows.remove_columns("image"))]
+            for split, rows in self.splits.items()
         }
         self.tags = sorted({tag for text in texts["train"] for tag in re.findall(TAG, text)})
         tokens = tokenizer(self.options.model_name, self.tags)
         chosen: Any = {"truncation": True, "max_length": self.options.max_length}
         chosen["add_special_tokens"] = False
         self.ids: dict[str, list[list[int]]] = {}
-        for split in SPLITS:
-            ended = [text + tokens.eos_token for text in texts[split]]
+        for split, given in texts.items():
+            ended = [text + tokens.eos_token for text in given]
             self.ids[split] = tokens(ended, **chosen)["input_ids"]
         self.fingerprint = json_digest(texts)
 
@@ -88,41 +83,24 @@ class Documents(Dataset):
 
     def __getitem__(self, share: batches.Share) -> dict[str, Any]:
         rows, size = share.rows.tolist(), (self.options.height, self.options.width)
+        pixels = [images.pixels(self.rows[row]["image"], *size) for row in rows]
         labels = [torch.tensor(self.ids[row]) for row in rows]
         return {
-            "pixel_values": torch.stack([pixels(self.rows[row]["image"], *size) for row in rows]),
+            "pixel_values": torch.stack(pixels),
             "labels": pad_sequence(labels, batch_first=True, padding_value=NO_LABEL),
             "weight": share.weight(),
             "scale": share.scale,
         }
 
 
-def pixels(image: Image.Image, height: int, width: int) -> torch.Tensor:
-    """(3, height, width) float32 from -1 to 1."""
-    array = np.array(image.convert("RGB").resize((width, height)), np.float32)
-    return torch.from_numpy(array).permute(2, 0, 1) / 127.5 - 1
-
-
 def load(options: Options) -> datasets.DatasetDict:
     """The splits train, validation and test; a missing one is a tenth of the training documents."""
-    datasets.disable_progress_bars()
-    cache = {"cache_dir": str(Path(options.data_dir).absolute())}
-    name = options.dataset
-    if name == "receipts":
-        sizes = dict(zip(SPLITS, (options.drawn, 200, 200), strict=True))
-        drawn = datasets.DatasetDict()
-        for seed, split in enumerate(SPLITS):
-            given = {"count": sizes[split], "seed": seed}
-            drawn[split] = datasets.Dataset.from_generator(receipts, gen_kwargs=given, **cache)
-        return drawn
-    if name == "training":
-        name = os.environ.get("SM_CHANNEL_TRAINING", name)
-    with hub.errors(f"--dataset {options.dataset!r} could not be read", Path(name).exists()):
-        splits = datasets.load_dataset(name, **cache)
-    for missing in [split for split in SPLITS if split not in splits]:
-        parts = splits["train"].train_test_split(0.1, seed=options.seed)
-        splits["train"], splits[missing] = parts["train"], parts["test"]
-    return splits
+    if options.dataset == "receipts":
+        counts = (options.drawn, 200, 200)
+        parts = [{"count": count, "seed": seed} for seed, count in enumerate(counts)]
+        given = dict(zip(images.SPLITS, parts, strict=True))
+        return images.generate(receipts, given, options.data_dir)
+    return images.complete(images.read(options.dataset, options.data_dir), options.seed)
 
 
 def target(row: dict[str, Any]) -> str:

@@ -67,27 +67,20 @@ class Model(pl.LightningModule):
         return (losses * batch["weight"]).sum() * batch["scale"]
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self._evaluate("test", batch)
+
+    def _evaluate(self, split: str, batch: dict[str, Any]) -> None:
         labels = batch["labels"]
-        self.mean_loss.update(
-            self._losses(batch), (labels != data.NO_LABEL) * batch["weight"][:, None]
-        )
+        weights = (labels != data.NO_LABEL) * batch["weight"][:, None]
+        self.mean_loss.update(self._losses(batch), weights)
         read = generate(self.net, batch["pixel_values"], labels.shape[1], self.sharded)
         right = (read == labels) | (labels == data.NO_LABEL)
         self.exact_match.update(right.all(1), batch["weight"])
-
-    test_step = validation_step
-
-    def on_validation_epoch_end(self) -> None:
-        self._log("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._log("test")
-
-    def _log(self, split: str) -> None:
-        """Log the metrics of all batches, equal on every rank."""
-        for name, metric in (("loss", self.mean_loss), ("exact_match", self.exact_match)):
-            self.log(f"{split}/{name}", metric.compute().float())
-            metric.reset()
+        self.log(f"{split}/loss", self.mean_loss)
+        self.log(f"{split}/exact_match", self.exact_match)
 
     def configure_optimizers(self) -> Any:
         return adamw_with_cosine(
@@ -97,9 +90,6 @@ class Model(pl.LightningModule):
     def save(self, directory: Path) -> None:
         self.net.save_pretrained(directory)
         self.tokens.save_pretrained(directory)
-
-    def draw(self, directory: Path) -> None:
-        """There are no pictures but the curves."""
 
 
 def build(options: Options, tokens: Any) -> Any:

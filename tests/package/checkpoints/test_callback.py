@@ -27,11 +27,6 @@ from smlightning.files import digest
 HALFWAY = ("on_train_batch_end", BATCHES + 3)
 
 
-def resume_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    lines = capsys.readouterr().out.splitlines()
-    return [line for line in lines if line.startswith("resume: ")]
-
-
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_resumed(
     fit: Fit, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,9 +108,6 @@ def test_the_upload_is_encrypted_with_the_outputs_key(
     assert put["ExpectedBucketOwner"] == ACCOUNT
 
 
-EXPRESS = "words--use1-az4--x-s3"  # a directory bucket
-
-
 def test_the_buckets_own_key_encrypts_the_upload_of_a_job_without_a_key(
     aws: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

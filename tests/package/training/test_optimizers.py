@@ -1,10 +1,12 @@
 """The learning rate rises, falls to 0, and is finite whatever the number of steps; clipping."""
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from pytorch_lightning.plugins.precision import MixedPrecision
 
 from smlightning.training.optimizers import adamw_with_cosine
 
@@ -41,5 +43,14 @@ def test_the_schedule_is_finite_for_one_step(steps: int) -> None:
 
 
 def test_a_gradient_scaler_gets_no_fused_kernel() -> None:
-    assert configured(1)["optimizer"].defaults["fused"]
     assert not configured(1, precision="16-mixed")["optimizer"].defaults["fused"]
+
+
+def test_lightning_clips_the_gradients_of_the_fused_optimizer() -> None:
+    optimizer = configured(1, precision="bf16-mixed")["optimizer"]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 100.0)
+    MixedPrecision("bf16-mixed", "cpu").clip_gradients(optimizer, 0.5)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf)
+    assert optimizer.defaults["fused"] and norm.item() == pytest.approx(0.5, rel=1e-3)

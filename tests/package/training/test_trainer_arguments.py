@@ -22,9 +22,6 @@ class Clipped(Line):
 
     largest = 0.0
 
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        pass
-
     def optimizer_step(self, *args: Any, **options: Any) -> None:
         super().optimizer_step(*args, **options)
         gradients = [p.grad.abs().max().item() for p in self.parameters() if p.grad is not None]

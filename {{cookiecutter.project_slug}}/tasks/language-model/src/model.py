@@ -21,7 +21,7 @@ from smlightning.attention import document_mask
 from smlightning.training.compiling import compile_network
 from smlightning.training.losses import token_losses
 from smlightning.training.metrics import WeightedMean
-from smlightning.training.optimizers import adamw_with_cosine, clip_gradients
+from smlightning.training.optimizers import adamw_with_cosine
 
 CAUSAL = "AutoModelForCausalLM"  # of transformers
 BYTES = 257  # UTF-8 bytes plus one, and the start of a document
@@ -215,12 +215,6 @@ class Model(pl.LightningModule):
             self.trainer, self.net, chosen.lr, chosen.weight_decay, chosen.warmup_ratio
         )
 
-    def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
-    ) -> None:
-        """Lightning's own method rejects fused AdamW under bf16 (#21435)."""
-        clip_gradients(self.net.parameters(), gradient_clip_val, gradient_clip_algorithm)
-
     def save(self, directory: Path) -> None:
         """Write the files that :func:`load` reads, without code."""
         chosen = self.options
@@ -231,9 +225,6 @@ class Model(pl.LightningModule):
         else:
             name, length = chosen.model_name, chosen.max_length
             pretrained.save(self.net, name, length, directory, chosen.merge)
-
-    def draw(self, directory: Path) -> None:
-        """Draws nothing: the curves are the only picture."""
 
 
 def load(directory: Path) -> tuple[nn.Module, Any]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from options import SAMPLE
+from smlightning import predictions
 from smlightning.errors import UserError, run_command
 from smlightning.serving import input_fn, output_fn, rejected, worker_device
 from smlightning.training import imports
@@ -193,14 +194,10 @@ def parsed(record: Any) -> tuple[str, Sampling]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python src/predict.py", description=__doc__)
-    add = parser.add_argument
-    add("text", nargs="*", help="texts to continue; without any, one a line on standard input")
-    add("--model_dir", type=Path, default=Path("outputs/model"), help="default: %(default)s")
-    add("--sample", action="store_true", help=f"the project's sample text: {SAMPLE}")
+    parser = predictions.parser(__doc__, "text", SAMPLE)
     for field in fields(Sampling):
-        kind = type(field.default)
-        add(f"--{field.name}", type=kind, default=field.default, help="default: %(default)s")
+        name, kind = f"--{field.name}", type(field.default)
+        parser.add_argument(name, type=kind, default=field.default, help="default: %(default)s")
     arguments = parser.parse_args()
     names = [field.name for field in fields(Sampling)]
     try:
@@ -212,14 +209,11 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
-    texts = [*arguments.text, SAMPLE] if arguments.sample else arguments.text
-    # A byte that is not UTF-8 does not end the stream.
-    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
     def answer() -> None:
+        texts = predictions.texts(arguments)
         trained = model_fn(arguments.model_dir)
-        for text in texts or (line.rstrip("\r\n") for line in sys.stdin):
+        for text in texts:
             print(text, end="\n" if trained[1].prompted else "", flush=True)
             for piece in predict(text, trained, arguments.sampling):
                 print(piece, end="", flush=True)

@@ -148,8 +148,9 @@ class Run:
         if trainer.is_global_zero:
             saved: Any = model
             saved.save(self.model_dir)
-            with errors.warn_on_failure("Model.draw"):
-                saved.draw(self.outputs)
+            if hasattr(saved, "draw"):
+                with errors.warn_on_failure("Model.draw"):
+                    saved.draw(self.outputs)
             seconds = f"{time.perf_counter() - self.started:.0f} s"
             places = {"time": seconds, "model": str(self.model_dir), "curves": str(self.outputs)}
             log.print_result(trainer.callback_metrics, self.monitor, places)

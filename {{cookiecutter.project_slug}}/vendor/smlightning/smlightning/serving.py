@@ -2,9 +2,11 @@
 
 In AWS's inference image, ray_serving.py loads predict.py and calls its ``model_fn`` once, then for
 each request `answer`, which calls ``input_fn``, ``predict_fn`` and ``output_fn``. ``input_fn`` and
-``output_fn`` are here; predict.py imports them and adds the other two.
+``output_fn`` are here; predict.py imports them and adds the other two. For images, it imports
+``image_input_fn`` under the name ``input_fn``.
 """
 
+import io
 import json
 from typing import Any
 
@@ -84,6 +86,20 @@ def input_fn(body: str | bytes, content_type: str | None) -> list[Any]:
         ) from None
     except ValueError as error:
         raise rejected(400, f"the body is not valid {kind}: {error}; correct it") from None
+
+
+def image_input_fn(body: bytes, content_type: str | None) -> list[Any]:
+    """The one image of a request, as PIL's, whatever its content type.
+
+    Raises:
+        RejectedRequest: 400 if the body is not an image.
+    """
+    from PIL import Image
+
+    try:
+        return [Image.open(io.BytesIO(body))]
+    except OSError:
+        raise rejected(400, "the body is not an image; send a PNG or JPEG file") from None
 
 
 def output_fn(answers: list[Any], accept: str) -> tuple[str, str]:

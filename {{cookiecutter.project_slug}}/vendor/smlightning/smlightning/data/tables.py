@@ -138,13 +138,7 @@ def find_source(dataset: str, texts: bool = False) -> Source:
     path = Path(dataset).expanduser()
     formats = (*READERS, *TEXT_FILES) if texts else tuple(READERS)
     if dataset == CHANNEL:
-        channel = os.environ.get("SM_CHANNEL_TRAINING", "")
-        if not channel:
-            raise UserError(
-                "--dataset training reads the job's channel, but SM_CHANNEL_TRAINING is not set",
-                "pass a path; in a job, add training under [channels]",
-            )
-        path = Path(channel)
+        path = channel_folder()
     elif not dataset or not path.exists():
         is_hub_name = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", dataset)
         if not is_hub_name or path.suffix.lower() in formats:
@@ -166,6 +160,17 @@ def find_source(dataset: str, texts: bool = False) -> Source:
             f"expected one of {', '.join(formats)}",
         )
     return Source(dataset, root, tuple(files))
+
+
+def channel_folder() -> Path:
+    """The folder of the job's channel; UserError outside a job that has one."""
+    channel = os.environ.get("SM_CHANNEL_TRAINING", "")
+    if not channel:
+        raise UserError(
+            "--dataset training reads the job's channel, but SM_CHANNEL_TRAINING is not set",
+            "pass a path; in a job, add training under [channels]",
+        )
+    return Path(channel)
 
 
 def _is_hidden(path: Path) -> bool:

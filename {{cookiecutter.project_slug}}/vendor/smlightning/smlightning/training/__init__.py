@@ -15,7 +15,7 @@
   ``SharedMetrics``, ``equal_on_ranks``.
 - `metrics`: metrics over all ranks: ``WeightedMean``, ``ConfusionMatrix``.
 - `losses`: the loss of each token: ``token_losses``.
-- `optimizers`: optimizers with their schedule: ``adamw_with_cosine``, ``clip_gradients``.
+- `optimizers`: optimizers with their schedule: ``adamw_with_cosine``.
 - `compiling`: torch.compile for each strategy: ``compile_network``.
 - `precision`: the Trainer's precision: ``trainer_precision``.
 """

@@ -33,8 +33,8 @@ def check_complete(model: pl.LightningModule, data: pl.LightningDataModule) -> N
     """Check that the best weights can be tested and saved when training ends.
 
     Raises:
-        UserError: ``test_step``, ``test_dataloader``, ``save`` or ``draw`` is missing, or a
-            method's name is a misspelt hook.
+        UserError: ``test_step``, ``test_dataloader`` or ``save`` is missing, or a method's name
+            is a misspelt hook.
     """
     for owner, attribute in ((data, "prepare_data_per_node"), (model, "_modules")):
         if attribute not in vars(owner):
@@ -53,13 +53,12 @@ def check_complete(model: pl.LightningModule, data: pl.LightningDataModule) -> N
         for owner, method in required
         if not is_overridden(method, owner)
     ]
-    for method in ("save", "draw"):
-        if not callable(getattr(model, method, None)):
-            missing.append(f"{type(model).__name__} has no {method}(directory)")
+    if not callable(getattr(model, "save", None)):
+        missing.append(f"{type(model).__name__} has no save(directory)")
     if missing:
         raise UserError(
             f"{' and '.join(missing)}, which a run calls after training",
-            "add the methods; save and draw may do nothing",
+            "add the methods; save may do nothing",
         )
 
 

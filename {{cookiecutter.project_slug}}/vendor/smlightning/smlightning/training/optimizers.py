@@ -1,26 +1,11 @@
-"""AdamW with warm-up and cosine decay; clipping of gradients."""
+"""AdamW with warm-up and cosine decay."""
 
 import functools
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
-
-
-def clip_gradients(
-    parameters: Iterable[nn.Parameter], value: float | None, algorithm: str | None = None
-) -> None:
-    """Clip by the global norm, or each number if the algorithm is ``value``.
-
-    Lightning's own method rejects fused AdamW under bf16 (#21435). The norm is computed in float32:
-    with DDP and FSDP it differs in the last digits, and so do the weights.
-    """
-    if value and algorithm == "value":
-        torch.nn.utils.clip_grad_value_(parameters, value)
-    elif value:
-        torch.nn.utils.clip_grad_norm_(parameters, value)
 
 
 def adamw_with_cosine(
@@ -39,8 +24,10 @@ def adamw_with_cosine(
         {"params": others, "weight_decay": 0.0},
     ]
     # Fused kernels unscale gradients themselves, too late for clipping under a gradient scaler.
+    # Without one they unscale nothing, but Lightning would still reject clipping (#21435).
     fused = trainer.precision != "16-mixed"
-    optimizer = torch.optim.AdamW(groups, lr=lr, fused=fused)
+    optimizer: Any = torch.optim.AdamW(groups, lr=lr, fused=fused)
+    optimizer._step_supports_amp_scaling = False
     total = max(int(trainer.estimated_stepping_batches), 1)
     warmup = max(round(total * warmup_ratio), 1)
     factor = functools.partial(warmup_then_cosine, warmup=warmup, total=total)

@@ -1,0 +1,31 @@
+"""Data sets with images are read from the channel, and get the splits that they lack."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from smlightning.data import images
+
+CLASSES = ["dark", "light"]
+
+
+@pytest.fixture
+def channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The job's channel: 20 dark and 10 light images of different grey, for training."""
+    for number in range(30):
+        folder = tmp_path / "train" / CLASSES[number >= 20]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (3, 2), 5 * number).save(folder / f"{number}.png")
+    monkeypatch.setenv("SM_CHANNEL_TRAINING", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_missing_splits_get_a_tenth_of_each_class(seed: int, channel: Path) -> None:
+    splits = images.complete(images.read("training", "prepared"), seed, "label")
+    assert [*splits] == ["train", "validation", "test"]
+    assert [len(rows) for rows in splits.values()] == [24, 3, 3]
+    greys = [row["image"].getpixel((0, 0)) for rows in splits.values() for row in rows]
+    assert sorted(greys) == [5 * number for number in range(30)]
+    assert [sum(rows["label"]) for rows in splits.values()] == [8, 1, 1]

@@ -1,0 +1,40 @@
+"""The images of predict.py's command line and of requests; texts: example/test_train.py."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from smlightning import predictions, serving
+from smlightning.errors import UserError
+
+
+def read(*words: str) -> dict[str, Any]:
+    arguments = predictions.parser("", "image", "L").parse_args(words)
+    return predictions.images(arguments, lambda mode: Image.new(mode, (1, 1)))
+
+
+def test_images_are_those_of_files_and_the_drawn_sample(tmp_path: Path) -> None:
+    path = str(tmp_path / "wide.png")
+    Image.new("RGB", (7, 3)).save(path)
+    images = {path: (7, 3), "sample": (1, 1)}
+    assert {name: image.size for name, image in read(path, "--sample").items()} == images
+    assert read(path).keys() == {path}
+
+
+@pytest.mark.parametrize("name", [__file__, "missing.png"])
+def test_a_file_that_is_not_an_image_is_an_error(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name} could not be read as an image"):
+        read(name)
+
+
+def test_a_request_holds_one_image() -> None:
+    body = io.BytesIO()
+    Image.new("RGB", (7, 3)).save(body, "JPEG")
+    (image,) = serving.image_input_fn(body.getvalue(), "image/jpeg")
+    assert image.size == (7, 3)
+    with pytest.raises(serving.RejectedRequest, match="not an image") as rejected:
+        serving.image_input_fn(b"{}", "application/json")
+    assert rejected.value.status == 400

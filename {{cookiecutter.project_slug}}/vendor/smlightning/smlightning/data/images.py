@@ -1,0 +1,70 @@
+"""Data sets with images, as Hugging Face's `datasets` reads them: files, the hub, or generated.
+
+splits = images.read(options.dataset, options.data_dir)
+splits = images.complete(splits, options.seed)     # train, validation and test
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+
+from smlightning import hub
+from smlightning.data import tables
+
+SPLITS = ("train", "validation", "test")  # as `datasets` names them
+
+
+def read(dataset: str, data_dir: str) -> datasets.DatasetDict:
+    """The splits of a folder, of the job's channel ``training``, or of a data set on the hub.
+
+    Args:
+        data_dir: where `datasets` writes what it has prepared.
+
+    Raises:
+        UserError: the data is unavailable or invalid.
+    """
+    datasets.disable_progress_bars()
+    name = str(tables.channel_folder()) if dataset == tables.CHANNEL else dataset
+    with hub.errors(f"--dataset {dataset!r} could not be read", Path(name).exists()):
+        return datasets.load_dataset(name, cache_dir=str(Path(data_dir).absolute()))
+
+
+def generate(
+    rows: Callable[..., Iterator[dict[str, Any]]],
+    arguments: Mapping[str, dict[str, Any]],
+    data_dir: str,
+    features: Any = None,
+) -> datasets.DatasetDict:
+    """Splits of the rows that a function yields for the arguments of each split."""
+    datasets.disable_progress_bars()
+    splits = datasets.DatasetDict()
+    for split, given in arguments.items():
+        splits[split] = datasets.Dataset.from_generator(
+            rows, features, cache_dir=str(Path(data_dir).absolute()), gen_kwargs=given
+        )
+    return splits
+
+
+def complete(
+    splits: datasets.DatasetDict, seed: int, label: str | None = None
+) -> datasets.DatasetDict:
+    """The three SPLITS; each that is missing gets a tenth of the training rows.
+
+    Args:
+        label: the column of classes, if each class is to give a tenth.
+    """
+    rows = dict(splits)
+    for missing in [split for split in SPLITS if split not in rows]:
+        parts = rows["train"].train_test_split(0.1, seed=seed, stratify_by_column=label)
+        rows["train"], rows[missing] = parts["train"], parts["test"]
+    return datasets.DatasetDict({split: rows[split] for split in SPLITS})
+
+
+def pixels(image: Any, height: int, width: int) -> torch.Tensor:
+    """An image of PIL as (3, height, width) float32 from -1 to 1."""
+    array = np.array(image.convert("RGB").resize((width, height)), np.float32)
+    return torch.from_numpy(array).permute(2, 0, 1) / 127.5 - 1

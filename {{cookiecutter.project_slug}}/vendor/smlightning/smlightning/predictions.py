@@ -1,0 +1,67 @@
+"""The command line of a project's predict.py: texts or images, ``--model_dir`` and ``--sample``."""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from smlightning.errors import UserError, root_cause
+
+HELP = {"text": "texts; without any, one a line on standard input", "image": "image files"}
+
+
+def parser(description: str | None, kind: Literal["text", "image"], sample: Any) -> ArgumentParser:
+    """The options of every predict.py, which may add its own.
+
+    Args:
+        description: the beginning of ``--help``.
+        kind: of the arguments without an option.
+        sample: what ``--sample`` predicts.
+    """
+    made = ArgumentParser(prog="python src/predict.py", description=description)
+    made.add_argument(kind, nargs="*", help=HELP[kind])
+    made.add_argument(
+        "--model_dir", type=Path, default=Path("outputs/model"), help="default: %(default)s"
+    )
+    made.add_argument(
+        "--sample", action="store_const", const=sample, help=f"the project's sample: {sample}"
+    )
+    return made
+
+
+def texts(arguments: Namespace) -> Iterable[str]:
+    """The texts of a command line; without any, the lines of standard input as they come."""
+    # A byte that is not UTF-8 does not end the stream.
+    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if arguments.sample is not None:
+        return [*arguments.text, arguments.sample]
+    if arguments.text:
+        return arguments.text
+    if sys.stdin.isatty():
+        print("One text a line; Ctrl-D ends.", file=sys.stderr)
+    return (line.rstrip("\r\n") for line in sys.stdin)
+
+
+def images(arguments: Namespace, draw: Callable[[Any], Any]) -> dict[str, Any]:
+    """The images of a command line by the names of their files, as PIL's.
+
+    Args:
+        draw: makes an image of the sample.
+
+    Raises:
+        UserError: a file is not an image.
+    """
+    from PIL import Image
+
+    opened: dict[str, Any] = {}
+    for name in arguments.image:
+        try:
+            opened[name] = Image.open(name)
+        except OSError as error:
+            problem = f"{name} could not be read as an image ({root_cause(error)})"
+            raise UserError(problem, "give a PNG or JPEG file") from None
+    if arguments.sample is not None:
+        opened["sample"] = draw(arguments.sample)
+    return opened
