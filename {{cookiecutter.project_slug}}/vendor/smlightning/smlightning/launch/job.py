@@ -106,7 +106,7 @@ class Tune(Table):
 
 
 class Create(Table):
-    """Members of the requests of `tune` and `deploy`, by AWS's names."""
+    """Members of the requests of `tune`, `deploy` and `submit --queue`, by AWS's names."""
 
     HyperParameterTuningJob: dict[str, Any] = key(
         "", "members of CreateHyperParameterTuningJob", default=dict
@@ -114,6 +114,7 @@ class Create(Table):
     Model: dict[str, Any] = key("", "members of CreateModel", default=dict)
     EndpointConfig: dict[str, Any] = key("", "members of CreateEndpointConfig", default=dict)
     Endpoint: dict[str, Any] = key("", "members of CreateEndpoint", default=dict)
+    ServiceJob: dict[str, Any] = key("", "members of Batch's SubmitServiceJob", default=dict)
 
 
 class Job(Table):

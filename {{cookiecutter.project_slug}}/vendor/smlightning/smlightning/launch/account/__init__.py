@@ -5,7 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from smlightning.launch import aws, request
-from smlightning.launch.account import named, network, permissions, quotas, storage
+from smlightning.launch.account import (
+    named,
+    network,
+    permissions,
+    queue_of_jobs,
+    quotas,
+    storage,
+)
 from smlightning.launch.account.context import Context
 from smlightning.launch.connections import Connection
 from smlightning.launch.findings import Finding, from_error, skipped
@@ -22,6 +29,7 @@ CHECKS: dict[str, AccountCheck] = {
     "buckets": storage.buckets,
     "named": named.named,
     "quota": quotas.quota,
+    "--queue": queue_of_jobs.queue,
 }
 
 
@@ -32,6 +40,7 @@ def check(
     tuning: bool = False,
     sender: str = "",
     connections: tuple[Connection, ...] = (),
+    queue: str = "",
 ) -> list[Finding]:
     """The findings of every check; `skipped` ones say what AWS did not answer.
 
@@ -41,6 +50,7 @@ def check(
         tuning: whether a search is sent, with several jobs at a time.
         sender: name or ARN of the role that will send it; empty: the caller.
         connections: what the job's processes connect to.
+        queue: of AWS Batch, to which it is sent; empty: it is sent to SageMaker.
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
@@ -58,7 +68,14 @@ def check(
     if role.endswith(f"/{request.DRY_ROLE}"):
         role = ""
     context = Context(
-        job, body, identity, role, tuning=tuning, sender=sender, connections=connections
+        job,
+        body,
+        identity,
+        role,
+        tuning=tuning,
+        sender=sender,
+        connections=connections,
+        queue=queue,
     )
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda name: answered(name, context), CHECKS)
