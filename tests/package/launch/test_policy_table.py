@@ -185,6 +185,10 @@ def test_a_queue_allows_no_more_than_its_training_jobs():
         assert evaluate(policy, action, place + inside, {}).decision == ALLOWED, action
         if inside != outside:
             assert evaluate(policy, action, place + outside, {}).decision != ALLOWED, action
+    # The code is uploaded before Batch makes a name, and the role reads it.
+    found = table.resources_of(replace(given, queue="team"))
+    assert found["objects of the code"] == [f"{S3}words-bucket/words-*/source/*"]
+    assert {*found["objects of the code"]} < {*found["objects of all"]}
     without = json.dumps([template.policy(given, who) for who in WHO])
     assert "batch:" not in without and "AWSBatch" not in without
 
