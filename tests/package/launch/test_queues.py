@@ -4,7 +4,6 @@ Batch is a stand-in (batch_queues.py): nobody has seen this at AWS.
 """
 
 import json
-import re
 import tarfile
 
 import pytest
@@ -16,7 +15,8 @@ from small_job import PROJECT
 
 from smlightning import project
 from smlightning.__main__ import main
-from smlightning.launch import queues, request, sent_jobs
+from smlightning.launch import aws, queues, request, sent_jobs
+from smlightning.launch.account import named as named_checks
 from smlightning.launch.job import Create
 
 pytest_plugins = ("moto_account", "batch_queues")
@@ -115,9 +115,9 @@ def test_stop_of_an_ended_job_looks_at_its_training_job(batch, capsys):
 @pytest.mark.parametrize(
     ("queue", "said"),
     [
-        ("none", "there is no queue none in us-east-1"),
-        ("containers", "containers is a queue of type ECS"),
-        ("closed", "closed is DISABLED"),
+        ("none", "queue none is missing"),
+        ("containers", "queue containers is not for training jobs"),
+        ("closed", "queue closed is DISABLED"),
     ],
 )
 def test_a_queue_that_takes_no_training_jobs_is_rejected(batch, capsys, queue, said):
@@ -127,10 +127,23 @@ def test_a_queue_that_takes_no_training_jobs_is_rejected(batch, capsys, queue, s
     assert not batch.requests
 
 
+def test_the_facts_about_a_queue_are_those_of_awss_model():
+    model = aws.model("batch")
+    known = {
+        *model.shape_for("JQStatus").enum,
+        *model.shape_for("JQState").enum,
+        *("missing", "not for training jobs"),
+    }
+    assert {*named_checks.QUEUE.unusable} < known
+    assert queues.TYPE in model.shape_for("ServiceJobType").enum
+    assert queues.TYPE in model.shape_for("JobQueueType").enum
+    assert {*queues.ENDED} < {*model.shape_for("ServiceJobStatus").enum}
+
+
 def test_a_queue_that_may_not_be_described_is_skipped(batch, monkeypatch, capsys):
     record(monkeypatch, DescribeJobQueues=refusal("AccessDenied", "DescribeJobQueues"))
     assert main([*SUBMIT, "--no-follow"]) == 0
-    assert re.search(r"skipped --queue: .*DescribeJobQueues", capsys.readouterr().err)
+    assert "skipped --queue: queue training was not looked up" in capsys.readouterr().err
 
 
 def test_permissions_are_those_for_a_queue(batch, monkeypatch, capsys):

@@ -29,9 +29,13 @@ def remember(
         profile: of AWS's configuration, with which it was sent.
         service_job: its ID in AWS Batch, if it was sent to a queue.
     """
-    entry = {"name": name, "region": region, "profile": profile, "fingerprint": fingerprint}
-    if service_job:
-        entry["service_job"] = service_job
+    entry = {
+        "name": name,
+        "region": region,
+        "profile": profile,
+        "fingerprint": fingerprint,
+        "service_job": service_job,
+    }
     with (project.root / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
 

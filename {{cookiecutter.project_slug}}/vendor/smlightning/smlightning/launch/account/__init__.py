@@ -5,14 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from smlightning.launch import aws, request
-from smlightning.launch.account import (
-    named,
-    network,
-    permissions,
-    queue_of_jobs,
-    quotas,
-    storage,
-)
+from smlightning.launch.account import named, network, permissions, quotas, storage
 from smlightning.launch.account.context import Context
 from smlightning.launch.connections import Connection
 from smlightning.launch.findings import Finding, from_error, skipped
@@ -29,7 +22,6 @@ CHECKS: dict[str, AccountCheck] = {
     "buckets": storage.buckets,
     "named": named.named,
     "quota": quotas.quota,
-    "--queue": queue_of_jobs.queue,
 }
 
 
