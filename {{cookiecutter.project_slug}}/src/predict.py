@@ -72,7 +72,9 @@ def predict_fn(records: list[Any], trained: Any) -> list[list[dict[str, Any]]]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python src/predict.py", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python src/predict.py", description=__doc__, allow_abbrev=False
+    )
     add = parser.add_argument
     add("text", nargs="*", help="texts to classify; without any, one a line on standard input")
     add("--model_dir", type=Path, default=Path("outputs/model"), help="default: %(default)s")

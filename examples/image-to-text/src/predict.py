@@ -58,7 +58,9 @@ def predict_fn(images: list[Any], trained: Any) -> list[Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python src/predict.py", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python src/predict.py", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("image", nargs="*", type=Path, help="image files")
     parser.add_argument("--model_dir", type=Path, default=Path("outputs/model"))
     parser.add_argument("--sample", action="store_true", help=f"read a drawn receipt: {SAMPLE}")

@@ -177,7 +177,7 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
             "or pass --accept KEY for one that does not apply"
         )
         return 1
-    print(preflight.passed(results))
+    print(preflight.passed(results, offline=arguments.offline))
     return 0
 
 

@@ -300,16 +300,18 @@ def load(path: str | Path, project: Project) -> Job:
     Raises:
         JobError: with every problem of the file.
     """
-    return from_table(_read(Path(path)), project)
+    return from_table(_read(Path(path)), project, Path(path).name)
 
 
-def from_table(table: dict[str, Any], project: Project | None = None) -> Job:
-    """The job of job.toml's content; raises JobError with every problem."""
+def from_table(
+    table: dict[str, Any], project: Project | None = None, file: str = "job.toml"
+) -> Job:
+    """The job of a job file's content; raises JobError with every problem."""
     findings = list(_missing_hosts(table))
     try:
         job = Job.model_validate(table)
     except ValidationError as problems:
-        raise JobError([*findings, *_findings(problems, project)]) from None
+        raise JobError([*findings, *_findings(problems, project, file=file)]) from None
     findings += _request_problems(job)
     if findings:
         raise JobError(findings)
@@ -358,7 +360,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _findings(
-    problems: ValidationError, project: Project | None, above: tuple[str, ...] = ()
+    problems: ValidationError,
+    project: Project | None,
+    above: tuple[str, ...] = (),
+    file: str = "job.toml",
 ) -> Iterator[Finding]:
     """A finding for each key that pydantic rejects, in pydantic's words."""
     messages: dict[tuple[Any, ...], list[str]] = {}
@@ -376,7 +381,7 @@ def _findings(
             misplaced = cure_for_misplaced_key(name, project)
         cure = misplaced or (RANGE_EXAMPLE if len(place) == 3 else "correct it")
         if place in unknown:
-            texts = ["job.toml has no such key"]
+            texts = [f"{file} has no such key"]
             table: Any = Job if len(place) == 1 else Job.model_fields[str(place[0])].annotation
             cure = misplaced or cure_for_unknown_name(name, table.model_fields)
         yield error(".".join(map(str, place)), ", or ".join(dict.fromkeys(texts)), cure)
