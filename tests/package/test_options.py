@@ -81,6 +81,7 @@ def test_an_option_may_be_a_list(kind: Any) -> None:
         ((int, option(2.5, "how deep")), "depth.*2.5"),
         ((str, option(3, "how deep")), "depth.*3"),
         ((set[int], option(3, "how deep")), "depth"),
+        ((int, option(3, "how deep", resume="fre")), 'depth has resume="fre".*one of free'),
     ],
 )
 def test_a_wrong_declaration_is_an_error(field: tuple[Any, Any], distinctive: str) -> None:

@@ -206,8 +206,9 @@ def test_notebook_without_aws(tmp_path: Path, notebook_of: Callable[..., Noteboo
     rejected = "error: a check found errors"
     assert run_with(right.replace("keep_alive_s = 0", "keep_alive_s = 21601"), QUICK)
     assert rejected in notebook.output("PyTorch(")
-    assert run_with(right, {**QUICK, "preflight.rehearsal(job": REHEARSED.format("false")})
-    assert rejected in notebook.output("PyTorch(")
+    for failed in ("false", "sh', '-c', 'exit 130"):  # 130: Ctrl-C
+        assert run_with(right, {**QUICK, "preflight.rehearsal(job": REHEARSED.format(failed)})
+        assert rejected in notebook.output("PyTorch(")
 
     assert notebook.run_all(QUICK)
     assert "2 × ml.g5.xlarge" in notebook.output("load(project.job_file")

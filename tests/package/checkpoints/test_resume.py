@@ -115,8 +115,13 @@ def test_an_option_missing_in_a_checkpoint_was_at_its_default(tmp_path: Path) ->
 def test_a_file_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     notes = tmp_path / "notes.ckpt"
     torch.save({"callbacks": {}}, notes)
-    for wanted in ("nowhere.ckpt", str(notes)):
-        assert wanted in refusal(wanted, tmp_path).problem
+    for wanted, problem in {
+        "nowhere.ckpt": "there is no such file",
+        str(notes): "is not a checkpoint",
+        str(tmp_path): "is not a checkpoint",
+    }.items():
+        found = refusal(wanted, tmp_path).problem
+        assert wanted in found and problem in found
 
 
 @pytest.mark.parametrize("change", ["more", "fewer"])

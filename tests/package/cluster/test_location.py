@@ -157,7 +157,12 @@ def test_only_a_job_with_smddp_runs_smddp(
 
 WRONG = {
     "several hosts, no launcher": ({"SM_HOSTS": TWO}, "2 hosts.*torch_distributed"),
-    "missing": ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK is unset"),
+    "missing": (
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        "LOCAL_RANK is unset, and the environment has RANK, WORLD_SIZE;.* unset RANK, WORLD_SIZE",
+    ),
+    "alone": ({"RANK": "3"}, "WORLD_SIZE is unset, and the environment has RANK;.* unset RANK$"),
+    "without ranks": ({"TORCHELASTIC_RUN_ID": "1"}, "the environment has TORCHELASTIC_RUN_ID"),
     "missing in mpirun": ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is unset"),
     "not a number": (torchrun(0, 2, 2) | {"RANK": "zero"}, "RANK is zero"),
     "negative": (torchrun(0, 2, 2) | {"RANK": "-1"}, "rank -1 of 2"),

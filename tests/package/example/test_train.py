@@ -103,3 +103,15 @@ def test_predict_reads_standard_input(
 def test_predict_without_a_model_says_so() -> None:
     with pytest.raises(UserError, match=r"nowhere has no trained model.*train first"):
         predict.model_fn("nowhere")
+    Path("mine/model").mkdir(parents=True)
+    Path("mine/model/config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"mine has no trained model.*use mine/model"):
+        predict.model_fn("mine")
+
+
+def test_predict_takes_no_abbreviation(monkeypatch, capsys) -> None:
+    """Which a new option would give another meaning."""
+    monkeypatch.setattr("sys.argv", ["predict.py", "--model", "outputs/model", "a text"])
+    with pytest.raises(SystemExit):
+        predict.main()
+    assert "--model" in capsys.readouterr().err

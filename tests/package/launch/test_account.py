@@ -342,6 +342,7 @@ def test_without_credentials_preflight_says_that_the_account_was_not_checked(goo
     assert (finding.level, finding.key) == ("skipped", "AWS")
     assert "without the account" in preflight.passed([finding])
     assert preflight.passed([]) == "preflight passed"
+    assert "permissions, quotas and S3 were not checked" in preflight.passed([], offline=True)
 
 
 def test_a_searchs_parallel_jobs_count_against_the_quota(aws, good, monkeypatch):

@@ -179,6 +179,7 @@ def test_cfn_lint_has_no_finding(full, tmp_path):
                 github=github,
                 existing_bucket=bool(github),
                 notify="me@example.com" if github else "",
+                queue="team" if github else "",
             )
             body = yaml.safe_dump(made)
             matches = [match for match in api.lint_all(body) if match.rule.id[0] != "I"]
@@ -194,6 +195,9 @@ def test_the_end_of_each_job_of_the_project_is_mailed(full):
     assert subscription["Endpoint"] == "me@example.com"
     (statement,) = stack["NotifyTopicPolicy"]["Properties"]["PolicyDocument"]["Statement"]
     assert statement["Principal"] == {"Service": "events.amazonaws.com"}
+    queued = template.cloudformation(full, PROJECT, notify="me@example.com", queue="team")
+    detail = queued["Resources"]["NotifyRule"]["Properties"]["EventPattern"]["detail"]
+    assert detail["TrainingJobName"] == [{"prefix": "words-"}, {"prefix": "AWSBatchwords-"}]
     without_mail = template.cloudformation(full, PROJECT)["Resources"]
     assert not [name for name in without_mail if name.startswith("Notify")]
     with pytest.raises(UserError, match="my phone"):

@@ -164,6 +164,13 @@ def test_a_file_that_is_not_toml_is_one_finding(tmp_path: Path, content: bytes, 
     assert finding.key == str(path) and found in finding.problem and finding.cure
 
 
+def test_an_unknown_key_is_reported_with_the_name_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "other.toml"
+    file.write_text('name = "x"\nregion = "us-east-1"\ninstance_typ = "ml.g5.xlarge"\n')
+    with pytest.raises(JobError, match=r"instance_typ: other\.toml has no such key"):
+        job.load(file, PROJECT)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobError) as raised:
         job.load(tmp_path / "absent.toml", PROJECT)

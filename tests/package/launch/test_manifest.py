@@ -133,6 +133,8 @@ def test_kubernetes_expands_no_value():
         ({"checkpoint_s3": "s3://my-data/a/"}, {}, "checkpoint_s3"),
         ({"environment": {"RANK": "0"}}, {}, "RANK"),
         ({"hyperparameters": {"epoch": 1}}, {}, "hyperparameters.epoch"),
+        ({"hyperparameters": {"dataset": "data/words.csv"}}, {}, "no pod has it"),
+        ({"hyperparameters": {"dataset": "~/words"}}, {}, "no pod has it"),
         ({}, {"hyperpod": True, "image": ""}, "2.4 to 2.11"),
         ({"image": "mpirun", "instance_type": "ml.c5.xlarge"}, {"image": ""}, "image"),
         ({}, {"volume": "My_Claim"}, "My_Claim"),

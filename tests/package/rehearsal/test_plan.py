@@ -9,7 +9,7 @@ import pytest
 from small_rehearsal import JOB, ROOT, planned, stranger
 
 from smlightning.errors import UserError
-from smlightning.rehearsal import planning
+from smlightning.rehearsal import main, planning
 from smlightning.rehearsal.plan import Fault
 
 CHANNEL = JOB + '[channels]\ntraining = "s3://bucket/data/"\n'
@@ -26,6 +26,20 @@ def test_help_imports_nothing_heavy() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 0 and "--kill-rank" in ended.stdout, ended.stderr
     assert ended.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("word", "cure"),
+    [
+        ("--host", "did you mean --hosts?"),
+        ("--epochs=1", "options of train.py follow --"),
+        ("--image_versions", "did you mean --image-versions?"),
+    ],
+)
+def test_an_unknown_option_gets_the_nearest_name(word, cure, capsys) -> None:
+    assert main([word, "2"]) == 2
+    said = capsys.readouterr().err
+    assert f'rehearse does not know "{word}"' in said and cure in said
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,8 @@ def test_lines_curves_and_every_logger_have_each_value_once(
         assert in_curves == pytest.approx(list(points.values())), f"curves: {name}"
         printed = [float(x) for x in re.findall(rf"^step=.*\s{name}=(\S+)", out, re.M)]
         assert printed == pytest.approx(in_curves, rel=1e-5), f"lines: {name}"
+    # LearningRateMonitor logs no epoch.
+    assert [row["epoch"] for row in curve_rows() if "lr-Adam" in row] == ["1", "2", "3"]
 
 
 def test_a_resumed_run_has_the_models_metrics_of_the_step_of_its_checkpoint(fit: Fit) -> None:

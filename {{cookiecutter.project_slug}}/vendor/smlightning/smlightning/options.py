@@ -109,6 +109,11 @@ def declared_options(cls: type) -> dict[str, Option]:
                 f"{cls.__name__}.{name} has no default with an explanation",
                 f'declare it in src/options.py as {name}: TYPE = option(DEFAULT, "what it does")',
             )
+        if metadata["resume"] not in get_args(Resume):
+            raise UserError(
+                f'{cls.__name__}.{name} has resume="{metadata["resume"]}" in src/options.py',
+                f"expected one of {', '.join(get_args(Resume))}",
+            )
         default = _plain(declaration.default)
         options[name] = Option(types[name], default, metadata["help"], metadata["resume"])
     return options

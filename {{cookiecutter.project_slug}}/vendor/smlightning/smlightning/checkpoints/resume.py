@@ -86,10 +86,12 @@ def decide(
 def _named(wanted: str) -> tuple[Path, dict[str, Any]]:
     """The checkpoint at the user's path, and its content."""
     path = Path(wanted)
+    cure = "pass auto, never or a file such as checkpoints/000007-step000390-….ckpt"
+    if not path.exists():
+        raise UserError(f"--resume {wanted!r}: there is no such file", cure)
     if not files.NAME.fullmatch(path.name) or not path.is_file():
         raise UserError(
-            f"--resume {wanted!r} is not a checkpoint of this package, or is renamed",
-            "pass auto, never or a file such as checkpoints/000007-step000390-….ckpt",
+            f"--resume {wanted!r} is not a checkpoint of this package, or is renamed", cure
         )
     return path, files.verified(path)
 

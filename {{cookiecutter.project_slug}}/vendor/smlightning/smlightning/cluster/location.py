@@ -195,10 +195,13 @@ def _integer(env: Mapping[str, str], name: str) -> int:
     try:
         return int(text)
     except ValueError:
+        launcher = next(each for each in map(astuple, LAUNCHERS.values()) if name in each)
+        others = [other for other in launcher if other in env and other != name]
+        found = ", ".join(others) or "TORCHELASTIC_RUN_ID"
         raise ClusterError(
-            f"{name} is {text}, but a variable of the same launcher is set",
+            f"{name} is {text}, and the environment has {found}",
             f"start the command with torchrun or mpirun, which set {name}; for a single process "
-            "unset their variables",
+            f"unset {found}",
         ) from None
 
 

@@ -239,7 +239,8 @@ def find_columns(names: Sequence[str], columns: Sequence[Column], table: str) ->
             wanted = repr(column.given) if column.given else f"the {column.name}"
             raise UserError(
                 f"{table} has columns [{shown}]: {found} {wanted}",
-                f"set --{column.name}_column; a csv needs commas between columns, a tsv needs tabs",
+                f"set --{column.name}_column; in a csv or tsv, row 1 holds the columns' names, "
+                "with commas between them in a csv, and tabs in a tsv",
             )
         chosen += candidates
     return chosen

@@ -113,11 +113,11 @@ def client(service: str, region: str) -> Any:
 
 
 @functools.cache
-def model() -> Any:
-    """botocore's model of SageMaker, which takes a moment to read."""
+def model(service: str = "sagemaker") -> Any:
+    """botocore's model of a service, which takes a moment to read."""
     import botocore.session
 
-    return botocore.session.get_session().get_service_model("sagemaker")
+    return botocore.session.get_session().get_service_model(service)
 
 
 @functools.cache
@@ -128,6 +128,8 @@ def shape(name: str) -> Any:
 
 def request_shape(kind: str) -> Any:
     """The shape of the request that creates something of this kind, as in EndpointConfig."""
+    if kind == "ServiceJob":  # of AWS Batch
+        return model("batch").operation_model("SubmitServiceJob").input_shape
     return model().operation_model(f"Create{kind}").input_shape
 
 

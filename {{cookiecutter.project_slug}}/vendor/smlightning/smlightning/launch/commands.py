@@ -6,7 +6,7 @@ A command imports heavy modules when it runs, so that `--help` answers at once.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,9 @@ YES = option("--yes", "accept the price without a question", action="store_true"
 DRY_RUN = option("--dry-run", "print the request as JSON and send nothing", action="store_true")
 REPORT = option("--json", "also write the result to this file", type=Path, metavar="FILE")
 # Commands with this option are for jobs that were sent, and need no valid job.toml.
+QUEUE = option(
+    "--queue", "name or ARN of a queue of AWS Batch that starts the job", default="", metavar="NAME"
+)
 REGION = option(
     "--region", "region of the job (the one it was sent to, or of job.toml)", default=""
 )
@@ -86,9 +89,22 @@ def run(arguments: argparse.Namespace) -> int:
         if is_sent:
             given = arguments.region
             arguments.region = sent_jobs.region_of(project, name, given=given, job_file=job_file)
+            arguments.service_job = sent_jobs.service_job(project, name)
+            if name and arguments.command not in ("attach", "stop"):
+                arguments.name = training_job(project, name, arguments.region)
         else:
             project.add_src_to_path()
         return COMMANDS[arguments.command].run(arguments, project)
+
+
+def training_job(project: Project, name: str, region: str) -> str:
+    """The name of a job's training job: its own, or in a queue the latest attempt's."""
+    service_job = sent_jobs.service_job(project, name)
+    if not service_job:
+        return name
+    from smlightning.launch import queues
+
+    return queues.training_job(name, service_job, region)
 
 
 def project_or_folder() -> Project:
@@ -161,7 +177,7 @@ def run_preflight(arguments: argparse.Namespace, project: Project) -> int:
             "or pass --accept KEY for one that does not apply"
         )
         return 1
-    print(preflight.passed(results))
+    print(preflight.passed(results, offline=arguments.offline))
     return 0
 
 
@@ -251,6 +267,7 @@ def estimate(arguments: argparse.Namespace, project: Project) -> int:
         default="",
         metavar="EMAIL",
     ),
+    QUEUE,
     option("--existing-bucket", "do not create the bucket, because it exists", action="store_true"),
     example="--policy role",
 )
@@ -278,6 +295,7 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             without_ids=arguments.without_ids,
             existing_bucket=arguments.existing_bucket,
             notify=arguments.notify,
+            queue=arguments.queue,
         )
         text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
     else:
@@ -289,6 +307,7 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             partition=partition,
             senders=(template.sender_arn(arguments.sender, account, partition),),
             image=image,
+            queue=arguments.queue,
         )
         text = json.dumps(template.policy(given, who), indent=2)
     for finding in template.not_granted(template.facts(wanted, project)):
@@ -344,21 +363,24 @@ def print_manifest(arguments: argparse.Namespace, project: Project) -> int:
     ACCEPT,
     DRY_RUN,
     option("--no-follow", "print the job's name and exit", action="store_true"),
+    QUEUE,
     YES,
     example="--dry-run",
 )
 def submit(arguments: argparse.Namespace, project: Project) -> int:
     """Build the request, check it, show it, ask the user, send it, and follow the job."""
-    from smlightning.launch import follow, job, preflight, sending
+    from smlightning.launch import job, preflight, queues, sending
 
     wanted = job.load(arguments.job, project)
     destination = destination_of(wanted, arguments)
     results, body = preflight.offline_checks(wanted, project, destination)
-    if not passes(arguments, project, wanted, results, body):
+    if not passes(arguments, project, wanted, results, body, queue=arguments.queue):
         return 1
     assert body
+    queue = arguments.queue
+    queued = queues.service_job(body, queue, wanted.create) if queue else None
     if arguments.dry_run:
-        print(json.dumps(body, indent=2))
+        print(json.dumps(queued or body, indent=2))
         return 0
     fingerprint = sending.fingerprint(wanted, project)
     before = sent_jobs.same(project, fingerprint)
@@ -366,14 +388,27 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
         print(f"again   the same job was sent as {before}")
     if not confirmed("Send it?", arguments.yes):
         return 1
-    name = sending.submit(wanted, project, destination, body)
+    name, service_job = sending.submit(wanted, project, destination, body, queued)
     print(f"sent    {name}", flush=True)  # at once: from now on the job is billed
     profile = sent_jobs.profile_of(project, given=arguments.profile, job_file=arguments.job)
-    sent_jobs.remember(project, name, wanted.region, fingerprint, profile)
+    sent_jobs.remember(project, name, wanted.region, fingerprint, profile, service_job)
     if arguments.no_follow:
         return 0
-    outcome = follow.follow(name, wanted.region, metric_names(project), checkpoint_minutes(project))
-    return int(outcome.status != "Completed")
+    return followed(project, name, wanted.region, service_job)
+
+
+def followed(project: Project, name: str, region: str, service_job: str) -> int:
+    """Follow a job, of a queue each attempt; 1 unless its last training job completed."""
+    from smlightning.launch import follow, queues
+
+    names: Iterable[str] = [name]
+    if service_job:
+        names = queues.training_jobs(name, service_job, region)
+    status = ""
+    for each in names:
+        outcome = follow.follow(each, region, metric_names(project), checkpoint_minutes(project))
+        status = outcome.status
+    return int(status != "Completed")
 
 
 @command(
@@ -431,6 +466,7 @@ def passes(
     body: dict[str, Any] | None,
     *,
     tuning: bool = False,
+    queue: str = "",
 ) -> bool:
     """Check the account and print all findings; print hosts and cost if there is no error.
 
@@ -441,7 +477,7 @@ def passes(
     from smlightning.launch import preflight, price, requirements
 
     if body and not arguments.dry_run:
-        results = [*results, *accounts.check(wanted, body, tuning=tuning)]
+        results = [*results, *accounts.check(wanted, body, tuning=tuning, queue=queue)]
         results += requirements.resolved(wanted, project)
     if print_findings(results, arguments.accept):
         return False
@@ -491,12 +527,7 @@ def list_jobs(arguments: argparse.Namespace, project: Project) -> int:
 
 @command("attach", "follow a job again", REGION, NAME, example=A_JOB)
 def attach(arguments: argparse.Namespace, project: Project) -> int:
-    from smlightning.launch import follow
-
-    outcome = follow.follow(
-        arguments.name, arguments.region, metric_names(project), checkpoint_minutes(project)
-    )
-    return int(outcome.status != "Completed")
+    return followed(project, arguments.name, arguments.region, arguments.service_job)
 
 
 @command(
@@ -515,9 +546,13 @@ def why(arguments: argparse.Namespace, project: Project) -> int:
 
 @command("stop", "stop a job, and end its warm pool", REGION, NAME, example=A_JOB)
 def stop(arguments: argparse.Namespace, project: Project) -> int:
-    from smlightning.launch import jobs
+    from smlightning.launch import jobs, queues
 
-    print(jobs.stop(arguments.name, arguments.region))
+    name, region, service_job = arguments.name, arguments.region, arguments.service_job
+    done = queues.stop(name, service_job, region) if service_job else ""
+    if service_job and not done:  # its last training job may have a warm pool
+        name = queues.training_job(name, service_job, region)
+    print(done or jobs.stop(name, region))
     return 0
 
 
@@ -532,8 +567,9 @@ def stop(arguments: argparse.Namespace, project: Project) -> int:
 def compare(arguments: argparse.Namespace, project: Project) -> int:
     from smlightning.launch import jobs
 
-    names = [arguments.name, *arguments.others]
-    jobs.print_rows(jobs.compare(names, arguments.region), "they do not differ")
+    region = arguments.region
+    others = [training_job(project, name, region) for name in arguments.others]
+    jobs.print_rows(jobs.compare([arguments.name, *others], region), "they do not differ")
     return 0
 
 

@@ -106,7 +106,7 @@ class Tune(Table):
 
 
 class Create(Table):
-    """Members of the requests of `tune` and `deploy`, by AWS's names."""
+    """Members of the requests of `tune`, `deploy` and `submit --queue`, by AWS's names."""
 
     HyperParameterTuningJob: dict[str, Any] = key(
         "", "members of CreateHyperParameterTuningJob", default=dict
@@ -114,6 +114,7 @@ class Create(Table):
     Model: dict[str, Any] = key("", "members of CreateModel", default=dict)
     EndpointConfig: dict[str, Any] = key("", "members of CreateEndpointConfig", default=dict)
     Endpoint: dict[str, Any] = key("", "members of CreateEndpoint", default=dict)
+    ServiceJob: dict[str, Any] = key("", "members of Batch's SubmitServiceJob", default=dict)
 
 
 class Job(Table):
@@ -299,16 +300,18 @@ def load(path: str | Path, project: Project) -> Job:
     Raises:
         JobError: with every problem of the file.
     """
-    return from_table(_read(Path(path)), project)
+    return from_table(_read(Path(path)), project, Path(path).name)
 
 
-def from_table(table: dict[str, Any], project: Project | None = None) -> Job:
-    """The job of job.toml's content; raises JobError with every problem."""
+def from_table(
+    table: dict[str, Any], project: Project | None = None, file: str = "job.toml"
+) -> Job:
+    """The job of a job file's content; raises JobError with every problem."""
     findings = list(_missing_hosts(table))
     try:
         job = Job.model_validate(table)
     except ValidationError as problems:
-        raise JobError([*findings, *_findings(problems, project)]) from None
+        raise JobError([*findings, *_findings(problems, project, file=file)]) from None
     findings += _request_problems(job)
     if findings:
         raise JobError(findings)
@@ -357,7 +360,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _findings(
-    problems: ValidationError, project: Project | None, above: tuple[str, ...] = ()
+    problems: ValidationError,
+    project: Project | None,
+    above: tuple[str, ...] = (),
+    file: str = "job.toml",
 ) -> Iterator[Finding]:
     """A finding for each key that pydantic rejects, in pydantic's words."""
     messages: dict[tuple[Any, ...], list[str]] = {}
@@ -375,7 +381,7 @@ def _findings(
             misplaced = cure_for_misplaced_key(name, project)
         cure = misplaced or (RANGE_EXAMPLE if len(place) == 3 else "correct it")
         if place in unknown:
-            texts = ["job.toml has no such key"]
+            texts = [f"{file} has no such key"]
             table: Any = Job if len(place) == 1 else Job.model_fields[str(place[0])].annotation
             cure = misplaced or cure_for_unknown_name(name, table.model_fields)
         yield error(".".join(map(str, place)), ", or ".join(dict.fromkeys(texts)), cure)

@@ -16,6 +16,7 @@ from smlightning.errors import UserError
 from smlightning.launch import images, instances, launchers, request, resources
 from smlightning.launch.findings import each_of, error
 from smlightning.launch.job import Job, JobError
+from smlightning.launch.preflight import paths
 from smlightning.launch.preflight.hyperparameters import conflicts, hyperparameters
 from smlightning.launch.preflight.secrets import visible
 from smlightning.project import Project
@@ -166,6 +167,12 @@ def literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
+def is_missing(path: str, project: Project) -> bool:
+    """Whether it is a path of this machine that no pod has; an absolute one may be in the image."""
+    is_absolute = PurePosixPath(path).is_absolute()
+    return paths.is_local(path) and not is_absolute and not (project.src / path).exists()
+
+
 def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool) -> None:
     """Reject a job that Kubernetes cannot run, or whose options train.py does not take."""
     launcher, hosts = launchers.launcher(job), resources.host_count(job)
@@ -174,6 +181,8 @@ def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool
     family = None if image != images.image_uri(job) else images.profile(job)
     reserved = next(filter(launchers.reserves, {**job.environment, **job.secrets}), "")
     request_keys = sorted({*job.request} - {"ResourceConfig"})
+    given = {name: str(value) for name, value in job.hyperparameters.items()}
+    local = next((name for name, value in given.items() if is_missing(value, project)), "")
     if not CLAIM.fullmatch(volume) and not PurePosixPath(volume).is_absolute():
         raise UserError(
             f'--volume "{volume}" is neither the name of a claim nor a folder of the nodes',
@@ -228,6 +237,15 @@ def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool
                     "SageMaker copies channels, Kubernetes does not",
                     f"put the data on the volume ({VOLUME} in the pod), and set dataset to its "
                     "path, in a second job.toml (--job FILE)",
+                ),
+            ),
+            (
+                local,
+                error(
+                    f"hyperparameters.{local}",
+                    f'"{given.get(local)}" is a path of this machine, and no pod has it',
+                    f"put the data on the volume ({VOLUME} in the pod), and set its path there, in "
+                    "a second job.toml (--job FILE)",
                 ),
             ),
             (

@@ -180,8 +180,10 @@ def with_members(kind: str, body: dict[str, Any], create: Create) -> dict[str, A
         for path, _ in leaves(given)
         if path in reserved
     ]
-    merged = merge(body, given)
-    for violation in aws.violations({f"{kind}Name": "x", **merged}, aws.request_shape(kind)):
+    merged, shape = merge(body, given), aws.request_shape(kind)
+    name = f"{kind}Name"
+    named = {name: "x"} if name in shape.members else {}
+    for violation in aws.violations({**named, **merged}, shape):
         key = f"{kind}.{violation.path}"
         if re.split(r"[.[]", violation.path)[0] in given:
             key = f"create.{key}"

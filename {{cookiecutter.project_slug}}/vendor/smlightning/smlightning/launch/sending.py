@@ -17,20 +17,33 @@ from smlightning.project import Project
 STUDIO = Path("/opt/ml/metadata/resource-metadata.json")
 
 
-def submit(job: Job, project: Project, destination: Destination, body: dict[str, Any]) -> str:
-    """Upload the code, create the training job, and return its name without waiting for it.
+def submit(
+    job: Job,
+    project: Project,
+    destination: Destination,
+    body: dict[str, Any],
+    queued: dict[str, Any] | None = None,
+) -> tuple[str, str]:
+    """Upload the code, and create the training job without waiting for it.
 
     Args:
         job: of job.toml.
         project: whose src/ is uploaded.
         destination: of the request; its bucket is created if it is missing.
         body: CreateTrainingJob, as preflight checked it.
+        queued: SubmitServiceJob with this body; the job then goes to its queue.
+
+    Returns:
+        The job's name, and its ID in AWS Batch, which is empty without a queue.
     """
     name = str(body["TrainingJobName"])
     ensure_bucket(job, destination)
     upload(job, project, destination, name, body["OutputDataConfig"])
+    if queued:
+        answer = aws.client("batch", job.region).submit_service_job(**queued)
+        return name, str(answer["jobId"])
     aws.client("sagemaker", job.region).create_training_job(**body)
-    return name
+    return name, ""
 
 
 def fingerprint(job: Job, project: Project) -> str:

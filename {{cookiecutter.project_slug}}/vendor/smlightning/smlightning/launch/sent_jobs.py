@@ -12,7 +12,12 @@ FILE = ".jobs.jsonl"  # in the project's folder; a line for each job, as `rememb
 
 
 def remember(
-    project: Project, name: str, region: str, fingerprint: str = "", profile: str = ""
+    project: Project,
+    name: str,
+    region: str,
+    fingerprint: str = "",
+    profile: str = "",
+    service_job: str = "",
 ) -> None:
     """Note a job that was sent.
 
@@ -22,8 +27,15 @@ def remember(
         region: of the job.
         fingerprint: of job and code (sending.fingerprint); finds a job that is sent again.
         profile: of AWS's configuration, with which it was sent.
+        service_job: its ID in AWS Batch, if it was sent to a queue.
     """
-    entry = {"name": name, "region": region, "profile": profile, "fingerprint": fingerprint}
+    entry = {
+        "name": name,
+        "region": region,
+        "profile": profile,
+        "fingerprint": fingerprint,
+        "service_job": service_job,
+    }
     with (project.root / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
 
@@ -37,7 +49,7 @@ def entries(project: Project) -> list[dict[str, str]]:
         try:
             entry = json.loads(line)
             jobs.append({"name": str(entry["name"]), "region": str(entry["region"])})
-            for key in ("profile", "fingerprint"):
+            for key in ("profile", "fingerprint", "service_job"):
                 jobs[-1][key] = str(entry.get(key, ""))
         except (ValueError, TypeError, KeyError):
             continue
@@ -47,6 +59,12 @@ def entries(project: Project) -> list[dict[str, str]]:
 def remembered(project: Project) -> dict[str, str]:
     """Name → region of the jobs that were sent, the oldest first."""
     return {entry["name"]: entry["region"] for entry in entries(project)}
+
+
+def service_job(project: Project, name: str) -> str:
+    """The ID in AWS Batch of a job that was sent to a queue; empty for others."""
+    jobs = [entry["service_job"] for entry in entries(project) if entry["name"] == name]
+    return jobs[-1] if jobs else ""
 
 
 def same(project: Project, fingerprint: str) -> str:

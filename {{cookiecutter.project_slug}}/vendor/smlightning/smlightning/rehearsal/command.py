@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from smlightning.errors import UserError
 from smlightning.launch.constants import DISTRIBUTIONS
-from smlightning.launch.findings import print_error
+from smlightning.launch.findings import cure_for_unknown_name, print_error
 from smlightning.rehearsal.processes import END_SIGNALS
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     """The command's exit status, as the help lists them."""
-    arguments = parser().parse_args(argv)
+    arguments, unknown = parser().parse_known_args(argv)
+    if unknown:
+        print_error(unexpected(unknown[0], arguments))
+        return 2
     for number in END_SIGNALS:
         signal.signal(number, interrupt)
     run: Path | None = None
@@ -120,6 +123,15 @@ def main(argv: Sequence[str]) -> int:
             shutil.move(run, arguments.keep)
         elif run:
             shutil.rmtree(run, ignore_errors=True)
+
+
+def unexpected(word: str, arguments: argparse.Namespace) -> UserError:
+    """The error for an option that the parser does not know."""
+    own = [f"--{name.replace('_', '-')}" for name in vars(arguments) if name != "hyperparameters"]
+    similar = cure_for_unknown_name(word.partition("=")[0], own)
+    return UserError(
+        f'rehearse does not know "{word}"', f"{similar}; options of train.py follow --"
+    )
 
 
 def interrupt(*_: object) -> None:

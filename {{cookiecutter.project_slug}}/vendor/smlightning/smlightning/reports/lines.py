@@ -16,13 +16,14 @@ class MetricHistory:
 
     Attributes:
         rows: a checkpoint holds them, and the curves show them.
+        epoch: Lightning's, from 0, of metrics that come without one, as LearningRateMonitor's do.
         stage: ``fit``, ``validate`` or ``test``: the stage of the metrics that follow.
     """
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.stage = "fit"
-        self._epoch = 0
+        self.epoch = 0
 
     def add(self, metrics: Mapping[str, float], step: int) -> Row:
         """Keep metrics for the curves; returns them, with ``step`` and ``epoch`` first.
@@ -31,9 +32,9 @@ class MetricHistory:
             step: as Lightning counts: in training, the number of steps before the step of the
                 metrics; afterwards, the number of all steps.
         """
-        self._epoch = int(metrics.get("epoch", self._epoch))
+        self.epoch = int(metrics.get("epoch", self.epoch))
         is_training = int(self.stage == "fit")
-        position: Row = {"step": step + is_training, "epoch": self._epoch + is_training}
+        position: Row = {"step": step + is_training, "epoch": self.epoch + is_training}
         values = {name: float(value) for name, value in metrics.items() if name not in position}
         if self.stage != "validate":  # the curves leave out a validation after training
             if not self.rows or self.rows[-1]["step"] != position["step"]:

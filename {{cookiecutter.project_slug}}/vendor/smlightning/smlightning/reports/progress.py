@@ -93,6 +93,9 @@ class ProgressReport(pl.Callback):
             f"parameters={parameters} precision={trainer.precision}"
         )
 
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.history.epoch = trainer.current_epoch
+
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         # At the batch's end the scheduler has already set the next step's rate.
         self.lr = trainer.optimizers[0].param_groups[0]["lr"]

@@ -32,6 +32,7 @@ def check(
     tuning: bool = False,
     sender: str = "",
     connections: tuple[Connection, ...] = (),
+    queue: str = "",
 ) -> list[Finding]:
     """The findings of every check; `skipped` ones say what AWS did not answer.
 
@@ -41,6 +42,7 @@ def check(
         tuning: whether a search is sent, with several jobs at a time.
         sender: name or ARN of the role that will send it; empty: the caller.
         connections: what the job's processes connect to.
+        queue: of AWS Batch, to which it is sent; empty: it is sent to SageMaker.
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
@@ -58,7 +60,14 @@ def check(
     if role.endswith(f"/{request.DRY_ROLE}"):
         role = ""
     context = Context(
-        job, body, identity, role, tuning=tuning, sender=sender, connections=connections
+        job,
+        body,
+        identity,
+        role,
+        tuning=tuning,
+        sender=sender,
+        connections=connections,
+        queue=queue,
     )
     with ThreadPoolExecutor() as pool:
         answers = pool.map(lambda name: answered(name, context), CHECKS)

@@ -23,6 +23,7 @@ class Context:
     tuning: bool = False  # a search, with several jobs at a time
     sender: str = ""  # name or ARN of the role that will send it; empty: the caller
     connections: tuple[Connection, ...] = ()  # what the job's processes connect to
+    queue: str = ""  # of `submit --queue`, a name or an ARN
     _answers: dict[str, Future[Any]] = field(default_factory=dict, init=False, repr=False)
 
     def client(self, service: str) -> Any:

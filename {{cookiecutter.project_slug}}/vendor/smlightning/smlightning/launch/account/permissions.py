@@ -131,6 +131,7 @@ def facts_of(context: Context, role_arn: str) -> Facts:
         role=role_arn,
         job_name=str(context.request.get(key, "*")),
         tuning=context.tuning,
+        queue=context.queue,
     )
 
 
@@ -210,6 +211,8 @@ REQUIRED = (
     "sagemaker:CreateTrainingJob",
     "sagemaker:CreateHyperParameterTuningJob",
     "sagemaker:AddTags",
+    "batch:SubmitServiceJob",
+    "batch:TagResource",
     "iam:PassRole",
 )
 

@@ -6,11 +6,11 @@ CloudFormation file are made from them (template.py).
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from smlightning import stored_secrets
-from smlightning.launch import images, inference_images, request, requirements, resources
+from smlightning.launch import images, inference_images, queues, request, requirements, resources
 from smlightning.launch.job import Job
 from smlightning.stored_secrets import Reference
 
@@ -42,6 +42,7 @@ class Facts:
     tuning: bool = False
     senders: tuple[str, ...] = ()  # ARNs of those whose permissions preflight checks
     inference_image: str = ""  # of `deploy --image`; empty: AWS's own for PyTorch
+    queue: str = ""  # of `submit --queue`, a name or an ARN; empty: SageMaker gets the job itself
     key_arns: Mapping[str, str] = field(default_factory=dict)  # alias in the request → KMS key
 
     def arn(self, service: str, name: str, *, account: str = "", region: str = "") -> str:
@@ -51,10 +52,11 @@ class Facts:
 
     @property
     def training_job(self) -> str:
-        """The name of the training job; for a search, the pattern of its training jobs' names."""
+        """The name of the training job; of a search or in a queue, the pattern of the names."""
         if self.tuning:
             return f"{self.job_name.removesuffix('*')}*"
-        return str(self.request["TrainingJobName"])
+        name = str(self.request["TrainingJobName"])
+        return queues.training_jobs_pattern(name) if self.queue else name
 
     @property
     def output(self) -> str:
@@ -63,7 +65,7 @@ class Facts:
 
     def of_job(self, output: str, inside: str = "") -> list[str]:
         """Objects of the training job below an S3 address; SageMaker adds the job's name."""
-        slash = "" if self.tuning else "/"
+        slash = "" if self.tuning or self.queue else "/"
         return self.objects(f"{output.rstrip('/')}/{self.training_job}{slash}{inside}")
 
     def objects(self, address: str, rest: str = "*") -> list[str]:
@@ -121,6 +123,7 @@ def resources_of(facts: Facts) -> dict[str, list[str]]:
     return {
         "everything": [EVERY],
         **_of_job(facts),
+        **_of_queue(facts),
         **_of_storage(facts),
         **_of_network(facts),
         **_of_secrets(facts),
@@ -151,16 +154,18 @@ def _of_job(facts: Facts) -> dict[str, list[str]]:
     search = facts.arn("sagemaker", f"hyper-parameter-tuning-job/{facts.job_name}")
     searches = [search] if facts.tuning else []
     principals = [facts.role, *facts.senders]
-    stream = f"{facts.job_name.removesuffix('*')}*"
+    created = [] if facts.queue else jobs
+    stream = f"{facts.training_job.removesuffix('*')}*"
     uri = str(request["AlgorithmSpecification"].get("TrainingImage", ""))
     mlflow, debug = facts.job.mlflow, request.get("RemoteDebugConfig", {})
     package = request.get("Environment", {}).get(requirements.CODEARTIFACT, "")
     place, _, path = package.partition(":repository/")
     return {
         "job": jobs,
+        "created job": created,
         "job with a warm pool": jobs if facts.job.keep_alive_s else [],
         "search": searches,
-        "tagged jobs": [*jobs, *searches] if request.get("Tags") else [],
+        "tagged jobs": [*created, *searches] if request.get("Tags") else [],
         "execution role": [facts.role],
         "roles": [arn for arn in principals if ":role" in arn],
         "principals": principals,
@@ -181,6 +186,19 @@ def _of_job(facts: Facts) -> dict[str, list[str]]:
     }
 
 
+def _of_queue(facts: Facts) -> dict[str, list[str]]:
+    """A queue of AWS Batch, and the service jobs in it, whose IDs nobody knows before."""
+    jobs = [facts.arn("batch", "service-job/*")] if facts.queue else []
+    name = facts.queue
+    queue = name if name.startswith("arn:") else facts.arn("batch", f"job-queue/{name}")
+    return {
+        "any queue": _any(jobs),
+        "queue and its jobs": [queue, *jobs] if jobs else [],
+        "queued jobs": jobs,
+        "tagged queued jobs": jobs if facts.request.get("Tags") else [],
+    }
+
+
 def _of_storage(facts: Facts) -> dict[str, list[str]]:
     """Objects and buckets of each of the job's and the model's places."""
     named = {}
@@ -194,6 +212,7 @@ def _places(facts: Facts) -> dict[str, list[str]]:
     """ARN of objects in S3. Code, checkpoints and model lie in a folder with the job's name."""
     request = facts.request
     own = facts.of_job(facts.output)
+    code = replace(facts, queue="").of_job(facts.output, "source/")  # request.archive_uri
     checkpoints = request.get("CheckpointConfig", {}).get("S3Uri", "")
     is_kept = checkpoints.startswith("s3://")
     kept = facts.objects(f"{checkpoints.rstrip('/')}/") if is_kept else []
@@ -205,10 +224,10 @@ def _places(facts: Facts) -> dict[str, list[str]]:
     inputs = list(_inputs(facts))
     return {
         "the job": own,
-        "the code": facts.of_job(facts.output, "source/"),  # request.archive_uri
+        "the code": code,
         "checkpoints": kept,
         "outputs": outputs,
-        "all": [*inputs, *outputs],
+        "all": [*inputs, *(code if facts.queue else []), *outputs],
     }
 
 
@@ -330,7 +349,7 @@ def _by_alias(key: str) -> Condition:
 
 def _of_deployment(facts: Facts) -> dict[str, list[str]]:
     """Resources that `deploy` creates, with the job's name in lower case."""
-    name = facts.job_name.lower().removesuffix("*")
+    name = facts.training_job.lower().removesuffix("*")
     model, config, endpoint = (
         facts.arn("sagemaker", f"{kind}/{name}*")
         for kind in ("model", "endpoint-config", "endpoint")
@@ -364,6 +383,7 @@ def _lines(who: str, actions: str, resources: str) -> Iterator[Permission]:
 
 # AWS's pages that say so, below docs.aws.amazon.com:
 # AmazonS3/latest/userguide/UsingKMSEncryption.html
+# IAM/latest/UserGuide/list_awsbatch.html
 # IAM/latest/UserGuide/id_roles_use_passrole.html
 # codeartifact/latest/ug/auth-and-access-control-iam-identity-based-access-control.html
 # sagemaker/latest/dg/mlflow-create-tracking-server-iam.html
@@ -381,9 +401,13 @@ def _lines(who: str, actions: str, resources: str) -> Iterator[Permission]:
 # systems-manager/latest/userguide/sysman-paramstore-access.html
 TABLE: tuple[Permission, ...] = (
     # `submit`, `tune`, `attach` and `stop`; then the job itself.
-    *_lines(CALLER, "sagemaker:CreateTrainingJob", "job"),
+    *_lines(CALLER, "sagemaker:CreateTrainingJob", "created job"),
     *_lines(CALLER, "sagemaker:CreateHyperParameterTuningJob", "search"),
     *_lines(CALLER, "sagemaker:AddTags", "tagged jobs"),
+    *_lines(CALLER, "batch:SubmitServiceJob", "queue and its jobs"),
+    *_lines(CALLER, "batch:TagResource", "tagged queued jobs"),
+    *_lines(CALLER, "batch:DescribeServiceJob", "any queue"),
+    *_lines(CALLER, "batch:TerminateServiceJob", "queued jobs"),
     *_lines(CALLER, "iam:PassRole", "execution role"),
     *_lines(CALLER, "s3:PutObject", "objects of the code"),
     *_lines(CALLER, "kms:GenerateDataKey Decrypt", "key of the output"),
@@ -427,6 +451,7 @@ TABLE: tuple[Permission, ...] = (
     *_lines(LOOKER, "iam:GetRole", "roles"),
     *_lines(LOOKER, "iam:SimulatePrincipalPolicy", "principals"),
     *_lines(LOOKER, "sagemaker:ListTrainingJobs", "everything"),
+    *_lines(LOOKER, "batch:DescribeJobQueues", "any queue"),
     *_lines(LOOKER, "servicequotas:ListServiceQuotas", "everything"),
     *_lines(LOOKER, "servicequotas:ListAWSDefaultServiceQuotas", "everything"),
     *_lines(LOOKER, "pricing:GetProducts", "everything"),

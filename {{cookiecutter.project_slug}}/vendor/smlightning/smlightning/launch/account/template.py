@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smlightning.errors import UserError
-from smlightning.launch import aws, images, request, requirements, tune
+from smlightning.launch import aws, images, queues, request, requirements, tune
 from smlightning.launch.account.table import (
     CALLER,
     DEPLOYER,
@@ -88,6 +88,7 @@ def facts(
     path: str = "",
     senders: tuple[str, ...] = (),
     image: str = "",
+    queue: str = "",
 ) -> Facts:
     """The facts for the table, in an account that may be a placeholder.
 
@@ -99,6 +100,7 @@ def facts(
         path: of the execution role; empty: as job.toml has it.
         senders: ARNs of the users and roles that send the job.
         image: that the model answers in; empty: AWS's own.
+        queue: of AWS Batch, to which jobs may be sent, too.
 
     Raises:
         UserError: no request can be built from this job, or a name would be a pattern in a policy.
@@ -118,6 +120,7 @@ def facts(
         job_name=pattern,
         senders=senders,
         inference_image=image,
+        queue=queue,
     )
 
 
@@ -205,7 +208,10 @@ def policy(given: Facts, who: str) -> dict[str, Any]:
     """The policy of one of the table's; actions on the same resources are one statement."""
     statements: list[dict[str, Any]] = []
     actions_on: dict[tuple[tuple[str, ...], Condition], set[str]] = {}
-    for kind in (given, search(given)) if given.job.tune.ranges else (given,):
+    kinds = [replace(given, queue="")]
+    kinds += [search(kinds[0])] if given.job.tune.ranges else []
+    kinds += [given] if given.queue else []
+    for kind in kinds:
         for need in [*needs(kind, who), *(needs(kind, LOOKER) if who == CALLER else [])]:
             actions_on.setdefault((need.resources, need.condition), set()).add(need.action)
     for (resources, condition), actions in actions_on.items():
@@ -252,6 +258,7 @@ def cloudformation(
     without_ids: bool = False,
     existing_bucket: bool = False,
     notify: str = "",
+    queue: str = "",
 ) -> dict[str, Any]:
     """cloudformation.yaml for a job: its role and bucket, and two roles for GitHub's workflows.
 
@@ -262,6 +269,7 @@ def cloudformation(
         without_ids: github is OWNER/REPOSITORY, for repositories from before 2026-07-15.
         existing_bucket: create no bucket.
         notify: the address that gets a mail at the end of each job; empty: none.
+        queue: of AWS Batch, to which jobs may be sent, too.
 
     Raises:
         UserError: no request can be built from this job, github is not a repository, or notify no
@@ -272,7 +280,8 @@ def cloudformation(
     path, name = role_name(job)
     sender = f"{job.name}-github"
     sender_arn = f"arn:{PARTITION}:iam::{ACCOUNT}:role${{RolePath}}{sender}"
-    given = facts(job, project, path="${RolePath}", senders=(sender_arn,) if github else ())
+    senders = (sender_arn,) if github else ()
+    given = facts(job, project, path="${RolePath}", senders=senders, queue=queue)
     bucket = aws.s3_location(given.output)[0]
     exists = existing_bucket or not given.objects(given.output)  # it creates ordinary buckets only
     content: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
@@ -301,7 +310,9 @@ def cloudformation(
             raise UserError(f"--notify {notify} is not an email address", "as in me@example.com")
         resources["NotifyTopic"]["Properties"]["Subscription"][0]["Endpoint"] = notify
         detail = resources["NotifyRule"]["Properties"]["EventPattern"]["detail"]
-        detail["TrainingJobName"] = [{"prefix": f"{job.name}-"}]
+        names = [f"{job.name}-*"]
+        names += [queues.training_jobs_pattern(names[0])] if queue else []
+        detail["TrainingJobName"] = [{"prefix": name.removesuffix("*")} for name in names]
     else:
         leave_out(content, NOTIFY_PARTS)
     if exists:
