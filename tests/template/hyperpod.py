@@ -53,6 +53,7 @@ class Pod:
 
     def is_up(self) -> bool:
         """Whether the agent answers."""
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
         try:
             self.state = json.loads(self.request("status"))["status"]
         except OSError:
@@ -75,6 +76,8 @@ class Pod:
 
     def end(self) -> None:
         """Kill every process of the pod at once, as if its host failed."""
+        if self.process.poll() is not None:
+            return
         agent = psutil.Process(self.process.pid)
         for process in [agent, *agent.children(recursive=True)]:
             process.kill()
@@ -102,9 +105,10 @@ class Operator:
 
     def add_pod(self, address: str) -> Pod:
         """Start an agent; it is ready when this returns."""
-        folder = self.folder / f"pod-{len(self.pods)}"
+        port = free_port()
+        folder = self.folder / f"{address}:{port}"
         folder.mkdir(parents=True)
-        port, log = free_port(), folder / "log"
+        log = folder / "log"
         options = [f"--server-host={address}", f"--server-port={port}"]
         options.append(f"--rdzv-conf=resource_config_dir={folder}")  # of /opt/ml in a container
         program, *rest = self.command

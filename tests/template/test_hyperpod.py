@@ -6,6 +6,7 @@ AWS's package hyperpod-elastic-agent runs; a stand-in (hyperpod.py) takes the pl
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,11 +26,13 @@ BY_SCRIPT = ["--no-python", "sh", "train.sh"]  # of docs/kubernetes.md
 
 def install_agent(profile: Profile, project: Project, folder: Path) -> Path:
     """hyperpodrun, in an environment with the packages of an image whose torch it takes."""
-    packages = image.image_python(profile, project.path).parents[1]
-    install = image.new_environment(folder, profile)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "image.pth").write_text(str(*packages.glob("lib/python*/site-packages")))
-    image.run([*install, AGENT], folder)
+    packages = image.image_python(profile, project.path)
+    image.run([str(packages), "-m", "venv", "--without-pip", str(folder)], folder.parent)
+    [theirs] = packages.parents[1].glob("lib/python*/site-packages")
+    [own] = folder.glob("lib/python*/site-packages")
+    (own / "image.pth").write_text(str(theirs))
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    image.run([*pip, "install", "--quiet", AGENT], folder)
     return folder / "bin" / "hyperpodrun"
 
 
