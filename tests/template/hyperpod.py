@@ -43,7 +43,7 @@ class Pod:
 
     def request(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         """What the agent answers; with a body the request is a POST."""
-        request = urllib.request.Request(  # noqa: S310
+        request = urllib.request.Request(
             f"http://{self.address}:{self.port}/{path}",
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},

@@ -20,11 +20,12 @@ from smlightning.launch.images import Profile
 from smlightning.rehearsal import image
 
 AGENT = "hyperpod-elastic-agent==1.1.3"
+PINNED = [AGENT, "fastapi==0.165.0", "starlette==1.10.0", "uvicorn==0.54.0"]
 OPTIONS = ["--nnodes=2", "--nproc-per-node=2", "--shutdown-signal=SIGTERM"]  # as in a manifest
 BY_SCRIPT = ["--no-python", "sh", "train.sh"]  # of docs/kubernetes.md
 
 
-def install_agent(profile: Profile, project: Project, folder: Path) -> Path:
+def install_agent(profile: Profile, agent: list[str], project: Project, folder: Path) -> Path:
     """hyperpodrun, in an environment with the packages of an image whose torch it takes."""
     packages = image.image_python(profile, project.path)
     image.run([str(packages), "-m", "venv", "--without-pip", str(folder)], folder.parent)
@@ -32,7 +33,7 @@ def install_agent(profile: Profile, project: Project, folder: Path) -> Path:
     [own] = folder.glob("lib/python*/site-packages")
     (own / "image.pth").write_text(str(theirs))
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
-    image.run([*pip, "install", "--quiet", AGENT], folder)
+    image.run([*pip, "install", "--quiet", *agent], folder)
     return folder / "bin" / "hyperpodrun"
 
 
@@ -68,15 +69,16 @@ def largest_gap(one: Path, other: Path) -> float:
 
 @pytest.mark.timeout(1800)  # pip may have to install the image's packages
 @pytest.mark.parametrize(
-    "profile",
+    ("profile", "agent"),
     [
-        pytest.param(images.SMDDP, marks=pytest.mark.long),  # CI has its environment
-        pytest.param(images.MPIRUN, marks=pytest.mark.newest),
+        # .ci/run uses this environment for the image, too.
+        pytest.param(images.SMDDP, PINNED, marks=pytest.mark.long, id="torch-2.5"),
+        # The image that docs/kubernetes.md recommends.
+        pytest.param(images.MPIRUN, [AGENT], marks=pytest.mark.newest, id="torch-2.10"),
     ],
-    ids=lambda profile: f"torch-{profile.torch}",
 )
 def test_a_lost_host_comes_back_and_the_weights_are_those_of_an_undisturbed_run(
-    profile: Profile, words: Path, tmp_path: Path
+    profile: Profile, agent: list[str], words: Path, tmp_path: Path
 ) -> None:
     """On 2 hosts with 2 ranks each, on 1 × 2, and on 2 × 2 again, with the same global batch."""
     project = bake(tmp_path)
@@ -86,7 +88,7 @@ def test_a_lost_host_comes_back_and_the_weights_are_those_of_an_undisturbed_run(
     script = re.search(r"```sh\n(.*?)```", project.read("docs/kubernetes.md"), re.DOTALL)
     assert script
     (project.path / "src/train.sh").write_text(script[1])
-    program = install_agent(profile, project, tmp_path / "agent")
+    program = install_agent(profile, agent, project, tmp_path / "agent")
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
 
     with operator(program, BY_SCRIPT, project, words, undisturbed) as job:
