@@ -21,7 +21,13 @@ from smlightning.rehearsal import image
 
 AGENT = "hyperpod-elastic-agent==1.1.3"
 PINNED = [AGENT, "fastapi==0.165.0", "starlette==1.10.0", "uvicorn==0.54.0"]
-OPTIONS = ["--nnodes=2", "--nproc-per-node=2", "--shutdown-signal=SIGTERM"]  # as in a manifest
+# As in a manifest.
+OPTIONS = [
+    "--nnodes=2",
+    "--nproc-per-node=2",
+    "--shutdown-signal=SIGTERM",
+    "--shutdown-timeout=100",
+]
 BY_SCRIPT = ["--no-python", "sh", "train.sh"]  # of docs/kubernetes.md
 
 
@@ -110,6 +116,9 @@ def test_a_lost_host_comes_back_and_the_weights_are_those_of_an_undisturbed_run(
             with pytest.raises(JobFailed, match="worker process has crashed"):
                 other.complete(pod)
             assert pod.printed("global batch")
+            pod.request("stop", {})  # which the operator does not know of
+            with pytest.raises(JobFailed, match="went from faulted to"):
+                pod.has("ready")
 
         third = job.add_pod("127.0.0.2")
         job.start(second)
