@@ -19,9 +19,7 @@ def parser(description: str | None, kind: Literal["text", "image"], sample: Any)
         kind: of the arguments without an option.
         sample: what ``--sample`` predicts.
     """
-    made = ArgumentParser(
-        prog="python src/predict.py", description=description, allow_abbrev=False
-    )
+    made = ArgumentParser(prog="python src/predict.py", description=description, allow_abbrev=False)
     made.add_argument(kind, nargs="*", help=HELP[kind])
     made.add_argument(
         "--model_dir", type=Path, default=Path("outputs/model"), help="default: %(default)s"
