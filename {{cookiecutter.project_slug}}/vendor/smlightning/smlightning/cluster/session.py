@@ -38,8 +38,9 @@ from smlightning.cluster.location import Cluster, ClusterError, Machine, locate,
 from smlightning.errors import UserError, write_failure
 
 POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
+OFTEN = 256  # ranks that look so often: more of them look less often, or the store could not answer
 # Rank 0 may keep the store: it stays for several polls, so that the others can read the cause.
-LINGER_SECONDS = 0.5
+LINGER_POLLS = 10
 CAUSE_SECONDS = 5.0  # in which the other ranks say how they ended, after a failure
 ARRIVAL_SECONDS = 30.0  # in which the other ranks come to the end, after rank 0
 
@@ -96,9 +97,8 @@ class RankStore:
         """The values of keys that are set, by one question."""
         return [json.loads(value) for value in self.store.multi_get(list(keys))] if keys else []
 
-    def delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self.store.delete_key(key)
+    def delete(self, key: str) -> None:
+        self.store.delete_key(key)
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,7 @@ class _Session:
         have_met: whether all ranks have come.
         number: of the session in this process, the same on every rank.
         exchanges: number of the exchanges of values so far, the same on every rank.
+        sent: the key of what this rank sent to rank 0 last.
     """
 
     cluster: Cluster | None = None
@@ -142,6 +143,7 @@ class _Session:
     have_met: bool = False
     number: int = 0
     exchanges: int = 0
+    sent: str = ""
 
 
 _session = _Session()  # a process is in one session at a time
@@ -379,6 +381,8 @@ def from_rank_0(name: str, compute: Callable[[], Any], seconds: float = math.inf
 def to_rank_0(name: str, value: Any, seconds: float = math.inf) -> list[Any]:
     """On rank 0 the plain value of each rank, by rank; on the others nothing. Rank 0 waits for all.
 
+    The other ranks have to wait for rank 0, in any way, before they send it another value.
+
     Args:
         name: for errors.
         value: at most 8 MB of JSON, torch's limit for a value in the store.
@@ -387,14 +391,20 @@ def to_rank_0(name: str, value: Any, seconds: float = math.inf) -> list[Any]:
     store, cluster = _session.store, _session.cluster
     if store is None or cluster is None:
         return [value]
+    forget_sent()
     key = _next_key(name)
-    store.set(f"{key}/{cluster.rank}", value)
+    _session.sent = f"{key}/{cluster.rank}"
+    store.set(_session.sent, value)
     if cluster.rank != 0:
         return []
-    ranks = range(cluster.world_size)
-    values = wait_for_ranks(store, key, ranks, cluster, seconds)
-    store.delete([f"{key}/{rank}" for rank in ranks])
-    return values
+    return wait_for_ranks(store, key, range(cluster.world_size), cluster, seconds)
+
+
+def forget_sent() -> None:
+    """Delete from the store what this rank sent to rank 0 last, which rank 0 has read."""
+    if _session.store and _session.sent:
+        _session.store.delete(_session.sent)
+    _session.sent = ""
 
 
 def _next_key(name: str) -> str:
@@ -425,7 +435,17 @@ def wait_for_ranks(
             known = set(store.present(keys))
             missing = [rank for rank, name in zip(ranks, keys, strict=True) if name not in known]
             raise _late(", ".join(map(cluster.name, missing)), seconds)
-        time.sleep(POLL_SECONDS)
+        time.sleep(_poll_seconds(cluster))
+
+
+def _poll_seconds(cluster: Cluster) -> float:
+    """Seconds until a waiting rank looks at the store again."""
+    is_one_of_many = cluster.rank != 0 and cluster.world_size > OFTEN
+    return POLL_SECONDS * (cluster.world_size / OFTEN if is_one_of_many else 1)
+
+
+def _linger(cluster: Cluster) -> None:
+    time.sleep(LINGER_POLLS * POLL_SECONDS * max(1, cluster.world_size / OFTEN))
 
 
 # Ending
@@ -445,7 +465,7 @@ def _end_together() -> None:
     if store is None or cluster is None:
         return
     while cluster.rank != 0 and not store.has(end_key(0)):
-        time.sleep(POLL_SECONDS)
+        time.sleep(_poll_seconds(cluster))
     if cluster.rank != 0 and store.get(end_key(0))["kind"] != "well":
         raise torch.distributed.DistNetworkError("rank 0 failed or was stopped")
     set_end(store, cluster.rank, End("well"))
@@ -477,7 +497,7 @@ def _wait_for_ends(
     while store.add(ENDS_KEY, 0) < cluster.world_size and time.monotonic() < deadline:
         if leave_at_reason and store.has(REASON_KEY):
             return
-        time.sleep(POLL_SECONDS)
+        time.sleep(_poll_seconds(cluster))
 
 
 def _known_ends(store: RankStore, cluster: Cluster) -> list[str]:
@@ -538,7 +558,7 @@ def _announce(end: End) -> None:
         if end.kind == "failed":
             store.set_if_absent(CAUSE_KEY, asdict(end))
         if end.kind == "stopped" and cluster.rank == 0:
-            time.sleep(LINGER_SECONDS)
+            _linger(cluster)
 
 
 def cause(error: BaseException) -> End:
@@ -552,7 +572,7 @@ def cause(error: BaseException) -> End:
         # A rank that knows the cause stays until all have read it.
         _wait_for_ends(store, cluster, CAUSE_SECONDS, lost and cluster.rank != 0)
         if cluster.rank == 0:
-            time.sleep(LINGER_SECONDS)
+            _linger(cluster)
         if not lost:
             return own
         reason = store.get(REASON_KEY)

@@ -241,6 +241,7 @@ def states_of_ranks(loaders: Sequence[StatefulLoader], batches: int) -> list[dic
     while collectives.any_rank(bool(text)):
         pieces.append(session.to_rank_0("states of loaders", text[:PIECE]))
         text = text[PIECE:]
+    session.forget_sent()
     contents = map("".join, zip(*pieces, strict=True))
     return [torch_files.load(base64.b64decode(content)) for content in contents]
 
