@@ -4,12 +4,15 @@ import functools
 import sys
 from pathlib import Path
 
+import pytest
+
 from smlightning.testing.processes import run_ranks
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 import scale
 
 
+@pytest.mark.long
 def test_only_an_exchange_that_is_quadratic_on_purpose_grows_too_fast(tmp_path: Path) -> None:
     found = {ranks: scale.simulate(tmp_path / str(ranks), ranks, True) for ranks in (8, 64)}
     for number in (0, 1):

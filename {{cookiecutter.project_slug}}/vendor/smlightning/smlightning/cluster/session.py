@@ -290,6 +290,8 @@ def _open_store(cluster: Cluster, seconds: float) -> RankStore:
             raise _late(cluster.name(0), seconds, f" at {host}:{port}")
         time.sleep(POLL_SECONDS)
     options: dict[str, Any] = {}
+    if is_keeper:
+        _allow_files()
     try:
         listener = _listen(host, port) if is_keeper else None
         if listener:
@@ -310,6 +312,18 @@ def _open_store(cluster: Cluster, seconds: float) -> RankStore:
             "end the other program that uses this port, or see the log of rank 0",
         ) from None
     return _of_this_session(store)
+
+
+def _allow_files() -> None:
+    """Let this process open as many files as it may: the store has some connections of each rank.
+
+    The usual 1,024 are not enough for 300 ranks, and those without a connection would hang.
+    """
+    with contextlib.suppress(ImportError, ValueError, OSError):  # on Windows there is no limit
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def connect(cluster: Cluster) -> RankStore:
