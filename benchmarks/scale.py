@@ -355,9 +355,14 @@ def meet(write: Callable[[Record], Any], files: int = 256) -> None:
         resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     )
     began = time.monotonic()
-    with session.session():
+    with session.session() as cluster:
         met = time.monotonic()
     write({"began": began, "met": met, "ended": time.monotonic()})
+    done = Path("all-ended")
+    if cluster.rank == 0:
+        done.touch()
+    while not done.exists():  # the end of a process takes more of a processor than the session's
+        time.sleep(1)
 
 
 # Results
@@ -409,7 +414,7 @@ def draw(found: dict[int, list[dict[str, Facts]]], path: Path) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     ranks = sorted(found)
     for number, (axis, title) in enumerate(zip(axes, ("rank 0", "another rank"), strict=True)):
-        for part in found[ranks[0]][number]:
+        for part in (*PARTS, "checkpoint, FSDP"):
             sizes = [
                 found[n][number][part]["bytes"] + found[n][number][part]["summed"] for n in ranks
             ]
