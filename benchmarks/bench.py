@@ -16,7 +16,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 COMPARED = ("steps_per_second.py", "preparation.py", "checkpoints.py")
-OTHERS = ("sharding.py", "baselines.py", "estimate.py")
+OTHERS = ("sharding.py", "baselines.py", "estimate.py", "scale.py")
+ELSEWHERE = ("sharding.py", "scale.py")  # gpu.py and tests/package/cluster/test_scale.py run them
 SMALL = {"estimate.py": "--tiny"}
 
 
@@ -30,7 +31,7 @@ def main() -> int:
     failed = []
     names: tuple[str, ...] = COMPARED if arguments.against else COMPARED + OTHERS
     if arguments.small:
-        names = tuple(name for name in names if name != "sharding.py")  # gpu.py runs it
+        names = tuple(name for name in names if name not in ELSEWHERE)
     for name in arguments.only or names:
         command = [sys.executable, str(HERE / name)]
         if arguments.small:

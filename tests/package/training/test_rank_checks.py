@@ -44,18 +44,7 @@ def test_a_mistake_on_two_ranks_ends_both_in_one_sentence(name: str, tmp_path: P
 def other_ranks(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
     """Numbers of ranks 1, 2, … that rank 0, this process, gathers; a test fills the list."""
     others: list[list[float]] = []
-
-    def all_sum(slots: torch.Tensor) -> torch.Tensor:
-        for rank, numbers in enumerate(others, 1):
-            slots[rank] = torch.tensor(numbers, dtype=slots.dtype)
-        return slots
-
-    def cluster() -> Any:
-        return SimpleNamespace(world_size=1 + len(others), rank=0)
-
-    monkeypatch.setattr(session, "current_cluster", cluster)
-    monkeypatch.setattr(collectives, "current_cluster", cluster)
-    monkeypatch.setattr(collectives, "all_sum", all_sum)
+    monkeypatch.setattr(session, "to_rank_0", lambda name, mine: [mine, *others])
     return others
 
 
@@ -114,6 +103,7 @@ def test_a_metric_that_differs_on_one_rank_is_an_error_before_training_and_a_war
 ) -> None:
     values = torch.tensor([[0.5], [0.5], [other]], dtype=torch.float64)
     monkeypatch.setattr(rank_checks, "gathered", lambda _: values)
+    monkeypatch.setattr(collectives, "any_rank", lambda mine: True)  # rank 2 sees it
     assert rank_checks.equal_on_ranks("val/x", 0.5, check=False) == 0.5
     warned = capsys.readouterr().err
     if equal:

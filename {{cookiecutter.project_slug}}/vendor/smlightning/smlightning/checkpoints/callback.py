@@ -115,12 +115,16 @@ class Checkpoints(Checkpoint):
                 files.verified(Path(path))
             except UserError as error:
                 problem = error.problem
-        for rank, missing in enumerate(session.from_all_ranks("checkpoint files", problem)):
-            if missing:
-                raise UserError(
-                    f"rank 0 resumes from {path}, but on {cluster.name(rank)} {missing}",
-                    "share the folder of checkpoints between the hosts, or copy rank 0's to each",
-                )
+        problems = session.to_rank_0("checkpoint files", problem)
+        missing = session.from_rank_0(
+            "missing files",
+            lambda: [[cluster.name(rank), text] for rank, text in enumerate(problems) if text][:1],
+        )
+        for name, text in missing:
+            raise UserError(
+                f"rank 0 resumes from {path}, but on {name} {text}",
+                "share the folder of checkpoints between the hosts, or copy rank 0's to each",
+            )
         if not path:
             return None
         self.resume_point = resume.ResumePoint(Path(path), complete)
@@ -143,7 +147,7 @@ class Checkpoints(Checkpoint):
             model.load_state_dict(weights_like(best, model.state_dict()))
         if not self.writer.is_sharded:
             for tensor in filter(torch.is_tensor, model.state_dict().values()):
-                tensor.copy_(collectives.all_sum(tensor if is_first else torch.zeros_like(tensor)))
+                tensor.copy_(collectives.of_rank_0(tensor))
 
     def finish(self) -> None:
         """The run is complete, artifacts included, on every rank: the next one starts anew.

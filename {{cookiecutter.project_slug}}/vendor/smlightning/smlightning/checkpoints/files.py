@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +28,7 @@ from smlightning.errors import UserError, root_cause
 from smlightning.files import atomic_write, digest
 
 NAME = re.compile(r"(\d{6,})-step\d+-[0-9a-f]{16}\.ckpt")
-SHARD_NAME = re.compile(r"(\d{6,})-(best-)?\d{5}-of-\d{5}-[0-9a-f]{16}\.shard")
+SHARD_NAME = re.compile(r"((\d{6,})-(?:best-)?)\d{5}-of-\d{5}-[0-9a-f]{16}\.shard")
 KEEP = 3  # S3's copy follows additions and deletions in any order: the newest few must be there
 TEMPORARY = (".*.ckpt", ".*.shard")  # being written, or left by a process that was killed
 FINISHED = "finished"  # holds the name of the last checkpoint of a complete run
@@ -141,7 +141,7 @@ def prune(directory: Path) -> tuple[int, set[str]]:
     If one of these cannot be read, only old checkpoints are removed.
 
     Returns:
-        The arguments of `prune_shards` on another host.
+        The arguments of `prune_shards` on another host: how the names of all ranks' files begin.
     """
     for _, old in numbered(directory)[KEEP:]:
         old.unlink(missing_ok=True)
@@ -152,17 +152,20 @@ def prune(directory: Path) -> tuple[int, set[str]]:
         return 0, set()
     newest_number = known[0][0] if known else 0
     prune_shards(directory, newest_number, named)
-    return newest_number, named
+    return newest_number, {match[1] for match in map(SHARD_NAME.fullmatch, named) if match}
 
 
-def prune_shards(directory: Path, newest_number: int, named: Collection[str]) -> None:
+def prune_shards(directory: Path, newest_number: int, named: Set[str]) -> None:
     """Remove the shards up to this number that no checkpoint names; later ones are being written.
 
     Ranks of one host may do so at the same time.
+
+    Args:
+        named: names of files, or their beginnings: the number, and whether they are of the best.
     """
     for path in directory.glob("*.shard"):
         match = SHARD_NAME.fullmatch(path.name)
-        if match and int(match[1]) <= newest_number and path.name not in named:
+        if match and int(match[2]) <= newest_number and named.isdisjoint((path.name, match[1])):
             path.unlink(missing_ok=True)
 
 

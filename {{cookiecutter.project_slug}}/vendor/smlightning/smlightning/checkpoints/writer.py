@@ -17,7 +17,7 @@ from smlightning.cluster import session, shards
 from smlightning.cluster.session import RankStore
 from smlightning.files import checkpoint_line
 
-KEPT_KEY = "checkpoint/kept"  # the newest number, and the names of the files that are still needed
+KEPT_KEY = "checkpoint/kept"  # the newest number, and which files are still needed
 
 
 @dataclass
@@ -184,4 +184,4 @@ class CheckpointWriter:
         """On another host than rank 0's: remove what was not needed one checkpoint ago."""
         kept = self._store.get(KEPT_KEY)
         if kept is not None:
-            files.prune_shards(self.directory, *kept)
+            files.prune_shards(self.directory, kept[0], {*kept[1]})

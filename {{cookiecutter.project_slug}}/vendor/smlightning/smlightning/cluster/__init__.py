@@ -2,7 +2,7 @@
 
 - `location`: rank, world size, hosts and backend, from the environment: ``Cluster``.
 - `session`: ranks meet, exchange values, fail and end together: ``session``, ``current_cluster``,
-  ``from_rank_0``, ``from_all_ranks``.
+  ``from_rank_0``, ``to_rank_0``.
 - `strategies`: Lightning's strategies for a cluster: ``ClusterStrategy``, ``OneProcess``.
 - `sharding`: FSDP2 as Lightning's strategy: ``ShardedStrategy``, ``gather_weights``.
 - `fsdp2`: the calls of FSDP2, which need torch 2.6: ``shard``, ``gather``.

@@ -26,24 +26,30 @@ def all_sum(tensor: Tensor) -> Tensor:
     return total.to(tensor.device, tensor.dtype)
 
 
+def of_rank_0(tensor: Tensor) -> Tensor:
+    """Rank 0's tensor on every rank, by a sum with the others' zeros. Collective."""
+    is_first = current_cluster().rank == 0
+    return all_sum(tensor if is_first else torch.zeros_like(tensor))
+
+
+def differ(numbers: Sequence[int]) -> bool:
+    """Whether whole numbers differ between ranks. Collective: every rank passes equally many.
+
+    What it sends does not grow with the ranks; what `from_each_rank` sends does.
+    """
+    mine = torch.tensor(numbers, dtype=torch.int64)
+    return any_rank(not torch.equal(mine, of_rank_0(mine)))
+
+
 def from_each_rank(numbers: Sequence[int]) -> list[list[int]]:
-    """Whole numbers of each rank, by rank. Collective: every rank passes equally many."""
+    """Whole numbers of each rank, by rank. Collective: every rank passes equally many.
+
+    Each rank gets as many as there are ranks: use it once `differ` says so.
+    """
     cluster = current_cluster()
     slots = torch.zeros(cluster.world_size, len(numbers), dtype=torch.int64)
     slots[cluster.rank] = torch.tensor(numbers, dtype=torch.int64)
     return all_sum(slots).tolist()  # a slot for each rank: SMDDP has only sums
-
-
-def bytes_from_each_rank(content: bytes) -> list[bytes]:
-    """The bytes of each rank, by rank. Collective; they may be of different lengths."""
-    cluster = current_cluster()
-    lengths = [length for (length,) in from_each_rank([len(content)])]
-    words = -(-max(lengths) // 8)
-    slots = torch.zeros(cluster.world_size, words, dtype=torch.int64)
-    padded = bytearray(content.ljust(8 * words, b"\0"))
-    slots[cluster.rank] = torch.frombuffer(padded, dtype=torch.int64)
-    rows = all_sum(slots)
-    return [row.numpy().tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
 def any_rank(flag: bool) -> bool:

@@ -2,6 +2,9 @@
 
 They do so over a TCPStore, which works before there is a process group and after one broke. Each
 rank writes how it ended under ``end/<rank>``, and the first failure goes under ``cause``.
+
+Rank 0 alone reads a value of every rank, and answers with one for all: if each rank read them, the
+store would send the square of their number (benchmarks/scale.py).
 """
 
 import contextlib
@@ -17,7 +20,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import cache
@@ -35,12 +38,15 @@ from smlightning.cluster.location import Cluster, ClusterError, Machine, locate,
 from smlightning.errors import UserError, write_failure
 
 POLL_SECONDS = 0.05  # how often a waiting rank looks at the store
+OFTEN = 256  # ranks that look so often: more of them look less often, or the store could not answer
 # Rank 0 may keep the store: it stays for several polls, so that the others can read the cause.
-LINGER_SECONDS = 0.5
+LINGER_POLLS = 10
 CAUSE_SECONDS = 5.0  # in which the other ranks say how they ended, after a failure
 ARRIVAL_SECONDS = 30.0  # in which the other ranks come to the end, after rank 0
 
 CAUSE_KEY = "cause"
+REASON_KEY = "reason"  # how the first rank ended that failed or was stopped
+ENDS_KEY = "ends"  # the number of ranks that have ended
 CONNECTION_ENDED = r"[Cc]onnection (reset|closed|refused|was likely closed)|Broken pipe"
 # ncclRemoteError; what NCCL's transports report of a socket (nccl: src/misc/socket.cc); and torch,
 # if another rank does not give it NCCL's id (TCPStore.cpp; old torch: Socket Timeout) or this
@@ -78,6 +84,22 @@ class RankStore:
         """Whether all these keys are set."""
         return bool(self.store.check(list(keys)))
 
+    def present(self, keys: Sequence[str]) -> list[str]:
+        """Those of the keys that are set, by few questions if most are."""
+        if self.has(*keys):
+            return list(keys)
+        if len(keys) == 1:
+            return []
+        middle = len(keys) // 2
+        return self.present(keys[:middle]) + self.present(keys[middle:])
+
+    def get_each(self, keys: Sequence[str]) -> list[Any]:
+        """The values of keys that are set, by one question."""
+        return [json.loads(value) for value in self.store.multi_get(list(keys))] if keys else []
+
+    def delete(self, key: str) -> None:
+        self.store.delete_key(key)
+
 
 @dataclass(frozen=True)
 class End:
@@ -112,12 +134,16 @@ class _Session:
         store: None before the ranks connect, and with one process.
         have_met: whether all ranks have come.
         number: of the session in this process, the same on every rank.
+        exchanges: number of the exchanges of values so far, the same on every rank.
+        sent: the key of what this rank sent to rank 0 last.
     """
 
     cluster: Cluster | None = None
     store: RankStore | None = None
     have_met: bool = False
     number: int = 0
+    exchanges: int = 0
+    sent: str = ""
 
 
 _session = _Session()  # a process is in one session at a time
@@ -186,20 +212,27 @@ def _meet(cluster: Cluster) -> None:
     seconds = _meeting_seconds(os.environ.get("DIST_MEET_SECONDS", "180"))
     if cluster.world_size > 1:
         _session.store = _open_store(cluster, seconds)
-    infos = from_all_ranks("meet", _rank_info(cluster), seconds)
+    from_rank_0("rank 0", lambda: True, seconds)  # which waits for the others
+    infos = to_rank_0("meet", _rank_info(cluster), seconds)
+    difference = from_rank_0("versions", lambda: _difference(cluster, infos))
     _session.have_met = True
-    versions = [info.pop("versions") for info in infos]
     if cluster.rank == 0:
+        versions = [info.pop("versions") for info in infos]
         _print_table(infos)
         print(f"launcher: {cluster.launcher}; {versions[0]}", flush=True)
         if unused := slurm.unused(os.environ, cluster.world_size, cluster.num_nodes):
             print(f"warning: {unused}", flush=True)
-    for rank, other in enumerate(versions):
-        if other != versions[0]:
-            raise ClusterError(
-                f"{cluster.name(rank)} has {other}, and rank 0 has {versions[0]}",
-                "install the same requirements on every host",
-            )
+    if difference:
+        raise ClusterError(difference, "install the same requirements on every host")
+
+
+def _difference(cluster: Cluster, infos: list[dict[str, str]]) -> str:
+    """The first rank that has other versions than rank 0."""
+    expected = infos[0]["versions"]
+    for rank, info in enumerate(infos):
+        if info["versions"] != expected:
+            return f"{cluster.name(rank)} has {info['versions']}, and rank 0 has {expected}"
+    return ""
 
 
 def _meeting_seconds(text: str) -> float:
@@ -257,6 +290,8 @@ def _open_store(cluster: Cluster, seconds: float) -> RankStore:
             raise _late(cluster.name(0), seconds, f" at {host}:{port}")
         time.sleep(POLL_SECONDS)
     options: dict[str, Any] = {}
+    if is_keeper:
+        _allow_files()
     try:
         listener = _listen(host, port) if is_keeper else None
         if listener:
@@ -277,6 +312,18 @@ def _open_store(cluster: Cluster, seconds: float) -> RankStore:
             "end the other program that uses this port, or see the log of rank 0",
         ) from None
     return _of_this_session(store)
+
+
+def _allow_files() -> None:
+    """Let this process open as many files as it may: the store has some connections of each rank.
+
+    The usual 1,024 are not enough for 300 ranks, and those without a connection would hang.
+    """
+    with contextlib.suppress(ImportError, ValueError, OSError):  # on Windows there is no limit
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def connect(cluster: Cluster) -> RankStore:
@@ -327,32 +374,57 @@ def _late(names: str, seconds: float, place: str = "") -> ClusterError:
 # Exchanging values without a process group
 
 
-def from_rank_0(key: str, compute: Callable[[], Any]) -> Any:
+def from_rank_0(name: str, compute: Callable[[], Any], seconds: float = math.inf) -> Any:
     """Call ``compute`` on rank 0, and return its plain values on every rank. Waits for rank 0.
 
     Args:
-        key: a name that is used once in a session.
+        name: for errors.
+        seconds: to wait at most, as in `wait_for_ranks`.
     """
     store, cluster = _session.store, _session.cluster
     if store is None or cluster is None:
         return compute()
-    if cluster.rank == 0:
-        store.set(f"{key}/0", compute())
-    return wait_for_ranks(store, key, [0], cluster)[0]
+    key = _next_key(name)
+    if cluster.rank != 0:
+        return wait_for_ranks(store, key, [0], cluster, seconds)[0]
+    value = compute()
+    store.set(f"{key}/0", value)
+    return value
 
 
-def from_all_ranks(key: str, value: Any, seconds: float = math.inf) -> list[Any]:
-    """The plain value of each rank, by rank. Waits for all.
+def to_rank_0(name: str, value: Any, seconds: float = math.inf) -> list[Any]:
+    """On rank 0 the plain value of each rank, by rank; on the others nothing. Rank 0 waits for all.
+
+    The other ranks have to wait for rank 0, in any way, before they send it another value.
 
     Args:
-        key: a name that is used once in a session.
+        name: for errors.
+        value: at most 8 MB of JSON, torch's limit for a value in the store.
         seconds: to wait at most, as in `wait_for_ranks`.
     """
     store, cluster = _session.store, _session.cluster
     if store is None or cluster is None:
         return [value]
-    store.set(f"{key}/{cluster.rank}", value)
+    forget_sent()
+    key = _next_key(name)
+    _session.sent = f"{key}/{cluster.rank}"
+    store.set(_session.sent, value)
+    if cluster.rank != 0:
+        return []
     return wait_for_ranks(store, key, range(cluster.world_size), cluster, seconds)
+
+
+def forget_sent() -> None:
+    """Delete from the store what this rank sent to rank 0 last, which rank 0 has read."""
+    if _session.store and _session.sent:
+        _session.store.delete(_session.sent)
+    _session.sent = ""
+
+
+def _next_key(name: str) -> str:
+    """A key that no other exchange uses: all ranks exchange values in the same order."""
+    _session.exchanges += 1
+    return f"{name}/{_session.exchanges}"
 
 
 def wait_for_ranks(
@@ -368,15 +440,26 @@ def wait_for_ranks(
     deadline = time.monotonic() + seconds
     while True:
         # In this order: a rank may set its value and end between the two questions.
-        ended = any(store.has(end) for end in (CAUSE_KEY, *map(end_key, ranks)))
+        ended = store.add(ENDS_KEY, 0)
         if store.has(*keys):
-            return [store.get(name) for name in keys]
+            return store.get_each(keys)
         if ended:
             raise torch.distributed.DistNetworkError(f"a rank ended before it set {key}")
         if time.monotonic() > deadline:
-            missing = [rank for rank, name in zip(ranks, keys, strict=True) if not store.has(name)]
+            known = set(store.present(keys))
+            missing = [rank for rank, name in zip(ranks, keys, strict=True) if name not in known]
             raise _late(", ".join(map(cluster.name, missing)), seconds)
-        time.sleep(POLL_SECONDS)
+        time.sleep(_poll_seconds(cluster))
+
+
+def _poll_seconds(cluster: Cluster) -> float:
+    """Seconds until a waiting rank looks at the store again."""
+    is_one_of_many = cluster.rank != 0 and cluster.world_size > OFTEN
+    return POLL_SECONDS * (cluster.world_size / OFTEN if is_one_of_many else 1)
+
+
+def _linger(cluster: Cluster) -> None:
+    time.sleep(LINGER_POLLS * POLL_SECONDS * max(1, cluster.world_size / OFTEN))
 
 
 # Ending
@@ -396,39 +479,44 @@ def _end_together() -> None:
     if store is None or cluster is None:
         return
     while cluster.rank != 0 and not store.has(end_key(0)):
-        time.sleep(POLL_SECONDS)
-    if cluster.rank != 0 and _known_ends(store, cluster)[0].kind != "well":
+        time.sleep(_poll_seconds(cluster))
+    if cluster.rank != 0 and store.get(end_key(0))["kind"] != "well":
         raise torch.distributed.DistNetworkError("rank 0 failed or was stopped")
-    store.set(end_key(cluster.rank), asdict(End("well")))
+    set_end(store, cluster.rank, End("well"))
     if cluster.rank == 0:
-        ends = _wait_for_ends(store, cluster, ARRIVAL_SECONDS)
-        if [end.kind for end in ends.values()] != ["well"] * cluster.world_size:
+        _wait_for_ends(store, cluster, ARRIVAL_SECONDS)
+        ends = store.get_each(_known_ends(store, cluster))
+        if [end["kind"] for end in ends] != ["well"] * cluster.world_size:
             raise torch.distributed.DistNetworkError("a rank failed or was stopped")
     signals.complete()
 
 
+def set_end(store: RankStore, rank: int, end: End) -> None:
+    """Write how a rank ended."""
+    is_first = not store.has(end_key(rank))
+    store.set(end_key(rank), asdict(end))
+    if is_first:
+        store.add(ENDS_KEY, 1)
+
+
 def _wait_for_ends(
-    store: RankStore, cluster: Cluster, seconds: float, leave_at_cause: bool = False
-) -> dict[int, End]:
-    """The ends of all ranks, or those that are known in time.
+    store: RankStore, cluster: Cluster, seconds: float, leave_at_reason: bool = False
+) -> None:
+    """Wait until all ranks have ended, at most so long.
 
     Args:
-        leave_at_cause: return as soon as the end of one rank is the cause of the others'.
+        leave_at_reason: return as soon as a rank has failed or was stopped.
     """
     deadline = time.monotonic() + seconds
-    while True:
-        ends = _known_ends(store, cluster)
-        is_cause_known = any(end.kind in ("failed", "stopped") for end in ends.values())
-        if len(ends) == cluster.world_size or time.monotonic() > deadline:
-            return ends
-        if leave_at_cause and is_cause_known:
-            return ends
-        time.sleep(POLL_SECONDS)
+    while store.add(ENDS_KEY, 0) < cluster.world_size and time.monotonic() < deadline:
+        if leave_at_reason and store.has(REASON_KEY):
+            return
+        time.sleep(_poll_seconds(cluster))
 
 
-def _known_ends(store: RankStore, cluster: Cluster) -> dict[int, End]:
-    ends = {rank: store.get(end_key(rank)) for rank in range(cluster.world_size)}
-    return {rank: End(**end) for rank, end in ends.items() if end is not None}
+def _known_ends(store: RankStore, cluster: Cluster) -> list[str]:
+    """The keys of the ranks that have ended."""
+    return store.present([end_key(rank) for rank in range(cluster.world_size)])
 
 
 # Failing
@@ -478,11 +566,13 @@ def _announce(end: End) -> None:
     if store is None or cluster is None:
         return
     with contextlib.suppress(torch.distributed.DistError):
-        store.set(end_key(cluster.rank), asdict(end))
+        if end.kind in ("failed", "stopped"):  # before its end, after which others read it
+            store.set_if_absent(REASON_KEY, asdict(end))
+        set_end(store, cluster.rank, end)
         if end.kind == "failed":
             store.set_if_absent(CAUSE_KEY, asdict(end))
         if end.kind == "stopped" and cluster.rank == 0:
-            time.sleep(LINGER_SECONDS)
+            _linger(cluster)
 
 
 def cause(error: BaseException) -> End:
@@ -494,18 +584,21 @@ def cause(error: BaseException) -> End:
     lost = lost_a_rank(error)
     try:
         # A rank that knows the cause stays until all have read it.
-        ends = _wait_for_ends(store, cluster, CAUSE_SECONDS, lost and cluster.rank != 0)
+        _wait_for_ends(store, cluster, CAUSE_SECONDS, lost and cluster.rank != 0)
         if cluster.rank == 0:
-            time.sleep(LINGER_SECONDS)
+            _linger(cluster)
+        if not lost:
+            return own
+        reason = store.get(REASON_KEY)
+        if reason:
+            return End(**reason)
+        known = {*_known_ends(store, cluster), end_key(cluster.rank)}
     except torch.distributed.DistError:
-        ends = {rank: End("lost") for rank in range(1, cluster.world_size)}  # rank 0 is silent
-    if not lost:
-        return own
-    for end in ends.values():
-        if end.kind in ("failed", "stopped"):
-            return end
-    known = {*ends, cluster.rank}
-    silent = [cluster.name(rank) for rank in range(cluster.world_size) if rank not in known]
+        if not lost:
+            return own
+        known = set(map(end_key, range(1, cluster.world_size)))  # rank 0 is silent
+    ranks = range(cluster.world_size)
+    silent = [cluster.name(rank) for rank in ranks if end_key(rank) not in known]
     if not silent:
         return own
     reason = errors.nccl_reason(error)

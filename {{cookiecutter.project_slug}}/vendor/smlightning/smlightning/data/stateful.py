@@ -8,6 +8,7 @@ Lightning must not see these states. It would load rank 0's on every rank (2.6.6
 combined_loader.py, ``_load_state_dicts``), and skip a batch of a stream, since it prefetches one.
 """
 
+import base64
 import copy
 import io
 import itertools
@@ -20,11 +21,12 @@ from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
 from smlightning import torch_files
-from smlightning.cluster import collectives
+from smlightning.cluster import collectives, session
 from smlightning.data import rng
 from smlightning.errors import UserError
 
 BEGIN = -1  # in place of a batch's number: the creation of an iterator
+PIECE = 2**22  # characters of a state that a rank sends at once
 
 
 class StatefulLoader:
@@ -220,7 +222,7 @@ def resumes_exactly(loaders: Any) -> bool:
 
 
 def states_of_ranks(loaders: Sequence[StatefulLoader], batches: int) -> list[dict[str, Any]]:
-    """The states of the loaders of all ranks, by rank. Collective.
+    """The states of the loaders of all ranks, by rank, on rank 0. Collective.
 
     Args:
         batches: see `StatefulLoader.state`.
@@ -234,8 +236,14 @@ def states_of_ranks(loaders: Sequence[StatefulLoader], batches: int) -> list[dic
         "states": [loader.state(batches) for loader in loaders],
         "facts": [_facts(loader) for loader in loaders],
     }
-    contents = collectives.bytes_from_each_rank(_encoded(of_this_rank))
-    return [torch_files.load(content) for content in contents]
+    text = base64.b64encode(_encoded(of_this_rank)).decode()
+    pieces = []  # for each, those of all ranks
+    while collectives.any_rank(bool(text)):
+        pieces.append(session.to_rank_0("states of loaders", text[:PIECE]))
+        text = text[PIECE:]
+    session.forget_sent()
+    contents = map("".join, zip(*pieces, strict=True))
+    return [torch_files.load(base64.b64decode(content)) for content in contents]
 
 
 def _facts(loader: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class ResumableLoaders:
         return [stream.checksum(batches) for stream in self.streams]
 
     def states_of_ranks(self, trainer: pl.Trainer, batches: int) -> list[dict[str, Any]]:
-        """The states of each rank's loaders after ``batches``. Collective."""
+        """The states of each rank's loaders after ``batches``, on rank 0. Collective."""
         loaders = stateful.stateful_loaders(trainer.train_dataloader)
         return stateful.states_of_ranks(loaders, batches)
 

@@ -1,8 +1,9 @@
 """Checks that ranks agree where they must, and that each trains on its own part of the data.
 
 Ranks that differ train without an error: a label's number has another meaning on each rank, the
-weights drift apart, or a metric covers one rank's samples. Each check gathers a few numbers from
-every rank, with the one reduction that every backend has (cluster/collectives.py).
+weights drift apart, or a metric covers one rank's samples. Each check compares a few numbers with
+rank 0's, by the one reduction that every backend has (cluster/collectives.py), and gathers those of
+every rank only if they differ.
 """
 
 import math
@@ -81,7 +82,7 @@ class DividedData(pl.Callback):
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.batches: list[list[int]] = []  # for each batch, the ranks' digests
+        self.batches: list[list[int]] = []  # for each batch, the ranks' digests: on rank 0
         self.done = trainer.world_size == 1
 
     def on_train_batch_start(
@@ -89,30 +90,29 @@ class DividedData(pl.Callback):
     ) -> None:
         if self.done:
             return
-        ranks = collectives.from_each_rank([digest(batch), int(trainer.is_last_batch)])
-        self.batches.append([number for number, _ in ranks])
-        ended = any(last for _, last in ranks)  # a rank whose epoch has ended would not come again
-        self.done = self._is_proven() or len(self.batches) == MOST or ended
+        ranks = session.to_rank_0("batches", [digest(batch), bool(trainer.is_last_batch)])
+        same, self.done = session.from_rank_0("compared batches", lambda: self._compare(ranks))
+        if same:
+            raise UserError(
+                f"Ranks {same} of {trainer.world_size} have the same batches and would train on "
+                "the same data",
+                "return an ordinary DataLoader from train_dataloader, which Lightning divides "
+                "among the ranks; give your own sampler or stream each rank's part by "
+                "dist.get_global_rank(); seed your own random generator with the rank",
+            )
 
-    def _is_proven(self) -> bool:
-        """Whether the batches so far prove that every rank has its own data.
-
-        Raises:
-            UserError: ranks have the same batches, and these differ from each other.
+    def _compare(self, batches: list[Any]) -> tuple[str, bool]:
+        """The ranks that have the same batches, which differ from each other, and whether the
+        comparison is complete.
         """
+        self.batches.append([number for number, _ in batches])
         ranks = list(zip(*self.batches, strict=True))
         varied = [digests for digests in ranks if len(set(digests)) > 1]
         for digests, times in Counter(varied).items():
             if times > 1:
-                same = [rank for rank, other in enumerate(ranks) if other == digests]
-                raise UserError(
-                    f"Ranks {listed(same)} of {len(ranks)} have the same batches and would train "
-                    "on the same data",
-                    "return an ordinary DataLoader from train_dataloader, which Lightning divides "
-                    "among the ranks; give your own sampler or stream each rank's part by "
-                    "dist.get_global_rank(); seed your own random generator with the rank",
-                )
-        return len(varied) == len(ranks)
+                return listed([rank for rank, other in enumerate(ranks) if other == digests]), True
+        ended = any(last for _, last in batches)  # a rank whose epoch has ended comes no more
+        return "", ended or len(varied) == len(ranks) or len(self.batches) == MOST
 
 
 class DividedStream(pl.Callback):
@@ -219,7 +219,9 @@ def check_attributes(owner: Any, names: Sequence[str]) -> None:
 def check_lengths(name: str, batches: Sequence[int | float]) -> None:
     """Raise a UserError if loaders of known length have other numbers of batches on other ranks."""
     numbers = [-1 if math.isinf(number) else int(number) for number in batches]
-    ranks = collectives.from_each_rank(numbers) if numbers else []
+    if not numbers or not collectives.differ(numbers):
+        return
+    ranks = collectives.from_each_rank(numbers)
     for loader in range(len(numbers)):
         counts = [rank[loader] for rank in ranks]
         least, most = min(counts), max(counts)
@@ -238,8 +240,7 @@ def equally_many(loaders: Any) -> bool:
         size = sized_len(loader)
         stream = isinstance(getattr(loader, "dataset", None), IterableDataset)
         total = -1 if size is None or stream or total < 0 else total + size
-    counts = [count for (count,) in collectives.from_each_rank([total])]
-    return counts[0] >= 0 and len(set(counts)) == 1
+    return not collectives.differ([total]) and total >= 0
 
 
 def check_weights(model: torch.nn.Module, with_buffers: bool) -> None:
@@ -269,7 +270,7 @@ def equal_on_ranks(name: str, value: float, check: bool) -> float:
         raise difference
     if difference and session.current_cluster().rank == 0:
         print(f"warning: {difference}", file=sys.stderr)
-    return gathered([value])[0, 0].item()
+    return collectives.of_rank_0(torch.tensor(value, dtype=torch.float64)).item()
 
 
 def metric_difference(names: list[str], values: list[float]) -> UserError | None:
@@ -281,8 +282,11 @@ def metric_difference(names: list[str], values: list[float]) -> UserError | None
             f"{', '.join(names) or 'none'}",
             "log the same metrics on every rank: only rank 0's are printed and saved",
         )
+    mine = torch.tensor(values, dtype=torch.float64)
+    if not collectives.any_rank(not _near(mine, collectives.of_rank_0(mine)).all()):
+        return None
     ranks = gathered(values)
-    equal = torch.isclose(ranks, ranks[0], rtol=TOLERANCE, equal_nan=True)
+    equal = _near(ranks, ranks[0])
     differing = [number for number, same in enumerate(equal.all(0).tolist()) if not same]
     if not differing:
         return None
@@ -296,6 +300,10 @@ def metric_difference(names: list[str], values: list[float]) -> UserError | None
     )
 
 
+def _near(values: torch.Tensor, rank_0s: torch.Tensor) -> torch.Tensor:
+    return torch.isclose(values, rank_0s, rtol=TOLERANCE, equal_nan=True)
+
+
 def gathered(values: Sequence[float]) -> torch.Tensor:
     """The values of each rank: (ranks, values) float64."""
     cluster = session.current_cluster()
@@ -306,7 +314,9 @@ def gathered(values: Sequence[float]) -> torch.Tensor:
 
 def first_difference(numbers: Sequence[int]) -> tuple[int, int] | None:
     """The first rank that differs from rank 0, and the position of the number that differs."""
-    ranks = collectives.from_each_rank(numbers) if numbers else []
+    if not numbers or not collectives.differ(numbers):
+        return None
+    ranks = collectives.from_each_rank(numbers)
     for rank, here in enumerate(ranks):
         for position, (first, other) in enumerate(zip(ranks[0], here, strict=True)):
             if first != other:

@@ -20,7 +20,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from smlightning.cluster import session, signals
-from smlightning.cluster.session import CAUSE_KEY, End, RankStore, end_key
+from smlightning.cluster.session import CAUSE_KEY, End, RankStore, end_key, set_end
 from smlightning.errors import write_failure
 from smlightning.training import loop as loop_state
 from smlightning.training.hangs import (
@@ -281,17 +281,21 @@ class HangWatchdog(pl.Callback):
         store.set(_heartbeat_key(self.cluster.rank), asdict(heartbeat))
 
     def _judge(self, store: RankStore, latest: dict[int, Heard]) -> None:
-        """Read every rank's heartbeat into ``latest``, and end the job if a rank hangs."""
-        for rank in range(self.cluster.world_size):
-            values = store.get(_heartbeat_key(rank))
-            if values is None:
-                continue
-            heartbeat = Heartbeat(**values)
-            if rank not in latest or latest[rank].heartbeat != heartbeat:
-                latest[rank] = Heard(heartbeat, time.monotonic())
+        """Read the heartbeats into ``latest``, and end the job if a rank hangs.
+
+        Rank 1 reads rank 0's only, until rank 0 is silent or training stands still.
+        """
         # Rank 1 waits for rank 0's verdict first.
         limit = self.seconds * VERDICT_FRACTION + self.cluster.rank * 2 * self.interval
-        verdict = find_hang(latest, time.monotonic(), limit, self.cluster)
+        silent = time.monotonic() - latest[0].at if 0 in latest else 0.0
+        judges = self.cluster.rank == 0 or max(silent, self.progress.idle()) > limit / 2
+        keys = {_heartbeat_key(rank): rank for rank in range(self.cluster.world_size)}
+        known = store.present([*keys] if judges else [_heartbeat_key(0)])
+        for key, values in zip(known, store.get_each(known), strict=True):
+            rank, heartbeat = keys[key], Heartbeat(**values)
+            if rank not in latest or latest[rank].heartbeat != heartbeat:
+                latest[rank] = Heard(heartbeat, time.monotonic())
+        verdict = find_hang(latest, time.monotonic(), limit, self.cluster) if judges else None
         if verdict:
             store.set(HANG_KEY, asdict(verdict))
             time.sleep(4 * self.interval)  # the store may be this process: all read it first
@@ -299,10 +303,10 @@ class HangWatchdog(pl.Callback):
 
     def _follow(self, store: RankStore, cause: End, over: threading.Event) -> None:
         """Another rank failed: end with its cause, unless this rank notices the failure itself."""
-        key = end_key(self.cluster.rank)
-        if store.has(key):
+        if store.has(end_key(self.cluster.rank)):
             return
-        store.set(key, asdict(End("lost")))  # the other rank waits until all have read its cause
+        # The other rank waits until all have read its cause.
+        set_end(store, self.cluster.rank, End("lost"))
         if not over.wait(FOLLOW_SECONDS):
             write_failure(str(cause))
             me = self.cluster.name(self.cluster.rank)
