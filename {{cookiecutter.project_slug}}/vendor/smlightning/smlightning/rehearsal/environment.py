@@ -63,6 +63,7 @@ def container_environment(
         "TMPDIR": str(run / "tmp"),
         "MPLCONFIGDIR": str(run / "cache"),
         "CUDA_VISIBLE_DEVICES": "",
+        "ACCELERATE_USE_CPU": "true",  # else a Hugging Face Trainer joins no ranks without a GPU
         "AWS_REGION": plan.region,
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_BASE_DIR": str(host.base),

@@ -1,6 +1,6 @@
 """Stops or kills a host in the middle of training, and keeps its checkpoints as S3 does.
 
-stubs/rehearsal_recorder.py carries out the other faults: an error, and a killed rank.
+stubs/rehearsal_process.py carries out the other faults: an error, and a killed rank.
 """
 
 import shutil
