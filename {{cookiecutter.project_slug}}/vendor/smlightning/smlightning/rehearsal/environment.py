@@ -63,7 +63,9 @@ def container_environment(
         "TMPDIR": str(run / "tmp"),
         "MPLCONFIGDIR": str(run / "cache"),
         "CUDA_VISIBLE_DEVICES": "",
-        "ACCELERATE_USE_CPU": "true",  # else a Hugging Face Trainer joins no ranks without a GPU
+        # Without a GPU, a Hugging Face Trainer else joins no ranks, and resumes on no "cpu:0".
+        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_TORCH_DEVICE": "cpu",
         "AWS_REGION": plan.region,
         "AWS_EC2_METADATA_DISABLED": "true",
         "SAGEMAKER_BASE_DIR": str(host.base),
