@@ -54,6 +54,8 @@ def train(args: argparse.Namespace) -> None:
         if rank == 0:
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
             torch.save({**state, "epoch": epoch + 1}, "checkpoint.pt")
+    if rank == 0:
+        torch.save(model.module.state_dict(), "model.pt")
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
