@@ -119,9 +119,23 @@ def hosts_succeeded(plan: Plan, attempt: Attempt) -> Conclusion:
     for host in attempt.hosts:
         end = "killed at the time limit" if host.overdue else f"exit {host.exit_code}"
         details.append(f"host {host.number}: {end}")
-    causes = [cause_line(host.output("failure")) for host in attempt.hosts if host.exit_code]
+    causes = [cause(host) for host in attempt.hosts if host.exit_code]
     details += dict.fromkeys(filter(None, causes))
     return passed_if(attempt.succeeded, "; ".join(details))
+
+
+def cause(host: Host) -> str:
+    """Why a host failed: its failure file's cause, else its log's last error.
+
+    The toolkit finds exceptions of Python only, not the message of a parser of options.
+    """
+    line = cause_line(host.output("failure"))
+    log = host.base / "log.txt"
+    if line.startswith("Command ") and log.is_file():
+        text = log.read_text(errors="replace")
+        errors = [found for found in text.splitlines() if "error: " in found]
+        return errors[-1] if errors else line
+    return line
 
 
 def cause_line(failure: str | None) -> str:
@@ -178,9 +192,7 @@ def node_ranks(plan: Plan, attempt: Attempt) -> Conclusion:
     if wrong:
         return Conclusion(FAILED, "; ".join(wrong))
     if len(attempt.ranks) < plan.world_size:
-        return incomplete(
-            attempt, f"{len(attempt.ranks)} of {plan.world_size} ranks trained"
-        )
+        return Conclusion(SKIPPED, "see ranks-complete")
     return Conclusion(PASSED, f"0 to {plan.hosts - 1}")
 
 
@@ -319,10 +331,17 @@ def saved(folder: str, attempt: Attempt) -> Conclusion:
         return Conclusion(PASSED, f"{len(found)} files in /opt/ml/{folder}")
     detail = f"/opt/ml/{folder} is empty"
     kept = (*RESULTS, CHECKPOINTS)
-    lost = {name for rank in attempt.ranks for name in rank.files if not name.startswith(kept)}
+    lost = {top_of(name) for rank in attempt.ranks for name in rank.files}
+    lost = {name for name in lost if not f"{name}/".startswith(kept)}
     if lost:
         detail += f"; lost with the host: {', '.join(sorted(lost)[:LISTED])}"
     return incomplete(attempt, detail)
+
+
+def top_of(name: str) -> str:
+    """The file or folder of this name in the working directory, or in a folder like /tmp."""
+    parts = name.split("/")
+    return "/".join(parts[: 3 if name.startswith("/") else 2])
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -550,10 +569,12 @@ CURES = (
     (
         "world-size",
         "",
-        "start the ranks by torch_distributed, and join them from RANK, WORLD_SIZE and MASTER_ADDR: "
-        "torch.distributed.init_process_group(), or Trainer(devices=, num_nodes=, strategy=)",
+        "start the ranks by torch_distributed, and let them join as RANK, WORLD_SIZE and "
+        "MASTER_ADDR say: init_process_group(), or Trainer(devices=, num_nodes=, strategy=)",
     ),
     ("ranks-complete", "", "let every rank take every step, and only write and print on rank 0"),
+    ("node-ranks", "", "take the ranks from the launcher's variables, unchanged"),
+    ("prepare-data-once-per-node", "", "leave the call of prepare_data to Lightning's Trainer"),
     (
         "main-address",
         "",
@@ -579,5 +600,11 @@ CURES = (
         "^after step",
         "at the start, load the newest file below /opt/ml/checkpoints on every rank, with the "
         "optimizer and the epoch",
+    ),
+    (
+        "weights-as-undisturbed",
+        "",
+        "seed before the model gets its first weights, and resume the optimizer, the schedule, "
+        "the random states and the place in the data",
     ),
 )
