@@ -116,13 +116,15 @@ def test_a_mended_ddp_script_has_no_finding(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("slips", [["resume"], []])
-def test_a_ddp_script_that_is_stopped(
-    slips: list[str], project: Project, tmp_path: Path, without_sdk: dict[str, str]
+@pytest.mark.parametrize(
+    "fault, slips", [("--stop-host", ["resume"]), ("--stop-host", []), ("--lose-host", [])]
+)
+def test_a_ddp_script_that_is_interrupted(
+    fault: str, slips: list[str], project: Project, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
     mends = without(PLAIN_DDP, *slips)
     command = [*size(2, 1, "torch_distributed"), *mended("plain_ddp", mends, tmp_path)]
-    command += ["--stop-host", "2", "--", "--epochs", "500"]
+    command += [fault, "2", "--", "--epochs", "500"]
     report = rehearse(project, tmp_path, *command, **without_sdk)
     detail = r"^after step 0; the interruption came after step \d"
     assert_found(report, **({"resumes_from_checkpoint": detail} if slips else {}))
