@@ -326,7 +326,8 @@ def checkpoints_saved(plan: Plan, attempt: Attempt) -> Conclusion:
 
 def saved(folder: str, attempt: Attempt) -> Conclusion:
     """Whether a host has files in a folder of /opt/ml; if not, what was written elsewhere."""
-    found = [path for host in attempt.hosts for path in files_below(host.base / folder)]
+    files = [path for host in attempt.hosts for path in files_below(host.base / folder)]
+    found = [path for path in files if not path.name.startswith(".")]  # locks, unfinished files
     if found:
         return Conclusion(PASSED, f"{len(found)} files in /opt/ml/{folder}")
     detail = f"/opt/ml/{folder} is empty"

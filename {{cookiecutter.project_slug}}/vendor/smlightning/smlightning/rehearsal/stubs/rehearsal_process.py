@@ -29,10 +29,11 @@ FAULT_STEP = 2  # late enough that every rank is in the middle of training
 BATCHES = 500  # of the first epoch: ranks that share data do so from the beginning
 SAMPLES = 20_000
 DEPTH = 10  # levels of nesting in a batch
+INTERVAL = 0.2  # seconds between two notes of a process in training
 OF_SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 facts: dict[str, Any] = {"files": [], "printed": 0, "steps": 0}
-latest: dict[str, Any] = {}  # of the loader that gave the last batch; the last optimizer
+latest: dict[str, Any] = {}  # data of the last loader, the last optimizer, time of the last note
 
 
 def watch() -> None:
@@ -56,7 +57,8 @@ def after_step(optimizer: Optimizer, *_: Any) -> None:
     if facts["steps"] == 1:
         facts.update(latest.setdefault("data", {}))
         facts.update(place())
-    save()
+    if facts["steps"] <= FAULT_STEP or time.monotonic() > latest["saved"] + INTERVAL:
+        save()
     carry_out_fault(facts["steps"], facts["rank"])
 
 
@@ -125,6 +127,7 @@ def save() -> None:
     unfinished = evidence().with_suffix(".part")
     unfinished.write_text(json.dumps(facts))
     unfinished.replace(evidence())
+    latest["saved"] = time.monotonic()
 
 
 def noted_batches(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
