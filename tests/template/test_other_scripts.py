@@ -171,6 +171,7 @@ def points(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--channel", f"training={folder}"]
 
 
+@pytest.mark.long
 def test_a_relative_path_to_data(
     project: Project, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
