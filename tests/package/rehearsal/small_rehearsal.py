@@ -79,7 +79,9 @@ GOOD = tuple(
         weights="abc",
         metrics={"test/accuracy": 0.5},
         prepare_data=["Data.prepare_data in fit"] if number % 2 == 0 else [],
-        files=["model/config.json"] if number == 0 else [],
+        files=["model/config.json", "checkpoints/1.ckpt"] if number == 0 else [],
+        main_address="127.0.0.2",
+        steps=10,
         batches=[(f"batch {number} {i}", 8) for i in range(4)],
         samples=[f"sample {number} {i}" for i in range(32)],
     )
@@ -97,7 +99,7 @@ def ended_hosts(folder: Path, outputs: Sequence[tuple[str, str]]) -> list[Host]:
     """Hosts that have ended; each with a file in output/ of this name and text."""
     hosts = []
     for index, (name, text) in enumerate(outputs):
-        host = Host(index, f"127.0.0.{index + 1}", folder / f"host-{index + 1}")
+        host = Host(index, f"127.0.0.{index + 2}", folder / f"host-{index + 1}")
         host.exit_code = int(name == "failure")
         (host.base / "output").mkdir(parents=True)
         (host.base / "output" / name).write_text(text)
@@ -106,5 +108,9 @@ def ended_hosts(folder: Path, outputs: Sequence[tuple[str, str]]) -> list[Host]:
 
 
 def succeeded(folder: Path, ranks: Sequence[Rank] = GOOD) -> Attempt:
-    """An attempt of two hosts that succeeded."""
-    return Attempt(folder, ended_hosts(folder, [("success", "")] * 2), ranks)
+    """An attempt of two hosts that succeeded, and saved a checkpoint and a model on the first."""
+    hosts = ended_hosts(folder, [("success", "")] * 2)
+    for name in ("model", "checkpoints"):
+        (hosts[0].base / name).mkdir()
+        (hosts[0].base / name / "file").touch()
+    return Attempt(folder, hosts, ranks)

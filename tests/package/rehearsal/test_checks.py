@@ -21,11 +21,15 @@ NAMES = [
     "world-size",
     "ranks-complete",
     "node-ranks",
+    "main-address",
     "prepare-data-once-per-node",
     "data-divided",
     "weights-identical",
     "metrics-identical",
+    "model-saved",
+    "checkpoints-saved",
     "one-writer",
+    "one-printer",
     "model-predicts",
 ]
 FOR_ALL = ["Data.prepare_data in fit", "Model.prepare_data in fit for all nodes"]
@@ -50,7 +54,11 @@ FAULTS: list[tuple[str, str, dict[int, dict[str, Any]]]] = [
         "metrics-identical",
         {2: {"metrics": {"test/accuracy": 0.5, "more": 1.0}}},
     ),
-    ("two writers", "one-writer", {2: {"files": ["model/config.json"]}}),
+    ("two writers", "one-writer", {2: {"files": ["model/more.json"]}}),
+    ("a checkpoint twice", "one-writer", {2: {"files": ["checkpoints/1.ckpt"]}}),
+    ("a file twice", "one-writer", {n: {"files": ["code/data.csv"]} for n in (2, 3)}),
+    ("localhost", "main-address", {2: {"main_address": "localhost"}}),
+    ("a printer too many", "one-printer", {3: {"printed": 4}}),
 ]
 
 
@@ -65,7 +73,7 @@ def failed(verdicts: list[Check]) -> set[str]:
 def test_good_evidence_passes_under_stable_names(tmp_path: Path) -> None:
     verdicts = checks.judge(PLAN, succeeded(tmp_path))
     assert [check.name for check in verdicts] == NAMES
-    assert [check.verdict for check in verdicts] == [PASSED] * 10 + [SKIPPED], verdicts
+    assert [check.verdict for check in verdicts] == [PASSED] * 14 + [SKIPPED], verdicts
 
 
 @pytest.mark.parametrize("fault, check, changes", FAULTS, ids=[fault for fault, *_ in FAULTS])
@@ -97,36 +105,37 @@ def test_a_failure_gives_its_cause_once_and_skips_checks_without_evidence(
     assert by_name(verdicts)["weights-identical"].verdict == SKIPPED
 
 
-def test_restored_files_have_no_writer(tmp_path: Path) -> None:
-    (tmp_path / "s3").mkdir()
-    attempt = replace(succeeded(tmp_path), restored=tmp_path / "s3")
-    folder = attempt.hosts[1].base / "checkpoints"
-    folder.mkdir()
-    for place in (folder, tmp_path / "s3"):
-        (place / "of-rank-0").touch()
+def test_files_that_do_not_spoil_each_other_have_several_writers(tmp_path: Path) -> None:
+    """Checkpoints of each rank, a file of each host, and locks."""
+    changes = {
+        number: {"files": [f"checkpoints/rng-{number}", "home/x.lock", f"code/{number % 2}.csv"]}
+        for number in range(4)
+    }
+    attempt = succeeded(tmp_path, good_ranks(changes))
     assert checks.one_writer(PLAN, attempt).verdict == PASSED
-    (folder / "of-rank-1").touch()
+    result = attempt.hosts[1].base / "model" / "of-rank-2"
+    result.parent.mkdir()
+    result.touch()
     outcome = checks.one_writer(PLAN, attempt)
-    assert outcome.verdict == FAILED and "host-2/checkpoints/of-rank-1" in outcome.detail
+    assert outcome.verdict == FAILED and "host-2/model/of-rank-2" in outcome.detail
 
 
-def test_each_rank_writes_only_its_own_shards(tmp_path: Path) -> None:
-    attempt = succeeded(tmp_path)
-    shard = "checkpoints/{}000001-0000{}-of-00004{}.shard"
-    ranks = [
-        replace(rank, files=[*rank.files, shard.format(".", rank.rank, "")])
-        for rank in attempt.ranks
-    ]
-    sharded = replace(attempt, ranks=ranks)
-    places = [sharded.hosts[1].base / shard.format("", n, "-0123456789abcdef") for n in (3, 0)]
-    places[0].parent.mkdir(parents=True, exist_ok=True)
-    places[0].touch()
-    assert checks.one_writer(PLAN, sharded).verdict == PASSED
-    places[1].touch()
-    assert checks.one_writer(PLAN, sharded).verdict == FAILED
-    places[1].unlink()
-    ranks[3] = replace(ranks[3], files=[shard.format(".", 2, "")])
-    assert checks.one_writer(PLAN, replace(attempt, ranks=ranks)).verdict == FAILED
+@pytest.mark.parametrize(
+    "folder, check", [("model", "model-saved"), ("checkpoints", "checkpoints-saved")]
+)
+def test_files_elsewhere_are_lost(folder: str, check: str, tmp_path: Path) -> None:
+    attempt = succeeded(tmp_path, good_ranks({0: {"files": ["code/w.pt", "model/w.pt"]}}))
+    (attempt.hosts[0].base / folder / "file").unlink()
+    verdicts = checks.judge(PLAN, attempt)
+    assert failed(verdicts) == {check}
+    assert by_name(verdicts)[check].detail.endswith("is empty; lost with the host: code/w.pt")
+    assert by_name(verdicts)[check].cure
+
+
+def test_ranks_that_did_not_meet_are_one_failure(tmp_path: Path) -> None:
+    changes = {number: {"rank": 0, "world_size": 1, "weights": str(number)} for number in range(4)}
+    verdicts = checks.judge(PLAN, succeeded(tmp_path, good_ranks(changes)))
+    assert failed(verdicts) == {"world-size"} and by_name(verdicts)["world-size"].cure
 
 
 def test_a_call_that_smddp_excludes_is_a_failure(tmp_path: Path) -> None:
@@ -144,7 +153,8 @@ def test_a_call_that_smddp_excludes_is_a_failure(tmp_path: Path) -> None:
         ({"first_step": 7}, set()),
         ({"first_step": 0}, {"resumes-from-checkpoint"}),
         ({"first_step": 7, "weights": "abd"}, {"weights-as-undisturbed"}),
-        ({"first_step": None}, {"resumes-from-checkpoint"}),
+        ({"first_step": None, "steps": 3}, set()),
+        ({"first_step": None, "steps": 10}, {"resumes-from-checkpoint"}),
         ({"first_step": 20, "batches": [], "samples": []}, {"resumes-from-checkpoint"}),
     ],
 )
@@ -154,7 +164,10 @@ def test_a_restart_resumes_and_ends_with_the_undisturbed_weights(
     undisturbed = succeeded(tmp_path / "undisturbed")
     again = good_ranks({number: facts for number in range(4)})
     restarted = succeeded(tmp_path / "restarted", again)
-    assert failed(checks.judge_restart(restarted, undisturbed)) == found
+    verdicts = checks.judge_restart(restarted, undisturbed, replace(undisturbed, ranks=GOOD[:1]))
+    assert failed(verdicts) == found
+    after = "; the interruption came after step 10"
+    assert (after in verdicts[0].detail) == ("steps" in facts or facts["first_step"] in (0, 7))
 
 
 @pytest.mark.parametrize("kind", ["stop-host", "lose-host"])

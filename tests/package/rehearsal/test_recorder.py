@@ -12,16 +12,15 @@ from smlightning.rehearsal.hosts import STUBS
 
 @pytest.fixture(scope="module")
 def recorder() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(STUBS / "rehearsal_recorder.py")))
+    return SimpleNamespace(**runpy.run_path(str(STUBS / "rehearsal_process.py")))
 
 
 def note(recorder: SimpleNamespace, *batches: Any) -> tuple[list[Any], list[str]]:
     """The digests that a rank notes of its batches, and of their samples."""
-    rank = SimpleNamespace(facts={"batches": [], "samples": []}, first_epoch=0)
-    trainer = SimpleNamespace(current_epoch=0)
+    seen: tuple[list[Any], list[str]] = ([], [])
     for batch in batches:
-        recorder.Recorder.on_train_batch_start(rank, trainer, None, batch, 0)
-    return rank.facts["batches"], rank.facts["samples"]
+        recorder.note_batch(*seen, batch)
+    return seen
 
 
 X, Y = torch.arange(6.0).reshape(3, 2), torch.tensor([1, 0, 1])

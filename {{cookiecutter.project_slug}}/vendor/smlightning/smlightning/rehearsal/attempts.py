@@ -46,7 +46,7 @@ def run_interrupted(plan: Plan, folder: Path, show: Show) -> tuple[Attempt, list
     kept = faults.upload_checkpoints(interrupted.hosts, folder / "s3")
     restarted = run_attempt(whole, folder / "restarted", show, kept)
     verdicts += checks.judge(whole, restarted)
-    verdicts += checks.judge_restart(restarted, undisturbed)
+    verdicts += checks.judge_restart(restarted, undisturbed, interrupted)
     return restarted, verdicts
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
@@ -26,8 +27,9 @@ RECURRING = 0.1
 SHARED_SAMPLES = 0.5  # largest part of its samples that a rank may share with another
 FAILURE_REASON = 1024  # characters of output/failure that SageMaker shows
 PREDICTION = 120  # seconds
-# A shard below a job's folder, or one that is being written, by its rank (checkpoints/files.py).
-SHARD = re.compile(r"checkpoints/\.?\d{6,}-(?:best-)?(\d{5})-of-\d{5}.*\.shard")
+RESULTS = ("model/", "output/data/")  # below /opt/ml: what SageMaker keeps at a job's end
+CHECKPOINTS = "checkpoints/"  # below /opt/ml: what it keeps all the time, the same for all hosts
+LISTED = 3  # files in a detail
 FAILED_BEFORE = "the job failed before"
 
 
@@ -38,6 +40,7 @@ class Check:
     name: str
     verdict: str  # PASSED, FAILED or SKIPPED
     detail: str
+    cure: str = ""  # what to do, after a failure
 
 
 class Conclusion(NamedTuple):
@@ -76,17 +79,35 @@ def judge_interruption(plan: Plan, interrupted: Attempt) -> list[Check]:
     return judged({"ends-in-time": ends_after_interruption}, plan, interrupted)
 
 
-def judge_restart(restarted: Attempt, undisturbed: Attempt) -> list[Check]:
+def judge_restart(restarted: Attempt, undisturbed: Attempt, interrupted: Attempt) -> list[Check]:
     """Whether a restarted attempt resumed, and ended like an undisturbed one."""
-    weights = weights_as_undisturbed(restarted, undisturbed)
+    resumes = resumes_from_checkpoint(restarted, undisturbed, interrupted)
     return [
-        Check("resumes-from-checkpoint", *resumes_from_checkpoint(restarted)),
-        Check("weights-as-undisturbed", *weights),
+        with_cure("resumes-from-checkpoint", resumes),
+        with_cure("weights-as-undisturbed", weights_as_undisturbed(restarted, undisturbed)),
     ]
 
 
 def judged(table: Mapping[str, Judge], plan: Plan, attempt: Attempt) -> list[Check]:
-    return [Check(name, *check(plan, attempt)) for name, check in table.items()]
+    """The verdict of each check; ranks that did not meet make those OF_ONE_WORLD pointless."""
+    verdicts: list[Check] = []
+    met = True
+    for name, check in table.items():
+        conclusion = check(plan, attempt)
+        if name in OF_ONE_WORLD and not met:
+            conclusion = Conclusion(SKIPPED, "see world-size")
+        verdicts.append(with_cure(name, conclusion))
+        met = met and (name, conclusion.verdict) != ("world-size", FAILED)
+    return verdicts
+
+
+def with_cure(name: str, conclusion: Conclusion) -> Check:
+    """The check, with the first of CURES for its name and detail if it failed."""
+    if conclusion.verdict == FAILED:
+        for of_check, words, cure in CURES:
+            if of_check == name and re.search(words, conclusion.detail):
+                return Check(name, *conclusion, cure)
+    return Check(name, *conclusion)
 
 
 # How the hosts ended.
@@ -98,17 +119,31 @@ def hosts_succeeded(plan: Plan, attempt: Attempt) -> Conclusion:
     for host in attempt.hosts:
         end = "killed at the time limit" if host.overdue else f"exit {host.exit_code}"
         details.append(f"host {host.number}: {end}")
-    causes = [cause_line(host.output("failure")) for host in attempt.hosts if host.exit_code]
+    causes = [cause(host) for host in attempt.hosts if host.exit_code]
     details += dict.fromkeys(filter(None, causes))
     return passed_if(attempt.succeeded, "; ".join(details))
+
+
+def cause(host: Host) -> str:
+    """Why a host failed: its failure file's cause, else its log's last error.
+
+    The toolkit finds exceptions of Python only, not the message of a parser of options.
+    """
+    line = cause_line(host.output("failure"))
+    log = host.base / "log.txt"
+    if line.startswith("Command ") and log.is_file():
+        text = log.read_text(errors="replace")
+        errors = [found for found in text.splitlines() if "error: " in found]
+        return errors[-1] if errors else line
+    return line
 
 
 def cause_line(failure: str | None) -> str:
     """The first line of a failure file that gives a cause."""
     for line in (failure or "").splitlines():
         text = line.strip()
-        if not re.match(r"(ExitCode|\w+Error:$|$)", text):
-            text = text.removeprefix('ErrorMessage "').rstrip('"; ')
+        text = re.sub(r'^(ErrorMessage ")?(\[rank\d+\]:\s*)?', "", text).rstrip('"; ')
+        if not re.match(r"(ExitCode|\w+Error:$|raise |$)", text):
             return shorten(text, 400, placeholder=" …")
     return ""
 
@@ -130,7 +165,7 @@ def world_size(plan: Plan, attempt: Attempt) -> Conclusion:
     """All ranks have the planned world size."""
     expected = f"expected {plan.world_size}"
     if not attempt.ranks:
-        return incomplete(attempt, f"no rank reached a Trainer; {expected}")
+        return incomplete(attempt, f"no process trained; {expected}")
     sizes = Counter(rank.world_size for rank in attempt.ranks)
     seen = ", ".join(f"{size} on {count} ranks" for size, count in sizes.items())
     return passed_if(set(sizes) == {plan.world_size}, f"{seen}; {expected}")
@@ -141,7 +176,7 @@ def ranks_complete(plan: Plan, attempt: Attempt) -> Conclusion:
     ranks = [rank.rank for rank in attempt.ranks]
     expected = list(range(plan.world_size))
     some_are_absent = len(set(ranks)) == len(ranks) and set(ranks) < set(expected)
-    detail = f"ranks {ranks}"
+    detail = f"ranks {ranks} of {plan.world_size} trained"
     return incomplete(attempt, detail) if some_are_absent else passed_if(ranks == expected, detail)
 
 
@@ -157,10 +192,18 @@ def node_ranks(plan: Plan, attempt: Attempt) -> Conclusion:
     if wrong:
         return Conclusion(FAILED, "; ".join(wrong))
     if len(attempt.ranks) < plan.world_size:
-        return incomplete(
-            attempt, f"{len(attempt.ranks)} of {plan.world_size} ranks reached a Trainer"
-        )
+        return Conclusion(SKIPPED, "see ranks-complete")
     return Conclusion(PASSED, f"0 to {plan.hosts - 1}")
+
+
+def main_address(plan: Plan, attempt: Attempt) -> Conclusion:
+    """The ranks met at a host's address: other names lead to another machine on each host."""
+    addresses = [host.address for host in attempt.hosts]
+    used = sorted({rank.main_address for rank in attempt.ranks} - {""})
+    wrong = [address for address in used if address not in addresses]
+    if wrong and plan.hosts > 1:
+        return Conclusion(FAILED, f"the ranks met at {wrong[0]}, which is each host itself")
+    return Conclusion(PASSED, ", ".join(used) or "no rank met another")
 
 
 # Their data, and their results.
@@ -253,7 +296,7 @@ def metrics_identical(plan: Plan, attempt: Attempt) -> Conclusion:
     """All ranks have the same metrics of validation and test."""
     ranks = attempt.ranks
     if not ranks:
-        return incomplete(attempt, "no rank reached a Trainer")
+        return incomplete(attempt, "no process trained")
     names = sorted({name for rank in ranks for name in rank.metrics})
     if not names:
         return Conclusion(SKIPPED, "none was logged in validation or test")
@@ -271,48 +314,82 @@ def metrics_identical(plan: Plan, attempt: Attempt) -> Conclusion:
 # Their files.
 
 
-def one_writer(plan: Plan, attempt: Attempt) -> Conclusion:
-    """One rank writes artifacts and checkpoints; other hosts have only restored files.
+def model_saved(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Training wrote a file below /opt/ml/model."""
+    return saved("model/", attempt)
 
-    In a sharded run each rank also writes its own shards, on its own host.
+
+def checkpoints_saved(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Training wrote a file below /opt/ml/checkpoints."""
+    return saved(CHECKPOINTS, attempt)
+
+
+def saved(folder: str, attempt: Attempt) -> Conclusion:
+    """Whether a host has files in a folder of /opt/ml; if not, what was written elsewhere."""
+    files = [path for host in attempt.hosts for path in files_below(host.base / folder)]
+    found = [path for path in files if not path.name.startswith(".")]  # locks, unfinished files
+    if found:
+        return Conclusion(PASSED, f"{len(found)} files in /opt/ml/{folder}")
+    detail = f"/opt/ml/{folder} is empty"
+    kept = (*RESULTS, CHECKPOINTS)
+    lost = {top_of(name) for rank in attempt.ranks for name in rank.files}
+    lost = {name for name in lost if not f"{name}/".startswith(kept)}
+    if lost:
+        detail += f"; lost with the host: {', '.join(sorted(lost)[:LISTED])}"
+    return incomplete(attempt, detail)
+
+
+def top_of(name: str) -> str:
+    """The file or folder of this name in the working directory, or in a folder like /tmp."""
+    parts = name.split("/")
+    return "/".join(parts[: 3 if name.startswith("/") else 2])
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def one_writer(plan: Plan, attempt: Attempt) -> Conclusion:
+    """One rank, on the first host, writes the results, and no two ranks write the same file.
+
+    Checkpoints of all hosts go to one place. Other files are a host's own.
     """
     details = []
     writers = 0
     for rank in attempt.ranks:
-        files = [name for name in rank.files if rank_of_shard(name) != rank.rank]
-        if files:
+        results = [name for name in rank.files if name.startswith(RESULTS)]
+        if results:
             writers += 1
-            details.append(f"rank {rank.rank} wrote {len(files)} files, {files[0]} first")
-    elsewhere = files_of_other_hosts(attempt)
+            details.append(f"rank {rank.rank} wrote {len(results)} files, {results[0]} first")
+    elsewhere = [
+        path.relative_to(attempt.folder).as_posix()
+        for host in attempt.hosts[1:]
+        for folder in RESULTS
+        for path in files_below(host.base / folder)
+    ]
     if elsewhere:
-        details.append(f"not on host 1: {', '.join(elsewhere[:3])}")
-    if not details:
-        return incomplete(attempt, "no rank wrote anything")
-    return passed_if(writers == 1 and not elsewhere, "; ".join(details))
+        details.append(f"not on host 1: {', '.join(elsewhere[:LISTED])}")
+    shared = [sentence for pair in combinations(attempt.ranks, 2) for sentence in same_file(*pair)]
+    details += shared[:LISTED]
+    right = writers <= 1 and not elsewhere and not shared
+    return passed_if(right, "; ".join(details) or "no two ranks wrote the same file")
 
 
-def rank_of_shard(name: str) -> int | None:
-    """The rank of a shard below a job's folder; None for another file."""
-    match = SHARD.fullmatch(name)
-    return int(match[1]) if match else None
+def same_file(one: Rank, other: Rank) -> list[str]:
+    """A sentence on a file that two ranks wrote, if one spoils it for the other."""
+    for name in one.files:
+        in_one_place = name.startswith(CHECKPOINTS) or one.host == other.host
+        if name in other.files and in_one_place and not name.endswith(".lock"):
+            return [f"ranks {one.rank} and {other.rank} both wrote {name}"]
+    return []
 
 
-def files_of_other_hosts(attempt: Attempt) -> list[str]:
-    """Result files on hosts beyond the first, without restored ones and shards of their ranks."""
-    host_of: dict[int | None, int] = {rank.rank: rank.host for rank in attempt.ranks}
-    restored = set()
-    if attempt.restored:
-        restored = {path.relative_to(attempt.restored) for path in attempt.restored.rglob("*")}
-    found = []
-    for host in attempt.hosts[1:]:
-        for folder in ("model", "checkpoints", "output/data"):
-            for path in (host.base / folder).rglob("*"):
-                shard = rank_of_shard(path.relative_to(host.base).as_posix())
-                is_own = host_of.get(shard) == host.index
-                is_restored = path.relative_to(host.base / folder) in restored
-                if path.is_file() and not is_own and not is_restored:
-                    found.append(str(path.relative_to(attempt.folder)))
-    return found
+def one_printer(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Only one rank of a host prints while it trains."""
+    others = [rank.rank for rank in attempt.ranks if rank.local_rank and rank.printed]
+    if others:
+        return Conclusion(FAILED, f"ranks {others} printed during training, too")
+    return Conclusion(PASSED, "at most one rank of each host printed during training")
 
 
 def smddp_contract(plan: Plan, attempt: Attempt) -> Conclusion:
@@ -354,15 +431,27 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
 # After a restart.
 
 
-def resumes_from_checkpoint(restarted: Attempt) -> Conclusion:
-    """All ranks began after a checkpoint's step, with something left to train."""
-    steps = sorted({rank.first_step or 0 for rank in restarted.ranks})
+def resumes_from_checkpoint(
+    restarted: Attempt, undisturbed: Attempt, interrupted: Attempt
+) -> Conclusion:
+    """All ranks began after a checkpoint's step, with something left to train.
+
+    Without Lightning's Trainer, the steps that the undisturbed job took in addition come before.
+    """
+    whole = max((rank.steps for rank in undisturbed.ranks), default=0)
+    steps = set()
+    for rank in restarted.ranks:
+        steps.add(whole - rank.steps if rank.first_step is None else rank.first_step)
     if not steps:
-        return incomplete(restarted, "no rank reached a Trainer")
+        return incomplete(restarted, "no rank took a step after the restart")
     if not any(rank.batches for rank in restarted.ranks):
         cure = "interrupt a longer run: --batches, or -- --epochs"
         return Conclusion(FAILED, f"nothing was left to train when it restarted; {cure}")
-    return passed_if(steps[0] > 0, f"after step {' or '.join(map(str, steps))}")
+    detail = f"after step {' or '.join(map(str, sorted(steps)))}"
+    done = max((rank.steps for rank in interrupted.ranks), default=0)
+    if done > min(steps):
+        detail += f"; the interruption came after step {done}"
+    return passed_if(min(steps) > 0, detail)
 
 
 def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Conclusion:
@@ -438,11 +527,15 @@ OF_A_JOB: dict[str, Judge] = {
     "world-size": world_size,
     "ranks-complete": ranks_complete,
     "node-ranks": node_ranks,
+    "main-address": main_address,
     "prepare-data-once-per-node": prepare_data_once_per_node,
     "data-divided": data_divided,
     "weights-identical": weights_identical,
     "metrics-identical": metrics_identical,
+    "model-saved": model_saved,
+    "checkpoints-saved": checkpoints_saved,
     "one-writer": one_writer,
+    "one-printer": one_printer,
     "smddp-contract": smddp_contract,
     "model-predicts": model_predicts,
 }
@@ -451,3 +544,68 @@ AFTER_A_FAULT: dict[str, Judge] = {
     "ends-in-time": ends_after_fault,
     "failure-names-cause": failure_names_cause,
 }
+OF_ONE_WORLD = (
+    "ranks-complete",
+    "node-ranks",
+    "data-divided",
+    "weights-identical",
+    "metrics-identical",
+    "one-writer",
+    "one-printer",
+)
+# A check, words of its detail, and what to do.
+CURES = (
+    (
+        "hosts-succeeded",
+        "unrecognized arguments|expected .* argument|invalid .* value",
+        "SageMaker passes each hyperparameter as --name value, and True as a word: give every "
+        "option of the parser a value",
+    ),
+    (
+        "hosts-succeeded",
+        "FileNotFoundError|No such file",
+        "SageMaker uploads the folder of train.py only: put data into a channel and read "
+        'os.environ["SM_CHANNEL_TRAINING"]',
+    ),
+    (
+        "world-size",
+        "",
+        "start the ranks by torch_distributed, and let them join as RANK, WORLD_SIZE and "
+        "MASTER_ADDR say: init_process_group(), or Trainer(devices=, num_nodes=, strategy=)",
+    ),
+    ("ranks-complete", "", "let every rank take every step, and only write and print on rank 0"),
+    ("node-ranks", "", "take the ranks from the launcher's variables, unchanged"),
+    ("prepare-data-once-per-node", "", "leave the call of prepare_data to Lightning's Trainer"),
+    (
+        "main-address",
+        "",
+        "leave MASTER_ADDR and MASTER_PORT as the launcher set them, and use env:// to join",
+    ),
+    ("data-divided", "", "use DistributedSampler, and call its set_epoch(epoch)"),
+    ("weights-identical", "", "wrap the model in DistributedDataParallel, with one seed for all"),
+    ("metrics-identical", "", "average metrics over the ranks: all_reduce, or sync_dist=True"),
+    ("model-saved", "", 'save the model below os.environ["SM_MODEL_DIR"], on rank 0'),
+    (
+        "checkpoints-saved",
+        "",
+        "write checkpoints below /opt/ml/checkpoints, or a spot stop loses all steps",
+    ),
+    (
+        "one-writer",
+        "",
+        "write results on rank 0; download on local rank 0 while the others wait at barrier()",
+    ),
+    ("one-printer", "", "print on rank 0: SageMaker reads metrics from every line of the log"),
+    (
+        "resumes-from-checkpoint",
+        "^after step",
+        "at the start, load the newest file below /opt/ml/checkpoints on every rank, with the "
+        "optimizer and the epoch",
+    ),
+    (
+        "weights-as-undisturbed",
+        "",
+        "seed before the model gets its first weights, and resume the optimizer, the schedule, "
+        "the random states and the place in the data",
+    ),
+)

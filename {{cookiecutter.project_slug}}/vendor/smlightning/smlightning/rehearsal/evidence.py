@@ -1,4 +1,4 @@
-"""The facts that each rank of an attempt noted about itself (stubs/rehearsal_recorder.py)."""
+"""The facts that each rank of an attempt noted about itself (stubs/rehearsal_process.py)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,12 @@ class Rank:
     package: str = ""  # the file of smlightning that it imported; empty: none
     prepare_data: Sequence[str] = ()  # calls: class, and which of Trainer's runs
     metrics: Mapping[str, float] = field(default_factory=dict)  # of validation and test
-    files: Sequence[str] = ()  # written where SageMaker keeps a job's results
+    files: Sequence[str] = ()  # written: relative to /opt/ml, or absolute
+    main_address: str = ""  # at which it met rank 0; empty: it met no other rank
+    steps: int = 0  # of optimizers
+    printed: int = 0  # calls of print() since its first step
     weights: str | None = None  # digests; None: it ended before there were any
-    first_step: int | None = None  # where fit() began
+    first_step: int | None = None  # where fit() of Lightning's Trainer began
     fault_at: float | None = None  # when it carried out its fault, in seconds of time.time()
     batches: Sequence[tuple[str, int]] = ()  # digest and number of samples, 0 if unknown
     samples: Sequence[str] = ()  # digests
@@ -59,7 +62,7 @@ class Attempt:
 
 
 def read_ranks(folder: Path) -> list[Rank]:
-    """The ranks of an attempt's folder, in order, without processes that reached no Trainer."""
+    """The ranks of an attempt's folder, in order, without processes that did not train."""
     contents = [json.loads(path.read_text()) for path in folder.glob("evidence/rank-*.json")]
     ranks = [Rank(**content) for content in contents if "rank" in content]
     return sorted(ranks, key=lambda rank: (rank.rank, rank.host))

@@ -1,6 +1,6 @@
 """Stops or kills a host in the middle of training, and keeps its checkpoints as S3 does.
 
-stubs/rehearsal_recorder.py carries out the other faults: an error, and a killed rank.
+stubs/rehearsal_process.py carries out the other faults: an error, and a killed rank.
 """
 
 import shutil
@@ -12,6 +12,9 @@ from smlightning.rehearsal import processes
 from smlightning.rehearsal.hosts import Host
 from smlightning.rehearsal.plan import LOSE_HOST, STOP_HOST, Fault
 
+# A complete checkpoint's last file: this package's and Lightning's, torch's, Hugging Face's.
+COMPLETE = ("[!.]*.ckpt", "*.pt", "*.pth", "checkpoint-*/trainer_state.json")
+
 
 def may_interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
     """Whether the host is in training and, if it will be lost, there is a checkpoint."""
@@ -19,8 +22,8 @@ def may_interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
         return False
     if fault.kind == STOP_HOST:
         return True
-    # A .ckpt file comes after the shards that it needs.
-    return any(path for host in hosts for path in (host.base / "checkpoints").glob("[!.]*.ckpt"))
+    folders = [host.base / "checkpoints" for host in hosts]
+    return any(path for folder in folders for name in COMPLETE for path in folder.glob(name))
 
 
 def interrupt(fault: Fault, run: Path, host: Host) -> None:

@@ -140,7 +140,7 @@ def opening_notes(plan: Plan, versions: dict[str, str]) -> list[str]:
         image += f", toolkit {versions['image_toolkit'] or 'unknown'}"
     notes = [f"runs {here}; the job's image has {image}", *plan.notes]
     if plan.batches:
-        most = f"one epoch of at most {plan.batches} batches"
+        most = f"with Lightning's Trainer, one epoch of at most {plan.batches} batches"
         notes.append(f"{most}; -- --epochs N trains N whole epochs")
     return notes
 
@@ -177,5 +177,6 @@ def table(title: str, verdicts: Sequence[Check]) -> Table:
     rows = Table(*columns, title=title, title_justify="left", title_style="bold")
     for check in verdicts:
         verdict = Text(check.verdict, VERDICT_COLOURS[check.verdict])
-        rows.add_row(check.name, verdict, Text(check.detail))
+        detail = f"{check.detail}: {check.cure}" if check.cure else check.detail
+        rows.add_row(check.name, verdict, Text(detail))
     return rows
