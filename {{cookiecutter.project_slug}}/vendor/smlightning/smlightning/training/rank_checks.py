@@ -90,8 +90,12 @@ class DividedData(pl.Callback):
     ) -> None:
         if self.done:
             return
-        ranks = session.to_rank_0("batches", [digest(batch), bool(trainer.is_last_batch)])
-        same, self.done = session.from_rank_0("compared batches", lambda: self._compare(ranks))
+        # A sum fails at once if a rank was killed; the store would wait for it.
+        ended = collectives.any_rank(bool(trainer.is_last_batch))
+        batches = session.to_rank_0("batches", digest(batch))
+        same, self.done = session.from_rank_0(
+            "compared batches", lambda: self._compare(batches, ended)
+        )
         if same:
             raise UserError(
                 f"Ranks {same} of {trainer.world_size} have the same batches and would train on "
@@ -101,17 +105,20 @@ class DividedData(pl.Callback):
                 "dist.get_global_rank(); seed your own random generator with the rank",
             )
 
-    def _compare(self, batches: list[Any]) -> tuple[str, bool]:
+    def _compare(self, batches: list[int], ended: bool) -> tuple[str, bool]:
         """The ranks that have the same batches, which differ from each other, and whether the
         comparison is complete.
+
+        Args:
+            batches: the ranks' digests.
+            ended: on a rank this is the epoch's last batch, so that it compares no more.
         """
-        self.batches.append([number for number, _ in batches])
+        self.batches.append(batches)
         ranks = list(zip(*self.batches, strict=True))
         varied = [digests for digests in ranks if len(set(digests)) > 1]
         for digests, times in Counter(varied).items():
             if times > 1:
                 return listed([rank for rank, other in enumerate(ranks) if other == digests]), True
-        ended = any(last for _, last in batches)  # a rank whose epoch has ended comes no more
         return "", ended or len(varied) == len(ranks) or len(self.batches) == MOST
 
 
