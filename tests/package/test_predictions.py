@@ -35,6 +35,25 @@ def test_a_request_holds_one_image() -> None:
     Image.new("RGB", (7, 3)).save(body, "JPEG")
     (image,) = serving.image_input_fn(body.getvalue(), "image/jpeg")
     assert image.size == (7, 3)
+
+
+def encoded(kind: str, size: tuple[int, int] = (40, 30)) -> bytes:
+    body = io.BytesIO()
+    Image.new("RGB", size).save(body, kind)
+    return body.getvalue()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        encoded("PNG")[:-30],
+        encoded("EPS"),  # for which PIL would start Ghostscript
+        encoded("PNG", (15_000, 15_000)),  # 225 million pixels in a small file
+    ],
+    ids=["text", "cut", "program", "bomb"],
+)
+def test_a_request_without_a_usual_image_is_rejected(body: bytes) -> None:
     with pytest.raises(serving.RejectedRequest, match="not an image") as rejected:
-        serving.image_input_fn(b"{}", "application/json")
+        serving.image_input_fn(body, "image/png")
     assert rejected.value.status == 400

@@ -47,7 +47,7 @@ PARTS = {
 
 @pytest.mark.parametrize(
     "part",
-    ["ranks", "rest", "rehearsal", pytest.param("options", marks=pytest.mark.long)],
+    ["rest", *(pytest.param(part, marks=pytest.mark.long) for part in PARTS if part != "rest")],
 )
 def test_an_example_passes_the_contract_tests(part: str, example: Project, tmp_path: Path) -> None:
     """On one to three ranks; resumed after a kill; best weights saved; rehearsed on two hosts."""
@@ -135,6 +135,24 @@ def answers(example: Project, folder: Path, *images: Path) -> list[Any]:
     return json.loads(example.run(*command, PYTHONPATH="src").stdout)
 
 
+def assert_loads_without_code(example: Project, folder: Path) -> None:
+    """Add code to a trained model, for which transformers would ask standard input."""
+    model = folder / "model"
+    own = {"AutoConfig": "evil.Evil", "AutoTokenizer": ["evil.Evil", "evil.Evil"]}
+    own["AutoModelForImageClassification"] = "evil.Evil"
+    for name in ("config.json", "tokenizer_config.json"):
+        if (model / name).is_file():
+            config = json.loads((model / name).read_text("utf-8"))
+            config["auto_map"] = own
+            if name == "config.json" and not (model / "tokenizer_config.json").is_file():
+                config["model_type"] = "evil"
+            (model / name).write_text(json.dumps(config), "utf-8")
+    (model / "evil.py").write_text(f"open({str(folder / 'executed')!r}, 'w')\n")
+    program = f"import pathlib, model; model.load(pathlib.Path({str(model)!r}))"
+    example.run("sh", "-c", f'yes y | (cd src && "$0" -c "{program}")', "python", check=False)
+    assert not (folder / "executed").exists()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["image-classification"], indirect=True)
 def test_the_classifier_reads_letters_in_unknown_typefaces(
@@ -147,6 +165,7 @@ def test_the_classifier_reads_letters_in_unknown_typefaces(
     example.run("python", "-c", draw, str(image), PYTHONPATH="src")
     ((best, second, third),) = answers(example, tmp_path, image)
     assert best["label"] == "R" and best["score"] > second["score"] > third["score"]
+    assert_loads_without_code(example, tmp_path)
 
 
 WRITE = """
@@ -173,6 +192,7 @@ def test_a_batch_of_documents_is_learned_by_heart(example: Project, tmp_path: Pa
     rows = [json.loads(line) for line in lines]
     images = [documents / "test" / row["file_name"] for row in rows]
     assert answers(example, tmp_path, *images) == [{"total": row["total"]} for row in rows]
+    assert_loads_without_code(example, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["image-to-text"], indirect=True)

@@ -4,12 +4,10 @@ In a folder each class has a folder of images, perhaps below `train`, `validatio
 https://huggingface.co/docs/datasets/image_dataset
 """
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
 import datasets
-import numpy as np
 import pytorch_lightning as pl
 import torch
 from PIL import Image, ImageOps
@@ -37,8 +35,7 @@ class Data(pl.LightningDataModule):
         rows = self.splits["train"]
         self.columns = column(rows, datasets.Image), column(rows, datasets.ClassLabel)
         self.labels: list[str] = rows.features[self.columns[1]].names
-        classes = np.array(rows[self.columns[1]][:])
-        self.fingerprint = hashlib.sha256(classes.tobytes()).hexdigest()
+        self.fingerprint = images.fingerprint(self.splits)
 
     def train_dataloader(self) -> DataLoader:
         return self._loader("train", shuffle=True, drop_last=True)

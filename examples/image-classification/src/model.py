@@ -90,6 +90,8 @@ def build(name: str, labels: list[str]) -> Any:
 def load(directory: Path) -> tuple[Any, list[str], int]:
     """A saved model: the network in evaluation mode, its labels, the size of its images."""
     with pretrained.model_errors(directory):
-        net = AutoModelForImageClassification.from_pretrained(directory, local_files_only=True)
+        net = AutoModelForImageClassification.from_pretrained(
+            directory, local_files_only=True, **SAFE
+        )
         labels = [net.config.id2label[number] for number in range(net.config.num_labels)]
         return net.eval(), labels, net.config.input_size

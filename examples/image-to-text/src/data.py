@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 from options import Options
 from receipts import receipts
 from smlightning.data import batches, images
-from smlightning.files import json_digest
 from tags import TAG, tagged, tokenizer
 
 NO_LABEL = -100  # of transformers
@@ -51,7 +50,7 @@ class Data(pl.LightningDataModule):
         for split, given in texts.items():
             ended = [text + tokens.eos_token for text in given]
             self.ids[split] = tokens(ended, **chosen)["input_ids"]
-        self.fingerprint = json_digest(texts)
+        self.fingerprint = images.fingerprint(self.splits)
 
     def train_dataloader(self) -> DataLoader:
         return self._loader("train", self.options.seed)

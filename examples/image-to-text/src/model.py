@@ -28,6 +28,8 @@ from smlightning.training.optimizers import adamw_with_cosine
 from tags import tokenizer
 
 logging.disable_progress_bar()
+# Load weights as float32, and never execute code from a checkpoint.
+SAFE: Any = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
 
 
 class Model(pl.LightningModule):
@@ -78,7 +80,8 @@ class Model(pl.LightningModule):
         self.mean_loss.update(self._losses(batch), weights)
         read = generate(self.net, batch["pixel_values"], labels.shape[1], self.sharded)
         right = (read == labels) | (labels == data.NO_LABEL)
-        self.exact_match.update(right.all(1), batch["weight"])
+        is_whole = (labels == self.tokens.eos_token_id).any(1)  # a text that was cut has no end
+        self.exact_match.update(right.all(1) & is_whole, batch["weight"])
         self.log(f"{split}/loss", self.mean_loss)
         self.log(f"{split}/exact_match", self.exact_match)
 
@@ -107,9 +110,7 @@ def build(options: Options, tokens: Any) -> Any:
         net: Any = VisionEncoderDecoderModel(config)
     else:
         with torch.device("cpu"), pretrained.checkpoint_errors(options.model_name):
-            net = VisionEncoderDecoderModel.from_pretrained(
-                options.model_name, dtype=torch.float32, use_safetensors=True
-            ).train()
+            net = VisionEncoderDecoderModel.from_pretrained(options.model_name, **SAFE).train()
             net.decoder.resize_token_embeddings(len(tokens))
     for name, parameter in net.encoder.named_parameters():
         if "pooler" in name:  # the decoder does not use it, and DDP wants every gradient
@@ -136,5 +137,10 @@ def generate(net: Any, images: torch.Tensor, length: int, sharded: bool = False)
 def load(directory: Path) -> tuple[Any, Any]:
     """A saved model: the network in evaluation mode, and its tokenizer."""
     with pretrained.model_errors(directory):
-        net: Any = VisionEncoderDecoderModel.from_pretrained(directory, local_files_only=True)
-        return net.eval(), AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        net: Any = VisionEncoderDecoderModel.from_pretrained(
+            directory, local_files_only=True, **SAFE
+        )
+        tokens = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+        return net.eval(), tokens

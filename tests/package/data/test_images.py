@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 from smlightning.data import images
+from smlightning.errors import UserError
 
 CLASSES = ["dark", "light"]
 
@@ -29,3 +30,25 @@ def test_missing_splits_get_a_tenth_of_each_class(seed: int, channel: Path) -> N
     greys = [row["image"].getpixel((0, 0)) for rows in splits.values() for row in rows]
     assert sorted(greys) == [5 * number for number in range(30)]
     assert [sum(rows["label"]) for rows in splits.values()] == [8, 1, 1]
+
+
+def test_too_few_images_of_a_class_are_an_error(channel: Path) -> None:
+    for number in range(1, 20):
+        (channel / "train" / "dark" / f"{number}.png").unlink()
+    with pytest.raises(UserError, match="make the split validation"):
+        images.complete(images.read("training", "prepared"), 0, "label")
+
+
+def test_another_image_under_the_same_label_is_other_data(
+    channel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    def digest() -> str:
+        prepared = tmp_path_factory.mktemp("prepared")
+        return images.fingerprint(images.read("training", str(prepared)))
+
+    before = digest()
+    assert digest() == before
+    (channel / "train" / "dark" / "3.png").rename(channel / "train" / "dark" / "33.png")
+    renamed = digest()
+    Image.new("L", (300, 200), 15).save(channel / "train" / "dark" / "33.png")
+    assert len({before, renamed, digest()}) == 3

@@ -91,14 +91,18 @@ def input_fn(body: str | bytes, content_type: str | None) -> list[Any]:
 def image_input_fn(body: bytes, content_type: str | None) -> list[Any]:
     """The one image of a request, as PIL's, whatever its content type.
 
+    PIL reads many formats, and starts a program for some of them.
+
     Raises:
-        RejectedRequest: 400 if the body is not an image.
+        RejectedRequest: 400 if the body is not a whole PNG or JPEG file of usual size.
     """
     from PIL import Image
 
     try:
-        return [Image.open(io.BytesIO(body))]
-    except OSError:
+        image = Image.open(io.BytesIO(body), formats=("PNG", "JPEG"))
+        image.load()
+        return [image]
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         raise rejected(400, "the body is not an image; send a PNG or JPEG file") from None
 
 

@@ -4,6 +4,7 @@ splits = images.read(options.dataset, options.data_dir)
 splits = images.complete(splits, options.seed)     # train, validation and test
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from smlightning import hub
 from smlightning.data import tables
+from smlightning.errors import UserError
 
 SPLITS = ("train", "validation", "test")  # as `datasets` names them
 
@@ -56,12 +58,43 @@ def complete(
 
     Args:
         label: the column of classes, if each class is to give a tenth.
+
+    Raises:
+        UserError: there are too few rows, or of a class.
     """
     rows = dict(splits)
     for missing in [split for split in SPLITS if split not in rows]:
-        parts = rows["train"].train_test_split(0.1, seed=seed, stratify_by_column=label)
+        try:
+            parts = rows["train"].train_test_split(0.1, seed=seed, stratify_by_column=label)
+        except ValueError as error:  # too few rows, or of a class
+            raise UserError(
+                f"the training data cannot be divided to make the split {missing} ({error})",
+                f"give a split {missing}, or more rows of each class",
+            ) from None
         rows["train"], rows[missing] = parts["train"], parts["test"]
     return datasets.DatasetDict({split: rows[split] for split in SPLITS})
+
+
+def fingerprint(splits: datasets.DatasetDict) -> str:
+    """A digest of the rows that opens no image: name and size of its file count."""
+    found = hashlib.sha256()
+    for split, rows in splits.items():
+        for name, feature in rows.features.items():
+            if isinstance(feature, datasets.Image):
+                rows = rows.cast_column(name, datasets.Image(decode=False))
+        for row in rows:
+            values = {name: _size(value) for name, value in row.items()}
+            found.update(repr((split, values)).encode())
+    return found.hexdigest()
+
+
+def _size(value: Any) -> Any:
+    """Name and size of an image that was not decoded; another value as it is."""
+    if not isinstance(value, dict) or value.keys() != {"bytes", "path"}:
+        return value
+    path = Path(value["path"] or "")
+    content = value["bytes"]
+    return path.name, path.stat().st_size if content is None else len(content)
 
 
 def pixels(image: Any, height: int, width: int) -> torch.Tensor:
