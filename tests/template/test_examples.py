@@ -143,7 +143,7 @@ def assert_loads_without_code(example: Project, folder: Path) -> None:
     for name in ("config.json", "tokenizer_config.json"):
         if (model / name).is_file():
             config = json.loads((model / name).read_text("utf-8"))
-            config["auto_map"] = own
+            config |= {"auto_map": own, "tokenizer_class": "Evil"}
             if name == "config.json" and not (model / "tokenizer_config.json").is_file():
                 config["model_type"] = "evil"
             (model / name).write_text(json.dumps(config), "utf-8")
@@ -177,6 +177,7 @@ for split, copies in (("train", 64), ("validation", 1), ("test", 1)):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["image-to-text"], indirect=True)
 def test_a_batch_of_documents_is_learned_by_heart(example: Project, tmp_path: Path) -> None:
     """`generate` reads the four documents without error, the metric says so, the loss falls."""
