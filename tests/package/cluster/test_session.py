@@ -25,6 +25,9 @@ import torch
 if os.environ["OMPI_COMM_WORLD_RANK"] == os.environ.get("ANOTHER_TORCH"):
     torch.__version__ = "1.0"
 from smlightning import errors
+from smlightning.cluster import session
+if os.environ["OMPI_COMM_WORLD_RANK"] == os.environ.get("SILENT"):
+    session._rank_info = lambda cluster: time.sleep(1000)
 started = time.monotonic()
 try:
     with dist.session():
@@ -86,6 +89,18 @@ def test_a_rank_that_does_not_come_is_reported_in_time(tmp_path: Path) -> None:
         for text in said:
             assert f"rank {absent} on host {host} did not" in text and "within 5 s" in text, text
             assert "Traceback" not in text and int(text.split()[-2]) <= 14, text
+
+
+def test_a_rank_0_that_comes_and_then_is_silent_is_reported_in_time(tmp_path: Path) -> None:
+    port = free_port()
+    ranks = [start_one(rank, port, 5, tmp_path, SILENT="0") for rank in range(4)]
+    try:
+        statuses, said = forked.wait_for_all(ranks[1:], 60)
+    finally:
+        ranks[0].process.kill()
+    assert statuses == (1, 1, 1), said
+    for text in said:
+        assert "rank 0 on host algo-1 did not" in text and int(text.split()[-2]) <= 20, text
 
 
 LISTENERS = """

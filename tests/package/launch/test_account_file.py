@@ -439,7 +439,7 @@ def test_an_invalid_role_prints_no_policy(full, monkeypatch, capsys):
 def test_an_option_of_another_policy_is_an_error(options, full, monkeypatch, capsys):
     monkeypatch.setattr("smlightning.launch.job.load", lambda *_: full)
     assert main(["account", *options]) == 1
-    assert "only for other policies" in capsys.readouterr().err
+    assert f"does not use {options[-2]}" in capsys.readouterr().err
 
 
 def test_a_role_by_name_has_the_account_of_the_credentials(aws, full):

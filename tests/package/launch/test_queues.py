@@ -143,7 +143,10 @@ def test_the_facts_about_a_queue_are_those_of_awss_model():
 def test_a_queue_that_may_not_be_described_is_skipped(batch, monkeypatch, capsys):
     record(monkeypatch, DescribeJobQueues=refusal("AccessDenied", "DescribeJobQueues"))
     assert main([*SUBMIT, "--no-follow"]) == 0
-    assert "skipped --queue: queue training was not looked up" in capsys.readouterr().err
+    assert (
+        "skipped --queue: these credentials may not look up queue training"
+        in capsys.readouterr().err
+    )
 
 
 def test_permissions_are_those_for_a_queue(batch, monkeypatch, capsys):

@@ -124,7 +124,7 @@ def test_links_keys_and_hidden_files_are_in_neither_archive(
 
 def test_code_with_a_long_expression_is_judged(good: Job, planted: Project) -> None:
     """Python's parser reads it, and ast.unparse recurses too deeply."""
-    text = f"import os\nos.getenv('SM_HOSTS')\nprint({' + '.join(['1'] * 900)})\n"
+    text = f"import os\nint(os.getenv('SM_HOSTS'))\nprint({' + '.join(['1'] * 900)})\n"
     (planted.src / "long.py").write_text(text, encoding="utf-8")
     assert "src/long.py" in {finding.key for finding in source.code(good, planted)}
 

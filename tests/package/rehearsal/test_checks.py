@@ -14,7 +14,7 @@ from smlightning.rehearsal.evidence import Attempt, Rank
 from smlightning.rehearsal.hosts import Host
 from smlightning.rehearsal.plan import Fault
 
-PLAN = small_plan(2, 2, request={})
+PLAN = small_plan(2, 2, request={"CheckpointConfig": {}})
 NAMES = [
     "hosts-succeeded",
     "success-or-failure-file",
@@ -132,6 +132,22 @@ def test_files_elsewhere_are_lost(folder: str, check: str, tmp_path: Path) -> No
     assert by_name(verdicts)[check].cure
 
 
+def test_a_job_that_keeps_no_checkpoints_needs_none(tmp_path: Path) -> None:
+    attempt = succeeded(tmp_path)
+    for path in tmp_path.rglob("checkpoints/*"):
+        path.unlink()
+    verdicts = checks.judge(replace(PLAN, request={}), attempt)
+    assert by_name(verdicts)["checkpoints-saved"].verdict == SKIPPED and not failed(verdicts)
+
+
+def test_shards_are_not_compared(tmp_path: Path) -> None:
+    ranks = good_ranks({number: {"weights": checks.SHARDED} for number in range(4)})
+    attempt = succeeded(tmp_path, ranks)
+    assert by_name(checks.judge(PLAN, attempt))["weights-identical"].verdict == SKIPPED
+    again = by_name(checks.judge_restart(attempt, attempt, attempt))
+    assert again["weights-as-undisturbed"].verdict == SKIPPED
+
+
 def test_ranks_that_did_not_meet_are_one_failure(tmp_path: Path) -> None:
     changes = {number: {"rank": 0, "world_size": 1, "weights": str(number)} for number in range(4)}
     verdicts = checks.judge(PLAN, succeeded(tmp_path, good_ranks(changes)))
@@ -154,6 +170,7 @@ def test_a_call_that_smddp_excludes_is_a_failure(tmp_path: Path) -> None:
         ({"first_step": 0}, {"resumes-from-checkpoint"}),
         ({"first_step": 7, "weights": "abd"}, {"weights-as-undisturbed"}),
         ({"first_step": None, "steps": 3}, set()),
+        ({"first_step": None, "steps": 3, "batches": [], "samples": []}, set()),
         ({"first_step": None, "steps": 10}, {"resumes-from-checkpoint"}),
         ({"first_step": 20, "batches": [], "samples": []}, {"resumes-from-checkpoint"}),
     ],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smlightning.errors import UserError, root_cause
+from smlightning.serving import read_image
 
 HELP = {"text": "texts; without any, one a line on standard input", "image": "image files"}
 
@@ -25,7 +26,10 @@ def parser(description: str | None, kind: Literal["text", "image"], sample: Any)
         "--model_dir", type=Path, default=Path("outputs/model"), help="default: %(default)s"
     )
     made.add_argument(
-        "--sample", action="store_const", const=sample, help=f"the project's sample: {sample}"
+        "--sample",
+        action="store_const",
+        const=sample,
+        help=f"the project's sample: {sample}".replace("%", "%%"),
     )
     return made
 
@@ -51,14 +55,12 @@ def images(arguments: Namespace, draw: Callable[[Any], Any]) -> dict[str, Any]:
         draw: makes an image of the sample.
 
     Raises:
-        UserError: a file is not an image.
+        UserError: a file is not an image, as `read_image` says.
     """
-    from PIL import Image
-
     opened: dict[str, Any] = {}
     for name in arguments.image:
         try:
-            opened[name] = Image.open(name)
+            opened[name] = read_image(name)
         except OSError as error:
             problem = f"{name} could not be read as an image ({root_cause(error)})"
             raise UserError(problem, "give a PNG or JPEG file") from None

@@ -13,6 +13,7 @@ from typing import Any
 JSON = "application/json"
 JSON_LINES = "application/jsonlines"
 PLAIN = "text/plain"
+MOST_PIXELS = 50_000_000  # of an image: a small file may hold gigabytes of one colour
 
 
 def worker_device(context: Any = None) -> str:
@@ -88,21 +89,39 @@ def input_fn(body: str | bytes, content_type: str | None) -> list[Any]:
         raise rejected(400, f"the body is not valid {kind}: {error}; correct it") from None
 
 
-def image_input_fn(body: bytes, content_type: str | None) -> list[Any]:
-    """The one image of a request, as PIL's, whatever its content type.
+def read_image(source: Any) -> Any:
+    """An image of PIL from a PNG or JPEG file, read whole.
 
-    PIL reads many formats, and starts a program for some of them.
+    PIL knows other formats, and starts a program for some of them.
+
+    Args:
+        source: path, or open file.
 
     Raises:
-        RejectedRequest: 400 if the body is not a whole PNG or JPEG file of usual size.
+        OSError: it is another file, damaged, or has more than MOST_PIXELS.
     """
     from PIL import Image
 
     try:
-        image = Image.open(io.BytesIO(body), formats=("PNG", "JPEG"))
-        image.load()
-        return [image]
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        with Image.open(source, formats=("PNG", "JPEG")) as image:
+            if image.width * image.height > MOST_PIXELS:
+                size = f"{image.width} × {image.height}"
+                raise OSError(f"it has {size} pixels, expected at most {MOST_PIXELS:,}")
+            image.load()
+            return image
+    except (SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise OSError(str(error)) from error
+
+
+def image_input_fn(body: bytes, content_type: str | None) -> list[Any]:
+    """The one image of a request, as PIL's, whatever its content type.
+
+    Raises:
+        RejectedRequest: 400 if the body is not an image, as `read_image` says.
+    """
+    try:
+        return [read_image(io.BytesIO(body))]
+    except OSError:
         raise rejected(400, "the body is not an image; send a PNG or JPEG file") from None
 
 

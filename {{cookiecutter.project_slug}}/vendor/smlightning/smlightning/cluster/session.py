@@ -214,7 +214,8 @@ def _meet(cluster: Cluster) -> None:
         _session.store = _open_store(cluster, seconds)
     from_rank_0("rank 0", lambda: True, seconds)  # which waits for the others
     infos = to_rank_0("meet", _rank_info(cluster), seconds)
-    difference = from_rank_0("versions", lambda: _difference(cluster, infos))
+    # Rank 0 itself may wait so long for the others.
+    difference = from_rank_0("versions", lambda: _difference(cluster, infos), 2 * seconds)
     _session.have_met = True
     if cluster.rank == 0:
         versions = [info.pop("versions") for info in infos]
@@ -493,9 +494,8 @@ def _end_together() -> None:
 
 def set_end(store: RankStore, rank: int, end: End) -> None:
     """Write how a rank ended."""
-    is_first = not store.has(end_key(rank))
     store.set(end_key(rank), asdict(end))
-    if is_first:
+    if store.add(f"{end_key(rank)}/times", 1) == 1:  # the watchdog's thread may do so, too
         store.add(ENDS_KEY, 1)
 
 

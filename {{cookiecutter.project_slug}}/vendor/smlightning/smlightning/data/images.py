@@ -63,6 +63,10 @@ def complete(
         UserError: there are too few rows, or of a class.
     """
     rows = dict(splits)
+    if "train" not in rows:
+        raise UserError(
+            f"the data has the splits {', '.join(rows)}; expected train", "rename one of them"
+        )
     for missing in [split for split in SPLITS if split not in rows]:
         try:
             parts = rows["train"].train_test_split(0.1, seed=seed, stratify_by_column=label)

@@ -63,10 +63,10 @@ ACCEPT = option(
 YES = option("--yes", "accept the price without a question", action="store_true")
 DRY_RUN = option("--dry-run", "print the request as JSON and send nothing", action="store_true")
 REPORT = option("--json", "also write the result to this file", type=Path, metavar="FILE")
-# Commands with this option are for jobs that were sent, and need no valid job.toml.
 QUEUE = option(
     "--queue", "name or ARN of a queue of AWS Batch that starts the job", default="", metavar="NAME"
 )
+# Commands with this option are for jobs that were sent, and need no valid job.toml.
 REGION = option(
     "--region", "region of the job (the one it was sent to, or of job.toml)", default=""
 )

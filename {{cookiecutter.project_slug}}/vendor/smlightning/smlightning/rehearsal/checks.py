@@ -31,6 +31,8 @@ RESULTS = ("model/", "output/data/")  # below /opt/ml: what SageMaker keeps at a
 CHECKPOINTS = "checkpoints/"  # below /opt/ml: what it keeps all the time, the same for all hosts
 LISTED = 3  # files in a detail
 FAILED_BEFORE = "the job failed before"
+SHARDED = "sharded"  # as stubs/rehearsal_process.py notes weights of which a rank has its shard
+SHARDED_WEIGHTS = "each rank has its shard, and they are not compared"
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def main_address(plan: Plan, attempt: Attempt) -> Conclusion:
     used = sorted({rank.main_address for rank in attempt.ranks} - {""})
     wrong = [address for address in used if address not in addresses]
     if wrong and plan.hosts > 1:
-        return Conclusion(FAILED, f"the ranks met at {wrong[0]}, which is each host itself")
+        return Conclusion(FAILED, f"the ranks met at {wrong[0]}, which is no host's address")
     return Conclusion(PASSED, ", ".join(used) or "no rank met another")
 
 
@@ -287,6 +289,8 @@ def weights_identical(plan: Plan, attempt: Attempt) -> Conclusion:
     if not by_weights or None in by_weights:
         return incomplete(attempt, f"ranks {by_weights.get(None, 'all')} ended without weights")
     details = [f"{weights} on ranks {ranks}" for weights, ranks in by_weights.items()]
+    if SHARDED in by_weights:
+        return Conclusion(SKIPPED, SHARDED_WEIGHTS)
     if len(by_weights) > 1:  # ranks that failed did so at different steps
         return incomplete(attempt, "; ".join(details))
     return Conclusion(PASSED, "; ".join(details))
@@ -320,7 +324,9 @@ def model_saved(plan: Plan, attempt: Attempt) -> Conclusion:
 
 
 def checkpoints_saved(plan: Plan, attempt: Attempt) -> Conclusion:
-    """Training wrote a file below /opt/ml/checkpoints."""
+    """Training wrote a file below /opt/ml/checkpoints, if the job keeps that folder."""
+    if "CheckpointConfig" not in plan.request:
+        return Conclusion(SKIPPED, "the job keeps no checkpoints")
     return saved(CHECKPOINTS, attempt)
 
 
@@ -444,7 +450,8 @@ def resumes_from_checkpoint(
         steps.add(whole - rank.steps if rank.first_step is None else rank.first_step)
     if not steps:
         return incomplete(restarted, "no rank took a step after the restart")
-    if not any(rank.batches for rank in restarted.ranks):
+    trained = [rank.steps if rank.first_step is None else rank.batches for rank in restarted.ranks]
+    if not any(trained):
         cure = "interrupt a longer run: --batches, or -- --epochs"
         return Conclusion(FAILED, f"nothing was left to train when it restarted; {cure}")
     detail = f"after step {' or '.join(map(str, sorted(steps)))}"
@@ -458,6 +465,8 @@ def weights_as_undisturbed(restarted: Attempt, undisturbed: Attempt) -> Conclusi
     """The weights are those of the undisturbed job."""
     again = {rank.weights or "none" for rank in restarted.ranks}
     before = {rank.weights or "none" for rank in undisturbed.ranks}
+    if SHARDED in again | before:
+        return Conclusion(SKIPPED, SHARDED_WEIGHTS)
     equal = again == before and len(again) == 1 and "none" not in again
     detail = f"{', '.join(sorted(again))} restarted and {', '.join(sorted(before))} undisturbed"
     return Conclusion(PASSED, detail) if equal else incomplete(restarted, detail)
@@ -588,7 +597,8 @@ CURES = (
     (
         "checkpoints-saved",
         "",
-        "write checkpoints below /opt/ml/checkpoints, or a spot stop loses all steps",
+        "write checkpoints below /opt/ml/checkpoints, or a spot stop loses all steps; for a job "
+        'that needs none, set checkpoint_s3 = "" in job.toml',
     ),
     (
         "one-writer",

@@ -30,6 +30,8 @@ BATCHES = 500  # of the first epoch: ranks that share data do so from the beginn
 SAMPLES = 20_000
 DEPTH = 10  # levels of nesting in a batch
 INTERVAL = 0.2  # seconds between two notes of a process in training
+# Attributes of FSDP2's parameters; and of FSDP's, with and without use_orig_params.
+SHARDED_MARKS = ("full_tensor", "_fsdp_flattened", "_is_flat_param")
 OF_SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 facts: dict[str, Any] = {"files": [], "printed": 0, "steps": 0}
@@ -111,7 +113,7 @@ def at_exit() -> None:
     if "optimizer" in latest:
         groups = latest["optimizer"].param_groups
         weights = [parameter for group in groups for parameter in group["params"]]
-        sharded = any(hasattr(parameter, "full_tensor") for parameter in weights)
+        sharded = any(hasattr(each, mark) for each in weights for mark in SHARDED_MARKS)
         # The other ranks, which would have to take part in gathering shards, may have ended.
         facts["weights"] = "sharded" if sharded else digest(leaves(weights))
     if "rank" in facts:
@@ -130,25 +132,41 @@ def save() -> None:
     latest["saved"] = time.monotonic()
 
 
+class NotedBatches:
+    """The iterator of a DataLoader, which also notes the batches."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self._data: dict[str, list[Any]] = {"batches": [], "samples": []}
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        if facts["steps"] == 0:
+            latest["data"] = self._data
+        if latest.get("data") is self._data:
+            note_batch(self._data["batches"], self._data["samples"], batch)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
+
+
 def noted_batches(original: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
     """``DataLoader.__iter__``, which notes the batches of one epoch of the training data.
 
     The first step shows which loader has the training data: the one that gave the last batch.
     """
 
-    def noted(batches: Iterator[Any]) -> Iterator[Any]:
-        data: dict[str, list[Any]] = {"batches": [], "samples": []}
-        for batch in batches:
-            if facts["steps"] == 0:
-                latest["data"] = data
-            if latest["data"] is data:
-                note_batch(data["batches"], data["samples"], batch)
-            yield batch
-
     @functools.wraps(original)
     def iterate(loader: Any) -> Iterator[Any]:
         batches = original(loader)
-        return batches if trains_with_lightning() else noted(batches)
+        return batches if trains_with_lightning() else NotedBatches(batches)
 
     return iterate
 
@@ -169,7 +187,7 @@ def counted(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def counting(*args: Any, **kwargs: Any) -> None:
-        facts["printed"] += facts["steps"] > 0
+        facts["printed"] += facts["steps"] > 0 and kwargs.get("file") in (None, sys.stdout)
         original(*args, **kwargs)
 
     return counting
