@@ -17,7 +17,8 @@ OWNERS = {path.stem for path in (PROJECT / "src").glob("*.py")}
 LAYERS = (
     {"terminal"},
     {"errors", "stored_secrets"},
-    {"options", "files", "project", "hub", "outline", "predictions", "serving", "tensors"},
+    {"options", "files", "project", "hub", "outline", "serving", "tensors"},
+    {"predictions"},
     {"torch_files", "attention"},
     {"cluster", "adapters"},
     {"pretrained"},

@@ -140,6 +140,13 @@ def test_the_facts_about_a_queue_are_those_of_awss_model():
     assert {*queues.ENDED} < {*model.shape_for("ServiceJobStatus").enum}
 
 
+@pytest.mark.parametrize("name", ["", "no such queue!"])
+def test_what_is_no_name_of_a_queue_is_an_error(name):
+    """An empty one, as of an unset variable, would send the job at once."""
+    with pytest.raises(SystemExit):
+        main(["submit", "--dry-run", "--queue", name])
+
+
 def test_a_queue_that_may_not_be_described_is_skipped(batch, monkeypatch, capsys):
     record(monkeypatch, DescribeJobQueues=refusal("AccessDenied", "DescribeJobQueues"))
     assert main([*SUBMIT, "--no-follow"]) == 0

@@ -5,6 +5,7 @@ A command imports heavy modules when it runs, so that `--help` answers at once.
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -63,8 +64,20 @@ ACCEPT = option(
 YES = option("--yes", "accept the price without a question", action="store_true")
 DRY_RUN = option("--dry-run", "print the request as JSON and send nothing", action="store_true")
 REPORT = option("--json", "also write the result to this file", type=Path, metavar="FILE")
+
+
+def queue_name(text: str) -> str:
+    """The name or ARN of a queue; an empty one, as of an unset variable, would send the job now."""
+    if not re.fullmatch(r"arn:\S+|[A-Za-z0-9][\w-]{0,127}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither name nor ARN of a queue")
+    return text
+
+
 QUEUE = option(
-    "--queue", "name or ARN of a queue of AWS Batch that starts the job", default="", metavar="NAME"
+    "--queue",
+    "name or ARN of a queue of AWS Batch that starts the job",
+    type=queue_name,
+    metavar="NAME",
 )
 # Commands with this option are for jobs that were sent, and need no valid job.toml.
 REGION = option(
@@ -295,7 +308,7 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             without_ids=arguments.without_ids,
             existing_bucket=arguments.existing_bucket,
             notify=arguments.notify,
-            queue=arguments.queue,
+            queue=arguments.queue or "",
         )
         text = yaml.safe_dump(content, sort_keys=False, width=100).rstrip()
     else:
@@ -307,7 +320,7 @@ def account(arguments: argparse.Namespace, project: Project) -> int:
             partition=partition,
             senders=(template.sender_arn(arguments.sender, account, partition),),
             image=image,
-            queue=arguments.queue,
+            queue=arguments.queue or "",
         )
         text = json.dumps(template.policy(given, who), indent=2)
     for finding in template.not_granted(template.facts(wanted, project)):
@@ -374,10 +387,10 @@ def submit(arguments: argparse.Namespace, project: Project) -> int:
     wanted = job.load(arguments.job, project)
     destination = destination_of(wanted, arguments)
     results, body = preflight.offline_checks(wanted, project, destination)
-    if not passes(arguments, project, wanted, results, body, queue=arguments.queue):
+    queue = arguments.queue or ""
+    if not passes(arguments, project, wanted, results, body, queue=queue):
         return 1
     assert body
-    queue = arguments.queue
     queued = queues.service_job(body, queue, wanted.create) if queue else None
     if arguments.dry_run:
         print(json.dumps(queued or body, indent=2))

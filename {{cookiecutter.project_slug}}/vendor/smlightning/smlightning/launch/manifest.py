@@ -183,7 +183,8 @@ def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool
     request_keys = sorted({*job.request} - {"ResourceConfig"})
     given = {name: str(value) for name, value in job.hyperparameters.items()}
     local = next((name for name, value in given.items() if is_missing(value, project)), "")
-    if not CLAIM.fullmatch(volume) and not PurePosixPath(volume).is_absolute():
+    is_folder = PurePosixPath(volume).is_absolute() and volume.strip("/")
+    if not CLAIM.fullmatch(volume) and not is_folder:
         raise UserError(
             f'--volume "{volume}" is neither the name of a claim nor a folder of the nodes',
             "write a name as in checkpoints, or a path as in /fsx/team",

@@ -205,7 +205,9 @@ def main_address(plan: Plan, attempt: Attempt) -> Conclusion:
     wrong = [address for address in used if address not in addresses]
     if wrong and plan.hosts > 1:
         return Conclusion(FAILED, f"the ranks met at {wrong[0]}, which is no host's address")
-    return Conclusion(PASSED, ", ".join(used) or "no rank met another")
+    if not used and plan.world_size > 1:
+        return Conclusion(SKIPPED, "no rank was seen to meet another")
+    return Conclusion(PASSED, ", ".join(used) or "one rank meets no other")
 
 
 # Their data, and their results.
@@ -597,13 +599,15 @@ CURES = (
     (
         "checkpoints-saved",
         "",
-        "write checkpoints below /opt/ml/checkpoints, or a spot stop loses all steps; for a job "
-        'that needs none, set checkpoint_s3 = "" in job.toml',
+        'write them below os.environ["SM_MODEL_DIR"] + "/../checkpoints", which is '
+        "/opt/ml/checkpoints in a job, or a spot stop loses all steps; for a job that needs none, "
+        'set checkpoint_s3 = "" in job.toml',
     ),
     (
         "one-writer",
         "",
-        "write results on rank 0; download on local rank 0 while the others wait at barrier()",
+        "write results on rank 0; download on local rank 0 while the others wait at "
+        "torch.distributed.barrier()",
     ),
     ("one-printer", "", "print on rank 0: SageMaker reads metrics from every line of the log"),
     (

@@ -28,6 +28,7 @@ LENGTHS = {"epochs", "max_steps"}  # hyperparameters that say how long training 
 CHECKPOINT_STEPS = 5  # without a checkpoint a lost host leaves nothing to resume from
 MOST = 64  # hosts, and processes per host
 DAY = 86400  # seconds
+VALUES = "write --name value: SageMaker passes each option as a name and a value, no flags"
 # Variables that would reach out of this machine: an MLflow server, CodeArtifact.
 REMOTE_VARIABLES = ("MLFLOW_", requirements.CODEARTIFACT)
 
@@ -176,7 +177,7 @@ def hyperparameters(words: Sequence[str]) -> dict[str, Any]:
     while rest:
         option, equals, text = rest.pop(0).partition("=")
         if not option.startswith("--") or not (equals or rest):
-            raise UserError(f"{option!r} after -- is no option with a value", "write --name value")
+            raise UserError(f"{option!r} after -- is no option with a value", VALUES)
         if not equals:
             text = rest.pop(0)
         values[option.removeprefix("--")] = hyperparameter(text)
