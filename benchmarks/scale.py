@@ -187,14 +187,14 @@ class Played:
             self.store.set(key, value)
 
     def _of_rank(self, rank: int, key: str, value: str) -> str:
-        if key.startswith("batches/"):  # the digest of the rank's own batch, and whether it is last
-            number, last = json.loads(value)
-            return json.dumps([number + rank, last])
+        if key.startswith("batches/"):  # the digest of the rank's own batch
+            return json.dumps(json.loads(value) + rank)
         return value.replace(f"{self.rank:05d}-of", f"{rank:05d}-of")
 
     def add(self, key: str, amount: int) -> int:
         self.counter.message(("add", key, amount), 1, len(key) + 8)
-        times = len(self.played) if self.rank else 1
+        is_own = key.endswith("/times")  # a key of one rank
+        times = len(self.played) if self.rank and not is_own else 1
         return self.store.add(key, amount * times)
 
     def compare_set(self, key: str, expected: str, value: str) -> Any:
