@@ -87,8 +87,9 @@ def test_two_hosts_under_real_mpirun(project: Project, words: Path, tmp_path: Pa
         for name in names:
             (LEADERS_WORD / f"done.{name}").unlink(missing_ok=True)
     logs = "\n".join((run / f"log-{i}").read_text() for i in range(2))
-    for host, code in zip(hosts, json.loads((run / "codes.json").read_text()), strict=True):
-        host.exit_code = code
+    codes = json.loads((run / "codes.json").read_text())
+    for host, name, code in zip(hosts, names, codes, strict=True):
+        host.exit_code, host.address = code, name
     ranks = read_ranks(run)
     verdicts = checks.judge(plan, Attempt(run, hosts, ranks))
     assert all(check.verdict == "passed" for check in verdicts), f"{verdicts}\n{logs[-6000:]}"

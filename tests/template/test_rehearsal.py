@@ -148,7 +148,7 @@ def test_a_channel_without_a_folder_gets_a_sample_from_s3(
     [
         ("--fail-rank", 1, "torch_distributed", "rank 1 fails because"),
         pytest.param(
-            "--kill-rank", 0, "pytorchddp", "rank 0 on host 127.0.0.1", marks=pytest.mark.long
+            "--kill-rank", 0, "pytorchddp", "rank 0 on host 127.0.0.2", marks=pytest.mark.long
         ),
     ],
 )
