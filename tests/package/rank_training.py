@@ -7,6 +7,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from torch.utils.data import (
 import dist
 import small_training
 from smlightning.cluster import session
-from smlightning.data import rng
+from smlightning.data import rng, stateful
 from smlightning.data.batches import GlobalBatches
 from smlightning.errors import described
 from smlightning.testing import owner, recording
@@ -38,6 +39,19 @@ from smlightning.training.seeds import StepSeed
 
 ROWS = 36
 SIZE = 2
+
+
+def send_states(record: Callable[[Record], None]) -> None:
+    """Send a loader's state to rank 0, longer the higher the rank; record the lengths it got."""
+    stateful.PIECE = 10
+    with session.session() as cluster:
+        torch.distributed.init_process_group(
+            "gloo", rank=cluster.rank, world_size=cluster.world_size
+        )
+        state = {"extra": 300 * cluster.rank * "x"}
+        loader: Any = SimpleNamespace(state=lambda batches: state)
+        states = stateful.states_of_ranks([loader], 1)
+        record({"lengths": [len(each["states"][0]["extra"]) for each in states]})
 
 
 class Noisy(Dataset):

@@ -117,6 +117,21 @@ def test_prune_keeps_the_newest_few_and_their_best_weights(tmp_path: Path) -> No
     assert named == {path.name for path in tmp_path.glob("*.shard")} == set(bests[-2:])
 
 
+def test_another_host_keeps_the_shards_of_the_checkpoints_that_rank_0_keeps(tmp_path: Path) -> None:
+    names = {
+        f"{number:06d}-{best}00003-of-00004-{16 * 'a'}.shard"
+        for number in range(1, 6)
+        for best in ("", "best-")
+    }
+    for name in names:
+        (tmp_path / name).touch()
+    files.prune_shards(tmp_path, 4, {"000004-", "000003-", "000002-best-"})
+    kept = ("000004-0", "000003-0", "000002-best-", "000005-")  # the last is being written
+    assert {path.name for path in tmp_path.iterdir()} == {
+        name for name in names if name.startswith(kept)
+    }
+
+
 def test_prune_removes_no_best_weights_if_a_checkpoint_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Loaders with a state of their own resume exactly; another kind or number of them is an error."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+import rank_training
 from small_training import Fit, Line, Numbers, directory, newest_state, rows, same
 from smlightning.data import stateful
 from smlightning.data.rng import Start
 from smlightning.errors import UserError
+from smlightning.testing.processes import run_ranks
 
 SIZE = 5
 
@@ -50,6 +53,11 @@ def test_a_state_of_unsafe_objects_is_an_error() -> None:
     with pytest.raises(UserError) as refused:
         stateful.states_of_ranks([loader], 1)
     assert "tolist" in refused.value.cure
+
+
+def test_rank_0_gets_long_states_of_all_ranks_in_pieces(tmp_path: Path) -> None:
+    records = run_ranks(rank_training.send_states, tmp_path / "ranks", 3)
+    assert [each["lengths"] for each in records] == [[0, 300, 600], [], []]
 
 
 class Points(IterableDataset):
