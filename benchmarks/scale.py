@@ -81,7 +81,7 @@ Facts = dict[str, float]
 
 
 class Counter:
-    """What this process sends in each part, with its seconds of a processor and its memory."""
+    """Counts messages, bytes, processor time and memory of this process, for each part."""
 
     def __init__(self) -> None:
         self.parts: dict[str, Facts] = defaultdict(lambda: defaultdict(float))
@@ -227,7 +227,7 @@ def memory(name: str) -> float:
     return 1024.0 * int(status.partition(f"{name}:")[2].split()[0])
 
 
-# What is trained
+# The model and data of the training
 
 
 class Rows(torch.utils.data.Dataset):

@@ -42,7 +42,7 @@ class Pod:
         return text in self.log.read_text(encoding="utf-8", errors="replace")
 
     def request(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """What the agent answers; with a body the request is a POST."""
+        """Send a GET, or with a body a POST, and return the agent's answer."""
         request = urllib.request.Request(
             f"http://{self.address}:{self.port}/{path}",
             data=None if body is None else json.dumps(body).encode(),

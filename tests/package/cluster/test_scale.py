@@ -1,4 +1,4 @@
-"""What a rank sends for the package's own purposes does not grow with the number of ranks."""
+"""Each rank but rank 0 exchanges equally much with the store, however many ranks there are."""
 
 import functools
 import sys

@@ -99,9 +99,10 @@ def peak_memory(command: list[str], folder: Path) -> int:
 
 
 def _bytes(family: list[psutil.Process]) -> int:
-    """Bytes of these processes alone; of shared files, such as libraries, the largest mapping.
+    """Memory of these processes: their own pages, and the largest amount of shared file pages.
 
-    A process's share of such a file (PSS) would depend on who else on this machine maps it.
+    The share of a process in such a file, as a library, (PSS) would depend on the other processes
+    of this machine.
     """
     own = files = 0
     for process in family:

@@ -309,7 +309,7 @@ def test_price_is_what_the_service_returns_for_training(aws, good, monkeypatch):
 
 @pytest.mark.parametrize("kinds", ["ml.g5.12xlarge", [f"ml.g5.{n}xlarge" for n in (8, 12, 24, 48)]])
 def test_a_price_list_that_does_not_answer_costs_seconds(good, monkeypatch, kinds):
-    """In a closed network, the address refuses connections or never answers."""
+    """As in a network that has no way to AWS's price list: the server accepts and never answers."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.setattr(price, "PATIENCE_S", 2.0)

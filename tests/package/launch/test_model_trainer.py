@@ -44,7 +44,7 @@ for case in json.load(sys.stdin):
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """Of each recorded job: the request that version 3 sends, or the problem; and job.toml's."""
+    """For each recorded job: version 3's request or error, and the request of job.toml."""
     folder = tmp_path_factory.mktemp("sdk-v3")
     venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")

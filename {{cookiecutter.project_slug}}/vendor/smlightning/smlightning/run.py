@@ -98,7 +98,7 @@ class Run:
         ]
 
     def loggers(self) -> list[Any]:
-        """The log's lines, TensorBoard, and MLflow where a job names a tracking server.
+        """The log's lines, TensorBoard, and MLflow where a job names a tracking server. Collective.
 
         A run that resumes goes on in its run of MLflow, and of W&B.
         """

@@ -35,7 +35,7 @@ def of_rank_0(tensor: Tensor) -> Tensor:
 def differ(numbers: Sequence[int]) -> bool:
     """Whether whole numbers differ between ranks. Collective: every rank passes equally many.
 
-    What it sends does not grow with the ranks; what `from_each_rank` sends does.
+    It sends equally much for any number of ranks; `from_each_rank` sends more for more ranks.
     """
     mine = torch.tensor(numbers, dtype=torch.int64)
     return any_rank(not torch.equal(mine, of_rank_0(mine)))

@@ -3,8 +3,8 @@
 They do so over a TCPStore, which works before there is a process group and after one broke. Each
 rank writes how it ended under ``end/<rank>``, and the first failure goes under ``cause``.
 
-Rank 0 alone reads a value of every rank, and answers with one for all: if each rank read them, the
-store would send the square of their number (benchmarks/scale.py).
+Only rank 0 reads a value of every rank; it then writes one answer, which all read. If each rank
+read all values, the store's traffic would grow with the square of the ranks (benchmarks/scale.py).
 """
 
 import contextlib

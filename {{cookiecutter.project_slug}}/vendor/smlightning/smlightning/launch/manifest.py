@@ -162,7 +162,7 @@ def variables(job: Job, *, hyperpod: bool) -> list[dict[str, Any]]:
 def literal(text: str) -> str:
     """A text that Kubernetes passes unchanged: in commands and variables it expands $(NAME) and $$.
 
-    https://kubernetes.io/docs/tasks/inject-data-application/define-interdependent-environment-variables
+    Source: Kubernetes' API reference, Container.command and EnvVar.value.
     """
     return text.replace("$", "$$")
 
