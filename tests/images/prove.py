@@ -429,11 +429,12 @@ def page(record: dict[str, Any]) -> str:
     lines = [
         "# Tests of each image",
         "",
-        "`make images ARGS=--record` writes this page. Each row ran in an environment with the",
-        "Python, torch and toolkits of the image, as in `launch/images.py`, installed from package",
-        "indexes. AWS's own builds, GPUs, NCCL and SMDDP were not available. Numbers are",
-        "seconds, two trainings at a time on a busy CPU: they are not a benchmark. *save*",
-        "compares the resumed run's model with the undisturbed run's, bit for bit.",
+        "`make images ARGS=--record` writes this page. Each row ran with the Python, torch and",
+        "toolkits that `launch/images.py` lists for the image. They came from package indexes:",
+        "AWS's own builds, GPUs, NCCL and SMDDP were not available. Numbers are seconds, two",
+        "trainings at a time on a busy CPU: they are not a benchmark. *save* is the time of a",
+        "check: the saved model of the resumed run equals that of the undisturbed run, bit for",
+        "bit.",
     ]
     for found in record.values():
         named = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
