@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Runs a command of pytest under the settings of other machines, and prints on which of them it failed:
+# Runs a command of pytest under the settings of other machines, two at a time, and prints on which it failed:
 #     tests/elsewhere.sh .venv/bin/python -m pytest tests/package/launch
 # The command begins with a Python. ON="gpu home" chooses some of the machines; `home` needs root.
 set -u
 machines=${ON:-pip gpu turkish home umask_077 pythons settings}
-place=$(mktemp -d)
-trap 'rm -rf "$place"' EXIT
-mkdir "$place/bin" "$place/links" "$place/site" "$place/home"
+all=$(mktemp -d)
+trap 'rm -rf "$all"' EXIT
 
 # A constraint on torch, wheels of another torch, and an index that is not there.
 pip() {
@@ -87,12 +86,26 @@ settings() {
     FORCE_COLOR=1 TERM=dumb "$@"
 }
 
-failed=
+# Runs the command on one machine, whose files are its own, and prints its name, verdict and output.
+run_on() {
+  machine=$1
+  shift
+  place=$all/$machine
+  mkdir "$place" "$place/bin" "$place/links" "$place/site" "$place/home"
+  verdict=passed
+  if ! "$machine" "$@" > "$place/log" 2>&1; then
+    verdict=failed
+    touch "$place/failed"
+  fi
+  printf '== %s %s\n%s\n' "$machine" "$verdict" "$(cat "$place/log")"
+}
+
 for machine in $machines; do
-  echo "== $machine"
-  ("$machine" "$@") || failed="$failed $machine"
+  while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n; done
+  run_on "$machine" "$@" &
 done
-if [ -n "$failed" ]; then
-  echo "failed on:$failed" >&2
+wait
+if ls "$all"/*/failed > /dev/null 2>&1; then
+  for mark in "$all"/*/failed; do echo "failed on: $(basename "$(dirname "$mark")")" >&2; done
   exit 1
 fi
