@@ -7,7 +7,7 @@
 In an environment of each profile (smlightning/rehearsal/image.py): both tasks are trained on one
 rank, by LoRA on two, and sharded where torch can; each run is stopped, resumed to the same bits,
 saved, and answered by predict.py. Text classification is rehearsed under each launcher, the
-language model under torchrun. The package's tests of private names and of hostile checkpoints
+language model under torchrun. The package's tests of private APIs and of malicious files
 run, too. A profile whose versions are not in the record is not offered: tests/package/launch fails.
 """
 
@@ -47,7 +47,7 @@ from smlightning.testing.checkpoints import write_bert  # noqa: E402
 SECONDS = 600  # of the slowest single step, on a busy machine
 STEPS = ("train", "stop", "resume", "save", "predict")
 TEXT_TASK, LANGUAGE_TASK = "text-classification", "language-model"
-TESTS = "guards of private names, hostile files"
+TESTS = "private APIs of libraries, malicious files"
 FILES = ("smlightning/testing/test_upgrades.py", "tests/package/test_torch_files.py")
 
 
