@@ -1,8 +1,6 @@
 """SageMaker's mpirun runner on two real hosts: network namespaces, each with an sshd."""
 
-import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,8 +17,7 @@ from smlightning.rehearsal.evidence import Attempt, read_ranks
 from smlightning.rehearsal.hosts import Host, create_hosts
 from smlightning.rehearsal.plan import Plan
 
-ADDRESS = "10.77.0.{}"
-LEADERS_WORD = Path("/tmp")  # noqa: S108  done.HOST, from the leader to each worker
+TOOLKIT = [sys.executable, "-m", "sagemaker_training.cli.train"]
 
 
 def two_host_plan(project: Project, processes: int, words: Path) -> Plan:
@@ -53,10 +50,7 @@ def variables(plan: Plan, run: Path, host: Host, name: str) -> dict[str, str]:
         **container_environment(plan, run, host),
         "GLOO_SOCKET_IFNAME": "eth0",
         "NAME": name,
-        "ADDRESS": ADDRESS.format(host.number),
         "BASE": str(host.base),
-        "RUN": str(run),
-        "PYTHON": sys.executable,
     }
 
 
@@ -70,24 +64,13 @@ def test_two_hosts_under_real_mpirun(project: Project, words: Path, tmp_path: Pa
     processes = 2
     plan = two_host_plan(project, processes, words)
     hosts = create_hosts(plan, run)
-    names = [f"algo-{host.number}-{run.stat().st_ino}" for host in hosts]
+    names = [f"algo-{host.number}" for host in hosts]
     name_hosts(hosts, names)
     environments = [
         variables(plan, run, host, name) for host, name in zip(hosts, names, strict=True)
     ]
-    (run / "plan.json").write_text(json.dumps(environments))
-    places = [
-        (name, ADDRESS.format(host.number), host.base)
-        for host, name in zip(hosts, names, strict=True)
-    ]
-    two_hosts.prepare(run, places)
-    try:
-        subprocess.run([sys.executable, two_hosts.__file__, str(run)], timeout=400)
-    finally:
-        for name in names:
-            (LEADERS_WORD / f"done.{name}").unlink(missing_ok=True)
+    codes = two_hosts.run(run, environments, TOOLKIT)
     logs = "\n".join((run / f"log-{i}").read_text() for i in range(2))
-    codes = json.loads((run / "codes.json").read_text())
     for host, name, code in zip(hosts, names, codes, strict=True):
         host.exit_code, host.address = code, name
     ranks = read_ranks(run)
@@ -95,6 +78,7 @@ def test_two_hosts_under_real_mpirun(project: Project, words: Path, tmp_path: Pa
     assert all(check.verdict == "passed" for check in verdicts), f"{verdicts}\n{logs[-6000:]}"
     command = logs.split("mpirun --host ", 1)[1].split("\n", 1)[0]
     assert f"{names[0]}:{processes},{names[1]}:{processes}" in command and "smddprun" in command
+    assert "\x1b" not in logs  # a progress bar, on the terminal that mpirun gives each rank
     # The toolkit writes each host's variables to its own /etc/environment.
     of_ranks = [name for name in names for _ in range(processes)]
     assert [rank.current_host for rank in ranks] == of_ranks

@@ -1,57 +1,64 @@
-"""The torchrun driver of the SageMaker SDK's version 3, which replaces the toolkit, on two hosts.
+"""The drivers of the SageMaker SDK's version 3, which replace the toolkit, on two hosts.
 
-ModelTrainer uses it if it gets a SourceCode. Each host has its own mounts and processes; its first
-process is bash, as in AWS's container.
+ModelTrainer uses them if it gets a SourceCode. Each host runs version 3's own sm_train.sh.
 """
 
 import json
-import signal
+import re
+import runpy
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import two_hosts
 from projects import Project, need
 from smlightning.launch import source_archive
-from smlightning.testing.processes import free_port
+from smlightning.rehearsal import mpirun
 
-DRIVERS = "sagemaker/train/container_drivers"
 VERSION = "1.27.0"
-# The steps of version 3's sm_train.sh, on a free port, since other tests use 7777. /opt is a copy:
-# the test leaves no /opt/ml behind, by which the toolkit would know a container.
-HOST = """
-mkdir "$BASE/opt"
-mount --rbind /opt "$BASE/opt"
-mount -t tmpfs none /opt
-for old in "$BASE"/opt/*; do mkdir "/opt/${old##*/}"; mount --rbind "$old" "/opt/${old##*/}"; done
-mkdir -p /opt/ml
-mount --bind "$BASE" /opt/ml
-printf '127.0.0.1 localhost algo-1 algo-2\\n' > /opt/ml/hosts
-mount --bind /opt/ml/hosts /etc/hosts
-python3 /opt/ml/input/data/sm_drivers/scripts/environment.py > /opt/ml/environment.log
-sed -i "s/7777/$PORT/" /opt/ml/input/sm_training.env
-source /opt/ml/input/sm_training.env
-cd /opt/ml/input/data/code
-python3 /opt/ml/input/data/sm_drivers/distributed_drivers/torchrun_driver.py
-exit $?
-"""
-UNSHARE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"
+CONTAINER = ["/bin/bash", "-c", f"chmod +x {SCRIPT} && {SCRIPT}"]  # v3's entry point and arguments
+HOSTS = ("algo-1", "algo-2")  # v3 knows rank 0's host by this name
+TORCHRUN = {"process_count_per_node": 2, "smp": None}
+MPI = {"process_count_per_node": 2, "mpi_additional_options": None}
+MPI_OF_ALL = {**MPI, "mpi_additional_options": ["-np", "4"]}
 
 
-def create_host(base: Path, name: str, drivers: Path, source: Path, options: Any) -> None:
-    """The files of /opt/ml that SageMaker and ModelTrainer give one of two hosts."""
+@pytest.fixture(scope="module")
+def sdk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version 3's package sagemaker.train."""
+    need("/usr/sbin/sshd", "ip", "unshare", root=True)
+    place = tmp_path_factory.mktemp("sdk")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+    subprocess.run([*install, "--target", place, f"sagemaker-train=={VERSION}"], check=True)
+    return place / "sagemaker/train"
+
+
+def create_opt_ml(
+    base: Path, sdk: Path, source: Path, distributed: dict[str, Any], options: dict[str, str]
+) -> None:
+    """The files of /opt/ml that SageMaker and ModelTrainer give a host."""
     for folder in ("input/config", "input/data", "model", "output/data", "checkpoints"):
         (base / folder).mkdir(parents=True)
-    copy = base / "input/data/sm_drivers"
-    subprocess.run(["cp", "-r", str(drivers), str(copy)], check=True)
+    drivers = base / "input/data/sm_drivers"
+    subprocess.run(["cp", "-r", str(sdk / "container_drivers"), str(drivers)], check=True)
     source_archive.copy(source, base / "input/data/code")
+    templates = runpy.run_path(str(sdk / "templates.py"))
+    name = "Torchrun" if distributed is TORCHRUN else "MPI"
+    driver = templates["EXEUCTE_DISTRIBUTED_DRIVER"].format(
+        driver_name=name, driver_script=f"{name.lower()}_driver.py"
+    )
+    script = templates["TRAIN_SCRIPT_TEMPLATE"].format(
+        working_dir="cd /opt/ml/input/data/code", install_requirements="", execute_driver=driver
+    )
+    (drivers / "sm_train.sh").write_text(script)
     resources = {
-        "current_host": name,
-        "hosts": ["algo-1", "algo-2"],
-        "network_interface_name": "lo",
+        "current_host": base.name,
+        "hosts": HOSTS,
+        "network_interface_name": "eth0",
         "current_instance_type": "ml.g5.12xlarge",
     }
     for path, content in {
@@ -59,71 +66,76 @@ def create_host(base: Path, name: str, drivers: Path, source: Path, options: Any
         "input/config/inputdataconfig.json": {},
         "input/config/hyperparameters.json": options,
         "input/data/sm_drivers/sourcecode.json": {"entry_script": "train.py"},
-        "input/data/sm_drivers/distributed.json": {"process_count_per_node": 2, "smp": None},
+        "input/data/sm_drivers/distributed.json": distributed,
     }.items():
         (base / path).write_text(json.dumps(content))
 
 
-def start(base: Path, port: int) -> "subprocess.Popen[bytes]":
-    """Start a host; its output goes to ``log``."""
-    programs = Path(sys.executable).parent
-    environment = {
-        "BASE": str(base),
-        "PORT": str(port),
-        "PATH": f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin",
-        "HOME": str(base),
-        "TRAINING_JOB_NAME": "v3",
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    with (base / "log").open("wb") as log:
-        command = [*UNSHARE, "bash", "-c", HOST]
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-
-
 def train(
-    folder: Path, drivers: Path, source: Path, options: dict[str, str], stop_after: str = ""
+    folder: Path,
+    sdk: Path,
+    project: Project,
+    distributed: dict[str, Any],
+    options: dict[str, str],
+    stop_after: str = "",
 ) -> list[int]:
     """Exit codes of two hosts; their first processes get SIGTERM after a line of the log."""
-    bases = [folder / "algo-1", folder / "algo-2"]
-    for base in bases:
-        create_host(base, base.name, drivers, source, options)
-    port = free_port()
-    hosts = [start(base, port) for base in bases]
-    try:
-        if stop_after:
-            deadline = time.monotonic() + 120
-            while stop_after not in (bases[0] / "log").read_text():
-                assert time.monotonic() < deadline, (bases[0] / "log").read_text()[-3000:]
-                time.sleep(0.1)
-            for host in hosts:
-                children = Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text()
-                subprocess.run(["kill", f"-{signal.SIGTERM.value}", *children.split()], check=True)
-        return [host.wait(timeout=100) for host in hosts]
-    finally:
-        for host in hosts:
-            host.kill()
+    hosts = []
+    for name in HOSTS:
+        create_opt_ml(folder / name, sdk, project.path / "src", distributed, options)
+        programs = f"{Path(sys.executable).parent}:{mpirun.OPEN_MPI}/bin"
+        environment = {
+            **mpirun.variables(),
+            "NAME": name,
+            "BASE": str(folder / name),
+            "PATH": f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PYTHONPATH": ":".join(map(str, mpirun.python_paths())),
+            "TRAINING_JOB_NAME": "v3",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        hosts.append(environment)
+    return two_hosts.run(folder, hosts, CONTAINER, stop_after)
 
 
 @pytest.mark.long
-def test_version_3s_torchrun_driver_trains_on_two_hosts(
-    project: Project, words: Path, tmp_path: Path
+@pytest.mark.parametrize("distributed", [TORCHRUN, MPI_OF_ALL], ids=["torchrun", "mpi"])
+def test_a_driver_of_version_3_trains_on_two_hosts(
+    sdk: Path, project: Project, words: Path, tmp_path: Path, distributed: dict[str, Any]
 ) -> None:
     """Options arrive. SageMaker's SIGTERM does not: only checkpoints survive a stop."""
-    need("unshare", root=True)
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-    place = tmp_path / "sdk"
-    subprocess.run([*install, "--target", place, f"sagemaker-train=={VERSION}"], check=True)
-    drivers, source = place / DRIVERS, project.path / "src"
-
     options = {"dataset": str(words), "max_steps": "30", "batch_size": "8", "log_every": "5"}
-    codes = train(tmp_path / "trained", drivers, source, options, stop_after="step=5 ")
-    log = (tmp_path / "trained/algo-1/log").read_text()
+    codes = train(tmp_path, sdk, project, distributed, options, stop_after="step=5 ")
+    log = (tmp_path / "log-0").read_text()
     assert codes == [0, 0], log[-3000:]
-    assert "world_size=4" in log and "step=30 " in log
-    assert (tmp_path / "trained/algo-1/model/model.safetensors").is_file()
-    assert list((tmp_path / "trained/algo-1/checkpoints").glob("*step000030*"))
+    assert "step=30 " in log and "\x1b" not in log
+    for rank in range(4):
+        assert re.search(rf"algo-{rank // 2 + 1} .* {rank}/4 +{rank % 2}/2 ", log)
+    assert (tmp_path / "algo-1/model/model.safetensors").is_file()
+    assert list((tmp_path / "algo-1/checkpoints").glob("*step000030*"))
 
-    codes = train(tmp_path / "failed", drivers, source, {"epochs": "many"})
-    assert codes == [1, 1]
-    assert "--epochs: found 'many'" in (tmp_path / "failed/algo-1/output/failure").read_text()
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "distributed, expected", [(TORCHRUN, [1, 1]), (MPI_OF_ALL, [2, 0])], ids=["torchrun", "mpi"]
+)
+def test_a_wrong_option_fails_the_job_with_its_message(
+    sdk: Path, project: Project, tmp_path: Path, distributed: dict[str, Any], expected: list[int]
+) -> None:
+    """Under MPI only the host that runs mpirun fails, which fails the job."""
+    codes = train(tmp_path, sdk, project, distributed, {"epochs": "many"})
+    assert codes == expected
+    for host in HOSTS:
+        assert "--epochs: found 'many'" in (tmp_path / host / "output/failure").read_text()
+
+
+@pytest.mark.long
+def test_the_mpi_driver_starts_the_processes_of_one_host_only(
+    sdk: Path, project: Project, tmp_path: Path
+) -> None:
+    """The message says which option of MPI starts all processes."""
+    codes = train(tmp_path, sdk, project, MPI, {})
+    assert codes == [1, 0]
+    failure = (tmp_path / "algo-1/output/failure").read_text()
+    assert "found 2 processes; expected 4" in failure
+    assert 'mpi_additional_options=["-np", "4"]' in failure

@@ -1,13 +1,12 @@
-"""Two real hosts on one machine: network namespaces with an sshd each, for the toolkit's mpirun
-runner.
+"""Two real hosts on one machine: network namespaces, each with its own /opt, /tmp and sshd's files.
 
 Run as root. Everything is private to namespaces that end with this process: mounts, processes,
-links, sshd. `python two_hosts.py RUN_DIR` starts what `RUN_DIR/plan.json` says; see
-test_mpirun.py.
+links, sshd.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,24 +25,53 @@ PAM = """auth required pam_permit.so
 account required pam_permit.so
 session required pam_env.so
 session required pam_permit.so
-"""  # pam_env reads /etc/environment, which the toolkit writes for mpirun's remote processes
+"""  # pam_env reads /etc/environment, which launchers write for mpirun's remote processes
 HOST = """
+separate() {  # the folder keeps its folders, and gets no files of other hosts
+  mkdir -p "/run/all$1"
+  mount --rbind "$1" "/run/all$1"
+  mount -t tmpfs none "$1"
+  for old in "/run/all$1"/*; do
+    new=$1/${old##*/}
+    [ -d "$old" ] && mkdir -p "$new" && mount --rbind "$old" "$new"
+  done
+}
 while ! ip link show eth0 >/dev/null 2>&1; do sleep 0.05; done
 hostname "$NAME"; ip link set lo up; ip addr add "$ADDRESS/24" dev eth0; ip link set eth0 up
 mount -t tmpfs none /run; mkdir /run/sshd
 for file in hosts environment passwd; do mount --bind "$BASE/etc/$file" "/etc/$file"; done
 mount --bind "$RUN/sshd_config" /etc/ssh/sshd_config; mount --bind "$RUN/pam" /etc/pam.d/sshd
-mkdir -p "$BASE/opt"; mount --rbind /opt "$BASE/opt"; mount -t tmpfs none /opt; mkdir /opt/ml
-for old in "$BASE"/opt/*; do
-  new=/opt/${old##*/}
-  [ -d "$old" ] && mkdir -p "$new" && mount --rbind "$old" "$new"
-done
+separate /opt
+separate /tmp
+mkdir -p /opt/ml
 mount --bind "$BASE" /opt/ml
-exec "$PYTHON" -m sagemaker_training.cli.train
+exec "$@"
 """
 
 
-def prepare(run: Path, hosts: list[tuple[str, str, Path]]) -> None:
+def run(
+    folder: Path, hosts: list[dict[str, str]], command: list[str], stop_after: str = ""
+) -> list[int]:
+    """Exit codes of the hosts, each of which runs the command as its first process.
+
+    ``folder`` then holds their output: ``log-0``, ``log-1``.
+
+    Args:
+        hosts: variables of each host's processes, with its NAME, and BASE, its /opt/ml.
+        stop_after: text of the first host's log after which each first process gets SIGTERM.
+    """
+    common = {"RUN": str(folder), "HOME": str(folder / "home")}
+    hosts = [{**host, **common, "ADDRESS": f"10.77.0.{i}"} for i, host in enumerate(hosts, 1)]
+    prepare(folder, hosts)
+    plan = {"hosts": hosts, "command": command, "stop_after": stop_after}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    outer = [*UNSHARE, sys.executable, __file__, str(folder)]
+    subprocess.run(outer, timeout=400, check=True)
+    codes: list[int] = json.loads((folder / "codes.json").read_text())
+    return codes
+
+
+def prepare(run: Path, hosts: list[dict[str, str]]) -> None:
     """A key, sshd's configuration, and each host's own /etc/hosts, /etc/environment and home."""
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(run / "key")], check=True
@@ -62,26 +90,27 @@ def prepare(run: Path, hosts: list[tuple[str, str, Path]]) -> None:
         line if not line.startswith("root:") else f"root:x:0:0:root:{run}/home:/bin/bash"
         for line in passwd
     ]
-    names = "127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address, _ in hosts)
-    for _, _, base in hosts:
-        (base / "etc").mkdir()
-        (base / "etc" / "hosts").write_text(names)
-        (base / "etc" / "environment").write_text("")
-        (base / "etc" / "passwd").write_text("\n".join(root) + "\n")
+    names = "".join(f"{host['ADDRESS']} {host['NAME']}\n" for host in hosts)
+    for host in hosts:
+        etc = Path(host["BASE"]) / "etc"
+        etc.mkdir()
+        (etc / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        (etc / "environment").write_text("")
+        (etc / "passwd").write_text("\n".join(root) + "\n")
 
 
-def inside(run: Path) -> int:
+def inside(run: Path) -> None:
     """Create a bridge and a namespace per host, run the hosts, and write their exit codes."""
     plan = json.loads((run / "plan.json").read_text())
     bridge = "ip link add br0 type bridge; ip link set br0 up"
     subprocess.run(["sh", "-ec", bridge], check=True)
     children = []
-    for i, host in enumerate(plan):
-        env = {**host, "HOME": str(run / "home")}
+    first_processes = []
+    for i, host in enumerate(plan["hosts"]):
         log = (run / f"log-{i}").open("w")
         child = subprocess.Popen(
-            [*UNSHARE, "--uts", "sh", "-ec", HOST],
-            env=env,
+            [*UNSHARE, "--uts", "sh", "-ec", HOST, "sh", *plan["command"]],
+            env=host,
             stdout=log,
             stderr=log,
         )
@@ -89,17 +118,21 @@ def inside(run: Path) -> int:
         born = Path(f"/proc/{child.pid}/task/{child.pid}/children")
         while not (pid := born.read_text().strip()) and child.poll() is None:
             time.sleep(0.05)  # its child is born in its namespaces
+        first_processes.append(int(pid))
         link = (
             f"ip link add v{i} type veth peer name eth0 netns {pid}; ip link set v{i} master br0 up"
         )
         subprocess.run(["sh", "-ec", link], check=True)
+    stop_after = plan["stop_after"].encode()
+    while stop_after and children[0].poll() is None:
+        if stop_after in (run / "log-0").read_bytes():
+            for pid in first_processes:
+                os.kill(pid, signal.SIGTERM)
+            break
+        time.sleep(0.1)
     codes = [child.wait() for child in children]
     (run / "codes.json").write_text(json.dumps(codes))
-    return max(codes)
 
 
 if __name__ == "__main__":
-    if os.environ.get("TWO_HOSTS_INSIDE"):
-        sys.exit(inside(Path(sys.argv[1])))
-    command = [*UNSHARE, sys.executable, __file__, sys.argv[1]]
-    os.execvpe(command[0], command, {**os.environ, "TWO_HOSTS_INSIDE": "1"})  # noqa: S606  killed, it takes all along
+    inside(Path(sys.argv[1]))

@@ -41,7 +41,8 @@ def train(options: Options) -> None:
             gradient_clip_val=options.gradient_clip_val,
             log_every_n_steps=options.log_every,
             num_sanity_val_steps=1,  # shows before training whether validation logs MONITOR
-            enable_progress_bar=sys.stdout.isatty(),
+            # mpirun gives a rank a terminal as stdout, and none as stderr
+            enable_progress_bar=sys.stdout.isatty() and sys.stderr.isatty(),
             enable_model_summary=False,
             profiler=run.profiler,
             callbacks=[*run.callbacks()],  # yours follow here

@@ -169,6 +169,10 @@ WRONG = {
     "too large": (torchrun(0, 2, 2) | {"RANK": "2"}, "rank 2 of 2"),
     "local out of range": (torchrun(1, 2, 1) | {"LOCAL_RANK": "1"}, "local rank 1 of 1"),
     "not hosts × local": (torchrun(0, 3, 1, SM_HOSTS=TWO), "3 processes; .* 2 hosts"),
+    "MPI of SDK v3": (
+        mpirun(0, 2, 2, SM_HOSTS=TWO, SM_DISTRIBUTED_CONFIG="{}"),
+        r'2 processes; expected 4.*mpi_additional_options=\["-np", "4"\]',
+    ),
     "uneven": (torchrun(0, 5, 2), "5 processes"),
     "ranks in turn": (mpirun(1, 4, 2) | {"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, "rank 1 is process 0"),
     "no port": (torchrun(0, 2, 2, MASTER_PORT="x"), "MASTER_PORT is 'x'"),
