@@ -1,7 +1,5 @@
 """A rank that fails, compiles or sends less, in real training of two ranks as on two hosts."""
 
-import json
-import os
 import re
 import shutil
 import signal
@@ -12,8 +10,6 @@ import pytest
 import forked
 from smlightning.checkpoints import files
 from smlightning.checkpoints.position import Position
-from smlightning.testing.environment import of_tests
-from smlightning.testing.processes import free_port
 
 TRAINING = """
 import os, sys, threading, time
@@ -65,31 +61,11 @@ def fit(hang_seconds=30.0, more=()):
 
 
 def start(tmp_path: Path, script: str) -> list[forked.Rank]:
-    """Two ranks on two hosts, each with an output folder of its own."""
-    shared = dict(
-        of_tests(os.environ),
-        WORLD_SIZE="2",
-        LOCAL_RANK="0",
-        LOCAL_WORLD_SIZE="1",
-        CUDA_VISIBLE_DEVICES="",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(free_port()),
-        SM_HOSTS=json.dumps(["algo-1", "algo-2"]),
-    )
+    """Two ranks on two hosts."""
     path = tmp_path / "job.py"  # a file: Dynamo compiles nothing of a string's code
     path.write_text(TRAINING + script)
     code = f"import runpy; runpy.run_path({str(path)!r})"
-    ranks = []
-    for rank in range(2):
-        output = tmp_path / f"output{rank}"
-        output.mkdir()
-        mine = {
-            "RANK": str(rank),
-            "SM_CURRENT_HOST": f"algo-{rank + 1}",
-            "SM_OUTPUT_DIR": str(output),
-        }
-        ranks.append(forked.start(code, tmp_path / f"log{rank}", shared | mine))
-    return ranks
+    return forked.start_ranks(code, tmp_path, 2, hosts=2)
 
 
 BOTH_FAIL = """

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dist
-from smlightning.cluster import collectives, session, strategies
+from smlightning.cluster import session, strategies
 from smlightning.cluster.location import ClusterError, Machine, locate, nccl_log
 from smlightning.errors import UserError
 from smlightning.testing.processes import free_port
@@ -122,17 +121,6 @@ def test_torchrun_in_the_pods_of_a_pytorch_job_sets_the_ranks(tmp_path: Path) ->
     assert places == ["torchrun 0 2", "torchrun 0 2", "torchrun 1 2", "torchrun 1 2"]
 
 
-def test_one_process_without_a_launcher() -> None:
-    found = locate({}, CPU)
-    assert (found.world_size, found.num_nodes, found.launcher, found.backend) == (
-        1,
-        1,
-        "none",
-        "none",
-    )
-    assert locate({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, CPU).hosts == ("algo-1",)
-
-
 @pytest.mark.parametrize(
     "params, launcher, backend",
     [
@@ -233,13 +221,6 @@ def test_smddp_gets_a_strategy_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "current_cluster", lambda: cluster)
     strategy, devices, num_nodes = dist.get_initialization_info()
     assert isinstance(strategy, strategies.ClusterStrategy) and (devices, num_nodes) == (2, 1)
-
-
-def test_one_process_needs_no_group() -> None:
-    tensor = torch.tensor([1.5])
-    assert collectives.all_sum(tensor) is tensor
-    assert collectives.any_rank(True) and not collectives.any_rank(False)
-    assert session.from_rank_0("key", lambda: "said") == "said"
 
 
 @pytest.mark.parametrize(
