@@ -8,8 +8,7 @@ import pytest
 from rank_training import ranks, train_with_train_py
 
 CASES = [  # ranks, kind of loader, workers, persistent
-    pytest.param(1, "shuffled", 0, False, marks=pytest.mark.long),
-    (1, "shuffled", 2, True),
+    pytest.param(1, "shuffled", 2, True, marks=pytest.mark.long),
     pytest.param(1, "of_weights", 2, False, marks=pytest.mark.long),
     pytest.param(2, "shuffled", 0, False, marks=pytest.mark.long),
     (3, "of_subset", 1, True),
