@@ -23,7 +23,6 @@ WORDS = {
     "undivided stream": "Ranks 0, 1 of 2",
     "validation": "3 batches on rank 1 and 4 on rank 0",
     "weights": "weight differs between ranks 0 and 1",
-    "unused": "find_unused_parameters=True",
 }
 
 
