@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dist
+import forked
 from smlightning.cluster import session, strategies
 from smlightning.cluster.location import ClusterError, Machine, locate, nccl_log
 from smlightning.errors import UserError
@@ -114,9 +113,11 @@ def test_torchrun_in_the_pods_of_a_pytorch_job_sets_the_ranks(tmp_path: Path) ->
             "PET_NPROC_PER_NODE": "2",
             "PET_NODE_RANK": str(rank),
         }
-        command = [sys.executable, "-m", "torch.distributed.run", str(script)]
-        pods.append(subprocess.Popen(command, env={**os.environ, **variables}))
-    assert [pod.wait(timeout=100) for pod in pods] == [0, 0]
+        code = f"from torch.distributed import run; run.main([{str(script)!r}])"
+        log = tmp_path / f"pod{rank}"
+        pods.append(forked.start(code, log, {**os.environ, **variables}))
+    statuses, said = forked.wait_for_all(pods, 100)
+    assert statuses == (0, 0), said
     places = [(tmp_path / str(rank)).read_text() for rank in range(4)]
     assert places == ["torchrun 0 2", "torchrun 0 2", "torchrun 1 2", "torchrun 1 2"]
 

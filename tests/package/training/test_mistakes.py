@@ -46,6 +46,11 @@ class NoOptimizer(Line):
         return None
 
 
+class OthersOptimizer(Line):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+
+
 class Misspelt(Line):
     def validation_stepp(self, batch: Any, batch_idx: int) -> None:
         pass
@@ -102,6 +107,7 @@ class WithoutSuper(Numbers):
     [
         (Nothing, Numbers, "training_step returned nothing"),
         (NoOptimizer, Numbers, "configure_optimizers"),
+        (OthersOptimizer, Numbers, "configure_optimizers"),
         (Leaving, Numbers, "sys.exit(None) ended the run"),
         (Unsaved, Numbers, "Unsaved has no save"),
         (Untested, Numbers, "Untested has no test_step"),
