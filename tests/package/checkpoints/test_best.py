@@ -12,8 +12,9 @@ from smlightning.checkpoints.position import Position
 def test_the_mode_says_which_value_is_better(mode: str, better: float, worse: float) -> None:
     best = Best("val/x", mode)  # type: ignore[arg-type]
     for value in (math.nan, math.inf, -math.inf):
-        assert not best.improved_by(value)
-    assert best.improved_by(0.5)
-    best = best.replaced_by(0.5, Position(step=7, epoch=1))
+        assert best.after(value, Position()) is best
+    best = best.after(0.5, Position(step=7, epoch=1))
     assert (best.score, best.step, best.epoch) == (0.5, 7, 2)
-    assert best.improved_by(better) and not best.improved_by(worse) and not best.improved_by(0.5)
+    assert best.after(better, Position()).score == better
+    for value in (worse, 0.5):
+        assert best.after(value, Position()) is best

@@ -27,21 +27,6 @@ from smlightning.files import digest
 HALFWAY = ("on_train_batch_end", BATCHES + 3)
 
 
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_resumed(
-    fit: Fit, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = {"data": Resumable, "checkpoint_steps": 3}
-    fit(**options, output_dir="alone")
-    fit(**options, crash=HALFWAY)
-    (_, newest), (_, before), *_ = files.numbered(directory())
-    newest.write_bytes(newest.read_bytes()[:-100])
-    capsys.readouterr()
-    fit(**options)
-    output = capsys.readouterr()
-    assert f"warning: {newest} " in output.err and f"resume: from {before}, " in output.out
-    assert same(saved_weights("alone"), saved_weights())
-
-
 def test_changed_data_is_an_error(fit: Fit) -> None:
     other = type("Other", (Resumable,), {"fingerprint": "other points"})
     fit(data=Resumable, checkpoint_steps=1, crash=HALFWAY)

@@ -35,12 +35,10 @@ class Best:
     def criterion(self) -> str:
         return f"{self.mode} {self.monitor}"
 
-    def improved_by(self, score: float) -> bool:
-        if not math.isfinite(score):
-            return False
-        if self.score is None:
-            return True
-        return score > self.score if self.mode == "max" else score < self.score
-
-    def replaced_by(self, score: float, position: Position) -> "Best":
+    def after(self, score: float, position: Position) -> "Best":
+        """The best after a validation with this score: itself, unless the score is better."""
+        sign = 1 if self.mode == "max" else -1
+        is_better = self.score is None or sign * score > sign * self.score
+        if not math.isfinite(score) or not is_better:
+            return self
         return replace(self, score=score, step=position.step, epoch=position.epoch + 1)

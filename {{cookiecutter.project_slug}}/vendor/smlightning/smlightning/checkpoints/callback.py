@@ -378,11 +378,9 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         self.position = replace(self.position, validation_next=False)
-        score = self._score(trainer)
-        if not self.best.improved_by(score):
-            return
-        self.best = self.best.replaced_by(score, self.position)
-        if self.writer.keeps_best:
+        before = self.best
+        self.best = before.after(self._score(trainer), self.position)
+        if self.best is not before and self.writer.keeps_best:
             self.writer.keep_best(self.averages or pl_module.state_dict())
 
     def _score(self, trainer: pl.Trainer) -> float:
