@@ -4,6 +4,7 @@ They start ten times as fast, since the server has imported torch and Lightning.
 its own environment, output, signals and exit status.
 """
 
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from smlightning.testing import owner, processes
+from smlightning.testing.environment import of_tests
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,45 @@ def start(code: str, log: Path, environment: Mapping[str, str], *arguments: str)
     process = processes.CONTEXT.Process(target=_run, args=work)
     process.start()
     return Rank(process, log)
+
+
+def start_ranks(
+    code: str,
+    folder: Path,
+    world_size: int,
+    *arguments: str,
+    hosts: int = 1,
+    absent: int | None = None,
+    **more: str,
+) -> list[Rank]:
+    """Start the ranks of a job with torchrun's variables, and SageMaker's of several hosts.
+
+    Args:
+        folder: of each rank's ``log0``, and its ``output0`` with a failure file.
+        absent: a rank that is not started.
+        more: variables of all ranks.
+    """
+    folder.mkdir(exist_ok=True)
+    local_world_size = world_size // hosts
+    shared = {
+        **of_tests(os.environ),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(processes.free_port()),
+        **more,
+    }
+    if hosts > 1:
+        shared["SM_HOSTS"] = json.dumps([f"algo-{number + 1}" for number in range(hosts)])
+    ranks = []
+    for rank in range(world_size):
+        output = folder / f"output{rank}"
+        output.mkdir()
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank % local_world_size)}
+        own["SM_OUTPUT_DIR"] = str(output)
+        if rank != absent:
+            ranks.append(start(code, folder / f"log{rank}", shared | own, *arguments))
+    return ranks
 
 
 def _run(code: str, log: str, environment: dict[str, str], arguments: tuple[str, ...]) -> None:

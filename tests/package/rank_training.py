@@ -29,7 +29,6 @@ import dist
 import small_training
 from smlightning.cluster import session
 from smlightning.data import rng, stateful
-from smlightning.data.batches import GlobalBatches
 from smlightning.errors import described
 from smlightning.testing import owner, recording
 from smlightning.testing.processes import KILLED, Record, run_ranks
@@ -64,14 +63,6 @@ class Noisy(Dataset):
         drawn = [torch.rand(1).item(), float(np.random.rand()), random.random()]
         drawn += [rng.generator(int(row)).random(), float(rng.epoch())]
         return torch.tensor(int(row)), torch.tensor(drawn, dtype=torch.float64)
-
-
-class WholeBatches(Noisy):
-    """The rows of a share at once, each with its own generator."""
-
-    def __getitem__(self, share: Any) -> Any:
-        drawn = np.stack([rng.generator(row).random(2) for row in share.rows])
-        return torch.from_numpy(share.rows.astype(np.int64)), torch.from_numpy(drawn)
 
 
 class Pairs(BatchSampler):
@@ -143,7 +134,7 @@ class SizedStream(NumberedStream):
 
 
 class Rows(pl.LightningDataModule):
-    """Loaders by the name of a function above; ``global_batches`` by the package's own."""
+    """Loaders by the name of a function above."""
 
     def __init__(self, kind: str, workers: int = 0, persistent: bool = False, own: bool = False):
         super().__init__()
@@ -151,11 +142,6 @@ class Rows(pl.LightningDataModule):
         self.workers = {"num_workers": workers, "persistent_workers": persistent}
 
     def train_dataloader(self) -> DataLoader:
-        if self.kind == "global_batches":
-            trainer: Any = self.trainer
-            ranks = trainer.global_rank, trainer.world_size
-            sampler = GlobalBatches([1] * ROWS, 12, *ranks, seed=3)
-            return DataLoader(WholeBatches(), sampler=sampler, batch_size=None, **self.workers)
         generator = torch.Generator().manual_seed(3) if self.own else None
         return DataLoader(Noisy(), **LOADERS[self.kind](generator), **self.workers)
 
@@ -241,7 +227,6 @@ def train_with_train_py(
     workers: int,
     persistent: bool,
     kill_at: int,
-    options: dict[str, Any] | None = None,
 ) -> None:
     """train.py with the loaders of `Rows`; SIGKILL after so many batches of this run."""
 
@@ -257,8 +242,7 @@ def train_with_train_py(
     train_py = owner.load().train
     owner.load().data.Data, owner.load().model.Model = Data, NoisyLine
     train_py.MONITOR, train_py.MODE = "val/loss", "min"
-    given = {"epochs": 2, "checkpoint_steps": 1, "batch_size": SIZE, **(options or {})}
-    recording.train(write, given, kill_at)
+    recording.train(write, {"epochs": 2, "checkpoint_steps": 1, "batch_size": SIZE}, kill_at)
 
 
 class OtherLabels(Rows):
@@ -314,17 +298,6 @@ class Evaluated(Rows):
         return DataLoader(range(8), SIZE)  # type: ignore[arg-type]
 
 
-class Unused(Seen):
-    """Trains one of two parameters in each step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = torch.nn.Parameter(torch.zeros(()))
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return super().training_step(batch, batch_idx) if batch_idx % 2 else self.other * 2
-
-
 class Drifting(Seen):
     """Changes a weight by what only its own rank has seen."""
 
@@ -339,7 +312,6 @@ MISTAKES: dict[str, tuple[type, type, str]] = {
     "validation": (Validated, OtherValidation, "shuffled"),
     "weights": (Drifting, Rows, "shuffled"),
     "none": (Logging, Evaluated, "shuffled"),
-    "unused": (Unused, Rows, "shuffled"),
 }
 
 

@@ -241,6 +241,25 @@ def fit(monkeypatch: pytest.MonkeyPatch) -> Fit:
     return run
 
 
+Alone = Callable[..., tuple[str, int]]
+
+
+def alone(folder: Path) -> Alone:
+    """Runs each uninterrupted training once in ``folder``; returns its output and its steps."""
+    known: dict[str, tuple[str, int]] = {}
+
+    def run(*args: Any, **options: Any) -> tuple[str, int]:
+        key = repr((args, options))
+        if key not in known:
+            output = str(folder / str(len(known)))
+            with pytest.MonkeyPatch.context() as patch:
+                trainer = fit(patch)(*args, **options, output_dir=output)
+            known[key] = output, trainer.global_step
+        return known[key]
+
+    return run
+
+
 def crash_after(patch: pytest.MonkeyPatch, hook: str, times: int) -> None:
     """End the run when `Checkpoints` has done a hook so often, and its checkpoint is written."""
     original = getattr(Checkpoints, hook)

@@ -17,6 +17,7 @@ import pytorch_lightning as pl  # noqa: E402
 import torch  # noqa: E402
 
 import train  # noqa: E402
+from small_training import Crash  # noqa: E402
 from smlightning.checkpoints import files  # noqa: E402
 from smlightning.checkpoints.callback import Checkpoints  # noqa: E402
 from smlightning.cluster import fsdp2  # noqa: E402
@@ -25,10 +26,6 @@ from smlightning.reports import curves  # noqa: E402
 from smlightning.testing.recording import close_unseen  # noqa: E402
 
 Write = Callable[[dict[str, Any]], Any]
-
-
-class Crash(Exception):
-    """Ends a run in these tests."""
 
 
 class Recorder(pl.Callback):

@@ -12,6 +12,7 @@ from pytorch_lightning import callbacks
 from small_training import (
     BATCHES,
     SIZE,
+    Alone,
     Fit,
     Resumable,
     assert_same,
@@ -46,11 +47,16 @@ CASES = [
 
 @pytest.mark.parametrize(("hook", "times", "max_steps"), CASES)
 def test_a_run_that_ends_at_any_moment_resumes_exactly(
-    hook: str, times: int, max_steps: int, fit: Fit, capsys: pytest.CaptureFixture[str]
+    hook: str,
+    times: int,
+    max_steps: int,
+    fit: Fit,
+    alone: Alone,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     moment = hook, times
     options = {"epochs": 3, "checkpoint_steps": 3, "batch_size": SIZE, "max_steps": max_steps}
-    fit(data=Resumable, output_dir="alone", **options)
+    whole, _ = alone(data=Resumable, **options)
     fit(data=Resumable, output_dir="resumed", crash=moment, **options)
     if moment[0] != "finish":
         expected = files.newest(directory("resumed"))
@@ -60,7 +66,7 @@ def test_a_run_that_ends_at_any_moment_resumes_exactly(
         resumed = [line for line in lines if line.startswith("resume: ")]
         assert len(resumed) == bool(expected)
         assert all(str(expected) in line for line in resumed)
-    assert_same("alone", "resumed", moment)
+    assert_same(whole, "resumed", moment)
 
 
 def test_a_training_that_early_stopping_ended_is_complete(fit: Fit) -> None:

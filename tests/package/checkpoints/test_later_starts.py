@@ -22,6 +22,7 @@ from small_training import (
 )
 from smlightning.checkpoints import files
 from smlightning.cluster import signals
+from smlightning.errors import UserError
 
 ORDINARY = 2 * BATCHES  # batches of a run of two epochs
 
@@ -40,9 +41,24 @@ def test_a_killed_longer_run_is_not_complete(fit) -> None:
     assert fit(**longer).global_step == 6 * BATCHES
 
 
-def test_a_discarded_run_stays_discarded(fit, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also if the new run is killed before its first checkpoint."""
+class Failing(Line):
+    """As with a mistyped option: its first step fails."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise UserError("no such width", "pass another")
+
+
+def test_a_run_is_discarded_by_the_first_step_of_the_next(
+    fit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stays so if that one is killed before its first checkpoint."""
     fit(data=Resumable, crash=("on_train_batch_end", BATCHES + 3), checkpoint_steps=1)
+    capsys.readouterr()
+    with pytest.raises(UserError):
+        fit(Failing, data=Resumable, resume="never")
+    assert "training from the start" not in capsys.readouterr().out
+    (_, newest), *_ = files.numbered(directory())
+    assert not files.mark_of(newest)
     late = {"data": Resumable, "checkpoint_steps": 100}
     fit(**late, resume="never", crash=("on_train_batch_end", 2))
     capsys.readouterr()

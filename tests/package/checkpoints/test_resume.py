@@ -57,7 +57,10 @@ def test_the_newest_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert decide("auto", tmp_path) == ResumePoint(path, complete=False)
     assert f"resume: from {path}, step 6 of 36" in capsys.readouterr().out
     assert decide("never", tmp_path) is None
-    assert decide("auto", tmp_path) is None, "discarded"
+    assert decide("auto", tmp_path), "nothing is discarded before training"
+    resume.begin_anew(tmp_path)
+    assert decide("auto", tmp_path) is None
+    assert f"the run of {path} is discarded; training from the start" in capsys.readouterr().out
 
 
 def test_a_finished_run_is_not_resumed_and_a_complete_training_is_known(tmp_path: Path) -> None:

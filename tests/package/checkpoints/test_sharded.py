@@ -170,4 +170,4 @@ def test_a_host_that_is_lost_in_a_write_leaves_the_checkpoint_before(
     assert not list(folders[1].glob(".*.shard"))
     assert gap(weights(words, "lost/host0"), weights(words, "fsdp")) == 0.0
     (_, newest), *_ = files.numbered(folders[0])
-    assert files.is_marked(newest, files.FINISHED)
+    assert files.mark_of(newest) == files.FINISHED

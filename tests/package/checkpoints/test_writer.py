@@ -101,7 +101,10 @@ def test_best_weights_are_written_when_they_change_and_not_again(tmp_path: Path)
         written.append(*files.companions(files.numbered(tmp_path)[0][1]))
     assert len(set(written)) == 2
     assert written[files.KEEP + 1] != written[files.KEEP + 2]
-    assert len(files.numbered(tmp_path)) == files.KEEP
+    paths = [path for _, path in files.numbered(tmp_path)]
+    assert len(paths) == files.KEEP
+    named = {name for path in paths for name in files.companions(path)}
+    assert named == {path.name for path in tmp_path.glob("*.shard")}
 
 
 def test_a_failure_is_raised_by_finish(tmp_path: Path) -> None:
@@ -110,7 +113,7 @@ def test_a_failure_is_raised_by_finish(tmp_path: Path) -> None:
     assert writer.failed()
     write(writer, {"x": 1}, Position(step=2))
     assert steps(tmp_path) == [], "after a failure nothing more is written"
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=r"save_hyperparameters\(\)"):
         writer.finish()
 
 

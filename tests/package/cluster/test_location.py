@@ -3,20 +3,18 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dist
-from smlightning.cluster import collectives, session, strategies
+import forked
+from smlightning.cluster import session, strategies
 from smlightning.cluster.location import ClusterError, Machine, locate, nccl_log
 from smlightning.errors import UserError
 from smlightning.testing.processes import free_port
@@ -115,22 +113,13 @@ def test_torchrun_in_the_pods_of_a_pytorch_job_sets_the_ranks(tmp_path: Path) ->
             "PET_NPROC_PER_NODE": "2",
             "PET_NODE_RANK": str(rank),
         }
-        command = [sys.executable, "-m", "torch.distributed.run", str(script)]
-        pods.append(subprocess.Popen(command, env={**os.environ, **variables}))
-    assert [pod.wait(timeout=100) for pod in pods] == [0, 0]
+        code = f"from torch.distributed import run; run.main([{str(script)!r}])"
+        log = tmp_path / f"pod{rank}"
+        pods.append(forked.start(code, log, {**os.environ, **variables}))
+    statuses, said = forked.wait_for_all(pods, 100)
+    assert statuses == (0, 0), said
     places = [(tmp_path / str(rank)).read_text() for rank in range(4)]
     assert places == ["torchrun 0 2", "torchrun 0 2", "torchrun 1 2", "torchrun 1 2"]
-
-
-def test_one_process_without_a_launcher() -> None:
-    found = locate({}, CPU)
-    assert (found.world_size, found.num_nodes, found.launcher, found.backend) == (
-        1,
-        1,
-        "none",
-        "none",
-    )
-    assert locate({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, CPU).hosts == ("algo-1",)
 
 
 @pytest.mark.parametrize(
@@ -237,13 +226,6 @@ def test_smddp_gets_a_strategy_of_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "current_cluster", lambda: cluster)
     strategy, devices, num_nodes = dist.get_initialization_info()
     assert isinstance(strategy, strategies.ClusterStrategy) and (devices, num_nodes) == (2, 1)
-
-
-def test_one_process_needs_no_group() -> None:
-    tensor = torch.tensor([1.5])
-    assert collectives.all_sum(tensor) is tensor
-    assert collectives.any_rank(True) and not collectives.any_rank(False)
-    assert session.from_rank_0("key", lambda: "said") == "said"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import sys
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 import forked
 from smlightning.cluster import session
-from smlightning.cluster.location import LAUNCHERS, Cluster
+from smlightning.cluster.location import Cluster
 from smlightning.cluster.session import RankStore
 from smlightning.testing.environment import of_tests
 from smlightning.testing.processes import free_port
@@ -22,11 +21,12 @@ SESSION = """
 import os, sys, time
 import dist
 import torch
-if os.environ["OMPI_COMM_WORLD_RANK"] == os.environ.get("ANOTHER_TORCH"):
+if os.environ["RANK"] == os.environ.get("ANOTHER_TORCH"):
     torch.__version__ = "1.0"
 from smlightning import errors
 from smlightning.cluster import session
-if os.environ["OMPI_COMM_WORLD_RANK"] == os.environ.get("SILENT"):
+session.CAUSE_SECONDS = 1.0
+if os.environ["RANK"] == os.environ.get("SILENT"):
     session._rank_info = lambda cluster: time.sleep(1000)
 started = time.monotonic()
 try:
@@ -35,72 +35,47 @@ try:
 except errors.UserError as error:
     sys.exit(f"{error} after {time.monotonic() - started:.0f} s")
 """
+LIMIT = 4  # seconds in which the ranks have to meet
 
 
-def start_one(rank: int, port: int, seconds: object, log: Path, **variables: str) -> forked.Rank:
-    """Start one of four ranks on two hosts, as Open MPI does."""
-    environment = dict(
-        of_tests(os.environ),
-        OMPI_COMM_WORLD_RANK=str(rank),
-        OMPI_COMM_WORLD_SIZE="4",
-        OMPI_COMM_WORLD_LOCAL_RANK=str(rank % 2),
-        OMPI_COMM_WORLD_LOCAL_SIZE="2",
-        SM_HOSTS=json.dumps(["algo-1", "algo-2"]),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        DIST_MEET_SECONDS=str(seconds),
-        CUDA_VISIBLE_DEVICES="",
-        **variables,
-    )
-    return forked.start(SESSION, log / str(rank), environment)
-
-
-def test_another_torch_on_a_rank_and_a_wrong_limit_end_every_rank(tmp_path: Path) -> None:
-    port = free_port()
-    ranks = [start_one(rank, port, 60, tmp_path, ANOTHER_TORCH="2") for rank in range(4)]
-    statuses, said = forked.wait_for_all(ranks, 100)
-    assert statuses == (1, 1, 1, 1), said
-    for text in said:
-        assert "rank 2 on host algo-2 has torch 1.0, lightning" in text, text
-    status, text = start_one(0, port, "soon", tmp_path).wait(60)
-    assert status == 1 and "DIST_MEET_SECONDS is 'soon'" in text and "Traceback" not in text, text
-
-
-def test_a_rank_that_does_not_come_is_reported_in_time(tmp_path: Path) -> None:
-    """All come, or one rank does not. All cases at once: most of their time is waiting."""
-    jobs = {}
-    for absent in (None, 3, 0):
-        port, seconds = free_port(), 100 if absent is None else 5
-        folder = tmp_path / str(absent)
-        folder.mkdir()
-        jobs[absent] = [
-            start_one(rank, port, seconds, folder) for rank in range(4) if rank != absent
-        ]
-    ended = {absent: forked.wait_for_all(ranks, 200) for absent, ranks in jobs.items()}
-    statuses, said = ended[None]
+def test_all_ranks_meet_and_one_that_differs_or_is_missing_ends_all(tmp_path: Path) -> None:
+    """All cases at once: most of their time is waiting."""
+    cases: dict[str, dict[str, Any]] = {
+        "all": {"DIST_MEET_SECONDS": "100"},
+        "another torch": {"DIST_MEET_SECONDS": "100", "ANOTHER_TORCH": "2"},
+        "wrong limit": {"DIST_MEET_SECONDS": "soon"},
+        "without rank 3": {"DIST_MEET_SECONDS": str(LIMIT), "absent": 3},
+        "without rank 0": {"DIST_MEET_SECONDS": str(LIMIT), "absent": 0},
+        "silent rank 0": {"DIST_MEET_SECONDS": str(LIMIT), "SILENT": "0"},
+    }
+    jobs = {
+        name: forked.start_ranks(SESSION, tmp_path / name, 4, hosts=2, **more)
+        for name, more in cases.items()
+    }
+    silent = jobs["silent rank 0"].pop(0)
+    try:
+        ended = {name: forked.wait_for_all(ranks, 100) for name, ranks in jobs.items()}
+    finally:
+        silent.process.kill()
+    statuses, said = ended.pop("all")
     assert statuses == (0, 0, 0, 0), said
     table = said[0].splitlines()
     titles = "host node rank local rank device backend shared memory"
     assert table[0].split() == titles.split()
-    assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: mpirun" in table[5]
-    for absent, host in ((3, "algo-2"), (0, "algo-1")):
-        statuses, said = ended[absent]
-        assert statuses == (1, 1, 1), said
+    assert len(table) == 6 and table[4].startswith("algo-2") and "launcher: torchrun" in table[5]
+    words = {
+        "another torch": "rank 2 on host algo-2 has torch 1.0, lightning",
+        "wrong limit": "DIST_MEET_SECONDS is 'soon'",
+        "without rank 3": f"rank 3 on host algo-2 did not connect within {LIMIT} s",
+        "without rank 0": "rank 0 on host algo-1 did not connect at 127.0.0.1",
+        "silent rank 0": "rank 0 on host algo-1 did not connect within",
+    }
+    for name, (statuses, said) in ended.items():
+        assert set(statuses) == {1}, said
         for text in said:
-            assert f"rank {absent} on host {host} did not" in text and "within 5 s" in text, text
-            assert "Traceback" not in text and int(text.split()[-2]) <= 14, text
-
-
-def test_a_rank_0_that_comes_and_then_is_silent_is_reported_in_time(tmp_path: Path) -> None:
-    port = free_port()
-    ranks = [start_one(rank, port, 5, tmp_path, SILENT="0") for rank in range(4)]
-    try:
-        statuses, said = forked.wait_for_all(ranks[1:], 60)
-    finally:
-        ranks[0].process.kill()
-    assert statuses == (1, 1, 1), said
-    for text in said:
-        assert "rank 0 on host algo-1 did not" in text and int(text.split()[-2]) <= 20, text
+            assert words[name] in text and "Traceback" not in text, (name, text)
+            in_time = int(text.split()[-2]) <= 3 * LIMIT
+            assert in_time or "did not connect" not in text, (name, text)
 
 
 LISTENERS = """
@@ -122,23 +97,9 @@ LOOPBACK = "0100007F"  # 127.0.0.1, as the kernel of a little-endian machine wri
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
-@pytest.mark.parametrize("launcher", ["mpirun", "variables"])
-def test_the_store_listens_only_at_the_main_address(launcher: str, tmp_path: Path) -> None:
+def test_the_store_listens_only_at_the_main_address(tmp_path: Path) -> None:
     """Under torchrun the agent keeps the store."""
-    port, ranks = free_port(), []
-    for rank in range(2):
-        environment = dict(
-            of_tests(os.environ),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            CUDA_VISIBLE_DEVICES="",
-            RANK=str(rank),
-            WORLD_SIZE="2",
-        )
-        place = LAUNCHERS["mpirun" if launcher == "mpirun" else "torchrun"]
-        for name, value in zip(astuple(place), (rank, 2, rank, 2), strict=True):
-            environment[name] = str(value)
-        ranks.append(forked.start(LISTENERS, tmp_path / str(rank), environment))
+    ranks = forked.start_ranks(LISTENERS, tmp_path, 2)
     statuses, said = forked.wait_for_all(ranks, 200)
     assert statuses == (0, 0), said
     (line,) = [line for line in said[0].splitlines() if line.startswith("listens: ")]
@@ -171,7 +132,7 @@ import os, sys, time
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import dist
 from smlightning.cluster import session
-session.CAUSE_SECONDS = 3.0
+session.CAUSE_SECONDS = 1.0
 def rank():
     with dist.session():
         pass
@@ -181,7 +142,7 @@ def rank():
                 raise ValueError("the first attempt's")
             time.sleep(60)  # the agent ends it
         elif cluster.rank == 1:
-            time.sleep(5)  # says nothing
+            time.sleep(2)  # says nothing
         else:
             error = RuntimeError("gloo: Connection closed by peer")
             print("cause:", session.cause(error), flush=True)
@@ -207,10 +168,10 @@ import os, signal, sys, threading, time
 import dist
 from smlightning import errors
 from smlightning.cluster import session, signals
-session.ARRIVAL_SECONDS = session.CAUSE_SECONDS = 3.0
+session.ARRIVAL_SECONDS = session.CAUSE_SECONDS = 2.0
 signals.install()
 def later(number):
-    threading.Timer(1, os.kill, (os.getpid(), number)).start()
+    threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
 def hide():  # as fsspec's exists does
     try:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -223,7 +184,7 @@ try:
         if cluster.rank == int(sys.argv[1]):
             %s
         if cluster.rank == 0:
-            time.sleep(3)
+            time.sleep(2)
             print(f"saved at {time.time()}")
 except errors.UserError as error:
     sys.exit(f"error: {error}")
@@ -259,32 +220,10 @@ CASES = [  # a rank, its code, exit statuses, words in the log of another rank
 ]
 
 
-def start(folder: Path, rank: int, what: str, size: int, before: str = "") -> list[forked.Rank]:
-    """Starts ranks; rank ``rank`` does ``what``, each runs ``before`` first."""
-    env = dict(
-        of_tests(os.environ),
-        WORLD_SIZE=str(size),
-        LOCAL_WORLD_SIZE=str(size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(free_port()),
-        CUDA_VISIBLE_DEVICES="",
-    )
-    folder.mkdir()
-    return [
-        forked.start(
-            before + ENDING % what,
-            folder / str(i),
-            env | {"RANK": str(i), "LOCAL_RANK": str(i)},
-            str(rank),
-        )
-        for i in range(size)
-    ]
-
-
 def test_ranks_end_together_and_know_the_cause(tmp_path: Path) -> None:
     """All cases at once: most of their time is waiting."""
     jobs = [
-        start(tmp_path / str(number), rank, what, len(statuses))
+        forked.start_ranks(ENDING % what, tmp_path / str(number), len(statuses), str(rank))
         for number, (rank, what, statuses, _) in enumerate(CASES)
     ]
     for job, (rank, what, statuses, words) in zip(jobs, CASES, strict=True):

@@ -11,28 +11,31 @@ from pathlib import Path
 import pytest
 import small
 
-import train
+import forked
 from smlightning.checkpoints import files as checkpoint_files
 from smlightning.cluster import signals
 
-SRC = Path(train.__file__).parent
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+
+
+RUN = """
+import sys, train
+from smlightning import entry
+sys.exit(entry.main(train.train, train.Options, None))
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_saves_and_ends_with_status_143(tmp_path: Path, number: signal.Signals) -> None:
     options = {**small.options(tmp_path), "epochs": 300, "log_every": 5}
     pairs = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, str(SRC / "train.py"), *pairs]
-    with Path("log").open("w") as log:
-        run = subprocess.Popen(command, stdout=log, stderr=log)
-    while "step=5 " not in Path("log").read_text() and run.poll() is None:
+    run = forked.start(RUN, Path("log").absolute(), os.environ, *pairs)
+    while run.process.is_alive() and not (run.log.exists() and "step=5 " in run.log.read_text()):
         time.sleep(0.1)
-    run.send_signal(number)
-    asked = time.monotonic()
-    assert run.wait(20) == 143
-    assert time.monotonic() - asked < 10
-    last = Path("log").read_text().splitlines()[-1]
+    os.kill(run.process.pid or 0, number)
+    status, said_all = run.wait(10)
+    assert status == 143, said_all
+    last = said_all.splitlines()[-1]
     said = re.fullmatch(
         rf"stopped by {number.name} at step (\d+) of \d+; start the same command .* to resume", last
     )
@@ -108,6 +111,7 @@ worker.join()
 
 
 @pytest.mark.parametrize("kind", ["fork", "forkserver"])
-def test_only_the_parent_of_a_loaders_worker_ends_it(kind: str) -> None:
-    said = subprocess.check_output([sys.executable, "-c", WORKER.format(kind=kind)], text=True)
+def test_only_the_parent_of_a_loaders_worker_ends_it(kind: str, tmp_path: Path) -> None:
+    status, said = forked.start(WORKER.format(kind=kind), tmp_path / "log", os.environ).wait(60)
     assert said.splitlines() == ["after a stranger's signal None", "after its parent's signal 0"]
+    assert status == 0

@@ -36,7 +36,7 @@ def sends_all_kinds(x: torch.Tensor) -> None:
     kinds = [x, x.T, x[:, :2], x.to(torch.int16), torch.arange(3), torch.ones(2, 3).T]
     for tensor in kinds:
         assert torch.equal(collectives.all_sum(tensor).cpu(), tensor.cpu())
-    assert collectives.from_each_rank([1, 2]) == [[1, 2]]
+    assert collectives.from_each_rank(torch.tensor([1, 2])).tolist() == [[1, 2]]
     assert not collectives.differ([1, 2])
     assert not collectives.any_rank(False)
     module = torch.nn.Module()

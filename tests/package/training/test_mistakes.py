@@ -1,7 +1,6 @@
 """Mistakes that show in training end in one sentence and a status, not in a stack trace."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -159,33 +158,3 @@ def test_without_the_projects_environment_a_sentence_says_so(tmp_path: Path) -> 
     )
     assert run.returncode == 1 and "make setup" in run.stderr
     assert len(run.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "parts"),
-    [
-        (
-            "from smlightning.errors import UserError\n"
-            "raise UserError('no dictionary', 'install one')",
-            ["no dictionary", "install one"],
-        ),
-        ("raise OSError(28, 'No space left on device')", ["No space left on device"]),
-    ],
-    ids=["user-error", "full-disk"],
-)
-def test_an_error_while_data_py_is_imported_is_one_sentence(
-    tmp_path: Path, code: str, parts: list[str]
-) -> None:
-    """Before anything runs, and so before `signals.run`."""
-    sources = shutil.copytree(Path(train.__file__).parent, tmp_path / "sources")
-    (sources / "data.py").write_text(code)
-    run = subprocess.run(
-        [sys.executable, str(sources / "train.py")],
-        env={**os.environ, "SM_OUTPUT_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 1
-    (line,) = run.stderr.splitlines()
-    assert line.startswith("error: ") and all(part in line for part in parts)
-    assert line == f"error: {(tmp_path / 'failure').read_text()}"

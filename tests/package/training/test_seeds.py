@@ -48,10 +48,6 @@ def test_only_the_first_batches_have_the_same_numbers_on_all_ranks() -> None:
     assert alike == [True, True, False, False]
 
 
-def test_fetching_and_training_use_different_numbers() -> None:
-    assert drawn_while_fetching(5, 3)[0] != drawn_in_step(5, 3)
-
-
 def test_a_streams_iterator_has_the_numbers_of_its_epoch() -> None:
     """It is made after the epoch before, or when training starts."""
     within = StepSeed(5)

@@ -1,13 +1,17 @@
 """Heartbeats tell a hang from a pause, a first batch and a slow step, and show which rank hangs."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import pytest
+import torch.distributed
 
+from smlightning.cluster import session
 from smlightning.cluster.location import Cluster
+from smlightning.cluster.session import RankStore
 from smlightning.training import watchdog
 from smlightning.training.hangs import Heard, Heartbeat, find_hang
-from smlightning.training.watchdog import Progress, pause_watchdog
+from smlightning.training.watchdog import HangWatchdog, Progress, pause_watchdog
 
 TWO = Cluster(
     hosts=("algo-1", "algo-2"),
@@ -116,3 +120,29 @@ def test_the_verdict_has_the_rank_that_the_others_wait_for(
     assert all(word in verdict.problem for word in named), verdict
     first = verdict.problem.split(",")[0]
     assert first.startswith(named[0]) or named == ["all"]
+
+
+def test_rank_1_judges_if_rank_0_is_silent(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that it reads rank 0's heartbeat only."""
+    three = replace(TWO, hosts=("algo-1", "algo-2", "algo-3"), rank=1, world_size=3)
+    monkeypatch.setattr(session, "current_cluster", lambda: three)
+    monkeypatch.setattr(watchdog.time, "sleep", lambda _: None)
+    verdicts: list[Any] = []
+    monkeypatch.setattr(HangWatchdog, "_exit", lambda self, verdict: verdicts.append(verdict))
+    rank_1, store = HangWatchdog(60.0), RankStore(torch.distributed.HashStore())
+    for rank in range(3):
+        store.set(f"heartbeat/{rank}", asdict(Heartbeat(1, 5, 0.0, "step 5", 0.0)))
+    latest: dict[int, Heard] = {}
+    rank_1._judge(store, latest)
+    assert latest.keys() == {0} and not verdicts
+    clock.now += 60 * watchdog.VERDICT_FRACTION + 1
+    for rank in (1, 2):
+        store.set(f"heartbeat/{rank}", asdict(Heartbeat(2, 5, 0.0, "step 5", 0.0)))
+    rank_1._judge(store, latest)
+    assert latest.keys() == {0, 1, 2} and not verdicts, "rank 0 judges first, if it can"
+    clock.now += 4 * rank_1.interval
+    for rank in (1, 2):
+        store.set(f"heartbeat/{rank}", asdict(Heartbeat(3, 5, 0.0, "step 5", 0.0)))
+    rank_1._judge(store, latest)
+    assert verdicts[0].problem.startswith("rank 0 on host algo-1 has been silent for 45 s")
+    assert store.get(watchdog.HANG_KEY) == asdict(verdicts[0])

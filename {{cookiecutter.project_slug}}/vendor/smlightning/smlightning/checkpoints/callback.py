@@ -112,7 +112,7 @@ class Checkpoints(Checkpoint):
             files.remove_temporary(self.directory)
         if path and cluster.local_rank == 0 and cluster.rank != 0:
             try:
-                files.verified(Path(path))
+                files.verify(Path(path))
             except UserError as error:
                 problem = error.problem
         problems = session.to_rank_0("checkpoint files", problem)
@@ -316,6 +316,8 @@ class Checkpoints(Checkpoint):
             validation_next=loop.validates_next(trainer),
         )
         loop.check_count(trainer, self.position.step)
+        if self.position.step == 1 and trainer.is_global_zero:
+            resume.begin_anew(self.directory)  # not before: a mistake in model or data ends the run
         if self.position.at_epoch_end:  # which is saved after its hooks
             return
         if self.agreement.stop:
@@ -376,11 +378,9 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         self.position = replace(self.position, validation_next=False)
-        score = self._score(trainer)
-        if not self.best.improved_by(score):
-            return
-        self.best = self.best.replaced_by(score, self.position)
-        if self.writer.keeps_best:
+        before = self.best
+        self.best = before.after(self._score(trainer), self.position)
+        if self.best is not before and self.writer.keeps_best:
             self.writer.keep_best(self.averages or pl_module.state_dict())
 
     def _score(self, trainer: pl.Trainer) -> float:

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from smlightning import torch_files
 from smlightning.checkpoints import files
 from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
@@ -44,7 +45,7 @@ def decide(
     declared: Mapping[str, Option],
     state_key: str,
 ) -> ResumePoint | None:
-    """Choose the checkpoint to resume from, or none, and print which.
+    """Choose the checkpoint to resume from, and print it; None: train from the start.
 
     Args:
         wanted: ``auto``, ``never`` or a path.
@@ -57,16 +58,11 @@ def decide(
             checkpoints in ``directory``, none of them whole.
     """
     if wanted == "never":
-        files.mark(directory, files.DISCARDED, "free some space")
         return None
-    found = _named(wanted) if wanted != "auto" else files.newest_verified(directory)
-    if found is None:
+    path = _named(wanted) if wanted != "auto" else files.newest(directory)
+    if path is None or (wanted == "auto" and files.mark_of(path)):
         return None
-    path, content = found
-    for mark in (files.FINISHED, files.DISCARDED):
-        if wanted == "auto" and files.is_marked(path, mark):
-            print(f"resume: the run of {path} is {mark}; training from the start")
-            return None
+    content = torch_files.load(path)
     try:
         state = content["callbacks"][state_key]
         position = Position(**content["position"])
@@ -83,8 +79,8 @@ def decide(
     return ResumePoint(path, position.complete and not differing)
 
 
-def _named(wanted: str) -> tuple[Path, dict[str, Any]]:
-    """The checkpoint at the user's path, and its content."""
+def _named(wanted: str) -> Path:
+    """The checkpoint at the user's path."""
     path = Path(wanted)
     cure = "pass auto, never or a file such as checkpoints/000007-step000390-….ckpt"
     if not path.exists():
@@ -93,7 +89,8 @@ def _named(wanted: str) -> tuple[Path, dict[str, Any]]:
         raise UserError(
             f"--resume {wanted!r} is not a checkpoint of this package, or is renamed", cure
         )
-    return path, files.verified(path)
+    files.verify(path)
+    return path
 
 
 def differences(
@@ -145,13 +142,27 @@ def _check_differences(
 def _check_replacement(wanted: str, directory: Path) -> None:
     """Raise a UserError if a checkpoint from elsewhere would replace an unfinished run here."""
     known = files.numbered(directory)
-    marks = (files.FINISHED, files.DISCARDED)
-    if known and not any(files.is_marked(known[0][1], mark) for mark in marks):
+    if known and not files.mark_of(known[0][1]):
         raise UserError(
             f"--resume {wanted!r}: {directory} holds an unfinished run, which this one would "
             "replace",
             "set another --output_dir, or resume the run there with --resume auto",
         )
+
+
+def begin_anew(directory: Path) -> None:
+    """Print that the run in ``directory``, if any, is not resumed; no later run resumes it, either.
+
+    Raises:
+        UserError: the folder could not be marked.
+    """
+    known = files.numbered(directory)
+    if not known:
+        return
+    path = known[0][1]
+    mark = files.mark_of(path) or files.DISCARDED
+    files.mark(directory, mark, "free some space")
+    print(f"resume: the run of {path} is {mark}; training from the start", flush=True)
 
 
 def check_length(position: Position, max_steps: int) -> None:

@@ -41,15 +41,15 @@ def differ(numbers: Sequence[int]) -> bool:
     return any_rank(not torch.equal(mine, of_rank_0(mine)))
 
 
-def from_each_rank(numbers: Sequence[int]) -> list[list[int]]:
-    """Whole numbers of each rank, by rank. Collective: every rank passes equally many.
+def from_each_rank(numbers: Tensor) -> Tensor:
+    """(n,) numbers of this rank → (ranks, n) numbers of each. Collective.
 
     Each rank gets as many as there are ranks: use it once `differ` says so.
     """
     cluster = current_cluster()
-    slots = torch.zeros(cluster.world_size, len(numbers), dtype=torch.int64)
-    slots[cluster.rank] = torch.tensor(numbers, dtype=torch.int64)
-    return all_sum(slots).tolist()  # a slot for each rank: SMDDP has only sums
+    slots = numbers.new_zeros(cluster.world_size, len(numbers))
+    slots[cluster.rank] = numbers
+    return all_sum(slots)  # a slot for each rank: SMDDP has only sums
 
 
 def any_rank(flag: bool) -> bool:

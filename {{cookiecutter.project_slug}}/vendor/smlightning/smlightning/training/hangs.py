@@ -6,7 +6,8 @@ that is paused or lost sends no heartbeats.
 
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+import traceback
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -75,12 +76,10 @@ def _verdict(problems: list[str], latest: Mapping[int, Heard], cure: str) -> End
     return End("failed", ", ".join([*problems, *places[:NAMED_PLACES]]), cure)
 
 
-def main_thread_frames() -> Iterator[FrameType]:
+def main_thread_frames() -> list[FrameType]:
     """Frames of the main thread, the innermost first."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    innermost = sys._current_frames()[threading.main_thread().ident or 0]
+    return [frame for frame, _ in traceback.walk_stack(innermost)]
 
 
 def main_thread_place(outer: Collection[CodeType]) -> str:

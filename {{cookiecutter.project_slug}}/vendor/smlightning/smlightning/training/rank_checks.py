@@ -228,9 +228,7 @@ def check_lengths(name: str, batches: Sequence[int | float]) -> None:
     numbers = [-1 if math.isinf(number) else int(number) for number in batches]
     if not numbers or not collectives.differ(numbers):
         return
-    ranks = collectives.from_each_rank(numbers)
-    for loader in range(len(numbers)):
-        counts = [rank[loader] for rank in ranks]
+    for counts in collectives.from_each_rank(torch.tensor(numbers)).T.tolist():
         least, most = min(counts), max(counts)
         if least not in (-1, most):
             raise UserError(
@@ -292,7 +290,7 @@ def metric_difference(names: list[str], values: list[float]) -> UserError | None
     mine = torch.tensor(values, dtype=torch.float64)
     if not collectives.any_rank(not _near(mine, collectives.of_rank_0(mine)).all()):
         return None
-    ranks = gathered(values)
+    ranks = collectives.from_each_rank(mine)
     equal = _near(ranks, ranks[0])
     differing = [number for number, same in enumerate(equal.all(0).tolist()) if not same]
     if not differing:
@@ -311,24 +309,13 @@ def _near(values: torch.Tensor, rank_0s: torch.Tensor) -> torch.Tensor:
     return torch.isclose(values, rank_0s, rtol=TOLERANCE, equal_nan=True)
 
 
-def gathered(values: Sequence[float]) -> torch.Tensor:
-    """The values of each rank: (ranks, values) float64."""
-    cluster = session.current_cluster()
-    slots = torch.zeros(cluster.world_size, len(values), dtype=torch.float64)
-    slots[cluster.rank] = torch.tensor(values, dtype=torch.float64)
-    return collectives.all_sum(slots)
-
-
 def first_difference(numbers: Sequence[int]) -> tuple[int, int] | None:
     """The first rank that differs from rank 0, and the position of the number that differs."""
     if not numbers or not collectives.differ(numbers):
         return None
-    ranks = collectives.from_each_rank(numbers)
-    for rank, here in enumerate(ranks):
-        for position, (first, other) in enumerate(zip(ranks[0], here, strict=True)):
-            if first != other:
-                return rank, position
-    return None
+    ranks = collectives.from_each_rank(torch.tensor(numbers))
+    rank, position = (ranks != ranks[0]).nonzero()[0].tolist()
+    return rank, position
 
 
 def listed(names: Sequence[Any]) -> str:
