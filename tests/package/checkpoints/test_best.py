@@ -6,6 +6,7 @@ import pytest
 
 from smlightning.checkpoints.best import Best
 from smlightning.checkpoints.position import Position
+from smlightning.errors import UserError
 
 
 @pytest.mark.parametrize(("mode", "better", "worse"), [("max", 0.9, 0.1), ("min", 0.1, 0.9)])
@@ -18,3 +19,23 @@ def test_the_mode_says_which_value_is_better(mode: str, better: float, worse: fl
     assert best.after(better, Position()).score == better
     for value in (worse, 0.5):
         assert best.after(value, Position()) is best
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "is_wrong"),
+    [
+        ("val/loss", "max", True),
+        ("val/macro_f1", "min", True),
+        ("val/loss", "min", False),
+        ("val/negative_loss", "max", False),
+        ("lossless", "max", False),
+    ],
+)
+def test_a_mode_that_contradicts_the_metric_is_an_error(
+    monitor: str, mode: str, is_wrong: bool
+) -> None:
+    if is_wrong:
+        with pytest.raises(UserError):
+            Best(monitor, mode)  # type: ignore[arg-type]
+    else:
+        Best(monitor, mode)  # type: ignore[arg-type]

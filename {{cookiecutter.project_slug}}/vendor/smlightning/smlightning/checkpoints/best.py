@@ -1,12 +1,18 @@
 """The best validation so far, as a value."""
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from smlightning.checkpoints.position import Position
 from smlightning.errors import UserError
 from smlightning.project import check_monitor_name
+
+# Last words of metrics' names, and words that reverse their meaning.
+LOWER_IS_BETTER = {"loss", "error", "perplexity", "mse", "rmse", "mae", "wer", "cer", "nll"}
+HIGHER_IS_BETTER = {"accuracy", "acc", "f1", "auc", "auroc", "bleu", "rouge", "iou", "recall"}
+SIGNED = {"neg", "negative", "minus", "inverse"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,16 @@ class Best:
             raise UserError(
                 f"MODE is {self.mode!r}; expected 'max' or 'min'",
                 f"write 'max' if a higher {self.monitor} is better, else 'min'",
+            )
+        word = re.split("[/_]", self.monitor.lower())
+        wrong = {"max": LOWER_IS_BETTER, "min": HIGHER_IS_BETTER}[self.mode]
+        if word[-1] in wrong and not set(word) & SIGNED:
+            raise UserError(
+                f"MODE is {self.mode!r}, so the weights with the "
+                f"{'highest' if self.mode == 'max' else 'lowest'} {self.monitor} would be kept",
+                f"set MODE to {'min' if self.mode == 'max' else 'max'!r} in src/options.py; if "
+                f"{self.mode!r} is right, log the metric as "
+                f"{self.monitor.rpartition('/')[0] or 'val'}/negative_{word[-1]}",
             )
 
     def __str__(self) -> str:
