@@ -104,16 +104,6 @@ class Averaged(Line):
         self.scores.append(("test", self.net[0].weight[0].item(), 0.0))
 
 
-def test_model_checkpoint_writes_files_of_lightning(fit: Fit) -> None:
-    """It writes to its own folder and in its own format, next to this package's checkpoints."""
-    saver = callbacks.ModelCheckpoint("elsewhere", filename="mine", save_last=True)
-    fit(callbacks=(saver,))
-    assert sorted(p.name for p in Path("elsewhere").iterdir()) == ["last.ckpt", "mine.ckpt"]
-    content = torch.load("elsewhere/mine.ckpt", weights_only=True)
-    assert "files" not in content and "state_dict" in content
-    assert all(files.companions(path) for _, path in files.numbered(directory()))
-
-
 def test_a_full_disk_ends_training(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     write = files.write_file
 
