@@ -469,7 +469,7 @@ def full(count: int, seed: int, folder: Path) -> Iterator[str]:
             told = told or (statuses == ["0", "0"] and "warning: " in said)
         good = told and "Traceback" not in said
         for _, path in left:
-            checkpoint_files.verified(path)
+            checkpoint_files.verify(path)
         gap = difference(whole, final_state(place)) if statuses[1] == "0" else float("nan")
         yield (
             f"{'ok' if good and gap == 0.0 else 'FAILED'} {disk} on {space / size:.2f} times a "

@@ -24,6 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+from torch.utils.data._utils import worker as loader_worker
 
 import dist
 import small_training
@@ -239,6 +240,7 @@ def train_with_train_py(
                 return StatefulDataLoader(SizedStream(), SIZE, **options)
             return DataLoader(Noisy(), **LOADERS[kind](), **options)
 
+    loader_worker.MP_STATUS_CHECK_INTERVAL = 0.5  # s, not 5, until a killed rank's lock is free
     train_py = owner.load().train
     owner.load().data.Data, owner.load().model.Model = Data, NoisyLine
     train_py.MONITOR, train_py.MODE = "val/loss", "min"

@@ -17,6 +17,7 @@ from small_training import (
     Numbers,
     Resumable,
     directory,
+    rows,
     same,
     saved_weights,
 )
@@ -27,46 +28,42 @@ from smlightning.files import digest
 HALFWAY = ("on_train_batch_end", BATCHES + 3)
 
 
-def test_changed_data_is_an_error(fit: Fit) -> None:
-    other = type("Other", (Resumable,), {"fingerprint": "other points"})
-    fit(data=Resumable, checkpoint_steps=1, crash=HALFWAY)
-    with pytest.raises(UserError, match="--resume never"):
-        fit(data=other)
-    fit(data=Resumable)
+class Fewer(Numbers):
+    def train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(rows(SIZE * BATCHES), 2 * SIZE)
 
 
-def test_another_number_of_batches_is_an_error(fit: Fit) -> None:
-    class Fewer(Numbers):
-        def train_dataloader(self) -> Any:
-            loader = super().train_dataloader()
-            return torch.utils.data.DataLoader(loader.dataset, 2 * SIZE)
+class Wider(Line):
+    width = 7
 
+
+class OtherOptimizer(Line):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "words"),
+    [
+        (Line, type("Other", (Numbers,), {"fingerprint": "other points"}), "data has changed"),
+        (Line, Fewer, f"{BATCHES} .* {BATCHES // 2};"),
+        (Wider, Numbers, "size mismatch for net.0.weight"),
+        (OtherOptimizer, Numbers, "Adam.*SGD"),
+    ],
+)
+def test_other_data_or_another_model_is_an_error(
+    model: type, data: type, words: str, fit: Fit
+) -> None:
     fit(checkpoint_steps=1, crash=HALFWAY)
-    with pytest.raises(UserError, match=rf"{BATCHES} .* {BATCHES // 2};"):
-        fit(data=Fewer)
-
-
-def test_another_architecture_is_an_error(fit: Fit) -> None:
-    class Wider(Line):
-        width = 7
-
-    fit(checkpoint_steps=1, crash=HALFWAY)
-    with pytest.raises(RuntimeError, match=r"size mismatch for net.0.weight") as error:
-        fit(Wider)
+    with pytest.raises((UserError, RuntimeError), match=words) as error:
+        fit(model, data)
     assert as_user_error(error.value)
-    with pytest.raises(RuntimeError, match=r"size mismatch for net.0.weight") as error:
+
+
+def test_weights_that_do_not_fit_are_the_users_only_in_a_resume() -> None:
+    with pytest.raises(RuntimeError, match="size mismatch") as error:
         Wider().load_state_dict(Line().state_dict())
-    assert not as_user_error(error.value), "nothing is resumed"
-
-
-def test_another_optimizer_is_an_error(fit: Fit) -> None:
-    class Other(Line):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 0.05)
-
-    fit(checkpoint_steps=1, crash=HALFWAY)
-    with pytest.raises(UserError, match=r"Adam.*SGD"):
-        fit(Other)
+    assert not as_user_error(error.value)
 
 
 def test_the_validated_averages_are_the_best_weights(fit: Fit) -> None:
@@ -105,16 +102,6 @@ class Averaged(Line):
 
     def on_test_epoch_end(self) -> None:
         self.scores.append(("test", self.net[0].weight[0].item(), 0.0))
-
-
-def test_model_checkpoint_writes_files_of_lightning(fit: Fit) -> None:
-    """It writes to its own folder and in its own format, next to this package's checkpoints."""
-    saver = callbacks.ModelCheckpoint("elsewhere", filename="mine", save_last=True)
-    fit(callbacks=(saver,))
-    assert sorted(p.name for p in Path("elsewhere").iterdir()) == ["last.ckpt", "mine.ckpt"]
-    content = torch.load("elsewhere/mine.ckpt", weights_only=True)
-    assert "files" not in content and "state_dict" in content
-    assert all(files.companions(path) for _, path in files.numbered(directory()))
 
 
 def test_a_full_disk_ends_training(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:

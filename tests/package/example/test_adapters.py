@@ -33,15 +33,22 @@ LABELS = ["cyrillic", "greek", "latin"]
 IDS = {"input_ids": torch.arange(4, 24).reshape(2, 10)}
 
 
-@pytest.fixture
-def saved(tiny_bert: str, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def written(tiny_bert: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an adapter that differs from its initial values."""
+    folder = tmp_path_factory.mktemp("adapter")
     net = pretrained.classifier(tiny_bert, LABELS, 4)
     for parameter in net.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.1)
-    pretrained.save(net, tiny_bert, 32, tmp_path / "saved")
-    return tmp_path / "saved"
+    pretrained.save(net, tiny_bert, 32, folder)
+    return folder
+
+
+@pytest.fixture
+def saved(written: Path, tmp_path: Path) -> Path:
+    """A copy for a test to change."""
+    return Path(shutil.copytree(written, tmp_path / "saved"))
 
 
 def test_a_checkpoint_holds_only_the_trained_weights(tiny_bert: str) -> None:

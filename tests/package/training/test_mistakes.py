@@ -36,6 +36,20 @@ def test_an_error_of_lightnings_configuration_is_a_sentence(
     assert "gradient clipping" in line
 
 
+def test_an_error_before_the_ranks_meet_is_in_the_failure_file(
+    main: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As that of an import in data.py."""
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("SM_OUTPUT_DIR", ".")
+    assert entry.main(full, train.Options, None) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in line and line == f"error: {Path('failure').read_text()}"
+
+
 class Nothing(Line):
     def training_step(self, batch: Any, batch_idx: int) -> None:
         pass

@@ -42,12 +42,6 @@ def test_random_numbers_depend_on_seed_step_and_rank(draw: Any) -> None:
     assert len(set(others)) == len(others)
 
 
-def test_only_the_first_batches_have_the_same_numbers_on_all_ranks() -> None:
-    """So that a stream which no rank divides shows it."""
-    alike = [drawn_while_fetching(5, n) == drawn_while_fetching(5, n, rank=1) for n in range(4)]
-    assert alike == [True, True, False, False]
-
-
 def test_a_streams_iterator_has_the_numbers_of_its_epoch() -> None:
     """It is made after the epoch before, or when training starts."""
     within = StepSeed(5)

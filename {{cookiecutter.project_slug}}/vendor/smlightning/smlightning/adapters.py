@@ -427,11 +427,5 @@ def _check_base_of_checkpoint(net: Any, state: dict[str, Any], prefix: str, *_: 
 
 
 def _miss_no_base(net: Any, keys: Any) -> None:
-    frozen = {name for name, _parameter in _frozen(net)}
-    keys.missing_keys[:] = [key for key in keys.missing_keys if not _ends_in(key, frozen)]
-
-
-def _ends_in(key: str, names: set[str]) -> bool:
-    """Whether a key is one of the names, with a prefix or without."""
-    parts = key.split(".")
-    return any(".".join(parts[first:]) in names for first in range(len(parts)))
+    frozen = tuple(name for name, _parameter in _frozen(net))  # a missing key may have a prefix
+    keys.missing_keys[:] = [key for key in keys.missing_keys if not key.endswith(frozen)]

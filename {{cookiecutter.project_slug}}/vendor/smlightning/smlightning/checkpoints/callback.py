@@ -220,11 +220,6 @@ class Checkpoints(Checkpoint):
     def _check_data(self, trainer: pl.Trainer, fingerprint: str) -> None:
         """Raise a UserError for other data, in which the position means nothing."""
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if not fingerprint and trainer.is_global_zero:
-            print(
-                "data: Data has no fingerprint, so this run cannot detect changed data",
-                flush=True,
-            )
         if fingerprint != getattr(datamodule, "fingerprint", ""):
             raise UserError(
                 "The data has changed since the checkpoint was written, so its position in the "
@@ -390,17 +385,10 @@ class Checkpoints(Checkpoint):
             if not sum(trainer.num_val_batches):
                 raise _no_batch("validation", "val_dataloader")
             logged = ", ".join(sorted(trainer.callback_metrics)) or "nothing"
-            cure = f"log {monitor} in the model, or set MONITOR to another metric"
-            if f"{monitor}/dataloader_idx_0" in trainer.callback_metrics:
-                cure = (
-                    "with several loaders, Lightning adds each loader's number: set MONITOR to "
-                    f"{monitor}/dataloader_idx_0 and name test metrics in the same way, or log "
-                    f"{monitor} for one loader only, by self.log(..., add_dataloader_idx=False)"
-                )
             raise UserError(
                 f"validation logged {logged}; expected {monitor}, since the {self.best.criterion} "
                 "selects the best weights",
-                cure,
+                f"log {monitor} in the model, or set MONITOR to one of these metrics",
             )
         value = float(trainer.callback_metrics[monitor])
         return equal_on_ranks(monitor, value, trainer.sanity_checking)

@@ -58,13 +58,11 @@ class EqualRanks(pl.Callback):
             check_attributes(pl_module, saved_attributes(pl_module))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.world_size > 1:
-            check_lengths("training", [trainer.num_training_batches])
-            check_lengths("validation", trainer.num_val_batches)
+        check_lengths("training", [trainer.num_training_batches])
+        check_lengths("validation", trainer.num_val_batches)
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.world_size > 1:
-            check_lengths("the test", trainer.num_test_batches)
+        check_lengths("the test", trainer.num_test_batches)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         ddp = trainer.strategy.model
