@@ -451,9 +451,7 @@ def main() -> int:
     )
     if arguments.chart:
         draw(found, arguments.chart)
-    if arguments.json:
-        facts = {**common.versions(), "found": found, "met": met, "ended": ended}
-        arguments.json.write_text(json.dumps(facts, indent=1))
+    common.write(arguments.json, {"traffic": found, "met": met, "ended": ended})
     for fault in faults(found):
         print(f"error: grows too fast: {fault}", file=sys.stderr)
     return int(bool(faults(found)))
