@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import data
 import model
@@ -30,6 +31,17 @@ def test_a_network_is_read_where_another_device_is_the_default(tiny_bert: str) -
     assert {parameter.device.type for parameter in net.parameters()} == {"cpu"}
     assert net.training, "from_pretrained gives evaluation mode"
     assert net.config.num_labels == 2
+
+
+def test_a_classifier_of_images_needs_no_tokenizer(tmp_path: Path) -> None:
+    kind, trained = "AutoModelForImageClassification", tmp_path / "trained"
+    sizes = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1]}
+    config = transformers.ResNetConfig(layer_type="basic", num_labels=3, **sizes)
+    getattr(transformers, kind).from_config(config).save_pretrained(tmp_path)
+    pretrained.classifier(str(tmp_path), ["b", "a"], kind=kind).save_pretrained(trained)
+    assert pretrained.load_classifier(trained, kind)[1] == ["b", "a"]
+    with pytest.raises(FileNotFoundError):  # transformers would search the hub
+        pretrained.load_classifier(Path("no-such-owner/no-such-model"), kind)
 
 
 def test_weights_that_are_no_safetensors_are_rejected(tiny_bert: str, tmp_path: Path) -> None:

@@ -193,10 +193,6 @@ class Calls(TorchFunctionMode):
             raise TypeError(f"can't convert {gpu} device type tensor to numpy")
         if func is torch.Tensor.tolist and gpu:
             self.machine.wait("tolist")
-        if func is torch.Tensor.pin_memory:
-            return pinned(args[0])
-        if func is torch.Tensor.is_pinned:
-            return is_pinned(args[0])
         asked = kwargs.get("device")
         pins = kwargs.pop("pin_memory", False)
         if asked is not None:
@@ -313,8 +309,6 @@ class Operations(TorchDispatchMode):
     ) -> None:
         machine = self.machine
         if name in WAITING:
-            machine.wait(name)
-        if name == "repeat_interleave" and len(given) > 1:
             machine.wait(name)
         if name in ("index", "index_put", "index_put_"):
             indices = tensors_in(args[1])
