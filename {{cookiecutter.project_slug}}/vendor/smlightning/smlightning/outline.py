@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-
 _is_built = ContextVar("outline", default=False)  # whether this code runs in `outline`
 
 
