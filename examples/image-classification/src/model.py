@@ -8,12 +8,14 @@ import torch
 from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 from transformers import AutoModelForImageClassification, ResNetConfig
+from transformers.utils import logging
 
 from options import Options
 from smlightning import pretrained
 from smlightning.cluster.collectives import sum_over_ranks
 from smlightning.training.optimizers import adamw_with_cosine
 
+logging.disable_progress_bar()
 KIND = "AutoModelForImageClassification"  # of transformers
 
 
