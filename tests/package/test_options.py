@@ -164,12 +164,21 @@ def test_values_of_all_forms_are_read() -> None:
     assert parse_command_line(mine, ["--text", "a=b c"]).text == "a=b c"
 
 
-@pytest.mark.parametrize(("words", "status"), [(["--epoch", "1"], 2), (["--help"], 0)])
-def test_help_and_a_wrong_option_import_nothing_heavy(words: list[str], status: int) -> None:
+@pytest.mark.parametrize(
+    ("words", "status", "printed"),
+    [
+        ([str(SRC / "train.py"), "--epoch", "1"], 2, "--epochs"),
+        ([str(SRC / "train.py"), "--help"], 0, "--epochs"),
+        (["-c", "import smlightning.launch.request, smlightning.options"], 0, ""),
+    ],
+)
+def test_help_a_wrong_option_and_the_launcher_import_nothing_heavy(
+    words: list[str], status: int, printed: str
+) -> None:
     """Their answer would take seconds."""
-    command = [sys.executable, "-X", "importtime", str(SRC / "train.py"), *words]
+    command = [sys.executable, "-X", "importtime", *words]
     run = subprocess.run(command, capture_output=True, text=True)
-    assert run.returncode == status and "--epochs" in run.stdout + run.stderr
+    assert run.returncode == status and printed in run.stdout + run.stderr
     assert "Traceback" not in run.stderr
     imported = set(re.findall(r"\| +(\w+)$", run.stderr, re.M))
     assert "jsonargparse" in imported
