@@ -81,10 +81,6 @@ class Event:
         self.machine.uses_current_device("Event.synchronize")
         self.machine.wait("Event.synchronize")
 
-    def query(self) -> bool:
-        self.machine.uses_current_device("Event.query")
-        return True
-
 
 def _replace_cuda(machine: Machine) -> None:
     """Put what the package, Lightning and torch call of ``torch.cuda`` in its place."""
