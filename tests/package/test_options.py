@@ -44,6 +44,8 @@ def test_every_declared_option_is_on_the_command_line(monkeypatch: pytest.Monkey
     defaults = parse([])
     assert defaults == {name: each.default for name, each in declared.items()}
     help_text = " ".join(option_parser(Options).format_help().split())
+    own, of_every_project = help_text.index("--model_name"), help_text.index("--log_every")
+    assert own < of_every_project
     for name, each in declared.items():
         assert len(each.help) > 10 and each.help in help_text, f"--{name} has no explanation"
         assert parse([f"--{name}={each.default}"])[name] == each.default
