@@ -79,13 +79,9 @@ def documents(path: Path) -> list[bytes]:
     """The documents of a split of the language model's data."""
     import numpy as np
 
-    found: list[bytearray] = []
-    for number in np.load(path).tolist():
-        if number == 0:
-            found.append(bytearray())
-        else:
-            found[-1].append(number - 1)
-    return [bytes(document) for document in found]
+    ids = np.load(path)  # a document is 0 and its bytes plus one
+    parts = np.split(ids, np.flatnonzero(ids == 0))[1:]
+    return [(part[1:] - 1).tobytes() for part in parts]
 
 
 def counts(training: list[bytes]) -> dict[bytes, Counter[int]]:

@@ -27,6 +27,8 @@ WATCH = str(HERE / "watch.py")
 TURN = 5  # steps
 STRETCH = 10  # turns that the bootstrap keeps together, so that each has the rarer work
 REDRAWN = 1000
+ALPHABETS = {"greek": "αβγδεζηθ", "latin": "abcdefgh", "cyrillic": "абвгдежз"}
+LETTERS = "".join(ALPHABETS.values())
 
 Facts = dict[str, float]
 Interval = tuple[float, float, float]  # value, lowest, highest
@@ -49,15 +51,41 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the options of all benchmarks."""
+def parser_of(description: str | None, compares: bool = False) -> argparse.ArgumentParser:
+    """A parser with the options of all benchmarks, or of all that compare with another checkout."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=form)
     parser.add_argument(
         "--small", action="store_true", help="take a few seconds, to see whether it runs"
     )
     parser.add_argument("--json", type=Path, help="write the measurements")
+    if compares:
+        parser.add_argument("--against", type=Path, help="a checkout to compare with")
+        parser.add_argument("--rounds", type=int, default=6)
     return parser
+
+
+def projects(folder: Path, against: Path | None, task: str) -> dict[str, Path]:
+    """A project of this checkout, and one of the checkout to compare with, if there is one."""
+    found = {"train.py": generate(folder, task=task)}
+    if against:
+        found["before"] = generate(folder / "before", against.resolve(), task)
+    return found
+
+
+def write_words(path: Path, each: int, longest: int, right: float) -> None:
+    """Random words in three alphabets; some have a wrong label, so training never comes to rest.
+
+    Args:
+        each: words of each alphabet.
+        right: the probability that a word has its own label.
+    """
+    rng = random.Random(0)
+    lines = ["text,label"]
+    for label in [*ALPHABETS] * each:
+        text = "".join(rng.choices(ALPHABETS[label], k=rng.randint(1, longest)))
+        lines.append(f"{text},{label if rng.random() < right else 'latin'}")
+    path.write_text("\n".join(lines), encoding="utf-8")
 
 
 def words(options: dict[str, Any]) -> list[str]:
@@ -272,7 +300,29 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return shown((statistics.median(values), min(values), max(values)), digits)
 
 
-def weights(output: Path) -> dict[str, Any]:
+def compare(measured: dict[str, list[Facts]], unit: float = 1.0) -> dict[str, Any]:
+    """Print each way's measurements, divided by ``unit`` in seconds, and the first way's ratio.
+
+    Returns:
+        By name: the measurements, and the ratios of the clock's and of the processor's seconds.
+    """
+    found: dict[str, Any] = {}
+    first = next(iter(measured))
+    for name, facts in measured.items():
+        clock, processor = (
+            ratio([each[kind] for each in measured[first]], [each[kind] for each in facts])
+            for kind in ("seconds", "processor")
+        )
+        found[name] = {"facts": facts, "ratio": clock, "processor": processor}
+        print(
+            f"{name:12} {spread([each['seconds'] / unit for each in facts], 3)}; {first} takes "
+            f"{shown(clock)} of its time, {shown(processor)} of a processor's",
+            flush=True,
+        )
+    return found
+
+
+def checkpoint(output: Path) -> dict[str, Any]:
     """The state of the last checkpoint in a run's folder, with its shards joined."""
     sys.path.append(str(next(ROOT.glob("{{*}}/vendor/smlightning"))))
     from smlightning.checkpoints import files
@@ -281,6 +331,25 @@ def weights(output: Path) -> dict[str, Any]:
     if path is None:
         raise RuntimeError(f"{output} holds no checkpoint")
     return files.read(path)
+
+
+def difference(one: Any, other: Any) -> float:
+    """The largest difference of two states' numbers; 0 only if every bit is the same."""
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        if torch.equal(one, other):
+            return 0.0
+        return max((one.double() - other.double()).abs().max().item(), 1e-300)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), (one.keys(), other.keys())
+        return max((difference(one[key], other[key]) for key in one), default=0.0)
+    if isinstance(one, list | tuple):
+        return max((difference(a, b) for a, b in zip(one, other, strict=True)), default=0.0)
+    if isinstance(one, int | float):
+        return abs(float(one) - float(other))
+    assert one == other, (one, other)
+    return 0.0
 
 
 def write(path: Path | None, found: Any) -> None:
@@ -296,7 +365,6 @@ def versions() -> dict[str, str]:
 
     names = ("torch", "pytorch-lightning", "transformers", "datasets", "peft")
     found = {"Python": platform.python_version(), **{name: version(name) for name in names}}
-    revision = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    )
-    return {**found, "commit": revision.stdout.strip(), "cores": str(os.cpu_count())}
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    revision = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return {**found, "commit": revision, "cores": str(os.cpu_count())}

@@ -8,21 +8,16 @@ what autograd saves for the backward pass (torch.autograd.graph.saved_tensors_ho
 at the batch and length of the row. tests/package/launch/test_estimate.py measures main memory.
 """
 
-import argparse
 import os
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-PROJECT = next(ROOT.glob("{{*}}/src")).parent
-sys.path[:0] = [
-    str(PROJECT / "vendor" / "smlightning"),
-    str(PROJECT / "src"),
-    str(ROOT / "tests" / "package" / "launch"),
-]
+import common
+
+PROJECT = next(common.ROOT.glob("{{*}}/src")).parent
+PATHS = [PROJECT / "vendor" / "smlightning", PROJECT / "src", common.ROOT / "tests/package/launch"]
+sys.path[:0] = map(str, PATHS)
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["SMLIGHTNING_PROJECT"] = str(PROJECT)
 
@@ -33,12 +28,12 @@ def written(state: dict[str, Any], optimizer: Any) -> int:
     from smlightning.checkpoints.position import Position
     from smlightning.checkpoints.writer import CheckpointWriter
 
-    with tempfile.TemporaryDirectory() as folder:
-        writer = CheckpointWriter(Path(folder))
+    with common.folder() as folder:
+        writer = CheckpointWriter(folder)
         content = {"state_dict": state, "optimizer_states": [optimizer.state_dict()]}
         writer.write(content, Position(step=1))
         writer.finish()
-        path = files.newest(Path(folder))
+        path = files.newest(folder)
         assert path
         return path.stat().st_size
 
@@ -90,13 +85,7 @@ def errors(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--tiny", action="store_true", help="without the networks of 100 M and more"
-    )
-    arguments = parser.parse_args()
+    is_small = common.parser_of(__doc__).parse_args().small  # without networks of 100 M and more
     from smlightning.training import imports
 
     imports.lightning()
@@ -121,8 +110,8 @@ def main() -> None:
 
     row = errors("byte CNN, 64 × 129", lambda: ByteCNN(30), cnn_inputs, cnn_loss, 64)
     print(row, flush=True)
-    rows, length = (8, 128) if arguments.tiny else (8, 256)
-    configs = {**model_records.TINY, **({} if arguments.tiny else model_records.MEDIUM)}
+    rows, length = (8, 128) if is_small else (8, 256)
+    configs = {**model_records.TINY, **({} if is_small else model_records.MEDIUM)}
     for name, config in configs.items():
         row = errors(
             f"{name}, {rows} × {length}",

@@ -5,20 +5,19 @@
     python benchmarks/gpu.py --device cpu --small          # those for a CPU, small
 
 Generates projects and runs train.py as it is, in processes of its own; reads status, output and
-watch.py's probes. Each answer has a question, what is expected and found, a verdict and seconds;
-build/gpu.json holds all. A question that fails does not stop the others; the status is 1 if an
+watch.py's probes. Each answer has what is expected and found, a verdict and seconds; build/gpu.json
+holds all. A question that fails does not stop the others; the status is 1 if an
 answer is wrong. Ranks that share one GPU are hosts of their own. tests/package/gpu has the tests
 of single functions.
 """
 
-import json
 import os
 import re
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import common
@@ -26,6 +25,7 @@ from common import ROOT, Run, words
 from lab import BERT, LLAMA, Lab
 
 TEXT, LANGUAGE = "text-classification", "language-model"
+Cases = dict[str, tuple[str, dict[str, Any]]]  # by name: a task and options
 LARGE = {"hidden": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
 LARGE |= {"intermediate_size": 4096}
 GPT2 = {"layers": 12, "width": 768, "heads": 12, "max_length": 1024, "batch_size": 16}
@@ -44,31 +44,11 @@ class Answer:
     passed: bool | None
 
 
-@dataclass(frozen=True)
-class Question:
-    text: str
-    ask: Callable[[Lab], Iterator[Answer]]
-    gpus: int  # needed
+# The questions
 
 
-QUESTIONS: dict[str, Question] = {}
-
-
-def question(text: str, gpus: int = 0) -> Callable[[Any], Any]:
-    """Register a function that yields answers, by its name."""
-
-    def register(ask: Any) -> Any:
-        QUESTIONS[ask.__name__.replace("_", "-")] = Question(text, ask, gpus)
-        return ask
-
-    return register
-
-
-# The questions, in their order
-
-
-@question("Does a run end well: train, test, save, predict, resume (loader workers by default)?")
 def whole_run(lab: Lab) -> Iterator[Answer]:
+    """Does a run end well: train, test, save, predict, resume (loader workers by default)?"""
     for task in (TEXT, LANGUAGE)[: 1 if lab.small else 2]:
         run, output = lab.train(task, max_steps=12, checkpoint_steps=5)
         last = [line for line in run.text().splitlines() if line.startswith("test/")]
@@ -83,20 +63,9 @@ def whole_run(lab: Lab) -> Iterator[Answer]:
         yield Answer(f"{task}: resume", "resume: from …", line, "resume: from" in line)
 
 
-def differing(one: Any, other: Any) -> int:
-    """The number of tensors and numbers that differ in any bit."""
-    import torch
-
-    if isinstance(one, torch.Tensor):
-        return int(not torch.equal(one, other))
-    if isinstance(one, dict):
-        return sum(differing(one[key], other[key]) for key in one)
-    return sum(map(differing, one, other)) if isinstance(one, list | tuple) else int(one != other)
-
-
-@question("Is a run that was killed and resumed equal to the undisturbed one, bit for bit?")
 def exact(lab: Lab) -> Iterator[Answer]:
-    kinds: dict[str, tuple[str, dict[str, Any]]] = {"bytelm": (LANGUAGE, {})}
+    """Is a run that was killed and resumed equal to the undisturbed one, bit for bit?"""
+    kinds: Cases = {"bytelm": (LANGUAGE, {})}
     if not lab.small:
         bert = {"model_name": lab.model(BERT, hidden=64)}
         llama = {"model_name": lab.model(LLAMA), "max_length": 64}
@@ -111,42 +80,44 @@ def exact(lab: Lab) -> Iterator[Answer]:
     for kind, (task, more) in kinds.items():
         for precision, compiled, deterministic in ways:
             name = f"{kind} {precision}{' compiled' * compiled}{' free' * (not deterministic)}"
-            options = {
+            options: dict[str, Any] = {
                 "precision": precision,
                 "compile": compiled,
                 "variables": FIXED_KERNELS,
-                **more,
             }
             options |= {"deterministic": deterministic, "max_steps": 9, "checkpoint_steps": 2}
+            options |= more
             try:
                 yield from compare_resumed(lab, name, task, options)
             except Exception as error:  # go on with the other cases
-                yield Answer(name, "0 tensors differ", str(error)[-300:], False)
+                yield Answer(name, "no difference", str(error)[-300:], False)
 
 
 def compare_resumed(lab: Lab, name: str, task: str, options: dict[str, Any]) -> Iterator[Answer]:
     """Compare a run with the same run again, and with one that is killed and resumed."""
 
-    def state(output: Any) -> list[Any]:
-        found = common.weights(output)
+    def state(output: Path) -> list[Any]:
+        found = common.checkpoint(output)
         return [found["state_dict"], found["optimizer_states"]]
 
+    def answer(kind: str, output: Path) -> Answer:
+        gap = common.difference(whole, state(output))
+        passed = gap == 0 if options["deterministic"] else None
+        return Answer(f"{name}: {kind}", "no difference", f"{gap:g}", passed)
+
     whole = state(lab.train(task, **options)[1])
-    judged = True if options["deterministic"] else None
     if not lab.small:
-        count = differing(whole, state(lab.train(task, **options)[1]))
-        yield Answer(f"{name}: again", "0 tensors differ", str(count), judged and count == 0)
+        yield answer("again", lab.train(task, **options)[1])
     killed, output = lab.start(task, "is_killed_once_saved", **options)
     killed.wait(600)
     resumed, _ = lab.train(task, **{**options, "output_dir": output.name})
-    count, is_resumed = differing(whole, state(output)), "resume: from" in resumed.text()
-    found = f"{count}{'' if is_resumed else ', not resumed'}"
-    passed = judged and count == 0 and is_resumed
-    yield Answer(f"{name}: resumed", "0 tensors differ", found, passed)
+    if "resume: from" not in resumed.text():
+        raise RuntimeError(f"it did not resume: {resumed.tail(0)}")
+    yield answer("resumed", output)
 
 
-@question("Has FSDP the numbers of DDP, with 2 and 4 ranks and with replicas?")
 def sharded(lab: Lab) -> Iterator[Answer]:
+    """Has FSDP the numbers of DDP, with 2 and 4 ranks and with replicas?"""
     more = ["--small"] if lab.small else ["--steps", "20"]
     # The sums' order differs more on a GPU: float32 there, and a wider limit.
     more += ["--most", "1e-3", "--precision", "32-true"] * lab.on_gpu
@@ -155,10 +126,10 @@ def sharded(lab: Lab) -> Iterator[Answer]:
         yield Answer(each["run"], "near", differences, each["near"])
 
 
-@question("Do GPU and host need what `smlightning estimate` says?", gpus=1)
 def memory(lab: Lab) -> Iterator[Answer]:
+    """Do GPU and host need what `smlightning estimate` says?"""
     large = {"model_name": lab.model(BERT, **LARGE), "batch_size": 32}
-    cases: dict[str, tuple[str, dict[str, Any]]] = {
+    cases: Cases = {
         "bytecnn": (TEXT, {"dataset": "cldr", "batch_size": 64}),
         "BERT-large": (TEXT, {**large, "dataset": "cldr"}),
         "GPT-2's size": (LANGUAGE, {**GPT2, "dataset": "stdlib"}),
@@ -176,9 +147,9 @@ def memory(lab: Lab) -> Iterator[Answer]:
         yield Answer(f"{name}: host", "-", found, None)
 
 
-@question("How often does the host wait for the GPU in a step, and in a validation batch?")
 def waits(lab: Lab) -> Iterator[Answer]:
-    cases: dict[str, tuple[str, dict[str, Any]]] = {"bytelm": (LANGUAGE, {})}
+    """How often does the host wait for the GPU in a step, and in a validation batch?"""
+    cases: Cases = {"bytelm": (LANGUAGE, {})}
     if not lab.small:
         shape = LARGE if lab.on_gpu else {"hidden": 64}
         cases["bert"] = (TEXT, {"model_name": lab.model(BERT, **shape)})
@@ -195,20 +166,20 @@ def waits(lab: Lab) -> Iterator[Answer]:
         yield Answer(f"{name}: attention", "no math kernel", found, passed)
 
 
-@question("Is a step as fast as a hand-written loop's, and how much of the GPU is used?", gpus=1)
 def step(lab: Lab) -> Iterator[Answer]:
+    """Is a step as fast as a hand-written loop's, and how much of the GPU is used?"""
     mixed = {"precision": "bf16-mixed"}
     bert = {"model_name": lab.model(BERT, **LARGE), "batch_size": 8, **mixed}
     language = {"task": LANGUAGE, "compile": True, **mixed, **GPT2}
     cases = {"bytecnn": (1.5, {}), "BERT-large": (1.03, bert), "bytelm": (1.03, language)}
     for name, (most, options) in cases.items():
-        given = ["--ranks", "1", "--rounds", "2", "--steps", "100", *words(options)]
-        variants = ["--variants", "train.py", "by hand"]
-        facts = lab.benchmark("steps_per_second.py", *given, *variants)["1 rank"]
-        ratio = facts["step by hand"]["ratio"]
+        given = ["--rounds", "2", "--steps", "100", "--variants", "by hand", *words(options)]
+        facts = lab.benchmark("steps_per_second.py", *given)
+        ratio = facts["by hand"]["ratio"]
         found = common.shown(ratio)
         yield Answer(f"{name}: over by hand", f"≤ {most}", found, ratio[0] <= most)
-    seconds = facts["step train.py"]["ms"] / 1000  # the language model's
+    turns = [each["seconds"] for each in facts["train.py"]["facts"]]  # of the language model
+    seconds = sum(turns) / len(turns) / common.TURN
     layers, width, length = GPT2["layers"], GPT2["width"], GPT2["max_length"]
     # PaLM, appendix B: 6 N + 12 · layers · width · length per token, N numbers in matrices
     per_token = 6 * (layers * 12 * width**2 + width * 257) + 12 * layers * width * length
@@ -229,8 +200,8 @@ FAULTS: dict[str, tuple[set[int], str, bool]] = {  # statuses; rank 0's failure;
 }
 
 
-@question("When one of two ranks fails, do both end in 60 s, and does rank 0 say why?")
 def faults(lab: Lab) -> Iterator[Answer]:
+    """When one of two ranks fails, do both end in 60 s, and does rank 0 say why?"""
     for name, (statuses, expected, by_cpu) in FAULTS.items():
         if not (lab.on_gpu or by_cpu):
             continue
@@ -244,10 +215,12 @@ def faults(lab: Lab) -> Iterator[Answer]:
         yield Answer(name, f"{sorted(statuses)}: {expected}", text, good)
 
 
-def gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
+QUESTIONS = {
+    "whole-run": whole_run, "exact": exact, "sharded": sharded, "memory": memory, "waits": waits,
+    "step": step, "faults": faults,
+}  # fmt: skip
+ONLY_ON_GPU = ("memory", "step")
+VERDICTS = {True: "PASS", False: "FAIL", None: "reported"}
 
 
 def device_name() -> str:
@@ -256,24 +229,14 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
 
 
-def smi(query: str) -> list[str]:
-    command = ["nvidia-smi", query, "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-
-
-def answers_of(name: str, lab: Lab) -> Iterator[tuple[Answer, str]]:
-    """Each answer to a question with its verdict."""
-    asked = QUESTIONS[name]
-    if asked.gpus > gpus():
-        needed = "a GPU" if asked.gpus == 1 else f"{asked.gpus} GPUs"
-        yield Answer(name, "-", "-", None), f"needs {needed}"
+def answers_of(name: str, lab: Lab) -> Iterator[Answer]:
+    if name in ONLY_ON_GPU and not lab.on_gpu:
+        yield Answer("-", "-", "needs a GPU", None)
         return
     try:
-        for answer in asked.ask(lab):
-            verdict = {True: "PASS", False: "FAIL", None: "reported"}[answer.passed]
-            yield replace(answer, name=f"{name}: {answer.name}"), verdict
+        yield from QUESTIONS[name](lab)
     except Exception as error:  # go on with the other questions
-        yield Answer(name, "an answer", f"{type(error).__name__}: {error}", False), "FAIL"
+        yield Answer("-", "an answer", f"{type(error).__name__}: {error}", False)
 
 
 def main() -> int:
@@ -284,26 +247,26 @@ def main() -> int:
     on_gpu = arguments.device == "cuda"
     if not on_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif not gpus():
+    elif device_name() == "CPU":
         print("error: torch sees no GPU; run it on a CUDA machine, or with --device cpu --small")
         return 2
-    drivers = smi("--query-gpu=driver_version") if on_gpu else []
     rows: list[dict[str, Any]] = []
     with common.folder() as folder:
         lab = Lab(folder, on_gpu, arguments.small)
         for name in arguments.only:
-            since = time.monotonic()
-            for answer, verdict in answers_of(name, lab):
+            question, since = QUESTIONS[name].__doc__, time.monotonic()
+            print(f"{name}: {question}")
+            for answer in answers_of(name, lab):
                 seconds, since = time.monotonic() - since, time.monotonic()
-                found, text = " ".join(answer.found.split()), QUESTIONS[name].text
-                row = {**asdict(answer), "question": text, "found": found, "verdict": verdict}
-                rows.append({**row, "seconds": round(seconds, 1)})
-                cells = (answer.name, text, answer.expected, found, verdict, f"{seconds:.0f} s")
+                verdict = VERDICTS[answer.passed]
+                facts = {"question": question, "verdict": verdict, "seconds": seconds}
+                rows.append({**asdict(answer), **facts})
+                found = " ".join(answer.found.split())
+                cells = (answer.name, answer.expected, found, verdict, f"{seconds:.0f} s")
                 print(" | ".join(cells), flush=True)
     target = arguments.json or ROOT / "build" / "gpu.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"device": device_name(), "drivers": drivers, **common.versions(), "rows": rows}
-    target.write_text(json.dumps(facts, indent=1, ensure_ascii=False))
+    common.write(target, {"device": device_name(), "rows": rows})
     passed, failed = (sum(row["verdict"] == each for row in rows) for each in ("PASS", "FAIL"))
     print(f"{passed} PASS, {failed} FAIL of {len(rows)} answers; {target}")
     return int(failed > 0)

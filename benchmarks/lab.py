@@ -1,7 +1,6 @@
 """Tools of gpu.py: projects, data, models with random weights, runs of train.py."""
 
 import json
-import random
 import re
 import subprocess
 import sys
@@ -11,20 +10,21 @@ from typing import Any
 import common
 from common import HERE, Run, words
 
-LABELS = {"first": "abcdefgh", "second": "ijklmnop", "third": "qrstuvwx"}
 BERT = """
 import sys, json
 from pathlib import Path
+from common import LETTERS
 from smlightning.testing.checkpoints import write_bert
-write_bert(Path(sys.argv[1]), "abcdefghijklmnopqrstuvwxyz", **json.loads(sys.argv[2]))
+write_bert(Path(sys.argv[1]), LETTERS, **json.loads(sys.argv[2]))
 """
 LLAMA = """
 import sys, json, torch
 from pathlib import Path
+from common import LETTERS
 from smlightning.testing.checkpoints import write_letters_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 path = Path(sys.argv[1])
-size = write_letters_tokenizer(path, "abcdefghijklmnopqrstuvwxyz")
+size = write_letters_tokenizer(path, LETTERS)
 torch.manual_seed(0)
 shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 shape |= {"num_attention_heads": 2, **json.loads(sys.argv[2])}
@@ -46,13 +46,7 @@ class Lab:
         place = self.folder / task
         if not place.exists():
             common.generate(self.folder, task=task)
-            rng = random.Random(0)
-            lines = ["text,label"]
-            for number in range(3000):
-                label = [*LABELS][number % 3]
-                text = "".join(rng.choices(LABELS[label], k=rng.randint(1, 120)))
-                lines.append(f"{text},{label if rng.random() < 0.9 else 'first'}")
-            (place / "texts.csv").write_text("\n".join(lines))
+            common.write_words(place / "texts.csv", 1000, 120, right=0.9)
         return place
 
     def model(self, script: str, **shape: int) -> str:

@@ -74,7 +74,6 @@ PARTS = {
     "checkpoint": [(callback.Checkpoints, "_save"), (CheckpointWriter, "_write")],
     "end": [(session, "_end_together")],
 }
-EACH = {"agreement": "all_reduce", "checkpoint": "_save"}  # counted per call of these functions
 COUNTS = ("messages", "bytes", "sums", "summed")
 
 Facts = dict[str, float]
@@ -132,14 +131,10 @@ class Counter:
         @functools.wraps(function)
         def counted(*arguments: Any, **options: Any) -> Any:
             with self.part(part):
-                self._called(function)
+                self.add("calls", function.__name__ == "_save")  # each checkpoint is counted
                 return function(*arguments, **options)
 
         return counted
-
-    def _called(self, function: Callable[..., Any]) -> None:
-        part = getattr(self.here, "part", "")
-        self.add("calls", EACH.get(part) == function.__name__)
 
     def _new_beat(self, write: Callable[..., None]) -> Callable[..., None]:
         """Keep the counts of the largest beat: some come before training, and read no other."""
@@ -161,7 +156,6 @@ class Counter:
             work = all_reduce(tensor, *arguments, **options)
             is_wait = tensor.ndim == 0 and tensor.dtype == torch.int64 and tensor > 0
             if not is_wait:  # no flag for which the ranks ask again
-                self._called(all_reduce)
                 self.add("sums", 1)
                 self.add("summed", tensor.nbytes)
             return work
@@ -321,6 +315,7 @@ def train(write: Callable[[Record], Any], ranks: int, control: bool) -> None:
                 exchange_everything(session._session.store, cluster)
     run.finish()
     counter.parts["heartbeat"] = counter.largest_beat
+    counter.parts["agreement"]["calls"] = counter.parts["agreement"]["sums"]
     for facts in counter.parts.values():
         calls = facts.pop("calls", 0) or 1
         facts.update({name: facts[name] / calls for name in (*COUNTS, "seconds")})
@@ -451,9 +446,7 @@ def main() -> int:
     )
     if arguments.chart:
         draw(found, arguments.chart)
-    if arguments.json:
-        facts = {**common.versions(), "found": found, "met": met, "ended": ended}
-        arguments.json.write_text(json.dumps(facts, indent=1))
+    common.write(arguments.json, {"traffic": found, "met": met, "ended": ended})
     for fault in faults(found):
         print(f"error: grows too fast: {fault}", file=sys.stderr)
     return int(bool(faults(found)))

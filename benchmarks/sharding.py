@@ -53,15 +53,11 @@ def compare(one: Path, other: Path) -> tuple[int, float, float, str]:
     """The number of steps, the largest difference of a loss and a weight, and the weight's name."""
     first, second = losses(one), losses(other)
     assert first.keys() == second.keys() and first
-    loss = max(abs(first[step] - second[step]) for step in first)
-    first_weights, second_weights = (common.weights(each)["state_dict"] for each in (one, other))
-    assert first_weights.keys() == second_weights.keys()
-    gaps = {
-        name: (first_weights[name] - second_weights[name]).abs().max().item()
-        for name in first_weights
-    }
+    weights, others = (common.checkpoint(each)["state_dict"] for each in (one, other))
+    assert weights.keys() == others.keys()
+    gaps = {name: common.difference(weights[name], others[name]) for name in weights}
     worst = max(gaps, key=gaps.__getitem__)
-    return len(first), loss, gaps[worst], worst
+    return len(first), common.difference(first, second), gaps[worst], worst
 
 
 def main() -> int:

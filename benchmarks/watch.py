@@ -67,8 +67,8 @@ class Stalls(pl.Callback):
             began, spent = time.perf_counter(), time.thread_time()
             save(*arguments, **options)
             wait_for_device()
-            self.facts["stall"] = time.perf_counter() - began
-            self.facts["stall of a processor"] = time.thread_time() - spent
+            self.facts["seconds"] = time.perf_counter() - began
+            self.facts["processor"] = time.thread_time() - spent
 
         trainer.save_checkpoint = timed  # type: ignore[method-assign]
 

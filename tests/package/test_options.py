@@ -1,7 +1,7 @@
 """Options become a command line; reading it imports nothing heavy."""
 
 import json
-import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, make_dataclass
@@ -14,7 +14,6 @@ import train
 from options import Options
 from smlightning.errors import UserError
 from smlightning.options import (
-    Option,
     Ratio,
     declared_options,
     describe_type,
@@ -25,7 +24,6 @@ from smlightning.options import (
     read_command_line,
     values_of,
 )
-from smlightning.training.options import TrainerOptions
 
 SRC = Path(train.__file__).parent
 
@@ -46,20 +44,13 @@ def test_every_declared_option_is_on_the_command_line(monkeypatch: pytest.Monkey
     defaults = parse([])
     assert defaults == {name: each.default for name, each in declared.items()}
     help_text = " ".join(option_parser(Options).format_help().split())
+    own, of_every_project = help_text.index("--model_name"), help_text.index("--log_every")
+    assert own < of_every_project
     for name, each in declared.items():
         assert len(each.help) > 10 and each.help in help_text, f"--{name} has no explanation"
         assert parse([f"--{name}={each.default}"])[name] == each.default
     assert json.loads(json.dumps(defaults)) == defaults, "a checkpoint holds plain values only"
     assert {type(value) for value in defaults.values()} <= {bool, int, float, str, list}
-
-
-def test_a_derived_class_replaces_an_option_and_adds_its_own() -> None:
-    fields = [("log_every", int, option(7, "steps")), ("tried", int, option(1, "a trial"))]
-    derived = make_dataclass("Derived", fields, bases=(TrainerOptions,), frozen=True)
-    expected = declared_options(TrainerOptions)
-    expected["log_every"] = Option(int, 7, "steps", "path")
-    expected["tried"] = Option(int, 1, "a trial", "path")
-    assert declared_options(derived) == expected
 
 
 @pytest.mark.parametrize("kind", [float, Ratio])
@@ -175,33 +166,28 @@ def test_values_of_all_forms_are_read() -> None:
     assert parse_command_line(mine, ["--text", "a=b c"]).text == "a=b c"
 
 
-def test_help_and_a_wrong_option_answer_at_once() -> None:
-    """Measured in processor seconds, which other programs hardly change."""
-    command = [sys.executable, str(SRC / "train.py")]
-    before = os.times()
-    run = subprocess.run([*command, "--epoch", "1"], capture_output=True, text=True)
-    after = os.times()
-    assert run.returncode == 2 and "--epochs" in run.stderr and "Traceback" not in run.stderr
-    used = after.children_user + after.children_system
-    assert used - before.children_user - before.children_system < 1
-    run = subprocess.run([*command, "--help"], capture_output=True, text=True)
-    assert run.returncode == 0 and "--epochs" in run.stdout
+@pytest.mark.parametrize(
+    ("words", "status", "printed"),
+    [
+        ([str(SRC / "train.py"), "--epoch", "1"], 2, "--epochs"),
+        ([str(SRC / "train.py"), "--help"], 0, "--epochs"),
+        (["-c", "import smlightning.launch.request, smlightning.options"], 0, ""),
+    ],
+)
+def test_help_a_wrong_option_and_the_launcher_import_nothing_heavy(
+    words: list[str], status: int, printed: str
+) -> None:
+    """Their answer would take seconds."""
+    command = [sys.executable, "-X", "importtime", *words]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == status and printed in run.stdout + run.stderr
+    assert "Traceback" not in run.stderr
+    imported = set(re.findall(r"\| +(\w+)$", run.stderr, re.M))
+    assert "jsonargparse" in imported
+    assert not imported & {"torch", "pytorch_lightning", "numpy"}
 
 
-def test_reading_the_command_line_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, options, smlightning.project, smlightning.reports.log\n"
-        "from smlightning.cluster import signals\n"
-        "from smlightning.options import parse_command_line\n"
-        "parse_command_line(options.Options, [])\n"
-        "print([m for m in ('torch', 'pytorch_lightning', 'numpy') if m in sys.modules])"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=SRC, capture_output=True, text=True, check=True
-    )
-    assert run.stdout.strip() == "[]"
-
-
+@pytest.mark.long
 def test_lightning_is_imported_without_packages_for_few_metrics() -> None:
     """If this fails, torchmetrics or lightning_utilities changed: see training/imports.py."""
     code = """

@@ -16,8 +16,7 @@ from smlightning.cluster.collectives import sum_over_ranks
 from smlightning.training.optimizers import adamw_with_cosine
 
 logging.disable_progress_bar()
-# Load weights as float32, and never execute code from a checkpoint.
-SAFE: Any = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+KIND = "AutoModelForImageClassification"  # of transformers
 
 
 class Model(pl.LightningModule):
@@ -73,25 +72,16 @@ class Model(pl.LightningModule):
 
 def build(name: str, labels: list[str]) -> Any:
     """A network in training mode: a new ResNet, or a checkpoint with a new last layer."""
-    classes: dict[str, Any] = {
-        "id2label": dict(enumerate(labels)),
-        "label2id": {label: number for number, label in enumerate(labels)},
-    }
     if name == "resnet":
         sizes: dict[str, Any] = {"embedding_size": 32, "hidden_sizes": [32, 64, 128]}
-        config = ResNetConfig(depths=[1, 1, 1], layer_type="basic", **sizes, **classes)
+        sizes |= pretrained.label_names(labels)
+        config = ResNetConfig(depths=[1, 1, 1], layer_type="basic", **sizes)
         return AutoModelForImageClassification.from_config(config)
-    with torch.device("cpu"), pretrained.checkpoint_errors(name):
-        return AutoModelForImageClassification.from_pretrained(
-            name, ignore_mismatched_sizes=True, **SAFE, **classes
-        ).train()
+    return pretrained.classifier(name, labels, kind=KIND)
 
 
 def load(directory: Path) -> tuple[Any, list[str], int]:
     """A saved model: the network in evaluation mode, its labels, the size of its images."""
     with pretrained.model_errors(directory):
-        net = AutoModelForImageClassification.from_pretrained(
-            directory, local_files_only=True, **SAFE
-        )
-        labels = [net.config.id2label[number] for number in range(net.config.num_labels)]
+        net, labels = pretrained.load_classifier(directory, KIND)
         return net.eval(), labels, net.config.input_size

@@ -2,11 +2,13 @@
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import data
 import model
@@ -32,6 +34,17 @@ def test_a_network_is_read_where_another_device_is_the_default(tiny_bert: str) -
     assert net.config.num_labels == 2
 
 
+def test_a_classifier_of_images_needs_no_tokenizer(tmp_path: Path) -> None:
+    kind, trained = "AutoModelForImageClassification", tmp_path / "trained"
+    sizes = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1]}
+    config = transformers.ResNetConfig(layer_type="basic", num_labels=3, **sizes)
+    getattr(transformers, kind).from_config(config).save_pretrained(tmp_path)
+    pretrained.classifier(str(tmp_path), ["b", "a"], kind=kind).save_pretrained(trained)
+    assert pretrained.load_classifier(trained, kind)[1] == ["b", "a"]
+    with pytest.raises(FileNotFoundError):  # transformers would search the hub
+        pretrained.load_classifier(Path("no-such-owner/no-such-model"), kind)
+
+
 def test_weights_that_are_no_safetensors_are_rejected(tiny_bert: str, tmp_path: Path) -> None:
     net = pretrained.network(CLASSIFIER, tiny_bert, num_labels=2)
     net.config.save_pretrained(tmp_path)
@@ -41,9 +54,10 @@ def test_weights_that_are_no_safetensors_are_rejected(tiny_bert: str, tmp_path: 
 
 
 def test_an_outline_of_a_checkpoint_has_its_shapes_and_reads_no_weights(tiny_bert: str) -> None:
+    shutil.copytree(tiny_bert, "bare", ignore=shutil.ignore_patterns("*.safetensors"))
     whole = pretrained.network(CLASSIFIER, tiny_bert, num_labels=4)
     with outline():
-        shapes = pretrained.network(CLASSIFIER, tiny_bert, num_labels=4)
+        shapes = pretrained.network(CLASSIFIER, "bare", num_labels=4)
     described = [
         [(name, p.shape, p.dtype) for name, p in net.named_parameters()] for net in (whole, shapes)
     ]

@@ -193,10 +193,6 @@ class Calls(TorchFunctionMode):
             raise TypeError(f"can't convert {gpu} device type tensor to numpy")
         if func is torch.Tensor.tolist and gpu:
             self.machine.wait("tolist")
-        if func is torch.Tensor.pin_memory:
-            return pinned(args[0])
-        if func is torch.Tensor.is_pinned:
-            return is_pinned(args[0])
         asked = kwargs.get("device")
         pins = kwargs.pop("pin_memory", False)
         if asked is not None:
@@ -228,14 +224,12 @@ class Calls(TorchFunctionMode):
         elif func is torch.Tensor.cuda:
             rest = rest or ["cuda"]
         copies = kwargs.pop("copy", False)
-        device, dtype, non_blocking, layout = torch._C._nn._parse_to(*rest, **kwargs)
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*rest, **kwargs)
         here = gpu_of(tensor) or CPU
         target = here if device is None else self.machine.device(device)
         if rest and isinstance(rest[0], torch.Tensor):
             target = gpu_of(rest[0]) or CPU
         wanted: dict[str, Any] = {"dtype": dtype or tensor.dtype, "copy": copies or target != here}
-        if layout is not None:
-            wanted["memory_format"] = layout
         if "meta" in (target.type, tensor.device.type):
             return torch.Tensor.to(tensor, device=target, **wanted)
         with self.machine.allocating(None, target):  # of a DTensor this moves its part
@@ -286,9 +280,10 @@ class Operations(TorchDispatchMode):
             self._note(name, args, given, gpus)
         out = func(*args, **kwargs)
         target = self._target(named, first)
-        storages = {storage_key(tensor) for tensor in given}
+        storages = {tensor.untyped_storage()._cdata for tensor in given}
         for tensor in tensors_in(out):
-            if target and storage_key(tensor) not in storages and tensor.device.type == "cpu":
+            is_new = tensor.untyped_storage()._cdata not in storages
+            if target and is_new and tensor.device.type == "cpu":
                 mark(tensor, target)
             if pins:
                 storage_marks(tensor)["pinned"] = True
@@ -313,8 +308,6 @@ class Operations(TorchDispatchMode):
     ) -> None:
         machine = self.machine
         if name in WAITING:
-            machine.wait(name)
-        if name == "repeat_interleave" and len(given) > 1:
             machine.wait(name)
         if name in ("index", "index_put", "index_put_"):
             indices = tensors_in(args[1])
@@ -347,13 +340,6 @@ class Operations(TorchDispatchMode):
                 seen.collectives[f"{name} of {tensor.dtype}", place()] += 1
             if not tensor.is_contiguous():
                 seen.collectives[f"{name} of a tensor that is not contiguous", place()] += 1
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):
-        return id(tensor)
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ it. NCCL is gloo, held to NCCL's documented limits.
 It cannot show: streams that overlap, kernels, memory, and pinned memory that the driver copies.
 """
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable
@@ -62,17 +63,8 @@ class Stream:
     def wait_event(self, event: Any) -> None:
         pass
 
-    def query(self) -> bool:
-        return True
-
     def is_capturing(self) -> bool:
         return False
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
 
 
 class Event:
@@ -88,27 +80,6 @@ class Event:
         """It has no device guard (c10/cuda/CUDAEvent.h): it makes a context on the current one."""
         self.machine.uses_current_device("Event.synchronize")
         self.machine.wait("Event.synchronize")
-
-    def query(self) -> bool:
-        self.machine.uses_current_device("Event.query")
-        return True
-
-    def wait(self, stream: Any = None) -> None:
-        pass
-
-    def elapsed_time(self, end: Any) -> float:
-        return 1.0
-
-
-class StreamContext:
-    def __init__(self, stream: Any) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: Any) -> None:
-        pass
 
 
 def _replace_cuda(machine: Machine) -> None:
@@ -131,9 +102,6 @@ def _replace_cuda(machine: Machine) -> None:
 
         return function
 
-    def manual_seed(seed: int) -> None:
-        machine.uses_current_device("manual_seed")
-
     properties = types.SimpleNamespace(
         total_memory=total, major=9, minor=0, name="Pretended", multi_processor_count=132
     )
@@ -155,7 +123,7 @@ def _replace_cuda(machine: Machine) -> None:
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": on_current("reset_peak_memory_stats"),
         "synchronize": on_current("synchronize", waits=True),
-        "manual_seed": manual_seed,
+        "manual_seed": lambda seed: machine.uses_current_device("manual_seed"),
         "manual_seed_all": lambda seed: None,
         "get_rng_state": lambda device=None: state,
         "set_rng_state": lambda new, device=None: None,
@@ -163,8 +131,8 @@ def _replace_cuda(machine: Machine) -> None:
         "set_rng_state_all": lambda new: None,
         "Event": Event,
         "Stream": Stream,
-        "stream": StreamContext,
-        "StreamContext": StreamContext,
+        "stream": contextlib.nullcontext,
+        "StreamContext": contextlib.nullcontext,
         "current_stream": on_current("current_stream", Stream(0)),
         "default_stream": on_current("default_stream", Stream(0)),
     }

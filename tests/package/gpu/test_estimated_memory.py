@@ -16,8 +16,8 @@ ERROR = 0.25
 @pytest.mark.parametrize(
     ("shape", "world_size", "shard_size"),
     [
-        ("vocabulary", 64, 64),
         ("layers", 16, 8),
+        pytest.param("vocabulary", 64, 64, marks=pytest.mark.long),
         pytest.param("vocabulary", 8, 4, marks=pytest.mark.long),
         pytest.param("layers", 8, 8, marks=pytest.mark.long),
     ],

@@ -7,15 +7,20 @@ import pytest
 from gpu_runs import Run
 from safetensors.torch import load_file
 
-BOTH = ("classification", "language-model")
-
 
 def weights(folder: Path) -> dict[str, Any]:
     return load_file(folder / "run/outputs/model/model.safetensors")
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("task", BOTH)
+@pytest.mark.parametrize(
+    ("task", "ranks"),
+    [
+        ("classification", 2),
+        ("language-model", 1),
+        pytest.param("classification", 1, marks=pytest.mark.long),
+        pytest.param("language-model", 2, marks=pytest.mark.long),
+    ],
+)
 def test_a_stopped_run_resumes_on_gpus_to_its_end(
     run: Run, task: str, ranks: int, tmp_path: Path
 ) -> None:

@@ -242,23 +242,21 @@ def test_wandb_gets_the_id_of_the_run_that_goes_on(
     assert id_of_attempt(output_dir="job", crash=early) == started  # SageMaker restarted the job
 
 
-def test_a_missing_mlflow_ends_in_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def missing(*_: Any, **__: Any) -> None:
-        raise ModuleNotFoundError("mlflow")
-
-    monkeypatch.setattr(pl.loggers, "MLFlowLogger", missing)
-    with pytest.raises(UserError, match="sagemaker-mlflow"):
-        mlflow.mlflow_loggers({}, dict(SERVER), RunIds(tmp_path, goes_on=False))
-
-
-def test_the_error_of_an_mlflow_server_hides_its_address(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("error", "match"),
+    [
+        (ModuleNotFoundError("mlflow"), "sagemaker-mlflow"),
+        (ConnectionError("API request to http://me:secret@x failed"), "API request to its address"),
+    ],
+)
+def test_a_failure_of_mlflow_ends_in_an_error_without_its_address(
+    error: Exception, match: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def silent(*_: Any, tracking_uri: str, **__: Any) -> None:
-        raise ConnectionError(f"API request to {tracking_uri} failed")
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
 
-    monkeypatch.setattr(pl.loggers, "MLFlowLogger", silent)
-    with pytest.raises(UserError, match="API request") as raised:
+    monkeypatch.setattr(pl.loggers, "MLFlowLogger", fail)
+    with pytest.raises(UserError, match=match) as raised:
         env = {"MLFLOW_TRACKING_URI": "http://me:secret@x"}
         mlflow.mlflow_loggers({}, env, RunIds(tmp_path, goes_on=False))
     assert "secret" not in str(raised.value)

@@ -4,6 +4,7 @@ A job's request contains the names of its secrets, not their values.
 """
 
 import contextlib
+import json
 import re
 import socket
 from collections.abc import Iterator, MutableMapping
@@ -33,11 +34,11 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
         UserError: a secret cannot be read, or its value cannot be that of a variable.
     """
     names = secrets(env)
-    if TOKEN in names and local_rank != 0 and TOKEN not in env:
-        env["HF_HUB_OFFLINE"] = "1"
     if local_rank != 0:
+        if TOKEN in names and TOKEN not in env:
+            env["HF_HUB_OFFLINE"] = "1"
         return
-    texts: dict[Reference, str] = {}
+    texts: dict[str, str] = {}  # by the name of the secret
     for variable, name in names.items():
         if variable in env:
             continue
@@ -46,12 +47,11 @@ def sign_in(local_rank: int, env: MutableMapping[str, str]) -> None:
         value = env.get(stored_secrets.REHEARSED + variable)
         if value is None:
             reference = stored_secrets.parse(name)
-            if reference.whole not in texts:
-                texts[reference.whole] = stored_text(setting, reference, env.get("AWS_REGION"))
-            value = value_of_key(setting, reference.key, texts[reference.whole])
-        env[variable] = (
-            token(setting, value) if variable == TOKEN else variable_value(setting, value)
-        )
+            whole = name.removesuffix(f":{reference.key}")
+            if whole not in texts:
+                texts[whole] = stored_text(setting, reference, env.get("AWS_REGION"))
+            value = value_of_key(setting, reference.key, texts[whole])
+        env[variable] = variable_value(setting, value, variable == TOKEN)
 
 
 def secrets(env: MutableMapping[str, str]) -> dict[str, str]:
@@ -79,41 +79,42 @@ def stored_text(setting: str, reference: Reference, region: str | None) -> str:
 
 
 def value_of_key(setting: str, key: str, text: str) -> str:
-    """The value of a key in the stored JSON; without a key, the whole text."""
+    """The text or number at a key in the stored JSON; without a key, the whole text."""
     if not key:
         return text
     try:
-        return stored_secrets.value(text, key)
-    except ValueError as error:
+        content = json.loads(text, parse_int=str, parse_float=str)
+    except ValueError:
+        content = None
+    found = content.get(key) if isinstance(content, dict) else None
+    if isinstance(found, bool):
+        return str(found).lower()
+    if not isinstance(found, str):
         raise UserError(
-            f"{setting}: the secret {error}",
+            f'{setting}: the secret has no text or number under "{key}" in a JSON object',
             "correct the key, the part after the secret's name and a colon",
-        ) from None
-
-
-def token(setting: str, text: str) -> str:
-    """The hub's token without blanks around it; a UserError if there is other text."""
-    if not re.fullmatch(r"\w+", text.strip()):
-        raise UserError(
-            f"{setting} holds more than a token",
-            'store the token as plain text, or add its key in the JSON, as in "hub:token"',
         )
-    return text.strip()
+    return found
 
 
-def variable_value(setting: str, text: str) -> str:
-    """The stored text without line ends after it.
+def variable_value(setting: str, text: str, is_token: bool) -> str:
+    """The stored text without line ends after it; a token of the hub without blanks around it.
 
     Everything else stays: passwords contain blanks, and some services need JSON or several lines.
 
     Raises:
-        UserError: it is empty or has a zero byte.
+        UserError: it is empty or has a zero byte, or is not a token.
     """
+    if is_token and not re.fullmatch(r"\w+", text.strip()):
+        raise UserError(
+            f"{setting} holds more than a token",
+            'store the token as plain text, or add its key in the JSON, as in "hub:token"',
+        )
     if not text.strip():
         raise UserError(f"{setting} is empty", "store the value as text")
     if "\0" in text:
         raise UserError(f"{setting} contains a zero byte", "store the value as text")
-    return text.rstrip("\r\n")
+    return text.strip() if is_token else text.rstrip("\r\n")
 
 
 @contextlib.contextmanager

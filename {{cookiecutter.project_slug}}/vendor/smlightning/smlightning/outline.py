@@ -2,21 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextvars import ContextVar
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-
-@dataclass
-class _Building:
-    """Whether this process is building an outline."""
-
-    outline: bool = False
-
-
-_building = _Building()
+_is_built = ContextVar("outline", default=False)  # whether this code runs in `outline`
 
 
 @contextlib.contextmanager
@@ -28,17 +20,17 @@ def outline() -> Iterator[None]:
     """
     # Its documentation allows a return value; its annotation does not.
     hook = register_module_parameter_registration_hook(_without_memory)  # type: ignore[arg-type]
-    _building.outline = True
+    building = _is_built.set(True)
     try:
         yield
     finally:
-        _building.outline = False
+        _is_built.reset(building)
         hook.remove()
 
 
 def builds_outline() -> bool:
     """Whether this code runs in `outline`, where weights need not be read."""
-    return _building.outline
+    return _is_built.get()
 
 
 def _without_memory(

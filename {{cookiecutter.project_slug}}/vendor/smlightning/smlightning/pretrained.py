@@ -143,7 +143,8 @@ def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> An
                 use_safetensors=True,  # otherwise transformers would read a pickle
             )
             net = adapters.merged(net, folder) if folder else net
-    if net.config.pad_token_id is None:  # decoders search the last token that is not padding
+    is_of_text = net.main_input_name == "input_ids"
+    if is_of_text and net.config.pad_token_id is None:  # decoders search the last other token
         net.config.pad_token_id = PretrainedTokenizer(name).pad_id
     if lora_rank:
         with torch.device("cpu"):
@@ -151,21 +152,25 @@ def network(auto_class: str, name: str, lora_rank: int = 0, **config: Any) -> An
     return net.train()  # from_pretrained returns evaluation mode, and Lightning keeps it
 
 
-def classifier(name: str, labels: list[str], lora_rank: int = 0) -> Any:
-    """A checkpoint's network with a head for these labels; see :func:`network`."""
-    return network(
-        CLASSIFIER,
-        name,
-        lora_rank,
-        num_labels=len(labels),
-        id2label=dict(enumerate(labels)),
-        label2id={label: number for number, label in enumerate(labels)},
-    )
+def classifier(name: str, labels: list[str], lora_rank: int = 0, kind: str = CLASSIFIER) -> Any:
+    """A checkpoint's network with a head for these labels; see :func:`network`.
+
+    Args:
+        kind: a class of transformers, e.g. AutoModelForImageClassification.
+    """
+    return network(kind, name, lora_rank, **label_names(labels))
 
 
-def load_classifier(directory: Path) -> tuple[Any, list[str]]:
-    """A saved classifier's network and labels."""
-    net = network(CLASSIFIER, str(directory))
+def label_names(labels: list[str]) -> dict[str, Any]:
+    """The members of a classifier's configuration for these labels."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    return {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": numbers}
+
+
+def load_classifier(directory: Path, kind: str = CLASSIFIER) -> tuple[Any, list[str]]:
+    """A saved classifier's network and labels; raises OSError if there is none."""
+    saved_config(directory)  # transformers would search the hub for a folder that does not exist
+    net = network(kind, str(directory))
     return net, [net.config.id2label[number] for number in range(net.config.num_labels)]
 
 

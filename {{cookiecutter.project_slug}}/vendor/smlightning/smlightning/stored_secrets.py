@@ -6,9 +6,8 @@ the secret holds, as in CodeBuild
 A secret's own name holds no colon (API_CreateSecret). ``ssm:NAME`` is a parameter.
 """
 
-import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 # Before a variable's name: its value in a rehearsal, where the secret is not read from AWS.
@@ -35,11 +34,6 @@ class Reference:
     name: str
     is_parameter: bool = False
     key: str = ""
-
-    @property
-    def whole(self) -> "Reference":
-        """The secret itself, without a key."""
-        return replace(self, key="")
 
     @property
     def region(self) -> str:
@@ -77,25 +71,3 @@ def read(reference: Reference, region: str | None) -> str:
     secrets = boto3.client("secretsmanager", region_name=region)
     answer = secrets.get_secret_value(SecretId=reference.name)
     return str(answer["SecretString"])
-
-
-def value(text: str, key: str) -> str:
-    """The value of a key of the JSON object that a secret holds; numbers as they are written.
-
-    Raises:
-        ValueError: there is no such value; the message is a predicate without any part of the text.
-    """
-    try:
-        content = json.loads(text, parse_int=str, parse_float=str)
-    except ValueError:
-        content = None
-    if not isinstance(content, dict):
-        raise ValueError("holds no JSON object")
-    if key not in content:
-        raise ValueError(f'has no key "{key}"')
-    found = content[key]
-    if isinstance(found, bool):
-        return str(found).lower()
-    if not isinstance(found, str):
-        raise ValueError(f'holds under "{key}" neither text nor a number')
-    return found

@@ -259,7 +259,7 @@ class IndexStream:
         iterator = None
         for sampler in with_inner(self.sampler):
             generator = getattr(sampler, "generator", None)
-            if is_of_library(sampler) and generator:  # it continues from epoch to epoch
+            if library_of(sampler) in LIBRARIES and generator:  # it continues from epoch to epoch
                 generator.manual_seed(mix(ORDER, *place.of_all_ranks) >> 1)
         for batch in itertools.count():
             # Before each batch: a sampler's random numbers then do not depend on how far loader
@@ -311,13 +311,9 @@ def tell_epoch(sampler: Any, number: int) -> None:
             part.set_epoch(number)
 
 
-def is_of_library(sampler: Any) -> bool:
-    """Whether its class is from a library, not the user's."""
-    return type(sampler).__module__.partition(".")[0] in LIBRARIES
-
-
-def is_of_torchdata(part: Any) -> bool:
-    return type(part).__module__.partition(".")[0] == "torchdata"
+def library_of(part: Any) -> str:
+    """The top package of its class; not one of LIBRARIES if the class is the user's."""
+    return type(part).__module__.partition(".")[0]
 
 
 def length_of(sized: Any) -> int:
@@ -365,7 +361,7 @@ def exact_loader(
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     exact = copy.copy(loader)
-    if is_of_torchdata(loader):
+    if library_of(loader) == "torchdata":
         exact.__class__ = DataLoader  # torchdata's would count batches, too
     stream = IndexStream(loader, start, seed, rank, training)
     # A DataLoader's attributes cannot be assigned; this copy has not been iterated.

@@ -186,10 +186,10 @@ def keeps_state(loader: Any) -> bool:
     """
     if not _is_stateful(loader):
         return False
-    if not _has_rows(loader) or not rng.is_of_torchdata(loader):
+    if not _has_rows(loader) or rng.library_of(loader) != "torchdata":
         return True
     samplers = itertools.chain.from_iterable(map(rng.with_inner, _samplers(loader)))
-    users = [sampler for sampler in samplers if not rng.is_of_library(sampler)]
+    users = [sampler for sampler in samplers if rng.library_of(sampler) not in rng.LIBRARIES]
     return any(_is_stateful(part) for part in (loader.dataset, *users))
 
 

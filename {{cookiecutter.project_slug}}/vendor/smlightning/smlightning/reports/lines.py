@@ -59,8 +59,6 @@ class LogLines(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Print a line, and keep it for the curves; ``step`` is as Lightning counts."""
-        if not metrics.keys() - {"step", "epoch"}:
-            return
         print(format_metrics(self.history.add(metrics, step or 0)), flush=True)
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None:
