@@ -16,7 +16,7 @@ from botocore.validate import ParamValidator
 from moto import mock_aws
 from moto.servicequotas.models import ServiceQuotasBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
-from policies import ALLOWED, IMPLICIT, Verdict, evaluation
+from policies import EVERYTHING, simulation
 
 from smlightning.launch import requirements, sent_jobs
 from smlightning.launch.job import Job, Network
@@ -51,11 +51,7 @@ def aws(
     monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
     record(monkeypatch, SimulatePrincipalPolicy=simulated())  # which moto does not know
     quotas = [
-        {
-            "QuotaName": f"ml.p4d.24xlarge for {kind}training job usage",
-            "Value": 4.0,
-            "UsageMetric": usage_metric(f"{kind.strip()}training-job/ml.p4d.24xlarge"),
-        }
+        {"QuotaName": f"ml.p4d.24xlarge for {kind}training job usage", "Value": 4.0}
         for kind in ("", "spot ")
     ]
     quotas.append({"QuotaName": "Longest run time for a training job", "Value": 432_000.0})
@@ -73,17 +69,6 @@ def aws(
         yield session
 
 
-def usage_metric(resource: str) -> dict[str, Any]:
-    """Service Quotas' description of the CloudWatch metric of a quota's usage (API_MetricInfo)."""
-    dimensions = {"Class": "None", "Resource": resource, "Service": "SageMaker", "Type": "Resource"}
-    return {
-        "MetricNamespace": "AWS/Usage",
-        "MetricName": "ResourceCount",
-        "MetricDimensions": dimensions,
-        "MetricStatisticRecommendation": "Maximum",
-    }
-
-
 @pytest.fixture
 def good() -> Job:
     return Job(
@@ -99,18 +84,8 @@ def good() -> Job:
 
 def simulated(*denied: str) -> Any:
     """An answer of IAM's simulation that allows all but these actions."""
-
-    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
-        results = [
-            evaluation(action, dict.fromkeys(arguments["ResourceArns"], verdict(action)))
-            for action in arguments["ActionNames"]
-        ]
-        return {"EvaluationResults": results}
-
-    def verdict(action: str) -> Verdict:
-        return Verdict(IMPLICIT if action in denied else ALLOWED)
-
-    return answer
+    deny = {"Effect": "Deny", "Action": list(denied), "Resource": "*"}
+    return simulation({}, others=[EVERYTHING, {"Statement": deny}])
 
 
 def record(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> dict[str, Any]:
