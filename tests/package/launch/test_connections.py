@@ -17,6 +17,7 @@ INDEX = {"PIP_INDEX_URL": "https://pip.example.internal/simple"}
 SERVER = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team"
 APP = f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-app/app-1"
 REPOSITORY = f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"
+HUB = "ssm:hub"
 ABROAD = f"arn:aws:secretsmanager:eu-west-1:{ACCOUNT}:secret:hub-AbCdEf"
 
 
@@ -44,25 +45,6 @@ def test_a_closed_vpc_with_endpoints_and_an_index_of_its_own_passes(aws, good, v
         hyperparameters={**good.hyperparameters, "model_name": "acme/model"},
     )
     assert levels(job) == []
-
-
-def test_a_closed_vpc_without_endpoints_is_an_error_for_each_connection(good, vpc):
-    """A private index serves only pip: every other connection is judged by itself."""
-    job = good.replace(
-        network=vpc.network,
-        environment=INDEX,
-        hyperparameters={**good.hyperparameters, "dataset": "stanfordnlp/imdb"},
-        hub_token_secret="ssm:/team/hub",  # noqa: S106
-    )
-    found = [finding for finding in findings(job) if finding.key == "network.subnets"]
-    assert [finding.level for finding in found] == ["error"] * 3
-    said = [finding.problem.split(",")[0] for finding in found]
-    assert said == [
-        f"{vpc.subnet} has neither an endpoint for S3 nor a NAT gateway: hosts cannot read their "
-        "data",
-        'hyperparameters.dataset needs huggingface.co ("stanfordnlp/imdb")',
-        "hub_token_secret needs Parameter Store",
-    ]
 
 
 def test_preflight_checks_the_network_for_all_connections_of_the_job(aws, good, vpc):
@@ -97,7 +79,13 @@ CLOSED: list[tuple[Change, str, tuple[str, ...]]] = [
     (lambda job: job.replace(environment=INDEX, mlflow=SERVER), "error", ("experiments",)),
     (lambda job: job.replace(environment=INDEX, mlflow=APP), "error", ()),
     (environment(PIP_INDEX_URL="https://pip.s3.cn-north-1.amazonaws.com.cn/simple"), "error", ()),
+    (lambda job: job.replace(environment=INDEX, hub_token_secret=HUB), "error", ("ssm",)),
     (lambda job: job.replace(environment=INDEX, hub_token_secret=ABROAD), "error", ()),
+    (
+        lambda job: job.replace(environment=INDEX, hyperparameters={"dataset": "acme/words"}),
+        "error",
+        (),
+    ),
     (lambda job: job.replace(environment={**INDEX, "WANDB_API_KEY": "x"}), "warning", ()),
 ]
 

@@ -4,6 +4,7 @@ machine's. Every index here is a folder of the test's own.
 
 import hashlib
 import http.server
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -179,9 +180,6 @@ def address() -> Iterator[str]:
 
 def test_an_index_that_is_not_reached_from_here_is_no_error(project: Project, address: str) -> None:
     assert levels(judged(project, "mine", PIP_INDEX_URL=f"{address}/404/simple")) == ["error"]
-    for status in (401, 403):
-        found = judged(project, "mine", PIP_INDEX_URL=f"{address}/{status}/simple")
-        assert levels(found) == ["skipped"], status
     in_the_file = judged(project, f"--index-url {address}/403/simple\nmine")
     assert levels(in_the_file) == ["skipped"]
     closed = judged(project, "mine", PIP_INDEX_URL="http://127.0.0.1:9/simple")
@@ -214,28 +212,26 @@ def test_markers_of_a_line_are_those_of_the_image(
     assert bool(list(requirements.replacing(JOB, project))) is replaces
 
 
-@pytest.mark.parametrize(
-    "image", {profile.python: name for name, profile in PROFILES.items()}.values()
-)
 def test_markers_of_what_a_package_requires_are_those_of_the_image(
-    image: str, project: Project, files: Path
+    project: Project, files: Path
 ) -> None:
-    pythons = {profile.python for profile in PROFILES.values()}
-    conditions = [f'python_version == "{python}"' for python in sorted(pythons)]
-    conditions += ['sys_platform == "darwin"', 'platform_machine == "x86_64"', 'os_name == "nt"']
-    required = []
-    for number, condition in enumerate(conditions):
-        wheel(files, f"part{number}", "1.0")
-        required.append(f"part{number} ; {condition}")
-    wheel(files, "whole", "1.0", *required)
+    here = ".".join(map(str, sys.version_info[:2]))
+    profile = next(each for each in PROFILES.values() if each.python != here)
+    conditions = {
+        "there": f'python_version == "{profile.python}"',
+        "here": f'python_version == "{here}"',
+        "linux": 'platform_machine == "x86_64"',
+        "mac": 'sys_platform == "darwin"',
+        "windows": 'os_name == "nt"',
+    }
+    for name in conditions:
+        wheel(files, name, "1.0")
+    wheel(files, "whole", "1.0", *(f"{name} ; {text}" for name, text in conditions.items()))
     project.requirements.write_text("whole\n")
     environment = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(files)}
-    profile = PROFILES[image]
     found = requirements.resolve(JOB.replace(environment=environment), project, profile)
     installed = {item["metadata"]["name"] for item in found.installs}
-    python = conditions.index(f'python_version == "{profile.python}"')
-    machine = conditions.index('platform_machine == "x86_64"')
-    assert installed == {"whole", f"part{python}", f"part{machine}"}
+    assert installed == {"whole", "there", "linux"}
 
 
 def test_paths_are_those_of_src_where_the_toolkit_runs_pip(project: Project, simple: str) -> None:
@@ -336,19 +332,18 @@ def hashed(path: Path, line: str = "") -> str:
     return f"{line or '=='.join(path.name.split('-')[:2])} --hash=sha256:{digest}"
 
 
-@pytest.mark.parametrize("option", ["", "--require-hashes\n"])
 def test_a_package_without_its_hash_is_found_before_pip_in_the_container_rejects_it(
-    option: str, project: Project, files: Path, simple: str
+    project: Project, files: Path, simple: str
 ) -> None:
     part = wheel(files, "part", "1.0")
     whole = wheel(files, "whole", "1.0", "part", "torch>=2")
     index(files.parent / "simple", part, whole)
     settings = {"PIP_INDEX_URL": simple}
-    assert not judged(project, f"{option}{hashed(whole)}\n{hashed(part)}", **settings)
-    [found] = judged(project, option + hashed(whole), **settings)
+    assert not judged(project, f"--require-hashes\n{hashed(whole)}\n{hashed(part)}", **settings)
+    [found] = judged(project, hashed(whole), **settings)
     assert found.level == "error" and "part 1.0" in found.problem
     wrong = hashed(part, "whole==1.0") + "\n" + hashed(part)
-    [found] = judged(project, option + wrong, **settings)
+    [found] = judged(project, wrong, **settings)
     assert found.level == "error" and "whole 1.0" in found.problem
     assert not judged(project, "whole\npart", **settings)
 
