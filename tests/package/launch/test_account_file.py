@@ -118,13 +118,7 @@ def test_cfn_lint_has_no_finding(full, tmp_path):
     small = full.replace(request={}, role="", bucket="", network=Network(), mlflow="", tags={})
     express = full.replace(bucket="words--use1-az4--x-s3")
     whole = {"github": GITHUB, "notify": "me@example.com", "queue": "team"}
-    cases = (
-        (full, whole),
-        (small, {}),
-        (full, {**whole, "existing_bucket": True}),
-        (express, {}),
-    )
-    for job, options in cases:
+    for job, options in ((full, whole), (small, {}), (express, whole)):
         body = yaml.safe_dump(template.cloudformation(job, PROJECT, **options))
         matches = [match for match in api.lint_all(body) if match.rule.id[0] != "I"]
         assert [str(match) for match in matches] == []  # as the command: no informational ones
