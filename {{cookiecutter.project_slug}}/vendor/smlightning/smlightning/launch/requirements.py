@@ -531,13 +531,13 @@ def source_archives(errors: str, log: str) -> dict[str, str]:
     return found
 
 
-def write_wheel(folder: Path, name: str, version: str, metadata: str = "") -> Path:
-    """A wheel without modules. Without metadata it requires nothing."""
+def write_wheel(folder: Path, name: str, version: str) -> Path:
+    """A wheel without modules that requires nothing."""
     stem = f"{name.replace('-', '_')}-{version}"
     files = {
-        "METADATA": metadata or f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "RECORD": "",
+        "RECORD": "",  # without it pip cannot tell how to replace an installed package
     }
     path = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
@@ -551,10 +551,7 @@ def empty_environment(folder: Path, profile: Profile) -> Path:
     venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
     site = next(folder.glob("lib/python*/site-packages"), folder / "Lib/site-packages")
     for name, version in profile.packages.items():
-        package = site / f"{name.replace('-', '_')}-{version}.dist-info"
-        package.mkdir(parents=True)
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        (package / "METADATA").write_text(metadata)
-        (package / "RECORD").touch()  # else pip cannot tell how to replace it
+        with zipfile.ZipFile(write_wheel(folder, name, version)) as wheel:
+            wheel.extractall(site)
     pythons = (folder / "bin/python", folder / "Scripts/python.exe")
     return next(path for path in pythons if path.exists())
