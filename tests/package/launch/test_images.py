@@ -56,6 +56,19 @@ def test_a_profile_is_what_its_tag_says(profile: images.Profile) -> None:
     assert described.toolkit == profile.toolkit and profile.toolkit and profile.pytorch_toolkit
 
 
+@pytest.mark.parametrize(
+    ("tag", "torch"),
+    [
+        ("pytorch-training:2.7.0-gpu-py312-cu128-ubuntu22.04-sagemaker", "2.7.0"),
+        ("pytorch:2.12-cu130-amzn2023-sagemaker", "2.12.1"),  # the release's patch version
+        ("pytorch:2.99-cpu-amzn2023-sagemaker", "2.99.0"),
+    ],
+)
+def test_the_torch_of_an_image_follows_from_its_tag(tag: str, torch: str) -> None:
+    profile = images.profile(GOOD.replace(image=f"{AWS_REGISTRY}/{tag}"))
+    assert profile and profile.torch == torch
+
+
 @pytest.mark.parametrize("profile", images.PROFILES.values(), ids=images.PROFILES)
 def test_job_toml_describes_profiles_as_the_table_does(profile: images.Profile) -> None:
     comment = re.search(rf"(?m)^# {profile.name}: (torch .*)$", PROJECT.job_file.read_text())

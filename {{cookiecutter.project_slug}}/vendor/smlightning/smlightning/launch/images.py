@@ -431,7 +431,7 @@ class AwsImage:
             gpu=f"{self.repository}:{self.tag}",
             cpu="" if cuda else f"{self.repository}:{self.tag}",
             python=f"3.{python[1]}" if python else "3.12",  # from 2.11 on, whose tags have none
-            torch=_full_version(self.tag),
+            torch=_full_version(self.tag, release),
             cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
             launchers=_launchers(self.repository, self.torch, bool(cuda)),
             patched_until=release.patched_until if release else None,
@@ -441,10 +441,12 @@ class AwsImage:
         )
 
 
-def _full_version(tag: str) -> str:
-    """2.8.0 of 2.8.0-gpu-…, and of 2.8-gpu-…, as far as the tag says it."""
+def _full_version(tag: str, release: Release | None) -> str:
+    """2.8.0 of 2.8.0-gpu-…; of 2.12-cu130-… the release's 2.12.1, of an unknown one 2.99.0."""
     version = str(VERSION.match(tag)[0])  # type: ignore[index]
-    return version if version.count(".") == 2 else f"{version}.0"
+    if version.count(".") == 2:
+        return version
+    return release.torch if release else f"{version}.0"
 
 
 def _launchers(repository: str, torch: Version, for_gpus: bool) -> tuple[str, ...]:
