@@ -225,7 +225,7 @@ def test_markers_of_what_a_package_requires_are_those_of_the_image(
     wheel(files, "whole", "1.0", *(f"{name} ; {text}" for name, text in conditions.items()))
     project.requirements.write_text("whole\n")
     environment = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(files)}
-    found = requirements.resolve(JOB.replace(environment=environment), project, profile)
+    found = requirements.resolve(JOB.replace(environment=environment), project, profile, {})
     installed = {item["metadata"]["name"] for item in found.installs}
     assert installed == {"whole", "there", "linux"}
 
