@@ -4,6 +4,7 @@ Before a job is sent, pip's own resolver computes what it would install.
 """
 
 import ast
+import functools
 import json
 import os
 import re
@@ -153,6 +154,7 @@ def _lines(path: Path, read: set[Path]) -> Iterator[str]:
             yield line
 
 
+@functools.cache
 def requirement_of(line: str) -> Requirement | None:
     """The package that a line names, a wheel by its path too; None for options and other paths."""
     text = re.split(r"\s--", line)[0].strip()  # without hashes
