@@ -11,6 +11,7 @@ from botocore.client import BaseClient
 from moto_account import ACCOUNT, REGION, record, refusal, simulated
 from policies import ALLOWED, EXPLICIT, evaluate, simulation
 from small_job import PROJECT
+from test_policy_table import JOBS, OWN_IMAGE, ROLE
 
 from smlightning.__main__ import main
 from smlightning.errors import UserError
@@ -20,43 +21,11 @@ from smlightning.launch.job import Job, JobError, Network
 
 pytest_plugins = "moto_account"
 
-ROLE = f"arn:aws:iam::{ACCOUNT}:role/words"
-CALLER = f"arn:aws:iam::{ACCOUNT}:user/moto"
-KEY = "1234abcd-12ab-34cd-56ef-1234567890ab"
-
 
 @pytest.fixture
 def full() -> Job:
     """A job that uses whatever needs a permission of its own."""
-    return Job(
-        name="words",
-        region=REGION,
-        instance_type="ml.m5.4xlarge",
-        instance_count=2,
-        role=ROLE,
-        bucket="words-bucket",
-        channels={"training": "s3://words-data/train/"},
-        hyperparameters={"dataset": "training"},
-        checkpoint_s3="s3://words-other/run1/",
-        secrets={"HF_TOKEN": "hub", "WANDB_API_KEY": "team/wandb"},
-        mlflow=f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team",
-        environment={
-            "CA_REPOSITORY_ARN": f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"
-        },
-        network=Network(
-            subnets=["subnet-0123456789abcdef0"], security_groups=["sg-0123456789abcdef0"]
-        ),
-        tags={"project": "words"},
-        request={
-            "OutputDataConfig": {"KmsKeyId": KEY},
-            "ResourceConfig": {"VolumeKmsKeyId": KEY},
-            "RemoteDebugConfig": {"EnableRemoteDebug": True},
-        },
-    )
-
-
-# A deployment with every option that needs a permission.
-OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
+    return JOBS["full"]
 
 
 def facts(job: Job) -> table.Facts:
