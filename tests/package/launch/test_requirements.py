@@ -337,6 +337,22 @@ def test_a_package_without_its_hash_is_found_before_pip_in_the_container_rejects
     assert not judged(project, "whole\npart", **settings)
 
 
+def test_hashes_do_not_make_pip_download_packages(
+    project: Project, files: Path, tmp_path: Path
+) -> None:
+    """The index has the metadata of a wheel that is no archive."""
+    broken = archive(files, "whole", "1.0").rename(files / "whole-1.0-py3-none-any.whl")
+    metadata = "Metadata-Version: 2.1\nName: whole\nVersion: 1.0\n"
+    (files / f"{broken.name}.metadata").write_text(metadata)
+    page = tmp_path / "simple" / "whole" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text(f'<a href="{broken.as_uri()}" data-core-metadata="true">{broken.name}</a>')
+    project.requirements.write_text(f"whole==1.0 --hash={SOME}\n")
+    job = JOB.replace(environment={"PIP_INDEX_URL": (tmp_path / "simple").as_uri()})
+    found = requirements.resolve(job, project, PROFILES["current"], {})
+    assert [item["metadata"]["name"] for item in found.installs] == ["whole"]
+
+
 def test_wheels_of_src_and_source_archives_may_have_hashes(
     project: Project, files: Path, simple: str, tmp_path: Path
 ) -> None:
