@@ -1,6 +1,5 @@
 """An account in moto that may send a job, what is asked of it, and a job that fits."""
 
-import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,8 +7,6 @@ from typing import Any
 
 import boto3
 import botocore.client
-import botocore.loaders
-import botocore.session
 import pytest
 from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
@@ -17,8 +14,10 @@ from moto import mock_aws
 from moto.servicequotas.models import ServiceQuotasBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
 from policies import EVERYTHING, simulation
+from small_job import PROJECT
 
-from smlightning.launch import requirements, sent_jobs
+from smlightning.launch import account, request, requirements, sent_jobs
+from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job, Network
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
@@ -31,12 +30,6 @@ TRUST = {
     "Principal": {"Service": ["sagemaker.amazonaws.com"]},
     "Action": "sts:AssumeRole",
 }
-
-
-# AWS's models and endpoints are parsed once.
-botocore.loaders.create_loader = botocore.session.create_loader = functools.cache(
-    botocore.loaders.create_loader
-)
 
 
 @pytest.fixture
@@ -80,6 +73,11 @@ def good() -> Job:
         bucket="language-id",
         hyperparameters={"epochs": 6, "lr": 2e-3},
     )
+
+
+def findings(job: Job) -> list[Finding]:
+    """Preflight's findings about the account."""
+    return account.check(job, request.dry_run(job, PROJECT))
 
 
 def simulated(*denied: str) -> Any:

@@ -6,12 +6,10 @@ from typing import Any
 import boto3
 import botocore.session
 import pytest
-from moto_account import ACCOUNT, REGION, record, refusal, simulated
-from small_job import PROJECT
+from moto_account import ACCOUNT, REGION, findings, record, refusal
 
-from smlightning.launch import account, images, request
+from smlightning.launch import images
 from smlightning.launch.account import named
-from smlightning.launch.findings import Finding
 from smlightning.launch.job import Channel, Job
 
 pytest_plugins = "moto_account"
@@ -23,10 +21,6 @@ LUSTRE = {
     "directory_path": "/fsx/data",
 }
 Change = Callable[[boto3.Session, Job], Job]
-
-
-def findings(job: Job) -> list[Finding]:
-    return list(account.check(job, request.dry_run(job, PROJECT)))
 
 
 def put(aws: boto3.Session, name: str, **more: Any) -> None:
@@ -169,5 +163,5 @@ def test_a_path_in_fsx_begins_with_the_mount_name(aws, good, monkeypatch):
     for mount, levels in (("fsx", []), ("abcdefgh", ["error"])):
         system = {"Lifecycle": "AVAILABLE", "LustreConfiguration": {"MountName": mount}}
         described = {"FileSystems": [system]}
-        record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeFileSystems=described)
+        record(monkeypatch, DescribeFileSystems=described)
         assert [each.level for each in findings(job)] == levels

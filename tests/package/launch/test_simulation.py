@@ -6,11 +6,9 @@ The policies are evaluated here (policies.py); only AWS's own simulator can prov
 from typing import Any
 
 import pytest
-from moto_account import ACCOUNT, REGION, record
+from moto_account import ACCOUNT, REGION, findings, record
 from policies import EVERYTHING, simulation
-from small_job import PROJECT
 
-from smlightning.launch import account, request
 from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job
 
@@ -36,10 +34,6 @@ def other_regions(*allowed: str) -> dict[str, Any]:
         NotAction=["iam:*", "organizations:*", "route53:*", "support:*", "sts:*"],
         Condition={"StringNotEquals": {"aws:RequestedRegion": list(allowed)}},
     )
-
-
-def findings(job: Job) -> list[Finding]:
-    return account.check(job, request.dry_run(job, PROJECT))
 
 
 def answered(monkeypatch: pytest.MonkeyPatch, job: Job, answer: Any) -> list[Finding]:
