@@ -77,7 +77,7 @@ def test_requirements_resolve_in_every_image_without_another_torch(
     """pip's own resolver, for the image's Python and Linux, with the image's torch in place."""
     here = projects.Project(project.path)
     wanted = job.load(here.job_file, here)
-    found = requirements.resolve(wanted, here, images.PROFILES[image])
+    found = requirements.resolve(wanted, here, images.PROFILES[image], requirements.route())
     packages = [install["metadata"] for install in found.installs]
     versions = {package["name"].lower(): package["version"] for package in packages}
     assert versions["pytorch-lightning"] == "2.6.6" and versions["transformers"] == "5.17.0"

@@ -1,7 +1,4 @@
-"""Memory of a host's processes, measured in runs of train.py on CPUs, and its estimate.
-
-benchmarks/estimate.py prints the errors that the tests bound.
-"""
+"""Memory of a host's processes, measured in runs of train.py on CPUs, and its estimate."""
 
 import contextlib
 import os
@@ -22,7 +19,6 @@ from smlightning.launch.estimate.sizes import Memory, Run, host_memory, total
 from smlightning.project import Project
 
 SECONDS = 0.1  # between two looks at the processes
-TASKS = PROJECT.root / "tasks"
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class Record:
         return total(self.estimated) / self.measured - 1
 
 
-def train(folder: Path, options: Mapping[str, Any], *, ranks: int = 1, task: str = "") -> Record:
+def train(folder: Path, options: Mapping[str, Any], *, ranks: int = 1) -> Record:
     """Estimate a training of the project, then train.
 
     Args:
@@ -46,11 +42,8 @@ def train(folder: Path, options: Mapping[str, Any], *, ranks: int = 1, task: str
         options: of train.py. A checkpoint every few steps and a validation have to be among its
             steps.
         ranks: processes of this host.
-        task: of tasks/, in place of the project's own.
     """
     shutil.copytree(PROJECT.src, folder / "src")
-    if task:
-        shutil.copytree(TASKS / task / "src", folder / "src", dirs_exist_ok=True)
     shutil.copy(PROJECT.root / "pyproject.toml", folder)
     words = [f"--{name}={value}" for name, value in options.items()]
     words += ["--resume=never", f"--output_dir={folder / 'out'}"]
@@ -59,8 +52,7 @@ def train(folder: Path, options: Mapping[str, Any], *, ranks: int = 1, task: str
     # Each prepares the data, as the first process of a host does.
     chosen = estimates.options_of(job, project, [*words, f"--data_dir={folder / 'counted'}"])
     known = estimates.counted(job, project, chosen)
-    shards = ranks if chosen["strategy"] == "fsdp" else 1
-    run = Run(chosen["batch_size"], ranks, shards)
+    run = Run(chosen["batch_size"], ranks)
     workers = estimates.LOADERS * max(chosen["num_workers"], 0)
     estimated = host_memory(known.sizes, run, ranks, workers, gpus=False)
     launcher = [sys.executable]

@@ -1,6 +1,5 @@
 """An account in moto that may send a job, what is asked of it, and a job that fits."""
 
-import functools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,17 +7,17 @@ from typing import Any
 
 import boto3
 import botocore.client
-import botocore.loaders
-import botocore.session
 import pytest
 from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 from moto import mock_aws
 from moto.servicequotas.models import ServiceQuotasBackend
 from moto.servicequotas.responses import ServiceQuotasResponse
-from policies import ALLOWED, IMPLICIT, Verdict, evaluation
+from policies import EVERYTHING, simulation
+from small_job import PROJECT
 
-from smlightning.launch import requirements, sent_jobs
+from smlightning.launch import account, request, requirements, sent_jobs
+from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job, Network
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
@@ -33,12 +32,6 @@ TRUST = {
 }
 
 
-# AWS's models and endpoints are parsed once.
-botocore.loaders.create_loader = botocore.session.create_loader = functools.cache(
-    botocore.loaders.create_loader
-)
-
-
 @pytest.fixture
 def aws(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
@@ -51,11 +44,7 @@ def aws(
     monkeypatch.setattr(requirements, "resolve", lambda *_: requirements.Resolution([], []))
     record(monkeypatch, SimulatePrincipalPolicy=simulated())  # which moto does not know
     quotas = [
-        {
-            "QuotaName": f"ml.p4d.24xlarge for {kind}training job usage",
-            "Value": 4.0,
-            "UsageMetric": usage_metric(f"{kind.strip()}training-job/ml.p4d.24xlarge"),
-        }
+        {"QuotaName": f"ml.p4d.24xlarge for {kind}training job usage", "Value": 4.0}
         for kind in ("", "spot ")
     ]
     quotas.append({"QuotaName": "Longest run time for a training job", "Value": 432_000.0})
@@ -73,17 +62,6 @@ def aws(
         yield session
 
 
-def usage_metric(resource: str) -> dict[str, Any]:
-    """Service Quotas' description of the CloudWatch metric of a quota's usage (API_MetricInfo)."""
-    dimensions = {"Class": "None", "Resource": resource, "Service": "SageMaker", "Type": "Resource"}
-    return {
-        "MetricNamespace": "AWS/Usage",
-        "MetricName": "ResourceCount",
-        "MetricDimensions": dimensions,
-        "MetricStatisticRecommendation": "Maximum",
-    }
-
-
 @pytest.fixture
 def good() -> Job:
     return Job(
@@ -97,20 +75,15 @@ def good() -> Job:
     )
 
 
+def findings(job: Job) -> list[Finding]:
+    """Preflight's findings about the account."""
+    return account.check(job, request.dry_run(job, PROJECT))
+
+
 def simulated(*denied: str) -> Any:
     """An answer of IAM's simulation that allows all but these actions."""
-
-    def answer(arguments: dict[str, Any]) -> dict[str, Any]:
-        results = [
-            evaluation(action, dict.fromkeys(arguments["ResourceArns"], verdict(action)))
-            for action in arguments["ActionNames"]
-        ]
-        return {"EvaluationResults": results}
-
-    def verdict(action: str) -> Verdict:
-        return Verdict(IMPLICIT if action in denied else ALLOWED)
-
-    return answer
+    deny = {"Effect": "Deny", "Action": list(denied), "Resource": "*"}
+    return simulation({}, others=[EVERYTHING, {"Statement": deny}])
 
 
 def record(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> dict[str, Any]:

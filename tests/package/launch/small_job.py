@@ -2,7 +2,8 @@
 
 import functools
 import json
-import re
+import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,39 +29,46 @@ GOOD = Job(
     environment={"NCCL_DEBUG": "WARN"},
     tags={"project": "x"},
 )
-ANSWERS = {
-    "aws_region": "us-east-1",
-    "instance_type": "ml.g5.12xlarge",
-    "instance_count": 2,
-    "distribution": "auto",
-}
 
 
 def edited(path: Path, changes: dict[str, Any]) -> Path:
-    """The project's own job.toml with some values changed or added: `key`, or `table.key`."""
+    """The project's own job.toml with some values changed or added: `key`, or `table.key`.
+
+    With changes it has no comments.
+    """
     text = PROJECT.job_file.read_text(encoding="utf-8")
-    for (
-        name,
-        answer,
-    ) in ANSWERS.items():  # in the template itself, where job.toml has no answers yet
-        text = re.sub(rf"{{{{ ?cookiecutter.{name} ?}}}}", str(answer), text)
-    text = re.sub(r"\{\{ cookiecutter.spot .*?\}\}", "false", text)
-    text = re.sub(r"\{\{ .*?\}\}", "language-id", text)
-    for key, value in changes.items():
-        table, _, name = key.rpartition(".")
-        start = re.search(rf"(?m)^\[{table}\].*\n", text).end() if table else 0  # type: ignore[union-attr]
-        end = start + len(re.split(r"(?m)^\[", text[start:])[0])
-        bare = name if re.fullmatch(r"[\w-]+", name) else json.dumps(name)
-        line = f"{bare} = {toml(value)}"
-        section, found = re.subn(
-            rf"(?m)^{name} = [^#\n]*", lambda _, line=line: f"{line} ", text[start:end]
-        )
-        text = text[:start] + ("" if found else f"{line}\n") + section + text[end:]
+    if changes:
+        content = tomllib.loads(text)
+        for key, value in changes.items():
+            set_at(content, key.split("."), value)
+        text = document(content)
     path.write_text(text, encoding="utf-8")
     return path
 
 
+def set_at(table: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a value in nested tables; what is not a table on the way becomes one."""
+    for name in path[:-1]:
+        if not isinstance(table.get(name), dict):
+            table[name] = {}
+        table = table[name]
+    table[path[-1]] = value
+
+
+def document(content: dict[str, Any]) -> str:
+    """A file in TOML; each key in one line."""
+    return "".join(f"{key} = {toml(value)}\n" for key, value in content.items())
+
+
 def toml(value: Any) -> str:
+    """A value in TOML; a table in one line."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + " }"
-    return json.dumps(value)
+        entries = (
+            f"{json.dumps(name, ensure_ascii=False)} = {toml(v)}" for name, v in value.items()
+        )
+        return f"{{ {', '.join(entries)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, bool | str):
+        return json.dumps(value, ensure_ascii=False)
+    return value.isoformat() if hasattr(value, "isoformat") else repr(value)

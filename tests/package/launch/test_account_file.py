@@ -9,115 +9,30 @@ import pytest
 import yaml
 from botocore.client import BaseClient
 from moto_account import ACCOUNT, REGION, record, refusal, simulated
-from policies import ALLOWED, EXPLICIT, evaluate, iam_of, simulation, without
+from policies import ALLOWED, EXPLICIT, evaluate, simulation
 from small_job import PROJECT
+from test_policy_table import JOBS, OWN_IMAGE, ROLE
 
 from smlightning.__main__ import main
 from smlightning.errors import UserError
 from smlightning.launch import account, request
 from smlightning.launch.account import table, template
-from smlightning.launch.account.permissions import facts_of, missing_permissions
-from smlightning.launch.account.table import context_of_request
-from smlightning.launch.findings import Finding
 from smlightning.launch.job import Job, JobError, Network
 
 pytest_plugins = "moto_account"
-
-ROLE = f"arn:aws:iam::{ACCOUNT}:role/words"
-CALLER = f"arn:aws:iam::{ACCOUNT}:user/moto"
-KEY = "1234abcd-12ab-34cd-56ef-1234567890ab"
 
 
 @pytest.fixture
 def full() -> Job:
     """A job that uses whatever needs a permission of its own."""
-    return Job(
-        name="words",
-        region=REGION,
-        instance_type="ml.m5.4xlarge",
-        instance_count=2,
-        role=ROLE,
-        bucket="words-bucket",
-        channels={"training": "s3://words-data/train/"},
-        hyperparameters={"dataset": "training"},
-        checkpoint_s3="s3://words-other/run1/",
-        secrets={"HF_TOKEN": "hub", "WANDB_API_KEY": "team/wandb"},
-        mlflow=f"arn:aws:sagemaker:{REGION}:{ACCOUNT}:mlflow-tracking-server/team",
-        environment={
-            "CA_REPOSITORY_ARN": f"arn:aws:codeartifact:{REGION}:{ACCOUNT}:repository/team/python"
-        },
-        network=Network(
-            subnets=["subnet-0123456789abcdef0"], security_groups=["sg-0123456789abcdef0"]
-        ),
-        tags={"project": "words"},
-        request={
-            "OutputDataConfig": {"KmsKeyId": KEY},
-            "ResourceConfig": {"VolumeKmsKeyId": KEY},
-            "RemoteDebugConfig": {"EnableRemoteDebug": True},
-        },
-    )
-
-
-# A deployment with every option that needs a permission.
-OWN_IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/answers:1"
+    return JOBS["full"]
 
 
 def facts(job: Job) -> table.Facts:
     return template.facts(job, PROJECT, account=ACCOUNT, partition="aws", image=OWN_IMAGE)
 
 
-def missing(
-    given: table.Facts, policies: dict[str, Any], whose: tuple[str, ...] = ("caller", "role")
-) -> list[Finding]:
-    """Permissions that the simulation finds missing if each role has its policy."""
-    arns = {who: ROLE if who in ("role", "endpoint") else CALLER for who in whose}
-    answer = simulation({arn: [policies[who]] for who, arn in arns.items()})
-    iam = iam_of(answer)
-    return [
-        finding
-        for who, arn in arns.items()
-        for finding in missing_permissions(iam, who, arn, given, context_of_request(given.request))
-    ]
-
-
-def sent(job: Job) -> table.Facts:
-    """The facts for the simulation, from the request as it would be sent."""
-    identity = {"UserId": "x", "Account": ACCOUNT, "Arn": CALLER}
-    return facts_of(account.Context(job, request.dry_run(job, PROJECT), identity, ROLE), ROLE)
-
-
 WHOSE = ("caller", "role", "deployer", "endpoint")
-
-
-def own(job: Job) -> dict[str, Any]:
-    """The policies that `account` prints."""
-    return {who: template.policy(facts(job), who) for who in WHOSE}
-
-
-CONDITIONS: list[tuple[dict[str, Any], str]] = [
-    ({"StringEquals": {"sagemaker:VpcSubnets": ["subnet-0123456789abcdef0"]}}, ""),
-    ({"ForAllValues:StringLike": {"sagemaker:InstanceTypes": ["ml.m5.*"]}}, ""),
-    ({"StringEquals": {"aws:RequestTag/project": "words"}}, ""),
-    ({"NumericLessThanEquals": {"sagemaker:MaxRuntimeInSeconds": "86400"}}, ""),
-    ({"Bool": {"sagemaker:NetworkIsolation": "false"}}, ""),
-    ({"ArnLike": {"sagemaker:OutputKmsKey": f"*{KEY}"}}, ""),
-    ({"ForAllValues:StringLike": {"sagemaker:InstanceTypes": ["ml.p4d.*"]}}, "error"),
-    ({"StringEquals": {"aws:RequestTag/project": "another"}}, "error"),
-    ({"StringEquals": {"aws:PrincipalTag/team": "vision"}}, "warning"),
-    ({"StringEquals": {"aws:SourceVpce": "vpce-1"}}, "warning"),
-]
-
-
-@pytest.mark.parametrize(("condition", "level"), CONDITIONS, ids=str)
-def test_conditions_of_policies_see_the_values_of_the_request(full, condition, level):
-    """Values in the request decide; a condition on a value that only AWS knows is a warning."""
-    whole = own(full)
-    creating = {"Effect": "Allow", "Action": ["sagemaker:CreateTrainingJob"], "Resource": ["*"]}
-    caller = without(whole["caller"], "sagemaker:CreateTrainingJob")
-    caller["Statement"].append({**creating, "Condition": condition})
-    found = missing(sent(full), {**whole, "caller": caller})
-    assert [each.level for each in found] == ([level] if level else [])
-    assert all(each.key == "caller.sagemaker:CreateTrainingJob" for each in found)
 
 
 def test_the_stack_is_created_and_preflight_has_nothing_to_correct(aws, monkeypatch):
@@ -148,7 +63,7 @@ def test_the_stack_is_created_and_preflight_has_nothing_to_correct(aws, monkeypa
 def test_the_stacks_parameters_give_its_roles_path_and_boundary(aws, full):
     pytest.importorskip("openapi_spec_validator")  # of moto[cloudformation]
     boundary = aws.client("iam").create_policy(
-        PolicyName="boundary", PolicyDocument=json.dumps(own(full)["role"])
+        PolicyName="boundary", PolicyDocument=json.dumps(template.policy(facts(full), "role"))
     )["Policy"]["Arn"]
     body = yaml.safe_dump(template.cloudformation(full, PROJECT, github=GITHUB))
     default = yaml.safe_load(body)["Parameters"]["RolePath"]["Default"]
@@ -171,19 +86,11 @@ def test_cfn_lint_has_no_finding(full, tmp_path):
     api = pytest.importorskip("cfnlint.api")
     small = full.replace(request={}, role="", bucket="", network=Network(), mlflow="", tags={})
     express = full.replace(bucket="words--use1-az4--x-s3")
-    for job in (full, small, express):
-        for github in ("", GITHUB):
-            made = template.cloudformation(
-                job,
-                PROJECT,
-                github=github,
-                existing_bucket=bool(github),
-                notify="me@example.com" if github else "",
-                queue="team" if github else "",
-            )
-            body = yaml.safe_dump(made)
-            matches = [match for match in api.lint_all(body) if match.rule.id[0] != "I"]
-            assert [str(match) for match in matches] == []  # as the command: no informational ones
+    whole = {"github": GITHUB, "notify": "me@example.com", "queue": "team"}
+    for job, options in ((full, whole), (small, {}), (express, whole)):
+        body = yaml.safe_dump(template.cloudformation(job, PROJECT, **options))
+        matches = [match for match in api.lint_all(body) if match.rule.id[0] != "I"]
+        assert [str(match) for match in matches] == []  # as the command: no informational ones
 
 
 def test_the_end_of_each_job_of_the_project_is_mailed(full):
@@ -273,7 +180,12 @@ def test_the_bucket_rejects_requests_without_tls(full):
     place = "arn:aws:s3:::words-bucket/words-20260101-000000/x"
     for secure, decision in (("true", ALLOWED), ("false", EXPLICIT)):
         context = {"aws:SecureTransport": [secure]}
-        verdict = evaluate([own(full)["role"], {"Statement": tls}], "s3:GetObject", place, context)
+        verdict = evaluate(
+            [template.policy(facts(full), "role"), {"Statement": tls}],
+            "s3:GetObject",
+            place,
+            context,
+        )
         assert verdict.decision == decision
 
 
@@ -381,8 +293,6 @@ def test_the_command_prints_the_file_and_policies(aws, full, monkeypatch, capsys
     assert set(printed["Resources"]) == {"TrainingRole"}
     assert printed["Outputs"]["Bucket"]["Value"] == "words-bucket"
     assert main(["account", "--github", "words"]) == 1
-    with pytest.raises(UserError):
-        template.cloudformation(full, PROJECT, github="a@1/b@2/c@3")
 
 
 @pytest.mark.parametrize(

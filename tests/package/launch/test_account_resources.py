@@ -4,15 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import boto3
-import botocore.client
 import botocore.session
 import pytest
-from moto_account import ACCOUNT, REGION, record, refusal, simulated
-from small_job import PROJECT
+from moto_account import ACCOUNT, REGION, findings, record, refusal
 
-from smlightning.launch import account, images, request
+from smlightning.launch import images
 from smlightning.launch.account import named
-from smlightning.launch.findings import Finding
 from smlightning.launch.job import Channel, Job
 
 pytest_plugins = "moto_account"
@@ -24,10 +21,6 @@ LUSTRE = {
     "directory_path": "/fsx/data",
 }
 Change = Callable[[boto3.Session, Job], Job]
-
-
-def findings(job: Job) -> list[Finding]:
-    return list(account.check(job, request.dry_run(job, PROJECT)))
 
 
 def put(aws: boto3.Session, name: str, **more: Any) -> None:
@@ -152,48 +145,6 @@ def test_the_states_of_a_resource_are_those_of_awss_model(kind: named.Kind):
         assert {*kind.unusable} < {*states(kind)}
 
 
-APP = SERVER.replace("tracking-server/team", "app/app-1")
-
-
-@pytest.mark.parametrize(
-    ("operation", "answer", "job_of", "levels"),
-    [
-        (
-            "DescribeMlflowTrackingServer",
-            lambda state: {"TrackingServerStatus": state},
-            lambda job: job.replace(mlflow=SERVER),
-            {"Started": "", "Created": "", "Stopped": "error", "Starting": ""},
-        ),
-        (
-            "DescribeMlflowApp",
-            lambda state: {"Status": state},
-            lambda job: job.replace(mlflow=APP),
-            {"Created": "", "Deleting": "error", "Creating": ""},
-        ),
-        (
-            "DescribeFileSystems",
-            lambda state: {"FileSystems": [{"Lifecycle": state}]},
-            lambda job: of_training(job, LUSTRE),
-            {"AVAILABLE": "", "CREATING": "", "DELETING": "error"},
-        ),
-    ],
-)
-def test_a_resource_in_an_unusable_state_is_an_error(
-    aws,
-    good,
-    monkeypatch,
-    operation: str,
-    answer: Callable[[str], dict[str, Any]],
-    job_of: Callable[[Job], Job],
-    levels: dict[str, str],
-):
-    """Such as a stopped server; a state that passes by itself is none."""
-    for state, level in levels.items():
-        record(monkeypatch, SimulatePrincipalPolicy=simulated(), **{operation: answer(state)})
-        found = [each for each in findings(job_of(good)) if state in each.problem]
-        assert [each.level for each in found] == [level] * bool(level), state
-
-
 def test_a_secret_that_is_to_be_deleted_is_an_error(aws, good):
     store = aws.client("secretsmanager")
     store.create_secret(Name="team/wandb", SecretString="x")
@@ -212,28 +163,5 @@ def test_a_path_in_fsx_begins_with_the_mount_name(aws, good, monkeypatch):
     for mount, levels in (("fsx", []), ("abcdefgh", ["error"])):
         system = {"Lifecycle": "AVAILABLE", "LustreConfiguration": {"MountName": mount}}
         described = {"FileSystems": [system]}
-        record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeFileSystems=described)
+        record(monkeypatch, DescribeFileSystems=described)
         assert [each.level for each in findings(job)] == levels
-
-
-def test_aws_gets_no_call_twice(aws, good, vpc, monkeypatch):
-    """The checks run at once, and share answers and errors."""
-    put(aws, "data/a.csv")
-    job = of_training(good.replace(network=vpc.network), "s3://language-id/data/")
-    job = alias(aws, job)
-    job = job.replace(channels={**job.channels, "files": LUSTRE})
-    elsewhere = {"Lifecycle": "AVAILABLE", "VpcId": "vpc-0123456789abcdef0"}
-    described = {"FileSystems": [elsewhere]}
-    record(monkeypatch, SimulatePrincipalPolicy=simulated(), DescribeFileSystems=described)
-    asked: list[str] = []
-    call = botocore.client.BaseClient._make_api_call
-
-    def counting(client: Any, operation: str, arguments: dict[str, Any]) -> Any:
-        asked.append(f"{operation} {arguments}")
-        return call(client, operation, arguments)
-
-    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", counting)
-    findings(job)
-    assert {each for each in asked if asked.count(each) > 1} == set()
-    for name in ("DescribeKey", "ListObjectsV2", "DescribeSubnets", "DescribeRouteTables"):
-        assert any(each.startswith(name) for each in asked)

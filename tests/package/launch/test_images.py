@@ -23,15 +23,11 @@ WRITTEN = date(2026, 11, 24)  # the day of the table of images
     ("instance", "count", "launcher"),
     [
         ("ml.p4d.24xlarge", 2, "torch_distributed"),
-        ("ml.p4de.24xlarge", 1, "torch_distributed"),
-        ("ml.p5.48xlarge", 1, "torch_distributed"),
         ("ml.g5.12xlarge", 1, "torch_distributed"),
-        ("ml.g5.xlarge", 2, "torch_distributed"),
         ("ml.g5.xlarge", 1, "none"),
         ("ml.m5.xlarge", 1, "none"),
         ("ml.m5.xlarge", 2, "torch_distributed"),
         ("ml.g9.48xlarge", 1, "torch_distributed"),  # unknown GPUs: torchrun uses what it finds
-        ("ml.gr6.4xlarge", 1, "none"),
     ],
 )
 def test_auto_follows_the_instance(instance: str, count: int, launcher: str) -> None:
@@ -58,6 +54,19 @@ def test_a_profile_is_what_its_tag_says(profile: images.Profile) -> None:
     assert (described.python, described.cuda) == (profile.python, profile.cuda)
     assert described.launchers == profile.launchers
     assert described.toolkit == profile.toolkit and profile.toolkit and profile.pytorch_toolkit
+
+
+@pytest.mark.parametrize(
+    ("tag", "torch"),
+    [
+        ("pytorch-training:2.7.0-gpu-py312-cu128-ubuntu22.04-sagemaker", "2.7.0"),
+        ("pytorch:2.12-cu130-amzn2023-sagemaker", "2.12.1"),  # the release's patch version
+        ("pytorch:2.99-cpu-amzn2023-sagemaker", "2.99.0"),
+    ],
+)
+def test_the_torch_of_an_image_follows_from_its_tag(tag: str, torch: str) -> None:
+    profile = images.profile(GOOD.replace(image=f"{AWS_REGISTRY}/{tag}"))
+    assert profile and profile.torch == torch
 
 
 @pytest.mark.parametrize("profile", images.PROFILES.values(), ids=images.PROFILES)
@@ -127,17 +136,13 @@ def test_an_image_from_a_mirror_is_aws_image() -> None:
 @pytest.mark.parametrize(
     ("image", "registry"),
     [
-        (f"{AWS_REGISTRY}/{images.CURRENT.gpu}", AWS_REGISTRY),
         (f"{AWS_REGISTRY}/pytorch-training:2.8.0-gpu-py312", AWS_REGISTRY),
-        (f"{MIRROR}/{images.CURRENT.gpu}", MIRROR),
         (f"{MIRROR}/{images.SMDDP.gpu}@sha256:{'0' * 64}", MIRROR),
         (f"public.ecr.aws/deep-learning-containers/{images.CURRENT.gpu}", AWS_REGISTRY),
         (f"{MIRROR}/{images.MPIRUN.gpu}-v1.3", MIRROR),
         (f"{MIRROR}/{images.MPIRUN.gpu}-2026-01-21-20-04-11", MIRROR),
         (f"{MIRROR}/{images.CURRENT.cpu}-v1.2", MIRROR),
         (f"{MIRROR}/mine:1", ""),
-        (f"{MIRROR}/pytorch:mine", ""),
-        (f"{MIRROR}/pytorch-training:2.6.0-gpu-mine", ""),
         (f"{MIRROR}/pytorch-training:2.6.0-cpu", ""),
         (f"{MIRROR}/{images.SMDDP.gpu}-mine", ""),
         (f"{AWS_REGISTRY}/huggingface-pytorch-training:2.8.0-gpu-py312", ""),

@@ -10,7 +10,7 @@ from typing import Any
 
 import botocore.session
 import pytest
-from small_job import PROJECT
+from small_job import PROJECT, document, set_at
 from test_corpora import BASE
 
 from smlightning.__main__ import main
@@ -95,28 +95,6 @@ def places() -> list[tuple[str, ...]]:
     ]
 
 
-def set_at(table: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    for name in path[:-1]:
-        if not isinstance(table.get(name), dict):
-            table[name] = {}
-        table = table[name]
-    table[path[-1]] = value
-
-
-def toml(value: Any) -> str:
-    """A value in TOML; a table in one line."""
-    if isinstance(value, dict):
-        entries = (
-            f"{json.dumps(name, ensure_ascii=False)} = {toml(v)}" for name, v in value.items()
-        )
-        return f"{{ {', '.join(entries)} }}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(toml, value))}]"
-    if isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False)
-    return value.isoformat() if hasattr(value, "isoformat") else repr(value)
-
-
 def odd_job(seed: int) -> dict[str, Any]:
     """The project's own job with one to three odd values."""
     chance = random.Random(seed)
@@ -139,15 +117,14 @@ COMMANDS = (
 def statuses(seed: int, folder: Path) -> list[int]:
     """The exit status of each command for an odd job."""
     file = folder / "job.toml"
-    lines = [f"{json.dumps(key)} = {toml(value)}\n" for key, value in odd_job(seed).items()]
-    file.write_text("".join(lines), encoding="utf-8")
+    file.write_text(document(odd_job(seed)), encoding="utf-8")
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         return [main([*command, "--job", str(file)]) for command in COMMANDS]
 
 
 @pytest.mark.parametrize(
     "first",
-    [0, 20, 40, *(pytest.param(n, marks=pytest.mark.long) for n in range(60, 5000, 20))],
+    [0, 20, *(pytest.param(n, marks=pytest.mark.long) for n in range(40, 5000, 20))],
 )
 def test_no_value_of_job_toml_gives_a_stack_trace(first, tmp_path):
     for seed in range(first, first + 20):

@@ -57,30 +57,13 @@ TAGS = {
         "Condition": {"ForAllValues:StringEquals": {"aws:TagKeys": ["environment", "CostCenter"]}},
     }
 }
-# sagemaker/latest/dg/security_iam_id-based-policy-examples.html: training jobs in a VPC alone
-VPC = {
-    "Statement": {
-        "Effect": "Deny",
-        "Action": "sagemaker:CreateTrainingJob",
-        "Resource": "*",
-        "Condition": {"Null": {"sagemaker:VpcSubnets": "true"}},
-    }
-}
+# sagemaker/latest/dg/security_iam_id-based-policy-examples.html
 TYPES = {
     "Statement": {
         "Effect": "Allow",
         "Action": "sagemaker:CreateTrainingJob",
         "Resource": "*",
         "Condition": {"ForAllValues:StringLike": {"sagemaker:InstanceTypes": ["ml.c5.*"]}},
-    }
-}
-# reference_policies_elements_condition_operators.html, IfExists
-EXISTS = {
-    "Statement": {
-        "Effect": "Allow",
-        "Action": "ec2:RunInstances",
-        "Resource": "*",
-        "Condition": {"StringLikeIfExists": {"ec2:InstanceType": ["t1.*", "t2.*"]}},
     }
 }
 JOB = "sagemaker:CreateTrainingJob"
@@ -132,13 +115,8 @@ ANY = "arn:aws:sagemaker:us-east-1:1:training-job/x"
         ([TAGS], "ec2:CreateTags", "*", {"aws:TagKeys": ["environment"]}, ALLOWED),
         ([TAGS], "ec2:CreateTags", "*", {"aws:TagKeys": ["environment", "x"]}, IMPLICIT),
         ([TAGS], "ec2:CreateTags", "*", {}, ALLOWED),  # ForAllValues holds of no value
-        ([EVERYTHING, VPC], JOB, ANY, {}, EXPLICIT),
-        ([EVERYTHING, VPC], JOB, ANY, {"sagemaker:VpcSubnets": ["subnet-1"]}, ALLOWED),
         ([TYPES], JOB, ANY, {"sagemaker:InstanceTypes": ["ml.c5.xlarge"]}, ALLOWED),
         ([TYPES], JOB, ANY, {"sagemaker:InstanceTypes": ["ml.c5.x", "ml.p4d.x"]}, IMPLICIT),
-        ([EXISTS], "ec2:RunInstances", "*", {"ec2:InstanceType": ["t2.micro"]}, ALLOWED),
-        ([EXISTS], "ec2:RunInstances", "*", {"ec2:InstanceType": ["m5.large"]}, IMPLICIT),
-        ([EXISTS], "ec2:RunInstances", "*", {}, ALLOWED),
     ],
 )
 def test_aws_examples(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from moto_account import ACCOUNT, REGION, record
-from policies import ALLOWED, evaluate, iam_of, simulation
+from policies import ALLOWED, evaluate, iam_of, simulation, without
 from small_job import PROJECT
 from test_corpora import BASE, RIGHT
 from test_corpora import table as table_of
@@ -148,18 +148,15 @@ def label(line: int) -> str:
     return f"{table.TABLE[line].who}.{table.TABLE[line].action}.{line}"
 
 
-QUEUES = ["team", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/team"]
-
-
-@pytest.mark.parametrize("queue", QUEUES)
+@pytest.mark.parametrize("queue", ["", "team", f"arn:aws:batch:{REGION}:{ACCOUNT}:job-queue/team"])
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_in_a_queue_has_every_permission_with_its_policies(name, queue):
-    """Those that are made for the queue, which allow a job without it, too."""
-    allowed = replace(patterns(JOBS[name]), queue=queue)
+def test_a_job_has_every_permission_with_its_policies(name, queue):
+    """Policies that are made for a queue also allow a job without it."""
+    allowed, wanted = replace(patterns(JOBS[name]), queue=queue), sent(JOBS[name])
     for who in WHO:
         policy = template.policy(allowed, who)
-        assert missing(replace(sent(JOBS[name]), queue="team"), who, policy) == []
-        assert missing(sent(JOBS[name]), who, policy) == []
+        assert missing(wanted, who, policy) == []
+        assert missing(replace(wanted, queue=queue and "team"), who, policy) == []
 
 
 def test_a_queue_allows_no_more_than_its_training_jobs():
@@ -193,13 +190,6 @@ def test_a_queue_allows_no_more_than_its_training_jobs():
 def test_the_pattern_of_a_queue_has_what_surely_fits_of_a_long_name():
     long = patterns(job(name="a-name-of-more-than-sixteen"))
     assert replace(long, queue="team").training_job == "AWSBatcha-name-of-more-than-six*"
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_a_job_has_every_permission_with_its_policies(name):
-    policies = own(JOBS[name])
-    for who in WHO:
-        assert missing(sent(JOBS[name]), who, policies[who]) == []
 
 
 def test_policies_have_iams_grammar(aws):
@@ -240,6 +230,32 @@ def test_a_job_lacks_the_action_of_a_line_that_is_removed(line, monkeypatch):
         assert action in found[0].problem and found[0].cure
         return
     pytest.fail("no job needs it")
+
+
+CONDITIONS: list[tuple[dict[str, Any], str]] = [
+    ({"StringEquals": {"sagemaker:VpcSubnets": ["subnet-0123456789abcdef0"]}}, ""),
+    ({"ForAllValues:StringLike": {"sagemaker:InstanceTypes": ["ml.m5.*"]}}, ""),
+    ({"StringEquals": {"aws:RequestTag/project": "words"}}, ""),
+    ({"NumericLessThanEquals": {"sagemaker:MaxRuntimeInSeconds": "86400"}}, ""),
+    ({"Bool": {"sagemaker:NetworkIsolation": "false"}}, ""),
+    ({"ArnLike": {"sagemaker:OutputKmsKey": f"*{KEY}"}}, ""),
+    ({"ForAllValues:StringLike": {"sagemaker:InstanceTypes": ["ml.p4d.*"]}}, "error"),
+    ({"StringEquals": {"aws:RequestTag/project": "another"}}, "error"),
+    ({"StringEquals": {"aws:PrincipalTag/team": "vision"}}, "warning"),
+    ({"StringEquals": {"aws:SourceVpce": "vpce-1"}}, "warning"),
+]
+
+
+@pytest.mark.parametrize(("condition", "level"), CONDITIONS, ids=str)
+def test_conditions_of_policies_see_the_values_of_the_request(condition, level):
+    """Values in the request decide; a condition on a value that only AWS knows is a warning."""
+    wanted = JOBS["full"]
+    creating = {"Effect": "Allow", "Action": ["sagemaker:CreateTrainingJob"], "Resource": ["*"]}
+    policy = without(own(wanted)["caller"], "sagemaker:CreateTrainingJob")
+    policy["Statement"].append({**creating, "Condition": condition})
+    found = missing(sent(wanted), "caller", policy)
+    assert [each.level for each in found] == ([level] if level else [])
+    assert all(each.key == "caller.sagemaker:CreateTrainingJob" for each in found)
 
 
 S3 = "arn:aws:s3:::"

@@ -4,6 +4,7 @@ machine's. Every index here is a folder of the test's own.
 
 import hashlib
 import http.server
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -101,8 +102,6 @@ def test_preflight_finds_the_requirement_behind_which_another_torch_hides(
     assert (
         "torch 99.0, which hungry requires, would replace the image's torch 2.13.0" in found.problem
     )
-    [found] = judged(project, "absent", PIP_INDEX_URL=simple)
-    assert found.level == "error" and "absent" in found.problem
 
 
 @pytest.mark.parametrize("place", ["file", "variables"])
@@ -134,7 +133,7 @@ def test_settings_of_this_machines_pip_do_not_change_what_is_found(
     [hungry] = judged(project, "modest\nhungry", PIP_INDEX_URL=simple)
     assert "torch 99.0, which hungry requires" in hungry.problem
     [absent] = judged(project, "absent", PIP_INDEX_URL=simple)
-    assert absent.level == "error"
+    assert absent.level == "error" and "absent" in absent.problem
 
 
 def test_the_index_is_the_jobs_and_else_the_one_that_this_machine_reaches(
@@ -150,12 +149,10 @@ def test_the_index_is_the_jobs_and_else_the_one_that_this_machine_reaches(
     assert levels(judged(project, "mirrored")) == ["skipped"]
 
 
-def test_the_jobs_constraints_and_links_count(project: Project, simple: str, files: Path) -> None:
+def test_the_jobs_constraints_count(project: Project, simple: str) -> None:
     (project.src / "constraints.txt").write_text("modest<1\n")
     constrained = judged(project, "modest", PIP_INDEX_URL=simple, PIP_CONSTRAINT="constraints.txt")
     assert levels(constrained) == ["error"]
-    links = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(files)}
-    assert not judged(project, "modest", offline=True, **links)
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -179,9 +176,6 @@ def address() -> Iterator[str]:
 
 def test_an_index_that_is_not_reached_from_here_is_no_error(project: Project, address: str) -> None:
     assert levels(judged(project, "mine", PIP_INDEX_URL=f"{address}/404/simple")) == ["error"]
-    for status in (401, 403):
-        found = judged(project, "mine", PIP_INDEX_URL=f"{address}/{status}/simple")
-        assert levels(found) == ["skipped"], status
     in_the_file = judged(project, f"--index-url {address}/403/simple\nmine")
     assert levels(in_the_file) == ["skipped"]
     closed = judged(project, "mine", PIP_INDEX_URL="http://127.0.0.1:9/simple")
@@ -214,35 +208,26 @@ def test_markers_of_a_line_are_those_of_the_image(
     assert bool(list(requirements.replacing(JOB, project))) is replaces
 
 
-@pytest.mark.parametrize(
-    "image", {profile.python: name for name, profile in PROFILES.items()}.values()
-)
 def test_markers_of_what_a_package_requires_are_those_of_the_image(
-    image: str, project: Project, files: Path
+    project: Project, files: Path
 ) -> None:
-    pythons = {profile.python for profile in PROFILES.values()}
-    conditions = [f'python_version == "{python}"' for python in sorted(pythons)]
-    conditions += ['sys_platform == "darwin"', 'platform_machine == "x86_64"', 'os_name == "nt"']
-    required = []
-    for number, condition in enumerate(conditions):
-        wheel(files, f"part{number}", "1.0")
-        required.append(f"part{number} ; {condition}")
-    wheel(files, "whole", "1.0", *required)
+    here = ".".join(map(str, sys.version_info[:2]))
+    profile = next(each for each in PROFILES.values() if each.python != here)
+    conditions = {
+        "there": f'python_version == "{profile.python}"',
+        "here": f'python_version == "{here}"',
+        "linux": 'platform_machine == "x86_64"',
+        "mac": 'sys_platform == "darwin"',
+        "windows": 'os_name == "nt"',
+    }
+    for name in conditions:
+        wheel(files, name, "1.0")
+    wheel(files, "whole", "1.0", *(f"{name} ; {text}" for name, text in conditions.items()))
     project.requirements.write_text("whole\n")
     environment = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(files)}
-    profile = PROFILES[image]
-    found = requirements.resolve(JOB.replace(environment=environment), project, profile)
+    found = requirements.resolve(JOB.replace(environment=environment), project, profile, {})
     installed = {item["metadata"]["name"] for item in found.installs}
-    python = conditions.index(f'python_version == "{profile.python}"')
-    machine = conditions.index('platform_machine == "x86_64"')
-    assert installed == {"whole", f"part{python}", f"part{machine}"}
-
-
-def test_paths_are_those_of_src_where_the_toolkit_runs_pip(project: Project, simple: str) -> None:
-    wheel(project.src / "wheels", "mine", "1.0", "torch>=2")
-    assert not judged(project, "./wheels/mine-1.0-py3-none-any.whl", PIP_INDEX_URL=simple)
-    from_the_root = "./src/wheels/mine-1.0-py3-none-any.whl"
-    assert levels(judged(project, from_the_root, PIP_INDEX_URL=simple)) == ["error"]
+    assert installed == {"whole", "there", "linux"}
 
 
 def test_wheels_in_src_are_judged_without_any_index(project: Project) -> None:
@@ -336,21 +321,36 @@ def hashed(path: Path, line: str = "") -> str:
     return f"{line or '=='.join(path.name.split('-')[:2])} --hash=sha256:{digest}"
 
 
-@pytest.mark.parametrize("option", ["", "--require-hashes\n"])
 def test_a_package_without_its_hash_is_found_before_pip_in_the_container_rejects_it(
-    option: str, project: Project, files: Path, simple: str
+    project: Project, files: Path, simple: str
 ) -> None:
     part = wheel(files, "part", "1.0")
     whole = wheel(files, "whole", "1.0", "part", "torch>=2")
     index(files.parent / "simple", part, whole)
     settings = {"PIP_INDEX_URL": simple}
-    assert not judged(project, f"{option}{hashed(whole)}\n{hashed(part)}", **settings)
-    [found] = judged(project, option + hashed(whole), **settings)
+    assert not judged(project, f"--require-hashes\n{hashed(whole)}\n{hashed(part)}", **settings)
+    [found] = judged(project, hashed(whole), **settings)
     assert found.level == "error" and "part 1.0" in found.problem
     wrong = hashed(part, "whole==1.0") + "\n" + hashed(part)
-    [found] = judged(project, option + wrong, **settings)
+    [found] = judged(project, wrong, **settings)
     assert found.level == "error" and "whole 1.0" in found.problem
     assert not judged(project, "whole\npart", **settings)
+
+
+def test_hashes_do_not_make_pip_download_packages(
+    project: Project, files: Path, tmp_path: Path
+) -> None:
+    """The index has the metadata of a wheel that is no archive."""
+    broken = archive(files, "whole", "1.0").rename(files / "whole-1.0-py3-none-any.whl")
+    metadata = "Metadata-Version: 2.1\nName: whole\nVersion: 1.0\n"
+    (files / f"{broken.name}.metadata").write_text(metadata)
+    page = tmp_path / "simple" / "whole" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.write_text(f'<a href="{broken.as_uri()}" data-core-metadata="true">{broken.name}</a>')
+    project.requirements.write_text(f"whole==1.0 --hash={SOME}\n")
+    job = JOB.replace(environment={"PIP_INDEX_URL": (tmp_path / "simple").as_uri()})
+    found = requirements.resolve(job, project, PROFILES["current"], {})
+    assert [item["metadata"]["name"] for item in found.installs] == ["whole"]
 
 
 def test_wheels_of_src_and_source_archives_may_have_hashes(
@@ -359,6 +359,9 @@ def test_wheels_of_src_and_source_archives_may_have_hashes(
     path = wheel(project.src / "wheels", "mine", "1.0")
     line = "./wheels/mine-1.0-py3-none-any.whl"
     assert not judged(project, hashed(path, line), PIP_INDEX_URL=simple)
+    # The toolkit runs pip in src/.
+    from_the_root = judged(project, "./src/wheels/mine-1.0-py3-none-any.whl", PIP_INDEX_URL=simple)
+    assert levels(from_the_root) == ["error"]
     source = archive(files, "oldfashioned", "4.9.3")
     index(tmp_path / "simple", source)
     [found] = judged(project, hashed(source, "oldfashioned==4.9.3"), PIP_INDEX_URL=simple)

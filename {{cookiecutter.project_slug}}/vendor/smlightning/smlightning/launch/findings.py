@@ -108,15 +108,25 @@ def raise_if_errors(findings: Iterable[Finding]) -> None:
         raise UserError("a check found errors", "correct them, and run its cells again")
 
 
-def cure_for_unknown_name(value: str, known: Iterable[str]) -> str:
-    """The cure for a name that does not exist: the most similar one, or the first that do exist.
+def cure_for_unknown_name(
+    value: str, known: Iterable[str], *, likeness: float = 0.5, page: str = ""
+) -> str:
+    """The cure for a name that does not exist: the most similar one, or where to look.
 
     A name may differ from an existing one in case only.
+
+    Args:
+        value: the name.
+        known: names that exist.
+        likeness: a similar name has this ratio of difflib's or more.
+        page: the address of a list of all names; empty: the first names are listed.
     """
     names = {name.lower(): name for name in known}
-    similar = difflib.get_close_matches(value[:200].lower(), names, n=1, cutoff=0.5)
+    similar = difflib.get_close_matches(value[:200].lower(), names, n=1, cutoff=likeness)
     if similar:
         return f"did you mean {names[similar[0]]}?"
+    if page:
+        return f"choose one of {page}"
     if not names:
         return "remove it: there are none of this kind"
     listed = ", ".join(list(names.values())[:LISTED_NAMES])

@@ -55,7 +55,6 @@ class Defect:
         name: under which others find it.
         does: what happens, as the end of a sentence about the image.
         so: what follows from it for a job.
-        source: URL of the evidence.
         before: the first torch without it.
         since: the first torch with it.
         rebuilt: from this day on the same tags hold an image without it; None: they never will.
@@ -65,7 +64,6 @@ class Defect:
     name: str
     does: str
     so: str
-    source: str
     before: Version
     since: Version = (0, 0)
     rebuilt: date | None = None
@@ -76,27 +74,27 @@ _TRUST_NO_FILE = (
     "load only your own checkpoints and models in it, and let only your team write to checkpoint_s3"
 )
 DEFECTS = (
+    # https://github.com/pytorch/pytorch/security/advisories/GHSA-53q9-r3pm-6pq6
     Defect(
         name="CVE-2025-32434",
         does="lets a malicious file execute code in torch.load, even with weights_only=True",
         so=_TRUST_NO_FILE,
-        source="https://github.com/pytorch/pytorch/security/advisories/GHSA-53q9-r3pm-6pq6",
         before=(2, 6),
         security=True,
     ),
+    # https://github.com/pytorch/pytorch/security/advisories/GHSA-63cw-57p8-fm3p
     Defect(
         name="CVE-2026-24747",
         does="lets a malicious file corrupt memory in torch.load",
         so=_TRUST_NO_FILE,
-        source="https://github.com/pytorch/pytorch/security/advisories/GHSA-63cw-57p8-fm3p",
         before=(2, 10),
         security=True,
     ),
+    # https://github.com/aws/deep-learning-containers/pull/6668
     Defect(
         name="aws-ofi-nccl 1.18.0",
         does="hangs in large broadcasts between hosts over EFA",
         so="use the tag without a digest or a build's number",
-        source="https://github.com/aws/deep-learning-containers/pull/6668",
         since=(2, 11),
         before=(2, 13),
         rebuilt=date(2026, 8, 27),
@@ -113,31 +111,28 @@ class Limit:
         named: those of them that a job sets, in a sentence about it.
         why: what torch lacks, as the end of a sentence about it.
         before: the first torch that runs them.
-        source: who says so.
     """
 
     options: Mapping[str, Any]
     named: tuple[str, ...]
     why: str
     before: Version
-    source: str
 
 
 LIMITS = (
+    # https://github.com/pytorch/pytorch/blob/v2.5.1/torch/distributed/fsdp/__init__.py
     Limit(
         options={"strategy": "fsdp"},
         named=("strategy",),
         why="has no torch.distributed.fsdp.FSDPModule",
         before=SHARDING_NEEDS,
-        source="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/distributed/fsdp/__init__.py",
     ),
+    # https://github.com/pytorch/pytorch/blob/v2.5.1/torch/_dynamo/backends/distributed.py
     Limit(
         options={"strategy": "ddp", "compile": True, "gradient_checkpointing": True},
         named=("compile", "gradient_checkpointing"),
         why="cannot compile a DDP model with checkpointed blocks (DDPOptimizer)",
         before=(2, 6),
-        source="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/_dynamo/backends/"
-        "distributed.py",
     ),
 )
 
@@ -431,7 +426,7 @@ class AwsImage:
             gpu=f"{self.repository}:{self.tag}",
             cpu="" if cuda else f"{self.repository}:{self.tag}",
             python=f"3.{python[1]}" if python else "3.12",  # from 2.11 on, whose tags have none
-            torch=_full_version(self.tag),
+            torch=_full_version(self.tag, release),
             cuda=(int(cuda[1]), int(cuda[2])) if cuda else None,
             launchers=_launchers(self.repository, self.torch, bool(cuda)),
             patched_until=release.patched_until if release else None,
@@ -441,10 +436,12 @@ class AwsImage:
         )
 
 
-def _full_version(tag: str) -> str:
-    """2.8.0 of 2.8.0-gpu-…, and of 2.8-gpu-…, as far as the tag says it."""
+def _full_version(tag: str, release: Release | None) -> str:
+    """2.8.0 of 2.8.0-gpu-…; of 2.12-cu130-… the release's 2.12.1, of an unknown one 2.99.0."""
     version = str(VERSION.match(tag)[0])  # type: ignore[index]
-    return version if version.count(".") == 2 else f"{version}.0"
+    if version.count(".") == 2:
+        return version
+    return release.torch if release else f"{version}.0"
 
 
 def _launchers(repository: str, torch: Version, for_gpus: bool) -> tuple[str, ...]:

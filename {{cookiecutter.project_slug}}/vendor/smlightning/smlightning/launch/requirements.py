@@ -4,6 +4,7 @@ Before a job is sent, pip's own resolver computes what it would install.
 """
 
 import ast
+import functools
 import json
 import os
 import re
@@ -153,6 +154,7 @@ def _lines(path: Path, read: set[Path]) -> Iterator[str]:
             yield line
 
 
+@functools.cache
 def requirement_of(line: str) -> Requirement | None:
     """The package that a line names, a wheel by its path too; None for options and other paths."""
     text = re.split(r"\s--", line)[0].strip()  # without hashes
@@ -301,11 +303,12 @@ def resolved(job: Job, project: Project, *, offline: bool = False) -> Iterator[F
         problem = "not resolved: the image's versions are not known"
         yield skipped(key, problem, "check that it does not replace torch")
         return
-    if reason := unresolvable(job, project, offline):
+    way = {} if offline else route()
+    if reason := unresolvable(job, project, offline, way):
         yield skipped(key, *reason)
         return
     try:
-        resolution = resolve(job, project, profile)
+        resolution = resolve(job, project, profile, way)
     except Unresolved as failure:
         yield unresolved(key, profile, failure)
         return
@@ -353,12 +356,21 @@ def unhashed(allowed: dict[str, set[str]], resolution: Resolution, key: str) -> 
             return
 
 
-def unresolvable(job: Job, project: Project, offline: bool) -> tuple[str, str] | None:
-    """Problem and cure if pip cannot resolve on this machine as in the container."""
+def unresolvable(
+    job: Job, project: Project, offline: bool, way: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """Problem and cure if pip cannot resolve on this machine as in the container.
+
+    Args:
+        job: of job.toml.
+        project: whose requirements.txt is resolved.
+        offline: connect to no index.
+        way: this machine's `route`.
+    """
     asks = asks_an_index(job, project)
     if offline and asks:
         return "not resolved: pip would ask a package index", "run preflight without --offline"
-    if asks and "PIP_NO_INDEX" in route():
+    if asks and "PIP_NO_INDEX" in way:
         problem = "not resolved: the configuration of this machine's pip forbids package indexes"
         return problem, "run preflight where pip may ask the job's index"
     if not find_spec("pip"):
@@ -411,13 +423,19 @@ def unresolved(key: str, profile: Profile, failure: Unresolved) -> Finding:
     return error(key, problem, "change the pins")
 
 
-def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
+def resolve(job: Job, project: Project, profile: Profile, way: Mapping[str, str]) -> Resolution:
     """The packages that pip would install into the image. Only metadata is downloaded.
 
     pip runs in an environment with the packages that are known to be in the image, and resolves for
     the image's Python, Linux and the job's variables, in src/ as the training toolkit does. An
     empty wheel replaces a package that exists only as a source archive, which is code; what such a
     package requires stays unknown. An older version with a wheel comes before a newer one without.
+
+    Args:
+        job: of job.toml.
+        project: whose requirements.txt is resolved.
+        profile: the image's.
+        way: this machine's `route`.
 
     Raises:
         Unresolved: there is no solution, or no package index.
@@ -443,7 +461,7 @@ def resolve(job: Job, project: Project, profile: Profile) -> Resolution:
                 encoding="utf-8",
                 errors="replace",
                 cwd=project.src,
-                env=variables(job.environment, route()),
+                env=variables(job.environment, way),
                 check=False,
             )
             if ended.returncode == 0:
@@ -531,13 +549,13 @@ def source_archives(errors: str, log: str) -> dict[str, str]:
     return found
 
 
-def write_wheel(folder: Path, name: str, version: str, metadata: str = "") -> Path:
-    """A wheel without modules. Without metadata it requires nothing."""
+def write_wheel(folder: Path, name: str, version: str) -> Path:
+    """A wheel without modules that requires nothing."""
     stem = f"{name.replace('-', '_')}-{version}"
     files = {
-        "METADATA": metadata or f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "RECORD": "",
+        "RECORD": "",  # without it pip cannot tell how to replace an installed package
     }
     path = folder / f"{stem}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
@@ -551,10 +569,7 @@ def empty_environment(folder: Path, profile: Profile) -> Path:
     venv.create(folder, with_pip=False, symlinks=sys.platform != "win32")
     site = next(folder.glob("lib/python*/site-packages"), folder / "Lib/site-packages")
     for name, version in profile.packages.items():
-        package = site / f"{name.replace('-', '_')}-{version}.dist-info"
-        package.mkdir(parents=True)
-        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        (package / "METADATA").write_text(metadata)
-        (package / "RECORD").touch()  # else pip cannot tell how to replace it
+        with zipfile.ZipFile(write_wheel(folder, name, version)) as wheel:
+            wheel.extractall(site)
     pythons = (folder / "bin/python", folder / "Scripts/python.exe")
     return next(path for path in pythons if path.exists())

@@ -1,8 +1,6 @@
 """The facts that every check of the account reads: a job, its request, and the caller."""
 
-import json
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from smlightning.launch import aws, request
@@ -14,7 +12,7 @@ OUTPUT = "request.OutputDataConfig.S3OutputPath"
 
 @dataclass(frozen=True)
 class Context:
-    """A job, its request, the caller, and AWS's answers so far."""
+    """A job, its request, and the caller."""
 
     job: Job
     request: dict[str, Any]
@@ -24,35 +22,15 @@ class Context:
     sender: str = ""  # name or ARN of the role that will send it; empty: the caller
     connections: tuple[Connection, ...] = ()  # what the job's processes connect to
     queue: str = ""  # of `submit --queue`, a name or an ARN
-    _answers: dict[str, Future[Any]] = field(default_factory=dict, init=False, repr=False)
 
-    def client(self, service: str) -> Any:
-        return aws.client(service, self.job.region)
-
-    def ask(self, service: str, operation: str, region: str = "", **parameters: Any) -> Any:
-        """AWS's answer or error, shared by the checks, which run at once.
-
-        Args:
-            service: of boto3.
-            operation: its method.
-            region: where it is called; empty: the job's.
-            parameters: of the operation.
-        """
-        question = json.dumps([service, operation, region, parameters], sort_keys=True)
-        mine: Future[Any] = Future()
-        answer = self._answers.setdefault(question, mine)
-        if answer is mine:  # the first call
-            try:
-                client = aws.client(service, region or self.job.region)
-                mine.set_result(getattr(client, operation)(**parameters))
-            except BaseException as failure:
-                mine.set_exception(failure)
-        return answer.result()
+    def client(self, service: str, region: str = "") -> Any:
+        """boto3's client of a service, in the job's region or another one."""
+        return aws.client(service, region or self.job.region)
 
     def objects(self, uri: str) -> list[dict[str, Any]]:
         """The first objects at an S3 address, without empty ones."""
         bucket, prefix = aws.s3_location(uri)
-        listed = self.ask("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix)
+        listed = self.client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix)
         return [item for item in listed.get("Contents", []) if item["Size"]]
 
     @property

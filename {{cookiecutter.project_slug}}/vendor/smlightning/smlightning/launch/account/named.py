@@ -117,7 +117,8 @@ def ask(
     from botocore.exceptions import ClientError
 
     try:
-        answer: dict[str, Any] = context.ask(kind.service, kind.operation, region, **parameters)
+        client = context.client(kind.service, region)
+        answer: dict[str, Any] = getattr(client, kind.operation)(**parameters)
     except ClientError as failure:
         if aws.denied(failure):
             problem = f"these credentials may not look up {what}"

@@ -23,10 +23,11 @@ def vpc(context: Context) -> Iterator[Finding]:
     network = context.request.get("VpcConfig")
     if not network:
         return
+    ec2 = context.client("ec2")
     try:
-        subnets = context.ask("ec2", "describe_subnets", SubnetIds=network["Subnets"])["Subnets"]
+        subnets = ec2.describe_subnets(SubnetIds=network["Subnets"])["Subnets"]
         names = network["SecurityGroupIds"]
-        groups = context.ask("ec2", "describe_security_groups", GroupIds=names)["SecurityGroups"]
+        groups = ec2.describe_security_groups(GroupIds=names)["SecurityGroups"]
     except ClientError as failure:
         if not aws.code(failure).endswith((".NotFound", ".Malformed")):
             raise
@@ -119,7 +120,7 @@ def way_out(context: Context, subnets: Entries) -> Iterator[Finding]:
     }
     if not closed:
         return
-    endpoints = context.ask("ec2", "describe_vpc_endpoints", **within(subnets))["VpcEndpoints"]
+    endpoints = context.client("ec2").describe_vpc_endpoints(**within(subnets))["VpcEndpoints"]
     vpc = Vpc(closed, endpoints)
     gateways = {endpoint["VpcEndpointId"] for endpoint in vpc.of_service("s3")}
     for subnet, ways in closed.items():
@@ -174,7 +175,7 @@ def routes(context: Context, subnets: Entries) -> dict[str, Entries]:
 
     A subnet without routes is in a VPC that another account shares, which AWS may not show.
     """
-    tables = context.ask("ec2", "describe_route_tables", **within(subnets))["RouteTables"]
+    tables = context.client("ec2").describe_route_tables(**within(subnets))["RouteTables"]
     uses = [(use, table) for table in tables for use in table["Associations"]]
     own = {use["SubnetId"]: table["Routes"] for use, table in uses if "SubnetId" in use}
     main = {table["VpcId"]: table["Routes"] for use, table in uses if use.get("Main")}

@@ -114,7 +114,7 @@ def key_arns(context: Context) -> dict[str, str]:
         if "alias/" not in key:
             continue
         try:
-            arns[key] = context.ask("kms", "describe_key", KeyId=key)["KeyMetadata"]["Arn"]
+            arns[key] = context.client("kms").describe_key(KeyId=key)["KeyMetadata"]["Arn"]
         except ClientError:
             continue
     return arns

@@ -1,6 +1,7 @@
 """Checks that a job's buckets exist in its region, and that addresses match only its data."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from smlightning.launch import aws
 from smlightning.launch.account.context import Context
@@ -24,12 +25,14 @@ def buckets(context: Context) -> Iterator[Finding]:
             if is_new and not (is_created and finding.problem.endswith("does not exist")):
                 yield finding
         elif is_data(key):
-            yield from data(context, key, uri)
+            if not (found := context.objects(uri)):
+                yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
+            yield from neighbours(found, key, uri)
         elif key == "checkpoint_s3" and context.job.checkpoint_s3 not in ("", "auto"):
-            if not context.objects(uri):
+            if not (found := context.objects(uri)):
                 problem = f"{uri} is empty, so training begins at step 0"
                 yield warning(key, problem, "to resume a run, correct the address")
-            yield from neighbours(context, key, uri)
+            yield from neighbours(found, key, uri)
 
 
 def is_data(key: str) -> bool:
@@ -61,19 +64,12 @@ def look_up(context: Context, key: str, name: str) -> Finding | None:
     return None
 
 
-def data(context: Context, key: str, uri: str) -> Iterator[Finding]:
-    """A channel has objects, and matches no other folder."""
-    if not context.objects(uri):
-        yield error(key, f"there is no data at {uri}", "upload it, or correct the address")
-    yield from neighbours(context, key, uri)
-
-
-def neighbours(context: Context, key: str, uri: str) -> Iterator[Finding]:
+def neighbours(found: list[dict[str, Any]], key: str, uri: str) -> Iterator[Finding]:
     """A warning if an address without a final slash also matches another folder's keys."""
     prefix = aws.s3_location(uri)[1]
     if not prefix or prefix.endswith("/"):
         return
-    names = [item["Key"] for item in context.objects(uri)]
+    names = [item["Key"] for item in found]
     inside = [name for name in names if name.startswith(f"{prefix}/")]
     others = [name for name in names if name != prefix and name not in inside]
     if inside and others:

@@ -101,7 +101,6 @@ class Permission:
 class Need:
     """A permission that one job needs: its action, and the ARNs that it is done on."""
 
-    who: str
     action: str
     resources: tuple[str, ...]
     condition: Condition  # to which a policy may narrow it
@@ -114,7 +113,7 @@ def needs(facts: Facts, who: str) -> list[Need]:
     for line in TABLE:
         arns = tuple(dict.fromkeys(resources[line.resources])) if line.who == who else ()
         if arns:
-            required.append(Need(who, line.action, arns, conditions.get(line.resources, ())))
+            required.append(Need(line.action, arns, conditions.get(line.resources, ())))
     return required
 
 

@@ -22,6 +22,8 @@ from smlightning.project import Project
 USUAL_INSTANCES = 20  # AWS's default quota for one job
 MOST_INSTANCES = 1000  # a larger number is a slip of the pen
 GROUPS_KEY = "request.ResourceConfig.InstanceGroups"
+REGIONS_PAGE = "https://docs.aws.amazon.com/general/latest/gr/sagemaker.html"
+REGION_LIKENESS = 0.75  # names of regions share their ends: mars-1 has 0.53 of sa-east-1
 WITHOUT_IMAGE = ("trn", "p6e-gb200")  # Trainium, and ARM: AWS's images here are for NVIDIA on x86
 
 
@@ -32,7 +34,9 @@ LOCAL_DISKS = re.compile(r"p3dn|p[456]|g[4-7]|gr|trn|\w\dd$")
 def region(job: Job, project: Project) -> Iterator[Finding]:
     """SageMaker has the region."""
     if job.region not in aws.regions():
-        cure = cure_for_unknown_name(job.region, aws.regions())
+        cure = cure_for_unknown_name(
+            job.region, aws.regions(), likeness=REGION_LIKENESS, page=REGIONS_PAGE
+        )
         yield error(
             "region",
             f'"{job.region}" is not a region of SageMaker',
