@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -45,6 +46,8 @@ def watch() -> None:
     facts["host"] = int(os.environ["REHEARSAL_HOST"])
     watch_files(os.environ["REHEARSAL_BASE"], facts["files"])
     register_optimizer_step_post_hook(after_step)
+    rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
+    rendezvous._create_c10d_store = at_torchruns_port(rendezvous._create_c10d_store)
     DataLoader.__iter__ = noted_batches(DataLoader.__iter__)  # type: ignore[method-assign]
     builtins.print = counted(builtins.print)
     atexit.register(at_exit)
@@ -91,6 +94,25 @@ def main_address() -> str:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return str(getattr(store, "host", ""))
+
+
+def at_torchruns_port(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function by which a process joins the others, which fails at once at a wrong port.
+
+    torchrun itself listens at the port that it gave. At another port a process waits for minutes.
+    """
+
+    @functools.wraps(original)
+    def join(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        given = psutil.Process().environ().get("MASTER_PORT", "")  # at the start of the process
+        by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        if by_torchrun and given and given != str(port):
+            raise RuntimeError(
+                f"the script joins the ranks at port {port}, but torchrun's store is at {given}"
+            )
+        return original(hostname, port, *args, **kwargs)
+
+    return join
 
 
 def carry_out_fault(step: int, rank: int) -> None:
