@@ -38,10 +38,6 @@ RUNS = {
             "smddp-contract": "new_group()",
         },
     ),
-    "collective-averages": (
-        "torch_distributed",
-        {"hosts-succeeded": "all-reduce over 2 ranks gave 1.5 to 1.5"},
-    ),
 }
 
 

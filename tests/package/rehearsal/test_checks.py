@@ -77,8 +77,9 @@ def test_good_evidence_passes_under_stable_names(tmp_path: Path) -> None:
     assert [check.verdict for check in verdicts] == [PASSED] * 14 + [SKIPPED] * 2, verdicts
     assert "--stop-host 2" in verdicts[-1].detail
     with_package = [replace(rank, package="/opt/ml/code/smlightning/__init__.py") for rank in GOOD]
-    verdicts = checks.judge(PLAN, succeeded(tmp_path / "package", with_package))
-    assert [check.name for check in verdicts] == NAMES[:-1]
+    restarted = replace(succeeded(tmp_path / "restarted"), restored=tmp_path)
+    for attempt in (succeeded(tmp_path / "package", with_package), restarted):
+        assert [check.name for check in checks.judge(PLAN, attempt)] == NAMES[:-1]
 
 
 @pytest.mark.parametrize("fault, check, changes", FAULTS, ids=[fault for fault, *_ in FAULTS])

@@ -30,14 +30,6 @@ def before(cut: set[str]) -> None:
             return dataclasses.replace(cluster, rank=cluster.world_size - 1 - cluster.rank)
 
         session.locate = swapped  # type: ignore[assignment]
-    if "collective-averages" in cut:
-        all_reduce = torch.distributed.all_reduce
-
-        def average(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            all_reduce(tensor, *args, **kwargs)
-            tensor /= torch.distributed.get_world_size()
-
-        torch.distributed.all_reduce = average
     if "prepare-data-everywhere" in cut:
         setup = data.Data.setup
 
