@@ -34,13 +34,13 @@ with mock_aws():
     sys.exit(main(sys.argv[2:]))
 """
 
-FOUR_RANKS = ("torch_distributed", "smddp")
+SIZES = {"torch_distributed": (2, 2), "smddp": (2, 1)}  # hosts, processes of each
 
 
 def test_rehearsals_at_once_end_alike_and_leave_nothing_behind(
     project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
-    """One process, whose data is a sample from S3, and four ranks under each of two launchers.
+    """One process, whose data is a sample from S3, and ranks under each of two launchers.
 
     Their global batch is the same. They use other ports than 7777, which is in use.
     """
@@ -49,15 +49,16 @@ def test_rehearsals_at_once_end_alike_and_leave_nothing_behind(
     folder = tmp_path / "temporary files"
     folder.mkdir()
     commands = {"none": one_process_with_s3(exact, words, tmp_path)}
-    for name in FOUR_RANKS:
-        json_file = ["--json", str(tmp_path / f"{name}.json")]
-        commands[name] = [*COMMAND, *json_file, *size(2, 2, name), *options(words, 4)]
+    for name, (hosts, processes) in SIZES.items():
+        command = [*COMMAND, "--json", str(tmp_path / f"{name}.json")]
+        command += [*size(hosts, processes, name), *options(words, hosts * processes)]
+        commands[name] = command
     running = []
     with socket.socket() as listener:
         occupy_port_7777(listener)
         for name, command in commands.items():
             variables = {"TMPDIR": str(folder), "FORCE_COLOR": "1"}  # notebooks set the second
-            variables |= without_sdk if name in FOUR_RANKS else {}
+            variables |= without_sdk if name in SIZES else {}
             running.append(start(exact, tmp_path / f"{name}.log", *command, **variables))
         statuses = [rehearsal.wait() for rehearsal in running]
     logs = {name: (tmp_path / f"{name}.log").read_text() for name in commands}
@@ -65,7 +66,7 @@ def test_rehearsals_at_once_end_alike_and_leave_nothing_behind(
     reports = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in commands}
     assert len({report["port"] for report in reports.values()} | {7777}) == 4
     metrics = assert_one_process_read_a_sample(reports["none"], logs["none"])
-    for name in FOUR_RANKS:
+    for name in SIZES:
         assert_all_checks_pass(reports[name], name, metrics)
         assert reports[name]["launcher"] in logs[name]
     assert not list(folder.iterdir()) and not processes_below(folder)
@@ -109,10 +110,11 @@ def assert_one_process_read_a_sample(report: dict[str, Any], log: str) -> dict[s
 def assert_all_checks_pass(
     report: dict[str, Any], distribution: str, metrics: dict[str, float]
 ) -> None:
-    """Every check passes on four ranks, and the metrics are those of one process."""
+    """Every check passes on all ranks, and the metrics are those of one process."""
     assert report["ok"] and set(verdicts(report).values()) == {"passed"}, report["checks"]
     ranks = report["ranks"]
-    assert [rank["rank"] for rank in ranks] == list(range(4))
+    hosts, processes = SIZES[distribution]
+    assert [rank["rank"] for rank in ranks] == list(range(hosts * processes))
     assert len({rank["weights"] for rank in ranks}) == 1
     for name, value in metrics.items():
         assert ranks[0]["metrics"][name] == pytest.approx(value, abs=1e-4), name
