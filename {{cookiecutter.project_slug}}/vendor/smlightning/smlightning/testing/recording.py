@@ -20,9 +20,9 @@ imports.lightning()
 import pytorch_lightning as pl
 import torch
 
-from smlightning.data.batches import digest, leaves
 from smlightning.data.stateful import resumes_exactly
 from smlightning.reports import curves
+from smlightning.tensors import digest, leaves
 from smlightning.testing import owner
 from smlightning.training.seeds import StepSeed
 
@@ -121,13 +121,8 @@ def newest_step() -> int:
 
 
 def digests(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Digests of the tensors by name; a sharded tensor is gathered first."""
-    return {name: digest(whole(tensor)) for name, tensor in tensors.items()}
-
-
-def whole(tensor: Any) -> Any:
-    """The whole tensor; gathering a sharded one (a DTensor) is collective."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    """Digests of the tensors by name."""
+    return {name: digest(tensor) for name, tensor in tensors.items()}
 
 
 def numbers(metrics: Any) -> dict[str, float]:
