@@ -135,7 +135,10 @@ def remove(project: Project, line: str) -> None:
 SOURCE = 'smlightning = { path = "vendor/smlightning", editable = true }'
 
 
-def test_uv_locks_and_installs_the_projects_own_package(fresh: Project, index: str) -> None:
+def test_uv_installs_the_projects_own_package_and_without_its_source_the_foreign_one(
+    fresh: Project, index: str
+) -> None:
+    """The second shows that the foreign package can be installed."""
     run(fresh, "uv", "lock", index=index)
     # No group names it, so pip, which reads no [tool.uv.sources], never looks for it.
     assert "smlightning" not in packages(fresh)
@@ -144,11 +147,6 @@ def test_uv_locks_and_installs_the_projects_own_package(fresh: Project, index: s
     assert packages(fresh)["smlightning"] == {"editable": OURS}
     where = run(fresh, ".venv/bin/python", "-c", WHERE, index=index).strip()
     assert where == str(fresh.path / OURS / "smlightning" / "__init__.py")
-
-
-def test_without_its_source_uv_installs_the_foreign_package(fresh: Project, index: str) -> None:
-    """The control: the foreign package can be installed."""
-    name_it(fresh)
     remove(fresh, SOURCE)
     run(fresh, "uv", "sync", "--only-group", "own", index=index)
     assert packages(fresh)["smlightning"] == {"registry": index}
@@ -174,7 +172,9 @@ with open("code.tar.gz", "wb") as file:
 """
 
 
-@pytest.mark.parametrize(("kind", "tool"), [("folder", "pip"), ("wheel", "uv")])
+@pytest.mark.parametrize(
+    ("kind", "tool"), [("folder", "pip"), pytest.param("wheel", "uv", marks=pytest.mark.long)]
+)
 def test_make_installs_the_projects_own_package(
     kind: str, tool: str, fresh: Project, index: str
 ) -> None:

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import forked
-from smlightning.testing.processes import free_port
 
 AVERAGES = """
 import torch, torch.distributed as dist
@@ -24,11 +23,5 @@ except ClusterError as error:
 
 
 def test_a_backend_that_averages_is_found(tmp_path: Path) -> None:
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = []
-    for rank in ("0", "1"):
-        variables = {**os.environ, **common, "RANK": rank}
-        ranks.append(forked.start(AVERAGES, tmp_path / rank, variables))
-    statuses, said = forked.wait_for_all(ranks, 60)
-    assert statuses == (0, 0), said
+    said = forked.run_on_ranks(AVERAGES, tmp_path, os.environ, 2)
     assert all("all-reduce over 2 ranks gave 1.5 to 1.5" in text for text in said), said
