@@ -14,7 +14,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from projects import Project, need
+from projects import Project, need, wait_until
 from rehearsals import COMMAND, options, processes_below, rehearse, size, start, verdicts
 from smlightning import ports
 
@@ -70,12 +70,14 @@ def test_rehearsals_at_once_end_alike_and_leave_nothing_behind(
         assert_all_checks_pass(reports[name], name, metrics)
         assert reports[name]["launcher"] in logs[name]
     assert not list(folder.iterdir()) and not processes_below(folder)
-    # Other tests that run now leave nothing either, but later.
-    left, deadline = state(exact) - before, time.monotonic() + 120
-    while left and time.monotonic() < deadline:
-        time.sleep(1)
-        left &= state(exact) - before
-    assert not left
+    left = state(exact) - before
+
+    def nothing_is_left() -> bool:
+        time.sleep(0.5)  # looking takes processor time
+        left.intersection_update(state(exact))
+        return not left
+
+    wait_until(nothing_is_left)  # other tests that run now leave nothing either, but later
 
 
 def without_dropout(project: Project, path: Path) -> Project:
@@ -265,9 +267,7 @@ def test_sigterm_ends_everything(
     folder.mkdir()
     command = [*COMMAND, *size(2, 1, "pytorchddp"), *options(words, 2)]
     child = start(project, log, *command, TMPDIR=str(folder), **without_sdk)
-    while "Invoking user" not in log.read_text():
-        assert child.poll() is None, log.read_text()
-        time.sleep(0.1)
+    wait_until(lambda: "Invoking user" in log.read_text())
     child.terminate()
     assert child.wait(timeout=20) == 130
     assert not processes_below(folder) and not list(folder.iterdir())

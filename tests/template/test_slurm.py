@@ -10,7 +10,7 @@ import pytest
 
 import forked
 import slurm
-from projects import Project, bake, need, weights
+from projects import Project, bake, need, wait_until, weights
 from smlightning.cluster.slurm import host_names
 
 TRAIN = """
@@ -95,15 +95,15 @@ def test_a_job_stopped_by_slurm_is_requeued_and_resumes_exactly(
     def has(text: str) -> bool:
         return log.is_file() and text in log.read_text(encoding="utf-8")
 
-    slurm.wait_until(lambda: has("step=5 "), 180)
+    wait_until(lambda: has("step=5 "))
     project.run("scancel", "--signal=TERM", number, **cluster)  # as --signal does
-    slurm.wait_until(lambda: "PENDING" in slurm.output(cluster, "squeue", "-h", "-o%T"), 60)
+    wait_until(lambda: "PENDING" in slurm.output(cluster, "squeue", "-h", "-o%T"))
     assert has("stopped by SIGTERM")
     # Slurm waits for two minutes before it starts a requeued job. Its slurmd rejects a start soon
     # after it ended the job ("Job already killed"), and Slurm then gives the job up.
     time.sleep(20)
     project.run("scontrol", "update", f"JobId={number}", "StartTime=now", **cluster)
-    slurm.wait_until(lambda: has("\ntest/accuracy "), 180)
+    wait_until(lambda: has("\ntest/accuracy "))
     assert has("resume: from")
-    slurm.wait_until(lambda: not slurm.output(cluster, "squeue", "-h"), 60)
+    wait_until(lambda: not slurm.output(cluster, "squeue", "-h"))
     assert weights(project.path / "stopped") == weights(project.path / "by_srun")
