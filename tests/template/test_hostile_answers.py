@@ -39,12 +39,12 @@ PLAIN = {
     "description": "A plain project.",
     "author_name": "Ada",
     "author_email": "ada@example.org",
-    "license": "MIT",
-    "aws_region": "us-east-1",
+    "license": "Apache-2.0",
+    "aws_region": "eu-central-1",
     "instance_type": "ml.g5.xlarge",
-    "instance_count": "2",
-    "distribution": "auto",
-    "spot": False,
+    "instance_count": "3",
+    "distribution": "torch_distributed",
+    "spot": True,
 }
 # {mark}: a file that each would create.
 PAYLOADS = (
@@ -105,12 +105,21 @@ def holds(project: Path, answers: dict[str, Any]) -> bool:
     made = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
     author = {"name": answers["author_name"], "email": answers["author_email"]}
     job = tomllib.loads((project / "job.toml").read_text(encoding="utf-8"))
+    keys = {
+        "region": "aws_region",
+        "instance_type": "instance_type",
+        "distribution": "distribution",
+    }
     return (
         made["project"]["description"] == answers["description"]
         and made["project"]["authors"] == [author]
         and made["project"]["license"] == answers["license"]
         and made.keys() == {"project", "dependency-groups", "tool"}
+        and all(job[key] == answers[name] for key, name in keys.items())
         and job["instance_count"] == int(answers["instance_count"])
+        and job["spot"]["enabled"] == answers["spot"]
+        and answers["author_name"] in (project / "LICENSE").read_text(encoding="utf-8")
+        and "<script>" not in (project / "README.md").read_text(encoding="utf-8")
         and project.name == answers["project_slug"]
     )
 

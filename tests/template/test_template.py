@@ -105,20 +105,6 @@ def test_an_update_renews_the_package_and_leaves_the_owners_files(tmp_path: Path
     assert "# newer" not in made.read("src/model.py") + made.read("tests/small.py")
 
 
-def test_answers_are_stored_and_not_executed(odd: Project) -> None:
-    assert odd.path.name == ODD["project_slug"]
-    meta = tomllib.loads(odd.read("pyproject.toml"))["project"]
-    assert meta["description"] == ODD["description"]
-    assert meta["authors"] == [{"name": ODD["author_name"], "email": ODD["author_email"]}]
-    job = tomllib.loads(odd.read("job.toml"))
-    keys = ("region", "instance_type", "instance_count", "distribution")
-    expected = ["eu-central-1", "ml.g5.12xlarge", 3, "torch_distributed"]
-    assert [job[key] for key in keys] == expected and job["spot"]["enabled"] is True
-    assert str(ODD["author_name"]) in odd.read("LICENSE")
-    assert "<b>" not in odd.read("README.md")
-    assert not list(odd.path.parent.rglob("pwned")) and not (TEMPLATE / "pwned").exists()
-
-
 LICENSES = {
     "MIT": "MIT License",
     "Apache-2.0": "Apache License",
