@@ -103,12 +103,13 @@ def at_torchruns_port(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def join(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-        given = psutil.Process().environ().get("MASTER_PORT", "")  # at the start of the process
-        by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        if by_torchrun and given and given != str(port):
-            raise RuntimeError(
-                f"the script joins the ranks at port {port}, but torchrun's store is at {given}"
-            )
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            started_with = psutil.Process().environ()
+            given = started_with.get("MASTER_PORT", str(port))
+            if given != str(port):
+                raise RuntimeError(
+                    f"the script joins the ranks at port {port}, but torchrun's store is at {given}"
+                )
         return original(hostname, port, *args, **kwargs)
 
     return join
