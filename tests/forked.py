@@ -48,6 +48,23 @@ def wait_for_all(ranks: Sequence[Rank], seconds: float) -> tuple[tuple[int, ...]
     return tuple(int(rank.process.exitcode or 0) for rank in ranks), said
 
 
+def run_on_ranks(
+    code: str, folder: Path, environment: Mapping[str, str], world_size: int, *arguments: str
+) -> list[str]:
+    """Run `code` on ranks of one host, with torchrun's variables; what each rank wrote.
+
+    Raises AssertionError with what all of them wrote if one fails.
+    """
+    port = processes.free_port()
+    ranks = []
+    for rank in range(world_size):
+        variables = {**environment, **processes.torchrun_variables(rank, world_size, port)}
+        ranks.append(start(code, folder / f"log-{rank}", variables, *arguments))
+    statuses, said = wait_for_all(ranks, processes.SECONDS)
+    assert not any(statuses), said
+    return said
+
+
 def start(code: str, log: Path, environment: Mapping[str, str], *arguments: str) -> Rank:
     """Run `code` as `python -c` would, with PYTHONPATH and all other variables of `environment`."""
     processes.start_server()

@@ -9,18 +9,18 @@ real operator changes the number of pods is not known here: the caller decides.
 
 import json
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from projects import wait_until
 from smlightning.testing.processes import free_port
 
-SECONDS = 300  # for a change, on a busy machine
+SECONDS = 300  # for the end of an agent, on a busy machine
 AGENTS_CHANGES = {"running": ("completed", "faulted"), "stopping": ("ready",)}  # without a request
 
 
@@ -163,10 +163,3 @@ class Operator:
         """End what is left."""
         for pod in self.pods:
             pod.end()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"it took more than {SECONDS} s"
-        time.sleep(0.1)

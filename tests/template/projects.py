@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,6 +119,14 @@ def need(*tools: str, root: bool = False) -> None:
     if reasons:
         give_up = pytest.fail if os.environ.get("REQUIRE_TOOLS") else pytest.skip
         give_up("; ".join(reasons))
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 300) -> None:
+    """Wait for what takes seconds, and minutes on a busy machine."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"it took more than {seconds} s"
+        time.sleep(0.1)
 
 
 ABSENT = """

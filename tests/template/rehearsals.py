@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,28 @@ def rehearse(project: Project, folder: Path, *arguments: str, **variables: str) 
     return {**json.loads(path.read_text()), **result}
 
 
+def start(
+    project: Project, log: Path, *command: str, **variables: str
+) -> "subprocess.Popen[bytes]":
+    """Start a command in the project's folder, which writes its output into a file."""
+    words = [sys.executable if word == "python" else word for word in command]
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            words,
+            cwd=project.path,
+            env=project.environment(**variables),
+            stdout=file,
+            stderr=file,
+        )
+
+
 def size(hosts: int, processes: int, distribution: str) -> list[str]:
     """The options that say how large the cluster is."""
     numbers = ["--hosts", str(hosts), "--processes", str(processes)]
     return [*numbers, "--distribution", distribution]
 
 
-def options(words: Path, world_size: int, epochs: int = 2) -> list[str]:
+def options(words: Path | str, world_size: int, epochs: int = 2) -> list[str]:
     """A short run whose global batch is 48, however many ranks share it."""
     values = {
         "dataset": words,

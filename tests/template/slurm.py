@@ -4,10 +4,10 @@ import contextlib
 import getpass
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from projects import wait_until
 from smlightning.testing.processes import free_port
 
 HOSTS = ("127.0.0.2", "127.0.0.3")  # names that resolve on any machine
@@ -64,10 +64,3 @@ def output(variables: dict[str, str], *command: str) -> str:
     """Run a command of Slurm, and return its output, or its error output if it fails."""
     ended = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True)
     return ended.stderr if ended.returncode else ended.stdout
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "this took too long"
-        time.sleep(0.2)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod import JobFailed, Operator, wait_until
-from projects import Project, bake
+from hyperpod import JobFailed, Operator
+from projects import Project, bake, wait_until
 from smlightning.checkpoints import files
 from smlightning.launch import images
 from smlightning.launch.images import Profile

@@ -286,7 +286,7 @@ def test_notebook_from_configuration_to_prediction(
     words: Path, tmp_path: Path, notebook_of: Callable[..., Notebook]
 ) -> None:
     """Against moto in the kernel's process. It sends what it rehearsed, down to the archive of the
-    code. Running all cells again, also in a new kernel, sends no other job.
+    code. Running all cells again, in a new kernel, sends no other job.
     """
     project = small(tmp_path, instance_count=1, distribution="torch_distributed")
     region = {"AWS_DEFAULT_REGION": "us-east-1"}
@@ -301,8 +301,6 @@ def test_notebook_from_configuration_to_prediction(
     assert_deployed_and_removed(notebook, name)
 
     # Again, up to the cells that only read what the account has of a job.
-    assert notebook.run_all({**QUICK, **send}, "follow.follow")
-    assert_attached(notebook, name)
     notebook.restart()
     account = {"load(project.job_file": MOTO + ACCOUNT_OF_BEFORE, "follow.follow": LOG}
     assert notebook.run_all({**QUICK, **send, **account}, "follow.follow")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from projects import Project
-from rehearsals import failed_checks, rehearse, size
+from rehearsals import failed_checks, rehearse, size, verdicts
 
 SCRIPTS = Path(__file__).parent / "scripts"
 CHECKPOINTS = 'os.path.dirname(os.environ["SM_MODEL_DIR"]) + "/checkpoints'
@@ -87,13 +87,10 @@ def test_an_option_that_is_a_flag(
     assert_found(report, hosts_succeeded="unrecognized arguments: True")
 
 
-TWO_BY_TWO = size(2, 2, "torch_distributed")
-
-
 def test_slips_of_a_ddp_script(
     project: Project, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
-    command = [*TWO_BY_TWO, *mended("plain_ddp", {}, tmp_path)]
+    command = [*size(2, 2, "torch_distributed"), *mended("plain_ddp", {}, tmp_path)]
     report = rehearse(project, tmp_path, *command, **without_sdk)
     assert_found(
         report,
@@ -105,6 +102,16 @@ def test_slips_of_a_ddp_script(
     )
 
 
+def test_a_port_of_the_scripts_own_ends_the_rehearsal_at_once(
+    project: Project, tmp_path: Path, without_sdk: dict[str, str]
+) -> None:
+    """The ranks would wait for minutes at a port where nothing listens."""
+    slip = {"port": (PLAIN_DDP["localhost"][0], '    os.environ["MASTER_PORT"] = "29500"\n')}
+    command = [*size(1, 2, "torch_distributed"), *mended("plain_ddp", slip, tmp_path)]
+    report = rehearse(project, tmp_path, *command, **without_sdk)
+    assert_found(report, hosts_succeeded=r"at port 29500, but torchrun's store is at \d+$")
+
+
 def test_a_mended_ddp_script_has_no_finding(
     project: Project, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
@@ -113,21 +120,20 @@ def test_a_mended_ddp_script_has_no_finding(
     report = rehearse(project, tmp_path, *command, **without_sdk)
     assert_found(report)
     assert len({rank["weights"] for rank in report["ranks"]}) == 1
+    assert verdicts(report)["resumes-from-checkpoint"] == "skipped"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "fault, slips", [("--stop-host", ["resume"]), ("--stop-host", []), ("--lose-host", [])]
-)
-def test_a_ddp_script_that_is_interrupted(
-    fault: str, slips: list[str], project: Project, tmp_path: Path, without_sdk: dict[str, str]
+def test_a_ddp_script_that_begins_again_after_a_lost_host(
+    project: Project, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
-    mends = without(PLAIN_DDP, *slips)
+    """The recipe for a Hugging Face Trainer resumes."""
+    mends = without(PLAIN_DDP, "resume")
     command = [*size(2, 1, "torch_distributed"), *mended("plain_ddp", mends, tmp_path)]
-    command += [fault, "2", "--", "--epochs", "500"]
+    command += ["--lose-host", "2", "--", "--epochs", "500"]
     report = rehearse(project, tmp_path, *command, **without_sdk)
-    detail = r"^after step 0; the interruption came after step \d"
-    assert_found(report, **({"resumes_from_checkpoint": detail} if slips else {}))
+    words = r"^after step 0; the interruption came after step \d"
+    assert_found(report, resumes_from_checkpoint=words)
 
 
 APART: Mends = {
@@ -199,7 +205,8 @@ def test_a_mended_lightning_script_has_no_finding(
     project: Project, points: list[str], tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
     source = mended("stock_lightning", STOCK_LIGHTNING, tmp_path)
-    report = rehearse(project, tmp_path, *TWO_BY_TWO, *source, *points, **without_sdk)
+    command = [*size(2, 1, "torch_distributed"), *source]
+    report = rehearse(project, tmp_path, *command, *points, **without_sdk)
     assert_found(report)
 
 
@@ -228,20 +235,14 @@ def test_slips_of_a_hugging_face_script(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("hosts, processes, stop", [(2, 1, ["--stop-host", "2"]), (2, 2, [])])
 def test_the_recipe_with_a_hugging_face_trainer(
-    hosts: int,
-    processes: int,
-    stop: list[str],
-    project: Project,
-    tmp_path: Path,
-    without_sdk: dict[str, str],
+    project: Project, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
     """Its block in how_to.md trains, resumes to the undisturbed weights, and saves its model."""
     page = project.read("docs/how_to.md").partition("\n## Keep the Hugging Face Trainer\n")[2]
     block = page.partition("```python\n")[2].partition("```")[0]
     source = mended("huggingface", {}, tmp_path)
     (Path(source[1]) / "train.py").write_text(block)
-    command = [*size(hosts, processes, "torch_distributed"), *source, *stop]
+    command = [*size(2, 1, "torch_distributed"), *source, "--stop-host", "2"]
     report = rehearse(project, tmp_path, *command, *options(save_steps=50), **without_sdk)
     assert_found(report)

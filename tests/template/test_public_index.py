@@ -119,10 +119,12 @@ def packages(project: Project) -> dict[str, dict[str, str]]:
 
 
 def name_it(project: Project) -> None:
-    """An owner's line that names the package in a group that uv reads."""
+    """An owner's group that names the package, in place of the project's groups."""
     path = project.path / "pyproject.toml"
-    named = '[dependency-groups]\nown = ["smlightning"]'
-    path.write_text(path.read_text().replace("[dependency-groups]", named, 1))
+    before, _, rest = path.read_text().partition("[dependency-groups]")
+    _, sources, after = rest.partition("[tool.uv.sources]")
+    assert sources
+    path.write_text(f'{before}[dependency-groups]\nown = ["smlightning"]\n{sources}{after}')
 
 
 def remove(project: Project, line: str) -> None:
@@ -135,20 +137,18 @@ def remove(project: Project, line: str) -> None:
 SOURCE = 'smlightning = { path = "vendor/smlightning", editable = true }'
 
 
-def test_uv_locks_and_installs_the_projects_own_package(fresh: Project, index: str) -> None:
-    run(fresh, "uv", "lock", index=index)
+def test_uv_installs_the_projects_own_package_and_without_its_source_the_foreign_one(
+    fresh: Project, index: str
+) -> None:
+    """The second shows that the foreign package can be installed."""
     # No group names it, so pip, which reads no [tool.uv.sources], never looks for it.
-    assert "smlightning" not in packages(fresh)
+    groups = tomllib.loads(fresh.read("pyproject.toml"))["dependency-groups"]
+    assert groups and "smlightning" not in str(groups)
     name_it(fresh)
     run(fresh, "uv", "sync", "--only-group", "own", index=index)
     assert packages(fresh)["smlightning"] == {"editable": OURS}
     where = run(fresh, ".venv/bin/python", "-c", WHERE, index=index).strip()
     assert where == str(fresh.path / OURS / "smlightning" / "__init__.py")
-
-
-def test_without_its_source_uv_installs_the_foreign_package(fresh: Project, index: str) -> None:
-    """The control: the foreign package can be installed."""
-    name_it(fresh)
     remove(fresh, SOURCE)
     run(fresh, "uv", "sync", "--only-group", "own", index=index)
     assert packages(fresh)["smlightning"] == {"registry": index}
@@ -174,7 +174,9 @@ with open("code.tar.gz", "wb") as file:
 """
 
 
-@pytest.mark.parametrize(("kind", "tool"), [("folder", "pip"), ("wheel", "uv")])
+@pytest.mark.parametrize(
+    ("kind", "tool"), [("folder", "pip"), pytest.param("wheel", "uv", marks=pytest.mark.long)]
+)
 def test_make_installs_the_projects_own_package(
     kind: str, tool: str, fresh: Project, index: str
 ) -> None:

@@ -4,7 +4,6 @@ import gzip
 import json
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,78 +14,116 @@ from typing import Any
 import pexpect
 import pytest
 
-from projects import Project, need
-from rehearsals import COMMAND, options, processes_below, rehearse, size, verdicts
+from projects import Project, need, wait_until
+from rehearsals import COMMAND, options, processes_below, rehearse, size, start, verdicts
 from smlightning import ports
 
 TEMPORARY = Path(tempfile.gettempdir())
 LEFT_BY_REHEARSALS = ("rehearsal", "ompi", "done.")  # beginnings of names of temporary files
 
+ON_MOTOS_S3 = """
+import os, sys
+os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing")
+import boto3
+from moto import mock_aws
+from smlightning.rehearsal import main
+with mock_aws():
+    s3 = boto3.client("s3", "us-east-1")
+    s3.create_bucket(Bucket="words")
+    s3.upload_file(sys.argv[1], "words", "data/words.csv")
+    sys.exit(main(sys.argv[2:]))
+"""
 
-@pytest.fixture(scope="module")
-def exact(project: Project, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The project's src/ without dropout, whose random numbers differ by rank."""
-    folder = tmp_path_factory.mktemp("exact") / "src"
-    shutil.copytree(project.path / "src", folder)
-    text = (folder / "model.py").read_text()
-    assert "dropout: float = 0.3" in text
-    (folder / "model.py").write_text(text.replace("dropout: float = 0.3", "dropout: float = 0.0"))
-    return ["--source-dir", str(folder)]
-
-
-@pytest.fixture(scope="module")
-def one_process(
-    project: Project,
-    words: Path,
-    exact: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-    without_sdk: dict[str, str],
-) -> dict[str, Any]:
-    """The report of one process without a launcher, with the packages of `make rehearse` only."""
-    command = [*exact, *size(1, 1, "none"), *options(words, 1)]
-    return rehearse(project, tmp_path_factory.mktemp("one"), *command, **without_sdk)
+SIZES = {"torch_distributed": (2, 2), "smddp": (2, 1)}  # hosts, processes of each
 
 
-def test_one_process_without_a_launcher(one_process: dict[str, Any]) -> None:
-    output = one_process["output"]
-    assert one_process["exit_status"] == 0 and one_process["ok"], output
-    assert "\x1b" not in output, "neither colours nor a spinner without a terminal"
-    assert "Training Env" not in output, "not the toolkit's listing of variables"
-
-
-@pytest.mark.parametrize(
-    "hosts, processes, distribution",
-    [
-        (2, 2, "torch_distributed"),
-        (2, 2, "smddp"),
-        pytest.param(3, 1, "pytorchddp", marks=pytest.mark.long),
-    ],
-)
-def test_ranks_under_a_launcher_end_as_one_process(
-    hosts: int,
-    processes: int,
-    distribution: str,
-    project: Project,
-    words: Path,
-    tmp_path: Path,
-    exact: list[str],
-    one_process: dict[str, Any],
+def test_rehearsals_at_once_end_alike_and_leave_nothing_behind(
+    project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
-    """Every check passes; the metrics are one process's with the same global batch."""
-    world_size = hosts * processes
-    command = [*exact, *size(hosts, processes, distribution), *options(words, world_size)]
-    report = rehearse(project, tmp_path, *command)
-    assert report["exit_status"] == 0 and report["ok"], report["output"]
-    assert set(verdicts(report).values()) == {"passed"}
+    """One process, whose data is a sample from S3, and ranks under each of two launchers.
+
+    Their global batch is the same. They use other ports than 7777, which is in use.
+    """
+    exact = without_dropout(project, tmp_path / "exact")
+    before = state(exact)
+    folder = tmp_path / "temporary files"
+    folder.mkdir()
+    commands = {"none": one_process_with_s3(exact, words, tmp_path)}
+    for name, (hosts, processes) in SIZES.items():
+        command = [*COMMAND, "--json", str(tmp_path / f"{name}.json")]
+        command += [*size(hosts, processes, name), *options(words, hosts * processes)]
+        commands[name] = command
+    running = []
+    with socket.socket() as listener:
+        occupy_port_7777(listener)
+        for name, command in commands.items():
+            variables = {"TMPDIR": str(folder), "FORCE_COLOR": "1"}  # notebooks set the second
+            variables |= without_sdk if name in SIZES else {}
+            running.append(start(exact, tmp_path / f"{name}.log", *command, **variables))
+        statuses = [rehearsal.wait() for rehearsal in running]
+    logs = {name: (tmp_path / f"{name}.log").read_text() for name in commands}
+    assert statuses == [0, 0, 0], logs
+    reports = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in commands}
+    assert len({report["port"] for report in reports.values()} | {7777}) == 4
+    metrics = assert_one_process_read_a_sample(reports["none"], logs["none"])
+    for name in SIZES:
+        assert_all_checks_pass(reports[name], name, metrics)
+        assert reports[name]["launcher"] in logs[name]
+    assert not list(folder.iterdir()) and not processes_below(folder)
+    left = state(exact) - before
+
+    def nothing_is_left() -> bool:
+        time.sleep(0.5)  # looking takes processor time
+        left.intersection_update(state(exact))
+        return not left
+
+    wait_until(nothing_is_left)  # other tests that run now leave nothing either, but later
+
+
+def without_dropout(project: Project, path: Path) -> Project:
+    """A copy of the project without dropout, whose random numbers differ by rank."""
+    shutil.copytree(project.path, path)
+    text = (path / "src/model.py").read_text()
+    assert text.count("dropout: float = 0.3") == 1
+    (path / "src/model.py").write_text(text.replace("dropout: float = 0.3", "dropout: float = 0.0"))
+    return Project(path)
+
+
+def one_process_with_s3(project: Project, words: Path, folder: Path) -> list[str]:
+    """The command of a rehearsal whose job has a channel on S3."""
+    text = project.read("job.toml")
+    assert text.count("[channels]") == 1
+    text = text.replace("[channels]", '[channels]\ntraining = "s3://words/data/"')
+    (folder / "job.toml").write_text(text, encoding="utf-8")
+    command = ["python", "-c", ON_MOTOS_S3, str(words), "--job", str(folder / "job.toml")]
+    command += ["--json", str(folder / "none.json")]
+    return [*command, *size(1, 1, "none"), *options("training", 1)]
+
+
+def assert_one_process_read_a_sample(report: dict[str, Any], log: str) -> dict[str, float]:
+    """Returns its metrics."""
+    assert report["ok"]
+    assert "channel training: 1 objects of s3://words/data/" in log and "300 texts" in log, log
+    assert "\x1b" not in log, "neither colours nor a spinner without a terminal"
+    assert "Training Env" not in log, "not the toolkit's listing of variables"
+    return report["ranks"][0]["metrics"]
+
+
+def assert_all_checks_pass(
+    report: dict[str, Any], distribution: str, metrics: dict[str, float]
+) -> None:
+    """Every check passes on all ranks, and the metrics are those of one process."""
+    assert report["ok"] and set(verdicts(report).values()) == {"passed"}, report["checks"]
     ranks = report["ranks"]
-    assert [rank["rank"] for rank in ranks] == list(range(world_size))
+    hosts, processes = SIZES[distribution]
+    assert [rank["rank"] for rank in ranks] == list(range(hosts * processes))
     assert len({rank["weights"] for rank in ranks}) == 1
-    for name, value in one_process["ranks"][0]["metrics"].items():
+    for name, value in metrics.items():
         assert ranks[0]["metrics"][name] == pytest.approx(value, abs=1e-4), name
-    assert ("SMDDP" in report["stubs"]) == (distribution == "smddp")
-    assert not report["mpirun"] and report["launcher"] in report["output"]
+    with_smddp = distribution == "smddp"
+    assert ("SMDDP" in report["stubs"]) == with_smddp and not report["mpirun"]
     by_mpirun = "mpirun" in report["launcher"]
-    assert by_mpirun == ("ddp" in distribution) == ("sshd" in report["launcher"])
+    assert by_mpirun == with_smddp == ("sshd" in report["launcher"])
     assert_package_is_each_hosts(ranks)
 
 
@@ -113,34 +150,6 @@ def test_real_mpirun_on_one_host(
     assert report["exit_status"] == 0 and set(of_checks.values()) == {"passed"}, report["output"]
     assert {"resumes-from-checkpoint", "weights-as-undisturbed"} <= of_checks.keys()
     assert_package_is_each_hosts(report["ranks"])
-
-
-ON_MOTOS_S3 = """
-import os, sys
-os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing")
-import boto3
-from moto import mock_aws
-from smlightning.rehearsal import main
-with mock_aws():
-    s3 = boto3.client("s3", "us-east-1")
-    s3.create_bucket(Bucket="words")
-    s3.upload_file(sys.argv[1], "words", "data/words.csv")
-    sys.exit(main(sys.argv[2:]))
-"""
-
-
-def test_a_channel_without_a_folder_gets_a_sample_from_s3(
-    project: Project, words: Path, tmp_path: Path
-) -> None:
-    text = project.read("job.toml")
-    text = text.replace("[channels]", '[channels]\ntraining = "s3://words/data/"')
-    text = text.replace("[hyperparameters]", '[hyperparameters]\ndataset = "training"')
-    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
-    command = [str(words), "--job", str(tmp_path / "job.toml"), *size(1, 1, "none")]
-    ended = project.run("python", "-c", ON_MOTOS_S3, *command, "--batches", "2", check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "channel training: 1 objects of s3://words/data/" in ended.stdout
-    assert "300 texts" in ended.stdout, ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -229,33 +238,6 @@ def occupy_port_7777(listener: socket.socket) -> None:
             listener.listen()
 
 
-def test_two_rehearsals_at_once_leave_nothing_behind(
-    project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
-) -> None:
-    """They use other ports than 7777, which is in use."""
-    before = state(project)
-    folder = tmp_path / "temporary files"
-    folder.mkdir()
-    running = []
-    with socket.socket() as listener:
-        occupy_port_7777(listener)
-        for number in range(2):
-            command = [sys.executable, *COMMAND[1:], "--json", str(tmp_path / f"{number}.json")]
-            command += [*size(1, 1, "torch_distributed"), *options(words, 1)]
-            variables = project.environment(TMPDIR=str(folder), **without_sdk)
-            running.append(subprocess.Popen(command, cwd=project.path, env=variables))
-        assert [rehearsal.wait() for rehearsal in running] == [0, 0]
-    reports = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
-    assert len({report["port"] for report in reports} | {7777}) == 3
-    assert not list(folder.iterdir()) and not processes_below(folder)
-    # Other tests that run now leave nothing either, but later.
-    left, deadline = state(project) - before, time.monotonic() + 120
-    while left and time.monotonic() < deadline:
-        time.sleep(1)
-        left &= state(project) - before
-    assert not left
-
-
 def test_ctrl_c_ends_everything(
     project: Project, words: Path, tmp_path: Path, without_sdk: dict[str, str]
 ) -> None:
@@ -283,17 +265,9 @@ def test_sigterm_ends_everything(
 ) -> None:
     folder, log = tmp_path / "temporary files", tmp_path / "log"
     folder.mkdir()
-    with log.open("w") as file:
-        child = subprocess.Popen(
-            [sys.executable, *COMMAND[1:], *size(2, 1, "pytorchddp"), *options(words, 2)],
-            cwd=project.path,
-            env=project.environment(TMPDIR=str(folder), **without_sdk),
-            stdout=file,
-            stderr=file,
-        )
-        while "Invoking user" not in log.read_text():
-            assert child.poll() is None, log.read_text()
-            time.sleep(0.1)
-        child.terminate()
-        assert child.wait(timeout=20) == 130
+    command = [*COMMAND, *size(2, 1, "pytorchddp"), *options(words, 2)]
+    child = start(project, log, *command, TMPDIR=str(folder), **without_sdk)
+    wait_until(lambda: "Invoking user" in log.read_text())
+    child.terminate()
+    assert child.wait(timeout=20) == 130
     assert not processes_below(folder) and not list(folder.iterdir())

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
+import forked
 import slurm
-from projects import Project, bake, need, weights
+from projects import Project, bake, need, wait_until, weights
 from smlightning.cluster.slurm import host_names
 
+TRAIN = """
+import os, runpy
+os.chdir({folder!r})
+runpy.run_path("src/train.py", run_name="__main__")
+"""
 OPTIONS = ["--epochs", "4", "--lr", "0.01", "--batch_size", "8", "--log_every", "1"]
 
 
@@ -41,11 +47,12 @@ def test_two_hosts_train_to_the_weights_of_torchrun(
     by_srun: tuple[Project, str], command: list[str]
 ) -> None:
     project, printed = by_srun
+    code = TRAIN.format(folder=str(project.path))
+    environment = project.environment(project.path / "src")
+    forked.run_on_ranks(code, project.path, environment, 4, *command[2:], "by_torchrun")
     assert "launcher: srun" in printed and "warning" not in printed
     for rank in range(4):
         assert re.search(rf"^{slurm.HOSTS[rank // 2]} .* {rank}/4 +{rank % 2}/2 ", printed, re.M)
-    torchrun = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"]
-    project.run(*torchrun, *command[1:], "by_torchrun")
     assert weights(project.path / "by_srun") == weights(project.path / "by_torchrun")
 
 
@@ -76,12 +83,11 @@ def job_script(project: Project, command: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("signal", ["TERM", "USR1"])
 def test_a_job_stopped_by_slurm_is_requeued_and_resumes_exactly(
-    signal: str, by_srun: tuple[Project, str], cluster: dict[str, str], command: list[str]
+    by_srun: tuple[Project, str], cluster: dict[str, str], command: list[str]
 ) -> None:
     project, _ = by_srun
-    train = " ".join([sys.executable, *command[1:], signal])
+    train = " ".join([sys.executable, *command[1:], "stopped"])
     (project.path / "job.sh").write_text(job_script(project, train), encoding="utf-8")
     number = project.run("sbatch", "--parsable", "job.sh", **cluster).stdout.strip()
     log = project.path / f"slurm-{number}.out"
@@ -89,15 +95,15 @@ def test_a_job_stopped_by_slurm_is_requeued_and_resumes_exactly(
     def has(text: str) -> bool:
         return log.is_file() and text in log.read_text(encoding="utf-8")
 
-    slurm.wait_until(lambda: has("step=5 "), 180)
-    project.run("scancel", f"--signal={signal}", number, **cluster)  # as --signal does
-    slurm.wait_until(lambda: "PENDING" in slurm.output(cluster, "squeue", "-h", "-o%T"), 60)
-    assert has(f"stopped by SIG{signal}")
+    wait_until(lambda: has("step=5 "))
+    project.run("scancel", "--signal=TERM", number, **cluster)  # as --signal does
+    wait_until(lambda: "PENDING" in slurm.output(cluster, "squeue", "-h", "-o%T"))
+    assert has("stopped by SIGTERM")
     # Slurm waits for two minutes before it starts a requeued job. Its slurmd rejects a start soon
     # after it ended the job ("Job already killed"), and Slurm then gives the job up.
     time.sleep(20)
     project.run("scontrol", "update", f"JobId={number}", "StartTime=now", **cluster)
-    slurm.wait_until(lambda: has("\ntest/accuracy "), 180)
+    wait_until(lambda: has("\ntest/accuracy "))
     assert has("resume: from")
-    slurm.wait_until(lambda: not slurm.output(cluster, "squeue", "-h"), 60)
-    assert weights(project.path / signal) == weights(project.path / "by_srun")
+    wait_until(lambda: not slurm.output(cluster, "squeue", "-h"))
+    assert weights(project.path / "stopped") == weights(project.path / "by_srun")

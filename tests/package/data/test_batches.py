@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smlightning.data import batches
-from smlightning.data.batches import GlobalBatches, digest
+from smlightning.data.batches import GlobalBatches
 from smlightning.errors import UserError
+from smlightning.tensors import digest
 
 
 @given(

@@ -1,11 +1,13 @@
 """Attempts with small programs in place of the toolkit: output, time limits, signals."""
 
+import io
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from small_rehearsal import script, small_plan, small_request, stranger
 
 from smlightning.rehearsal import attempts, faults
@@ -36,10 +38,15 @@ def test_a_host_is_lost_only_once_a_checkpoint_is_complete(tmp_path: Path) -> No
     (tmp_path / "evidence" / "in-training-1").touch()
     checkpoints = hosts[0].base / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
-    for name, is_complete in ((".x.ckpt", False), ("1.shard", False), ("1.ckpt", True)):
-        (checkpoints / name).touch()
+    file = io.BytesIO()
+    torch.save(torch.zeros(1000), file)
+    whole = file.getvalue()
+    half = whole[:2000]
+    written = [(".x.ckpt", whole), ("1.shard", whole), ("1.pt", b""), ("1.pt", half)]
+    for name, content in [*written, ("1.pt", whole), ("2.pth", half), ("2.pth", b"others")]:
+        (checkpoints / name).write_bytes(content)
         may = faults.may_interrupt(Fault(LOSE_HOST, 1), tmp_path, hosts)
-        assert may == is_complete, name
+        assert may == (content in (whole, b"others") and name in ("1.pt", "2.pth")), name
 
 
 def test_the_requests_entry_point_sees_only_its_hosts_processes(
@@ -69,7 +76,7 @@ def test_the_forwarding_entry_stops_the_ranks_of_one_host(play: Play, tmp_path: 
     script(tmp_path / "torchrun", launcher)
     request = small_request(2, "torch_distributed", forward_stop=True)
     plan = small_plan(2, 1, source=stranger(tmp_path / "code"), request=request)
-    plan = replace(plan, fault=Fault(STOP_HOST, 1), grace=5)
+    plan = replace(plan, fault=Fault(STOP_HOST, 1), grace=2)
     hosts, lines = play(plan, f"sh {tmp_path}/torchrun train.py")
     assert (1, "rank told") in lines and hosts[1].exit_code == 3 and not hosts[1].overdue
     assert (1, "launcher told") not in lines

@@ -31,6 +31,7 @@ NAMES = [
     "one-writer",
     "one-printer",
     "model-predicts",
+    "resumes-from-checkpoint",
 ]
 FOR_ALL = ["Data.prepare_data in fit", "Model.prepare_data in fit for all nodes"]
 # Fault, the check that finds it, and the wrong facts by rank.
@@ -73,7 +74,12 @@ def failed(verdicts: list[Check]) -> set[str]:
 def test_good_evidence_passes_under_stable_names(tmp_path: Path) -> None:
     verdicts = checks.judge(PLAN, succeeded(tmp_path))
     assert [check.name for check in verdicts] == NAMES
-    assert [check.verdict for check in verdicts] == [PASSED] * 14 + [SKIPPED], verdicts
+    assert [check.verdict for check in verdicts] == [PASSED] * 14 + [SKIPPED] * 2, verdicts
+    assert "--stop-host 2" in verdicts[-1].detail
+    with_package = [replace(rank, package="/opt/ml/code/smlightning/__init__.py") for rank in GOOD]
+    restarted = replace(succeeded(tmp_path / "restarted"), restored=tmp_path)
+    for attempt in (succeeded(tmp_path / "package", with_package), restarted):
+        assert [check.name for check in checks.judge(PLAN, attempt)] == NAMES[:-1]
 
 
 @pytest.mark.parametrize("fault, check, changes", FAULTS, ids=[fault for fault, *_ in FAULTS])

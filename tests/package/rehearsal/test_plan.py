@@ -33,7 +33,6 @@ def test_help_imports_nothing_heavy() -> None:
     [
         ("--host", "did you mean --hosts?"),
         ("--epochs=1", "options of train.py follow --"),
-        ("--image_versions", "did you mean --image-versions?"),
     ],
 )
 def test_an_unknown_option_gets_the_nearest_name(word, cure, capsys) -> None:

@@ -1,18 +1,22 @@
 """The recorder's digests of batches and samples."""
 
 import runpy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from small_rehearsal import small_plan
 
-from smlightning.rehearsal.hosts import STUBS
+from smlightning.rehearsal.hosts import copy_stubs
 
 
-@pytest.fixture(scope="module")
-def recorder() -> SimpleNamespace:
-    return SimpleNamespace(**runpy.run_path(str(STUBS / "rehearsal_process.py")))
+@pytest.fixture
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    copy_stubs(small_plan(1, 1), tmp_path / "stubs")
+    monkeypatch.syspath_prepend(tmp_path / "stubs")
+    return SimpleNamespace(**runpy.run_path(str(tmp_path / "stubs" / "rehearsal_process.py")))
 
 
 def note(recorder: SimpleNamespace, *batches: Any) -> tuple[list[Any], list[str]]:

@@ -12,10 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from rank_training import MISTAKES, make_mistake, ranks
 from smlightning.cluster import collectives, session
-from smlightning.data.batches import digest
 from smlightning.errors import UserError
 from smlightning.launch.estimate.counting import Storages
-from smlightning.tensors import checksum
+from smlightning.tensors import checksum, digest
 from smlightning.training import rank_checks
 
 WORDS = {

@@ -12,6 +12,7 @@ from pytorch_lightning import LightningModule
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 from safetensors.torch import save_file
+from torch.utils.data import DataLoader
 
 import data
 import dist
@@ -29,14 +30,6 @@ def before(cut: set[str]) -> None:
             return dataclasses.replace(cluster, rank=cluster.world_size - 1 - cluster.rank)
 
         session.locate = swapped  # type: ignore[assignment]
-    if "collective-averages" in cut:
-        all_reduce = torch.distributed.all_reduce
-
-        def average(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            all_reduce(tensor, *args, **kwargs)
-            tensor /= torch.distributed.get_world_size()
-
-        torch.distributed.all_reduce = average
     if "prepare-data-everywhere" in cut:
         setup = data.Data.setup
 
@@ -46,9 +39,11 @@ def before(cut: set[str]) -> None:
 
         data.Data.setup = prepare_too  # type: ignore[method-assign]
     if "data-not-divided" in cut:
-        data.DistributedSampler = lambda points, *_, **__: torch.utils.data.SequentialSampler(
-            points
-        )  # type: ignore[assignment, misc]
+
+        def whole(self: data.Data) -> DataLoader:
+            return DataLoader(self.points, self.batch_size)
+
+        data.Data.train_dataloader = whole  # type: ignore[method-assign]
     if "metrics-not-reduced" in cut:
         log = LightningModule.log
         model.Model.log = lambda self, name, value, **_: log(self, name, value)  # type: ignore[method-assign, assignment]

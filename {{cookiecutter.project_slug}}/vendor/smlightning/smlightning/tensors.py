@@ -1,7 +1,11 @@
-"""Checksums of tensors, and nested states of tensors."""
+"""Checksums of tensors and batches, and nested states of tensors.
+
+Imports only torch: the processes of a rehearsal, which may lack this package, get a copy.
+"""
 
 import copy
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +26,35 @@ def checksum(tensor: torch.Tensor) -> int:
     for piece in flat.view(integers[flat.element_size()]).split(PIECE):
         total += piece.sum(dtype=torch.int64)  # copies the piece in int64
     return int(total) % 2**61
+
+
+def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors, numbers and strings in a batch, up to ten levels deep."""
+    if isinstance(item, torch.Tensor | str | bytes | int | float):
+        yield item
+        return
+    if depth == 10:
+        return
+    parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
+    for part in parts.values() if isinstance(parts, Mapping) else parts:
+        yield from leaves(part, depth + 1)
+
+
+def digest(batch: Any) -> int:
+    """A hash of 48 bits of the content of a batch or a part of it.
+
+    Shards are gathered, on all ranks at once.
+    """
+    content = hashlib.blake2b(digest_size=6)
+    for item in leaves(batch):
+        if isinstance(item, torch.Tensor) and item.layout == torch.strided and not item.is_nested:
+            whole = item.full_tensor() if hasattr(item, "full_tensor") else item
+            tensor = whole.detach().cpu()
+            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            content.update(repr(item).encode())
+    return int.from_bytes(content.digest(), "big")
 
 
 def transform(state: Any, change: Callable[[Any, str], Any], place: str = "") -> Any:

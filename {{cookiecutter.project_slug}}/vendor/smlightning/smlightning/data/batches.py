@@ -6,8 +6,7 @@
 where ``dataset[share]`` makes a batch of a :class:`Share`.
 """
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,28 +180,3 @@ def pad(
     values = flat.take(starts[:, None] + column, mode="clip")
     padded = np.where(mask, values.astype(np.int64), fill)
     return torch.from_numpy(padded), torch.from_numpy(mask.astype(np.int64))
-
-
-def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors, numbers and strings in a batch, up to ten levels deep."""
-    if isinstance(item, torch.Tensor | str | bytes | int | float):
-        yield item
-        return
-    if depth == 10:
-        return
-    parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
-    for part in parts.values() if isinstance(parts, Mapping) else parts:
-        yield from leaves(part, depth + 1)
-
-
-def digest(batch: Any) -> int:
-    """A hash of 48 bits of the content of a batch or a part of it."""
-    content = hashlib.blake2b(digest_size=6)
-    for item in leaves(batch):
-        if isinstance(item, torch.Tensor) and item.layout == torch.strided and not item.is_nested:
-            tensor = item.detach().cpu()
-            content.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            content.update(repr(item).encode())
-    return int.from_bytes(content.digest(), "big")

@@ -129,9 +129,9 @@ def look_at_hosts(plan: Plan, folder: Path, hosts: Sequence[Host], started: floa
         return False
     if plan.fault and plan.fault.interrupts:
         target = hosts[plan.fault.target]
-        if not target.interrupted_at and faults.may_interrupt(plan.fault, folder, hosts):
+        due = not target.interrupted_at and faults.may_interrupt(plan.fault, folder, hosts)
+        if due and faults.interrupt(plan.fault, folder, hosts):
             target.interrupted_at = time.time()
-            faults.interrupt(plan.fault, folder, target)
     if time.time() > time_limit(plan, hosts, started):
         for host in hosts:
             host.overdue = host.overdue or host.exit_code is None

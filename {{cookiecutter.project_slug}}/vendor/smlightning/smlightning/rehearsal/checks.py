@@ -31,6 +31,7 @@ RESULTS = ("model/", "output/data/")  # below /opt/ml: what SageMaker keeps at a
 CHECKPOINTS = "checkpoints/"  # below /opt/ml: what it keeps all the time, the same for all hosts
 LISTED = 3  # files in a detail
 FAILED_BEFORE = "the job failed before"
+NO_CHECKPOINTS = "the job keeps no checkpoints"
 SHARDED = "sharded"  # as stubs/rehearsal_process.py notes weights of which a rank has its shard
 SHARDED_WEIGHTS = "each rank has its shard, and they are not compared"
 
@@ -73,6 +74,8 @@ def judge(plan: Plan, attempt: Attempt) -> list[Check]:
     checks = dict(OF_A_JOB)
     if plan.distribution != "smddp":
         del checks["smddp-contract"]
+    if attempt.restored or any(rank.package for rank in attempt.ranks):  # `Run` resumes
+        del checks["resumes-from-checkpoint"]
     return judged(checks, plan, attempt)
 
 
@@ -328,7 +331,7 @@ def model_saved(plan: Plan, attempt: Attempt) -> Conclusion:
 def checkpoints_saved(plan: Plan, attempt: Attempt) -> Conclusion:
     """Training wrote a file below /opt/ml/checkpoints, if the job keeps that folder."""
     if "CheckpointConfig" not in plan.request:
-        return Conclusion(SKIPPED, "the job keeps no checkpoints")
+        return Conclusion(SKIPPED, NO_CHECKPOINTS)
     return saved(CHECKPOINTS, attempt)
 
 
@@ -437,6 +440,13 @@ def model_predicts(plan: Plan, attempt: Attempt) -> Conclusion:
 
 
 # After a restart.
+
+
+def resuming_is_untested(plan: Plan, attempt: Attempt) -> Conclusion:
+    """Only an interruption shows whether a script resumes that does not use this package."""
+    if "CheckpointConfig" not in plan.request:
+        return Conclusion(SKIPPED, NO_CHECKPOINTS)
+    return Conclusion(SKIPPED, f"no host was stopped; --stop-host {plan.hosts} tests it")
 
 
 def resumes_from_checkpoint(
@@ -549,6 +559,7 @@ OF_A_JOB: dict[str, Judge] = {
     "one-printer": one_printer,
     "smddp-contract": smddp_contract,
     "model-predicts": model_predicts,
+    "resumes-from-checkpoint": resuming_is_untested,
 }
 AFTER_A_FAULT: dict[str, Judge] = {
     **OF_THE_HOSTS,
@@ -564,8 +575,12 @@ OF_ONE_WORLD = (
     "one-writer",
     "one-printer",
 )
+FROM_THE_LAUNCHER = (
+    "leave MASTER_ADDR and MASTER_PORT as the launcher set them, and use env:// to join"
+)
 # A check, words of its detail, and what to do.
 CURES = (
+    ("hosts-succeeded", "torchrun's store", FROM_THE_LAUNCHER),
     (
         "hosts-succeeded",
         "unrecognized arguments|expected .* argument|invalid .* value",
@@ -587,11 +602,7 @@ CURES = (
     ("ranks-complete", "", "let every rank take every step, and only write and print on rank 0"),
     ("node-ranks", "", "take the ranks from the launcher's variables, unchanged"),
     ("prepare-data-once-per-node", "", "leave the call of prepare_data to Lightning's Trainer"),
-    (
-        "main-address",
-        "",
-        "leave MASTER_ADDR and MASTER_PORT as the launcher set them, and use env:// to join",
-    ),
+    ("main-address", "", FROM_THE_LAUNCHER),
     ("data-divided", "", "use DistributedSampler, and call its set_epoch(epoch)"),
     ("weights-identical", "", "wrap the model in DistributedDataParallel, with one seed for all"),
     ("metrics-identical", "", "average metrics over the ranks: all_reduce, or sync_dist=True"),

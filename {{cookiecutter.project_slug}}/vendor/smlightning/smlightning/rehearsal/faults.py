@@ -3,8 +3,10 @@
 stubs/rehearsal_process.py carries out the other faults: an error, and a killed rank.
 """
 
+import contextlib
 import shutil
 import signal
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from smlightning.rehearsal.plan import LOSE_HOST, STOP_HOST, Fault
 
 # A complete checkpoint's last file: this package's and Lightning's, torch's, Hugging Face's.
 COMPLETE = ("[!.]*.ckpt", "*.pt", "*.pth", "checkpoint-*/trainer_state.json")
+ARCHIVE = b"PK\x03\x04"  # the beginning of what torch.save writes; its directory comes last
 
 
 def may_interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
@@ -23,25 +26,42 @@ def may_interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
     if fault.kind == STOP_HOST:
         return True
     folders = [host.base / "checkpoints" for host in hosts]
-    return any(path for folder in folders for name in COMPLETE for path in folder.glob(name))
+    found = [path for folder in folders for name in COMPLETE for path in folder.glob(name)]
+    return bool(found) and all(is_whole(path) for path in found)
 
 
-def interrupt(fault: Fault, run: Path, host: Host) -> None:
+def is_whole(path: Path) -> bool:
+    """Whether all of a checkpoint's file is written, as far as its format shows it."""
+    if zipfile.is_zipfile(path):
+        return True
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(ARCHIVE)) not in (b"", ARCHIVE)
+    return False
+
+
+def interrupt(fault: Fault, run: Path, hosts: Sequence[Host]) -> bool:
     """Kill the host's processes, or send SIGTERM to its entry point as SageMaker does.
+
+    Returns False if it has to wait: a script may have begun to write its next checkpoint over the
+    last one while the host's processes were looked for.
 
     The entry point looks for the script in /proc, which the hosts share: here it looks in
     ``processes/``, which links to the processes of this host.
     """
+    host = hosts[fault.target]
     running = processes.of_run(run, host.index)
     if fault.kind == LOSE_HOST:
+        if not may_interrupt(fault, run, hosts):
+            return False
         processes.send(running, signal.SIGKILL)
-        return
+        return True
     folder = host.base / "processes"
     folder.mkdir()
     for process in running:
         (folder / str(process.pid)).symlink_to(f"/proc/{process.pid}")
     entry = [process for process in running if process.info["cmdline"] == host.command]
     processes.send(entry, signal.SIGTERM)
+    return True
 
 
 def upload_checkpoints(hosts: Sequence[Host], into: Path) -> Path:

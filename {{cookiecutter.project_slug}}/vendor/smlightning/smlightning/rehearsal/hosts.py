@@ -14,6 +14,7 @@ from smlightning.launch import source_archive
 from smlightning.rehearsal.plan import Plan
 
 STUBS = Path(__file__).parent / "stubs"
+TENSORS = Path(__file__).parents[1] / "tensors.py"
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 INSTANCE_GROUP = "homogeneousCluster"  # SageMaker's name if the request has no groups
 # Below /opt/ml, which each host has for itself.
@@ -74,9 +75,13 @@ def create_hosts(plan: Plan, run: Path, restored: Path | None = None) -> list[Ho
 
 
 def copy_stubs(plan: Plan, into: Path) -> None:
-    """Copy the stubs of what the job's image holds: SMDDP only for its own distribution."""
+    """Copy the stubs of what the job's image holds: SMDDP only for its own distribution.
+
+    Any script is observed, also without this package: a module of it is copied, too.
+    """
     absent = [] if plan.distribution == "smddp" else ["smddprun", "smdistributed"]
     shutil.copytree(STUBS, into, ignore=shutil.ignore_patterns("__pycache__", *absent))
+    shutil.copy(TENSORS, into / "rehearsal_tensors.py")
 
 
 def write_configuration(plan: Plan, host: Host, addresses: list[str]) -> None:

@@ -15,10 +15,10 @@ import torch
 
 from smlightning import errors
 from smlightning.cluster import collectives
-from smlightning.data.batches import leaves
 from smlightning.errors import UserError
 from smlightning.reports import curves
 from smlightning.reports.lines import MetricHistory
+from smlightning.tensors import leaves
 from smlightning.training import loop as loop_state
 
 

@@ -61,7 +61,7 @@ def run_ranks(body: Body, folder: Path, world_size: int, expected_exit: int = 0)
     port = free_port()
     processes = []
     for rank in range(world_size):
-        variables = _variables(rank, world_size, port)
+        variables = torchrun_variables(rank, world_size, port)
         process = CONTEXT.Process(target=_run_rank, args=(body, folder, rank, variables))
         process.start()
         processes.append(process)
@@ -76,7 +76,7 @@ def run_ranks(body: Body, folder: Path, world_size: int, expected_exit: int = 0)
     return [_result(folder, rank, process, allowed) for rank, process in enumerate(processes)]
 
 
-def _variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     """The variables that torchrun sets for a rank of one host; none for a single rank."""
     variables: dict[str, Any] = {"OMP_NUM_THREADS": 1, "PYTHONUTF8": 1}
     if world_size > 1:

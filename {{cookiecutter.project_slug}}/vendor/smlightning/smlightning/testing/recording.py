@@ -20,9 +20,9 @@ imports.lightning()
 import pytorch_lightning as pl
 import torch
 
-from smlightning.data.batches import digest, leaves
 from smlightning.data.stateful import resumes_exactly
 from smlightning.reports import curves
+from smlightning.tensors import digest, leaves
 from smlightning.testing import owner
 from smlightning.training.seeds import StepSeed
 
@@ -121,13 +121,8 @@ def newest_step() -> int:
 
 
 def digests(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Digests of the tensors by name; a sharded tensor is gathered first."""
-    return {name: digest(whole(tensor)) for name, tensor in tensors.items()}
-
-
-def whole(tensor: Any) -> Any:
-    """The whole tensor; gathering a sharded one (a DTensor) is collective."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    """Digests of the tensors by name."""
+    return {name: digest(tensor) for name, tensor in tensors.items()}
 
 
 def numbers(metrics: Any) -> dict[str, float]:
@@ -161,12 +156,8 @@ class Collect(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.0)
 
 
-def iterate(write: Write, options: dict[str, Any], seed: int) -> None:
-    """Iterate over the project's loaders for one epoch, as training does.
-
-    Args:
-        seed: for augmentation; the seed of the options divides the data.
-    """
+def iterate(write: Write, options: dict[str, Any]) -> None:
+    """Iterate over the project's loaders for one epoch, as training does."""
     project = owner.load()
     single = {"batch_size": 1} if hasattr(project.options.Options, "batch_size") else {}
     model = Collect()
@@ -184,7 +175,7 @@ def iterate(write: Write, options: dict[str, Any], seed: int) -> None:
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
-            callbacks=[StepSeed(seed)],  # augments each reading in the same way
+            callbacks=[StepSeed(0)],  # augments each reading in the same way
         )
         trainer.fit(model, datamodule=data)
     write(model.seen)

@@ -22,17 +22,12 @@ def train(
     return run_ranks(body, folder, world_size, KILLED if kill_at else 0)
 
 
-def loaders(
-    folder: Path, options: dict[str, Any], world_size: int, seed: int = 0
-) -> dict[str, Counter[str]]:
+def loaders(folder: Path, options: dict[str, Any], world_size: int) -> dict[str, Counter[str]]:
     """Digests of the samples of all ranks in one epoch of `data.Data`, by split.
 
     If there is an option `batch_size`, it is 1: padding would change the digests.
-
-    Args:
-        seed: for augmentation.
     """
-    body = functools.partial(recording.iterate, options=options, seed=seed)
+    body = functools.partial(recording.iterate, options=options)
     ranks = run_ranks(body, folder, world_size)
     return {
         split: sum((Counter(rank[split]) for rank in ranks), Counter())

@@ -20,9 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import IterableDataset
 
 from smlightning.cluster import collectives, session
-from smlightning.data.batches import digest
 from smlightning.errors import UserError
-from smlightning.tensors import checksum
+from smlightning.tensors import checksum, digest
 from smlightning.training.metrics import check_sums
 
 SHOWN = 60  # characters of a value in an error

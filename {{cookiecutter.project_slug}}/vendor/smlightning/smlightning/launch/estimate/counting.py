@@ -39,10 +39,10 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional as F
 
 from smlightning.cluster.blocks import blocks, networks
-from smlightning.data.batches import leaves
 from smlightning.errors import UserError, root_cause
 from smlightning.launch.estimate.sizes import Linear, Sizes, pinned_share
 from smlightning.outline import outline
+from smlightning.tensors import leaves
 
 LOOKED_AT = 20  # batches; the largest one is used
 PROCESS = 330 * 2**20  # of a rank that has imported all, with transformers, as measured on Linux

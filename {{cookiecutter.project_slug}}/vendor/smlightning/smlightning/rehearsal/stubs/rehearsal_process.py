@@ -9,17 +9,18 @@ import atexit
 import builtins
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+import rehearsal_tensors
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -28,7 +29,6 @@ from torch.utils.data import DataLoader
 FAULT_STEP = 2  # late enough that every rank is in the middle of training
 BATCHES = 500  # of the first epoch: ranks that share data do so from the beginning
 SAMPLES = 20_000
-DEPTH = 10  # levels of nesting in a batch
 INTERVAL = 0.2  # seconds between two notes of a process in training
 # Attributes of FSDP2's parameters; and of FSDP's, with and without use_orig_params.
 SHARDED_MARKS = ("full_tensor", "_fsdp_flattened", "_is_flat_param")
@@ -45,6 +45,8 @@ def watch() -> None:
     facts["host"] = int(os.environ["REHEARSAL_HOST"])
     watch_files(os.environ["REHEARSAL_BASE"], facts["files"])
     register_optimizer_step_post_hook(after_step)
+    rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
+    rendezvous._create_c10d_store = at_torchruns_port(rendezvous._create_c10d_store)
     DataLoader.__iter__ = noted_batches(DataLoader.__iter__)  # type: ignore[method-assign]
     builtins.print = counted(builtins.print)
     atexit.register(at_exit)
@@ -93,6 +95,26 @@ def main_address() -> str:
     return str(getattr(store, "host", ""))
 
 
+def at_torchruns_port(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function by which a process joins the others, which fails at once at a wrong port.
+
+    torchrun itself listens at the port that it gave. At another port a process waits for minutes.
+    """
+
+    @functools.wraps(original)
+    def join(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            started_with = psutil.Process().environ()
+            given = started_with.get("MASTER_PORT", str(port))
+            if given != str(port):
+                raise RuntimeError(
+                    f"the script joins the ranks at port {port}, but torchrun's store is at {given}"
+                )
+        return original(hostname, port, *args, **kwargs)
+
+    return join
+
+
 def carry_out_fault(step: int, rank: int) -> None:
     """In step 2, let the rehearsal stop or kill the host, or fail as ``--fail-rank`` asks."""
     if step != FAULT_STEP:
@@ -115,7 +137,7 @@ def at_exit() -> None:
         weights = [parameter for group in groups for parameter in group["params"]]
         sharded = any(hasattr(each, mark) for each in weights for mark in SHARDED_MARKS)
         # The other ranks, which would have to take part in gathering shards, may have ended.
-        facts["weights"] = "sharded" if sharded else digest(leaves(weights))
+        facts["weights"] = "sharded" if sharded else digest(weights)
     if "rank" in facts:
         save()
 
@@ -177,9 +199,13 @@ def note_batch(batches: list[Any], samples: list[str], batch: Any) -> None:
         return
     columns = sample_columns(batch)
     size = len(columns[0]) if columns else 0
-    batches.append([digest(leaves(batch)), size])
+    batches.append([digest(batch), size])
     if len(samples) + size <= SAMPLES:
-        samples += [digest(column[i] for column in columns) for i in range(size)]
+        samples += [digest([column[i] for column in columns]) for i in range(size)]
+
+
+def digest(content: Any) -> str:
+    return f"{rehearsal_tensors.digest(content):012x}"
 
 
 def counted(original: Callable[..., None]) -> Callable[..., None]:
@@ -245,36 +271,8 @@ def sample_columns(batch: Any) -> list[torch.Tensor]:
 
     The most frequent length of its tensors is the number of samples.
     """
-    tensors = [item for item in leaves(batch) if isinstance(item, torch.Tensor) and item.dim()]
+    tensors = [item for item in rehearsal_tensors.leaves(batch) if isinstance(item, torch.Tensor)]
+    tensors = [item for item in tensors if item.layout == torch.strided and not item.is_nested]
+    tensors = [item for item in tensors if item.dim()]
     lengths = Counter(len(tensor) for tensor in tensors).most_common(1)
     return [tensor for tensor in tensors if len(tensor) == lengths[0][0]]
-
-
-def leaves(item: Any, depth: int = 0) -> Iterator[Any]:
-    """Tensors, numbers and texts of a batch; a sparse or nested tensor as its text.
-
-    Sharded weights are gathered, on all ranks at once.
-    """
-    if isinstance(item, torch.Tensor):
-        whole = item.full_tensor() if hasattr(item, "full_tensor") else item
-        tensor = whole.detach().cpu()
-        is_plain = tensor.layout == torch.strided and not tensor.is_nested
-        yield tensor if is_plain else repr(tensor)
-    elif isinstance(item, str | bytes | int | float):
-        yield item
-    elif depth < DEPTH:
-        parts = item if isinstance(item, Mapping | list | tuple) else getattr(item, "__dict__", ())
-        for part in parts.values() if isinstance(parts, Mapping) else parts:
-            yield from leaves(part, depth + 1)
-
-
-def digest(parts: Iterable[Any]) -> str:
-    """The digest of contents, dtypes and shapes."""
-    content = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        if isinstance(part, torch.Tensor):
-            content.update(f"{part.dtype} {tuple(part.shape)}".encode())
-            content.update(part.contiguous().reshape(-1).view(torch.uint8).numpy())
-        else:
-            content.update(repr(part).encode())
-    return content.hexdigest()

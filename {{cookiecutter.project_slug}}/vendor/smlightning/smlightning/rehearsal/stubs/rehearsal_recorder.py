@@ -16,7 +16,6 @@ from rehearsal_process import (
     carry_out_fault,
     digest,
     facts,
-    leaves,
     main_address,
     note_batch,
     save,
@@ -90,7 +89,7 @@ class Recorder(Callback):
 
     def note_weights(self, when: str, state: Mapping[str, Any]) -> None:
         """Keep the digests of trained and tested weights: all ranks may test the weights of one."""
-        self.weights[when] = digest(part for item in sorted(state.items()) for part in leaves(item))
+        self.weights[when] = digest(sorted(state.items()))
         texts = [f"{content} {when}" for when, content in self.weights.items()]
         facts["weights"] = ", ".join(texts)
         save()
