@@ -182,13 +182,14 @@ def test_each_known_defect_of_an_image_is_one_warning(good, changes, day, words)
 
 
 @pytest.mark.parametrize(
-    ("value", "level", "cure"),
+    ("value", "level", "words"),
     [
         (
             "{folder}/here.csv",
             "error",
             "set its address under [channels]",
         ),
+        ("texts/wrods", "error", "(did you mean texts/words?)"),
         ("./none", "error", "upload it"),
         ("~/none", "error", "upload it"),
         ("C:\\data", "error", "upload it"),
@@ -204,9 +205,10 @@ def test_each_known_defect_of_an_image_is_one_warning(good, changes, day, words)
         ("/tmp", "", ""),  # noqa: S108
     ],
 )
-def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, level, cure):
+def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, level, words):
     """An error in job.toml and in an option's default; missing output folders are no error."""
     (tmp_path / "here.csv").touch()
+    Path("texts/words").mkdir(parents=True)
     value = value.replace("{folder}", str(tmp_path))
     new = dataclasses.make_dataclass(
         "New",
@@ -221,7 +223,7 @@ def test_a_path_of_this_machine_is_an_error(good, tmp_path, monkeypatch, value, 
         assert [(each.level, each.key) for each in found] == (
             [(level, f"hyperparameters.{key}")] if level else []
         )
-        assert not level or cure in str(found[0])
+        assert not level or words in str(found[0])
 
 
 def test_src_is_complete_and_small_and_its_notebooks_have_no_outputs(good, tmp_path):
@@ -264,7 +266,7 @@ TRAINING = {"hyperparameters": {"dataset": "training"}}
     ("changes", "words"),
     [
         ({"channels": {"training": "s3://b/x"}, **TRAINING}, '"b" in "s3://b/x"'),
-        ({"name": "x" * 67}, "with the time that is added"),
+        ({"name": "x" * 67}, "expected 1 to 47 letters"),
         ({"role": "my role"}, "my role"),
         ({"checkpoint_s3": "checkpoints"}, "is not an S3 address"),
         (
