@@ -434,7 +434,7 @@ def followed(project: Project, name: str, region: str, service_job: str) -> int:
 )
 def submit_search(arguments: argparse.Namespace, project: Project) -> int:
     """Build the search of [tune], check it, show it, ask the user, and send it."""
-    from smlightning.launch import job, preflight, tune
+    from smlightning.launch import job, preflight, sending, tune
 
     wanted = job.load(arguments.job, project)
     destination = destination_of(wanted, arguments)
@@ -451,7 +451,8 @@ def submit_search(arguments: argparse.Namespace, project: Project) -> int:
         return 0
     if not confirmed("Send it?", arguments.yes):
         return 1
-    name, region = tune.submit(wanted, project, destination, search), wanted.region
+    name, _ = sending.submit(wanted, project, destination, search)
+    region = wanted.region
     jobs = f"python -m smlightning list --region {region}"
     stop = (
         f"aws sagemaker stop-hyper-parameter-tuning-job --region {region} "

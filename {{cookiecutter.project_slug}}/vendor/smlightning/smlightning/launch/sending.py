@@ -24,25 +24,27 @@ def submit(
     body: dict[str, Any],
     queued: dict[str, Any] | None = None,
 ) -> tuple[str, str]:
-    """Upload the code, and create the training job without waiting for it.
+    """Upload the code, and create the training job or the search without waiting for it.
 
     Args:
         job: of job.toml.
         project: whose src/ is uploaded.
         destination: of the request; its bucket is created if it is missing.
-        body: CreateTrainingJob, as preflight checked it.
+        body: CreateTrainingJob or CreateHyperParameterTuningJob, as it was checked.
         queued: SubmitServiceJob with this body; the job then goes to its queue.
 
     Returns:
-        The job's name, and its ID in AWS Batch, which is empty without a queue.
+        Its name, and its ID in AWS Batch, which is empty without a queue.
     """
-    name = str(body["TrainingJobName"])
+    kind = "HyperParameterTuningJob" if "TrainingJobDefinition" in body else "TrainingJob"
+    name = str(body[f"{kind}Name"])
+    single = body.get("TrainingJobDefinition", body)
     ensure_bucket(job, destination)
-    upload(job, project, destination, name, body["OutputDataConfig"])
+    upload(job, project, destination, name, single["OutputDataConfig"])
     if queued:
         answer = aws.client("batch", job.region).submit_service_job(**queued)
         return name, str(answer["jobId"])
-    aws.client("sagemaker", job.region).create_training_job(**body)
+    aws.call(aws.client("sagemaker", job.region), "Create", kind, name, **body)
     return name, ""
 
 
