@@ -72,6 +72,24 @@ def test_an_unexpected_word_is_reported(capsys, words, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "COMMAND"),
+        (["manifest"], "--volume"),
+        (["deploy", "a-job", "--count", "two"], "--count"),
+        (["submit", "--queue", ""], "--queue"),  # of an unset variable: it would send at once
+        (["submit", "--queue", "no such queue!"], "--queue"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(capsys, words, said):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert end.value.code == 2
+    assert line.startswith("error: ") and said in line and line.endswith(" --help")
+
+
 def test_a_missing_package_is_reported_with_its_extra(monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "boto3", None)

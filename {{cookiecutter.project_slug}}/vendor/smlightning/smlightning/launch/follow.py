@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,9 +112,8 @@ def follow(
         with follower.console.status(name) as status:
             while not follower.ended:
                 follower.look()
-                if outcome.job:
-                    status.update(follower.console.render_str(progress(outcome)))
-                    follower.print_progress()
+                status.update(follower.console.render_str(progress(outcome)))
+                follower.print_progress()
     except BaseException:  # Ctrl-C, or credentials that expired meanwhile
         if outcome.job and outcome.status not in ENDED:
             print_way_back(outcome.name, region, follower.console)
@@ -136,31 +136,16 @@ class Follower:
         self._log: job_log.Log | None = job_log.Log(outcome.name, aws.client("logs", region))
         self._printed: set[str] = set()  # sentences that are printed once
         self._transitions = 0  # status changes that were printed
-        self._failures = 0  # looks in a row without an answer
-        self._wait_s = 0.0
         self._reported = time.monotonic()
         self._stored = -STORED_S  # the time of the last look at S3
 
     def look(self) -> None:
-        """Wait, read the status and then the log, and print the news."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        if self._wait_s:
-            time.sleep(self._wait_s)
-        self._wait_s = min(POLL_S * 2 ** min(self._failures, 6), LONGEST_WAIT_S)
-        try:
-            job = describe(self.outcome.name, self._sagemaker)
-        except (BotoCoreError, ClientError) as problem:
-            if not aws.transient(problem):
-                raise
-            if not self._failures:
-                self.console.print(f"{aws.explain(problem)}; retrying until AWS answers")
-            self._failures += 1
-            return
+        """Read the status and then the log, and print the news; wait before a further look."""
         had_ended = self.outcome.status in ENDED
-        self._failures = 0
-        self._wait_s = POLL_S
-        self.outcome.job = job
+        if self.outcome.job:
+            time.sleep(POLL_S)
+        name, client = self.outcome.name, self._sagemaker
+        self.outcome.job = answer(lambda: describe(name, client), self.console.print)
         self._print_transitions()
         self._read_log()
         self._watch()
@@ -224,6 +209,26 @@ class Follower:
         if not self.console.is_terminal and time.monotonic() - self._reported > PROGRESS_S:
             self.console.print(progress(self.outcome))
             self._reported = time.monotonic()
+
+
+def answer(ask: Callable[[], Any], say: Callable[[str], None] = print) -> Any:
+    """What a call of AWS returns, made again until the network and AWS let it succeed.
+
+    Args:
+        ask: makes the call.
+        say: prints why it is made again, once.
+    """
+    wait_s = POLL_S
+    while True:
+        try:
+            return ask()
+        except Exception as problem:
+            if not aws.transient(problem):
+                raise
+            if wait_s == POLL_S:
+                say(f"{aws.explain(problem)}; retrying until AWS answers")
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
 def print_way_back(name: str, region: str, console: Any) -> None:
