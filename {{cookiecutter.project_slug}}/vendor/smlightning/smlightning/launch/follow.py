@@ -135,6 +135,7 @@ class Follower:
         self._region = region
         self._log: job_log.Log | None = job_log.Log(outcome.name, aws.client("logs", region))
         self._printed: set[str] = set()  # sentences that are printed once
+        self._traces = job_log.Traces()
         self._transitions = 0  # status changes that were printed
         self._reported = time.monotonic()
         self._stored = -STORED_S  # the time of the last look at S3
@@ -200,7 +201,10 @@ class Follower:
 
     def _print_lines(self, lines: list[Line]) -> None:
         several = _hosts(self.outcome.job) > 1
-        for line in lines:
+        shown = [*self._traces.shown(lines)]
+        if self.outcome.status in ENDED:
+            shown += self._traces.rest()
+        for line in shown:
             self.console.print(f"{line.host} {line.text}" if several else line.text)
         self.outcome.add(lines)
 
