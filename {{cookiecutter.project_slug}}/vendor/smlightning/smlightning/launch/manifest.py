@@ -169,8 +169,8 @@ def literal(text: str) -> str:
 
 def is_missing(option: str, path: str, project: Project) -> bool:
     """Whether it is a path of this machine that no pod has; an absolute one may be in the image."""
-    is_absolute = PurePosixPath(path).is_absolute()
-    return paths.is_local(option, path) and not is_absolute and not (project.src / path).exists()
+    may_be_there = path.startswith("/") or paths.travels(project, path)
+    return paths.is_local(option, path) and not may_be_there
 
 
 def check(job: Job, project: Project, *, volume: str, image: str, hyperpod: bool) -> None:

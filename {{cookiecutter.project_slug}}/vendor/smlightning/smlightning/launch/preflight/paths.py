@@ -4,6 +4,7 @@ import os
 import re
 
 from smlightning import hub
+from smlightning.project import Project
 
 CHANNELS = "/opt/ml/input/data/"  # where the container finds them
 DATASET = "training"  # the channel that --dataset names (data/tables.py, CHANNEL)
@@ -27,6 +28,12 @@ def is_local(option: str, text: str) -> bool:
         return False
     is_no_name = option in OF_HUB and RELATIVE.match(text) and not hub.NAME.fullmatch(text)
     return bool(LOCAL.fullmatch(text) or is_no_name or hub.similar_path(text))
+
+
+def travels(project: Project, text: str) -> bool:
+    """Whether the text is a path in src/, which is uploaded, and in which train.py starts."""
+    is_inside = not text.startswith(("/", "~")) and ".." not in re.split(r"[/\\]", text)
+    return is_inside and exists(f"{project.src}/{text}")
 
 
 def exists(text: str) -> bool:
